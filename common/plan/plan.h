@@ -1,0 +1,160 @@
+#ifndef SHARDD_COMMON_PLAN_PLAN_H_
+#define SHARDD_COMMON_PLAN_PLAN_H_
+
+// The shard plan: what a module tree, a policy, a configuration and a world size come to. Pure: same input, same plan,
+// on every rank and in the daemon; nothing here does I/O.
+//
+// Offsets: `_bytes` are bytes from the start of a slab or slot; others count elements of the flat parameter.
+// On one node all ranks' shards of a flat parameter lie side by side, so the full flat parameter is one contiguous
+// range in every slab, in both layouts; the layouts differ only in which rank owns which element (RankSegments) and in
+// padding. Everything above the plan speaks of segments and does not know the layout.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/tensor/dtype.h"
+#include "shardd/v1/model.pb.h"
+
+namespace shardd {
+
+// Bounds that PlanShards enforces on its input (INVALID_ARGUMENT beyond them).
+inline constexpr int kMaxWorldSize = 1024;
+inline constexpr int kMaxModules = 1 << 20;
+inline constexpr int kMaxParameters = 1 << 20;
+inline constexpr int64_t kMaxJobNumel = int64_t{1} << 42;
+inline constexpr int kSlabAlignmentBytes = 64;   // of every flat parameter's start within a slab or slot
+inline constexpr int kParamAlignmentBytes = 16;  // of every parameter's start within a flat parameter, in the smallest
+                                                 // dtype it is ever stored in
+
+// A managed parameter; tied parameters are one ParamPlan.
+struct ParamPlan {
+  std::string fqn;                   // clean; of the first use in traversal order
+  std::vector<std::string> aliases;  // clean; the other uses
+  std::vector<int64_t> shape;        // empty: scalar
+  int64_t numel = 0;
+  DType dtype = v1::DTYPE_UNSPECIFIED;  // of the stored parameter
+  bool requires_grad = false;
+  int group = 0;
+  int index_in_group = 0;    // its bit in presence masks
+  int flat_param = 0;
+  int64_t offset = 0;        // elements from the start of the flat parameter
+  int optimizer_group = 0;   // -1: frozen
+};
+
+// Parameters of one group with the same (dtype, requires_grad), flattened and concatenated.
+struct FlatParamPlan {
+  int group = 0;
+  DType dtype = v1::DTYPE_UNSPECIFIED;          // of the shards
+  DType unsharded_dtype = v1::DTYPE_UNSPECIFIED;  // what unshard gives: param_dtype for floating dtypes
+  bool requires_grad = false;
+  std::vector<int> params;    // indices into ShardPlan::params, in offset order
+  int64_t numel = 0;          // with inner padding, without the tail's
+  int64_t padded_numel = 0;   // FLAT: shard_numel * shard world size; DIM0: numel
+  int64_t shard_numel = 0;    // FLAT: of each rank; DIM0: of the largest
+  // Byte offsets within slabs; -1 where there is none.
+  int64_t shards_offset_bytes = -1;     // slab "shards", elements of `dtype`
+  int64_t params_offset_bytes = -1;     // slab "parameters", elements of `unsharded_dtype`; -1: unsharded from shards
+  int64_t gradients_offset_bytes = -1;  // slab "gradients", fp32; -1: frozen
+  int64_t optimizer_offset_bytes = -1;  // slab "optimizer": state k at this + k * StateStrideBytes(), fp32
+  int64_t slot_offset_bytes = -1;       // within the group's gradient slot, elements of `unsharded_dtype`
+  int64_t pool_offset_bytes = -1;       // within an unsharded-pool slot, elements of `unsharded_dtype`
+  int64_t StateStrideBytes() const;     // padded_numel * 4, rounded up to kSlabAlignmentBytes
+};
+
+// What one unshard/reshard pair moves.
+struct GroupPlan {
+  std::string name;         // clean FQN of the fully sharded module; "(root)" for the root
+  int module = 0;           // index into the tree
+  int depth = 0;            // number of fully sharded modules above it
+  bool reshard_after_forward = true;
+  std::vector<int> params;       // indices into ShardPlan::params, by index_in_group
+  std::vector<int> flat_params;  // indices into ShardPlan::flat_params
+  std::vector<int> also_unshards;  // groups that hold tied parameters which modules of this group use; ascending
+  int gradient_slot = -1;        // index into ShardPlan::gradient_slots; -1: nothing to train
+  int64_t numel = 0;             // of its parameters, without padding
+  int64_t unsharded_bytes = 0;   // size of its image in an unsharded-pool slot
+  int64_t gradient_bytes = 0;    // size of its image in a gradient slot
+};
+
+// A gradient slot, in each rank's session memory. Groups are given slots statically: at each nesting depth the groups
+// alternate between two (one if there is one group), so a group nested in another never shares its slot.
+struct SlotPlan {
+  int64_t offset_bytes = 0;  // from the start of the slot area; multiples of 4096
+  int64_t size_bytes = 0;
+};
+
+// Bytes by purpose, on this node, with all ranks of the job on it.
+struct MemoryPlan {
+  int64_t shards_bytes = 0;
+  int64_t parameters_bytes = 0;     // the cast copy; 0 when unsharded from shards or pooled
+  int64_t gradients_bytes = 0;
+  int64_t optimizer_bytes = 0;
+  int64_t unsharded_pool_bytes = 0;
+  int64_t gradient_slots_bytes = 0;  // of one rank
+  int64_t session_bytes = 0;         // of one rank, gradient slots included (SessionLayout)
+  int64_t TotalBytes(int world_size) const;
+};
+
+// A piece of a parameter that one rank owns: elements [offset, offset + numel) of the flat parameter.
+struct Segment {
+  int param = 0;             // index into ShardPlan::params
+  int64_t offset = 0;        // elements from the start of the flat parameter
+  int64_t numel = 0;         // > 0
+};
+
+// S2: what a rank's shard of one flat parameter holds.
+struct ShardMetadata {
+  struct Piece {
+    int param = 0;
+    int64_t first = 0;   // element of the parameter
+    int64_t numel = 0;
+  };
+  std::vector<Piece> pieces;   // in offset order, none empty
+  int64_t padding_numel = 0;   // elements of the shard that belong to no parameter
+};
+
+struct ShardPlan {
+  int world_size = 0;
+  int shard_world_size = 0;   // 1 for NO_SHARD
+  v1::JobConfig config;       // with defaults filled in
+  std::vector<ParamPlan> params;
+  std::vector<FlatParamPlan> flat_params;
+  std::vector<GroupPlan> groups;           // left-to-right, depth-first pre-order of their modules
+  std::vector<SlotPlan> gradient_slots;
+  int pool_slots = 0;                      // POOLED: world_size * (largest nesting + max_inflight_unshards)
+  int64_t pool_slot_bytes = 0;
+  int optimizer_states = 0;                // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
+  MemoryPlan memory;
+  std::string digest;                      // 32 bytes, SHA-256 over everything that must agree
+  absl::flat_hash_map<std::string, int> param_by_fqn;  // clean names and aliases
+  // -1 when unknown; cleans the name first.
+  int FindParam(absl::string_view fqn) const;
+  int FindGroup(absl::string_view name) const;
+};
+
+// INVALID_ARGUMENT (the text names module or parameter, got and want) for a malformed spec; UNIMPLEMENTED for what is
+// not served yet. A tree with nothing to manage is an error (S1: empty list).
+absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec);
+
+// The pieces of flat parameter `flat_param` that `rank` owns, in offset order; empty shards give none. With NO_SHARD
+// every rank owns everything.
+std::vector<Segment> RankSegments(const ShardPlan& plan, int flat_param, int rank);
+
+// As RankSegments, but a partition among the ranks also with NO_SHARD: who does the work for which element.
+std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int rank);
+
+// INVALID_ARGUMENT for a rank or flat parameter out of range.
+absl::StatusOr<ShardMetadata> GetShardMetadata(const ShardPlan& plan, int flat_param, int rank);
+
+// Empty when both describe the same job; else the first difference in words: `parameter "a.b.weight": shape differs
+// (got [3, 4], want [4, 4])`. Used where digests disagree.
+std::string FirstDifference(const v1::JobSpec& got, const v1::JobSpec& want);
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_PLAN_PLAN_H_

@@ -1,0 +1,71 @@
+#ifndef SHARDD_COMMON_SHM_FD_CHANNEL_H_
+#define SHARDD_COMMON_SHM_FD_CHANNEL_H_
+
+// gRPC cannot carry descriptors. A client connects to the daemon's Unix socket a second time and sends one request; the
+// daemon answers once and closes. The first byte tells gRPC ('P' of "PRI * HTTP/2") from this protocol ('S').
+//
+//   request (40 bytes):  "SHFD" | u32 protocol version | u64 session id | 16 bytes token | u64 reserved
+//                        + optionally one descriptor: the client's own pidfd
+//   answer:              "SHFD" | i32 status code | u32 text length | u32 descriptors | text; SCM_RIGHTS with them
+//   descriptors, in order: kFd... below
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/shm/unique_fd.h"
+
+namespace shardd {
+
+inline constexpr char kFdChannelFirstByte = 'S';
+inline constexpr int kTokenBytes = 16;
+
+// What the daemon sends, in this order; absent ones are marked in the order's place by /dev/null.
+enum SessionFd : int {
+  kFdSessionMemory = 0,   // sealed memfd, read-write
+  kFdDaemonPage = 1,      // frozen memfd
+  kFdDoorbell = 2,        // eventfd, write 1 to wake the daemon's loop
+  kFdShards = 3,          // slab "shards", read-only
+  kFdParameters = 4,      // slab "parameters" (cast copy), read-only; absent: unshard from shards
+  kFdPool = 5,            // slab "unsharded pool", read-only; absent unless POOLED
+  kFdGradients = 6,       // slab "gradients"; absent today (writable between BackwardDone and Step later)
+  kSessionFdCount = 7,
+};
+
+struct FdRequest {
+  uint32_t protocol_version = 0;
+  uint64_t session_id = 0;
+  std::string token;   // kTokenBytes
+  UniqueFd pidfd;      // may be invalid
+};
+
+// Client: connects to `socket_path`, sends, receives. Bounded by `timeout`. Descriptors arrive with CLOEXEC; exactly
+// kSessionFdCount are expected, surplus ones are closed.
+absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
+                                                      absl::string_view token, absl::Duration timeout);
+
+// Daemon, on an accepted non-blocking socket. kNeedMore-like behaviour by UNAVAILABLE: call again when readable.
+// INVALID_ARGUMENT: not this protocol. Descriptors beyond the one allowed are closed.
+absl::StatusOr<FdRequest> ReadFdRequest(int socket);
+// Sends status and descriptors (not consumed). Does not block: the answer fits into an empty socket buffer.
+absl::Status SendFdReply(int socket, const absl::Status& status, const std::vector<int>& fds);
+
+struct PeerCredentials {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  int32_t pid = 0;    // 0: not visible from this PID namespace
+};
+absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket);
+// A pidfd of the peer: SO_PEERPIDFD (kernel 6.5), else pidfd_open of SO_PEERCRED's pid. Invalid where neither works.
+UniqueFd GetPeerPidfd(int socket);
+
+// "unix:/path", "/path" -> "/path"; INVALID_ARGUMENT for anything else or longer than 107 characters.
+absl::StatusOr<std::string> ParseUnixAddress(absl::string_view address);
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_SHM_FD_CHANNEL_H_

@@ -1,0 +1,58 @@
+#ifndef SHARDD_COMMON_SHM_PAGE_H_
+#define SHARDD_COMMON_SHM_PAGE_H_
+
+// The words that client and daemon share. Plain structs of atomics at fixed offsets, never moved, zero at the start.
+// Each word has one writer. Words stand 128 bytes apart (adjacent-line prefetch). Both objects are made anew with each
+// session, and a session belongs to one epoch, so no writer of an old epoch can touch a word of a new one.
+
+#include <atomic>
+#include <cstdint>
+
+#include "common/shm/timeline.h"
+
+namespace shardd {
+
+// Start of the session memory; the client writes, the daemon reads each word once and checks its range.
+struct ClientPage {
+  static constexpr uint64_t kMagic = 0x7368617264634c31;  // "shardcL1"
+  uint64_t magic;
+  uint64_t reserved[15];
+  // Ring records written so far: epoch << 40 | count. (`submitted` and, on a device with its own order, `done`.)
+  alignas(128) TimelineWord submitted;
+  alignas(128) TimelineWord done;
+  // Non-zero while the client sleeps, or is about to, on a word of the daemon's page (see Timeline::Wait).
+  alignas(128) std::atomic<uint32_t> waiting;
+  // Reserved for jobs whose trainers write: the pass this rank has entered or left (DESIGN: passes, write windows).
+  alignas(128) TimelineWord pass;
+};
+static_assert(sizeof(ClientPage) <= 4096);
+
+// Start of the daemon's page; read-only for the client.
+struct DaemonPage {
+  static constexpr uint64_t kMagic = 0x7368617264644c31;
+  uint64_t magic;
+  uint64_t reserved[15];
+  alignas(128) TimelineWord epoch;      // epoch << 40: a later epoch than the session's means it is over
+  alignas(128) TimelineWord version;    // epoch << 40 | version of the parameters that is ready to be read
+  alignas(128) TimelineWord consumed;   // epoch << 40 | ring records consumed
+  alignas(128) TimelineWord full_params;  // epoch << 40 | number of EnterFullParams granted to this rank
+  // Non-zero while the daemon's loop is awake and will look at the ring before it sleeps: no doorbell needed.
+  alignas(128) std::atomic<uint32_t> awake;
+  alignas(128) TimelineWord tail[1];    // slot words, then group entries (DaemonPageView)
+};
+
+// Per gradient slot: epoch << 40 | submissions of this rank in this slot that the daemon has finished reading.
+struct alignas(128) SlotEntry {
+  TimelineWord released;
+};
+
+// Per group: epoch << 40 | Unshard commands of this rank for the group that are done (a prefetch runs ahead of them).
+struct alignas(128) GroupEntry {
+  TimelineWord unsharded;
+  // Where the group lies, POOLED: bytes from the start of the unsharded pool. Written before `unsharded`.
+  std::atomic<int64_t> pool_offset_bytes;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_SHM_PAGE_H_

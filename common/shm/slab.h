@@ -1,0 +1,102 @@
+#ifndef SHARDD_COMMON_SHM_SLAB_H_
+#define SHARDD_COMMON_SHM_SLAB_H_
+
+// One large shared memory object of one job with one purpose, sub-allocated by plan. Memory is a descriptor: a slab is
+// never reused across jobs, and not handing out its descriptor is the boundary between jobs.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/shm/unique_fd.h"
+
+namespace shardd {
+
+enum class SlabBacking {
+  kTmpfsFile,    // a 0600 file in the state directory; survives the daemon: shards, gradients, optimizer state
+  kMemfd,        // gone with its last reference: cast parameters, unsharded pool
+  kSealedMemfd,  // F_SEAL_SHRINK|GROW|SEAL: what a client may write; it cannot truncate it under the daemon
+  kFrozenMemfd,  // kSealedMemfd + F_SEAL_FUTURE_WRITE after the daemon has mapped it: the daemon's page
+};
+
+// "tmpfs", "memfd", ...
+absl::string_view SlabBackingName(SlabBacking backing);
+
+// The daemon's side. Owns descriptor and mapping. Immutable after Create; the memory itself is shared.
+class Slab {
+ public:
+  // Allocates (fallocate), maps read-write and populates every page, with huge pages where the kernel gives them, so
+  // that no later touch can fail. `path`: for kTmpfsFile, must not exist. size_bytes > 0, rounded up to whole pages.
+  // Blocks about 1 s per GiB (4 KiB pages). RESOURCE_EXHAUSTED: no space (names free and wanted bytes and the remedy).
+  static absl::StatusOr<std::unique_ptr<Slab>> Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
+                                                      const std::string& path = "");
+  ~Slab();  // unmaps, closes, unlinks the file
+  Slab(const Slab&) = delete;
+  Slab& operator=(const Slab&) = delete;
+
+  const std::string& name() const { return name_; }
+  SlabBacking backing() const { return backing_; }
+  void* data() const { return data_; }
+  template <typename T>
+  T* At(int64_t offset_bytes) const {
+    return reinterpret_cast<T*>(static_cast<char*>(data_) + offset_bytes);
+  }
+  int64_t size_bytes() const { return size_bytes_; }
+  bool huge_pages() const { return huge_pages_; }
+  // The descriptor itself: for what a client may write.
+  int fd() const { return fd_.get(); }
+  // A new read-only descriptor (reopened O_RDONLY). What that is worth: a process of the same uid can reopen it for
+  // writing where the file mode allows; kFrozenMemfd cannot be written by anybody.
+  absl::StatusOr<UniqueFd> ReadOnlyFd() const;
+
+ private:
+  Slab() = default;
+  std::string name_;
+  SlabBacking backing_ = SlabBacking::kMemfd;
+  std::string path_;
+  UniqueFd fd_;
+  void* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+  bool huge_pages_ = false;
+};
+
+// The client's side: a mapping of a received descriptor; DONTFORK, populated, the descriptor closed after mapping.
+class MappedSlab {
+ public:
+  // Checks the object's size against `size_bytes` first (INTERNAL when it is smaller).
+  static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable);
+  MappedSlab() = default;
+  MappedSlab(MappedSlab&& other) noexcept;
+  MappedSlab& operator=(MappedSlab&& other) noexcept;
+  ~MappedSlab();
+  void* data() const { return data_; }
+  template <typename T>
+  T* At(int64_t offset_bytes) const {
+    return reinterpret_cast<T*>(static_cast<char*>(data_) + offset_bytes);
+  }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+};
+
+// What this node can still give, and why not more.
+struct MemoryLimits {
+  int64_t tmpfs_free_bytes = 0;      // of the file system that holds `state_dir`
+  int64_t memory_free_bytes = 0;     // MemAvailable, or the cgroup's limit less its use if that is smaller (v1 and v2)
+  bool is_tmpfs = false;
+  std::string limited_by;            // "cgroup memory.max", "MemAvailable"
+};
+absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir);
+
+// RESOURCE_EXHAUSTED, naming both numbers and the remedy, when `tmpfs_bytes` do not fit into the state directory or
+// tmpfs_bytes + memfd_bytes not into memory. Containers give 64 MiB of /dev/shm by default: the text says so.
+absl::Status CheckMemory(const MemoryLimits& limits, int64_t tmpfs_bytes, int64_t memfd_bytes);
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_SHM_SLAB_H_

@@ -1,0 +1,30 @@
+#ifndef SHARDD_COMMON_TENSOR_DTYPE_H_
+#define SHARDD_COMMON_TENSOR_DTYPE_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "shardd/v1/model.pb.h"
+
+namespace shardd {
+
+// The proto enum is the dtype everywhere: one concept, one type.
+using DType = v1::DType;
+
+// Bytes per element; 0 for DTYPE_UNSPECIFIED or an unknown value.
+int64_t DTypeSizeBytes(DType dtype);
+
+// fp32, bf16, fp16, fp64.
+bool IsFloatingPoint(DType dtype);
+
+// What gradients can be submitted in and optimizers can update: fp32, bf16, fp16.
+bool IsTrainable(DType dtype);
+
+// "float32", "bfloat16", ...; "unspecified".
+absl::string_view DTypeName(DType dtype);
+absl::StatusOr<DType> ParseDType(absl::string_view name);
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_TENSOR_DTYPE_H_

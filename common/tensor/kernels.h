@@ -1,0 +1,62 @@
+#ifndef SHARDD_COMMON_TENSOR_KERNELS_H_
+#define SHARDD_COMMON_TENSOR_KERNELS_H_
+
+// CPU kernels over contiguous host memory. Numerics, decided here:
+// - Casts round to nearest, ties to even; NaN stays NaN; denormals are kept (software rounding: the hardware
+//   instruction flushes them, measured). fp16 overflows to infinity.
+// - Reduction: each source is rounded to `round_to` (what would travel), widened to fp32 and added in the order of
+//   `sources` in fp32, multiplied once by `scale`. No FMA contraction (-ffp-contract=off), so that every machine and
+//   every shard boundary gives the same bits.
+// All functions are thread-safe; ranges must not overlap unless said. Pointers need only the alignment of their dtype.
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "common/tensor/dtype.h"
+
+namespace shardd {
+
+// dst[i] = cast(src[i]) for i in [0, numel). Floating dtypes only, any pair; equal dtypes copy.
+// Large ranges are written with non-temporal stores.
+void Cast(const void* src, DType from, void* dst, DType to, int64_t numel);
+
+// Copies bytes; large ranges with non-temporal stores.
+void CopyBytes(const void* src, void* dst, int64_t size_bytes);
+
+// dst[i] = (accumulate ? dst[i] : 0) + scale * (sum over k, in order, of round_to(sources[k][i])).
+// sources: `source_dtype` fp32, bf16 or fp16; at least one. round_to: DTYPE_UNSPECIFIED for none.
+void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType round_to, float scale,
+                   bool accumulate, float* dst, int64_t numel);
+
+// Sum of squares in double, over fixed blocks of 4096 elements so that the result does not depend on threads.
+// A non-finite element makes the result non-finite.
+double SquaredNorm(const float* src, int64_t numel);
+
+// PyTorch's AdamW (torch.optim.AdamW, decoupled weight decay), per element, in fp32:
+//   g' = g * grad_scale; p *= 1 - lr*weight_decay; m += (1-beta1)*(g'-m); v = beta2*v + (1-beta2)*g'*g';
+//   p -= lr/bias_correction1 * m / (sqrt(v)/sqrt(bias_correction2) + eps);   bias_correctionN = 1 - betaN^step
+struct AdamWParams {
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  int64_t step = 0;        // this update's number for these parameters, from 1
+  double grad_scale = 1;   // clip factor
+};
+// p: `param_dtype` fp32, bf16 or fp16 (computed in fp32, rounded once); g, m, v: fp32.
+// cast_dst: nullptr, or receives p in `cast_dtype` (the copy that the next forward reads).
+void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const float* g, float* m, float* v,
+                 void* cast_dst, DType cast_dtype, int64_t numel);
+
+// PyTorch's SGD (torch.optim.SGD): g' = g*grad_scale + weight_decay*p; first step: buf = g', later
+// buf = momentum*buf + (1-dampening)*g'; g' = nesterov ? g' + momentum*buf : buf; p -= lr*g'.
+struct SgdParams {
+  double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+  bool first_step = false;  // the momentum buffer holds nothing yet
+  double grad_scale = 1;
+};
+// buf: fp32, nullptr iff momentum == 0.
+void SgdUpdate(const SgdParams& params, void* p, DType param_dtype, const float* g, float* buf, void* cast_dst,
+               DType cast_dtype, int64_t numel);
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_TENSOR_KERNELS_H_

@@ -1,0 +1,66 @@
+#ifndef SHARDD_SERVER_COLLECTIVE_COLLECTIVE_H_
+#define SHARDD_SERVER_COLLECTIVE_COLLECTIVE_H_
+
+// The second seam: moves shards and gradients between the ranks' devices. Requests name flat parameters of the plan and
+// where each rank's bytes lie; an implementation decides what travels. `collective/local`: all ranks on this node, so
+// nothing travels.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/plan/plan.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+// One rank's contribution to a reduction.
+struct GradientSource {
+  int rank = 0;
+  const char* slot = nullptr;  // start of the group's gradient slot
+  std::vector<bool> present;   // by index_in_group; an absent gradient is never read
+};
+
+// How the result meets what the gradient shard holds, per parameter of the group.
+enum class GradientMode : uint8_t {
+  kOverwrite,   // nothing valid is there: written, not zeroed first
+  kAccumulate,
+};
+
+struct ReduceScatterRequest {
+  const ShardPlan* plan = nullptr;       // outlives the request
+  int group = 0;
+  std::vector<GradientSource> sources;   // ascending ranks; added in this order
+  std::vector<GradientMode> modes;       // by index_in_group; parameters present in no source are not touched
+  char* gradients = nullptr;             // start of slab "gradients"
+  DType reduce_dtype = v1::DTYPE_UNSPECIFIED;
+  float scale = 1;                       // 1 / divide factor
+  std::string label;
+};
+
+struct AllGatherRequest {
+  const ShardPlan* plan = nullptr;
+  int group = 0;
+  const char* shards = nullptr;  // start of slab "shards"
+  char* destination = nullptr;   // start of an unsharded-pool slot; receives the group's image in unsharded_dtype
+  std::string label;
+};
+
+// Thread-safe. `done` runs once, on a thread of a device, with the first error.
+class Collective {
+ public:
+  using Done = std::function<void(absl::Status)>;
+  virtual ~Collective() = default;
+  virtual const char* name() const = 0;  // "local"
+  // Runs on `post_backward` of every rank's device: rank r's device writes rank r's work segments. Needs no pairing by the
+  // callee: the caller has all sources.
+  virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;
+  // Runs on `unshard`, spread over all devices.
+  virtual void AllGather(AllGatherRequest request, Done done) = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_COLLECTIVE_COLLECTIVE_H_

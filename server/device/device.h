@@ -1,0 +1,115 @@
+#ifndef SHARDD_SERVER_DEVICE_DEVICE_H_
+#define SHARDD_SERVER_DEVICE_DEVICE_H_
+
+// The first of the two seams (the other: collective/collective.h). A device runs typed operations in the order of named
+// streams. Operations are data, not closures, so that each implementation can run them its own way (a thread with CPU
+// kernels, CUDA streams, virtual time) and one conformance suite (tests/server/device) can hold them all to the same
+// results.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/tensor/kernels.h"
+
+namespace shardd {
+
+// Ordered queues of a device. Work in one stream runs in order; between streams there is no order but what the caller
+// makes by submitting after a completion.
+enum class StreamId { kPreUnshard = 0, kUnshard, kPostBackward, kAllReduce, kOptimizer };
+inline constexpr int kStreamCount = 5;
+absl::string_view StreamName(StreamId stream);  // "pre_unshard", "unshard", "post_backward", "all_reduce", "optimizer"
+
+// Memory named by an operation must stay valid until its `done` runs. Kernels' contracts: common/tensor/kernels.h.
+struct CopyOp {
+  const void* src;
+  void* dst;
+  int64_t size_bytes;
+};
+struct CastOp {
+  const void* src;
+  DType from;
+  void* dst;
+  DType to;
+  int64_t numel;
+};
+struct ReduceOp {
+  std::vector<const void*> sources;  // in rank order
+  DType source_dtype;
+  DType round_to;
+  float scale;
+  bool accumulate;
+  float* dst;
+  int64_t numel;
+};
+// *result += the squared norm. One SquaredNormOp at a time may name the same result.
+struct SquaredNormOp {
+  const float* src;
+  int64_t numel;
+  double* result;
+};
+struct AdamWOp {
+  AdamWParams params;
+  void* p;
+  DType param_dtype;
+  const float* g;
+  float* m;
+  float* v;
+  void* cast_dst;  // or nullptr
+  DType cast_dtype;
+  int64_t numel;
+};
+struct SgdOp {
+  SgdParams params;
+  void* p;
+  DType param_dtype;
+  const float* g;
+  float* buf;      // or nullptr
+  void* cast_dst;  // or nullptr
+  DType cast_dtype;
+  int64_t numel;
+};
+using DeviceOp = std::variant<CopyOp, CastOp, ReduceOp, SquaredNormOp, AdamWOp, SgdOp>;
+
+// A batch that runs as one entry of a stream.
+struct DeviceWork {
+  std::string label;  // "reduce layers.3 step 12": shown in status, errors and traces
+  std::vector<DeviceOp> ops;
+  // Runs on a thread of the device after all ops, also when the device is being shut down (then ops were skipped and the
+  // status is CANCELLED). Short; may Submit; must not block.
+  std::function<void(absl::Status)> done;
+};
+
+// For status: never waits for the work itself.
+struct StreamStatus {
+  StreamId stream;
+  uint64_t submitted = 0;
+  uint64_t done = 0;
+  std::string current;  // label of the running work; empty when idle
+  int64_t busy_us = 0;
+};
+
+// Thread-safe.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const std::string& name() const = 0;  // "cpu:0"
+  // Never blocks. Work submitted after Shutdown is done with CANCELLED.
+  virtual void Submit(StreamId stream, DeviceWork work) = 0;
+  virtual std::vector<StreamStatus> Status() const = 0;
+  // Finishes what runs, cancels the rest, joins. Idempotent.
+  virtual void Shutdown() = 0;
+};
+
+// "cpu:4" -> cpu:0 .. cpu:3. INVALID_ARGUMENT for anything else, with what is supported in this build.
+absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeDevices(absl::string_view spec);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_DEVICE_H_
