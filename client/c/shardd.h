@@ -1,0 +1,215 @@
+/* shardd's client library: the C ABI. Nothing else is exported from libshardd.so.
+ *
+ * A trainer attaches one rank of a job, then for every step: unshard a group, compute with it, reshard it; write
+ * gradients into the group's gradient slot, submit them; close each backward; step. Parameters, gradients shards and
+ * optimizer state live in the daemon; what this library returns are pointers into shared memory.
+ *
+ * Threads: a shardd_job is used by one thread at a time. Different jobs are independent. After fork() every call in the
+ * child returns FAILED_PRECONDITION (the memory is not mapped there).
+ * Errors: every fallible call returns NULL for success, else a status that the caller frees with shardd_status_free.
+ * Codes are those of google.rpc.Code. ABORTED: the epoch advanced (a rank died, or the step was ended by an error that
+ * the text explains); everything since the last committed step is dropped; call shardd_reattach and rewind to
+ * shardd_job_info.committed_step with shardd_trainer_state. UNAVAILABLE: the daemon is gone.
+ * Blocking: calls marked [waits] block until the named event, at most options.timeout_ms, then DEADLINE_EXCEEDED with who
+ * is waited for. All others return without waiting for another process.
+ */
+#ifndef SHARDD_CLIENT_C_SHARDD_H_
+#define SHARDD_CLIENT_C_SHARDD_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define SHARDD_API __attribute__((visibility("default")))
+#else
+#define SHARDD_API
+#endif
+
+typedef struct shardd_status shardd_status;
+typedef struct shardd_job shardd_job;
+
+SHARDD_API int shardd_status_code(const shardd_status* status);            /* 0 for NULL */
+SHARDD_API const char* shardd_status_message(const shardd_status* status); /* "" for NULL; valid until freed */
+SHARDD_API void shardd_status_free(shardd_status* status);                 /* NULL is allowed */
+
+SHARDD_API const char* shardd_version(void); /* "0.1.0" */
+
+typedef enum shardd_dtype { /* numerically equal to shardd.v1.DType */
+  SHARDD_FLOAT32 = 1,
+  SHARDD_BFLOAT16 = 2,
+  SHARDD_FLOAT16 = 3,
+  SHARDD_FLOAT64 = 4,
+  SHARDD_INT64 = 5,
+  SHARDD_INT32 = 6,
+  SHARDD_INT16 = 7,
+  SHARDD_INT8 = 8,
+  SHARDD_UINT8 = 9,
+  SHARDD_BOOL = 10
+} shardd_dtype;
+
+typedef struct shardd_attach_options {
+  size_t struct_size; /* sizeof(shardd_attach_options) */
+  /* shardd.v1.JobSpec in proto3 JSON (proto/shardd/v1/model.proto): name, worldSize, tree, policy, config. worldSize 0 or
+   * absent: WORLD_SIZE from the environment. */
+  const char* spec_json;
+  int32_t rank; /* -1: RANK from the environment */
+  /* "unix:/path" or "/path". NULL: SHARDD_ADDRESS; else /run/shardd/shardd.sock where a daemon listens; else a daemon of
+   * this user is started (found beside this library, in SHARDD_DAEMON or in PATH) with one CPU device per local rank
+   * (LOCAL_WORLD_SIZE, else the world size), which ends after its last job. */
+  const char* address;
+  int32_t replace;    /* 1: kill a live holder of this rank and take its place */
+  int64_t timeout_ms; /* bound of attach and of every wait; 0: 300 000 */
+} shardd_attach_options;
+
+/* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */
+SHARDD_API shardd_status* shardd_attach(const shardd_attach_options* options, shardd_job** job);
+
+/* After ABORTED or UNAVAILABLE: attaches the same rank in the current epoch. Every pointer that this job gave out before is
+ * invalid afterwards. [waits] */
+SHARDD_API shardd_status* shardd_reattach(shardd_job* job);
+
+/* Ends the session and frees `job`. finished != 0: this rank needs the job no more; when all ranks have said so, the daemon
+ * frees it. finished == 0: the job is kept for its grace time. NULL is allowed. [waits, at most 5 s] */
+SHARDD_API shardd_status* shardd_detach(shardd_job* job, int finished);
+
+typedef struct shardd_job_info {
+  size_t struct_size;
+  int32_t rank;
+  int32_t world_size;
+  int32_t group_count;
+  int32_t param_count;
+  uint64_t epoch;
+  int64_t committed_step; /* steps committed, as this rank knows it */
+  uint64_t version;       /* of the parameters this rank reads next; 0: none given yet */
+  int32_t created;        /* 1: this attach created the job */
+  const char* device;     /* "cpu:0"; valid while attached */
+  const char* address;    /* of the daemon */
+} shardd_job_info;
+SHARDD_API shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_info* info);
+
+/* What this rank gave to the last committed step (shardd_step), for its replacement too. Valid until the next call. */
+SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_bytes);
+
+typedef struct shardd_group_info {
+  size_t struct_size;
+  const char* name; /* FQN of the fully sharded module, "(root)"; valid while attached */
+  int32_t param_count;
+  const int32_t* params; /* indices, in presence-mask order; valid while attached */
+  int32_t reshard_after_forward;
+  int32_t trainable;    /* has a gradient slot */
+  int32_t depth;
+  int64_t numel;
+  int32_t also_unshard_count;    /* groups that hold tied parameters used by modules of this one */
+  const int32_t* also_unshards;
+} shardd_group_info;
+SHARDD_API shardd_status* shardd_get_group_info(const shardd_job* job, int32_t group, shardd_group_info* info);
+
+typedef struct shardd_param_info {
+  size_t struct_size;
+  const char* fqn; /* valid while attached */
+  int32_t alias_count;
+  const char* const* aliases;
+  int32_t ndim;
+  const int64_t* shape;
+  int64_t numel;
+  int32_t dtype;           /* as stored and as written back */
+  int32_t unsharded_dtype; /* as unshard gives it, and of its gradient */
+  int32_t requires_grad;
+  int32_t group;
+  int32_t index_in_group;
+  int32_t flat_param;
+  int64_t offset_numel; /* within the flat parameter */
+  int32_t optimizer_group;
+} shardd_param_info;
+SHARDD_API shardd_status* shardd_get_param_info(const shardd_job* job, int32_t param, shardd_param_info* info);
+
+SHARDD_API int32_t shardd_find_param(const shardd_job* job, const char* fqn);  /* -1: unknown; aliases and wrapper prefixes are understood */
+SHARDD_API int32_t shardd_find_group(const shardd_job* job, const char* name); /* -1: unknown */
+
+/* Values -------------------------------------------------------------------------------------------------------- */
+
+/* Writes elements [first, first + numel) of a parameter, in its dtype. Legal before version 1 (initial values) and between
+ * shardd_enter_full_params(writeback) and shardd_commit_parameters. Several ranks may write; the last write wins. Values
+ * are copied before the call returns. [waits: for staging space] */
+SHARDD_API shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first, int64_t numel);
+/* This rank has written what it had to. Returns when all ranks have said so and the new version is there. [waits] */
+SHARDD_API shardd_status* shardd_commit_parameters(shardd_job* job);
+
+/* The hot path --------------------------------------------------------------------------------------------------- */
+
+typedef enum shardd_phase { SHARDD_FORWARD = 1, SHARDD_BACKWARD = 2 } shardd_phase;
+
+/* Asks for the full parameters of a group (and of also_unshards). Every call is paired with one shardd_reshard. */
+SHARDD_API shardd_status* shardd_unshard(shardd_job* job, int32_t group, shardd_phase phase);
+/* Until they can be read. Prefetched or zero-copy: one load, no system call. [waits] */
+SHARDD_API shardd_status* shardd_wait_unshard(shardd_job* job, int32_t group);
+/* The full parameter, numel elements of unsharded_dtype, row-major, read-only; NULL while its group is not unsharded and
+ * waited for. Valid until shardd_reshard of the group; it may lie elsewhere at the next unshard. */
+SHARDD_API const void* shardd_parameter_data(const shardd_job* job, int32_t param);
+/* The caller has finished reading. */
+SHARDD_API shardd_status* shardd_reshard(shardd_job* job, int32_t group);
+
+/* Until the group's gradient slot may be written again. Old bytes in it have no meaning. [waits] */
+SHARDD_API shardd_status* shardd_wait_gradient_slot(shardd_job* job, int32_t group);
+/* Where the parameter's gradient goes: numel elements of unsharded_dtype. NULL for a frozen parameter. */
+SHARDD_API void* shardd_gradient_data(const shardd_job* job, int32_t param);
+/* The group's gradients of this backward are in the slot. Bit i (little endian within bytes) is parameter i of the group.
+ * present NULL: all trainable ones; a parameter absent on one rank counts as zero, absent on all keeps value and state
+ * (PyTorch's None). fresh NULL: none; a fresh gradient replaces what this step accumulated. A group may be submitted
+ * several times in one backward: contributions add. */
+SHARDD_API shardd_status* shardd_submit_gradients(shardd_job* job, int32_t group, const uint8_t* present, const uint8_t* fresh);
+/* This backward is closed: a group not submitted by now gets nothing from this rank. last != 0: a step follows. */
+SHARDD_API shardd_status* shardd_backward_done(shardd_job* job, int last);
+
+typedef struct shardd_hyperparameters { /* of one optimizer group; torch's meanings */
+  double lr, weight_decay;
+  double beta1, beta2, eps;   /* AdamW */
+  double momentum, dampening; /* SGD */
+  int32_t nesterov;           /* SGD */
+} shardd_hyperparameters;
+
+/* Asks for the optimizer step. All groups must be resharded. `state` (at most 1 MiB) is committed with the step. */
+SHARDD_API shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
+                                      double max_grad_norm, const void* state, size_t state_bytes);
+typedef struct shardd_step_result {
+  size_t struct_size;
+  int64_t committed_step;
+  double grad_norm;   /* before clipping; 0 when not asked for */
+  double clip_factor; /* 1: not clipped */
+} shardd_step_result;
+/* Until the last shardd_step is committed. Not needed between steps: the next unshard waits for it. [waits] */
+SHARDD_API shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result);
+
+/* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */
+
+/* Returns when every rank has entered. [waits] */
+SHARDD_API shardd_status* shardd_enter_full_params(shardd_job* job, int writeback);
+/* The stored parameter, numel elements of its own dtype, read-only. NULL outside enter .. leave. */
+SHARDD_API const void* shardd_full_parameter_data(const shardd_job* job, int32_t param);
+SHARDD_API shardd_status* shardd_leave_full_params(shardd_job* job);
+
+/* Introspection ---------------------------------------------------------------------------------------------------- */
+
+/* What a spec comes to, before anything runs: JSON text with groups and bytes by purpose. Free with shardd_string_free. */
+SHARDD_API shardd_status* shardd_plan_json(const char* spec_json, char** json);
+SHARDD_API void shardd_string_free(char* text);
+
+/* Of this attachment. */
+typedef struct shardd_counters {
+  size_t struct_size;
+  uint64_t commands;        /* ring records written */
+  uint64_t doorbells;       /* of which woke the daemon */
+  uint64_t waits;           /* waits that did not find their event already there */
+  uint64_t wait_ns;         /* time in them */
+} shardd_counters;
+SHARDD_API shardd_status* shardd_get_counters(const shardd_job* job, shardd_counters* counters);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SHARDD_CLIENT_C_SHARDD_H_ */

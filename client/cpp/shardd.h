@@ -1,0 +1,187 @@
+#ifndef SHARDD_CLIENT_CPP_SHARDD_H_
+#define SHARDD_CLIENT_CPP_SHARDD_H_
+
+// C++ over the C ABI (client/c/shardd.h, which has the contracts): header only, no dependency but the C++ library, so
+// that it fits into any trainer. Names are the field's.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/c/shardd.h"
+
+namespace shardd {
+
+// Numerically google.rpc.Code.
+enum class Code : int {
+  kOk = 0, kCancelled = 1, kUnknown = 2, kInvalidArgument = 3, kDeadlineExceeded = 4, kNotFound = 5, kAlreadyExists = 6,
+  kPermissionDenied = 7, kResourceExhausted = 8, kFailedPrecondition = 9, kAborted = 10, kOutOfRange = 11,
+  kUnimplemented = 12, kInternal = 13, kUnavailable = 14, kDataLoss = 15, kUnauthenticated = 16,
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  // Takes ownership of a C status; NULL is OK.
+  static Status Take(shardd_status* status) {
+    Status result;
+    if (status != nullptr) {
+      result.code_ = static_cast<Code>(shardd_status_code(status));
+      result.message_ = shardd_status_message(status);
+      shardd_status_free(status);
+    }
+    return result;
+  }
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  bool aborted() const { return code_ == Code::kAborted; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+class Job;
+
+// A view of one parameter, valid as long as its source says.
+struct ParameterView {
+  const void* data = nullptr;
+  shardd_param_info info{};
+};
+
+// What one unshard/reshard pair moves. A light handle; outlived by its Job.
+class ParameterGroup {
+ public:
+  ParameterGroup(shardd_job* job, int32_t index) : job_(job), index_(index) {}
+  int32_t index() const { return index_; }
+  shardd_group_info info() const {
+    shardd_group_info info{};
+    info.struct_size = sizeof(info);
+    shardd_status_free(shardd_get_group_info(job_, index_, &info));
+    return info;
+  }
+  // Starts and waits.
+  Status Unshard(shardd_phase phase) {
+    Status status = UnshardAsync(phase);
+    return status.ok() ? Wait() : status;
+  }
+  Status UnshardAsync(shardd_phase phase) { return Status::Take(shardd_unshard(job_, index_, phase)); }
+  Status Wait() { return Status::Take(shardd_wait_unshard(job_, index_)); }
+  Status Reshard() { return Status::Take(shardd_reshard(job_, index_)); }
+  Status WaitGradientSlot() { return Status::Take(shardd_wait_gradient_slot(job_, index_)); }
+  Status SubmitGradients(const uint8_t* present = nullptr, const uint8_t* fresh = nullptr) {
+    return Status::Take(shardd_submit_gradients(job_, index_, present, fresh));
+  }
+
+ private:
+  shardd_job* job_;
+  int32_t index_;
+};
+
+// One attached rank. Move-only. The destructor detaches without `finished`: the job is kept for its grace time.
+class Job {
+ public:
+  struct Options {
+    std::string spec_json;
+    int32_t rank = -1;
+    std::string address;
+    bool replace = false;
+    int64_t timeout_ms = 0;
+  };
+  static Status Attach(const Options& options, std::unique_ptr<Job>* job) {
+    shardd_attach_options c{};
+    c.struct_size = sizeof(c);
+    c.spec_json = options.spec_json.c_str();
+    c.rank = options.rank;
+    c.address = options.address.empty() ? nullptr : options.address.c_str();
+    c.replace = options.replace ? 1 : 0;
+    c.timeout_ms = options.timeout_ms;
+    shardd_job* raw = nullptr;
+    Status status = Status::Take(shardd_attach(&c, &raw));
+    if (status.ok()) {
+      job->reset(new Job(raw));
+    }
+    return status;
+  }
+  ~Job() { shardd_status_free(job_ != nullptr ? shardd_detach(job_, 0) : nullptr); }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  Status Reattach() { return Status::Take(shardd_reattach(job_)); }
+  // This rank needs the job no more.
+  Status Finish() { return Status::Take(shardd_detach(std::exchange(job_, nullptr), 1)); }
+
+  shardd_job_info info() const {
+    shardd_job_info info{};
+    info.struct_size = sizeof(info);
+    shardd_status_free(shardd_get_job_info(job_, &info));
+    return info;
+  }
+  std::string trainer_state() const {
+    size_t size = 0;
+    const void* data = shardd_trainer_state(job_, &size);
+    return size == 0 ? std::string() : std::string(static_cast<const char*>(data), size);
+  }
+  ParameterGroup group(int32_t index) { return ParameterGroup(job_, index); }
+  int32_t FindGroup(const std::string& name) const { return shardd_find_group(job_, name.c_str()); }
+  int32_t FindParameter(const std::string& fqn) const { return shardd_find_param(job_, fqn.c_str()); }
+  shardd_param_info parameter_info(int32_t param) const {
+    shardd_param_info info{};
+    info.struct_size = sizeof(info);
+    shardd_status_free(shardd_get_param_info(job_, param, &info));
+    return info;
+  }
+  // data is nullptr while its group is not unsharded. An unknown name gives data nullptr and fqn nullptr.
+  ParameterView Parameter(const std::string& fqn) const {
+    ParameterView view;
+    const int32_t param = FindParameter(fqn);
+    if (param >= 0) {
+      view.info = parameter_info(param);
+      view.data = shardd_parameter_data(job_, param);
+    }
+    return view;
+  }
+  const void* parameter_data(int32_t param) const { return shardd_parameter_data(job_, param); }
+  void* gradient_data(int32_t param) const { return shardd_gradient_data(job_, param); }
+
+  Status WriteParameter(int32_t param, const void* data, int64_t first, int64_t numel) {
+    return Status::Take(shardd_write_parameter(job_, param, data, first, numel));
+  }
+  Status CommitParameters() { return Status::Take(shardd_commit_parameters(job_)); }
+  Status BackwardDone(bool last) { return Status::Take(shardd_backward_done(job_, last ? 1 : 0)); }
+  Status Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm = 0,
+              const std::string& trainer_state = "") {
+    return Status::Take(shardd_step(job_, groups.data(), static_cast<int32_t>(groups.size()), max_grad_norm,
+                                    trainer_state.data(), trainer_state.size()));
+  }
+  Status WaitStep(shardd_step_result* result = nullptr) { return Status::Take(shardd_wait_step(job_, result)); }
+
+  // UnshardParams(true, [&] { ... read full_parameter_data ... WriteParameter ... }): enter, run, commit, leave.
+  template <typename Body>
+  Status UnshardParams(bool writeback, Body&& body) {
+    Status status = Status::Take(shardd_enter_full_params(job_, writeback ? 1 : 0));
+    if (!status.ok()) {
+      return status;
+    }
+    body();
+    if (writeback) {
+      status = CommitParameters();
+    }
+    Status left = Status::Take(shardd_leave_full_params(job_));
+    return status.ok() ? left : status;
+  }
+  const void* full_parameter_data(int32_t param) const { return shardd_full_parameter_data(job_, param); }
+
+  shardd_job* c_job() const { return job_; }
+
+ private:
+  explicit Job(shardd_job* job) : job_(job) {}
+  shardd_job* job_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_CPP_SHARDD_H_
