@@ -1,0 +1,62 @@
+#ifndef SHARDD_SERVER_OBSERVE_EVENTS_H_
+#define SHARDD_SERVER_OBSERVE_EVENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// The newest events of all jobs: what an operator reads after something went wrong. Bounded; the oldest is dropped.
+// Sequence numbers start at 1 and never repeat, so a reader sees from a gap that something was dropped.
+//
+// Thread-safe. Never blocks on anything but its own mutex.
+class EventLog {
+ public:
+  static constexpr size_t kCapacity = 4096;
+  // Longer texts are cut, so that a hostile name cannot make the log large.
+  static constexpr size_t kMaxTextBytes = 1024;
+
+  explicit EventLog(size_t capacity = kCapacity) : capacity_(capacity == 0 ? 1 : capacity) {}
+  EventLog(const EventLog&) = delete;
+  EventLog& operator=(const EventLog&) = delete;
+
+  // `uid` owns the job (it decides who may read the event; it is not in the event). `rank` -1: the job.
+  void Add(absl::string_view job, uint32_t uid, uint64_t epoch, int64_t step, int rank, absl::string_view kind,
+           std::string text) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The newest `limit` events (<= 0: 100) of `job` (empty: of every job) whose owner `may_see` accepts, oldest first.
+  // `may_see` runs under the mutex: it must not call back into the log.
+  std::vector<v1::Event> List(absl::string_view job, int limit, absl::FunctionRef<bool(uint32_t uid)> may_see) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<v1::Event> List(absl::string_view job = "", int limit = 0) const {
+    return List(job, limit, [](uint32_t) { return true; });
+  }
+
+  // Number of the newest event; 0 before the first.
+  uint64_t last_sequence() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Entry {
+    uint32_t uid;
+    v1::Event event;
+  };
+
+  const size_t capacity_;
+
+  mutable absl::Mutex mutex_;
+  std::deque<Entry> ring_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_OBSERVE_EVENTS_H_

@@ -1,0 +1,79 @@
+#include "server/observe/log.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace shardd {
+namespace {
+
+// Lines longer than PIPE_BUF would no longer be written as one by a pipe.
+constexpr size_t kMaxLineBytes = 4096;
+
+std::optional<LogLevel> ParseLevel(absl::string_view name) {
+  const std::string lower = absl::AsciiStrToLower(name);
+  if (lower == "debug") return LogLevel::kDebug;
+  if (lower == "info") return LogLevel::kInfo;
+  if (lower == "warning" || lower == "warn") return LogLevel::kWarning;
+  if (lower == "error") return LogLevel::kError;
+  if (lower == "none") return LogLevel::kNone;
+  return std::nullopt;
+}
+
+std::atomic<int>& Threshold() {
+  static std::atomic<int> threshold([] {
+    const char* name = std::getenv("SHARDD_LOG_LEVEL");
+    return static_cast<int>(name == nullptr ? LogLevel::kInfo : ParseLevel(name).value_or(LogLevel::kInfo));
+  }());
+  return threshold;
+}
+
+}  // namespace
+
+bool SetLogLevel(absl::string_view name) {
+  const std::optional<LogLevel> level = ParseLevel(name);
+  if (level.has_value()) {
+    SetLogLevel(*level);
+  }
+  return level.has_value();
+}
+
+void SetLogLevel(LogLevel level) { Threshold().store(static_cast<int>(level), std::memory_order_relaxed); }
+
+bool LogEnabled(LogLevel level) {
+  return level != LogLevel::kNone && static_cast<int>(level) >= Threshold().load(std::memory_order_relaxed);
+}
+
+void Log(LogLevel level, absl::string_view text) {
+  if (!LogEnabled(level)) {
+    return;
+  }
+  const int saved_errno = errno;
+  std::string line =
+      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone()), " ",
+                   absl::string_view("DIWE").substr(static_cast<size_t>(level), 1), " ", ::syscall(SYS_gettid), " ");
+  const size_t prefix_bytes = line.size();
+  line.append(text.data(), std::min(text.size(), kMaxLineBytes - prefix_bytes - 1));
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  line.push_back('\n');
+  // A log that cannot be written is lost: nothing above can do anything about it.
+  ssize_t written;
+  do {
+    written = ::write(STDERR_FILENO, line.data(), line.size());
+  } while (written < 0 && errno == EINTR);
+  errno = saved_errno;
+}
+
+}  // namespace shardd
