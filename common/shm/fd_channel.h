@@ -44,14 +44,17 @@ struct FdRequest {
 };
 
 // Client: connects to `socket_path`, sends, receives. Bounded by `timeout`. Descriptors arrive with CLOEXEC; exactly
-// kSessionFdCount are expected, surplus ones are closed.
+// kSessionFdCount are returned, in order; surplus ones are closed, absent ones are invalid (valid() == false). A refusal
+// of the daemon comes back as its own status; UNAVAILABLE: no daemon there, or it hung up.
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
                                                       absl::string_view token, absl::Duration timeout);
 
-// Daemon, on an accepted non-blocking socket. kNeedMore-like behaviour by UNAVAILABLE: call again when readable.
-// INVALID_ARGUMENT: not this protocol. Descriptors beyond the one allowed are closed.
+// Daemon, on an accepted socket; never blocks. UNAVAILABLE: nothing has arrived, call again when readable. A request
+// travels in one sendmsg, so anything but all of it (short, long, end of stream) is INVALID_ARGUMENT, as is what is not
+// this protocol: hang up. Descriptors beyond the one allowed are closed, and so is one that is not a pidfd.
 absl::StatusOr<FdRequest> ReadFdRequest(int socket);
-// Sends status and descriptors (not consumed). Does not block: the answer fits into an empty socket buffer.
+// Sends status and descriptors (not consumed; -1: absent; none are sent with an error). Does not block: the answer fits
+// into an empty socket buffer.
 absl::Status SendFdReply(int socket, const absl::Status& status, const std::vector<int>& fds);
 
 struct PeerCredentials {

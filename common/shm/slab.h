@@ -45,6 +45,7 @@ class Slab {
     return reinterpret_cast<T*>(static_cast<char*>(data_) + offset_bytes);
   }
   int64_t size_bytes() const { return size_bytes_; }
+  // True where the kernel maps every whole 2 MiB of the slab with a huge page (asked of the kernel, not assumed).
   bool huge_pages() const { return huge_pages_; }
   // The descriptor itself: for what a client may write.
   int fd() const { return fd_.get(); }
@@ -89,9 +90,11 @@ struct MemoryLimits {
   int64_t tmpfs_free_bytes = 0;      // of the file system that holds `state_dir`
   int64_t memory_free_bytes = 0;     // MemAvailable, or the cgroup's limit less its use if that is smaller (v1 and v2)
   bool is_tmpfs = false;
-  std::string limited_by;            // "cgroup memory.max", "MemAvailable"
+  std::string limited_by;            // "cgroup memory.max", "cgroup memory.limit_in_bytes", "MemAvailable"
+  std::string state_dir;
 };
-absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir);
+// `root`: prefix of /proc and /sys/fs/cgroup, for tests.
+absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir, const std::string& root = "");
 
 // RESOURCE_EXHAUSTED, naming both numbers and the remedy, when `tmpfs_bytes` do not fit into the state directory or
 // tmpfs_bytes + memfd_bytes not into memory. Containers give 64 MiB of /dev/shm by default: the text says so.

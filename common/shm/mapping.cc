@@ -1,0 +1,133 @@
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/shm/session_view.h"
+#include "common/shm/slab_internal.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace shardd::shm_internal {
+
+absl::Status ErrnoStatus(int error, absl::string_view operation, absl::string_view object) {
+  const std::string text = absl::StrCat(operation, " \"", object, "\": ", strerror(error), " (errno ", error, ")");
+  switch (error) {
+    case ENOSPC:
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+    case EDQUOT:
+      return absl::ResourceExhaustedError(text);
+    case EEXIST:
+      return absl::AlreadyExistsError(text);
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(text);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(text);
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl::string_view object) {
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  const size_t mapped_bytes = static_cast<size_t>(RoundUpToPage(size_bytes));
+  // A huge page can only be mapped where address and file offset agree modulo its size, so reserve a little more
+  // address space, map over the aligned part and give the rest back.
+  const size_t slack_bytes = size_bytes >= kHugePageBytes ? static_cast<size_t>(kHugePageBytes) : 0;
+  void* reserved =
+      mmap(nullptr, mapped_bytes + slack_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return ErrnoStatus(errno, "reserve address space for slab", object);
+  }
+  char* const first = static_cast<char*>(reserved);
+  char* base = first;
+  if (slack_bytes > 0) {
+    const uintptr_t huge = static_cast<uintptr_t>(kHugePageBytes);
+    base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(first) + huge - 1) / huge * huge);
+  }
+  if (mmap(base, mapped_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    const int error = errno;
+    munmap(reserved, mapped_bytes + slack_bytes);
+    return ErrnoStatus(error, writable ? "map read-write slab" : "map read-only slab", object);
+  }
+  const size_t before_bytes = static_cast<size_t>(base - first);
+  if (before_bytes > 0) {
+    munmap(first, before_bytes);
+  }
+  if (slack_bytes > before_bytes) {
+    munmap(base + mapped_bytes, slack_bytes - before_bytes);
+  }
+  return base;
+}
+
+absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::string_view object, PopulateWith with) {
+  const size_t mapped_bytes = static_cast<size_t>(RoundUpToPage(size_bytes));
+  if (with == PopulateWith::kKernel) {
+    int result;
+    do {
+      result = madvise(data, mapped_bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    if (result == 0) {
+      return absl::OkStatus();
+    }
+    if (errno == EFAULT || errno == ENOMEM) {  // EFAULT: a touch would have been SIGBUS
+      return ErrnoStatus(ENOMEM, "populate slab", object);
+    }
+    if (errno != EINVAL) {
+      return ErrnoStatus(errno, "populate slab", object);
+    }
+  }
+  char* const base = static_cast<char*>(data);
+  // Hidden from the optimiser: `or` with a known zero becomes a load, and a load of a hole does not allocate.
+  uint32_t zero = 0;
+  asm volatile("" : "+r"(zero));
+  for (size_t offset = 0; offset < mapped_bytes; offset += static_cast<size_t>(kPageBytes)) {
+    auto* word = reinterpret_cast<std::atomic<uint32_t>*>(base + offset);
+    if (writable) {
+      word->fetch_or(zero, std::memory_order_relaxed);  // a write that leaves what another process wrote
+    } else {
+      (void)word->load(std::memory_order_relaxed);
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t HugeMappedBytes(const void* data) {
+  FILE* smaps = std::fopen("/proc/self/smaps", "re");
+  if (smaps == nullptr) {
+    return 0;
+  }
+  const auto wanted = reinterpret_cast<unsigned long>(data);
+  bool ours = false;
+  int64_t huge_bytes = 0;
+  char line[512];
+  while (std::fgets(line, sizeof(line), smaps) != nullptr) {
+    unsigned long begin, end;
+    long long kib;
+    char key[64];
+    if (std::sscanf(line, "%lx-%lx ", &begin, &end) == 2) {
+      if (ours) {
+        break;
+      }
+      ours = begin == wanted;
+    } else if (ours && std::sscanf(line, "%63[^:]: %lld kB", key, &kib) == 2 &&
+               (std::strcmp(key, "ShmemPmdMapped") == 0 || std::strcmp(key, "FilePmdMapped") == 0)) {
+      huge_bytes += int64_t{kib} * 1024;
+    }
+  }
+  std::fclose(smaps);
+  return huge_bytes;
+}
+
+}  // namespace shardd::shm_internal

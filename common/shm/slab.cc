@@ -1,0 +1,243 @@
+#include "common/shm/slab.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/shm/session_view.h"
+#include "common/shm/slab_internal.h"
+#include "common/status/status_macros.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace shardd {
+namespace {
+
+using shm_internal::ErrnoStatus;
+using shm_internal::HugeMappedBytes;
+using shm_internal::kHugePageBytes;
+using shm_internal::MapShared;
+using shm_internal::PopulatePages;
+
+absl::Status NoSpace(absl::string_view name, int fd, int64_t size_bytes, const std::string& path) {
+  struct statvfs volume {};
+  std::string free_text = "unknown";
+  if (fstatvfs(fd, &volume) == 0 && volume.f_blocks > 0) {
+    free_text = absl::StrCat(static_cast<int64_t>(volume.f_bavail) * static_cast<int64_t>(volume.f_frsize));
+  }
+  if (path.empty()) {
+    return absl::ResourceExhaustedError(absl::StrCat("allocate slab \"", name, "\": out of memory (want ", size_bytes,
+                                                     " bytes); give the daemon more memory or raise its cgroup limit"));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "allocate slab \"", name, "\": no space in the file system of ", path, " (got ", free_text, " bytes free, want ",
+      size_bytes, " bytes); mount a larger tmpfs there or choose another state directory (in containers /dev/shm has ",
+      "64 MiB by default: docker --shm-size, in a pod an emptyDir with medium: Memory)"));
+}
+
+absl::StatusOr<UniqueFd> CreateFile(absl::string_view name, const std::string& path) {
+  if (path.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("create slab \"", name, "\": a tmpfs file needs a path (got \"\")"));
+  }
+  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd.valid()) {
+    return ErrnoStatus(errno, "create slab file", path);
+  }
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name) {
+  const std::string label = absl::StrCat("shardd-", name.substr(0, 200));
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(memfd_create(label.c_str(), flags | MFD_NOEXEC_SEAL));
+  if (!fd.valid() && errno == EINVAL) {  // before kernel 6.3
+    fd.reset(memfd_create(label.c_str(), flags));
+  }
+  if (!fd.valid()) {
+    return ErrnoStatus(errno, "create memfd for slab", name);
+  }
+  // A memfd starts with mode 0777: anybody who gets hold of a descriptor could reopen it for writing.
+  if (fchmod(fd.get(), 0600) != 0) {
+    return ErrnoStatus(errno, "restrict memfd of slab", name);
+  }
+  return fd;
+}
+
+bool IsTmpfs(int fd) {
+  struct statfs volume {};
+  return fstatfs(fd, &volume) == 0 && volume.f_type == TMPFS_MAGIC;
+}
+
+// Reserves every page. ENOSPC shows up here as an error, where a touch of the mapping would be SIGBUS.
+absl::Status Reserve(absl::string_view name, int fd, int64_t size_bytes, const std::string& path) {
+  int result;
+  do {
+    result = fallocate(fd, 0, 0, size_bytes);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) {
+    return absl::OkStatus();
+  }
+  if (errno == ENOSPC || errno == ENOMEM || errno == EFBIG) {
+    return NoSpace(name, fd, size_bytes, path);
+  }
+  if (errno == EOPNOTSUPP) {
+    return absl::FailedPreconditionError(absl::StrCat("allocate slab \"", name, "\": the file system of ", path,
+                                                      " cannot reserve space; use a tmpfs as state directory"));
+  }
+  return ErrnoStatus(errno, "allocate slab", name);
+}
+
+// Asks for huge pages and finds out by the first whether the kernel gives them. They must be asked for by a fault on
+// the advised mapping before anything else allocates: fallocate knows no advice and would fill in small pages.
+bool ProbeHugePages(void* data, int64_t size_bytes) {
+  if (size_bytes < kHugePageBytes || madvise(data, static_cast<size_t>(size_bytes), MADV_HUGEPAGE) != 0) {
+    return false;
+  }
+  return PopulatePages(data, kHugePageBytes, /*writable=*/true, "").ok() && HugeMappedBytes(data) >= kHugePageBytes;
+}
+
+absl::Status Seal(absl::string_view name, SlabBacking backing, int fd) {
+  int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+  if (backing == SlabBacking::kSealedMemfd || backing == SlabBacking::kFrozenMemfd) {
+    seals |= F_SEAL_SEAL;
+  }
+  if (backing == SlabBacking::kFrozenMemfd) {
+    seals |= F_SEAL_FUTURE_WRITE;  // our own mapping exists already and stays writable
+  }
+  return fcntl(fd, F_ADD_SEALS, seals) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "seal slab", name);
+}
+
+}  // namespace
+
+absl::string_view SlabBackingName(SlabBacking backing) {
+  switch (backing) {
+    case SlabBacking::kTmpfsFile:
+      return "tmpfs";
+    case SlabBacking::kMemfd:
+      return "memfd";
+    case SlabBacking::kSealedMemfd:
+      return "sealed memfd";
+    case SlabBacking::kFrozenMemfd:
+      return "frozen memfd";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
+                                                   const std::string& path) {
+  if (size_bytes <= 0 || size_bytes > INT64_MAX - 2 * kHugePageBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("create slab \"", name, "\": size is out of range (got ", size_bytes, " bytes, want 1 or more)"));
+  }
+  const bool is_file = backing == SlabBacking::kTmpfsFile;
+  std::unique_ptr<Slab> slab(new Slab());
+  slab->name_ = std::string(name);
+  slab->backing_ = backing;
+  SHARDD_ASSIGN_OR_RETURN(slab->fd_, is_file ? CreateFile(name, path) : CreateMemfd(name));
+  if (is_file) {
+    slab->path_ = path;  // from here on the destructor removes the file
+  }
+  const int fd = slab->fd_.get();
+  const int64_t mapped_bytes = RoundUpToPage(size_bytes);
+  if (is_file) {
+    struct statvfs volume {};
+    if (fstatvfs(fd, &volume) == 0 && volume.f_blocks > 0 &&
+        mapped_bytes / static_cast<int64_t>(volume.f_frsize) > static_cast<int64_t>(volume.f_bavail)) {
+      return NoSpace(name, fd, mapped_bytes, path);  // at once, and without filling what others need meanwhile
+    }
+  }
+  if (ftruncate(fd, mapped_bytes) != 0) {
+    return errno == EFBIG || errno == ENOSPC ? NoSpace(name, fd, mapped_bytes, path)
+                                             : ErrnoStatus(errno, "size slab", name);
+  }
+  SHARDD_ASSIGN_OR_RETURN(slab->data_, MapShared(fd, mapped_bytes, /*writable=*/true, name));
+  slab->size_bytes_ = mapped_bytes;
+
+  const bool huge = IsTmpfs(fd) && ProbeHugePages(slab->data_, mapped_bytes);
+  absl::Status populated = absl::OkStatus();
+  if (huge) {
+    populated = PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name);
+  }
+  if (!huge || !populated.ok()) {  // also: says better than the fault what is missing
+    SHARDD_RETURN_IF_ERROR(Reserve(name, fd, mapped_bytes, path));
+    SHARDD_RETURN_IF_ERROR(PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name));
+  }
+  // Some of a large slab may still have come in small pages; only the kernel's own account says.
+  slab->huge_pages_ = huge && HugeMappedBytes(slab->data_) >= mapped_bytes / kHugePageBytes * kHugePageBytes;
+  if (!is_file) {
+    SHARDD_RETURN_IF_ERROR(Seal(name, backing, fd));
+  }
+  return slab;
+}
+
+Slab::~Slab() {
+  if (data_ != nullptr) {
+    munmap(data_, static_cast<size_t>(size_bytes_));
+  }
+  if (!path_.empty()) {
+    unlink(path_.c_str());
+  }
+}
+
+absl::StatusOr<UniqueFd> Slab::ReadOnlyFd() const {
+  UniqueFd fd(open(absl::StrCat("/proc/self/fd/", fd_.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) {
+    return ErrnoStatus(errno, "reopen read-only slab", name_);
+  }
+  return fd;
+}
+
+absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool writable) {
+  if (size_bytes <= 0 || size_bytes > INT64_MAX - 2 * kHugePageBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("map slab: size is out of range (got ", size_bytes, " bytes, want 1 or more)"));
+  }
+  struct stat object {};
+  if (fstat(fd.get(), &object) != 0) {
+    return ErrnoStatus(errno, "map slab", absl::StrCat("fd ", fd.get()));
+  }
+  // Pages past the end of the object would be SIGBUS at the first touch.
+  if (!S_ISREG(object.st_mode) || int64_t{object.st_size} < size_bytes) {
+    return absl::InternalError(absl::StrCat("map slab: the received object is too small or no memory (got ",
+                                            S_ISREG(object.st_mode) ? int64_t{object.st_size} : -1, " bytes, want ",
+                                            size_bytes, " bytes)"));
+  }
+  MappedSlab mapped;
+  SHARDD_ASSIGN_OR_RETURN(mapped.data_, MapShared(fd.get(), size_bytes, writable, "received"));
+  mapped.size_bytes_ = size_bytes;
+  // A forked child of a dead trainer must not write into memory that the daemon has given to the replacement.
+  if (madvise(mapped.data_, static_cast<size_t>(RoundUpToPage(size_bytes)), MADV_DONTFORK) != 0) {
+    return ErrnoStatus(errno, "keep from forked children slab", "received");
+  }
+  SHARDD_RETURN_IF_ERROR(PopulatePages(mapped.data_, size_bytes, writable, "received"));
+  return mapped;
+}
+
+MappedSlab::MappedSlab(MappedSlab&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+
+MappedSlab& MappedSlab::operator=(MappedSlab&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+MappedSlab::~MappedSlab() {
+  if (data_ != nullptr) {
+    munmap(data_, static_cast<size_t>(RoundUpToPage(size_bytes_)));
+  }
+}
+
+}  // namespace shardd

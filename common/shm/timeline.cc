@@ -1,0 +1,94 @@
+#include "common/shm/timeline.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+
+#include "absl/time/clock.h"
+
+namespace shardd {
+namespace {
+
+// The futex word is the half that changes with every sequence: the low one, at the address of the whole word.
+static_assert(std::endian::native == std::endian::little);
+static_assert(sizeof(TimelineWord) == sizeof(uint64_t) && alignof(TimelineWord) == alignof(uint64_t));
+
+// A sleeper looks again after this long whatever happens. It bounds the two ways in which a wake gets lost: a hostile
+// process that clears our `waiting`, and a new epoch whose sequence has the same low half, stored just before the wait.
+constexpr int64_t kSliceNs = 100'000'000;
+constexpr int64_t kForever = INT64_MAX;
+
+int64_t MonotonicNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// Without FUTEX_PRIVATE_FLAG: the sleeper and the waker are different processes.
+long Futex(const TimelineWord& word, int operation, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation, value, timeout, nullptr, 0);
+}
+
+// The deadline on the clock that nobody sets back, so that a change of the wall clock does not stretch the wait.
+int64_t MonotonicDeadlineNs(absl::Time deadline, int64_t now_ns) {
+  const int64_t left_ns = absl::ToInt64Nanoseconds(deadline - absl::Now());
+  return left_ns > kForever - now_ns ? kForever : now_ns + std::max<int64_t>(left_ns, 0);
+}
+
+}  // namespace
+
+void TimelineStore(TimelineWord& word, uint64_t value, const std::atomic<uint32_t>* waiting) {
+  // Store, then look; the waiter raises `waiting`, then looks. In the one order of all four, one side sees the other.
+  word.store(value, std::memory_order_seq_cst);
+  if (waiting != nullptr && waiting->load(std::memory_order_seq_cst) != 0) {
+    Futex(word, FUTEX_WAKE, INT_MAX, nullptr);
+  }
+}
+
+WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting, absl::Time deadline,
+                        absl::Duration spin) {
+  if (word.load(std::memory_order_acquire) >= target) {
+    return WaitResult::kReached;
+  }
+  int64_t now_ns = MonotonicNs();
+  const int64_t deadline_ns = MonotonicDeadlineNs(deadline, now_ns);
+  const int64_t spin_ns = std::clamp<int64_t>(absl::ToInt64Nanoseconds(spin), 0, deadline_ns - now_ns);
+  const int64_t spin_until_ns = now_ns + spin_ns;
+  while (now_ns < spin_until_ns) {
+    // Yield on every turn: where trainers and daemon share the cores, the writer may need this very core.
+    sched_yield();
+    if (word.load(std::memory_order_acquire) >= target) {
+      return WaitResult::kReached;
+    }
+    now_ns = MonotonicNs();
+  }
+
+  // A count and not a flag: several threads of one client may sleep at once.
+  waiting.fetch_add(1, std::memory_order_seq_cst);
+  WaitResult result = WaitResult::kTimedOut;
+  while (true) {
+    const uint64_t value = word.load(std::memory_order_seq_cst);
+    if (value >= target) {
+      result = WaitResult::kReached;
+      break;
+    }
+    now_ns = MonotonicNs();
+    if (now_ns >= deadline_ns) {
+      break;
+    }
+    const int64_t slice_ns = std::min(kSliceNs, deadline_ns - now_ns);
+    const timespec timeout = {.tv_sec = slice_ns / 1'000'000'000, .tv_nsec = slice_ns % 1'000'000'000};
+    // EAGAIN (the value has changed), EINTR, ETIMEDOUT and a wake are all one: look again.
+    Futex(word, FUTEX_WAIT, static_cast<uint32_t>(value), &timeout);
+  }
+  waiting.fetch_sub(1, std::memory_order_seq_cst);
+  return result;
+}
+
+}  // namespace shardd
