@@ -1,0 +1,95 @@
+#ifndef SHARDD_COMMON_TENSOR_FLOAT_BITS_H_
+#define SHARDD_COMMON_TENSOR_FLOAT_BITS_H_
+
+// One element of each floating dtype to fp32 (or fp64) and back, in integer arithmetic that compilers vectorise.
+// Software on every machine: the bf16 instruction flushes denormals, and equal bits everywhere is what makes shard
+// boundaries and machine types invisible. All round to nearest, ties to even; a NaN stays a NaN of the same sign (made
+// quiet, upper payload bits kept, as x86 does).
+
+#include <cstdint>
+
+#define SHARDD_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace shardd::tensor {
+
+SHARDD_ALWAYS_INLINE uint32_t BitsOf(float x) { return __builtin_bit_cast(uint32_t, x); }
+SHARDD_ALWAYS_INLINE float FloatOf(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+SHARDD_ALWAYS_INLINE float Bf16ToFloat(uint16_t h) { return FloatOf(static_cast<uint32_t>(h) << 16); }
+
+SHARDD_ALWAYS_INLINE uint16_t FloatToBf16(float x) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t nan = (bits >> 16) | 0x40u;
+  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+SHARDD_ALWAYS_INLINE float HalfToFloat(uint16_t h) {
+  const uint32_t sign = (static_cast<uint32_t>(h) & 0x8000u) << 16;
+  const uint32_t magnitude = h & 0x7fffu;
+  const uint32_t quiet = magnitude > 0x7c00u ? 0x400000u : 0u;
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t special = (magnitude << 13) | 0x7f800000u | quiet;
+  // A denormal is its integer times 2^-24, exactly.
+  const uint32_t denormal = BitsOf(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  const uint32_t finite = magnitude < 0x400u ? denormal : normal;
+  return FloatOf((magnitude >= 0x7c00u ? special : finite) | sign);
+}
+
+SHARDD_ALWAYS_INLINE uint16_t FloatToHalf(float x) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  // Normal results, including those that round up to infinity: rebias, then round the 13 bits that go.
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Denormal results: adding 0.5 puts their last bit where the adder rounds; what it adds above is taken off again.
+  const uint32_t denormal = BitsOf(FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
+  const uint32_t finite = magnitude < (113u << 23) ? denormal : normal;
+  const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  const uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
+  // 2^16 and above is infinity; below, the rounding decides.
+  return static_cast<uint16_t>((magnitude >= (143u << 23) ? special : finite) | sign);
+}
+
+// Rounds to odd: what is not exact gets a last bit of one, so that a second rounding to a narrower type is as if it
+// were the only one.
+SHARDD_ALWAYS_INLINE float DoubleToFloatOdd(double x) {
+  const float nearest = static_cast<float>(x);
+  const double back = nearest;
+  if (back == x || x != x) return nearest;
+  uint32_t bits = BitsOf(nearest);
+  const double magnitude = x < 0 ? -x : x;
+  const double back_magnitude = back < 0 ? -back : back;
+  if (back_magnitude > magnitude) bits -= 1;  // truncate first: towards zero is one less in either sign
+  return FloatOf(bits | 1u);
+}
+
+// What a buffer of each dtype holds and how one element is read to and written from the type that arithmetic uses.
+struct Float32 {
+  using Storage = float;
+  static SHARDD_ALWAYS_INLINE float Load(float x) { return x; }
+  static SHARDD_ALWAYS_INLINE float Store(float x) { return x; }
+  static SHARDD_ALWAYS_INLINE float Store(double x) { return static_cast<float>(x); }
+};
+struct BFloat16 {
+  using Storage = uint16_t;
+  static SHARDD_ALWAYS_INLINE float Load(uint16_t x) { return Bf16ToFloat(x); }
+  static SHARDD_ALWAYS_INLINE uint16_t Store(float x) { return FloatToBf16(x); }
+  static SHARDD_ALWAYS_INLINE uint16_t Store(double x) { return FloatToBf16(DoubleToFloatOdd(x)); }
+};
+struct Float16 {
+  using Storage = uint16_t;
+  static SHARDD_ALWAYS_INLINE float Load(uint16_t x) { return HalfToFloat(x); }
+  static SHARDD_ALWAYS_INLINE uint16_t Store(float x) { return FloatToHalf(x); }
+  static SHARDD_ALWAYS_INLINE uint16_t Store(double x) { return FloatToHalf(DoubleToFloatOdd(x)); }
+};
+struct Float64 {
+  using Storage = double;
+  static SHARDD_ALWAYS_INLINE double Load(double x) { return x; }
+  static SHARDD_ALWAYS_INLINE double Store(float x) { return x; }
+  static SHARDD_ALWAYS_INLINE double Store(double x) { return x; }
+};
+
+}  // namespace shardd::tensor
+
+#endif  // SHARDD_COMMON_TENSOR_FLOAT_BITS_H_

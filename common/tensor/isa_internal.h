@@ -1,0 +1,97 @@
+#ifndef SHARDD_COMMON_TENSOR_ISA_INTERNAL_H_
+#define SHARDD_COMMON_TENSOR_ISA_INTERNAL_H_
+
+// One kernel body, compiled for three levels of the machine and chosen once per process. Plain function pointers
+// instead of target_clones: no ifunc, which sanitizers' start-up does not survive everywhere, the same code with both
+// compilers, and tests can hold the levels against each other.
+//
+// After its own includes GCC optimises for loops (errno of sqrt and floating point traps are not kept: either stops
+// vectorising), whatever the build type; so whoever includes this includes nothing big after it.
+
+#include <cstdint>
+#include <utility>
+
+#include "common/tensor/float_bits.h"
+#include "common/tensor/kernels.h"
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3", "no-math-errno", "no-trapping-math", "fp-contract=off")
+#endif
+
+#if defined(__x86_64__)
+#define SHARDD_TARGET_AVX2 __attribute__((target("arch=x86-64-v3")))
+#define SHARDD_TARGET_AVX512 __attribute__((target("arch=x86-64-v4")))
+#else
+#define SHARDD_TARGET_AVX2
+#define SHARDD_TARGET_AVX512
+#endif
+
+namespace shardd::tensor {
+
+enum class Isa { kBase = 0, kAvx2, kAvx512 };
+
+Isa BestIsa();     // what this machine has
+Isa CurrentIsa();  // BestIsa() unless a test lowered it
+// Takes effect for calls that begin afterwards; levels above BestIsa() are cut to it.
+void SetIsaForTest(Isa isa);
+
+// Body::Run must be SHARDD_ALWAYS_INLINE and static.
+template <typename Body, typename... Args>
+void RunBase(Args... args) {
+  Body::Run(args...);
+}
+template <typename Body, typename... Args>
+SHARDD_TARGET_AVX2 void RunAvx2(Args... args) {
+  Body::Run(args...);
+}
+template <typename Body, typename... Args>
+SHARDD_TARGET_AVX512 void RunAvx512(Args... args) {
+  Body::Run(args...);
+}
+
+// The version of Body for `isa`; Args are Run's parameter types.
+template <typename Body, typename... Args>
+auto Select(Isa isa) -> void (*)(Args...) {
+  if (isa == Isa::kAvx512) return &RunAvx512<Body, Args...>;
+  if (isa == Isa::kAvx2) return &RunAvx2<Body, Args...>;
+  return &RunBase<Body, Args...>;
+}
+
+// Elements that one call of a body handles where the result goes through a block in L1.
+inline constexpr int64_t kBlockNumel = 1024;
+// Destinations of at least so many bytes bypass the caches (crossover: tests/bench/kernels_bench.cc).
+inline constexpr int64_t kStreamBytes = int64_t{1} << 20;
+
+// Non-temporal copy. REQUIRES: dst aligned to 64 bytes; size_bytes a multiple of 64.
+void StreamCopy(const void* src, void* dst, int64_t size_bytes);
+// Orders streamed stores before later ones (the release store that publishes completion does not).
+void StreamFence();
+
+// Produces numel elements of `element_bytes` at dst: fill(first, count, out) writes elements [first, first + count) to
+// `out`, which is their place in dst or, with `stream`, a block that is then streamed there.
+template <typename Fill>
+void ForBlocks(void* dst, int64_t numel, int64_t element_bytes, bool stream, Fill&& fill) {
+  char* base = static_cast<char*>(dst);
+  if (!stream) {
+    fill(int64_t{0}, numel, dst);
+    return;
+  }
+  alignas(64) char block[kBlockNumel * 8];
+  const int64_t misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(base) & 63);
+  int64_t first = misaligned == 0 ? 0 : (64 - misaligned) / element_bytes;
+  if (first > numel) first = numel;
+  if (first > 0) fill(int64_t{0}, first, dst);
+  for (; numel - first >= kBlockNumel; first += kBlockNumel) {
+    fill(first, kBlockNumel, static_cast<void*>(block));
+    StreamCopy(block, base + first * element_bytes, kBlockNumel * element_bytes);
+  }
+  if (first < numel) fill(first, numel - first, static_cast<void*>(base + first * element_bytes));
+  StreamFence();
+}
+
+// A broken contract of a kernel: says so on stderr and aborts.
+[[noreturn]] void UnsupportedDType(const char* kernel, int dtype);
+
+}  // namespace shardd::tensor
+
+#endif  // SHARDD_COMMON_TENSOR_ISA_INTERNAL_H_

@@ -1,0 +1,177 @@
+#include <cmath>
+
+#include "common/tensor/isa_internal.h"
+#include "common/tensor/kernels.h"
+
+namespace shardd {
+namespace {
+
+using tensor::Select;
+
+// AdamWParams with everything that does not depend on the element computed in double and rounded once, as PyTorch
+// passes scalars to its kernels.
+struct AdamWScalars {
+  float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_sqrt_correction2, eps;
+};
+
+AdamWScalars MakeAdamWScalars(const AdamWParams& params) {
+  const double correction1 = 1 - std::pow(params.beta1, static_cast<double>(params.step));
+  const double correction2 = 1 - std::pow(params.beta2, static_cast<double>(params.step));
+  return {static_cast<float>(params.grad_scale),          static_cast<float>(1 - params.lr * params.weight_decay),
+          static_cast<float>(1 - params.beta1),           static_cast<float>(params.beta2),
+          static_cast<float>(1 - params.beta2),           static_cast<float>(params.lr / correction1),
+          static_cast<float>(1 / std::sqrt(correction2)), static_cast<float>(params.eps)};
+}
+
+template <typename Param>
+struct AdamWBody {
+  static SHARDD_ALWAYS_INLINE void Run(const AdamWScalars* scalars, void* param, const float* grad, float* exp_avg,
+                                       float* exp_avg_sq, int64_t numel) {
+    const AdamWScalars c = *scalars;
+    auto* __restrict p = static_cast<typename Param::Storage*>(param);
+    const float* __restrict g = grad;
+    float* __restrict m = exp_avg;
+    float* __restrict v = exp_avg_sq;
+    for (int64_t i = 0; i < numel; ++i) {
+      const float gi = g[i] * c.grad_scale;
+      const float pi = Param::Load(p[i]) * c.decay;
+      const float mi = m[i] + c.one_minus_beta1 * (gi - m[i]);
+      const float vi = v[i] * c.beta2 + (gi * gi) * c.one_minus_beta2;
+      const float denominator = __builtin_sqrtf(vi) * c.inverse_sqrt_correction2 + c.eps;
+      m[i] = mi;
+      v[i] = vi;
+      p[i] = Param::Store(pi - c.step_size * mi / denominator);
+    }
+  }
+};
+
+struct SgdScalars {
+  float grad_scale, weight_decay, momentum, one_minus_dampening, lr;
+};
+
+SgdScalars MakeSgdScalars(const SgdParams& params) {
+  return {static_cast<float>(params.grad_scale), static_cast<float>(params.weight_decay),
+          static_cast<float>(params.momentum), static_cast<float>(1 - params.dampening), static_cast<float>(params.lr)};
+}
+
+enum class Momentum { kNone, kFirst, kLater };
+
+template <typename Param, Momentum kMomentum, bool kNesterov>
+struct SgdBody {
+  static SHARDD_ALWAYS_INLINE void Run(const SgdScalars* scalars, void* param, const float* grad, float* buffer,
+                                       int64_t numel) {
+    const SgdScalars c = *scalars;
+    auto* __restrict p = static_cast<typename Param::Storage*>(param);
+    const float* __restrict g = grad;
+    float* __restrict b = buffer;
+    for (int64_t i = 0; i < numel; ++i) {
+      const float pi = Param::Load(p[i]);
+      float gi = g[i] * c.grad_scale + c.weight_decay * pi;
+      if constexpr (kMomentum != Momentum::kNone) {
+        float bi = gi;
+        if constexpr (kMomentum == Momentum::kLater) bi = c.momentum * b[i] + c.one_minus_dampening * gi;
+        b[i] = bi;
+        gi = kNesterov ? gi + c.momentum * bi : bi;
+      }
+      p[i] = Param::Store(pi - c.lr * gi);
+    }
+  }
+};
+
+using AdamWFn = void (*)(const AdamWScalars*, void*, const float*, float*, float*, int64_t);
+using SgdFn = void (*)(const SgdScalars*, void*, const float*, float*, int64_t);
+
+template <typename Param>
+AdamWFn SelectAdamWOf() {
+  return Select<AdamWBody<Param>, const AdamWScalars*, void*, const float*, float*, float*, int64_t>(
+      tensor::CurrentIsa());
+}
+
+AdamWFn SelectAdamW(DType dtype) {
+  switch (dtype) {
+    case v1::DTYPE_FLOAT32:
+      return SelectAdamWOf<tensor::Float32>();
+    case v1::DTYPE_BFLOAT16:
+      return SelectAdamWOf<tensor::BFloat16>();
+    case v1::DTYPE_FLOAT16:
+      return SelectAdamWOf<tensor::Float16>();
+    default:
+      tensor::UnsupportedDType("adamw of", dtype);
+  }
+}
+
+template <typename Param, Momentum kMomentum, bool kNesterov>
+SgdFn SelectSgdBody() {
+  return Select<SgdBody<Param, kMomentum, kNesterov>, const SgdScalars*, void*, const float*, float*, int64_t>(
+      tensor::CurrentIsa());
+}
+
+template <typename Param>
+SgdFn SelectSgdOf(Momentum momentum, bool nesterov) {
+  if (momentum == Momentum::kNone) return SelectSgdBody<Param, Momentum::kNone, false>();
+  if (momentum == Momentum::kFirst) {
+    return nesterov ? SelectSgdBody<Param, Momentum::kFirst, true>() : SelectSgdBody<Param, Momentum::kFirst, false>();
+  }
+  return nesterov ? SelectSgdBody<Param, Momentum::kLater, true>() : SelectSgdBody<Param, Momentum::kLater, false>();
+}
+
+SgdFn SelectSgd(DType dtype, Momentum momentum, bool nesterov) {
+  switch (dtype) {
+    case v1::DTYPE_FLOAT32:
+      return SelectSgdOf<tensor::Float32>(momentum, nesterov);
+    case v1::DTYPE_BFLOAT16:
+      return SelectSgdOf<tensor::BFloat16>(momentum, nesterov);
+    case v1::DTYPE_FLOAT16:
+      return SelectSgdOf<tensor::Float16>(momentum, nesterov);
+    default:
+      tensor::UnsupportedDType("sgd of", dtype);
+  }
+}
+
+// Runs update(first, count) and then makes the cast copy of what it wrote while that is still in L1.
+template <typename Update>
+void UpdateAndCast(void* p, DType param_dtype, void* cast_dst, DType cast_dtype, int64_t numel, Update&& update) {
+  if (cast_dst == nullptr) {
+    update(int64_t{0}, numel);
+    return;
+  }
+  const int64_t param_bytes = DTypeSizeBytes(param_dtype);
+  const int64_t cast_bytes = DTypeSizeBytes(cast_dtype);
+  const bool stream = numel * cast_bytes >= tensor::kStreamBytes;
+  tensor::ForBlocks(cast_dst, numel, cast_bytes, stream, [&](int64_t first, int64_t count, void* out) {
+    for (int64_t done = 0; done < count; done += tensor::kBlockNumel) {
+      const int64_t n = count - done < tensor::kBlockNumel ? count - done : tensor::kBlockNumel;
+      update(first + done, n);
+      Cast(static_cast<char*>(p) + (first + done) * param_bytes, param_dtype,
+           static_cast<char*>(out) + done * cast_bytes, cast_dtype, n);
+    }
+  });
+}
+
+}  // namespace
+
+void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const float* g, float* m, float* v,
+                 void* cast_dst, DType cast_dtype, int64_t numel) {
+  if (numel <= 0) return;
+  const AdamWScalars scalars = MakeAdamWScalars(params);
+  const AdamWFn update = SelectAdamW(param_dtype);
+  const int64_t bytes = DTypeSizeBytes(param_dtype);
+  UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t first, int64_t count) {
+    update(&scalars, static_cast<char*>(p) + first * bytes, g + first, m + first, v + first, count);
+  });
+}
+
+void SgdUpdate(const SgdParams& params, void* p, DType param_dtype, const float* g, float* buf, void* cast_dst,
+               DType cast_dtype, int64_t numel) {
+  if (numel <= 0) return;
+  const SgdScalars scalars = MakeSgdScalars(params);
+  const Momentum momentum =
+      buf == nullptr ? Momentum::kNone : (params.first_step ? Momentum::kFirst : Momentum::kLater);
+  const SgdFn update = SelectSgd(param_dtype, momentum, params.nesterov);
+  const int64_t bytes = DTypeSizeBytes(param_dtype);
+  UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t first, int64_t count) {
+    update(&scalars, static_cast<char*>(p) + first * bytes, g + first, buf == nullptr ? nullptr : buf + first, count);
+  });
+}
+
+}  // namespace shardd

@@ -1,0 +1,183 @@
+#include "server/device/cpu/cpu_device.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/device/cpu/cpu_ops.h"
+
+namespace shardd {
+namespace {
+
+int64_t NowNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+}  // namespace
+
+CpuDevice::CpuDevice(std::string name) : name_(std::move(name)) {
+  absl::MutexLock lock(&mutex_);
+  StartWorkerLocked();
+}
+
+CpuDevice::~CpuDevice() {
+  Shutdown();
+  JoinWorker();  // of a worker that a late Submit started
+}
+
+void CpuDevice::Submit(StreamId stream, DeviceWork work) {
+  absl::MutexLock lock(&mutex_);
+  Stream& s = streams_[static_cast<size_t>(stream)];
+  Entry entry;
+  entry.work = std::move(work);
+  s.entries.push_back(std::move(entry));
+  ++s.submitted;
+  if (!worker_runs_) {
+    // The last worker has left Run() and takes no lock any more: this join is the end of a thread's exit.
+    if (worker_.joinable()) worker_.join();
+    StartWorkerLocked();
+  }
+}
+
+std::vector<StreamStatus> CpuDevice::Status() const {
+  absl::MutexLock lock(&mutex_);
+  const int64_t now_ns = NowNs();
+  std::vector<StreamStatus> result;
+  for (int i = 0; i < kStreamCount; ++i) {
+    const Stream& s = streams_[i];
+    StreamStatus status;
+    status.stream = static_cast<StreamId>(i);
+    status.submitted = s.submitted;
+    status.done = s.done;
+    if (!s.entries.empty() && s.entries.front().started) status.current = s.entries.front().work.label;
+    const int64_t running_ns = s.running_since_ns == 0 ? 0 : now_ns - s.running_since_ns;
+    status.busy_us = (s.busy_ns + running_ns) / 1000;
+    result.push_back(std::move(status));
+  }
+  return result;
+}
+
+void CpuDevice::Shutdown() {
+  {
+    absl::MutexLock lock(&mutex_);
+    shutdown_.store(true, std::memory_order_relaxed);
+  }
+  JoinWorker();
+}
+
+void CpuDevice::StartWorkerLocked() {
+  worker_runs_ = true;
+  worker_ = std::thread([this] { Run(); });
+}
+
+void CpuDevice::JoinWorker() {
+  std::thread worker;
+  {
+    absl::MutexLock lock(&mutex_);
+    // Not before it has left, so that of two callers at once neither returns while it runs.
+    mutex_.Await(absl::Condition(
+        +[](bool* runs) { return !*runs; }, &worker_runs_));
+    worker = std::move(worker_);
+  }
+  if (worker.joinable()) worker.join();
+}
+
+bool CpuDevice::HasWorkLocked() const {
+  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) { return !s.entries.empty(); });
+}
+
+int CpuDevice::ChooseLocked() {
+  int chosen = -1;
+  for (int i = 0; i < kStreamCount; ++i) {
+    const Stream& s = streams_[i];
+    if (s.entries.empty()) continue;
+    if (chosen < 0 || (s.passed_over >= kMaxPassedOver && s.passed_over > streams_[chosen].passed_over)) chosen = i;
+  }
+  if (chosen < 0) return -1;
+  for (int i = 0; i < kStreamCount; ++i) {
+    if (i == chosen || streams_[i].entries.empty()) {
+      streams_[i].passed_over = 0;
+    } else {
+      ++streams_[i].passed_over;
+    }
+  }
+  return chosen;
+}
+
+bool CpuDevice::RunSlice(Entry& entry) {
+  if (shutdown_.load(std::memory_order_relaxed)) {
+    if (entry.status.ok() && (entry.next_op < entry.work.ops.size() || !entry.started)) {
+      entry.status =
+          absl::CancelledError(absl::StrCat("run \"", entry.work.label, "\": device is shut down (device=", name_,
+                                            ", ran ", entry.next_op, " of ", entry.work.ops.size(), " operations)"));
+    }
+    return true;
+  }
+  // Small operations are run together: choosing again costs a lock, and is due once per slice.
+  int64_t budget = int64_t{1} << 18;
+  while (entry.next_op < entry.work.ops.size() && budget > 0) {
+    const DeviceOp& op = entry.work.ops[entry.next_op];
+    if (entry.next_element == 0) {
+      if (absl::Status status = CheckCpuOp(op); !status.ok()) {
+        entry.status =
+            absl::Status(status.code(), absl::StrCat("run \"", entry.work.label, "\": operation ", entry.next_op,
+                                                     " is malformed: ", status.message(), " (device=", name_, ")"));
+        return true;
+      }
+    }
+    const int64_t extent = CpuOpExtent(op);
+    const int64_t count = std::min(CpuOpSlice(op), extent - entry.next_element);
+    if (count > 0) RunCpuOp(op, entry.next_element, count);
+    entry.next_element += count;
+    if (entry.next_element >= extent) {
+      ++entry.next_op;
+      entry.next_element = 0;
+    }
+    budget -= count + 64;
+    if (shutdown_.load(std::memory_order_relaxed)) break;
+  }
+  return entry.next_op >= entry.work.ops.size();
+}
+
+void CpuDevice::Run() {
+  pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
+  // Needs CAP_SYS_NICE or RLIMIT_NICE; without, nothing changes but the wake-up time.
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -10);
+  absl::MutexLock lock(&mutex_);
+  while (true) {
+    mutex_.Await(absl::Condition(
+        +[](CpuDevice* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->HasWorkLocked() || self->shutdown_.load(); },
+        this));
+    const int chosen = ChooseLocked();
+    if (chosen < 0) break;  // shut down and drained
+    Stream& s = streams_[chosen];
+    Entry& entry = s.entries.front();
+    entry.started = !shutdown_.load(std::memory_order_relaxed) || entry.started;
+    s.running_since_ns = NowNs();
+    mutex_.Unlock();
+    const bool finished = RunSlice(entry);
+    mutex_.Lock();
+    s.busy_ns += NowNs() - s.running_since_ns;
+    s.running_since_ns = 0;
+    if (!finished) continue;
+    DeviceWork work = std::move(entry.work);
+    absl::Status status = std::move(entry.status);
+    s.entries.pop_front();
+    ++s.done;
+    mutex_.Unlock();
+    if (work.done) work.done(std::move(status));
+    work = DeviceWork();  // what `done` holds is dropped before the next work starts, and not under the mutex
+    mutex_.Lock();
+  }
+  worker_runs_ = false;
+}
+
+}  // namespace shardd

@@ -1,0 +1,90 @@
+#ifndef SHARDD_SERVER_DEVICE_CPU_CPU_DEVICE_H_
+#define SHARDD_SERVER_DEVICE_CPU_CPU_DEVICE_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+// A logical device on host memory: one worker thread serves the five streams.
+//
+// The worker takes the first unfinished work of a stream and runs a slice of it (an operation, or a part of a large
+// one: under a millisecond), then chooses again. Streams are preferred in the order of StreamId, so an unshard waits
+// for one slice of an optimizer update and not for all of it; a stream that has been passed over kMaxPassedOver times
+// in a row is taken next, so none starves.
+//
+// Thread-safe.
+class CpuDevice final : public Device {
+ public:
+  // `name` becomes the thread's name too (15 characters at most). The thread asks for nice -10: a daemon thread at nice
+  // 0 wakes up a time slice late on busy cores; without the right to it, it runs at nice 0.
+  explicit CpuDevice(std::string name);
+  CpuDevice(const CpuDevice&) = delete;
+  CpuDevice& operator=(const CpuDevice&) = delete;
+  // Shuts down. REQUIRES: not called from a `done`.
+  ~CpuDevice() override;
+
+  const std::string& name() const override { return name_; }
+  // After Shutdown the worker is started again just to run `done`: never on the caller's thread, which may hold locks
+  // that `done` takes.
+  void Submit(StreamId stream, DeviceWork work) override;
+  std::vector<StreamStatus> Status() const override;
+  // REQUIRES: not called from a `done`.
+  void Shutdown() override;
+
+ private:
+  // Consecutive choices of other streams that a stream with work puts up with.
+  static constexpr int kMaxPassedOver = 16;
+
+  // A work in progress and how far it is.
+  struct Entry {
+    DeviceWork work;
+    size_t next_op = 0;
+    int64_t next_element = 0;  // of that operation
+    bool started = false;
+    absl::Status status;  // the first error; the operations after it are skipped
+  };
+  struct Stream {
+    std::deque<Entry> entries;  // pointers to the first stay valid while others are appended
+    uint64_t submitted = 0;
+    uint64_t done = 0;
+    int64_t busy_ns = 0;
+    int64_t running_since_ns = 0;  // 0: not running now
+    int passed_over = 0;
+  };
+
+  void Run();
+  // The stream to serve next, or -1.
+  int ChooseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasWorkLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Runs one slice of `entry`; true when nothing of it is left.
+  bool RunSlice(Entry& entry);
+  void StartWorkerLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void JoinWorker() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant after construction.
+  const std::string name_;
+
+  // Self-synchronised.
+  std::atomic<bool> shutdown_{false};  // written under mutex_
+
+  // Guarded.
+  mutable absl::Mutex mutex_;
+  std::array<Stream, kStreamCount> streams_ ABSL_GUARDED_BY(mutex_);
+  bool worker_runs_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread worker_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_CPU_CPU_DEVICE_H_

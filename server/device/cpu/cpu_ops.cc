@@ -1,0 +1,142 @@
+#include "server/device/cpu/cpu_ops.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace shardd {
+namespace {
+
+// Of a copy in bytes, else in elements.
+constexpr int64_t kSliceBytes = int64_t{8} << 20;
+constexpr int64_t kSliceNumel = int64_t{1} << 20;
+
+template <typename T>
+T* At(T* base, int64_t first) {
+  return base == nullptr ? nullptr : base + first;
+}
+const void* At(const void* base, DType dtype, int64_t first) {
+  return static_cast<const char*>(base) + first * DTypeSizeBytes(dtype);
+}
+void* At(void* base, DType dtype, int64_t first) {
+  return base == nullptr ? nullptr : static_cast<char*>(base) + first * DTypeSizeBytes(dtype);
+}
+
+absl::Status Malformed(absl::string_view kind, absl::string_view fact) {
+  return absl::InternalError(absl::StrCat(kind, ": ", fact));
+}
+
+absl::Status CheckUpdate(absl::string_view kind, bool null_pointer, DType param_dtype, const void* cast_dst,
+                         DType cast_dtype) {
+  if (null_pointer) return Malformed(kind, "null pointer");
+  if (!IsTrainable(param_dtype)) {
+    return Malformed(kind, absl::StrCat("parameter dtype is not trainable (got ", DTypeName(param_dtype), ")"));
+  }
+  if (cast_dst != nullptr && !IsFloatingPoint(cast_dtype)) {
+    return Malformed(kind, absl::StrCat("cast dtype is not floating point (got ", DTypeName(cast_dtype), ")"));
+  }
+  return absl::OkStatus();
+}
+
+struct Check {
+  absl::Status operator()(const CopyOp& op) const {
+    return op.src == nullptr || op.dst == nullptr ? Malformed("copy", "null pointer") : absl::OkStatus();
+  }
+  absl::Status operator()(const CastOp& op) const {
+    if (op.src == nullptr || op.dst == nullptr) return Malformed("cast", "null pointer");
+    const bool same = op.from == op.to && DTypeSizeBytes(op.from) > 0;
+    if (!same && !(IsFloatingPoint(op.from) && IsFloatingPoint(op.to))) {
+      return Malformed("cast", absl::StrCat("no such cast (got ", DTypeName(op.from), " to ", DTypeName(op.to), ")"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const ReduceOp& op) const {
+    if (op.dst == nullptr || std::find(op.sources.begin(), op.sources.end(), nullptr) != op.sources.end()) {
+      return Malformed("reduce", "null pointer");
+    }
+    if (op.sources.empty()) return Malformed("reduce", "no sources");
+    if (!IsTrainable(op.source_dtype)) {
+      return Malformed("reduce", absl::StrCat("source dtype is not trainable (got ", DTypeName(op.source_dtype), ")"));
+    }
+    if (op.round_to != v1::DTYPE_UNSPECIFIED && !IsTrainable(op.round_to)) {
+      return Malformed("reduce", absl::StrCat("reduce dtype is not trainable (got ", DTypeName(op.round_to), ")"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const SquaredNormOp& op) const {
+    return op.src == nullptr || op.result == nullptr ? Malformed("squared norm", "null pointer") : absl::OkStatus();
+  }
+  absl::Status operator()(const AdamWOp& op) const {
+    const bool null_pointer = op.p == nullptr || op.g == nullptr || op.m == nullptr || op.v == nullptr;
+    if (!null_pointer && op.params.step < 1) {
+      return Malformed("adamw", absl::StrCat("step counts from 1 (got ", op.params.step, ")"));
+    }
+    return CheckUpdate("adamw", null_pointer, op.param_dtype, op.cast_dst, op.cast_dtype);
+  }
+  absl::Status operator()(const SgdOp& op) const {
+    if ((op.buf == nullptr) != (op.params.momentum == 0)) {
+      return Malformed("sgd", "momentum and its buffer do not go together");
+    }
+    return CheckUpdate("sgd", op.p == nullptr || op.g == nullptr, op.param_dtype, op.cast_dst, op.cast_dtype);
+  }
+};
+
+struct Slice {
+  int64_t first;
+  int64_t count;
+  void operator()(const CopyOp& op) const {
+    CopyBytes(static_cast<const char*>(op.src) + first, static_cast<char*>(op.dst) + first, count);
+  }
+  void operator()(const CastOp& op) const {
+    Cast(At(op.src, op.from, first), op.from, At(op.dst, op.to, first), op.to, count);
+  }
+  void operator()(const ReduceOp& op) const {
+    if (first == 0) {
+      ReduceSources(op.sources, op.source_dtype, op.round_to, op.scale, op.accumulate, op.dst, count);
+      return;
+    }
+    std::vector<const void*> sources;
+    sources.reserve(op.sources.size());
+    for (const void* source : op.sources) sources.push_back(At(source, op.source_dtype, first));
+    ReduceSources(sources, op.source_dtype, op.round_to, op.scale, op.accumulate, op.dst + first, count);
+  }
+  void operator()(const SquaredNormOp& op) const { *op.result += SquaredNorm(op.src + first, count); }
+  void operator()(const AdamWOp& op) const {
+    AdamWUpdate(op.params, At(op.p, op.param_dtype, first), op.param_dtype, op.g + first, op.m + first, op.v + first,
+                At(op.cast_dst, op.cast_dtype, first), op.cast_dtype, count);
+  }
+  void operator()(const SgdOp& op) const {
+    SgdUpdate(op.params, At(op.p, op.param_dtype, first), op.param_dtype, op.g + first, At(op.buf, first),
+              At(op.cast_dst, op.cast_dtype, first), op.cast_dtype, count);
+  }
+};
+
+}  // namespace
+
+int64_t CpuOpExtent(const DeviceOp& op) {
+  if (const CopyOp* copy = std::get_if<CopyOp>(&op)) return copy->size_bytes;
+  return std::visit(
+      [](const auto& o) {
+        if constexpr (requires { o.numel; }) {
+          return o.numel;
+        } else {
+          return o.size_bytes;
+        }
+      },
+      op);
+}
+
+int64_t CpuOpSlice(const DeviceOp& op) { return std::holds_alternative<CopyOp>(op) ? kSliceBytes : kSliceNumel; }
+
+absl::Status CheckCpuOp(const DeviceOp& op) {
+  const int64_t extent = CpuOpExtent(op);
+  if (extent < 0) return Malformed("operation", absl::StrCat("negative extent (got ", extent, ")"));
+  if (extent == 0) return absl::OkStatus();
+  return std::visit(Check{}, op);
+}
+
+void RunCpuOp(const DeviceOp& op, int64_t first, int64_t count) { std::visit(Slice{first, count}, op); }
+
+}  // namespace shardd
