@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_OPTIMIZER_OPTIMIZER_H_
 #define SHARDD_SERVER_OPTIMIZER_OPTIMIZER_H_
 
-// The daemon's optimizer: turns one decided step into device work. Parameters without a gradient in this step (absent on
-// all ranks) get no update, no decay and no step count, as PyTorch treats None.
+// The daemon's optimizer: turns one decided step into device work. Parameters without a gradient in this step (absent
+// on all ranks) get no update, no decay and no step count, as PyTorch treats None.
 
 #include <cstdint>
 #include <vector>
@@ -26,12 +26,12 @@ struct SlabPointers {
 struct DecidedStep {
   std::vector<v1::HyperParameters> groups;  // one per optimizer group
   double clip_factor = 1;
-  std::vector<bool> present;                // by parameter: has a gradient
-  std::vector<int64_t> step_counts;         // by parameter: before this step
+  std::vector<bool> present;         // by parameter: has a gradient
+  std::vector<int64_t> step_counts;  // by parameter: before this step
 };
 
-// INVALID_ARGUMENT: wrong number of groups, or a value that PyTorch's optimizer refuses (negative lr, beta outside [0, 1),
-// nesterov without momentum, momentum without a planned buffer), naming group, field and value.
+// INVALID_ARGUMENT: wrong number of groups, or a value that PyTorch's optimizer refuses (negative lr, beta outside [0,
+// 1), nesterov without momentum, momentum without a planned buffer), naming group, field and value.
 absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step);
 
 // Operations that add the squared norm of `rank`'s work segments of present parameters to *result. Each gradient is
@@ -39,7 +39,8 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step);
 std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,
                               int rank, double* result);
 
-// Operations that update `rank`'s work segments, shards and cast copy. Adjacent segments with equal treatment are merged.
+// Operations that update `rank`'s work segments, shards and cast copy. Adjacent segments with equal treatment are
+// merged.
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank);
 
 // Operations that (re)make the cast copy of everything in `rank`'s work segments; empty when there is none.

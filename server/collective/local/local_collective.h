@@ -1,14 +1,24 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_LOCAL_LOCAL_COLLECTIVE_H_
 #define SHARDD_SERVER_COLLECTIVE_LOCAL_LOCAL_COLLECTIVE_H_
 
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
 #include "server/collective/collective.h"
 
 namespace shardd {
 
 // All ranks of the job on this node: each device reads every rank's slot for its own work segments once and writes the
-// gradient shards once. devices[r] is rank r's (several ranks may share one); they outlive this object and all requests.
+// gradient shards once. devices[r] is rank r's (several ranks may share one); they outlive this object and all
+// requests.
+//
+// A device that has nothing to do for a request gets nothing; where no device has, `done` runs on the first one.
+// Padding is neither read nor written by ReduceScatter. A malformed request is done with INVALID_ARGUMENT.
+// Thread-safe.
 class LocalCollective final : public Collective {
  public:
   explicit LocalCollective(std::vector<Device*> devices);
@@ -17,7 +27,23 @@ class LocalCollective final : public Collective {
   void AllGather(AllGatherRequest request, Done done) override;
 
  private:
+  // A range of one flat parameter that lies in one rank's work and in one parameter.
+  struct RankSegment {
+    int flat_param;
+    Segment segment;
+  };
+  // By rank; the ranges of a group's trainable flat parameters.
+  using GroupSegments = std::vector<std::vector<RankSegment>>;
+
+  std::shared_ptr<const GroupSegments> SegmentsOf(const ShardPlan& plan, int group) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant after construction.
   const std::vector<Device*> devices_;
+
+  // Guarded: what WorkSegments said, for the plan with this digest. A collective serves one job, hence one plan.
+  absl::Mutex mutex_;
+  std::string digest_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<int, std::shared_ptr<const GroupSegments>> segments_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardd

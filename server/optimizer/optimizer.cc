@@ -1,0 +1,209 @@
+#include "server/optimizer/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace shardd {
+namespace {
+
+bool IsTrained(const FlatParamPlan& flat) { return flat.requires_grad && flat.gradients_offset_bytes >= 0; }
+
+// Elements [offset, offset + numel) of a flat parameter; `param` is any of its parameters: all are treated alike.
+struct Range {
+  int param;
+  int64_t offset;
+  int64_t numel;
+};
+
+// `rank`'s work in `flat_param`, without parameters that `take` refuses, with touching segments joined where
+// `alike(a, b)`. Alignment gaps are not bridged: what a client leaves there takes part in nothing.
+template <typename Take, typename Alike>
+std::vector<Range> WorkRanges(const ShardPlan& plan, int flat_param, int rank, Take&& take, Alike&& alike) {
+  std::vector<Range> ranges;
+  for (const Segment& segment : WorkSegments(plan, flat_param, rank)) {
+    if (!take(segment.param)) continue;
+    if (!ranges.empty() && ranges.back().offset + ranges.back().numel == segment.offset &&
+        alike(ranges.back().param, segment.param)) {
+      ranges.back().numel += segment.numel;
+    } else {
+      ranges.push_back({segment.param, segment.offset, segment.numel});
+    }
+  }
+  return ranges;
+}
+
+// Where a range of a flat parameter lies in each slab.
+struct Addresses {
+  Addresses(const FlatParamPlan& flat, const SlabPointers& slabs, int64_t offset)
+      : param(slabs.shards + flat.shards_offset_bytes + offset * DTypeSizeBytes(flat.dtype)) {
+    if (slabs.parameters != nullptr && flat.params_offset_bytes >= 0) {
+      cast = slabs.parameters + flat.params_offset_bytes + offset * DTypeSizeBytes(flat.unsharded_dtype);
+    }
+    if (slabs.gradients != nullptr && flat.gradients_offset_bytes >= 0) {
+      gradient = reinterpret_cast<float*>(slabs.gradients + flat.gradients_offset_bytes) + offset;
+    }
+    if (slabs.optimizer != nullptr && flat.optimizer_offset_bytes >= 0) {
+      char* first = slabs.optimizer + flat.optimizer_offset_bytes;
+      state0 = reinterpret_cast<float*>(first) + offset;
+      state1 = reinterpret_cast<float*>(first + flat.StateStrideBytes()) + offset;
+    }
+  }
+  char* param;
+  char* cast = nullptr;  // nullptr: there is no cast copy
+  float* gradient = nullptr;
+  float* state0 = nullptr;
+  float* state1 = nullptr;  // only where the plan has two states
+};
+
+DeviceOp MakeAdamWOp(const FlatParamPlan& flat, const Addresses& at, const v1::HyperParameters& h, double clip_factor,
+                     int64_t step, int64_t numel) {
+  AdamWOp op;
+  op.params = {h.lr(), h.beta1(), h.beta2(), h.eps(), h.weight_decay(), step, clip_factor};
+  op.p = at.param;
+  op.param_dtype = flat.dtype;
+  op.g = at.gradient;
+  op.m = at.state0;
+  op.v = at.state1;
+  op.cast_dst = at.cast;
+  op.cast_dtype = flat.unsharded_dtype;
+  op.numel = numel;
+  return op;
+}
+
+DeviceOp MakeSgdOp(const FlatParamPlan& flat, const Addresses& at, const v1::HyperParameters& h, double clip_factor,
+                   int64_t step, int64_t numel) {
+  SgdOp op;
+  op.params = {h.lr(), h.momentum(), h.dampening(), h.weight_decay(), h.nesterov(), step == 1, clip_factor};
+  op.p = at.param;
+  op.param_dtype = flat.dtype;
+  op.g = at.gradient;
+  op.buf = h.momentum() == 0 ? nullptr : at.state0;
+  op.cast_dst = at.cast;
+  op.cast_dtype = flat.unsharded_dtype;
+  op.numel = numel;
+  return op;
+}
+
+// True and an `error` where `value` is outside [low, high) or not finite.
+absl::Status CheckRange(int group, absl::string_view field, double value, double high, absl::string_view want) {
+  if (value >= 0 && value < high) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("step: optimizer group ", group, ": ", field, " is out of range (got ",
+                                                 value, ", want ", want, ")"));
+}
+
+absl::Status CheckAdamW(int group, const v1::HyperParameters& h) {
+  if (absl::Status status = CheckRange(group, "beta1", h.beta1(), 1, "[0, 1)"); !status.ok()) return status;
+  if (absl::Status status = CheckRange(group, "beta2", h.beta2(), 1, "[0, 1)"); !status.ok()) return status;
+  return CheckRange(group, "eps", h.eps(), INFINITY, "finite, >= 0");
+}
+
+absl::Status CheckSgd(int group, const v1::HyperParameters& h, bool has_buffer) {
+  if (absl::Status status = CheckRange(group, "momentum", h.momentum(), INFINITY, "finite, >= 0"); !status.ok()) {
+    return status;
+  }
+  const auto refuse = [group](const auto&... fact) {
+    return absl::InvalidArgumentError(absl::StrCat("step: optimizer group ", group, ": ", fact...));
+  };
+  if (!std::isfinite(h.dampening())) return refuse("dampening is not finite (got ", h.dampening(), ")");
+  if (h.nesterov() && (h.momentum() == 0 || h.dampening() != 0)) {
+    return refuse("nesterov needs momentum and no dampening (got momentum ", h.momentum(), ", dampening ",
+                  h.dampening(), ")");
+  }
+  if (h.momentum() > 0 && !has_buffer) {
+    return refuse("momentum without a planned buffer (got ", h.momentum(), ", want 0); set OptimizerConfig.momentum");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
+  const v1::OptimizerConfig& optimizer = plan.config.optimizer();
+  const bool adamw = optimizer.kind() == v1::OPTIMIZER_KIND_ADAMW;
+  const bool sgd = optimizer.kind() == v1::OPTIMIZER_KIND_SGD;
+  const int want = adamw || sgd ? optimizer.groups_size() + 1 : 0;
+  if (step.groups_size() != want) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step: wrong number of optimizer groups (got ", step.groups_size(), ", want ", want, ")"));
+  }
+  if (!(step.max_grad_norm() >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step: max_grad_norm is out of range (got ", step.max_grad_norm(), ", want >= 0)"));
+  }
+  for (int i = 0; i < step.groups_size(); ++i) {
+    const v1::HyperParameters& h = step.groups(i);
+    if (absl::Status status = CheckRange(i, "lr", h.lr(), INFINITY, "finite, >= 0"); !status.ok()) return status;
+    if (absl::Status status = CheckRange(i, "weight_decay", h.weight_decay(), INFINITY, "finite, >= 0"); !status.ok()) {
+      return status;
+    }
+    absl::Status status = adamw ? CheckAdamW(i, h) : CheckSgd(i, h, plan.optimizer_states > 0);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,
+                              int rank, double* result) {
+  std::vector<DeviceOp> ops;
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    const FlatParamPlan& flat = plan.flat_params[f];
+    if (!IsTrained(flat)) continue;
+    const std::vector<Range> ranges = WorkRanges(
+        plan, static_cast<int>(f), rank, [&](int param) { return present[param]; }, [](int, int) { return true; });
+    for (const Range& range : ranges) {
+      ops.push_back(SquaredNormOp{Addresses(flat, slabs, range.offset).gradient, range.numel, result});
+    }
+  }
+  return ops;
+}
+
+std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank) {
+  std::vector<DeviceOp> ops;
+  const v1::OptimizerKind kind = plan.config.optimizer().kind();
+  if (kind != v1::OPTIMIZER_KIND_ADAMW && kind != v1::OPTIMIZER_KIND_SGD) return ops;
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    const FlatParamPlan& flat = plan.flat_params[f];
+    if (!IsTrained(flat)) continue;
+    const std::vector<Range> ranges = WorkRanges(
+        plan, static_cast<int>(f), rank, [&](int param) { return step.present[param]; },
+        [&](int a, int b) {
+          return plan.params[a].optimizer_group == plan.params[b].optimizer_group &&
+                 step.step_counts[a] == step.step_counts[b];
+        });
+    for (const Range& range : ranges) {
+      const v1::HyperParameters& h = step.groups[plan.params[range.param].optimizer_group];
+      const Addresses at(flat, slabs, range.offset);
+      const int64_t number = step.step_counts[range.param] + 1;
+      ops.push_back(kind == v1::OPTIMIZER_KIND_ADAMW ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel)
+                                                     : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
+    }
+  }
+  return ops;
+}
+
+std::vector<DeviceOp> CastOps(const ShardPlan& plan, const SlabPointers& slabs, int rank) {
+  std::vector<DeviceOp> ops;
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    const FlatParamPlan& flat = plan.flat_params[f];
+    const std::vector<Range> ranges = WorkRanges(
+        plan, static_cast<int>(f), rank, [](int) { return true; }, [](int, int) { return true; });
+    for (const Range& range : ranges) {
+      const Addresses at(flat, slabs, range.offset);
+      if (at.cast == nullptr) continue;
+      ops.push_back(CastOp{at.param, flat.dtype, at.cast, flat.unsharded_dtype, range.numel});
+    }
+  }
+  return ops;
+}
+
+double ClipFactor(double norm, double max_norm) {
+  if (max_norm == 0) return 1;
+  const double factor = max_norm / (norm + 1e-6);
+  // As torch.clamp(factor, max=1) does: a norm that is not a number clips to not a number.
+  return factor > 1 ? 1 : factor;
+}
+
+}  // namespace shardd
