@@ -62,6 +62,11 @@ class Handle {
   int users_ = 0;
 };
 
+// The transition table as documentation shows it: one markdown row per row of the table, and the training states as a
+// mermaid state diagram (transitions that change the state only).
+std::string HandleTableMarkdown();
+std::string HandleTableMermaid();
+
 }  // namespace shardd
 
 #endif  // SHARDD_COMMON_HANDLE_HANDLE_H_

@@ -96,7 +96,7 @@ struct MemoryPlan {
   int64_t optimizer_bytes = 0;
   int64_t unsharded_pool_bytes = 0;
   int64_t gradient_slots_bytes = 0;  // of one rank
-  int64_t session_bytes = 0;         // of one rank, gradient slots included (SessionLayout)
+  int64_t session_bytes = 0;         // of one rank: session memory (gradient slots included) and daemon page
   int64_t TotalBytes(int world_size) const;
 };
 
@@ -126,15 +126,20 @@ struct ShardPlan {
   std::vector<FlatParamPlan> flat_params;
   std::vector<GroupPlan> groups;           // left-to-right, depth-first pre-order of their modules
   std::vector<SlotPlan> gradient_slots;
-  int pool_slots = 0;                      // POOLED: world_size * (largest nesting + max_inflight_unshards)
+  // POOLED: world_size * (most groups that a rank holds at once + max_inflight_unshards). Held at once: a group, those
+  // around it, those that hold its tied parameters, and all that are not resharded after forward.
+  int pool_slots = 0;
   int64_t pool_slot_bytes = 0;
   int optimizer_states = 0;                // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
   MemoryPlan memory;
   std::string digest;                      // 32 bytes, SHA-256 over everything that must agree
-  absl::flat_hash_map<std::string, int> param_by_fqn;  // clean names and aliases
-  // -1 when unknown; cleans the name first.
+  absl::flat_hash_map<std::string, int> param_by_fqn;   // clean names and aliases
+  absl::flat_hash_map<std::string, int> group_by_name;  // clean names; "(root)"
+  // -1 when unknown; cleans the name first. The root group is "(root)" or "".
   int FindParam(absl::string_view fqn) const;
   int FindGroup(absl::string_view name) const;
+  // The parameter that element `offset` of the flat parameter belongs to; -1 for padding and out of range.
+  int ParamAt(int flat_param, int64_t offset) const;
 };
 
 // INVALID_ARGUMENT (the text names module or parameter, got and want) for a malformed spec; UNIMPLEMENTED for what is

@@ -1,0 +1,191 @@
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/plan/config_internal.h"
+#include "common/plan/plan.h"
+#include "common/status/status_macros.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+
+namespace shardd::plan_internal {
+namespace {
+
+constexpr int kMaxInflightUnshards = 1024;
+constexpr int kMaxOptimizerGroups = 1024;
+constexpr int64_t kMaxTimeoutMs = int64_t{365} * 24 * 3600 * 1000;
+
+template <typename... Text>
+absl::Status ConfigError(absl::string_view field, const Text&... text) {
+  return absl::InvalidArgumentError(absl::StrCat("plan config ", field, ": ", text...));
+}
+
+template <typename Enum, typename IsValid>
+absl::Status CheckEnum(absl::string_view field, Enum value, IsValid is_valid) {
+  if (!is_valid(value)) {
+    return ConfigError(field, "unknown value (got ", static_cast<int>(value), ")");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEnums(const v1::JobConfig& config) {
+  SHARDD_RETURN_IF_ERROR(CheckEnum("strategy", config.strategy(), v1::Strategy_IsValid));
+  SHARDD_RETURN_IF_ERROR(CheckEnum("layout", config.layout(), v1::Layout_IsValid));
+  SHARDD_RETURN_IF_ERROR(CheckEnum("unshard_mode", config.unshard_mode(), v1::UnshardMode_IsValid));
+  SHARDD_RETURN_IF_ERROR(CheckEnum("backward_prefetch", config.backward_prefetch(), v1::BackwardPrefetch_IsValid));
+  return CheckEnum("optimizer.kind", config.optimizer().kind(), v1::OptimizerKind_IsValid);
+}
+
+absl::Status CheckServed(const v1::JobConfig& config) {
+  if (config.strategy() == v1::STRATEGY_HYBRID_SHARD || config.strategy() == v1::STRATEGY_HYBRID_SHARD_ZERO2) {
+    return absl::UnimplementedError(absl::StrCat("plan config strategy: not served yet (got ",
+                                                 v1::Strategy_Name(config.strategy()),
+                                                 "); use STRATEGY_FULL_SHARD or STRATEGY_SHARD_GRAD_OP"));
+  }
+  if (!config.trainers_never_write()) {
+    return absl::UnimplementedError(
+        "plan config trainers_never_write: write windows are not served yet (got false, want true); let the daemon's "
+        "optimizer update the parameters and declare trainers_never_write");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLowPrecision(absl::string_view field, DType dtype) {
+  if (dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(dtype)) {
+    return ConfigError(field, "not a dtype to compute in (got ", DTypeName(dtype),
+                       ", want float32, bfloat16 or float16)");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTimeout(absl::string_view field, int64_t value) {
+  if (value < 0 || value > kMaxTimeoutMs) {
+    return ConfigError(field, "out of range (got ", value, ", want 0 to ", kMaxTimeoutMs, ")");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckValues(const v1::JobConfig& config) {
+  SHARDD_RETURN_IF_ERROR(CheckLowPrecision("mixed_precision.param_dtype", config.mixed_precision().param_dtype()));
+  SHARDD_RETURN_IF_ERROR(CheckLowPrecision("mixed_precision.reduce_dtype", config.mixed_precision().reduce_dtype()));
+  if (config.max_inflight_unshards() < 0 || config.max_inflight_unshards() > kMaxInflightUnshards) {
+    return ConfigError("max_inflight_unshards", "out of range (got ", config.max_inflight_unshards(), ", want 0 to ",
+                       kMaxInflightUnshards, ")");
+  }
+  const double factor = config.gradient_divide_factor();
+  if (!std::isfinite(factor) || factor < 0) {
+    return ConfigError("gradient_divide_factor", "out of range (got ", factor, ", want a finite number >= 0)");
+  }
+  SHARDD_RETURN_IF_ERROR(CheckTimeout("silence_timeout_ms", config.silence_timeout_ms()));
+  SHARDD_RETURN_IF_ERROR(CheckTimeout("grace_ms", config.grace_ms()));
+  if (config.optimizer().groups_size() > kMaxOptimizerGroups) {
+    return ConfigError("optimizer.groups", "too many (got ", config.optimizer().groups_size(),
+                       ", want <= ", kMaxOptimizerGroups, ")");
+  }
+  if (config.optimizer().momentum() && config.optimizer().kind() != v1::OPTIMIZER_KIND_SGD) {
+    return ConfigError("optimizer.momentum", "only SGD has a momentum buffer (got ",
+                       v1::OptimizerKind_Name(config.optimizer().kind()), ", want OPTIMIZER_KIND_SGD)");
+  }
+  return absl::OkStatus();
+}
+
+std::string FieldText(const google::protobuf::Message& message, const google::protobuf::FieldDescriptor& field) {
+  using google::protobuf::FieldDescriptor;
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return reflection.GetEnum(message, &field)->name();
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.GetBool(message, &field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_INT32:
+      return absl::StrCat(reflection.GetInt32(message, &field));
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(reflection.GetInt64(message, &field));
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return absl::StrCat(reflection.GetUInt32(message, &field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(reflection.GetUInt64(message, &field));
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return absl::StrFormat("%.9g", reflection.GetFloat(message, &field));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return absl::StrFormat("%.17g", reflection.GetDouble(message, &field));
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection.GetString(message, &field);
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      break;
+  }
+  return "";
+}
+
+void AppendFields(const google::protobuf::Message& message, const std::string& prefix,
+                  std::vector<std::pair<std::string, std::string>>& fields) {
+  const google::protobuf::Descriptor& descriptor = *message.GetDescriptor();
+  for (int i = 0; i < descriptor.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *descriptor.field(i);
+    const std::string path = absl::StrCat(prefix, field.name());
+    if (field.is_repeated()) {
+      // Only optimizer.groups is repeated. How many there are is how many hyperparameters a Step carries.
+      fields.emplace_back(path + ".size", absl::StrCat(message.GetReflection()->FieldSize(message, &field)));
+    } else if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) {
+      AppendFields(message.GetReflection()->GetMessage(message, &field), path + ".", fields);
+    } else {
+      fields.emplace_back(path, FieldText(message, field));
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_size) {
+  SHARDD_RETURN_IF_ERROR(CheckEnums(config));
+  SHARDD_RETURN_IF_ERROR(CheckServed(config));
+  SHARDD_RETURN_IF_ERROR(CheckValues(config));
+  v1::JobConfig filled = config;
+  if (filled.strategy() == v1::STRATEGY_UNSPECIFIED) {
+    filled.set_strategy(v1::STRATEGY_FULL_SHARD);
+  }
+  if (filled.layout() == v1::LAYOUT_UNSPECIFIED) {
+    filled.set_layout(v1::LAYOUT_FLAT);
+  }
+  if (filled.unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
+    filled.set_unshard_mode(v1::UNSHARD_MODE_ZERO_COPY);
+  }
+  if (filled.max_inflight_unshards() == 0) {
+    filled.set_max_inflight_unshards(2);
+  }
+  if (filled.backward_prefetch() == v1::BACKWARD_PREFETCH_UNSPECIFIED) {
+    filled.set_backward_prefetch(v1::BACKWARD_PREFETCH_PRE);
+  }
+  if (filled.optimizer().kind() == v1::OPTIMIZER_KIND_UNSPECIFIED) {
+    filled.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_NONE);
+  }
+  if (filled.gradient_divide_factor() == 0) {  // also -0.0
+    filled.set_gradient_divide_factor(world_size);
+  }
+  if (filled.silence_timeout_ms() == 0) {
+    filled.set_silence_timeout_ms(120'000);
+  }
+  if (filled.grace_ms() == 0) {
+    filled.set_grace_ms(60'000);
+  }
+  return filled;
+}
+
+std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfig& filled) {
+  std::vector<std::pair<std::string, std::string>> fields;
+  AppendFields(filled, "", fields);
+  return fields;
+}
+
+int OptimizerStates(const v1::OptimizerConfig& optimizer) {
+  switch (optimizer.kind()) {
+    case v1::OPTIMIZER_KIND_ADAMW:
+      return 2;
+    case v1::OPTIMIZER_KIND_SGD:
+      return optimizer.momentum() ? 1 : 0;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace shardd::plan_internal

@@ -1,0 +1,252 @@
+// The canonical form: a tag, then every item as a little-endian 64-bit integer or as length and bytes, so that no two
+// plans can give the same bytes. What is computed from these items (offsets, slots, slabs) is not repeated; whoever
+// changes those computations raises kFormat, so that a client and a daemon of different builds notice.
+
+#include <openssl/evp.h>
+
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/plan/config_internal.h"
+#include "common/plan/digest_internal.h"
+#include "common/plan/tree_internal.h"
+
+namespace shardd {
+namespace plan_internal {
+namespace {
+
+constexpr absl::string_view kFormat = "shardd plan 1";
+
+class CanonicalHasher {
+ public:
+  CanonicalHasher() : context_(EVP_MD_CTX_new(), &EVP_MD_CTX_free) {
+    ok_ = context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
+  }
+
+  void Int(int64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      buffer_.push_back(static_cast<char>(static_cast<uint64_t>(value) >> shift));
+    }
+    if (buffer_.size() >= kFlushBytes) {
+      Flush();
+    }
+  }
+
+  void Text(absl::string_view text) {
+    Int(static_cast<int64_t>(text.size()));
+    buffer_.append(text.data(), text.size());
+  }
+
+  // Empty when the library refuses, which an SHA-256 provider never does; an empty digest equals no other's.
+  std::string Finish() {
+    Flush();
+    std::string digest(EVP_MAX_MD_SIZE, '\0');
+    unsigned size_bytes = 0;
+    ok_ = ok_ && EVP_DigestFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(digest.data()), &size_bytes) == 1;
+    digest.resize(ok_ ? size_bytes : 0);
+    return digest;
+  }
+
+ private:
+  static constexpr size_t kFlushBytes = 1 << 16;
+
+  void Flush() {
+    ok_ = ok_ && EVP_DigestUpdate(context_.get(), buffer_.data(), buffer_.size()) == 1;
+    buffer_.clear();
+  }
+
+  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
+  std::string buffer_;
+  bool ok_ = false;
+};
+
+// {path, got, want} of the first item that differs in two descriptions of the same thing; empty path where none does.
+std::string Differs(absl::string_view what, absl::string_view got, absl::string_view want) {
+  return absl::StrCat(what, " differs (got ", got, ", want ", want, ")");
+}
+
+std::string ShapeText(const ParamPlan& param) { return absl::StrCat("[", absl::StrJoin(param.shape, ", "), "]"); }
+
+std::string AliasText(const ParamPlan& param) {
+  if (param.aliases.empty()) {
+    return "none";
+  }
+  return absl::StrJoin(param.aliases, ", ",
+                       [](std::string* out, const std::string& name) { absl::StrAppend(out, Quoted(name)); });
+}
+
+std::string ParamDifference(const ShardPlan& got_plan, const ParamPlan& got, int got_index, const ShardPlan& want_plan,
+                            const ParamPlan& want, int want_index) {
+  const auto boolean = [](bool value) { return value ? "true" : "false"; };
+  if (got.shape != want.shape) {
+    return Differs("shape", ShapeText(got), ShapeText(want));
+  }
+  if (got.dtype != want.dtype) {
+    return Differs("dtype", DTypeName(got.dtype), DTypeName(want.dtype));
+  }
+  if (got.requires_grad != want.requires_grad) {
+    return Differs("requires_grad", boolean(got.requires_grad), boolean(want.requires_grad));
+  }
+  if (got.aliases != want.aliases) {
+    return Differs("tied names", AliasText(got), AliasText(want));
+  }
+  const std::string& got_group = got_plan.groups[got.group].name;
+  const std::string& want_group = want_plan.groups[want.group].name;
+  if (got_group != want_group) {
+    return Differs("parameter group", Quoted(got_group), Quoted(want_group));
+  }
+  if (got.optimizer_group != want.optimizer_group) {
+    return Differs("optimizer group", absl::StrCat(got.optimizer_group), absl::StrCat(want.optimizer_group));
+  }
+  if (got_index != want_index) {
+    return Differs("position in traversal order", absl::StrCat(got_index), absl::StrCat(want_index));
+  }
+  return "";
+}
+
+std::string FirstParamDifference(const ShardPlan& got, const ShardPlan& want) {
+  for (size_t i = 0; i < want.params.size(); ++i) {
+    const ParamPlan& param = want.params[i];
+    const auto found = got.param_by_fqn.find(param.fqn);
+    if (found == got.param_by_fqn.end()) {
+      return absl::StrCat("parameter ", Quoted(param.fqn), ": missing (got no such parameter, want ", ShapeText(param),
+                          " ", DTypeName(param.dtype), ")");
+    }
+    const ParamPlan& other = got.params[found->second];
+    if (other.fqn != param.fqn) {
+      return absl::StrCat("parameter ", Quoted(param.fqn), ": ",
+                          Differs("first use of a tied tensor", Quoted(other.fqn), Quoted(param.fqn)));
+    }
+    const std::string difference = ParamDifference(got, other, found->second, want, param, static_cast<int>(i));
+    // A parameter that is in `got` only shifts all that follow; say that instead.
+    const bool is_shifted = !difference.empty() && other.shape == param.shape && i < got.params.size() &&
+                            !want.param_by_fqn.contains(got.params[i].fqn);
+    if (!difference.empty() && !is_shifted) {
+      return absl::StrCat("parameter ", Quoted(param.fqn), ": ", difference);
+    }
+    if (is_shifted) {
+      break;
+    }
+  }
+  for (const ParamPlan& param : got.params) {
+    if (!want.param_by_fqn.contains(param.fqn)) {
+      return absl::StrCat("parameter ", Quoted(param.fqn), ": extra (got ", ShapeText(param), " ",
+                          DTypeName(param.dtype), ", want no such parameter)");
+    }
+  }
+  return "";
+}
+
+std::string GroupNames(const ShardPlan& plan, const std::vector<int>& groups) {
+  if (groups.empty()) {
+    return "none";
+  }
+  return absl::StrJoin(groups, ", ",
+                       [&plan](std::string* out, int g) { absl::StrAppend(out, Quoted(plan.groups[g].name)); });
+}
+
+std::string FirstGroupDifference(const ShardPlan& got, const ShardPlan& want) {
+  for (size_t g = 0; g < want.groups.size(); ++g) {
+    const GroupPlan& group = want.groups[g];
+    const std::string label = absl::StrCat("group ", Quoted(group.name), ": ");
+    const auto found = got.group_by_name.find(group.name);
+    if (found == got.group_by_name.end()) {
+      return absl::StrCat(label, "missing");
+    }
+    const GroupPlan& other = got.groups[found->second];
+    if (found->second != static_cast<int>(g)) {
+      return absl::StrCat(label, Differs("position", absl::StrCat(found->second), absl::StrCat(g)));
+    }
+    if (other.depth != group.depth) {
+      return absl::StrCat(label, Differs("nesting depth", absl::StrCat(other.depth), absl::StrCat(group.depth)));
+    }
+    if (other.reshard_after_forward != group.reshard_after_forward) {
+      return absl::StrCat(label, Differs("reshard_after_forward", other.reshard_after_forward ? "true" : "false",
+                                         group.reshard_after_forward ? "true" : "false"));
+    }
+    if (other.also_unshards != group.also_unshards) {
+      return absl::StrCat(label, Differs("groups that hold its tied parameters", GroupNames(got, other.also_unshards),
+                                         GroupNames(want, group.also_unshards)));
+    }
+  }
+  for (const GroupPlan& group : got.groups) {
+    if (!want.group_by_name.contains(group.name)) {
+      return absl::StrCat("group ", Quoted(group.name), ": extra");
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string PlanDigest(const ShardPlan& plan) {
+  CanonicalHasher hasher;
+  hasher.Text(kFormat);
+  hasher.Int(plan.world_size);
+  for (const auto& [path, value] : ConfigFields(plan.config)) {
+    hasher.Text(path);
+    hasher.Text(value);
+  }
+  hasher.Int(static_cast<int64_t>(plan.params.size()));
+  for (const ParamPlan& param : plan.params) {
+    hasher.Text(param.fqn);
+    hasher.Int(static_cast<int64_t>(param.aliases.size()));
+    for (const std::string& alias : param.aliases) {
+      hasher.Text(alias);
+    }
+    hasher.Int(static_cast<int64_t>(param.shape.size()));
+    for (int64_t extent : param.shape) {
+      hasher.Int(extent);
+    }
+    hasher.Int(param.dtype);
+    hasher.Int(param.requires_grad);
+    hasher.Int(param.group);
+    hasher.Int(param.optimizer_group);
+  }
+  hasher.Int(static_cast<int64_t>(plan.groups.size()));
+  for (const GroupPlan& group : plan.groups) {
+    hasher.Text(group.name);
+    hasher.Int(group.depth);
+    hasher.Int(group.reshard_after_forward);
+    hasher.Int(static_cast<int64_t>(group.also_unshards.size()));
+    for (int other : group.also_unshards) {
+      hasher.Int(other);
+    }
+  }
+  return hasher.Finish();
+}
+
+}  // namespace plan_internal
+
+std::string FirstDifference(const v1::JobSpec& got, const v1::JobSpec& want) {
+  using namespace plan_internal;  // NOLINT: this file's own helpers
+  if (got.world_size() != want.world_size()) {
+    return Differs("world size", absl::StrCat(got.world_size()), absl::StrCat(want.world_size()));
+  }
+  const absl::StatusOr<ShardPlan> got_plan = PlanShards(got);
+  const absl::StatusOr<ShardPlan> want_plan = PlanShards(want);
+  if (!got_plan.ok() || !want_plan.ok()) {
+    const bool same = !got_plan.ok() && !want_plan.ok() && got_plan.status() == want_plan.status();
+    const auto text = [](const absl::StatusOr<ShardPlan>& plan) {
+      return plan.ok() ? "a valid job" : std::string(plan.status().message());
+    };
+    return same ? "" : Differs("validity", text(got_plan), text(want_plan));
+  }
+  if (got_plan->digest == want_plan->digest) {
+    return "";
+  }
+  const auto got_fields = ConfigFields(got_plan->config);
+  const auto want_fields = ConfigFields(want_plan->config);
+  for (size_t i = 0; i < want_fields.size(); ++i) {
+    if (got_fields[i].second != want_fields[i].second) {
+      return Differs(absl::StrCat("config ", want_fields[i].first), got_fields[i].second, want_fields[i].second);
+    }
+  }
+  if (std::string difference = FirstParamDifference(*got_plan, *want_plan); !difference.empty()) {
+    return difference;
+  }
+  return FirstGroupDifference(*got_plan, *want_plan);
+}
+
+}  // namespace shardd

@@ -1,0 +1,26 @@
+#ifndef SHARDD_COMMON_PLAN_LAYOUT_INTERNAL_H_
+#define SHARDD_COMMON_PLAN_LAYOUT_INTERNAL_H_
+
+// Last stage of PlanShards: groups with their parameters become flat parameters with offsets.
+
+#include <cstdint>
+
+#include "common/plan/plan.h"
+
+namespace shardd::plan_internal {
+
+constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Elements between possible starts of parameters, and between shards of FLAT.
+int64_t AlignmentNumel(const FlatParamPlan& flat);
+
+// Fills plan.flat_params, the groups' flat_params, numel, image sizes and offsets within images, and the parameters'
+// places, from plan.params (group, dtype, shape, ...), plan.groups[].params, plan.config and world sizes.
+void LayOutFlatParams(ShardPlan& plan);
+
+// Fills slab offsets, gradient slots, pool and memory.
+void LayOutMemory(ShardPlan& plan);
+
+}  // namespace shardd::plan_internal
+
+#endif  // SHARDD_COMMON_PLAN_LAYOUT_INTERNAL_H_

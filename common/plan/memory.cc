@@ -1,0 +1,148 @@
+// Where everything lies in the slabs, and how many bytes that is: the prediction that a job is admitted by.
+
+#include <algorithm>
+
+#include "common/plan/config_internal.h"
+#include "common/plan/layout_internal.h"
+#include "common/plan/session_layout.h"
+
+namespace shardd {
+namespace plan_internal {
+namespace {
+
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kFp32Bytes = 4;
+
+// Takes a place in a slab, slot or image.
+int64_t Take(int64_t& end_bytes, int64_t size_bytes) {
+  const int64_t offset_bytes = end_bytes;
+  end_bytes = RoundUp(offset_bytes + size_bytes, kSlabAlignmentBytes);
+  return offset_bytes;
+}
+
+void LayOutSlabs(ShardPlan& plan) {
+  const bool is_pooled = plan.config.unshard_mode() == v1::UNSHARD_MODE_POOLED;
+  for (FlatParamPlan& flat : plan.flat_params) {
+    GroupPlan& group = plan.groups[flat.group];
+    const int64_t unsharded_bytes = flat.padded_numel * DTypeSizeBytes(flat.unsharded_dtype);
+    flat.shards_offset_bytes = Take(plan.memory.shards_bytes, flat.padded_numel * DTypeSizeBytes(flat.dtype));
+    const int64_t image_offset_bytes = Take(group.unsharded_bytes, unsharded_bytes);
+    if (is_pooled) {
+      flat.pool_offset_bytes = image_offset_bytes;
+    } else if (flat.unsharded_dtype != flat.dtype) {
+      flat.params_offset_bytes = Take(plan.memory.parameters_bytes, unsharded_bytes);
+    }
+    if (!flat.requires_grad) {
+      continue;
+    }
+    flat.gradients_offset_bytes = Take(plan.memory.gradients_bytes, flat.padded_numel * kFp32Bytes);
+    flat.slot_offset_bytes = Take(group.gradient_bytes, unsharded_bytes);
+    if (plan.optimizer_states > 0) {
+      flat.optimizer_offset_bytes = Take(plan.memory.optimizer_bytes, plan.optimizer_states * flat.StateStrideBytes());
+    }
+  }
+}
+
+void AssignGradientSlots(ShardPlan& plan) {
+  int max_depth = 0;
+  for (const GroupPlan& group : plan.groups) {
+    max_depth = std::max(max_depth, group.depth);
+  }
+  std::vector<int> trainable_at(max_depth + 1, 0);
+  for (const GroupPlan& group : plan.groups) {
+    trainable_at[group.depth] += group.gradient_bytes > 0 ? 1 : 0;
+  }
+  // Two at a depth let one group's gradients be written while its neighbour's are being reduced.
+  std::vector<int> first_slot(max_depth + 1, 0);
+  int slots = 0;
+  for (int depth = 0; depth <= max_depth; ++depth) {
+    first_slot[depth] = slots;
+    slots += std::min(trainable_at[depth], 2);
+  }
+  plan.gradient_slots.resize(slots);
+  std::vector<int> seen_at(max_depth + 1, 0);
+  for (GroupPlan& group : plan.groups) {
+    if (group.gradient_bytes == 0) {
+      continue;
+    }
+    group.gradient_slot = first_slot[group.depth] + seen_at[group.depth]++ % 2;
+    SlotPlan& slot = plan.gradient_slots[group.gradient_slot];
+    slot.size_bytes = std::max(slot.size_bytes, group.gradient_bytes);
+  }
+  for (SlotPlan& slot : plan.gradient_slots) {
+    slot.offset_bytes = plan.memory.gradient_slots_bytes;
+    plan.memory.gradient_slots_bytes = RoundUp(slot.offset_bytes + slot.size_bytes, kPageBytes);
+  }
+}
+
+// The most groups that one rank can hold at once, so that it never waits for a slot that only it could give back.
+int MostGroupsHeld(const ShardPlan& plan) {
+  int always_held = 0;
+  for (const GroupPlan& group : plan.groups) {
+    always_held += group.reshard_after_forward ? 0 : 1;
+  }
+  int most = always_held;
+  // Pre-order: the chain of groups around the current one is a stack by depth. `held` counts, by group, who in the
+  // chain needs it.
+  std::vector<int> chain;
+  std::vector<int> users(plan.groups.size(), 0);
+  int held = always_held;
+  const auto use = [&](int g, int change) {
+    const bool was_held = users[g] > 0;
+    users[g] += change;
+    const bool is_held = users[g] > 0;
+    if (plan.groups[g].reshard_after_forward) {
+      held += (is_held ? 1 : 0) - (was_held ? 1 : 0);
+    }
+  };
+  const auto use_with_ties = [&](int g, int change) {
+    use(g, change);
+    for (int other : plan.groups[g].also_unshards) {
+      use(other, change);
+    }
+  };
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    while (static_cast<int>(chain.size()) > plan.groups[g].depth) {
+      use_with_ties(chain.back(), -1);
+      chain.pop_back();
+    }
+    chain.push_back(static_cast<int>(g));
+    use_with_ties(static_cast<int>(g), 1);
+    most = std::max(most, held);
+  }
+  return most;
+}
+
+void SizePool(ShardPlan& plan) {
+  if (plan.config.unshard_mode() != v1::UNSHARD_MODE_POOLED) {
+    return;
+  }
+  plan.pool_slots = plan.world_size * (MostGroupsHeld(plan) + plan.config.max_inflight_unshards());
+  for (const GroupPlan& group : plan.groups) {
+    plan.pool_slot_bytes = std::max(plan.pool_slot_bytes, RoundUp(group.unsharded_bytes, kPageBytes));
+  }
+  plan.memory.unsharded_pool_bytes = plan.pool_slots * plan.pool_slot_bytes;
+}
+
+}  // namespace
+
+void LayOutMemory(ShardPlan& plan) {
+  LayOutSlabs(plan);
+  AssignGradientSlots(plan);
+  SizePool(plan);
+  const SessionLayout session = MakeSessionLayout(plan);
+  plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
+}
+
+}  // namespace plan_internal
+
+int64_t FlatParamPlan::StateStrideBytes() const {
+  return plan_internal::RoundUp(padded_numel * plan_internal::kFp32Bytes, kSlabAlignmentBytes);
+}
+
+int64_t MemoryPlan::TotalBytes(int world_size) const {
+  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes +
+         world_size * session_bytes;
+}
+
+}  // namespace shardd

@@ -1,0 +1,233 @@
+#include "common/plan/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/fqn/fqn.h"
+#include "common/plan/config_internal.h"
+#include "common/plan/digest_internal.h"
+#include "common/plan/layout_internal.h"
+#include "common/plan/policy_internal.h"
+#include "common/plan/tree_internal.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+using plan_internal::ManagedTree;
+using plan_internal::Quoted;
+using plan_internal::TiedUse;
+using plan_internal::TreeParam;
+
+constexpr absl::string_view kRootName = "(root)";
+
+bool ReshardAfterForward(const v1::JobConfig& config, const v1::Module& module, bool is_root) {
+  if (module.reshard_after_forward() != v1::OVERRIDE_UNSPECIFIED) {
+    return module.reshard_after_forward() == v1::OVERRIDE_YES;
+  }
+  // Backward begins where forward ends, in the root: giving its parameters back would only fetch them again.
+  return config.strategy() == v1::STRATEGY_FULL_SHARD && !is_root;
+}
+
+// Groups, parameters and who uses whose, without layout.
+class Grouper {
+ public:
+  Grouper(const v1::ModuleTree& tree, const ManagedTree& managed, const std::vector<bool>& fully_sharded,
+          ShardPlan& plan)
+      : tree_(tree), managed_(managed), plan_(plan), owner_(tree.modules_size(), -1) {
+    for (int m = 0; m < tree.modules_size(); ++m) {
+      if (managed.managed[m]) {
+        owner_[m] = fully_sharded[m] ? m : owner_[tree.modules(m).parent()];
+      }
+    }
+  }
+
+  absl::Status Run() {
+    SHARDD_RETURN_IF_ERROR(MakeGroups());
+    SHARDD_RETURN_IF_ERROR(MakeParams());
+    return MakeTies();
+  }
+
+ private:
+  // A fully sharded module is responsible for a group where parameters are stored in it, or where it must see to it
+  // that another group which holds its tied parameters is unsharded.
+  absl::Status MakeGroups() {
+    const int modules = tree_.modules_size();
+    std::vector<bool> has_group(modules, false);
+    for (const TreeParam& param : managed_.params) {
+      has_group[owner_[param.module]] = true;
+    }
+    for (const TiedUse& use : managed_.tied_uses) {
+      has_group[owner_[use.module]] = true;
+    }
+    group_of_module_.assign(modules, -1);
+    std::vector<int> groups_at(modules, 0);  // this module and above
+    for (int m = 0; m < modules; ++m) {
+      const int above = m == 0 ? 0 : groups_at[tree_.modules(m).parent()];
+      groups_at[m] = above + (has_group[m] ? 1 : 0);
+      if (!has_group[m]) {
+        continue;
+      }
+      GroupPlan group;
+      group.name = managed_.fqns[m].empty() ? std::string(kRootName) : managed_.fqns[m];
+      group.module = m;
+      group.depth = above;
+      group.reshard_after_forward =
+          ReshardAfterForward(plan_.config, tree_.modules(m), /*is_root=*/managed_.fqns[m].empty());
+      group_of_module_[m] = static_cast<int>(plan_.groups.size());
+      if (!plan_.group_by_name.emplace(group.name, group_of_module_[m]).second) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("plan group ", Quoted(group.name),
+                         ": two fully sharded modules have this name without wrapper prefixes (the second is module ",
+                         Quoted(tree_.modules(m).name()), "); shard only the outer one"));
+      }
+      plan_.groups.push_back(std::move(group));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeParams() {
+    plan_.params.reserve(managed_.params.size());
+    plan_.param_by_fqn.reserve(managed_.params.size() + managed_.tied_uses.size());
+    for (const TreeParam& source : managed_.params) {
+      ParamPlan param;
+      param.fqn = source.fqn;
+      param.shape.assign(source.declared->shape().begin(), source.declared->shape().end());
+      param.numel = source.numel;
+      param.dtype = source.declared->dtype();
+      param.requires_grad = source.declared->requires_grad();
+      param.group = group_of_module_[owner_[source.module]];
+      param.optimizer_group = param.requires_grad ? 0 : -1;
+      SHARDD_RETURN_IF_ERROR(AddName(param.fqn, static_cast<int>(plan_.params.size())));
+      plan_.groups[param.group].params.push_back(static_cast<int>(plan_.params.size()));
+      plan_.params.push_back(std::move(param));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeTies() {
+    for (const TiedUse& use : managed_.tied_uses) {
+      SHARDD_RETURN_IF_ERROR(AddName(use.fqn, use.param));
+      plan_.params[use.param].aliases.push_back(use.fqn);
+      const int user = group_of_module_[owner_[use.module]];
+      const int holder = plan_.params[use.param].group;
+      if (user != holder) {
+        plan_.groups[user].also_unshards.push_back(holder);
+      }
+    }
+    for (GroupPlan& group : plan_.groups) {
+      std::vector<int>& others = group.also_unshards;
+      std::sort(others.begin(), others.end());
+      others.erase(std::unique(others.begin(), others.end()), others.end());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddName(const std::string& fqn, int param) {
+    if (!plan_.param_by_fqn.emplace(fqn, param).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("plan parameter ", Quoted(fqn), ": two parameters have this name without wrapper prefixes"));
+    }
+    return absl::OkStatus();
+  }
+
+  const v1::ModuleTree& tree_;
+  const ManagedTree& managed_;
+  ShardPlan& plan_;
+  std::vector<int> owner_;            // by module: its nearest fully sharded module; -1: not managed
+  std::vector<int> group_of_module_;  // by fully sharded module
+};
+
+absl::Status AssignOptimizerGroups(ShardPlan& plan) {
+  std::vector<bool> is_listed(plan.params.size(), false);
+  for (int g = 0; g < plan.config.optimizer().groups_size(); ++g) {
+    for (const std::string& fqn : plan.config.optimizer().groups(g).fqns()) {
+      const auto error = [&](absl::string_view fact) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("plan optimizer group ", g + 1, ": parameter ", Quoted(fqn), " ", fact));
+      };
+      const int p = plan.FindParam(fqn);
+      if (p < 0) {
+        return error("is unknown or left out");
+      }
+      if (!plan.params[p].requires_grad) {
+        return error("is frozen (got requires_grad false, want true)");
+      }
+      if (is_listed[p]) {
+        return error(absl::StrCat("is listed twice (first in optimizer group ", plan.params[p].optimizer_group, ")"));
+      }
+      is_listed[p] = true;
+      plan.params[p].optimizer_group = g + 1;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
+  SHARDD_RETURN_IF_ERROR(plan_internal::CheckJobName(spec.name()));
+  if (spec.world_size() < 1 || spec.world_size() > kMaxWorldSize) {
+    return absl::InvalidArgumentError(absl::StrCat("plan job ", Quoted(spec.name()),
+                                                   ": world size is out of range (got ", spec.world_size(),
+                                                   ", want 1 to ", kMaxWorldSize, ")"));
+  }
+  ShardPlan plan;
+  plan.world_size = spec.world_size();
+  SHARDD_ASSIGN_OR_RETURN(plan.config, plan_internal::FillConfig(spec.config(), spec.world_size()));
+  plan.shard_world_size = plan.config.strategy() == v1::STRATEGY_NO_SHARD ? 1 : plan.world_size;
+  plan.optimizer_states = plan_internal::OptimizerStates(plan.config.optimizer());
+
+  SHARDD_ASSIGN_OR_RETURN(const ManagedTree managed, plan_internal::ReadTree(spec.tree()));
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<bool> fully_sharded,
+                          plan_internal::FindFullyShardedModules(spec.tree(), managed, spec.policy()));
+  SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
+  SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
+  plan_internal::LayOutFlatParams(plan);
+  plan_internal::LayOutMemory(plan);
+  plan.digest = plan_internal::PlanDigest(plan);
+  return plan;
+}
+
+int ShardPlan::FindParam(absl::string_view fqn) const {
+  // Names in the map are clean, so one that is found needs no cleaning.
+  auto found = param_by_fqn.find(fqn);
+  if (found == param_by_fqn.end()) {
+    found = param_by_fqn.find(CleanFqn(fqn));
+  }
+  return found == param_by_fqn.end() ? -1 : found->second;
+}
+
+int ShardPlan::FindGroup(absl::string_view name) const {
+  auto found = group_by_name.find(name);
+  if (found == group_by_name.end()) {
+    const std::string clean = CleanFqn(name);
+    found = group_by_name.find(clean.empty() ? kRootName : absl::string_view(clean));
+  }
+  return found == group_by_name.end() ? -1 : found->second;
+}
+
+absl::StatusOr<ShardMetadata> GetShardMetadata(const ShardPlan& plan, int flat_param, int rank) {
+  if (flat_param < 0 || flat_param >= static_cast<int>(plan.flat_params.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("shard metadata: no such flat parameter (got ", flat_param,
+                                                   ", want 0 <= flat parameter < ", plan.flat_params.size(), ")"));
+  }
+  if (rank < 0 || rank >= plan.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard metadata: no such rank (got ", rank, ", want 0 <= rank < ", plan.world_size, ")"));
+  }
+  ShardMetadata metadata;
+  int64_t numel = 0;
+  for (const Segment& segment : RankSegments(plan, flat_param, rank)) {
+    metadata.pieces.push_back({segment.param, segment.offset - plan.params[segment.param].offset, segment.numel});
+    numel += segment.numel;
+  }
+  // DIM0: a shard is rows of parameters and nothing else.
+  if (plan.config.layout() == v1::LAYOUT_FLAT) {
+    metadata.padding_numel = plan.flat_params[flat_param].shard_numel - numel;
+  }
+  return metadata;
+}
+
+}  // namespace shardd
