@@ -1,0 +1,82 @@
+#include "server/service/grpc_server.h"
+
+#include <utility>
+
+#include "grpc/grpc.h"
+#include "grpcpp/ext/channelz_service_plugin.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
+
+namespace shardd {
+namespace {
+
+// Clients may ping an idle connection so often; gRPC's default of 5 minutes would answer with GOAWAY.
+constexpr int kMinPingIntervalMs = 10'000;
+
+void InstallPluginsOnce() {
+  static const bool installed = [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::channelz::experimental::InitChannelzService();
+    return true;
+  }();
+  (void)installed;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(std::vector<NamedService> services,
+                                                               const GrpcServerOptions& options) {
+  InstallPluginsOnce();
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  builder.SetMaxSendMessageSize(options.max_message_bytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.SetResourceQuota(grpc::ResourceQuota("shardd").Resize(options.max_buffer_bytes));
+  for (const NamedService& named : services) {
+    builder.RegisterService(named.service.get());
+  }
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr) {
+    return absl::InternalError("start gRPC server: the library refused (its reason is on standard error)");
+  }
+  auto created = std::unique_ptr<GrpcServer>(new GrpcServer(std::move(services), std::move(server)));
+  created->SetServing(true);
+  return created;
+}
+
+GrpcServer::GrpcServer(std::vector<NamedService> services, std::unique_ptr<grpc::Server> server)
+    : services_(std::move(services)), server_(std::move(server)) {}
+
+GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
+
+void GrpcServer::SetServing(bool serving) {
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  if (health == nullptr) {
+    return;
+  }
+  health->SetServingStatus("", serving);
+  for (const NamedService& named : services_) {
+    health->SetServingStatus(named.name, serving);
+  }
+}
+
+void GrpcServer::Shutdown(absl::Duration grace) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(shut_down_, true)) {
+      return;
+    }
+  }
+  if (grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService(); health != nullptr) {
+    // NOT_SERVING for all, for good: those that Watch are told before their streams end.
+    health->Shutdown();
+  }
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+}
+
+}  // namespace shardd

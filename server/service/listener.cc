@@ -1,0 +1,374 @@
+#include "server/service/listener.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "common/status/status_macros.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_posix.h"
+#include "server/observe/log.h"
+#include "server/service/socket_path.h"
+
+namespace shardd {
+namespace {
+
+// Numbers given to gRPC connections go round in [kFirstGrpcFd, kLastGrpcFd]; the descriptor table grows to the highest.
+constexpr int kFirstGrpcFd = 64;
+constexpr int kLastGrpcFd = 16384;
+constexpr absl::Duration kSweepInterval = absl::Seconds(10);
+// Out of descriptors: the backlog keeps the connections meanwhile.
+constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+
+// Slots of connections that are undecided or wait for their answer. Thread-safe.
+class PendingCount {
+ public:
+  bool TryAcquire(uint32_t uid, size_t max_per_uid, size_t max_total) {
+    absl::MutexLock lock(&mutex_);
+    if (total_ >= max_total) {
+      return false;
+    }
+    size_t& of_uid = of_uid_[uid];
+    if (of_uid >= max_per_uid) {
+      return false;
+    }
+    ++of_uid;
+    ++total_;
+    return true;
+  }
+  void Release(uint32_t uid) {
+    absl::MutexLock lock(&mutex_);
+    --total_;
+    const auto it = of_uid_.find(uid);
+    if (--it->second == 0) {
+      of_uid_.erase(it);
+    }
+  }
+  size_t total() const {
+    absl::MutexLock lock(&mutex_);
+    return total_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  size_t total_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<uint32_t, size_t> of_uid_ ABSL_GUARDED_BY(mutex_);
+};
+
+// One taken slot. It shares the count because a reply may outlive the listener.
+class PendingSlot {
+ public:
+  PendingSlot(std::shared_ptr<PendingCount> count, uint32_t uid) : count_(std::move(count)), uid_(uid) {}
+  PendingSlot(PendingSlot&&) = default;
+  PendingSlot& operator=(PendingSlot&&) = delete;
+  ~PendingSlot() {
+    if (count_ != nullptr) {
+      count_->Release(uid_);
+    }
+  }
+
+ private:
+  std::shared_ptr<PendingCount> count_;
+  uint32_t uid_ = 0;
+};
+
+struct Pending {
+  UniqueFd socket;
+  PeerCredentials peer;
+  absl::Time deadline;
+  PendingSlot slot;
+};
+
+int HighestGrpcFd() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return kLastGrpcFd;
+  }
+  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur - 1, kLastGrpcFd));
+}
+
+}  // namespace
+
+class FdReplyState {
+ public:
+  FdReplyState(UniqueFd socket, PendingSlot slot) : socket_(std::move(socket)), slot_(std::move(slot)) {}
+  ~FdReplyState() { Answer(absl::CancelledError("fetch descriptors: the daemon dropped the request"), {}); }
+
+  void Answer(const absl::Status& status, const std::vector<int>& fds) {
+    if (answered_.exchange(true)) {
+      return;
+    }
+    if (const absl::Status sent = SendFdReply(socket_.get(), status, fds); !sent.ok()) {
+      LogDebug(absl::StrCat("fd channel: ", sent.ToString()));
+    }
+    // Closed here and not when the last copy goes: the client reads to the end of the stream.
+    ::shutdown(socket_.get(), SHUT_RDWR);
+  }
+
+ private:
+  const UniqueFd socket_;
+  const PendingSlot slot_;
+  std::atomic<bool> answered_ = false;
+};
+
+void FdReply::operator()(const absl::Status& status, const std::vector<int>& fds) const { state_->Answer(status, fds); }
+
+class Listener::Impl {
+ public:
+  Impl(std::unique_ptr<SocketPath> bound, grpc::Server* server, PeerRegistry* registry, Handler handler,
+       const ListenerOptions& options)
+      : path_(bound->path()),
+        server_(server),
+        registry_(registry),
+        handler_(std::move(handler)),
+        options_(options),
+        highest_grpc_fd_(HighestGrpcFd()),
+        bound_(std::move(bound)) {}
+
+  absl::Status Start() {
+    epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+    wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    if (!epoll_.valid() || !wake_.valid() || !Watch(wake_.get(), EPOLLIN) || !Watch(bound_->fd(), EPOLLIN)) {
+      return absl::ErrnoToStatus(errno, absl::StrCat("listen \"", path_, "\": cannot set up epoll"));
+    }
+    absl::MutexLock lock(&stop_mutex_);
+    thread_ = std::thread([this] { Run(); });
+    pthread_setname_np(thread_.native_handle(), "shardd-listen");
+    return absl::OkStatus();
+  }
+
+  void Stop() {
+    absl::MutexLock lock(&stop_mutex_);
+    if (!thread_.joinable()) {
+      return;
+    }
+    stopping_.store(true);
+    const uint64_t one = 1;
+    if (::write(wake_.get(), &one, sizeof(one)) < 0) {
+      LogError("stop listener: eventfd write refused");
+    }
+    thread_.join();
+    pending_.clear();
+    bound_.reset();
+  }
+
+  const std::string& path() const { return path_; }
+  size_t pending() const { return count_->total(); }
+
+ private:
+  bool Watch(int fd, uint32_t events) {
+    epoll_event event = {};
+    event.events = events;
+    event.data.fd = fd;
+    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+  }
+
+  void Run() {
+    absl::Time next_sweep = absl::Now() + kSweepInterval;
+    while (!stopping_.load()) {
+      epoll_event events[64];
+      const int count = ::epoll_wait(epoll_.get(), events, 64, TimeoutMs(next_sweep));
+      for (int i = 0; i < count; ++i) {
+        const int fd = events[i].data.fd;
+        if (fd == bound_->fd()) {
+          AcceptAll();
+        } else if (fd != wake_.get()) {
+          // May be gone: the events of one batch do not know of each other.
+          if (const auto it = pending_.find(fd); it != pending_.end()) {
+            Advance(it);
+          }
+        }
+      }
+      const absl::Time now = absl::Now();
+      std::erase_if(pending_, [now](const auto& entry) { return entry.second.deadline <= now; });
+      if (accept_resumes_ <= now) {
+        accept_resumes_ = absl::InfiniteFuture();
+        Watch(bound_->fd(), EPOLLIN);
+      }
+      if (next_sweep <= now) {
+        registry_->Sweep();
+        next_sweep = now + kSweepInterval;
+      }
+    }
+  }
+
+  int TimeoutMs(absl::Time wake) const {
+    wake = std::min(wake, accept_resumes_);
+    for (const auto& [fd, pending] : pending_) {
+      wake = std::min(wake, pending.deadline);
+    }
+    // Rounded up: waking a fraction of a millisecond early would spin until the deadline.
+    return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(wake - absl::Now()) + 1));
+  }
+
+  void AcceptAll() {
+    for (;;) {
+      UniqueFd socket(::accept4(bound_->fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!socket.valid()) {
+        if (errno == EINTR || errno == ECONNABORTED) {
+          continue;
+        }
+        if (errno != EAGAIN && errno != EWOULDBLOCK) {
+          // EMFILE and its kin would report the socket readable for ever.
+          LogWarning(absl::StrCat("accept \"", path_, "\": ", absl::ErrnoToStatus(errno, "paused").message()));
+          ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, bound_->fd(), nullptr);
+          accept_resumes_ = absl::Now() + kAcceptPause;
+        }
+        return;
+      }
+      const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket.get());
+      if (!peer.ok()) {
+        LogWarning(absl::StrCat("accept \"", path_, "\": ", peer.status().message()));
+        continue;
+      }
+      if (!count_->TryAcquire(peer->uid, options_.max_pending_per_uid, options_.max_pending)) {
+        LogWarning(absl::StrCat("accept \"", path_, "\": too many undecided connections; one closed (uid=", peer->uid,
+                                ", pid=", peer->pid, ")"));
+        continue;
+      }
+      const int fd = socket.get();
+      Pending pending{std::move(socket), *peer, absl::Now() + options_.first_byte_timeout,
+                      PendingSlot(count_, peer->uid)};
+      // Edge-triggered: bytes are peeked at and stay in the socket until the request is whole.
+      if (Watch(fd, EPOLLIN | EPOLLRDHUP | EPOLLET)) {
+        pending_.emplace(fd, std::move(pending));
+      }
+    }
+  }
+
+  using PendingIt = std::map<int, Pending>::iterator;
+
+  void Advance(PendingIt it) {
+    const int fd = it->first;
+    char first = 0;
+    const ssize_t bytes = ::recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+      return;
+    }
+    if (bytes == 1 && first == 'P') {
+      HandToGrpc(it);
+      return;
+    }
+    if (bytes == 1 && first == kFdChannelFirstByte) {
+      absl::StatusOr<FdRequest> request = ReadFdRequest(fd);
+      if (absl::IsUnavailable(request.status())) {
+        return;
+      }
+      if (request.ok()) {
+        HandToHandler(it, *std::move(request));
+        return;
+      }
+      LogWarning(absl::StrCat("fd channel: ", request.status().message(), " (uid=", it->second.peer.uid,
+                              ", pid=", it->second.peer.pid, ")"));
+    } else if (bytes == 1) {
+      LogWarning(absl::StrCat("accept \"", path_, "\": neither gRPC nor the fd channel (first byte ",
+                              static_cast<int>(static_cast<unsigned char>(first)), ", uid=", it->second.peer.uid,
+                              ", pid=", it->second.peer.pid, ")"));
+    }
+    pending_.erase(it);
+  }
+
+  void HandToGrpc(PendingIt it) {
+    const PeerCredentials peer = it->second.peer;
+    if (registry_->CountOfUid(peer.uid) >= options_.max_connections_per_uid) {
+      registry_->Sweep();
+      if (registry_->CountOfUid(peer.uid) >= options_.max_connections_per_uid) {
+        LogWarning(absl::StrCat("accept \"", path_, "\": too many gRPC connections; one closed (limit=",
+                                options_.max_connections_per_uid, ", uid=", peer.uid, ", pid=", peer.pid, ")"));
+        pending_.erase(it);
+        return;
+      }
+    }
+    UniqueFd socket = RenumberForGrpc(it->second.socket.get());
+    UniqueFd pidfd = GetPeerPidfd(it->second.socket.get());
+    // Closing the first number does not take the socket out of epoll as long as the second is open.
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
+    pending_.erase(it);
+    if (!socket.valid()) {
+      LogWarning(absl::StrCat("accept \"", path_, "\": no descriptor left for a gRPC connection; closed"));
+      return;
+    }
+    if (const absl::Status known = registry_->Register(socket.get(), peer, std::move(pidfd)); !known.ok()) {
+      LogError(known.ToString());
+      return;
+    }
+    grpc::AddInsecureChannelFromFd(server_, socket.release());
+  }
+
+  // The lowest free number not below the last one given, so that a number comes again only after a whole round.
+  UniqueFd RenumberForGrpc(int fd) {
+    if (next_grpc_fd_ > highest_grpc_fd_) {
+      next_grpc_fd_ = kFirstGrpcFd;
+    }
+    int renumbered = ::fcntl(fd, F_DUPFD_CLOEXEC, next_grpc_fd_);
+    if (renumbered < 0 || renumbered > highest_grpc_fd_) {
+      const UniqueFd too_high(renumbered);
+      renumbered = ::fcntl(fd, F_DUPFD_CLOEXEC, std::min(kFirstGrpcFd, highest_grpc_fd_));
+    }
+    next_grpc_fd_ = renumbered < 0 ? kFirstGrpcFd : renumbered + 1;
+    return UniqueFd(renumbered);
+  }
+
+  void HandToHandler(PendingIt it, FdRequest request) {
+    const PeerCredentials peer = it->second.peer;
+    UniqueFd pidfd = GetPeerPidfd(it->second.socket.get());
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
+    FdReply reply(std::make_shared<FdReplyState>(std::move(it->second.socket), std::move(it->second.slot)));
+    pending_.erase(it);
+    handler_(std::move(request), peer, std::move(pidfd), std::move(reply));
+  }
+
+  // Constant after construction.
+  const std::string path_;
+  grpc::Server* const server_;
+  PeerRegistry* const registry_;
+  const Handler handler_;
+  const ListenerOptions options_;
+  const int highest_grpc_fd_;
+  const std::shared_ptr<PendingCount> count_ = std::make_shared<PendingCount>();
+  UniqueFd epoll_;
+  UniqueFd wake_;
+
+  std::atomic<bool> stopping_ = false;
+
+  absl::Mutex stop_mutex_;
+  std::thread thread_ ABSL_GUARDED_BY(stop_mutex_);
+
+  // Of the accept thread; after it, of Stop().
+  std::unique_ptr<SocketPath> bound_;
+  std::map<int, Pending> pending_;
+  absl::Time accept_resumes_ = absl::InfiniteFuture();
+  int next_grpc_fd_ = kFirstGrpcFd;
+};
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Create(const std::string& path, grpc::Server* server,
+                                                           PeerRegistry* registry, Handler handler,
+                                                           ListenerOptions options) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<SocketPath> bound, SocketPath::Bind(path));
+  auto impl = std::make_unique<Impl>(std::move(bound), server, registry, std::move(handler), options);
+  SHARDD_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<Listener>(new Listener(std::move(impl)));
+}
+
+Listener::Listener(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Listener::~Listener() { Stop(); }
+void Listener::Stop() { impl_->Stop(); }
+const std::string& Listener::path() const { return impl_->path(); }
+size_t Listener::pending() const { return impl_->pending(); }
+
+}  // namespace shardd

@@ -1,0 +1,91 @@
+#ifndef SHARDD_SERVER_SERVICE_LISTENER_H_
+#define SHARDD_SERVER_SERVICE_LISTENER_H_
+
+// One Unix socket serves gRPC and the fd channel:
+//
+//   accept -> SO_PEERCRED -> first byte  'P' -> PeerRegistry, then gRPC owns the connection
+//                                        'S' -> fd request -> handler -> one answer, closed
+//                                        other, or none within first_byte_timeout -> closed
+//
+// One thread does all of it and never waits for one client: a connection that is silent holds a slot, not a thread.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/shm/fd_channel.h"
+#include "common/shm/unique_fd.h"
+#include "server/service/peer_registry.h"
+
+namespace grpc {
+class Server;
+}
+
+namespace shardd {
+
+class FdReplyState;
+
+// The answer that a client of the fd channel waits for. A copyable handle: the connection closes with the answer, or,
+// with CANCELLED, when the last copy goes without one. Only the first call answers. Thread-safe; never blocks.
+class FdReply {
+ public:
+  explicit FdReply(std::shared_ptr<FdReplyState> state) : state_(std::move(state)) {}
+  // `fds` are sent, not consumed.
+  void operator()(const absl::Status& status, const std::vector<int>& fds = {}) const;
+
+ private:
+  std::shared_ptr<FdReplyState> state_;
+};
+
+struct ListenerOptions {
+  // From accept to the end of the fd request (or to the first byte, for gRPC).
+  absl::Duration first_byte_timeout = absl::Seconds(5);
+  // Connections that have not said which protocol they are, or whose answer is open. More are closed at once.
+  size_t max_pending_per_uid = 64;
+  size_t max_pending = 512;
+  // Open gRPC connections. A rank needs one.
+  size_t max_connections_per_uid = 2048;
+};
+
+// Owns the socket, its lock file and the accept thread. Thread-safe.
+class Listener {
+ public:
+  // `peer_pidfd` may be invalid. Runs on the listener's thread: hands the work on and returns.
+  using Handler = std::function<void(FdRequest request, PeerCredentials peer, UniqueFd peer_pidfd, FdReply reply)>;
+
+  // Listens on `path`; gRPC connections go to `server`, which with `registry` must outlive Stop(). Creates the last
+  // directory of `path` (0750) where it is absent, and takes a lock on "<path>.lock": only its holder touches `path`.
+  // ALREADY_EXISTS: another daemon holds the lock (its pid is named). FAILED_PRECONDITION: the directory belongs to
+  // another user or is writable for others, or `path` is something else than a socket. INVALID_ARGUMENT: `path` is too
+  // long for a Unix socket. Does not block.
+  static absl::StatusOr<std::unique_ptr<Listener>> Create(const std::string& path, grpc::Server* server,
+                                                          PeerRegistry* registry, Handler handler,
+                                                          ListenerOptions options = {});
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  // No connection is accepted afterwards; undecided ones are closed, the socket and its lock file are removed. gRPC
+  // connections and open FdReplies live on. Waits for the handler that is running. Idempotent; not from the handler.
+  void Stop();
+
+  const std::string& path() const;
+  // Undecided connections and open answers, right now.
+  size_t pending() const;
+
+ private:
+  class Impl;
+  explicit Listener(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_SERVICE_LISTENER_H_

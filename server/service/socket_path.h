@@ -1,0 +1,39 @@
+#ifndef SHARDD_SERVER_SERVICE_SOCKET_PATH_H_
+#define SHARDD_SERVER_SERVICE_SOCKET_PATH_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/shm/unique_fd.h"
+
+namespace shardd {
+
+// A listening Unix socket at a path that no other daemon can take while this object lives: a second bind would steal
+// the path silently, so whoever binds holds a flock on "<path>.lock" first. Thread-compatible.
+class SocketPath {
+ public:
+  // Errors as Listener::Create. The socket is non-blocking, CLOEXEC and 0660.
+  static absl::StatusOr<std::unique_ptr<SocketPath>> Bind(const std::string& path);
+  // Removes socket and lock file, if they are still those of this object.
+  ~SocketPath();
+  SocketPath(const SocketPath&) = delete;
+  SocketPath& operator=(const SocketPath&) = delete;
+
+  int fd() const { return socket_.get(); }
+  const std::string& path() const { return path_; }
+
+ private:
+  SocketPath(std::string path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+  absl::Status BindAndListen();
+
+  const std::string path_;
+  UniqueFd lock_;
+  UniqueFd socket_;
+  uint64_t inode_ = 0;  // of the path, not of the socket
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_SERVICE_SOCKET_PATH_H_
