@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Installs everything that building and testing shardd needs on a bare Debian 12. Idempotent, quiet when nothing is
+# missing. Flags: --no-torch leaves out libtorch (the example, the adaptor and their tests are then not built).
+#
+#   system packages       with apt (as root; without root it prints the command to run and ends with status 1)
+#   torch, numpy          with pip into .venv of the project; the one libtorch that C++ and Python use
+#   .cache/pic            position independent objects for libshardd.so (deploy/pic_archives.sh)
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+torch_version=2.13.0
+want_torch=1
+for argument in "$@"; do
+  case $argument in
+    --no-torch) want_torch=0 ;;
+    *)
+      echo "usage: deploy/bootstrap.sh [--no-torch]" >&2
+      exit 2
+      ;;
+  esac
+done
+
+packages=(
+  # compilers and tools
+  build-essential binutils cmake ninja-build pkg-config ccache git dpkg-dev ca-certificates
+  clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev
+  # libraries
+  libgrpc++-dev libgrpc-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev libssl-dev libc-ares-dev
+  libre2-dev zlib1g-dev nlohmann-json3-dev grpc-proto
+  # tests
+  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv python3-grpcio python3-protobuf
+)
+
+missing=()
+installed=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "${packages[@]}" 2>/dev/null | sed -n 's/^ii *//p') || true
+for package in "${packages[@]}"; do
+  grep -qxF -- "$package" <<<"$installed" || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  if [[ $(id -u) != 0 ]]; then
+    echo "bootstrap: packages are missing: ${missing[*]}" >&2
+    echo "bootstrap: run as root, then start again:" >&2
+    echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  echo "bootstrap: installing ${#missing[@]} packages"
+  log=$(mktemp)
+  export DEBIAN_FRONTEND=noninteractive
+  if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+    tail -20 "$log" >&2
+    echo "bootstrap: install packages: apt-get returned an error (log: $log)" >&2
+    exit 1
+  fi
+  rm -f "$log"
+fi
+
+"$root/deploy/pic_archives.sh"
+
+((want_torch)) || exit 0
+venv=$root/.venv
+stamp=$venv/shardd-torch
+[[ -f $stamp && $(<"$stamp") == "$torch_version" ]] && exit 0
+
+# Debian's own interpreter: another python3 in PATH would not be the one whose ABI the wheel and the packages match.
+python=/usr/bin/python3
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+log=$(mktemp)
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1; }
+# Plain `torch` on PyPI is the CUDA build with gigabytes of libraries. Without a GPU the CPU build is taken, from where
+# pip is configured to look or else from PyTorch's own index; what matters is the version, so the plain one is the last resort.
+echo "bootstrap: installing torch $torch_version and numpy into .venv"
+cpu_index=https://download.pytorch.org/whl/cpu
+if [[ -e /dev/nvidiactl ]]; then
+  pip install "torch==$torch_version" numpy && ok=1 || ok=0
+else
+  { pip install "torch==$torch_version+cpu" numpy ||
+    pip install --extra-index-url "$cpu_index" "torch==$torch_version+cpu" numpy ||
+    pip install "torch==$torch_version" numpy; } && ok=1 || ok=0
+fi
+if ((!ok)); then
+  tail -20 "$log" >&2
+  echo "bootstrap: install torch==$torch_version: pip returned an error (log: $log); --no-torch builds without it" >&2
+  exit 1
+fi
+"$venv/bin/python" -c "import torch; assert torch.__version__.split('+')[0] == '$torch_version', torch.__version__" || {
+  echo "bootstrap: import torch: does not work or is another version (want $torch_version; log: $log)" >&2
+  exit 1
+}
+rm -f "$log"
+echo "$torch_version" >"$stamp"

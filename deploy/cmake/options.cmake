@@ -1,0 +1,54 @@
+# Compilers, warnings, sanitizers, ccache. Targets of the project link shardd_options PRIVATE.
+set(SHARDD_SANITIZE "" CACHE STRING "empty, address (with undefined behaviour) or thread")
+option(SHARDD_CUDA "enable the CUDA language where nvcc is found" OFF)
+option(SHARDD_TORCH "build the libtorch adaptor and the example where torch is in .venv" ON)
+
+# -ffp-contract=off: fused multiply-add changes the last bit of a quarter of all AdamW results, and ranks must agree.
+# -fno-math-errno -fno-trapping-math: without them sqrt does not vectorise.
+add_library(shardd_options INTERFACE)
+target_compile_options(shardd_options INTERFACE -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno -fno-trapping-math
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)
+target_include_directories(shardd_options INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})
+add_compile_options(-ffunction-sections -fdata-sections)
+
+if(SHARDD_SANITIZE STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+elseif(SHARDD_SANITIZE STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer -Wno-tsan)
+  add_link_options(-fsanitize=thread)
+elseif(SHARDD_SANITIZE)
+  message(FATAL_ERROR "configure shardd: SHARDD_SANITIZE is unknown (got ${SHARDD_SANITIZE}, want address or thread)")
+endif()
+
+# ccache where it is installed. The settings let it look through precompiled headers and share results between build
+# folders; they go into the command, so that no one has to configure ccache.
+find_program(SHARDD_CCACHE ccache)
+if(SHARDD_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL "ccache"))
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+    CCACHE_BASEDIR=${CMAKE_CURRENT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${SHARDD_CCACHE})
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  set(SHARDD_PCH_OPTIONS "SHELL:-Xclang -fno-pch-timestamp")
+endif()
+
+# What the numeric kernels need to vectorise; the rest is built as its preset says.
+function(shardd_vectorise target)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "STATIC_LIBRARY" AND NOT SHARDD_SANITIZE)
+    target_compile_options(${target} PRIVATE -O3)
+  endif()
+endfunction()
+
+# Fixed architectures, never `native`: the binary goes to other machines. SASS for A100 to Blackwell, PTX for later ones.
+if(SHARDD_CUDA)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120 CACHE STRING "CUDA architectures")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    message(STATUS "shardd: CUDA ${CMAKE_CUDA_COMPILER_VERSION} found; this version has no CUDA sources")
+  else()
+    message(STATUS "shardd: SHARDD_CUDA is on and no nvcc was found; building without CUDA")
+  endif()
+endif()

@@ -1,0 +1,31 @@
+// What the sanitizers are told, compiled into every executable of the asan and tsan presets: so a test, the daemon that
+// it starts and a binary run by hand behave alike, with no environment to set.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+
+#define SHARDD_SANITIZER_HOOK extern "C" __attribute__((visibility("default"), used, no_sanitize("address", "thread")))
+
+SHARDD_SANITIZER_HOOK const char* __asan_default_options() {
+  // Static copies of the same code live in libshardd.so and in the test that loads it, on purpose: no ODR check.
+  return "detect_stack_use_after_return=1:strict_string_checks=1:detect_odr_violation=0";
+}
+
+SHARDD_SANITIZER_HOOK const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1"; }
+
+SHARDD_SANITIZER_HOOK const char* __tsan_default_options() {
+  return "ignore_noninstrumented_modules=1:second_deadlock_stack=1:die_after_fork=0:history_size=4";
+}
+
+// gRPC and protobuf come from archives without instrumentation: their atomics are invisible, so what they hand from thread
+// to thread looks unsynchronised. absl's mutexes are compiled with instrumentation (deploy/cmake/dependencies.cmake).
+SHARDD_SANITIZER_HOOK const char* __tsan_default_suppressions() {
+  return "race:^grpc::\n"
+         "race:^grpc_\n"
+         "race:grpc_core::\n"
+         "race:grpc_event_engine::\n"
+         "race:google::protobuf\n"
+         "race:^upb_\n"
+         "mutex:grpc_core::\n"
+         "deadlock:grpc_core::\n";
+}
+
+#endif
