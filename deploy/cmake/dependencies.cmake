@@ -39,7 +39,7 @@ if(SHARDD_SANITIZE STREQUAL "thread")
   set(absl ${SHARDD_PIC_DIR}/absl_source/absl)
   file(GLOB absl_tsan_sources ${absl}/synchronization/*.cc ${absl}/synchronization/internal/*.cc
     ${absl}/base/internal/*.cc ${absl}/base/*.cc)
-  list(FILTER absl_tsan_sources EXCLUDE REGEX "internal/sysinfo\\.cc$") # is in shardd_pic
+  list(FILTER absl_tsan_sources EXCLUDE REGEX "internal/sysinfo\\.cc$|_test|_testing|test_util") # sysinfo is in shardd_pic
   add_library(shardd_absl_tsan OBJECT ${absl_tsan_sources})
   target_compile_options(shardd_absl_tsan PRIVATE -w)
   target_include_directories(shardd_absl_tsan PRIVATE ${SHARDD_PIC_DIR}/absl_source)
