@@ -38,13 +38,15 @@ class CanonicalHasher {
     buffer_.append(text.data(), text.size());
   }
 
-  // Empty when the library refuses, which an SHA-256 provider never does; an empty digest equals no other's.
-  std::string Finish() {
+  absl::StatusOr<std::string> Finish() {
     Flush();
     std::string digest(EVP_MAX_MD_SIZE, '\0');
     unsigned size_bytes = 0;
     ok_ = ok_ && EVP_DigestFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(digest.data()), &size_bytes) == 1;
-    digest.resize(ok_ ? size_bytes : 0);
+    if (!ok_) {
+      return absl::InternalError("plan digest: the cryptography library has no SHA-256");
+    }
+    digest.resize(size_bytes);
     return digest;
   }
 
@@ -61,7 +63,6 @@ class CanonicalHasher {
   bool ok_ = false;
 };
 
-// {path, got, want} of the first item that differs in two descriptions of the same thing; empty path where none does.
 std::string Differs(absl::string_view what, absl::string_view got, absl::string_view want) {
   return absl::StrCat(what, " differs (got ", got, ", want ", want, ")");
 }
@@ -180,7 +181,7 @@ std::string FirstGroupDifference(const ShardPlan& got, const ShardPlan& want) {
 
 }  // namespace
 
-std::string PlanDigest(const ShardPlan& plan) {
+absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
   CanonicalHasher hasher;
   hasher.Text(kFormat);
   hasher.Int(plan.world_size);

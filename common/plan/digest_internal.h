@@ -3,13 +3,15 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "common/plan/plan.h"
 
 namespace shardd::plan_internal {
 
 // SHA-256, 32 bytes, over everything of a finished plan that ranks and daemon must agree on: world size, configuration,
 // managed parameters and groups. Names of unmanaged modules, classes and wrappers do not enter.
-std::string PlanDigest(const ShardPlan& plan);
+// INTERNAL where the cryptography library has no SHA-256.
+absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan);
 
 }  // namespace shardd::plan_internal
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "common/plan/plan.h"
 
 namespace shardd::plan_internal {
@@ -18,8 +19,8 @@ int64_t AlignmentNumel(const FlatParamPlan& flat);
 // places, from plan.params (group, dtype, shape, ...), plan.groups[].params, plan.config and world sizes.
 void LayOutFlatParams(ShardPlan& plan);
 
-// Fills slab offsets, gradient slots, pool and memory.
-void LayOutMemory(ShardPlan& plan);
+// Fills slab offsets, gradient slots, pool and memory. INVALID_ARGUMENT where the pool's size overflows.
+absl::Status LayOutMemory(ShardPlan& plan);
 
 }  // namespace shardd::plan_internal
 

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
-#include "common/plan/config_internal.h"
+#include "absl/strings/str_cat.h"
 #include "common/plan/layout_internal.h"
 #include "common/plan/session_layout.h"
+#include "common/status/status_macros.h"
 
 namespace shardd {
 namespace plan_internal {
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kFp32Bytes = 4;
+constexpr int64_t kMaxPoolBytes = int64_t{1} << 56;
 
 // Takes a place in a slab, slot or image.
 int64_t Take(int64_t& end_bytes, int64_t size_bytes) {
@@ -113,25 +115,33 @@ int MostGroupsHeld(const ShardPlan& plan) {
   return most;
 }
 
-void SizePool(ShardPlan& plan) {
+absl::Status SizePool(ShardPlan& plan) {
   if (plan.config.unshard_mode() != v1::UNSHARD_MODE_POOLED) {
-    return;
+    return absl::OkStatus();
   }
   plan.pool_slots = plan.world_size * (MostGroupsHeld(plan) + plan.config.max_inflight_unshards());
   for (const GroupPlan& group : plan.groups) {
     plan.pool_slot_bytes = std::max(plan.pool_slot_bytes, RoundUp(group.unsharded_bytes, kPageBytes));
   }
+  // Everything else is bounded by kMaxJobNumel; slots times slot is not, with deep nesting of one huge group.
+  if (plan.pool_slot_bytes > kMaxPoolBytes / plan.pool_slots) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("plan unsharded pool: too large (got ", plan.pool_slots, " slots of ", plan.pool_slot_bytes,
+                     " bytes, want <= ", kMaxPoolBytes, " bytes); use UNSHARD_MODE_ZERO_COPY or fewer nested groups"));
+  }
   plan.memory.unsharded_pool_bytes = plan.pool_slots * plan.pool_slot_bytes;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-void LayOutMemory(ShardPlan& plan) {
+absl::Status LayOutMemory(ShardPlan& plan) {
   LayOutSlabs(plan);
   AssignGradientSlots(plan);
-  SizePool(plan);
+  SHARDD_RETURN_IF_ERROR(SizePool(plan));
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
+  return absl::OkStatus();
 }
 
 }  // namespace plan_internal

@@ -185,8 +185,8 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
   SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
   plan_internal::LayOutFlatParams(plan);
-  plan_internal::LayOutMemory(plan);
-  plan.digest = plan_internal::PlanDigest(plan);
+  SHARDD_RETURN_IF_ERROR(plan_internal::LayOutMemory(plan));
+  SHARDD_ASSIGN_OR_RETURN(plan.digest, plan_internal::PlanDigest(plan));
   return plan;
 }
 
