@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/tensor/float_bits.h"
+#include "common/tensor/isa.h"
 #include "common/tensor/kernels.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -27,13 +28,6 @@
 #endif
 
 namespace shardd::tensor {
-
-enum class Isa { kBase = 0, kAvx2, kAvx512 };
-
-Isa BestIsa();     // what this machine has
-Isa CurrentIsa();  // BestIsa() unless a test lowered it
-// Takes effect for calls that begin afterwards; levels above BestIsa() are cut to it.
-void SetIsaForTest(Isa isa);
 
 // Body::Run must be SHARDD_ALWAYS_INLINE and static.
 template <typename Body, typename... Args>

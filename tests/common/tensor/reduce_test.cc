@@ -1,0 +1,146 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/common/tensor/isa_test_util.h"
+
+namespace shardd {
+namespace {
+
+constexpr DType kNone = v1::DTYPE_UNSPECIFIED;
+
+// Sources in `dtype`, and the same numbers as fp32.
+struct Sources {
+  Sources(int count, DType dtype, int64_t numel) : dtype(dtype) {
+    for (int k = 0; k < count; ++k) {
+      values.push_back(Randoms(numel, static_cast<uint32_t>(100 + k)));
+      if (dtype != v1::DTYPE_FLOAT32) {
+        narrow.push_back(As16Bit(values.back(), dtype));
+        values.back() = AsFloat(narrow.back(), dtype);
+      }
+    }
+    for (int k = 0; k < count; ++k) {
+      pointers.push_back(dtype == v1::DTYPE_FLOAT32 ? static_cast<const void*>(values[k].data())
+                                                    : static_cast<const void*>(narrow[k].data()));
+    }
+  }
+  DType dtype;
+  std::vector<std::vector<float>> values;
+  std::vector<std::vector<uint16_t>> narrow;
+  std::vector<const void*> pointers;
+};
+
+// The contract, one element at a time.
+std::vector<float> Reference(const Sources& sources, DType round_to, float scale, bool accumulate,
+                             const std::vector<float>& before) {
+  std::vector<std::vector<float>> rounded = sources.values;
+  if (round_to != kNone && round_to != v1::DTYPE_FLOAT32) {
+    for (std::vector<float>& values : rounded) values = AsFloat(As16Bit(values, round_to), round_to);
+  }
+  std::vector<float> result(before.size());
+  for (size_t i = 0; i < result.size(); ++i) {
+    volatile float sum = rounded[0][i];  // volatile: no wider or fused arithmetic
+    for (size_t k = 1; k < rounded.size(); ++k) sum = sum + rounded[k][i];
+    sum = sum * scale;
+    result[i] = accumulate ? before[i] + sum : sum;
+  }
+  return result;
+}
+
+class ReduceTest : public IsaTest {};
+
+TEST_P(ReduceTest, EveryDTypeRoundingCountAndModeGivesTheBitsOfTheContract) {
+  const int64_t numel = 2 * 1024 + 13;
+  for (DType dtype : {v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+    for (int count : {1, 2, 3, 4, 5, 9}) {
+      const Sources sources(count, dtype, numel);
+      for (DType round_to : {kNone, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+        for (bool accumulate : {false, true}) {
+          const std::vector<float> before = Randoms(numel, 7);
+          std::vector<float> got = before;
+          ReduceSources(sources.pointers, dtype, round_to, 1.0f / 3, accumulate, got.data(), numel);
+          EXPECT_TRUE(got == Reference(sources, round_to, 1.0f / 3, accumulate, before))
+              << DTypeName(dtype) << " rounded to " << DTypeName(round_to) << ", " << count << " sources, accumulate "
+              << accumulate;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ReduceTest, LargeUnalignedRangesAreStreamedWithTheSameBits) {
+  const int64_t numel = 300'007;
+  for (int count : {2, 6}) {
+    const Sources sources(count, v1::DTYPE_FLOAT32, numel);
+    std::vector<float> got(static_cast<size_t>(numel + 8), 123.0f);
+    ReduceSources(sources.pointers, v1::DTYPE_FLOAT32, kNone, 0.5f, false, got.data() + 3, numel);
+    const std::vector<float> want =
+        Reference(sources, kNone, 0.5f, false, std::vector<float>(static_cast<size_t>(numel)));
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin() + 3)) << count << " sources";
+    EXPECT_EQ(got[2], 123.0f);
+    EXPECT_EQ(got[static_cast<size_t>(numel + 3)], 123.0f);
+  }
+}
+
+TEST_P(ReduceTest, WithoutAccumulationWhatIsInTheDestinationDoesNotMatter) {
+  const float source = 2;
+  const void* sources[] = {&source};
+  float dst = std::numeric_limits<float>::quiet_NaN();
+  ReduceSources(sources, v1::DTYPE_FLOAT32, kNone, 0.5f, false, &dst, 1);
+  EXPECT_EQ(dst, 1.0f);
+}
+
+TEST_P(ReduceTest, TheOrderOfSourcesIsTheOrderOfAddition) {
+  // (1e8 + -1e8) + 1 is 1; 1e8 + (-1e8 + 1) is 0 in fp32.
+  const float a = 1e8f, b = -1e8f, c = 1;
+  float dst = 0;
+  const void* forward[] = {&a, &b, &c};
+  ReduceSources(forward, v1::DTYPE_FLOAT32, kNone, 1, false, &dst, 1);
+  EXPECT_EQ(dst, 1.0f);
+  const void* backward[] = {&c, &b, &a};
+  ReduceSources(backward, v1::DTYPE_FLOAT32, kNone, 1, false, &dst, 1);
+  EXPECT_EQ(dst, 0.0f);
+}
+
+TEST_P(ReduceTest, RoundingToFp16OverflowsToInfinityAsItWouldOnTheWire) {
+  const float big = 70000, small = 1;
+  float dst = 0;
+  const void* sources[] = {&big, &small};
+  ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_FLOAT16, 1, false, &dst, 1);
+  EXPECT_EQ(dst, INFINITY);
+}
+
+TEST_P(ReduceTest, SquaredNormIsExactEnoughAndTheSameOnEveryMachine) {
+  for (int64_t numel : {1, 31, 32, 33, 4095, 4096, 4097, 100'003}) {
+    const std::vector<float> values = Randoms(numel, 3);
+    long double want = 0;
+    for (float x : values) want += static_cast<long double>(x) * x;
+    const double got = SquaredNorm(values.data(), numel);
+    EXPECT_NEAR(got, static_cast<double>(want), 1e-12 * static_cast<double>(want)) << numel;
+    tensor::SetIsaForTest(tensor::Isa::kBase);
+    EXPECT_EQ(SquaredNorm(values.data(), numel), got) << numel;
+    tensor::SetIsaForTest(GetParam());
+  }
+  EXPECT_EQ(SquaredNorm(nullptr, 0), 0.0);
+}
+
+TEST_P(ReduceTest, SquaredNormDoesNotOverflowWhereFp32Would) {
+  const std::vector<float> values(10, 1e30f);
+  EXPECT_NEAR(SquaredNorm(values.data(), 10), 1e61, 1e55);
+}
+
+TEST_P(ReduceTest, SquaredNormOfANonFiniteElementIsNotFinite) {
+  for (float bad : {INFINITY, -INFINITY, NAN}) {
+    for (size_t at : {0u, 40u, 99u}) {
+      std::vector<float> values(100, 1.0f);
+      values[at] = bad;
+      EXPECT_FALSE(std::isfinite(SquaredNorm(values.data(), 100))) << bad << " at " << at;
+    }
+  }
+}
+
+SHARDD_FOR_EACH_ISA(ReduceTest);
+
+}  // namespace
+}  // namespace shardd
