@@ -75,6 +75,18 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name) {
   return fd;
 }
 
+// A memfd has no size limit of its own: without this look the populate below ends in the OOM killer, and not in a
+// status.
+absl::Status CheckFreeMemory(absl::string_view name, int64_t size_bytes) {
+  const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits("/proc");
+  if (!limits.ok()) {
+    return absl::OkStatus();  // a machine that does not tell; the plan's own check has said so
+  }
+  const absl::Status status = CheckMemory(*limits, 0, size_bytes);
+  return status.ok() ? status
+                     : absl::Status(status.code(), absl::StrCat("allocate slab \"", name, "\": ", status.message()));
+}
+
 bool IsTmpfs(int fd) {
   struct statfs volume {};
   return fstatfs(fd, &volume) == 0 && volume.f_type == TMPFS_MAGIC;
@@ -158,6 +170,10 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabB
       return NoSpace(name, fd, mapped_bytes, path);  // at once, and without filling what others need meanwhile
     }
   }
+  const bool is_memory = IsTmpfs(fd);
+  if (is_memory && mapped_bytes >= kHugePageBytes) {
+    SHARDD_RETURN_IF_ERROR(CheckFreeMemory(name, mapped_bytes));
+  }
   if (ftruncate(fd, mapped_bytes) != 0) {
     return errno == EFBIG || errno == ENOSPC ? NoSpace(name, fd, mapped_bytes, path)
                                              : ErrnoStatus(errno, "size slab", name);
@@ -165,7 +181,7 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabB
   SHARDD_ASSIGN_OR_RETURN(slab->data_, MapShared(fd, mapped_bytes, /*writable=*/true, name));
   slab->size_bytes_ = mapped_bytes;
 
-  const bool huge = IsTmpfs(fd) && ProbeHugePages(slab->data_, mapped_bytes);
+  const bool huge = is_memory && ProbeHugePages(slab->data_, mapped_bytes);
   absl::Status populated = absl::OkStatus();
   if (huge) {
     populated = PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name);

@@ -11,6 +11,7 @@
 #include <climits>
 
 #include "absl/time/clock.h"
+#include "common/shm/timeline_internal.h"
 
 namespace shardd {
 namespace {
@@ -21,7 +22,7 @@ static_assert(sizeof(TimelineWord) == sizeof(uint64_t) && alignof(TimelineWord) 
 
 // A sleeper looks again after this long whatever happens. It bounds the two ways in which a wake gets lost: a hostile
 // process that clears our `waiting`, and a new epoch whose sequence has the same low half, stored just before the wait.
-constexpr int64_t kSliceNs = 100'000'000;
+constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr int64_t kForever = INT64_MAX;
 
 int64_t MonotonicNs() {
@@ -56,6 +57,11 @@ WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<u
   if (word.load(std::memory_order_acquire) >= target) {
     return WaitResult::kReached;
   }
+  return shm_internal::TimelineWaitSliced(word, target, waiting, deadline, spin, kSlice);
+}
+
+WaitResult shm_internal::TimelineWaitSliced(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting,
+                                            absl::Time deadline, absl::Duration spin, absl::Duration slice) {
   int64_t now_ns = MonotonicNs();
   const int64_t deadline_ns = MonotonicDeadlineNs(deadline, now_ns);
   const int64_t spin_ns = std::clamp<int64_t>(absl::ToInt64Nanoseconds(spin), 0, deadline_ns - now_ns);
@@ -82,7 +88,7 @@ WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<u
     if (now_ns >= deadline_ns) {
       break;
     }
-    const int64_t slice_ns = std::min(kSliceNs, deadline_ns - now_ns);
+    const int64_t slice_ns = std::min(absl::ToInt64Nanoseconds(slice), deadline_ns - now_ns);
     const timespec timeout = {.tv_sec = slice_ns / 1'000'000'000, .tv_nsec = slice_ns % 1'000'000'000};
     // EAGAIN (the value has changed), EINTR, ETIMEDOUT and a wake are all one: look again.
     Futex(word, FUTEX_WAIT, static_cast<uint32_t>(value), &timeout);

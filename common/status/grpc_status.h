@@ -14,7 +14,8 @@ inline grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message()));
+  // code() and not raw_code(): a number that neither side knows becomes UNKNOWN.
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
 inline absl::Status FromGrpcStatus(const grpc::Status& status) {
