@@ -1,0 +1,198 @@
+#include "client/c/client_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
+constexpr absl::Duration kLongestRetry = absl::Milliseconds(500);
+// A daemon that is being replaced, or an embedded one that is just ending while another is started.
+constexpr absl::Duration kUnavailableGrace = absl::Seconds(30);
+// The daemon may not have noticed yet that our former session is over.
+constexpr absl::Duration kOwnSessionGrace = absl::Seconds(5);
+constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ClientJob>> ClientJob::Attach(AttachOptions options) {
+  std::unique_ptr<ClientJob> job(new ClientJob(std::move(options)));
+  SHARDD_ASSIGN_OR_RETURN(job->plan_, PlanShards(job->options_.spec));
+  if (job->rank() < 0 || job->rank() >= job->plan_.world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("attach job \"", job->spec().name(),
+                                                   "\": rank is out of range (got ", job->rank(), ", want 0 to ",
+                                                   job->plan_.world_size - 1, ")"));
+  }
+  job->layout_ = MakeSessionLayout(job->plan_);
+  for (const GroupPlan& group : job->plan_.groups) {
+    std::vector<uint8_t> mask(static_cast<size_t>(MaskBytes(static_cast<int64_t>(group.params.size()))), 0);
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      SetMaskBit(mask.data(), static_cast<int64_t>(i), job->param(group.params[i]).requires_grad);
+    }
+    job->trainable_masks_.push_back(std::move(mask));
+  }
+  SHARDD_RETURN_IF_ERROR(job->Establish(absl::Now() + job->options_.timeout));
+  return job;
+}
+
+absl::Status ClientJob::Establish(absl::Time deadline) {
+  const absl::Time start = absl::Now();
+  const bool again = attached_before_;
+  absl::Duration pause = kFirstRetry;
+  while (true) {
+    absl::Status status = TryEstablish(deadline);
+    if (status.ok()) {
+      return status;
+    }
+    const absl::Duration waited = absl::Now() - start;
+    bool retry = false;
+    switch (status.code()) {
+      case absl::StatusCode::kUnavailable:
+        // With an address given, a first attach says at once that nobody listens there.
+        retry = (again || target_.found_here) && waited < kUnavailableGrace;
+        break;
+      case absl::StatusCode::kAborted:
+        // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.
+        retry = true;
+        break;
+      case absl::StatusCode::kAlreadyExists:
+        retry = attached_before_ && waited < kOwnSessionGrace;
+        break;
+      default:
+        break;
+    }
+    if (!retry || absl::Now() + pause >= deadline) {
+      return status;
+    }
+    absl::SleepFor(pause);
+    pause = std::min(2 * pause, kLongestRetry);
+  }
+}
+
+absl::Status ClientJob::TryEstablish(absl::Time deadline) {
+  target_.found_here = options_.address.empty();
+  SHARDD_ASSIGN_OR_RETURN(target_, ResolveTarget(options_.address, options_.local_world, deadline));
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_));
+  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened, OpenJob(channel, options_.spec, plan_.digest, deadline));
+  // Never once this process has had a session: its holder might be ourselves.
+  const bool replace = options_.replace && !attached_before_;
+  SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
+                          AttachRank(channel, opened.job_id(), options_.rank, replace, deadline));
+  attached_before_ = true;
+  ClientSession::Options session_options;
+  session_options.plan = &plan_;
+  session_options.layout = &layout_;
+  session_options.rank = options_.rank;
+  session_options.timeout = options_.timeout;
+  session_options.deadline = deadline;
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<ClientSession> session,
+                          ClientSession::Open(target_, channel, attach, session_options));
+  job_id_ = opened.job_id();
+  created_ = opened.created();
+  Adopt(attach, std::move(session));
+  return absl::OkStatus();
+}
+
+void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
+  session_ = std::move(session);
+  failure_ = absl::OkStatus();
+  device_ = attach.device();
+  epoch_ = attach.epoch();
+  expected_version_ = attach.version();
+  committed_step_ = attach.committed_step();
+  trainer_state_ = attach.trainer_state();
+  progress_ = Progress();
+  progress_.handles.resize(plan_.groups.size());
+  progress_.unshards.assign(plan_.groups.size(), 0);
+  progress_.pool_offset_bytes.assign(plan_.groups.size(), 0);
+  progress_.slots.resize(plan_.gradient_slots.size());
+  progress_.mask_record.assign(plan_.groups.size(), 0);
+}
+
+absl::Status ClientJob::Reattach() {
+  if (failure_.ok() && Live().ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "reattach job \"", spec().name(), "\": the session is alive (epoch ", epoch_, "; rank=", rank(), ")"));
+  }
+  if (absl::IsNotFound(failure_)) {
+    return failure_;  // attaching would make a new job of the same name
+  }
+  // The old memory stays mapped until the new one is there: pointers into it must not fault while this fails and is
+  // tried again.
+  session_->Close();
+  return Establish(absl::Now() + options_.timeout);
+}
+
+absl::Status ClientJob::Detach(bool finished) {
+  const absl::Time deadline = absl::Now() + kDetachTimeout;
+  absl::Status status = Live();
+  if (status.ok()) {
+    // The ring and the stream are two ways to the daemon: what was sent on the first must not be overtaken, and a step
+    // that others still take part in must not be taken for one that this rank has given up.
+    const DaemonPage& page = session_->daemon_page().page();
+    const std::pair<const TimelineWord*, uint64_t> ends[] = {{&page.consumed, session_->submitted()},
+                                                             {&page.version, expected_version_}};
+    session_->Wake();
+    for (const auto& [word, sequence] : ends) {
+      while (status.ok() && !session_->Reached(*word, sequence) && absl::Now() < deadline) {
+        status = session_->WaitBriefly(*word, sequence);
+      }
+    }
+    if (status.ok()) {
+      status = session_->Detach(finished, deadline);
+    }
+  }
+  session_->Close();
+  // A session that was over already has nothing left to detach; only `finished` could not be said.
+  return finished ? status : absl::OkStatus();
+}
+
+absl::Status ClientJob::Live() {
+  if (!failure_.ok()) {
+    return failure_;
+  }
+  return Note(session_->Live());
+}
+
+absl::Status ClientJob::Note(absl::Status status) {
+  if (status.ok() || !failure_.ok() || !session_->Over()) {
+    return status;
+  }
+  RetireSteps();
+  failure_ = status;
+  if (const auto aborted = session_->stream().aborted(); aborted.has_value()) {
+    committed_step_ = aborted->committed_step();
+    trainer_state_ = aborted->trainer_state();
+    progress_.pending_steps.clear();
+  }
+  return status;
+}
+
+void ClientJob::RetireSteps() {
+  auto& pending = progress_.pending_steps;
+  if (session_ == nullptr || pending.empty()) {
+    return;
+  }
+  const uint64_t version = session_->SequenceOf(session_->daemon_page().page().version);
+  while (!pending.empty() && pending.front().version <= version) {
+    committed_step_ = pending.front().step;
+    trainer_state_ = std::move(pending.front().trainer_state);
+    pending.pop_front();
+  }
+}
+
+int64_t ClientJob::committed_step() {
+  RetireSteps();
+  return committed_step_;
+}
+
+const std::string& ClientJob::trainer_state() {
+  RetireSteps();
+  return trainer_state_;
+}
+
+}  // namespace shardd

@@ -1,0 +1,180 @@
+#ifndef SHARDD_CLIENT_C_CLIENT_JOB_H_
+#define SHARDD_CLIENT_C_CLIENT_JOB_H_
+
+// One attached rank: what shardd_job is behind the C ABI, whose header has the contracts. Keeps the rank's own view of
+// the job (handles, counts, versions) and checks every call against it before a record is written, so that a mistake is
+// an error in the call that made it.
+//
+//   client_job.cc       attach, reattach, detach, what is known of steps
+//   client_commands.cc  unshard, reshard, gradients, backward
+//   client_values.cc    writing parameters, full parameters
+//   client_step.cc      the optimizer step
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/c/client_session.h"
+#include "common/handle/handle.h"
+#include "common/plan/plan.h"
+#include "common/plan/session_layout.h"
+#include "shardd/v1/trainer.pb.h"
+
+namespace shardd {
+
+struct AttachOptions {
+  v1::JobSpec spec;
+  int rank = 0;
+  int local_world = 1;
+  std::string address;  // empty: found or started
+  bool replace = false;
+  absl::Duration timeout;
+};
+
+struct StepResult {
+  int64_t committed_step = 0;
+  double grad_norm = 0;
+  double clip_factor = 1;
+};
+
+// Thread-compatible. ABORTED, UNAVAILABLE and whatever else ended the session are sticky until Reattach.
+class ClientJob {
+ public:
+  static absl::StatusOr<std::unique_ptr<ClientJob>> Attach(AttachOptions options);
+  absl::Status Reattach();
+  // At most 5 s. The job is of no further use.
+  absl::Status Detach(bool finished);
+
+  const ShardPlan& plan() const { return plan_; }
+  const v1::JobSpec& spec() const { return options_.spec; }
+  int rank() const { return options_.rank; }
+  bool created() const { return created_; }
+  uint64_t epoch() const { return epoch_; }
+  const std::string& device() const { return device_; }
+  const std::string& address() const { return target_.address; }
+  uint64_t expected_version() const { return expected_version_; }
+  // Both look at the version word first.
+  int64_t committed_step();
+  const std::string& trainer_state();
+  uint64_t commands() const { return session_ == nullptr ? 0 : session_->submitted(); }
+  SessionCounters counters() const { return session_ == nullptr ? SessionCounters() : session_->counters(); }
+
+  // REQUIRES of all below: group and param within the plan.
+  absl::Status Unshard(int group, HandleEvent event);
+  absl::Status WaitUnshard(int group);
+  const void* ParameterData(int param) const;
+  absl::Status Reshard(int group);
+  absl::Status WaitGradientSlot(int group);
+  void* GradientData(int param) const;
+  absl::Status SubmitGradients(int group, const uint8_t* present, const uint8_t* fresh);
+  absl::Status BackwardDone(bool last);
+
+  absl::Status WriteParameter(int param, const void* data, int64_t first, int64_t numel);
+  absl::Status CommitParameters();
+  absl::Status EnterFullParams(bool writeback);
+  const void* FullParameterData(int param) const;
+  absl::Status LeaveFullParams();
+
+  // `step.trainer_state` is set from `state`.
+  absl::Status Step(v1::Step step, absl::string_view state);
+  absl::StatusOr<StepResult> WaitStep();
+
+ private:
+  enum class FullParams { kOutside, kEntering, kInside };
+  // A step sent in this session whose commit this rank has not seen yet.
+  struct PendingStep {
+    int64_t step;
+    uint64_t version;
+    std::string trainer_state;
+  };
+  struct Slot {
+    uint64_t submissions = 0;
+    int holder = -1;    // the group that has waited for it and may write
+    bool told = false;  // the daemon knows that this rank is stuck on it
+  };
+  // All that a session resets.
+  struct Progress {
+    std::vector<Handle> handles;
+    std::vector<uint64_t> unshards;          // by group: Unshard records sent
+    std::vector<int64_t> pool_offset_bytes;  // by group: where it lies, POOLED
+    std::vector<Slot> slots;
+    std::vector<uint64_t> mask_record;  // by group: the last record that uses its masks
+    uint64_t payload_record = 0;        // the last record that uses the payload area
+    uint64_t half_record[2] = {0, 0};   // the same by half, while it stages parameters
+    int half = 0;
+    int64_t half_used_bytes = 0;
+    int backwards = 0;  // closed in this step
+    bool last_closed = false;
+    bool backward_open = false;  // gradients were submitted since the last BackwardDone
+    FullParams full_params = FullParams::kOutside;
+    bool writeback = false;  // entered with it and not committed yet
+    bool commit_sent = false;
+    uint64_t full_params_entered = 0;
+    std::deque<PendingStep> pending_steps;
+    int64_t last_step = -1;  // number of the last step sent; -1: none in this session
+    uint64_t last_step_version = 0;
+  };
+
+  explicit ClientJob(AttachOptions options) : options_(std::move(options)) {}
+  // Retries what may go away by itself until `deadline`.
+  absl::Status Establish(absl::Time deadline);
+  absl::Status TryEstablish(absl::Time deadline);
+  void Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session);
+
+  // OK while the session lives; otherwise notes the failure for good.
+  absl::Status Live();
+  // Notes a failure that ends the session, passes the status on.
+  absl::Status Note(absl::Status status);
+  void RetireSteps();
+
+  bool pooled() const { return plan_.config.unshard_mode() == v1::UNSHARD_MODE_POOLED; }
+  const GroupPlan& group(int index) const { return plan_.groups[static_cast<size_t>(index)]; }
+  const std::string& group_name(int index) const { return group(index).name; }
+  const ParamPlan& param(int index) const { return plan_.params[static_cast<size_t>(index)]; }
+  const FlatParamPlan& flat_of(const ParamPlan& param) const {
+    return plan_.flat_params[static_cast<size_t>(param.flat_param)];
+  }
+  Handle& handle(int index) { return progress_.handles[static_cast<size_t>(index)]; }
+  const Handle& handle(int index) const { return progress_.handles[static_cast<size_t>(index)]; }
+
+  // Applies `event` to the group and those it also unshards, or to none.
+  absl::Status ApplyWithTied(int group, HandleEvent event);
+  absl::Status ApplyToAll(HandleEvent event);
+  absl::Status SendUnshard(int group, HandleEvent event);
+  absl::Status WaitUnshardOne(int group);
+  // Until the step sent last is committed: what follows belongs to the next one.
+  absl::Status WaitCommitted(const char* call, const std::string* group);
+  absl::Status CheckMask(int group, const char* which, const uint8_t* mask) const;
+  absl::Status WriteChunk(int param, const char* data, int64_t first, int64_t numel);
+  absl::StatusOr<int64_t> Stage(const void* data, int64_t size_bytes);
+  absl::Status CheckStep(const v1::Step& step, absl::string_view state) const;
+
+  // Constant after Attach.
+  AttachOptions options_;
+  ShardPlan plan_;
+  SessionLayout layout_;
+  std::vector<std::vector<uint8_t>> trainable_masks_;  // by group
+  // Of the current attachment.
+  Target target_;
+  uint64_t job_id_ = 0;
+  bool created_ = false;
+  bool attached_before_ = false;
+  std::string device_;
+  uint64_t epoch_ = 0;
+  uint64_t expected_version_ = 0;
+  int64_t committed_step_ = 0;
+  std::string trainer_state_;
+  Progress progress_;
+  absl::Status failure_;
+  std::unique_ptr<ClientSession> session_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_CLIENT_JOB_H_

@@ -1,0 +1,186 @@
+#include "client/c/client_session.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/shm/fd_channel.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+// How long a waiter sleeps before it looks whether the stream still lives. An epoch that advances wakes it at once.
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+// The epoch word is faster than the event that explains it.
+constexpr absl::Duration kExplanationGrace = absl::Seconds(1);
+// Records that need no action may pile up; from here on the daemon is woken to drain them before the ring is full.
+constexpr uint64_t kDrainRecords = kRingRecords / 2;
+
+absl::Status MapOne(std::vector<UniqueFd>& fds, SessionFd which, const char* name, int64_t size_bytes, bool writable,
+                    MappedSlab* slab) {
+  auto mapped = MappedSlab::Map(std::move(fds[which]), size_bytes, writable);
+  if (!mapped.ok()) {
+    return absl::Status(mapped.status().code(),
+                        absl::StrCat("attach: cannot map ", name, ": ", mapped.status().message()));
+  }
+  *slab = *std::move(mapped);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target& target,
+                                                                   const std::shared_ptr<grpc::Channel>& channel,
+                                                                   const v1::AttachRankResponse& attach,
+                                                                   const Options& options) {
+  std::unique_ptr<ClientSession> self(new ClientSession);
+  self->epoch_ = attach.epoch();
+  self->rank_ = options.rank;
+  self->timeout_ = options.timeout;
+  SHARDD_ASSIGN_OR_RETURN(self->stream_, ClientStream::Open(channel, attach.session_id(), attach.token()));
+  SHARDD_RETURN_IF_ERROR(self->stream_->WaitAttached(options.deadline));
+  auto fds = FetchSessionFds(target.socket_path, attach.session_id(), attach.token(), options.deadline - absl::Now());
+  if (!fds.ok()) {
+    // The session may have been ended meanwhile; that says more.
+    const absl::Status ended = self->stream_->EndStatus(absl::Now());
+    return ended.ok() ? fds.status() : ended;
+  }
+  SHARDD_RETURN_IF_ERROR(self->Map(*std::move(fds), *options.plan, *options.layout));
+  return self;
+}
+
+absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan, const SessionLayout& layout) {
+  if (fds.size() != kSessionFdCount) {
+    return absl::InternalError(
+        absl::StrCat("attach: wrong number of descriptors (got ", fds.size(), ", want ", int{kSessionFdCount}, ")"));
+  }
+  doorbell_ = std::move(fds[kFdDoorbell]);
+  SHARDD_RETURN_IF_ERROR(
+      MapOne(fds, kFdSessionMemory, "the session memory", layout.memory_bytes, /*writable=*/true, &session_slab_));
+  SHARDD_RETURN_IF_ERROR(
+      MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/false, &daemon_slab_));
+  SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/false, &shards_));
+  if (plan.memory.parameters_bytes > 0) {
+    SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdParameters, "the cast parameters", plan.memory.parameters_bytes,
+                                  /*writable=*/false, &parameters_));
+  }
+  if (plan.memory.unsharded_pool_bytes > 0) {
+    SHARDD_RETURN_IF_ERROR(
+        MapOne(fds, kFdPool, "the unsharded pool", plan.memory.unsharded_pool_bytes, /*writable=*/false, &pool_));
+  }
+  memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
+  daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
+                                        static_cast<int64_t>(plan.groups.size()));
+  if (daemon_page_.page().magic != DaemonPage::kMagic) {
+    return absl::InternalError(absl::StrCat("attach: the daemon's page has a wrong magic (got ",
+                                            absl::Hex(daemon_page_.page().magic), ", want ",
+                                            absl::Hex(DaemonPage::kMagic), ")"));
+  }
+  memory_.page().magic = ClientPage::kMagic;
+  return absl::OkStatus();
+}
+
+absl::Status ClientSession::Failure() {
+  const absl::Status status = stream_->EndStatus(absl::Now() + kExplanationGrace);
+  if (!status.ok()) {
+    return status;
+  }
+  return absl::AbortedError(absl::StrCat("session: the epoch advanced (got ",
+                                         TimelineEpoch(daemon_page_.page().epoch.load(std::memory_order_acquire)),
+                                         ", want ", epoch_, "; rank=", rank_, "); call shardd_reattach"));
+}
+
+absl::Status ClientSession::Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const {
+  const std::string group = reason.group == nullptr ? "" : absl::StrCat(" group \"", *reason.group, "\"");
+  return absl::DeadlineExceededError(absl::StrCat(reason.call, group, ": ", reason.what, " did not come within ",
+                                                  absl::FormatDuration(timeout_), " (got ", SequenceOf(word), ", want ",
+                                                  sequence, "; rank=", rank_, ")"));
+}
+
+absl::Status ClientSession::Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline) {
+  const WaitResult result = TimelineWait(word, TimelineValue(epoch_, sequence), memory_.page().waiting,
+                                         std::min(deadline, absl::Now() + kSlice));
+  if (result == WaitResult::kReached) {
+    // A later epoch satisfies every wait of this one.
+    return Reached(word, sequence) ? absl::OkStatus() : Failure();
+  }
+  return Live();
+}
+
+absl::Status ClientSession::WaitBriefly(const TimelineWord& word, uint64_t sequence) {
+  return Slice(word, sequence, absl::InfiniteFuture());
+}
+
+absl::Status ClientSession::WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
+  const absl::Time start = absl::Now();
+  const absl::Time deadline = start + timeout_;
+  absl::Status status;
+  do {
+    status = Slice(word, sequence, deadline);
+    if (status.ok() && !Reached(word, sequence) && absl::Now() >= deadline) {
+      status = Deadline(word, sequence, reason);
+    }
+  } while (status.ok() && !Reached(word, sequence));
+  ++counters_.waits;
+  counters_.wait_ns += static_cast<uint64_t>(absl::ToInt64Nanoseconds(absl::Now() - start));
+  return status;
+}
+
+void ClientSession::Wake() {
+  if (daemon_page_.page().awake.load(std::memory_order_seq_cst) == 0) {
+    RingDoorbell();
+  }
+}
+
+void ClientSession::RingDoorbell() {
+  const uint64_t one = 1;
+  ssize_t written = 0;
+  do {
+    written = write(doorbell_.get(), &one, sizeof(one));
+  } while (written < 0 && errno == EINTR);
+  // EAGAIN: the counter is full, so the daemon has a wake-up pending anyway.
+  ++counters_.doorbells;
+}
+
+absl::Status ClientSession::Send(const CommandRecord& command, bool act, const WaitFor& reason) {
+  if (submitted_ - consumed_seen_ >= kRingRecords) {
+    consumed_seen_ = std::min(SequenceOf(daemon_page_.page().consumed), submitted_);
+    if (submitted_ - consumed_seen_ >= kRingRecords) {
+      SHARDD_RETURN_IF_ERROR(WaitConsumed(submitted_ - kRingRecords + 1, reason));
+    }
+  }
+  CommandRecord& place = memory_.record(submitted_);
+  place = command;
+  place.sequence = submitted_;
+  ++submitted_;
+  const bool wake = act || submitted_ - rung_at_ >= kDrainRecords;
+  if (!wake) {
+    memory_.page().submitted.store(TimelineValue(epoch_, submitted_), std::memory_order_release);
+    return absl::OkStatus();
+  }
+  // The daemon stores `awake` = 0 and then looks at `submitted` once more before it sleeps; both sides sequentially
+  // consistent, so one of the two sees the other.
+  memory_.page().submitted.store(TimelineValue(epoch_, submitted_), std::memory_order_seq_cst);
+  rung_at_ = submitted_;
+  Wake();
+  return absl::OkStatus();
+}
+
+absl::Status ClientSession::WaitConsumed(uint64_t number, const WaitFor& reason) {
+  if (number <= consumed_seen_) {
+    return absl::OkStatus();
+  }
+  const TimelineWord& consumed = daemon_page_.page().consumed;
+  if (!Reached(consumed, number)) {
+    Wake();
+    SHARDD_RETURN_IF_ERROR(WaitSlow(consumed, number, reason));
+  }
+  consumed_seen_ = std::max(consumed_seen_, std::min(SequenceOf(consumed), submitted_));
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

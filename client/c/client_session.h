@@ -1,0 +1,136 @@
+#ifndef SHARDD_CLIENT_C_CLIENT_SESSION_H_
+#define SHARDD_CLIENT_C_CLIENT_SESSION_H_
+
+// One rank's session in one epoch: the mapped memory, the ring's producer end, bounded waits on the daemon's words, and
+// the stream that holds the lease. Knows nothing of groups and steps; those are ClientJob's.
+//
+// A call on the hot path: Live() (two loads), Send() (a record, a store; sometimes an eventfd write), Reached() (a
+// load).
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/c/client_stream.h"
+#include "client/c/connect.h"
+#include "common/plan/plan.h"
+#include "common/plan/session_layout.h"
+#include "common/shm/session_view.h"
+#include "common/shm/slab.h"
+
+namespace shardd {
+
+// Who waits for what, for error texts only. Pointers are borrowed for the call.
+struct WaitFor {
+  const char* call;                    // "wait_unshard"
+  const std::string* group = nullptr;  // its name
+  const char* what = "";               // "the parameters of the last step"
+};
+
+struct SessionCounters {
+  uint64_t doorbells = 0;
+  uint64_t waits = 0;
+  uint64_t wait_ns = 0;
+};
+
+// Thread-compatible. Destroying it cancels the stream and unmaps everything.
+class ClientSession {
+ public:
+  struct Options {
+    const ShardPlan* plan = nullptr;        // outlives the session
+    const SessionLayout* layout = nullptr;  // outlives the session
+    int rank = 0;
+    absl::Duration timeout;  // of every wait
+    absl::Time deadline;     // of Open
+  };
+  // Opens the stream, waits for `attached`, fetches and maps the descriptors. ABORTED when the epoch advances
+  // meanwhile.
+  static absl::StatusOr<std::unique_ptr<ClientSession>> Open(const Target& target,
+                                                             const std::shared_ptr<grpc::Channel>& channel,
+                                                             const v1::AttachRankResponse& attach,
+                                                             const Options& options);
+
+  uint64_t epoch() const { return epoch_; }
+  const ReadOnlyDaemonPageView& daemon_page() const { return daemon_page_; }
+  const SessionMemoryView& memory() const { return memory_; }
+  const char* shards() const { return shards_.At<const char>(0); }
+  const char* parameters() const { return parameters_.At<const char>(0); }  // nullptr: none
+  const char* pool() const { return pool_.At<const char>(0); }              // nullptr: none
+  ClientStream& stream() { return *stream_; }
+  const SessionCounters& counters() const { return counters_; }
+
+  // Two loads: the stream has ended or the epoch has advanced.
+  bool Over() const {
+    return stream_->over() || TimelineEpoch(daemon_page_.page().epoch.load(std::memory_order_acquire)) > epoch_;
+  }
+  // OK while the session lives, else why not; then waits up to 1 s for the explanation to arrive.
+  absl::Status Live() { return Over() ? Failure() : absl::OkStatus(); }
+
+  // One load: `word` has come to `sequence` in this epoch. Sequence 0 always has.
+  bool Reached(const TimelineWord& word, uint64_t sequence) const {
+    const uint64_t value = word.load(std::memory_order_acquire);
+    return sequence == 0 || (value >= TimelineValue(epoch_, sequence) && TimelineEpoch(value) == epoch_);
+  }
+  // The word's sequence if it is of this epoch, else 0.
+  uint64_t SequenceOf(const TimelineWord& word) const {
+    const uint64_t value = word.load(std::memory_order_acquire);
+    return TimelineEpoch(value) == epoch_ ? TimelineSequence(value) : 0;
+  }
+  // Until Reached, at most the timeout. DEADLINE_EXCEEDED naming `reason`; else as Live.
+  absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
+    return Reached(word, sequence) ? absl::OkStatus() : WaitSlow(word, sequence, reason);
+  }
+
+  // As Wait, at most 50 ms; OK when they have passed.
+  absl::Status WaitBriefly(const TimelineWord& word, uint64_t sequence);
+
+  // Ring records written so far; the number of the last one.
+  uint64_t submitted() const { return submitted_; }
+  // Writes a record. `act`: the daemon must act on it, so it is woken if it sleeps. Waits only while the ring is full.
+  absl::Status Send(const CommandRecord& command, bool act, const WaitFor& reason);
+  // Wakes the daemon if it sleeps, for records that needed no action.
+  void Wake();
+  // Until the daemon has copied out record `number` (1 is the first), with its masks and payload.
+  absl::Status WaitConsumed(uint64_t number, const WaitFor& reason);
+
+  // Ends the session in order; at most until `deadline`.
+  absl::Status Detach(bool finished, absl::Time deadline) { return stream_->Detach(finished, deadline); }
+  // Cancels the stream; memory stays mapped.
+  void Close() { stream_->Close(); }
+
+ private:
+  ClientSession() = default;
+  absl::Status Map(std::vector<UniqueFd> fds, const ShardPlan& plan, const SessionLayout& layout);
+  absl::Status Failure();
+  absl::Status WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
+  absl::Status Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const;
+  void RingDoorbell();
+  absl::Status Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline);
+
+  // Constant after Open.
+  uint64_t epoch_ = 0;
+  int rank_ = 0;
+  absl::Duration timeout_;
+  UniqueFd doorbell_;
+  MappedSlab session_slab_;
+  MappedSlab daemon_slab_;
+  MappedSlab shards_;
+  MappedSlab parameters_;
+  MappedSlab pool_;
+  SessionMemoryView memory_;
+  ReadOnlyDaemonPageView daemon_page_;
+  // Of the caller.
+  uint64_t submitted_ = 0;
+  uint64_t consumed_seen_ = 0;  // a lower bound of what the daemon has consumed
+  uint64_t rung_at_ = 0;        // `submitted_` when the daemon was last known to be awake
+  SessionCounters counters_;
+  // Last: its reader ends before anything else goes.
+  std::unique_ptr<ClientStream> stream_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_CLIENT_SESSION_H_

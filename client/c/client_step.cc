@@ -1,0 +1,146 @@
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "client/c/client_job.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+// The daemon checks the same and more (all ranks equal); there a mistake costs every rank the step, here only this
+// call.
+absl::Status CheckHyperParameters(int index, const v1::HyperParameters& group, v1::OptimizerKind kind,
+                                  bool has_momentum) {
+  const auto refuse = [index](const char* field, double got, const char* want) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer group ", index, ": ", field, " is out of range (got ", got, ", want ", want, ")"));
+  };
+  const struct {
+    const char* field;
+    double value;
+    bool bounded;  // below 1
+    bool used;
+  } fields[] = {{"lr", group.lr(), false, true},
+                {"weight_decay", group.weight_decay(), false, true},
+                {"beta1", group.beta1(), true, kind == v1::OPTIMIZER_KIND_ADAMW},
+                {"beta2", group.beta2(), true, kind == v1::OPTIMIZER_KIND_ADAMW},
+                {"eps", group.eps(), false, kind == v1::OPTIMIZER_KIND_ADAMW},
+                {"momentum", group.momentum(), false, kind == v1::OPTIMIZER_KIND_SGD}};
+  for (const auto& field : fields) {
+    const double high = field.bounded ? 1 : std::numeric_limits<double>::infinity();
+    if (field.used && !(field.value >= 0 && field.value < high)) {
+      return refuse(field.field, field.value, field.bounded ? "[0, 1)" : "finite, >= 0");
+    }
+  }
+  if (kind != v1::OPTIMIZER_KIND_SGD) {
+    return absl::OkStatus();
+  }
+  if (!std::isfinite(group.dampening())) {
+    return refuse("dampening", group.dampening(), "finite");
+  }
+  if (group.momentum() > 0 && !has_momentum) {
+    return refuse("momentum", group.momentum(), "0, or OptimizerConfig.momentum set");
+  }
+  if (group.nesterov() && (group.momentum() == 0 || group.dampening() != 0)) {
+    return refuse("momentum", group.momentum(), "above 0 and dampening 0, because nesterov is set");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ClientJob::CheckStep(const v1::Step& step, absl::string_view state) const {
+  const std::string object = absl::StrCat("step job \"", spec().name(), "\": ");
+  const v1::OptimizerKind kind = plan_.config.optimizer().kind();
+  const bool updates = kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_SGD;
+  const int want_groups = updates ? plan_.config.optimizer().groups_size() + 1 : 0;
+  if (step.groups_size() != want_groups) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "wrong number of optimizer groups (got ", step.groups_size(),
+                                                   ", want ", want_groups, "; rank=", rank(), ")"));
+  }
+  for (int i = 0; i < want_groups; ++i) {
+    if (absl::Status status = CheckHyperParameters(i, step.groups(i), kind, plan_.optimizer_states > 0); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(object, status.message()));
+    }
+  }
+  if (static_cast<int64_t>(state.size()) > kMaxTrainerStateBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "trainer state is too large (got ", state.size(),
+                                                   " bytes, want at most ", kMaxTrainerStateBytes, "; rank=", rank(),
+                                                   ")"));
+  }
+  if (!(step.max_grad_norm() >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "max_grad_norm is out of range (got ", step.max_grad_norm(),
+                                                   ", want 0 or more; rank=", rank(), ")"));
+  }
+  if (expected_version_ == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(object, "the parameters have no values yet (version 0; rank=",
+                                                      rank(), "); call shardd_commit_parameters first"));
+  }
+  if (progress_.backward_open) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(object, "gradients were submitted in a backward that is not closed (", progress_.backwards,
+                     " backwards closed; rank=", rank(), "); call shardd_backward_done first"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
+  SHARDD_RETURN_IF_ERROR(Live());
+  SHARDD_RETURN_IF_ERROR(CheckStep(step, state));
+  step.set_trainer_state(state.data(), state.size());
+  const std::string payload = step.SerializeAsString();
+  if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("step job \"", spec().name(), "\": message is too large (got ",
+                                                   payload.size(), " bytes, want at most ", kStepPayloadBytes,
+                                                   "; rank=", rank(), "); use fewer optimizer groups"));
+  }
+  SHARDD_RETURN_IF_ERROR(WaitCommitted("step", nullptr));
+  const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitConsumed(progress_.payload_record, reason)));
+  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kStep));
+  payload.copy(session_->memory().At<char>(layout_.payload_offset_bytes), payload.size());
+  CommandRecord record = {};
+  record.opcode = Opcode::kStep;
+  record.arg0 = static_cast<int64_t>(payload.size());
+  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+  progress_.payload_record = session_->submitted();
+  progress_.half_record[0] = progress_.half_record[1] = session_->submitted();
+  progress_.half_used_bytes = 0;
+  progress_.backwards = 0;
+  progress_.last_closed = false;
+  RetireSteps();
+  const int64_t number = (progress_.pending_steps.empty() ? committed_step_ : progress_.pending_steps.back().step) + 1;
+  ++expected_version_;
+  progress_.last_step = number;
+  progress_.last_step_version = expected_version_;
+  progress_.pending_steps.push_back({number, expected_version_, std::string(state)});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> ClientJob::WaitStep() {
+  SHARDD_RETURN_IF_ERROR(Live());
+  if (progress_.last_step < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("wait_step job \"", spec().name(), "\": no step was sent in this session (rank=", rank(), ")"));
+  }
+  const WaitFor reason{"wait_step", nullptr, "the commit"};
+  SHARDD_RETURN_IF_ERROR(
+      Note(session_->Wait(session_->daemon_page().page().version, progress_.last_step_version, reason)));
+  RetireSteps();
+  // The version is there; the event with the norm follows on the stream.
+  const auto committed = session_->stream().WaitCommitted(progress_.last_step, absl::Now() + options_.timeout);
+  if (!committed.has_value()) {
+    SHARDD_RETURN_IF_ERROR(Live());
+    return absl::DeadlineExceededError(
+        absl::StrCat("wait_step job \"", spec().name(), "\": the step is committed but its result did not come within ",
+                     absl::FormatDuration(options_.timeout), " (step ", progress_.last_step, "; rank=", rank(), ")"));
+  }
+  StepResult result;
+  result.committed_step = committed->step();
+  result.grad_norm = committed->grad_norm();
+  result.clip_factor = committed->clip_factor();
+  return result;
+}
+
+}  // namespace shardd

@@ -1,0 +1,207 @@
+#include "client/c/client_stream.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "common/status/grpc_status.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kExitGrace = absl::Milliseconds(300);
+
+// Never destroyed: the exit handler and late destructors of the trainer may come in any order.
+struct LiveStreams {
+  absl::Mutex mutex;
+  std::vector<ClientStream*> streams ABSL_GUARDED_BY(mutex);
+};
+LiveStreams& Live() {
+  static auto* const live = new LiveStreams;
+  return *live;
+}
+
+// A thread that takes no signals: they are the trainer's.
+int StartQuietThread(pthread_t* thread, void* (*main)(void*), void* argument) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = pthread_create(thread, nullptr, main, argument);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return error;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ClientStream>> ClientStream::Open(const std::shared_ptr<grpc::Channel>& channel,
+                                                                 uint64_t session_id, const std::string& token) {
+  std::unique_ptr<ClientStream> self(new ClientStream);
+  self->stub_ = v1::TrainerService::NewStub(channel);
+  self->stream_ = self->stub_->Session(&self->context_);
+  v1::SessionRequest request;
+  request.mutable_hello()->set_session_id(session_id);
+  request.mutable_hello()->set_token(token);
+  // A failed write means a broken stream; the reader then learns why.
+  (void)self->stream_->Write(request);
+  {
+    absl::MutexLock lock(&Live().mutex);
+    Live().streams.push_back(self.get());
+  }
+  const int error = StartQuietThread(&self->reader_, &ReaderMain, self.get());
+  if (error != 0) {
+    self->joined_ = true;
+    return absl::ResourceExhaustedError(absl::StrCat("open session: no thread for its events (", strerror(error), ")"));
+  }
+  return self;
+}
+
+ClientStream::~ClientStream() {
+  Close();
+  absl::MutexLock lock(&Live().mutex);
+  auto& streams = Live().streams;
+  streams.erase(std::remove(streams.begin(), streams.end(), this), streams.end());
+}
+
+void* ClientStream::ReaderMain(void* self) {
+  static_cast<ClientStream*>(self)->Read();
+  return nullptr;
+}
+
+void ClientStream::Read() {
+  v1::SessionEvent event;
+  while (stream_->Read(&event)) {
+    absl::MutexLock lock(&mutex_);
+    switch (event.kind_case()) {
+      case v1::SessionEvent::kAttached:
+        attached_ = true;
+        break;
+      case v1::SessionEvent::kCommitted:
+        committed_ = std::move(*event.mutable_committed());
+        break;
+      case v1::SessionEvent::kAborted:
+        if (!aborted_.has_value()) {
+          aborted_ = std::move(*event.mutable_aborted());
+        }
+        over_.store(true, std::memory_order_release);
+        break;
+      case v1::SessionEvent::kDetached:
+        detached_ = true;
+        break;
+      case v1::SessionEvent::KIND_NOT_SET:
+        break;  // an event of a later daemon; nothing here depends on it
+    }
+  }
+  grpc::Status end = stream_->Finish();
+  absl::MutexLock lock(&mutex_);
+  end_ = std::move(end);
+  ended_ = true;
+  over_.store(true, std::memory_order_release);
+}
+
+absl::Status ClientStream::EndStatusLocked() const {
+  if (aborted_.has_value()) {
+    // A job that was closed is not there to attach to again; everything else is.
+    return aborted_->code() == static_cast<int>(absl::StatusCode::kNotFound) ? absl::NotFoundError(aborted_->message())
+                                                                             : absl::AbortedError(aborted_->message());
+  }
+  if (!ended_) {
+    return absl::OkStatus();
+  }
+  if (closed_here_) {
+    return absl::UnavailableError("session: it was closed by this process");
+  }
+  switch (end_.error_code()) {
+    case grpc::StatusCode::OK:
+      return absl::UnavailableError("session: the daemon has closed it");
+    // gRPC's own ways to say that the other side is gone.
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::UNKNOWN:
+      return absl::UnavailableError(
+          absl::StrCat("session: the daemon is gone (", end_.error_message(), "); call shardd_reattach"));
+    default:
+      return FromGrpcStatus(end_);
+  }
+}
+
+absl::Status ClientStream::WaitAttached(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return attached_ || ended_ || aborted_.has_value(); };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&done), deadline)) {
+    return absl::DeadlineExceededError("session: the daemon has not confirmed it in time");
+  }
+  const absl::Status status = EndStatusLocked();
+  return attached_ && status.ok() ? absl::OkStatus() : status;
+}
+
+absl::Status ClientStream::EndStatus(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ended_ || aborted_.has_value(); };
+  (void)mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
+  return EndStatusLocked();
+}
+
+absl::optional<v1::SessionEvent::Aborted> ClientStream::aborted() {
+  absl::MutexLock lock(&mutex_);
+  return aborted_;
+}
+
+absl::optional<v1::SessionEvent::Committed> ClientStream::WaitCommitted(int64_t step, absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const auto done = [this, step]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return ended_ || aborted_.has_value() || (committed_.has_value() && committed_->step() >= step);
+  };
+  (void)mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
+  if (committed_.has_value() && committed_->step() >= step) {
+    return committed_;
+  }
+  return absl::nullopt;
+}
+
+absl::Status ClientStream::Detach(bool finished, absl::Time deadline) {
+  v1::SessionRequest request;
+  request.mutable_detach()->set_finished(finished);
+  (void)stream_->Write(request);
+  (void)stream_->WritesDone();
+  absl::MutexLock lock(&mutex_);
+  const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return detached_ || ended_ || aborted_.has_value(); };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&done), deadline)) {
+    return absl::DeadlineExceededError("detach: the daemon has not answered in time");
+  }
+  return detached_ ? absl::OkStatus() : EndStatusLocked();
+}
+
+void ClientStream::Close() {
+  if (joined_) {
+    return;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    closed_here_ = !ended_;
+  }
+  context_.TryCancel();
+  pthread_join(reader_, nullptr);
+  joined_ = true;
+}
+
+void ClientStream::CancelAllAtExit() {
+  const absl::Time deadline = absl::Now() + kExitGrace;
+  absl::MutexLock lock(&Live().mutex);
+  for (ClientStream* stream : Live().streams) {
+    stream->context_.TryCancel();
+  }
+  for (ClientStream* stream : Live().streams) {
+    absl::MutexLock stream_lock(&stream->mutex_);
+    const auto done = [stream]() { return stream->ended_; };
+    (void)stream->mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
+  }
+}
+
+}  // namespace shardd

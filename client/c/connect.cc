@@ -1,0 +1,131 @@
+#include "client/c/connect.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "client/c/autostart.h"
+#include "common/shm/fd_channel.h"
+#include "common/status/grpc_status.h"
+#include "common/status/status_macros.h"
+#include "common/version.h"
+#include "grpcpp/create_channel_posix.h"
+#include "shardd/v1/trainer.grpc.pb.h"
+
+namespace shardd {
+namespace {
+
+// A module tree with a million parameters is some 100 MiB.
+constexpr int kMaxMessageBytes = 256 << 20;
+// connect() on a Unix socket blocks while the listener's backlog is full.
+constexpr int kConnectTimeoutSeconds = 10;
+
+std::string HexPrefix(absl::string_view digest) { return absl::BytesToHexString(digest.substr(0, 6)); }
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path) {
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("connect \"", path, "\": no socket (", strerror(errno), ")"));
+  }
+  const timeval timeout = {kConnectTimeoutSeconds, 0};
+  (void)setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("connect \"", path, "\": path is too long (got ", path.size(),
+                                                   " characters, want at most ", sizeof(address.sun_path) - 1, ")"));
+  }
+  memcpy(address.sun_path, path.data(), path.size());
+  int result = 0;
+  do {
+    result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    const int error = errno;
+    const std::string text = absl::StrCat("connect \"", path, "\": no daemon there (", strerror(error), ")");
+    if (error == EACCES || error == EPERM) {
+      return absl::PermissionDeniedError(text);
+    }
+    return absl::UnavailableError(text);
+  }
+  const timeval forever = {0, 0};
+  (void)setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof(forever));
+  return fd;
+}
+
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline) {
+  Target target;
+  if (address.empty()) {
+    const char* from_environment = getenv("SHARDD_ADDRESS");
+    address = from_environment == nullptr ? "" : from_environment;
+  }
+  if (!address.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
+  } else {
+    target.found_here = true;
+    if (ConnectUnix(kSystemSocket).ok()) {
+      target.socket_path = kSystemSocket;
+    } else {
+      AutostartOptions options;
+      options.devices = local_world;
+      options.deadline = deadline;
+      SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));
+    }
+  }
+  target.address = absl::StrCat("unix:", target.socket_path);
+  return target;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target) {
+  SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, ConnectUnix(target.socket_path));
+  if (fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return absl::InternalError(absl::StrCat("connect \"", target.socket_path, "\": ", strerror(errno)));
+  }
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  return grpc::CreateCustomInsecureChannelFromFd("shardd", fd.release(), arguments);
+}
+
+absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
+                                            const std::string& plan_digest, absl::Time deadline) {
+  auto stub = v1::TrainerService::NewStub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  v1::OpenJobRequest request;
+  request.set_protocol_version(kProtocolVersion);
+  *request.mutable_spec() = spec;
+  request.set_plan_digest(plan_digest);
+  v1::OpenJobResponse response;
+  SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub->OpenJob(&context, request, &response)));
+  if (response.plan_digest() != plan_digest) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("open job \"", spec.name(), "\": the daemon plans it differently (got digest ",
+                     HexPrefix(response.plan_digest()), "..., want ", HexPrefix(plan_digest),
+                     "...); use client and daemon of one version (this is ", kVersion, ")"));
+  }
+  return response;
+}
+
+absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel, uint64_t job_id,
+                                                  int rank, bool replace, absl::Time deadline) {
+  auto stub = v1::TrainerService::NewStub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  v1::AttachRankRequest request;
+  request.set_job_id(job_id);
+  request.set_rank(rank);
+  request.set_replace(replace);
+  v1::AttachRankResponse response;
+  SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub->AttachRank(&context, request, &response)));
+  return response;
+}
+
+}  // namespace shardd

@@ -1,0 +1,46 @@
+#ifndef SHARDD_CLIENT_C_CONNECT_H_
+#define SHARDD_CLIENT_C_CONNECT_H_
+
+// From an address to an attached rank: which daemon, a channel to it, and the unary calls.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/shm/unique_fd.h"
+#include "grpcpp/channel.h"
+#include "shardd/v1/trainer.pb.h"
+
+namespace shardd {
+
+inline constexpr char kSystemSocket[] = "/run/shardd/shardd.sock";
+
+struct Target {
+  std::string address;      // "unix:/path"
+  std::string socket_path;  // "/path"
+  bool found_here = false;  // no address was given: the system's daemon, or one of this user's own
+};
+
+// `address`, else SHARDD_ADDRESS, else the system's daemon where one listens, else this user's own, started if need be
+// with `local_world` CPU devices. Blocks until that daemon accepts connections.
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline);
+
+// A connected socket. UNAVAILABLE naming path and error when nobody listens there.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path);
+
+// A channel over one new connection; it never reconnects by itself. Does not block on a live daemon.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target);
+
+// Blocks until the daemon has opened the job, at most until `deadline`. FAILED_PRECONDITION where the plans differ.
+absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
+                                            const std::string& plan_digest, absl::Time deadline);
+absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel, uint64_t job_id,
+                                                  int rank, bool replace, absl::Time deadline);
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_CONNECT_H_
