@@ -1,1 +1,29 @@
+# cmake --install: bin/shardd, bin/shardctl, lib/libshardd.so, headers and the package file. A trainer then says
+#   find_package(shardd REQUIRED)
+#   target_link_libraries(trainer PRIVATE shardd::cpp)            # or shardd::c
+# and includes the headers as the project itself does: #include "client/cpp/shardd.h".
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/shardd)
 
+foreach(program shardd shardctl)
+  if(TARGET ${program})
+    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endforeach()
+if(TARGET shardd_client)
+  install(TARGETS shardd_client shardd_cpp EXPORT shardd LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES client/c/shardd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/c)
+  install(DIRECTORY client/cpp/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/cpp FILES_MATCHING PATTERN "*.h")
+  install(EXPORT shardd NAMESPACE shardd:: FILE shardd-targets.cmake DESTINATION ${package_dir})
+endif()
+# The adaptor is installed as source: it has to match the trainer's own libtorch, compiler and C++ library.
+if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/client/torch)
+  install(DIRECTORY client/torch/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/torch
+    FILES_MATCHING PATTERN "*.h" PATTERN "*.cc")
+endif()
+configure_package_config_file(deploy/cmake/shardd-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/shardd-config.cmake
+  INSTALL_DESTINATION ${package_dir} PATH_VARS CMAKE_INSTALL_INCLUDEDIR)
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/shardd-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/shardd-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/shardd-config-version.cmake
+  DESTINATION ${package_dir})

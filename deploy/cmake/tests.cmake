@@ -104,3 +104,10 @@ if(TARGET shardd_client)
 endif()
 shardd_tests(fuzz unit shardd_common shardd_grpc)
 shardd_fuzzers(shardd_service shardd_common shardd_grpc)
+
+# What cmake --install gives, as a trainer's project meets it.
+if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SANITIZE)
+  add_test(NAME install/consumer COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/install_test.sh
+    ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
+  set_tests_properties(install/consumer PROPERTIES LABELS multiproc TIMEOUT 300 RUN_SERIAL ON)
+endif()

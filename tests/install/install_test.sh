@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs a build into a fresh prefix, looks at what the binaries need and export, and builds and runs a trainer's project
+# against it. Usage: install_test.sh <source> <build folder> <c++ compiler>
+set -euo pipefail
+source=$1 build=$2 cxx=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+  echo "install_test: $*"
+  exit 1
+}
+prefix=$work/prefix
+cmake --install "$build" --prefix "$prefix" >"$work/install.log" || { cat "$work/install.log"; fail "cmake --install ended with an error"; }
+library=$(echo "$prefix"/lib*/libshardd.so "$prefix"/lib*/*/libshardd.so | tr ' ' '\n' | grep -v '\*' | head -1)
+
+# Nothing but glibc, so that the daemon starts on any machine and the library enters any process.
+for file in "$prefix/bin/shardd" "$prefix/bin/shardctl" "$library"; do
+  [[ -e $file ]] || fail "$file: not installed"
+  needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+  other=$(grep -vxE 'libc\.so\.6|libm\.so\.6|ld-linux-x86-64\.so\.2' <<<"$needed" || true)
+  [[ -z $other ]] || fail "$file: needs more than glibc (got ${other//$'\n'/ })"
+  [[ -z $(readelf -d "$file" | grep -E 'RPATH|RUNPATH' || true) ]] || fail "$file: has a run path"
+done
+# The C ABI and nothing else.
+foreign=$(nm -D --defined-only "$library" | awk '{print $3}' | grep -v '^shardd_' || true)
+[[ -z $foreign ]] || fail "libshardd.so: exports more than shardd_* (got $(head -3 <<<"$foreign" | tr '\n' ' '))"
+# Everything that the header declares.
+for symbol in $(grep -oE '\bshardd_[a-z_]+\(' "$source/client/c/shardd.h" | tr -d '(' | sort -u); do
+  nm -D --defined-only "$library" | grep -q " T $symbol\$" || fail "libshardd.so: $symbol is declared and not exported"
+done
+
+cmake -G Ninja -S "$source/tests/install/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$cxx" \
+  >"$work/log" 2>&1 && cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; fail "a project with find_package(shardd) does not build"; }
+"$work/build/c_consumer" || fail "the C consumer ended with an error"
+# A home of its own, so that no daemon of this user is met.
+export XDG_RUNTIME_DIR=$work/run TMPDIR=$work SHARDD_ADDRESS=
+unset SHARDD_ADDRESS
+mkdir -m 700 "$work/run"
+timeout 60 "$work/build/cpp_consumer" || fail "the C++ consumer ended with an error"
+[[ $("$prefix/bin/shardctl" --version) == *"$(sed -n 's/.*kVersion\[\] = "\(.*\)".*/\1/p' "$source/common/version.h")"* ]] ||
+  fail "shardctl --version does not give the version"
+echo "install_test: passed"
