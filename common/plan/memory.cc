@@ -119,7 +119,9 @@ absl::Status SizePool(ShardPlan& plan) {
   if (plan.config.unshard_mode() != v1::UNSHARD_MODE_POOLED) {
     return absl::OkStatus();
   }
-  plan.pool_slots = plan.world_size * (MostGroupsHeld(plan) + plan.config.max_inflight_unshards());
+  const int groups = static_cast<int>(plan.groups.size());
+  plan.pool_quota = std::min(groups, MostGroupsHeld(plan) + plan.config.max_inflight_unshards());
+  plan.pool_slots = std::min(groups, plan.world_size * plan.pool_quota);
   for (const GroupPlan& group : plan.groups) {
     plan.pool_slot_bytes = std::max(plan.pool_slot_bytes, RoundUp(group.unsharded_bytes, kPageBytes));
   }

@@ -126,8 +126,11 @@ struct ShardPlan {
   std::vector<FlatParamPlan> flat_params;
   std::vector<GroupPlan> groups;           // left-to-right, depth-first pre-order of their modules
   std::vector<SlotPlan> gradient_slots;
-  // POOLED: world_size * (most groups that a rank holds at once + max_inflight_unshards). Held at once: a group, those
-  // around it, those that hold its tied parameters, and all that are not resharded after forward.
+  // POOLED: how many groups a rank may hold, prefetched ones included: the most that it holds at once (a group, those
+  // around it, those that hold its tied parameters, and all that are not resharded after forward) and
+  // max_inflight_unshards; never more than there are groups.
+  int pool_quota = 0;
+  // world_size * pool_quota, never more than there are groups: one version is read at a time, and ranks share slots.
   int pool_slots = 0;
   int64_t pool_slot_bytes = 0;
   int optimizer_states = 0;                // fp32 tensors per parameter: AdamW 2, SGD 0 or 1

@@ -27,6 +27,9 @@ enum class Opcode : uint32_t {
   kEnterFullParams = 8,   // flags: kWriteback
   kLeaveFullParams = 9,
   kEnterPass = 10,        // arg0 = pass; reserved
+  // group: this rank cannot go on until the group's gradient slot is released. Sent once, with a doorbell, before the
+  // client sleeps on the slot's word: when all ranks are stuck so, the daemon adds what it has out of turn.
+  kWaitGradientSlot = 11,
 };
 
 inline constexpr uint32_t kHasPresent = 1;

@@ -1,0 +1,112 @@
+#ifndef SHARDD_SERVER_JOB_CORE_H_
+#define SHARDD_SERVER_JOB_CORE_H_
+
+// The daemon without its port: all jobs of this node, their devices, the loop that owns their state and the setup thread
+// that allocates their memory.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "server/device/device.h"
+#include "server/job/core_loop.h"
+#include "server/job/job_core.h"
+#include "server/observe/events.h"
+#include "server/service/jobs_source.h"
+
+namespace shardd {
+
+struct CoreOptions {
+  std::string state_dir;      // tmpfs; for slabs and journals
+  bool embedded = false;      // ends (on_idle) after its last job
+  absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
+  int max_jobs_per_uid = 64;
+  int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota
+  std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
+};
+
+// Thread-safe, but for what says "loop-confined". Construct, use, Shutdown.
+class Core final : public JobsSource {
+ public:
+  Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices);
+  ~Core() override;  // Shutdown()
+
+  // Trainer side. Each calls `done` once, from any thread.
+  void OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done);
+  void AttachRank(PeerCredentials peer, v1::AttachRankRequest request, Done<v1::AttachRankResponse> done);
+  void CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done);
+  // Hello: the session becomes live and `stream` receives its events. `pidfd`: of the client's process; may be invalid.
+  // UNAUTHENTICATED: no such session, or wrong token.
+  void StartSession(uint64_t session_id, std::string token, PeerCredentials peer, UniqueFd pidfd,
+                    std::shared_ptr<SessionStream> stream, std::function<void(absl::Status)> done);
+  void SessionCommands(uint64_t session_id, v1::CommandBatch batch);
+  void SessionDetach(uint64_t session_id, bool finished);
+  void SessionStreamClosed(uint64_t session_id);
+  // The fd channel. `done` receives borrowed descriptors, valid during the call.
+  void FetchFds(FdRequest request, PeerCredentials peer, UniqueFd peer_pidfd,
+                std::function<void(absl::Status, const std::vector<int>&)> done);
+
+  // JobsSource.
+  void GetDaemon(const Caller& caller, Done<v1::Daemon> done) override;
+  void ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) override;
+  void ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) override;
+  void ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) override;
+  void ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) override;
+  void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) override;
+  void GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) override;
+  void ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) override;
+  void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) override;
+
+  // Closes all jobs, stops devices and threads. Idempotent.
+  void Shutdown();
+
+ private:
+  struct Entry {
+    std::shared_ptr<JobCore> job;
+    absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session
+  };
+
+  // Setup thread.
+  absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request);
+  absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer,
+                                                           const v1::AttachRankRequest& request);
+  // Runs `body` on the loop from the setup thread and hands its result back.
+  template <typename T>
+  absl::StatusOr<T> OnLoop(std::function<absl::StatusOr<T>()> body);
+
+  // Loop-confined.
+  bool BeforeSleep();
+  void Tick();
+  JobCore* FindJob(uint64_t job_id) const;
+  absl::StatusOr<JobCore*> FindJobByName(const Caller& caller, const std::string& name) const;
+  Session* FindSession(uint64_t session_id, JobCore** job) const;
+  void ReviewJobs();  // grace times, finished and closed jobs
+  template <typename T>
+  void Query(const Caller& caller, const std::string& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
+
+  // Constant after construction.
+  const CoreOptions options_;
+  const std::vector<std::unique_ptr<Device>> devices_;
+  const absl::Time start_time_;
+  // Self-synchronised.
+  EventLog events_;
+  // Loop-confined.
+  absl::btree_map<std::string, Entry> jobs_;  // by name
+  uint64_t next_job_id_ = 1;
+  uint64_t next_session_id_ = 1;
+  bool had_job_ = false;
+  bool idle_reported_ = false;
+  // Threads; last.
+  CoreLoop setup_;  // used as a queue with a thread: blocking work
+  CoreLoop loop_;
+  bool shut_down_ = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_CORE_H_

@@ -1,0 +1,78 @@
+#ifndef SHARDD_SERVER_JOB_CORE_LOOP_H_
+#define SHARDD_SERVER_JOB_CORE_LOOP_H_
+
+// The one thread that owns all job state. Everything called "loop-confined" runs here, so the state machines need no
+// locks. Reactions are short: memory is allocated on the setup thread, bytes move on device threads.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/shm/unique_fd.h"
+
+namespace shardd {
+
+class CoreLoop {
+ public:
+  using Closure = absl::AnyInvocable<void()>;
+  // `before_sleep`: runs on the loop each time before it may sleep; returns true when it found work, then the loop goes
+  // round once more without sleeping.
+  explicit CoreLoop(std::function<bool()> before_sleep = nullptr);
+  ~CoreLoop();  // Stop()
+  CoreLoop(const CoreLoop&) = delete;
+  CoreLoop& operator=(const CoreLoop&) = delete;
+
+  // Thread-safe. Runs `closure` on the loop, in order. After Stop it is dropped.
+  void Post(Closure closure) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Thread-safe, not on the loop: runs `closure` there and waits for it. Returns without running it after Stop.
+  void RunAndWait(Closure closure);
+  // Finishes what is posted, then joins. Idempotent. Not on the loop.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool InLoop() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+  // Loop-confined from here on. `on_readable` runs whenever fd is readable, until RemoveFd. The fd is borrowed.
+  void AddFd(int fd, std::function<void()> on_readable);
+  void RemoveFd(int fd);
+  // Runs once, at or after `when`. Ids are never reused; cancelling a timer that has run is a no-op.
+  uint64_t AddTimer(absl::Time when, Closure closure);
+  void CancelTimer(uint64_t id);
+
+ private:
+  void Run();
+  bool RunPosted() ABSL_LOCKS_EXCLUDED(mutex_);
+  int RunTimers();  // returns milliseconds until the next, -1: none
+  void Wake();
+
+  // Constant after construction.
+  const std::function<bool()> before_sleep_;
+  UniqueFd epoll_;
+  UniqueFd wake_;
+  // Guarded.
+  absl::Mutex mutex_;
+  std::vector<Closure> posted_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // Loop-confined.
+  struct Watch {
+    uint64_t generation = 0;
+    std::function<void()> on_readable;
+  };
+  absl::flat_hash_map<int, std::shared_ptr<Watch>> watches_;
+  std::map<std::pair<absl::Time, uint64_t>, Closure> timers_;
+  absl::flat_hash_map<uint64_t, absl::Time> timer_times_;
+  uint64_t next_timer_ = 1;
+  uint64_t next_generation_ = 1;
+  // Last: starts when all else is there.
+  std::thread thread_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_CORE_LOOP_H_

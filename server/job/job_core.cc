@@ -1,0 +1,441 @@
+#include "server/job/job_core.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+namespace {
+
+float GradientScale(const ShardPlan& plan) {
+  const double factor = plan.config.gradient_divide_factor();
+  return static_cast<float>(1.0 / (factor > 0 ? factor : plan.world_size));
+}
+
+}  // namespace
+
+JobCore::JobCore(Init init)
+    : id_(init.id),
+      uid_(init.uid),
+      spec_(std::move(init.spec)),
+      plan_(std::move(init.plan)),
+      memory_(std::move(init.memory)),
+      journal_(std::move(init.journal)),
+      devices_(std::move(init.devices)),
+      collective_(std::move(init.collective)),
+      loop_(init.loop),
+      events_(init.events),
+      created_(absl::Now()),
+      gradient_scale_(GradientScale(*plan_)),
+      pooled_(plan_->config.unshard_mode() == v1::UNSHARD_MODE_POOLED),
+      step_counts_(plan_->params.size(), 0),
+      trainer_states_(plan_->world_size),
+      sessions_(plan_->world_size),
+      orders_(plan_->world_size),
+      step_orders_(plan_->world_size) {
+  if (pooled_) {
+    pool_ = std::make_unique<UnshardPool>(plan_->pool_slots, plan_->pool_quota, world_size(),
+                                          static_cast<int>(plan_->groups.size()));
+  }
+  ranks_.resize(world_size());
+  ResetStep();
+  Event(-1, "open", absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ",
+                                 memory_->allocated_bytes(), " bytes of slabs"));
+}
+
+void JobCore::Event(int rank, absl::string_view kind, std::string text) {
+  LogInfo(absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
+                       rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
+  events_->Add(name(), uid_, epoch_, committed_step_, rank, kind, std::move(text));
+}
+
+absl::Status JobCore::RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
+  return absl::Status(code, absl::StrCat(what, ": ", fact, " (rank=", rank, ", step=", committed_step_ + 1, ")"));
+}
+
+std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(absl::Status)> on_loop) {
+  struct State {
+    std::atomic<int> left;
+    absl::Mutex mutex;
+    absl::Status first;
+    std::function<void(absl::Status)> on_loop;
+  };
+  auto state = std::make_shared<State>();
+  state->left = count;
+  state->on_loop = std::move(on_loop);
+  // Keeps the job, its slabs and the loop's use of it alive until the last piece of device work has ended.
+  return [state, self = shared_from_this()](absl::Status status) {
+    if (!status.ok()) {
+      absl::MutexLock lock(&state->mutex);
+      if (state->first.ok()) {
+        state->first = std::move(status);
+      }
+    }
+    if (state->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      self->loop_->Post([state, self] {
+        absl::Status first;
+        {
+          absl::MutexLock lock(&state->mutex);
+          first = state->first;
+        }
+        state->on_loop(std::move(first));
+        state->on_loop = nullptr;
+      });
+    }
+  };
+}
+
+Session* JobCore::FindSession(uint64_t session_id) const {
+  for (const auto& session : sessions_) {
+    if (session != nullptr && session->id() == session_id) {
+      return session.get();
+    }
+  }
+  return nullptr;
+}
+
+int JobCore::attached() const {
+  return static_cast<int>(std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
+}
+
+bool JobCore::finished() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return rank.finished; });
+}
+
+absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
+  const int rank = session->rank();
+  if (closed_) {
+    return absl::NotFoundError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the job was closed"));
+  }
+  if (session->epoch() != epoch_) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced (got ",
+                                           session->epoch(), ", want ", epoch_, "); attach again"));
+  }
+  if (sessions_[rank] != nullptr) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=",
+                     sessions_[rank]->id(), ", pid=", sessions_[rank]->peer.pid,
+                     "); end it first, or attach with replace"));
+  }
+  session->PublishVersion(version_);
+  session->last_command_time = absl::Now();
+  ranks_[rank].finished = false;
+  loop_->AddFd(session->doorbell(), [this, session_id = session->id()] {
+    if (Session* s = FindSession(session_id); s != nullptr) {
+      uint64_t value;
+      [[maybe_unused]] ssize_t n = read(s->doorbell(), &value, sizeof(value));
+    }
+    // The ring itself is looked at before the loop sleeps.
+  });
+  sessions_[rank] = std::move(session);
+  counters_.set_attaches(counters_.attaches() + 1);
+  return absl::OkStatus();
+}
+
+void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> stream) {
+  session->stream = std::move(stream);
+  const int rank = session->rank();
+  if (session->pidfd.valid()) {
+    // Readable once the process has ended, also while forked children hold its sockets open.
+    loop_->AddFd(session->pidfd.get(), [this, rank, session_id = session->id()] {
+      if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
+        SessionLost(rank, "its process ended");
+      }
+    });
+  }
+  v1::SessionEvent event;
+  event.mutable_attached();
+  session->stream->Send(std::move(event));
+  Event(rank, "attach", absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ",
+                                     devices_[rank]->name()));
+}
+
+void JobCore::EndSession(int rank) {
+  Session* session = sessions_[rank].get();
+  loop_->RemoveFd(session->doorbell());
+  if (session->pidfd.valid()) {
+    loop_->RemoveFd(session->pidfd.get());
+  }
+  sessions_[rank].reset();
+}
+
+void JobCore::Detach(int rank, bool finished) {
+  Session* session = sessions_[rank].get();
+  if (ranks_[rank].stepped || committing_) {
+    ranks_[rank].pending_detach = finished;  // its step is still to be committed (AfterCommit)
+    return;
+  }
+  v1::SessionEvent event;
+  event.mutable_detached();
+  if (session->stream != nullptr) {
+    session->stream->Send(std::move(event));
+    session->stream->Finish(absl::OkStatus());
+  }
+  Event(rank, "detach", finished ? "finished" : "the job is kept");
+  EndSession(rank);
+  ranks_[rank].finished = finished;
+  const bool others = attached() > 0;
+  const bool midway = !pairs_.empty() || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
+    return r.stepped || r.full_params || r.committed_params;
+  });
+  if (others && (!finished || midway)) {
+    Abort(RankError(absl::StatusCode::kAborted, rank, "session",
+                    finished ? "the rank finished while others were in a step" : "the rank detached"),
+          {rank});
+  }
+}
+
+void JobCore::SessionLost(int rank, const std::string& why) {
+  Session* session = sessions_[rank].get();
+  const std::string last =
+      session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
+  Event(rank, "lost", absl::StrCat(why, "; ", last));
+  Abort(RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+        {rank});
+}
+
+void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
+  if (closed_) {
+    return;
+  }
+  if (committing_) {
+    // A decided step always completes forward; those who died in between are found out afterwards.
+    if (!pending_abort_.has_value()) {
+      pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
+    } else {
+      pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
+    }
+    return;
+  }
+  ++epoch_;
+  counters_.set_aborts(counters_.aborts() + 1);
+  Event(-1, "abort", std::string(cause.message()));
+  UndoWrites();
+  for (int rank = 0; rank < world_size(); ++rank) {
+    Session* session = sessions_[rank].get();
+    if (session == nullptr) {
+      continue;
+    }
+    session->Poison(epoch_);
+    if (session->stream != nullptr) {
+      v1::SessionEvent event;
+      v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
+      aborted->set_epoch(epoch_);
+      aborted->set_code(static_cast<int>(cause.code()));
+      aborted->set_message(std::string(cause.message()));
+      aborted->set_committed_step(committed_step_);
+      aborted->set_trainer_state(trainer_states_[rank]);
+      for (int lost : lost_ranks) {
+        aborted->add_lost_ranks(lost);
+      }
+      session->stream->Send(std::move(event));
+      session->stream->Finish(absl::OkStatus());
+    }
+    EndSession(rank);
+  }
+  ResetStep();
+  if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
+    LogError(absl::StrCat("job ", name(), ": ", status.message()));
+  }
+}
+
+void JobCore::ResetStep() {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const bool finished = ranks_[rank].finished;
+    ranks_[rank] = RankStep();
+    ranks_[rank].finished = finished;
+    ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
+    orders_[rank].BeginStep(captured_ ? &captured_order_ : nullptr);
+    step_orders_[rank].clear();
+  }
+  pairs_.clear();
+  present_.assign(plan_->params.size(), false);
+  // Counted from the new epoch on: completions of older device work look at the epoch first.
+  pending_reductions_ = 0;
+  pending_fills_ = 0;
+  deciding_ = false;
+  full_params_granted_ = false;
+  if (pool_ != nullptr) {
+    pool_->Invalidate();
+  }
+}
+
+void JobCore::Close(const std::string& why) {
+  if (closed_) {
+    return;
+  }
+  Event(-1, "close", why);
+  ++epoch_;
+  closed_ = true;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (Session* session = sessions_[rank].get(); session != nullptr) {
+      session->Poison(epoch_);
+      if (session->stream != nullptr) {
+        v1::SessionEvent event;
+        event.mutable_aborted()->set_epoch(epoch_);
+        event.mutable_aborted()->set_code(static_cast<int>(absl::StatusCode::kNotFound));
+        event.mutable_aborted()->set_message(absl::StrCat("job \"", name(), "\" was closed: ", why));
+        event.mutable_aborted()->set_committed_step(committed_step_);
+        session->stream->Send(std::move(event));
+        session->stream->Finish(absl::OkStatus());
+      }
+      EndSession(rank);
+    }
+  }
+}
+
+bool JobCore::PollRings() {
+  bool found = false;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    Session* session = sessions_[rank].get();
+    while (session != nullptr) {
+      absl::StatusOr<RankCommand> command = session->NextFromRing();
+      if (absl::IsNotFound(command.status())) {
+        break;
+      }
+      found = true;
+      const uint64_t epoch = epoch_;
+      absl::Status status = command.status();
+      if (status.ok()) {
+        status = Execute(session, *std::move(command));
+      }
+      if (epoch_ != epoch) {
+        return true;  // the sessions are gone
+      }
+      if (!status.ok()) {
+        Abort(std::move(status), {});
+        if (epoch_ != epoch) {
+          return true;
+        }
+      }
+      session->PublishConsumed();
+    }
+  }
+  return found;
+}
+
+void JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch) {
+  const uint64_t epoch = epoch_;
+  for (const v1::Command& in : batch.commands()) {
+    absl::StatusOr<RankCommand> command = session->Decode(in);
+    absl::Status status = command.status();
+    if (status.ok()) {
+      status = Execute(session, *std::move(command));
+    }
+    if (!status.ok() && epoch_ == epoch) {
+      Abort(std::move(status), {});
+    }
+    if (epoch_ != epoch) {
+      return;
+    }
+  }
+}
+
+void JobCore::SetAwake(bool awake) {
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      session->SetAwake(awake);
+    }
+  }
+}
+
+absl::Status JobCore::Execute(Session* session, RankCommand command) {
+  const int rank = session->rank();
+  counters_.set_commands(counters_.commands() + 1);
+  ++session->commands;
+  session->last_command_time = absl::Now();
+  const bool names_group = command.opcode == Opcode::kUnshard || command.opcode == Opcode::kReshard ||
+                           command.opcode == Opcode::kSubmitGradients;
+  if (command.opcode != Opcode::kWaitGradientSlot) {
+    session->last_command = names_group ? absl::StrCat(OpcodeName(command.opcode), " ", group_name(command.group))
+                                        : std::string(OpcodeName(command.opcode));
+    ranks_[rank].blocked_slot = -1;  // whoever sends is not asleep
+  }
+  switch (command.opcode) {
+    case Opcode::kUnshard:
+      return OnUnshard(session, command.group, command.arg0);
+    case Opcode::kReshard:
+      return OnReshard(session, command.group);
+    case Opcode::kSubmitGradients:
+      return OnSubmitGradients(session, std::move(command));
+    case Opcode::kBackwardDone:
+      return OnBackwardDone(session, command.arg0);
+    case Opcode::kStep:
+      return OnStep(session, std::move(command.step));
+    case Opcode::kWriteParameters:
+      return OnWriteParameters(session, command);
+    case Opcode::kCommitParameters:
+      return OnCommitParameters(session);
+    case Opcode::kEnterFullParams:
+      return OnEnterFullParams(session, (command.flags & kWriteback) != 0);
+    case Opcode::kLeaveFullParams:
+      return OnLeaveFullParams(session);
+    case Opcode::kWaitGradientSlot:
+      OnWaitGradientSlot(session, command.group);
+      return MaybeFold();
+    case Opcode::kEnterPass:
+      return absl::UnimplementedError(absl::StrCat("EnterPass: passes are entered together only in jobs whose trainers "
+                                                   "write, which are not served yet (rank=", rank, ")"));
+    case Opcode::kInvalid:
+      break;
+  }
+  return absl::InternalError("execute: a command passed decoding without a valid opcode");
+}
+
+absl::Status JobCore::Observe(Session* session, OrderEntry entry) {
+  const int rank = session->rank();
+  const OrderTracker::Observation seen = orders_[rank].Observe(entry);
+  if (!seen.departed) {
+    return absl::OkStatus();
+  }
+  counters_.set_departures(counters_.departures() + 1);
+  ++session->departures;
+  auto text = [this](const OrderEntry& e) {
+    const char* kind = e.kind == OrderEntry::Kind::kUnshardForward    ? "Unshard (forward) "
+                       : e.kind == OrderEntry::Kind::kUnshardBackward ? "Unshard (backward) "
+                                                                      : "SubmitGradients ";
+    return absl::StrCat(kind, group_name(e.group));
+  };
+  const std::string fact = absl::StrCat("departs from the recorded order (got ", text(entry), ", want ",
+                                        seen.expected.has_value() ? text(*seen.expected) : "nothing more", ")");
+  Event(rank, "departure", fact);
+  if (plan_->config.strict_order()) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "strict order", fact);
+  }
+  return absl::OkStatus();
+}
+
+void JobCore::CheckSilence(absl::Time now) {
+  if (closed_ || committing_ || attached() < world_size()) {
+    return;
+  }
+  const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const absl::Duration silent = now - sessions_[rank]->last_command_time;
+    if (silent < limit) {
+      continue;
+    }
+    // Silent is only a fault when somebody waits for this very rank.
+    for (int other = 0; other < world_size(); ++other) {
+      const std::string waits = other == rank ? "" : WaitingFor(other);
+      if (!waits.empty() && now - sessions_[other]->last_command_time >= absl::ZeroDuration() &&
+          waits.find(absl::StrCat("rank ", rank, ":")) != std::string::npos) {
+        const std::string last = sessions_[rank]->last_command;
+        Abort(RankError(absl::StatusCode::kDeadlineExceeded, rank, "silence",
+                        absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silent),
+                                     " (last command: ", last.empty() ? "none" : last, "; limit ",
+                                     absl::FormatDuration(limit), "); rank ", other, " waits for ", waits)),
+              {rank});
+        return;
+      }
+    }
+  }
+}
+
+}  // namespace shardd

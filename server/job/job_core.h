@@ -1,0 +1,226 @@
+#ifndef SHARDD_SERVER_JOB_JOB_CORE_H_
+#define SHARDD_SERVER_JOB_JOB_CORE_H_
+
+// One job's state machines: membership and epochs, unshard and reshard, pairing of gradients by name, the step.
+//
+// Everything since the last commit belongs to the running step and is dropped as one when the epoch advances (Abort):
+// that is the only way back, whatever went wrong, and every rank then attaches anew. The only thing that is never dropped
+// is a decided step: it is journaled, applied and committed first, and an abort that arrives meanwhile waits for it.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/plan/plan.h"
+#include "server/collective/collective.h"
+#include "server/job/core_loop.h"
+#include "server/job/job_memory.h"
+#include "server/job/journal.h"
+#include "server/job/session.h"
+#include "server/observe/events.h"
+#include "server/schedule/order.h"
+#include "server/schedule/unshard_pool.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
+class JobCore : public std::enable_shared_from_this<JobCore> {
+ public:
+  struct Init {
+    uint64_t id = 0;
+    uint32_t uid = 0;
+    v1::JobSpec spec;
+    std::shared_ptr<const ShardPlan> plan;
+    std::unique_ptr<JobMemory> memory;
+    std::unique_ptr<Journal> journal;
+    std::vector<Device*> devices;  // by rank; outlive the job
+    std::unique_ptr<Collective> collective;
+    CoreLoop* loop = nullptr;
+    EventLog* events = nullptr;
+  };
+  explicit JobCore(Init init);
+
+  // Membership ------------------------------------------------------------------------------------- (job_core.cc)
+  uint64_t id() const { return id_; }
+  uint32_t uid() const { return uid_; }
+  const std::string& name() const { return spec_.name(); }
+  const v1::JobSpec& spec() const { return spec_; }
+  const std::shared_ptr<const ShardPlan>& plan() const { return plan_; }
+  const JobMemory& memory() const { return *memory_; }
+  uint64_t epoch() const { return epoch_; }
+  uint64_t version() const { return version_; }
+  int64_t committed_step() const { return committed_step_; }
+  const std::string& trainer_state(int rank) const { return trainer_states_[rank]; }
+  Session* session(int rank) const { return sessions_[rank].get(); }
+  Session* FindSession(uint64_t session_id) const;
+  const std::string& device_name(int rank) const { return devices_[rank]->name(); }
+  int attached() const;
+  bool finished() const;  // every rank has said that it needs the job no more
+  bool closed() const { return closed_; }
+
+  // ABORTED: the epoch went on while the session was being made. REQUIRES: the rank has no session.
+  absl::Status AddSession(std::unique_ptr<Session> session);
+  // The client is there (its stream said hello).
+  void SessionLive(Session* session, std::shared_ptr<SessionStream> stream);
+  void Detach(int rank, bool finished);
+  // The rank is gone without a word.
+  void SessionLost(int rank, const std::string& why);
+  // Ends all sessions and frees the memory as soon as device work in flight has ended.
+  void Close(const std::string& why);
+  // The epoch advances; see the top.
+  void Abort(absl::Status cause, std::vector<int> lost_ranks);
+
+  // Takes commands from all rings; true if there were any.
+  bool PollRings();
+  void ExecuteFromStream(Session* session, const v1::CommandBatch& batch);
+  void SetAwake(bool awake);
+  // Deadlines: ranks that others wait for and that send nothing.
+  void CheckSilence(absl::Time now);
+
+  // Snapshots ------------------------------------------------------------------------------------ (job_status.cc)
+  void Describe(v1::Job* out) const;
+  void DescribeRanks(v1::ListRanksResponse* out) const;
+  void DescribeGroups(v1::ListGroupsResponse* out) const;
+  void DescribeParameters(v1::ListParametersResponse* out) const;
+  void DescribeMemory(v1::Memory* out) const;
+
+ private:
+  // One rank's place in the running step.
+  struct RankStep {
+    int closed_backwards = 0;   // BackwardDone so far; all of them once stepped
+    bool stepped = false;
+    v1::Step step;
+    bool full_params = false;   // has asked to enter
+    bool inside = false;        // was let in and has not left
+    bool writeback = false;
+    bool committed_params = false;
+    bool finished = false;
+    std::optional<bool> pending_detach;  // asked for after Step; its value: finished
+    int blocked_slot = -1;      // its client sleeps until this gradient slot is released
+    std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
+    std::set<int> awaited_unshards;  // POOLED: groups whose slot is being filled for this rank
+    std::deque<int> deferred_unshards;  // POOLED: asked for after Step, before the commit
+  };
+  struct Contribution {
+    std::vector<bool> present;
+    std::vector<bool> fresh;
+  };
+  // The submissions for one (backward, group), by rank and occurrence.
+  struct Pair {
+    std::vector<std::deque<Contribution>> waiting;  // by rank; front: the current occurrence
+    std::vector<int> submitted;                     // by rank
+    std::vector<bool> folded;                       // by rank: its part of the current occurrence is added already
+    std::vector<uint8_t> touched;                   // by index_in_group: written by a part of this occurrence
+  };
+  using PairKey = std::pair<int, int>;  // (backward, group)
+
+  int world_size() const { return plan_->world_size; }
+  const std::string& group_name(int group) const { return plan_->groups[group].name; }
+  void Event(int rank, absl::string_view kind, std::string text);
+  absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
+  void EndSession(int rank);
+  void ResetStep();
+  // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.
+  std::function<void(absl::Status)> Join(int count, std::function<void(absl::Status)> on_loop);
+
+  // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
+  absl::Status Execute(Session* session, RankCommand command);
+  absl::Status OnUnshard(Session* session, int group, int64_t phase);          // (job_params.cc)
+  absl::Status OnReshard(Session* session, int group);
+  absl::Status OnWriteParameters(Session* session, const RankCommand& command);
+  absl::Status OnCommitParameters(Session* session);
+  absl::Status OnEnterFullParams(Session* session, bool writeback);
+  absl::Status OnLeaveFullParams(Session* session);
+  absl::Status OnSubmitGradients(Session* session, RankCommand command);       // (job_step.cc)
+  absl::Status OnBackwardDone(Session* session, int64_t index);
+  absl::Status OnStep(Session* session, v1::Step step);
+  void OnWaitGradientSlot(Session* session, int group);
+
+  absl::Status Observe(Session* session, OrderEntry entry);
+  // POOLED (job_params.cc)
+  absl::Status UnshardIntoPool(int rank, int group);
+  void PrefetchNext(int rank, OrderEntry::Kind kind);
+  void FillSlot(int slot, int group);
+  void MaybeGrantFullParams();
+  void FinishParametersCommit();
+  void UndoWrites();
+
+  // Gradients and the step (job_step.cc)
+  Pair& GetPair(PairKey key);
+  absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
+  absl::Status TryReduce(PairKey key);
+  absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
+  void OnReduced(int group, const std::vector<int>& ranks);
+  absl::Status MaybeFold();
+  absl::Status MaybeDecide();
+  absl::Status CompareSteps() const;
+  absl::Status CompareOrders();
+  void Decide();
+  void Apply(double norm);
+  void Commit();
+  void AfterCommit();
+
+  std::string WaitingFor(int rank) const;  // (job_status.cc)
+  v1::JobState State() const;
+
+  // Constant after construction.
+  const uint64_t id_;
+  const uint32_t uid_;
+  const v1::JobSpec spec_;
+  const std::shared_ptr<const ShardPlan> plan_;
+  const std::unique_ptr<JobMemory> memory_;
+  const std::unique_ptr<Journal> journal_;
+  const std::vector<Device*> devices_;
+  const std::unique_ptr<Collective> collective_;
+  CoreLoop* const loop_;
+  EventLog* const events_;
+  const absl::Time created_;
+  const float gradient_scale_;
+  const bool pooled_;
+
+  // Loop-confined. Committed:
+  uint64_t epoch_ = 1;
+  uint64_t version_ = 0;
+  int64_t committed_step_ = 0;
+  std::vector<int64_t> step_counts_;          // by parameter
+  std::vector<std::string> trainer_states_;   // by rank
+  std::vector<OrderEntry> captured_order_;
+  bool captured_ = false;
+  // Membership:
+  std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
+  bool closed_ = false;
+  std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
+  // The running step:
+  std::vector<RankStep> ranks_;
+  std::vector<OrderTracker> orders_;                    // by rank
+  std::vector<std::vector<OrderEntry>> step_orders_;    // by rank: of the step it has ended
+  std::map<PairKey, Pair> pairs_;
+  std::vector<bool> present_;                           // by parameter: its gradient shard holds a gradient
+  int pending_reductions_ = 0;
+  int pending_fills_ = 0;
+  bool deciding_ = false;
+  bool committing_ = false;                             // a decided step or a parameters commit is being applied
+  DecidedStep decided_;
+  double grad_norm_ = 0;
+  bool full_params_granted_ = false;
+  struct Undo {
+    int64_t offset_bytes;
+    std::string bytes;
+  };
+  std::vector<Undo> undo_;                              // of writebacks not yet committed
+  std::unique_ptr<UnshardPool> pool_;                   // POOLED
+  v1::Counters counters_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_JOB_CORE_H_

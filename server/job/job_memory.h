@@ -1,0 +1,45 @@
+#ifndef SHARDD_SERVER_JOB_JOB_MEMORY_H_
+#define SHARDD_SERVER_JOB_JOB_MEMORY_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/plan/plan.h"
+#include "common/shm/slab.h"
+#include "server/optimizer/optimizer.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// The slabs of one job, one per purpose. Immutable after Create; the bytes are written by the job's device work and, in
+// write windows and before version 1, by its core.
+class JobMemory {
+ public:
+  // Checks the plan against free space, memory and cgroup limit, then allocates and populates. Blocks. `directory` is
+  // created (0700) for the job's tmpfs files and removed with them.
+  static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
+                                                           const std::string& state_dir, const std::string& directory);
+  ~JobMemory();
+
+  SlabPointers pointers() const;
+  // Absent where the plan has no bytes for it.
+  const Slab* shards() const { return shards_.get(); }
+  const Slab* parameters() const { return parameters_.get(); }
+  const Slab* gradients() const { return gradients_.get(); }
+  const Slab* optimizer() const { return optimizer_.get(); }
+  const Slab* pool() const { return pool_.get(); }
+  const std::string& directory() const { return directory_; }
+  int64_t allocated_bytes() const;
+  void Describe(const ShardPlan& plan, v1::Memory* out) const;
+
+ private:
+  JobMemory() = default;
+  std::string directory_;
+  std::unique_ptr<Slab> shards_, parameters_, gradients_, optimizer_, pool_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_JOB_MEMORY_H_

@@ -1,0 +1,221 @@
+// What an operator sees. Nothing here changes state.
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "server/job/job_core.h"
+
+namespace shardd {
+namespace {
+
+int64_t UnixMillis(absl::Time time) { return absl::ToUnixMillis(time); }
+
+}  // namespace
+
+// For whom and for what the rank cannot go on: `rank 1: SubmitGradients "layers.3"`; empty when it is its own turn.
+std::string JobCore::WaitingFor(int rank) const {
+  const RankStep& state = ranks_[rank];
+  if (state.blocked_slot >= 0 || state.stepped) {
+    for (const auto& [key, pair] : pairs_) {
+      for (int other = 0; other < world_size(); ++other) {
+        const bool missing = !pair.folded[other] && pair.waiting[other].empty() &&
+                             ranks_[other].closed_backwards <= key.first;
+        const bool held = pair.folded[rank] || !pair.waiting[rank].empty();
+        if (other != rank && missing && held) {
+          return absl::StrCat("rank ", other, ": SubmitGradients \"", group_name(key.second), "\" of backward ",
+                              key.first);
+        }
+      }
+    }
+  }
+  for (int other = 0; other < world_size(); ++other) {
+    if (other == rank) {
+      continue;
+    }
+    if (state.stepped && !ranks_[other].stepped) {
+      return absl::StrCat("rank ", other, ": Step");
+    }
+    if (state.full_params && !state.inside && !ranks_[other].full_params) {
+      return absl::StrCat("rank ", other, ": EnterFullParams");
+    }
+    if (state.full_params && !state.inside && ranks_[other].inside) {
+      return absl::StrCat("rank ", other, ": LeaveFullParams");
+    }
+    if (state.committed_params && !ranks_[other].committed_params) {
+      return absl::StrCat("rank ", other, ": CommitParameters");
+    }
+  }
+  return "";
+}
+
+v1::JobState JobCore::State() const {
+  if (closed_) {
+    return v1::JOB_STATE_CLOSED;
+  }
+  if (committing_) {
+    return v1::JOB_STATE_COMMITTING;
+  }
+  if (attached() < world_size()) {
+    return v1::JOB_STATE_WAITING;
+  }
+  if (full_params_granted_) {
+    return v1::JOB_STATE_FULL_PARAMS;
+  }
+  for (const auto& session : sessions_) {
+    for (const Handle& handle : session->handles) {
+      if (handle.training() != TrainingState::kIdle) {
+        return v1::JOB_STATE_FORWARD_BACKWARD;
+      }
+    }
+  }
+  return pairs_.empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
+}
+
+void JobCore::Describe(v1::Job* out) const {
+  out->set_name(name());
+  out->set_job_id(id_);
+  out->set_uid(uid_);
+  out->set_world_size(world_size());
+  out->set_state(State());
+  out->set_epoch(epoch_);
+  out->set_committed_step(committed_step_);
+  out->set_version(version_);
+  out->set_attached_ranks(attached());
+  out->set_groups(static_cast<int>(plan_->groups.size()));
+  int64_t numel = 0;
+  for (const ParamPlan& param : plan_->params) {
+    numel += param.numel;
+  }
+  out->set_parameters_numel(numel);
+  out->set_slab_bytes(memory_->allocated_bytes());
+  *out->mutable_config() = plan_->config;
+  *out->mutable_counters() = counters_;
+  out->set_created_unix_ms(UnixMillis(created_));
+  out->set_plan_digest(absl::BytesToHexString(plan_->digest));
+}
+
+void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    v1::Rank* r = out->add_ranks();
+    r->set_rank(rank);
+    r->set_device(devices_[rank]->name());
+    const Session* session = sessions_[rank].get();
+    if (session == nullptr) {
+      r->set_state(ranks_[rank].finished ? v1::RANK_STATE_FINISHED : v1::RANK_STATE_ABSENT);
+      continue;
+    }
+    v1::RankState state = v1::RANK_STATE_IDLE;
+    for (size_t g = 0; g < session->handles.size(); ++g) {
+      const Handle& handle = session->handles[g];
+      v1::HandleStatus* h = r->add_handles();
+      h->set_group(group_name(static_cast<int>(g)));
+      h->set_storage_state(handle.storage() == StorageState::kUnsharded
+                               ? absl::StrCat(StorageStateName(handle.storage()), "(", handle.users(), ")")
+                               : std::string(StorageStateName(handle.storage())));
+      h->set_training_state(std::string(TrainingStateName(handle.training())));
+      if (handle.training() == TrainingState::kBackwardPre || handle.training() == TrainingState::kBackwardPost) {
+        state = v1::RANK_STATE_BACKWARD;
+      } else if (handle.training() == TrainingState::kForward && state == v1::RANK_STATE_IDLE) {
+        state = v1::RANK_STATE_FORWARD;
+      }
+    }
+    if (session->stream == nullptr) {
+      state = v1::RANK_STATE_ATTACHING;
+    } else if (ranks_[rank].stepped) {
+      state = v1::RANK_STATE_STEPPED;
+    } else if (ranks_[rank].full_params) {
+      state = v1::RANK_STATE_FULL_PARAMS;
+    }
+    r->set_state(state);
+    r->set_pid(session->peer.pid);
+    r->set_session_id(session->id());
+    r->set_commands(session->commands);
+    r->set_last_command(session->last_command);
+    r->set_last_command_age_ms(absl::ToInt64Milliseconds(absl::Now() - session->last_command_time));
+    r->set_waiting_for(WaitingFor(rank));
+    r->set_departures(session->departures);
+  }
+}
+
+void JobCore::DescribeGroups(v1::ListGroupsResponse* out) const {
+  for (size_t g = 0; g < plan_->groups.size(); ++g) {
+    const GroupPlan& plan = plan_->groups[g];
+    v1::Group* group = out->add_groups();
+    group->set_index(static_cast<int>(g));
+    group->set_name(plan.name);
+    group->set_parameters(static_cast<int>(plan.params.size()));
+    group->set_numel(plan.numel);
+    group->set_depth(plan.depth);
+    group->set_reshard_after_forward(plan.reshard_after_forward);
+    group->set_gradient_slot(plan.gradient_slot);
+    int64_t padded = 0;
+    for (int f : plan.flat_params) {
+      const FlatParamPlan& flat = plan_->flat_params[f];
+      v1::FlatParam* out_flat = group->add_flat_params();
+      out_flat->set_dtype(flat.dtype);
+      out_flat->set_requires_grad(flat.requires_grad);
+      out_flat->set_numel(flat.numel);
+      out_flat->set_padded_numel(flat.padded_numel);
+      out_flat->set_shard_numel(flat.shard_numel);
+      padded += flat.padded_numel;
+    }
+    group->set_padded_numel(padded);
+    for (int other : plan.also_unshards) {
+      group->add_also_unshards(group_name(other));
+    }
+  }
+}
+
+void JobCore::DescribeParameters(v1::ListParametersResponse* out) const {
+  for (const ParamPlan& plan : plan_->params) {
+    v1::ParameterInfo* info = out->add_parameters();
+    info->set_fqn(plan.fqn);
+    info->mutable_aliases()->Assign(plan.aliases.begin(), plan.aliases.end());
+    info->mutable_shape()->Assign(plan.shape.begin(), plan.shape.end());
+    info->set_dtype(plan.dtype);
+    info->set_requires_grad(plan.requires_grad);
+    info->set_group(group_name(plan.group));
+    info->set_flat_param(plan.flat_param);
+    info->set_offset_numel(plan.offset);
+    info->set_optimizer_group(plan.optimizer_group);
+    for (int rank = 0; rank < world_size(); ++rank) {
+      info->add_shards();
+    }
+  }
+  for (size_t f = 0; f < plan_->flat_params.size(); ++f) {
+    for (int rank = 0; rank < world_size(); ++rank) {
+      for (const Segment& segment : RankSegments(*plan_, static_cast<int>(f), rank)) {
+        v1::ShardRange* range = out->mutable_parameters(segment.param)->mutable_shards(rank);
+        range->set_first(segment.offset - plan_->params[segment.param].offset);
+        range->set_numel(segment.numel);
+      }
+    }
+  }
+}
+
+void JobCore::DescribeMemory(v1::Memory* out) const {
+  out->set_job(name());
+  memory_->Describe(*plan_, out);
+  v1::Purpose* sessions = out->add_purposes();
+  sessions->set_purpose("session");
+  sessions->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
+  sessions->set_planned_bytes(plan_->memory.session_bytes * world_size());
+  int64_t allocated = 0;
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      allocated += session->memory()->memory->size_bytes() + session->memory()->daemon_page->size_bytes();
+    }
+  }
+  sessions->set_allocated_bytes(allocated);
+  int64_t planned = 0;
+  int64_t total = 0;
+  for (const v1::Purpose& purpose : out->purposes()) {
+    planned += purpose.planned_bytes();
+    total += purpose.allocated_bytes();
+  }
+  out->set_planned_bytes(planned);
+  out->set_allocated_bytes(total);
+}
+
+}  // namespace shardd

@@ -1,0 +1,318 @@
+#include "server/job/session.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+
+absl::string_view OpcodeName(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::kUnshard:
+      return "Unshard";
+    case Opcode::kReshard:
+      return "Reshard";
+    case Opcode::kSubmitGradients:
+      return "SubmitGradients";
+    case Opcode::kBackwardDone:
+      return "BackwardDone";
+    case Opcode::kStep:
+      return "Step";
+    case Opcode::kWriteParameters:
+      return "WriteParameters";
+    case Opcode::kCommitParameters:
+      return "CommitParameters";
+    case Opcode::kEnterFullParams:
+      return "EnterFullParams";
+    case Opcode::kLeaveFullParams:
+      return "LeaveFullParams";
+    case Opcode::kEnterPass:
+      return "EnterPass";
+    case Opcode::kWaitGradientSlot:
+      return "WaitGradientSlot";
+    case Opcode::kInvalid:
+      break;
+  }
+  return "invalid";
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
+                                                         uint64_t epoch) {
+  std::unique_ptr<Session> session(new Session());
+  session->plan_ = std::move(plan);
+  session->id_ = id;
+  session->rank_ = rank;
+  session->epoch_ = epoch;
+  session->layout_ = MakeSessionLayout(*session->plan_);
+  session->token_.resize(kTokenBytes);
+  if (getrandom(session->token_.data(), kTokenBytes, 0) != kTokenBytes) {
+    return absl::InternalError(absl::StrCat("attach rank ", rank, ": getrandom: ", std::strerror(errno)));
+  }
+  auto memory = std::make_shared<SessionMemory>();
+  SHARDD_ASSIGN_OR_RETURN(memory->memory, Slab::Create(absl::StrCat("session-", id), SlabBacking::kSealedMemfd,
+                                                       session->layout_.memory_bytes));
+  SHARDD_ASSIGN_OR_RETURN(memory->daemon_page, Slab::Create(absl::StrCat("page-", id), SlabBacking::kFrozenMemfd,
+                                                            session->layout_.daemon_page_bytes));
+  session->doorbell_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!session->doorbell_.valid()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("attach rank ", rank, ": eventfd: ", std::strerror(errno), "; raise the limit of open files"));
+  }
+  const int groups = static_cast<int>(session->plan_->groups.size());
+  const int slots = static_cast<int>(session->plan_->gradient_slots.size());
+  session->view_ = SessionMemoryView(memory->memory->data(), session->layout_.ring_offset_bytes,
+                                     session->layout_.masks_offset_bytes);
+  session->page_ = DaemonPageView(memory->daemon_page->data(), slots, groups);
+  session->memory_ = std::move(memory);
+  session->released_.assign(slots, 0);
+  session->unsharded_.assign(groups, 0);
+  session->handles.resize(groups);
+  DaemonPage& page = session->page_.page();
+  page.magic = DaemonPage::kMagic;
+  page.epoch.store(TimelineValue(epoch, 0));
+  page.version.store(TimelineValue(epoch, 0));
+  page.consumed.store(TimelineValue(epoch, 0));
+  page.full_params.store(TimelineValue(epoch, 0));
+  for (int s = 0; s < slots; ++s) {
+    session->page_.slot(s).released.store(TimelineValue(epoch, 0));
+  }
+  for (int g = 0; g < groups; ++g) {
+    session->page_.group(g).unsharded.store(TimelineValue(epoch, 0));
+  }
+  return session;
+}
+
+const char* Session::slot(int group) const {
+  const int slot = plan_->groups[group].gradient_slot;
+  return memory_->memory->At<char>(layout_.slots_offset_bytes + plan_->gradient_slots[slot].offset_bytes);
+}
+
+const char* Session::Staging(int64_t offset_bytes, int64_t size_bytes) const {
+  const int64_t end = memory_->memory->size_bytes();
+  if (offset_bytes < layout_.payload_offset_bytes || offset_bytes > end || size_bytes < 0 ||
+      size_bytes > end - offset_bytes) {
+    return nullptr;
+  }
+  return memory_->memory->At<char>(offset_bytes);
+}
+
+bool Session::HasCommands() const {
+  const uint64_t submitted = view_.page().submitted.load(std::memory_order_seq_cst);
+  return TimelineEpoch(submitted) == epoch_ && TimelineSequence(submitted) != consumed_;
+}
+
+namespace {
+
+std::vector<bool> CopyMask(const uint8_t* mask, int bits) {
+  std::vector<bool> result(bits);
+  for (int i = 0; i < bits; ++i) {
+    result[i] = MaskBit(mask, i);
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<RankCommand> Session::NextFromRing() {
+  const uint64_t submitted = view_.page().submitted.load(std::memory_order_acquire);
+  if (TimelineEpoch(submitted) != epoch_ || TimelineSequence(submitted) == consumed_) {
+    return absl::NotFoundError("");
+  }
+  const uint64_t count = TimelineSequence(submitted);
+  if (count < consumed_ || count - consumed_ > kRingRecords) {
+    return absl::InvalidArgumentError(absl::StrCat("ring: submitted word is out of range (got ", count, ", want ",
+                                                   consumed_, " to ", consumed_ + kRingRecords, "; rank=", rank_, ")"));
+  }
+  CommandRecord record;  // copied once: the client may write it again at any moment
+  std::memcpy(static_cast<void*>(&record), &view_.record(consumed_), sizeof(record));
+  if (record.sequence != consumed_) {
+    return absl::InvalidArgumentError(absl::StrCat("ring: record has the wrong sequence (got ", record.sequence,
+                                                   ", want ", consumed_, "; rank=", rank_, ")"));
+  }
+  RankCommand command;
+  command.opcode = record.opcode;
+  command.flags = record.flags;
+  command.group = record.group;
+  command.arg0 = record.arg0;
+  command.arg1 = record.arg1;
+  command.arg2 = record.arg2;
+  const int groups = static_cast<int>(plan_->groups.size());
+  switch (record.opcode) {
+    case Opcode::kSubmitGradients:
+    case Opcode::kUnshard:
+    case Opcode::kReshard:
+    case Opcode::kWaitGradientSlot: {
+      if (record.group < 0 || record.group >= groups) {
+        return absl::InvalidArgumentError(absl::StrCat(OpcodeName(record.opcode), ": no such group (got ",
+                                                       record.group, ", want 0 to ", groups - 1, "; rank=", rank_,
+                                                       ")"));
+      }
+      if (record.opcode == Opcode::kSubmitGradients) {
+        const int bits = static_cast<int>(plan_->groups[record.group].params.size());
+        const uint8_t* masks = view_.At<uint8_t>(layout_.mask_offset_bytes[record.group]);
+        if ((record.flags & kHasPresent) != 0) {
+          command.present = CopyMask(masks, bits);
+        }
+        if ((record.flags & kHasFresh) != 0) {
+          command.fresh = CopyMask(masks + layout_.mask_size_bytes[record.group], bits);
+        }
+      }
+      break;
+    }
+    case Opcode::kStep: {
+      const char* payload = record.arg0 <= kStepPayloadBytes ? Staging(layout_.payload_offset_bytes, record.arg0)
+                                                             : nullptr;
+      if (payload == nullptr) {
+        return absl::InvalidArgumentError(absl::StrCat("Step: payload is out of range (got ", record.arg0,
+                                                       " bytes, want at most ", kStepPayloadBytes, "; rank=", rank_,
+                                                       ")"));
+      }
+      const std::string copy(payload, record.arg0);  // parsed from our own copy
+      if (!command.step.ParseFromString(copy)) {
+        return absl::InvalidArgumentError(absl::StrCat("Step: payload is not a shardd.v1.Step (rank=", rank_, ")"));
+      }
+      break;
+    }
+    case Opcode::kBackwardDone:
+    case Opcode::kWriteParameters:
+    case Opcode::kCommitParameters:
+    case Opcode::kEnterFullParams:
+    case Opcode::kLeaveFullParams:
+    case Opcode::kEnterPass:
+      break;
+    case Opcode::kInvalid:
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("ring: unknown opcode (got ",
+                                                     static_cast<uint32_t>(record.opcode), "; rank=", rank_, ")"));
+  }
+  // WriteParameters reads the staging area when it is executed, before the next record is taken; `consumed` then tells
+  // the client that place, masks and staging are free.
+  return command;
+}
+
+void Session::PublishConsumed() {
+  ++consumed_;
+  TimelineStore(page_.page().consumed, TimelineValue(epoch_, consumed_), waiting());
+}
+
+absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
+  RankCommand command;
+  const int groups = static_cast<int>(plan_->groups.size());
+  auto check_group = [&](int32_t group) -> absl::Status {
+    if (group < 0 || group >= groups) {
+      return absl::InvalidArgumentError(absl::StrCat("command: no such group (got ", group, ", want 0 to ",
+                                                     groups - 1, "; rank=", rank_, ")"));
+    }
+    return absl::OkStatus();
+  };
+  auto mask = [&](const std::string& bytes, int group) -> absl::StatusOr<std::vector<bool>> {
+    const int bits = static_cast<int>(plan_->groups[group].params.size());
+    if (bytes.empty()) {
+      return std::vector<bool>();
+    }
+    if (static_cast<int64_t>(bytes.size()) != MaskBytes(bits)) {
+      return absl::InvalidArgumentError(absl::StrCat("SubmitGradients group \"", plan_->groups[group].name,
+                                                     "\": mask has the wrong size (got ", bytes.size(), ", want ",
+                                                     MaskBytes(bits), " bytes; rank=", rank_, ")"));
+    }
+    return CopyMask(reinterpret_cast<const uint8_t*>(bytes.data()), bits);
+  };
+  switch (in.kind_case()) {
+    case v1::Command::kUnshard:
+      SHARDD_RETURN_IF_ERROR(check_group(in.unshard().group()));
+      command.opcode = Opcode::kUnshard;
+      command.group = in.unshard().group();
+      command.arg0 = in.unshard().phase();
+      break;
+    case v1::Command::kReshard:
+      SHARDD_RETURN_IF_ERROR(check_group(in.reshard().group()));
+      command.opcode = Opcode::kReshard;
+      command.group = in.reshard().group();
+      break;
+    case v1::Command::kSubmitGradients: {
+      const auto& submit = in.submit_gradients();
+      SHARDD_RETURN_IF_ERROR(check_group(submit.group()));
+      command.opcode = Opcode::kSubmitGradients;
+      command.group = submit.group();
+      SHARDD_ASSIGN_OR_RETURN(command.present, mask(submit.present(), submit.group()));
+      SHARDD_ASSIGN_OR_RETURN(command.fresh, mask(submit.fresh(), submit.group()));
+      break;
+    }
+    case v1::Command::kBackwardDone:
+      command.opcode = Opcode::kBackwardDone;
+      command.arg0 = in.backward_done().index();
+      command.flags = in.backward_done().last() ? kLast : 0;
+      break;
+    case v1::Command::kStep:
+      command.opcode = Opcode::kStep;
+      command.step = in.step();
+      break;
+    case v1::Command::kWriteParameters:
+      command.opcode = Opcode::kWriteParameters;
+      command.group = in.write_parameters().param();
+      command.arg0 = in.write_parameters().first_element();
+      command.arg1 = in.write_parameters().numel();
+      command.arg2 = in.write_parameters().staging_offset_bytes();
+      break;
+    case v1::Command::kCommitParameters:
+      command.opcode = Opcode::kCommitParameters;
+      break;
+    case v1::Command::kEnterFullParams:
+      command.opcode = Opcode::kEnterFullParams;
+      command.flags = in.enter_full_params().writeback() ? kWriteback : 0;
+      break;
+    case v1::Command::kLeaveFullParams:
+      command.opcode = Opcode::kLeaveFullParams;
+      break;
+    case v1::Command::kEnterPass:
+      command.opcode = Opcode::kEnterPass;
+      break;
+    case v1::Command::KIND_NOT_SET:
+      return absl::InvalidArgumentError(absl::StrCat("command: kind is not set (rank=", rank_, ")"));
+  }
+  return command;
+}
+
+void Session::PublishVersion(uint64_t version) {
+  TimelineStore(page_.page().version, TimelineValue(epoch_, version), waiting());
+}
+
+void Session::PublishSlotReleased(int slot) {
+  TimelineStore(page_.slot(slot).released, TimelineValue(epoch_, ++released_[slot]), waiting());
+}
+
+void Session::PublishUnsharded(int group, int64_t pool_offset_bytes) {
+  GroupEntry& entry = page_.group(group);
+  entry.pool_offset_bytes.store(pool_offset_bytes, std::memory_order_relaxed);
+  TimelineStore(entry.unsharded, TimelineValue(epoch_, ++unsharded_[group]), waiting());
+}
+
+void Session::PublishFullParams() {
+  TimelineStore(page_.page().full_params, TimelineValue(epoch_, ++full_params_), waiting());
+}
+
+void Session::SetAwake(bool awake) { page_.page().awake.store(awake ? 1 : 0, std::memory_order_seq_cst); }
+
+void Session::Poison(uint64_t epoch) {
+  const uint64_t value = TimelineValue(epoch, 0);
+  DaemonPage& page = page_.page();
+  TimelineStore(page.epoch, value, nullptr);
+  TimelineStore(page.version, value, waiting());
+  TimelineStore(page.consumed, value, waiting());
+  TimelineStore(page.full_params, value, waiting());
+  for (size_t s = 0; s < released_.size(); ++s) {
+    TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
+  }
+  for (size_t g = 0; g < unsharded_.size(); ++g) {
+    TimelineStore(page_.group(static_cast<int64_t>(g)).unsharded, value, waiting());
+  }
+}
+
+}  // namespace shardd

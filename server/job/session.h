@@ -1,0 +1,122 @@
+#ifndef SHARDD_SERVER_JOB_SESSION_H_
+#define SHARDD_SERVER_JOB_SESSION_H_
+
+// The lease of one rank in one epoch: its memory, its page, its stream. A new epoch makes new ones, so nothing that a
+// dying process or its forked children still write can reach a later epoch.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/handle/handle.h"
+#include "common/plan/plan.h"
+#include "common/plan/session_layout.h"
+#include "common/shm/fd_channel.h"
+#include "common/shm/session_view.h"
+#include "common/shm/slab.h"
+#include "shardd/v1/trainer.pb.h"
+
+namespace shardd {
+
+// The daemon's end of a session stream. Thread-safe; after Finish or when the client is gone Send is a no-op.
+class SessionStream {
+ public:
+  virtual ~SessionStream() = default;
+  virtual void Send(v1::SessionEvent event) = 0;
+  virtual void Finish(absl::Status status) = 0;
+};
+
+// A command after decoding, whether it came by ring or by stream. Plain; nothing in it points into client memory.
+struct RankCommand {
+  Opcode opcode = Opcode::kInvalid;
+  uint32_t flags = 0;
+  int32_t group = 0;
+  int64_t arg0 = 0;
+  int64_t arg1 = 0;
+  int64_t arg2 = 0;
+  std::vector<bool> present;  // SubmitGradients; by index_in_group
+  std::vector<bool> fresh;
+  v1::Step step;              // Step
+};
+
+// What outlives the session for as long as device work reads it.
+struct SessionMemory {
+  std::unique_ptr<Slab> memory;       // the client writes: page, ring, masks, payload, gradient slots
+  std::unique_ptr<Slab> daemon_page;  // the daemon writes
+};
+
+// Loop-confined, but for Create.
+class Session {
+ public:
+  // Allocates and populates; blocks (about 1 s per GiB). Any thread.
+  static absl::StatusOr<std::unique_ptr<Session>> Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
+                                                         uint64_t epoch);
+
+  uint64_t id() const { return id_; }
+  int rank() const { return rank_; }
+  uint64_t epoch() const { return epoch_; }
+  const std::string& token() const { return token_; }
+  const std::shared_ptr<SessionMemory>& memory() const { return memory_; }
+  const SessionLayout& layout() const { return layout_; }
+  int doorbell() const { return doorbell_.get(); }
+  const char* slot(int group) const;  // start of the group's gradient slot
+
+  // Takes the next command out of the ring. NOT_FOUND: none. INVALID_ARGUMENT: malformed; the session is broken.
+  absl::StatusOr<RankCommand> NextFromRing();
+  // The command is executed: its record, masks and staging bytes may be reused by the client.
+  void PublishConsumed();
+  bool HasCommands() const;
+  // The same checks for a command that came by the stream.
+  absl::StatusOr<RankCommand> Decode(const v1::Command& command) const;
+  // The staging area at `offset_bytes` of the session memory; nullptr unless `size_bytes` lie within it.
+  const char* Staging(int64_t offset_bytes, int64_t size_bytes) const;
+
+  // Words of the daemon's page.
+  void PublishVersion(uint64_t version);
+  void PublishSlotReleased(int slot);
+  void PublishUnsharded(int group, int64_t pool_offset_bytes);
+  void PublishFullParams();
+  void SetAwake(bool awake);
+  // Lets every waiter go: all words move to `epoch`.
+  void Poison(uint64_t epoch);
+
+  // State kept here because it dies with the session.
+  std::vector<Handle> handles;          // by group
+  std::shared_ptr<SessionStream> stream;  // null until hello
+  PeerCredentials peer;
+  UniqueFd pidfd;
+  absl::Time last_command_time = absl::InfinitePast();
+  std::string last_command;
+  uint64_t commands = 0;
+  uint64_t departures = 0;
+
+ private:
+  Session() = default;
+  const std::atomic<uint32_t>* waiting() const { return &view_.page().waiting; }
+
+  std::shared_ptr<const ShardPlan> plan_;
+  uint64_t id_ = 0;
+  int rank_ = 0;
+  uint64_t epoch_ = 0;
+  std::string token_;
+  SessionLayout layout_;
+  std::shared_ptr<SessionMemory> memory_;
+  UniqueFd doorbell_;
+  SessionMemoryView view_;
+  DaemonPageView page_;
+  // The daemon never reads its own page back.
+  uint64_t consumed_ = 0;
+  uint64_t full_params_ = 0;
+  std::vector<uint64_t> released_;   // by slot
+  std::vector<uint64_t> unsharded_;  // by group
+};
+
+absl::string_view OpcodeName(Opcode opcode);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_SESSION_H_

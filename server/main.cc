@@ -1,0 +1,114 @@
+// shardd: one per node. Owns the jobs' shards and devices; see README.md.
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/shm/fd_channel.h"
+#include "common/status/status_macros.h"
+#include "common/version.h"
+#include "server/device/device.h"
+#include "server/job/core.h"
+#include "server/job/state_dir.h"
+#include "server/observe/log.h"
+#include "server/service/grpc_server.h"
+#include "server/service/jobs_service.h"
+#include "server/service/listener.h"
+#include "server/service/peer_registry.h"
+#include "server/service/trainer_service.h"
+
+ABSL_FLAG(std::string, listen, "unix:/run/shardd/shardd.sock", "Unix socket for gRPC and descriptors");
+ABSL_FLAG(std::string, devices, "cpu:1", "devices of this node: cpu:N gives N logical CPU devices");
+ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
+ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
+ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
+ABSL_FLAG(int64_t, max_bytes_per_uid, 0, "bytes of slabs that one user's jobs may have together; 0: no quota");
+ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empty: SHARDD_LOG_LEVEL, else info");
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
+
+std::string DefaultStateDir() { return absl::StrCat("/dev/shm/shardd-", geteuid()); }
+
+absl::Status Run() {
+  SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
+  const std::string flag_dir = absl::GetFlag(FLAGS_state_dir);
+  const std::string state_dir = flag_dir.empty() ? DefaultStateDir() : flag_dir;
+  SHARDD_ASSIGN_OR_RETURN(UniqueFd state_lock, PrepareStateDir(state_dir));
+  SHARDD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, MakeDevices(absl::GetFlag(FLAGS_devices)));
+  const size_t device_count = devices.size();
+
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread starts
+
+  CoreOptions options;
+  options.state_dir = state_dir;
+  options.embedded = absl::GetFlag(FLAGS_embedded);
+  options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
+  options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
+  options.on_idle = [] { kill(getpid(), SIGTERM); };
+  auto core = std::make_unique<Core>(options, std::move(devices));
+  PeerRegistry peers;
+  std::vector<GrpcServer::NamedService> services;
+  services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core.get(), &peers)});
+  services.push_back(
+      {v1::JobsService::service_full_name(), std::make_unique<JobsService>(core.get(), &peers, geteuid())});
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services)));
+  SHARDD_ASSIGN_OR_RETURN(
+      std::unique_ptr<Listener> listener,
+      Listener::Create(path, server->server(), &peers,
+                       [&core](FdRequest request, PeerCredentials peer, UniqueFd pidfd, FdReply reply) {
+                         core->FetchFds(std::move(request), peer, std::move(pidfd), reply);
+                       }));
+  LogInfo(absl::StrCat("shardd ", kVersion, " listens on ", path, " with ", device_count, " device(s), state in ",
+                       state_dir));
+
+  int signal = 0;
+  sigwait(&signals, &signal);
+  LogInfo(absl::StrCat("signal ", signal, ": shutting down"));
+  // A second signal must be able to end a shutdown that hangs.
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  listener->Stop();
+  core->Shutdown();  // ends all sessions, so that their streams can finish
+  server->Shutdown(kShutdownGrace);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace shardd
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("shardd: fully sharded data parallel training as a service; one daemon per node");
+  absl::FlagsUsageConfig config;
+  config.version_string = [] { return absl::StrCat("shardd ", shardd::kVersion, "\n"); };
+  absl::SetFlagsUsageConfig(config);
+  absl::ParseCommandLine(argc, argv);
+  if (const std::string level = absl::GetFlag(FLAGS_log_level); !level.empty() && !shardd::SetLogLevel(level)) {
+    shardd::LogError(absl::StrCat("--log_level: unknown level (got \"", level, "\")"));
+    return 2;
+  }
+  signal(SIGPIPE, SIG_IGN);
+  const absl::Status status = shardd::Run();
+  if (!status.ok()) {
+    shardd::LogError(status.ToString());
+  }
+  // gRPC's own shutdown can hang for ten seconds after the server is gone; there is nothing left to do.
+  _exit(status.ok() ? 0 : 1);
+}

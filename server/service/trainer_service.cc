@@ -1,0 +1,219 @@
+#include "server/service/trainer_service.h"
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "common/status/grpc_status.h"
+#include "server/service/answer.h"
+
+namespace shardd {
+namespace {
+
+grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+// The stream of one session. gRPC allows one write at a time and may run callbacks on any thread, also before a start
+// function has returned; the queue and its flags are therefore under one mutex, and nothing of gRPC's is called with it
+// held that could call back (StartWrite and Finish do not).
+class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent> {
+ public:
+  // What the core holds. It may outlive the reactor: after OnDone it leads nowhere.
+  class Stream final : public SessionStream {
+   public:
+    explicit Stream(SessionReactor* reactor) : reactor_(reactor) {}
+    void Send(v1::SessionEvent event) override {
+      absl::MutexLock lock(&mutex_);
+      if (reactor_ != nullptr) {
+        reactor_->Enqueue(std::move(event));
+      }
+    }
+    void Finish(absl::Status status) override {
+      absl::MutexLock lock(&mutex_);
+      if (reactor_ != nullptr) {
+        reactor_->FinishWhenWritten(std::move(status));
+      }
+    }
+    void Detach() {
+      absl::MutexLock lock(&mutex_);
+      reactor_ = nullptr;
+    }
+
+   private:
+    absl::Mutex mutex_;
+    SessionReactor* reactor_ ABSL_GUARDED_BY(mutex_);
+  };
+
+  SessionReactor(Core* core, PeerCredentials peer, UniqueFd pidfd)
+      : core_(core), peer_(peer), pidfd_(std::move(pidfd)), stream_(std::make_shared<Stream>(this)) {
+    StartRead(&request_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      // The client has closed its side or is gone. The core ends the session; until then events are still written.
+      if (session_id_ != 0) {
+        core_->SessionStreamClosed(session_id_);
+      }
+      FinishWhenWritten(absl::OkStatus());
+      return;
+    }
+    switch (request_.kind_case()) {
+      case v1::SessionRequest::kHello:
+        if (session_id_ != 0) {
+          FinishWhenWritten(absl::InvalidArgumentError("session: a second hello"));
+          break;
+        }
+        session_id_ = request_.hello().session_id();
+        core_->StartSession(session_id_, request_.hello().token(), peer_, std::move(pidfd_), stream_,
+                            [stream = stream_](absl::Status status) {
+                              if (!status.ok()) {
+                                stream->Finish(std::move(status));
+                              }
+                            });
+        break;
+      case v1::SessionRequest::kDetach:
+        core_->SessionDetach(session_id_, request_.detach().finished());
+        break;
+      case v1::SessionRequest::kCommands:
+        if (session_id_ == 0) {
+          FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
+          break;
+        }
+        core_->SessionCommands(session_id_, std::move(*request_.mutable_commands()));
+        break;
+      case v1::SessionRequest::KIND_NOT_SET:
+        FinishWhenWritten(absl::InvalidArgumentError("session: message of no known kind"));
+        break;
+    }
+    StartRead(&request_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!queue_.empty()) {
+      queue_.pop_front();
+    }
+    if (!ok) {
+      queue_.clear();
+    }
+    AdvanceLocked();
+  }
+
+  void OnCancel() override { FinishWhenWritten(absl::CancelledError("session: the client went away")); }
+
+  void OnDone() override {
+    stream_->Detach();
+    if (session_id_ != 0) {
+      core_->SessionStreamClosed(session_id_);
+    }
+    delete this;
+  }
+
+ private:
+  void Enqueue(v1::SessionEvent event) {
+    absl::MutexLock lock(&mutex_);
+    if (!finish_.has_value()) {
+      queue_.push_back(std::move(event));
+      AdvanceLocked();
+    }
+  }
+  void FinishWhenWritten(absl::Status status) {
+    absl::MutexLock lock(&mutex_);
+    if (!finish_.has_value()) {
+      finish_ = std::move(status);
+      AdvanceLocked();
+    }
+  }
+  void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || finished_) {
+      return;
+    }
+    if (!queue_.empty()) {
+      writing_ = true;
+      StartWrite(&queue_.front());
+    } else if (finish_.has_value()) {
+      finished_ = true;
+      Finish(ToGrpcStatus(*finish_));
+    }
+  }
+
+  // Constant after construction, or used by the read callbacks only, which never run concurrently.
+  Core* const core_;
+  const PeerCredentials peer_;
+  UniqueFd pidfd_;
+  const std::shared_ptr<Stream> stream_;
+  uint64_t session_id_ = 0;
+  v1::SessionRequest request_;
+  // Guarded. Order: Stream::mutex_ before mutex_.
+  absl::Mutex mutex_;
+  std::deque<v1::SessionEvent> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A stream that cannot be served.
+class RefusedReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent> {
+ public:
+  explicit RefusedReactor(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* context,
+                                                  const v1::OpenJobRequest* request, v1::OpenJobResponse* response) {
+  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
+  if (!peer.ok()) {
+    return FinishNow(context, peer.status());
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  core_->OpenJob(*peer, *request, MakeDone(reactor, response));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext* context,
+                                                     const v1::AttachRankRequest* request,
+                                                     v1::AttachRankResponse* response) {
+  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
+  if (!peer.ok()) {
+    return FinishNow(context, peer.status());
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  core_->AttachRank(*peer, *request, MakeDone(reactor, response));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context,
+                                                   const v1::CloseJobRequest* request,
+                                                   v1::CloseJobResponse* response) {
+  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
+  if (!peer.ok()) {
+    return FinishNow(context, peer.status());
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  core_->CloseJob(*peer, request->job_id(), [done = MakeDone(reactor, response)](absl::Status status) {
+    done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
+  });
+  return reactor;
+}
+
+grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* TrainerService::Session(
+    grpc::CallbackServerContext* context) {
+  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
+  if (!peer.ok()) {
+    return new RefusedReactor(peer.status());
+  }
+  return new SessionReactor(core_, *peer, peers_->DupPidfd(context->peer()));
+}
+
+}  // namespace shardd
