@@ -1,0 +1,112 @@
+// What only the CPU device promises: preference among streams, slices, thread names.
+
+#include "server/device/cpu/cpu_device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <algorithm>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+
+namespace shardd {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr absl::Duration kLimit = absl::Seconds(60);
+
+class CpuDeviceTest : public testing::Test {
+ protected:
+  // Stops the device in a callback, lets `submit` queue work behind it, runs it all; the order of completions.
+  template <typename Submit>
+  std::vector<std::string> OrderOf(Submit&& submit) {
+    absl::Notification entered, opened;
+    device_.Submit(StreamId::kPreUnshard, {"gate", {}, [&](absl::Status) {
+                                             entered.Notify();
+                                             opened.WaitForNotificationWithTimeout(kLimit);
+                                           }});
+    entered.WaitForNotification();
+    submit();
+    opened.Notify();
+    absl::MutexLock lock(&mutex_);
+    const auto all = [this] { return order_.size() == submitted_; };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&all), kLimit));
+    return order_;
+  }
+  void Submit(StreamId stream, std::string label, std::vector<DeviceOp> ops = {}) {
+    ++submitted_;
+    device_.Submit(stream, {label, std::move(ops), [this, label](absl::Status) {
+                              absl::MutexLock lock(&mutex_);
+                              order_.push_back(label);
+                            }});
+  }
+
+  absl::Mutex mutex_;
+  std::vector<std::string> order_;
+  size_t submitted_ = 0;
+  CpuDevice device_{"cpu:7"};
+};
+
+TEST_F(CpuDeviceTest, UnshardGoesFirstAndTheOptimizerLast) {
+  EXPECT_THAT(OrderOf([&] {
+                Submit(StreamId::kOptimizer, "optimizer");
+                Submit(StreamId::kAllReduce, "all_reduce");
+                Submit(StreamId::kPostBackward, "post_backward");
+                Submit(StreamId::kUnshard, "unshard");
+                Submit(StreamId::kPreUnshard, "pre_unshard");
+              }),
+              ElementsAre("pre_unshard", "unshard", "post_backward", "all_reduce", "optimizer"));
+}
+
+TEST_F(CpuDeviceTest, AStreamOfLowPreferenceIsNotStarved) {
+  const std::vector<std::string> order = OrderOf([&] {
+    for (int i = 0; i < 200; ++i) Submit(StreamId::kUnshard, "unshard");
+    Submit(StreamId::kOptimizer, "optimizer");
+    Submit(StreamId::kAllReduce, "all_reduce");
+  });
+  const auto position = [&](const char* label) { return std::find(order.begin(), order.end(), label) - order.begin(); };
+  EXPECT_LT(position("optimizer"), 50);
+  EXPECT_LT(position("all_reduce"), 50);
+}
+
+TEST_F(CpuDeviceTest, AnUnshardDoesNotWaitForAWholeUpdate) {
+  const int64_t numel = int64_t{3} << 20;
+  std::vector<float> p(static_cast<size_t>(numel), 1.0f), g = p, m = p, v = p;
+  const AdamWOp update = {{1e-3, 0.9, 0.99, 1e-8, 0, 1, 1},
+                          p.data(),
+                          v1::DTYPE_FLOAT32,
+                          g.data(),
+                          m.data(),
+                          v.data(),
+                          nullptr,
+                          v1::DTYPE_UNSPECIFIED,
+                          numel};
+  // Many seconds of work; the shutdown below ends it.
+  Submit(StreamId::kOptimizer, "update", std::vector<DeviceOp>(5000, update));
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (device_.Status()[4].current.empty() && absl::Now() < deadline) {
+  }
+  absl::Notification unsharded;
+  device_.Submit(StreamId::kUnshard, {"unshard", {}, [&](absl::Status) { unsharded.Notify(); }});
+  EXPECT_TRUE(unsharded.WaitForNotificationWithTimeout(kLimit));
+  EXPECT_EQ(device_.Status()[4].current, "update");
+  device_.Shutdown();
+}
+
+TEST_F(CpuDeviceTest, TheThreadHasTheDevicesName) {
+  char name[16] = {};
+  absl::Notification done;
+  device_.Submit(StreamId::kUnshard, {"name", {}, [&](absl::Status) {
+                                        pthread_getname_np(pthread_self(), name, sizeof(name));
+                                        done.Notify();
+                                      }});
+  done.WaitForNotification();
+  EXPECT_STREQ(name, "cpu:7");
+  EXPECT_EQ(device_.name(), "cpu:7");
+}
+
+}  // namespace
+}  // namespace shardd

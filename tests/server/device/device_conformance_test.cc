@@ -1,0 +1,408 @@
+// What every Device must do, whatever it runs on. A new implementation joins with one line at the end.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "server/device/device.h"
+
+namespace shardd {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr absl::Duration kLimit = absl::Seconds(60);
+
+// What `done` callbacks said, in the order in which they ran.
+class Log {
+ public:
+  std::function<void(absl::Status)> Entry(std::string name) {
+    return [this, name = std::move(name)](absl::Status status) {
+      absl::MutexLock lock(&mutex_);
+      names_.push_back(name);
+      statuses_.push_back(std::move(status));
+    };
+  }
+  // The names once there are `count`.
+  std::vector<std::string> WaitFor(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto enough = [&] { return names_.size() >= count; };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&enough), kLimit)) << names_.size() << " of " << count;
+    return names_;
+  }
+  std::vector<absl::Status> statuses() {
+    absl::MutexLock lock(&mutex_);
+    return statuses_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<std::string> names_;
+  std::vector<absl::Status> statuses_;
+};
+
+class DeviceTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    auto devices = MakeDevices(GetParam());
+    ASSERT_TRUE(devices.ok()) << devices.status();
+    devices_ = *std::move(devices);
+    device_ = devices_.front().get();
+  }
+  void TearDown() override { gate_.Release(); }
+
+  absl::Status Run(DeviceWork work, StreamId stream = StreamId::kUnshard) {
+    absl::Notification notification;
+    absl::Status result;
+    work.done = [&](absl::Status status) {
+      result = std::move(status);
+      notification.Notify();
+    };
+    device_->Submit(stream, std::move(work));
+    EXPECT_TRUE(notification.WaitForNotificationWithTimeout(kLimit));
+    return result;
+  }
+  absl::Status RunOp(DeviceOp op) {
+    DeviceWork work;
+    work.label = "one operation";
+    work.ops.push_back(std::move(op));
+    return Run(std::move(work));
+  }
+
+  // Holds the device where it is until Release, so that what is submitted meanwhile queues up: a callback is the one
+  // place where a test can stop a device.
+  class Gate {
+   public:
+    void Close(Device* device, StreamId stream) {
+      device->Submit(stream, {"gate", {}, [this](absl::Status) {
+                                entered_.Notify();
+                                opened_.WaitForNotificationWithTimeout(kLimit);
+                              }});
+      ASSERT_TRUE(entered_.WaitForNotificationWithTimeout(kLimit));
+    }
+    void Release() {
+      if (!opened_.HasBeenNotified()) opened_.Notify();
+    }
+
+   private:
+    absl::Notification entered_, opened_;
+  };
+
+  Gate gate_;  // outlives the devices
+  std::vector<std::unique_ptr<Device>> devices_;
+  Device* device_ = nullptr;
+};
+
+TEST_P(DeviceTest, CopyAndCastWriteTheirDestination) {
+  const std::vector<float> src = {1.5f, -2, 3};
+  std::vector<float> copy(3);
+  std::vector<uint16_t> bf16(3);
+  ASSERT_TRUE(RunOp(CopyOp{src.data(), copy.data(), 12}).ok());
+  EXPECT_EQ(copy, src);
+  ASSERT_TRUE(RunOp(CastOp{src.data(), v1::DTYPE_FLOAT32, bf16.data(), v1::DTYPE_BFLOAT16, 3}).ok());
+  EXPECT_THAT(bf16, ElementsAre(0x3fc0, 0xc000, 0x4040));
+}
+
+TEST_P(DeviceTest, ReduceAddsScalesAndAccumulates) {
+  const std::vector<float> a = {1, 2}, b = {3, 4};
+  std::vector<float> dst = {100, 100};
+  ReduceOp op{{a.data(), b.data()}, v1::DTYPE_FLOAT32, v1::DTYPE_UNSPECIFIED, 0.5f, false, dst.data(), 2};
+  ASSERT_TRUE(RunOp(op).ok());
+  EXPECT_THAT(dst, ElementsAre(2, 3));
+  op.accumulate = true;
+  ASSERT_TRUE(RunOp(op).ok());
+  EXPECT_THAT(dst, ElementsAre(4, 6));
+}
+
+TEST_P(DeviceTest, SquaredNormsOfOneWorkAddUp) {
+  const std::vector<float> a = {3, 4}, b = {1};
+  double norm = 2;
+  DeviceWork work;
+  work.ops = {SquaredNormOp{a.data(), 2, &norm}, SquaredNormOp{b.data(), 1, &norm}};
+  ASSERT_TRUE(Run(std::move(work)).ok());
+  EXPECT_EQ(norm, 28);
+}
+
+TEST_P(DeviceTest, OptimizersUpdateParametersAndTheirCastCopy) {
+  float p = 1, g = 1, m = 0, v = 0, buffer = NAN;
+  uint16_t cast = 0;
+  ASSERT_TRUE(
+      RunOp(AdamWOp{{0.5, 0, 0, 0, 0, 1, 1}, &p, v1::DTYPE_FLOAT32, &g, &m, &v, &cast, v1::DTYPE_BFLOAT16, 1}).ok());
+  EXPECT_EQ(p, 0.5f);
+  EXPECT_EQ(cast, 0x3f00);
+  ASSERT_TRUE(
+      RunOp(SgdOp{{0.25, 0.5, 0, 0, false, true, 1}, &p, v1::DTYPE_FLOAT32, &g, &buffer, &cast, v1::DTYPE_BFLOAT16, 1})
+          .ok());
+  EXPECT_EQ(p, 0.25f);
+  EXPECT_EQ(buffer, 1.0f);
+  EXPECT_EQ(cast, 0x3e80);
+}
+
+// Larger than anything a device would do in one go.
+TEST_P(DeviceTest, LargeOperationsGiveTheResultOfOneKernelCall) {
+  const int64_t numel = (int64_t{5} << 20) / 2 + 77;
+  std::vector<float> a(static_cast<size_t>(numel)), b(a.size()), got(a.size()), want(a.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = static_cast<float>(i % 1000) - 500;
+    b[i] = static_cast<float>(i % 77);
+  }
+  DeviceWork work;
+  double norm = 0;
+  std::vector<float> p = a, m(a.size()), v(a.size()), p2 = a, m2 = m, v2 = v;
+  const AdamWParams params = {1e-2, 0.9, 0.99, 1e-8, 0.1, 1, 1};
+  std::vector<uint16_t> cast(a.size()), cast2(a.size());
+  work.ops = {ReduceOp{{a.data(), b.data()}, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, 0.5f, false, got.data(), numel},
+              SquaredNormOp{got.data(), numel, &norm},
+              AdamWOp{params, p.data(), v1::DTYPE_FLOAT32, got.data(), m.data(), v.data(), cast.data(),
+                      v1::DTYPE_BFLOAT16, numel}};
+  ASSERT_TRUE(Run(std::move(work), StreamId::kOptimizer).ok());
+  const void* sources[] = {a.data(), b.data()};
+  ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, 0.5f, false, want.data(), numel);
+  EXPECT_TRUE(got == want);
+  EXPECT_NEAR(norm, SquaredNorm(want.data(), numel), 1e-12 * norm);
+  AdamWUpdate(params, p2.data(), v1::DTYPE_FLOAT32, want.data(), m2.data(), v2.data(), cast2.data(), v1::DTYPE_BFLOAT16,
+              numel);
+  EXPECT_TRUE(p == p2 && m == m2 && v == v2 && cast == cast2);
+  std::vector<float> copy(a.size());
+  ASSERT_TRUE(RunOp(CopyOp{a.data(), copy.data(), numel * 4}).ok());
+  EXPECT_TRUE(copy == a);
+}
+
+TEST_P(DeviceTest, WorkOfOneStreamRunsInOrder) {
+  Log log;
+  std::vector<float> chain(101, 0.0f);
+  chain[0] = 42;
+  std::vector<std::string> want;
+  for (size_t i = 0; i < 100; ++i) {
+    DeviceWork work;
+    work.ops.push_back(CopyOp{&chain[i], &chain[i + 1], 4});
+    work.done = log.Entry(std::to_string(i));
+    want.push_back(std::to_string(i));
+    device_->Submit(StreamId::kPostBackward, std::move(work));
+  }
+  EXPECT_EQ(log.WaitFor(100), want);
+  EXPECT_EQ(chain.back(), 42.0f);
+}
+
+TEST_P(DeviceTest, OperationsOfOneWorkRunInOrderAndDoneComesAfterAll) {
+  float a = 7, b = 0, c = 0;
+  DeviceWork work;
+  work.ops = {CopyOp{&a, &b, 4}, CopyOp{&b, &c, 4}};
+  ASSERT_TRUE(Run(std::move(work)).ok());
+  EXPECT_EQ(c, 7.0f);
+}
+
+TEST_P(DeviceTest, WorkWithoutOperationsIsDone) { EXPECT_TRUE(Run({}).ok()); }
+
+TEST_P(DeviceTest, OperationsOnNothingAreFine) {
+  EXPECT_TRUE(RunOp(CopyOp{nullptr, nullptr, 0}).ok());
+  EXPECT_TRUE(RunOp(ReduceOp{{}, v1::DTYPE_FLOAT32, v1::DTYPE_UNSPECIFIED, 1, false, nullptr, 0}).ok());
+}
+
+TEST_P(DeviceTest, DoneMaySubmitMoreWork) {
+  Log log;
+  device_->Submit(StreamId::kUnshard, {"first", {}, [&](absl::Status) {
+                                         device_->Submit(StreamId::kUnshard, {"second", {}, log.Entry("second")});
+                                         device_->Submit(StreamId::kOptimizer, {"third", {}, log.Entry("third")});
+                                       }});
+  EXPECT_THAT(log.WaitFor(2), ElementsAre("second", "third"));
+}
+
+TEST_P(DeviceTest, MalformedOperationFailsItsWorkWithTheLabelAndNothingElse) {
+  float a = 1, b = 0;
+  DeviceWork work;
+  work.label = "reduce layers.3 step 12";
+  work.ops = {ReduceOp{{&a}, v1::DTYPE_INT32, v1::DTYPE_UNSPECIFIED, 1, false, &b, 1}, CopyOp{&a, &b, 4}};
+  const absl::Status status = Run(std::move(work));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("reduce layers.3 step 12"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("int32"));
+  EXPECT_EQ(b, 0.0f) << "operations after the malformed one must not run";
+  EXPECT_TRUE(RunOp(CopyOp{&a, &b, 4}).ok()) << "the stream goes on";
+  EXPECT_EQ(b, 1.0f);
+}
+
+TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
+  float x = 0;
+  double* no_result = nullptr;
+  const DType f32 = v1::DTYPE_FLOAT32;
+  const std::vector<DeviceOp> malformed = {
+      CopyOp{nullptr, &x, 4},
+      CopyOp{&x, &x, -1},
+      CastOp{&x, v1::DTYPE_INT64, &x, f32, 1},
+      CastOp{&x, v1::DTYPE_UNSPECIFIED, &x, v1::DTYPE_UNSPECIFIED, 1},
+      ReduceOp{{}, f32, v1::DTYPE_UNSPECIFIED, 1, false, &x, 1},
+      ReduceOp{{nullptr}, f32, v1::DTYPE_UNSPECIFIED, 1, false, &x, 1},
+      ReduceOp{{&x}, f32, v1::DTYPE_FLOAT64, 1, false, &x, 1},
+      SquaredNormOp{&x, 1, no_result},
+      AdamWOp{{1, 0, 0, 0, 0, 0, 1}, &x, f32, &x, &x, &x, nullptr, f32, 1},  // step 0
+      AdamWOp{{1, 0, 0, 0, 0, 1, 1}, &x, f32, &x, nullptr, &x, nullptr, f32, 1},
+      AdamWOp{{1, 0, 0, 0, 0, 1, 1}, &x, v1::DTYPE_FLOAT64, &x, &x, &x, nullptr, f32, 1},
+      SgdOp{{1, 0.9, 0, 0, false, true, 1}, &x, f32, &x, nullptr, nullptr, f32, 1},
+      SgdOp{{1, 0, 0, 0, false, true, 1}, &x, f32, &x, nullptr, &x, v1::DTYPE_INT8, 1},
+  };
+  for (size_t i = 0; i < malformed.size(); ++i) {
+    EXPECT_EQ(RunOp(malformed[i]).code(), absl::StatusCode::kInternal) << "operation " << i;
+  }
+}
+
+TEST_P(DeviceTest, StatusShowsWhatRunsAndCountsWhatIsDone) {
+  Log log;
+  gate_.Close(device_, StreamId::kUnshard);
+  for (int i = 0; i < 3; ++i) device_->Submit(StreamId::kOptimizer, {"update", {}, log.Entry("update")});
+  std::vector<StreamStatus> status = device_->Status();
+  ASSERT_EQ(status.size(), static_cast<size_t>(kStreamCount));
+  EXPECT_EQ(status[4].stream, StreamId::kOptimizer);
+  EXPECT_EQ(status[4].submitted, 3u);
+  EXPECT_EQ(status[4].done, 0u);
+  EXPECT_EQ(status[1].submitted, 1u);
+  gate_.Release();
+  log.WaitFor(3);
+  EXPECT_TRUE(Run({}, StreamId::kOptimizer).ok());
+  status = device_->Status();
+  EXPECT_EQ(status[4].done, 4u);
+  EXPECT_EQ(status[4].current, "");
+}
+
+TEST_P(DeviceTest, StatusNamesTheRunningWorkAndItsTime) {
+  // Long enough to be seen: many copies of a large range.
+  std::vector<char> src(8 << 20), dst(8 << 20);
+  DeviceWork work;
+  work.label = "copy a lot";
+  for (int i = 0; i < 200; ++i) work.ops.push_back(CopyOp{src.data(), dst.data(), static_cast<int64_t>(src.size())});
+  Log log;
+  work.done = log.Entry("copy");
+  device_->Submit(StreamId::kAllReduce, std::move(work));
+  bool seen = false;
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (!seen && absl::Now() < deadline) {
+    const StreamStatus status = device_->Status()[3];
+    seen = status.current == "copy a lot" && status.busy_us > 0;
+    if (status.done == 1) break;
+  }
+  EXPECT_TRUE(seen);
+  log.WaitFor(1);
+  const StreamStatus after = device_->Status()[3];
+  EXPECT_EQ(after.current, "");
+  EXPECT_GT(after.busy_us, 100);
+}
+
+TEST_P(DeviceTest, EveryDoneRunsOnceWhenShutdownMeetsQueuedWork) {
+  Log log;
+  float a = 1, b = 0;
+  gate_.Close(device_, StreamId::kUnshard);
+  for (int i = 0; i < 10; ++i) {
+    DeviceWork work;
+    work.label = "late copy";
+    work.ops = {CopyOp{&a, &b, 4}};
+    work.done = log.Entry("late copy");
+    device_->Submit(static_cast<StreamId>(i % kStreamCount), std::move(work));
+  }
+  absl::Notification started;
+  std::thread shutdown([&] {
+    started.Notify();
+    device_->Shutdown();
+  });
+  started.WaitForNotification();
+  // Shutdown is on its way when submitted work is no longer run; it cannot be seen from outside while the gate holds
+  // the device, so it is given the chance to be first and both outcomes are legal for what the gate let through.
+  gate_.Release();
+  shutdown.join();
+  const std::vector<absl::Status> statuses = log.statuses();
+  ASSERT_EQ(statuses.size(), 10u);
+  for (const absl::Status& status : statuses) {
+    EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kCancelled) << status;
+  }
+  const std::vector<StreamStatus> streams = device_->Status();
+  for (const StreamStatus& stream : streams) EXPECT_EQ(stream.done, stream.submitted);
+}
+
+TEST_P(DeviceTest, ShutdownInterruptsALongWorkBetweenOperations) {
+  std::vector<char> src(8 << 20), dst(8 << 20);
+  DeviceWork work;
+  work.label = "copy for minutes";
+  for (int i = 0; i < 200'000; ++i) {
+    work.ops.push_back(CopyOp{src.data(), dst.data(), static_cast<int64_t>(src.size())});
+  }
+  Log log;
+  work.done = log.Entry("long");
+  device_->Submit(StreamId::kOptimizer, std::move(work));
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (device_->Status()[4].current.empty() && absl::Now() < deadline) {
+  }
+  const absl::Time before = absl::Now();
+  device_->Shutdown();
+  EXPECT_LT(absl::Now() - before, absl::Seconds(20));
+  ASSERT_EQ(log.WaitFor(1).size(), 1u);
+  EXPECT_EQ(log.statuses()[0].code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(std::string(log.statuses()[0].message()), HasSubstr("copy for minutes"));
+}
+
+TEST_P(DeviceTest, WorkSubmittedAfterShutdownIsCancelledOnAnotherThread) {
+  device_->Shutdown();
+  device_->Shutdown();
+  absl::Mutex held;  // what a caller may hold and `done` may want
+  absl::Notification done;
+  absl::Status result;
+  float a = 1, b = 0;
+  {
+    absl::MutexLock lock(&held);
+    device_->Submit(StreamId::kUnshard, {"too late", {CopyOp{&a, &b, 4}}, [&](absl::Status status) {
+                                           absl::MutexLock inner(&held);
+                                           result = std::move(status);
+                                           done.Notify();
+                                         }});
+  }
+  ASSERT_TRUE(done.WaitForNotificationWithTimeout(kLimit));
+  EXPECT_EQ(result.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(b, 0.0f);
+  EXPECT_EQ(Run({}).code(), absl::StatusCode::kCancelled);
+}
+
+TEST_P(DeviceTest, WorkSubmittedByACancelledDoneIsCancelledToo) {
+  Log log;
+  gate_.Close(device_, StreamId::kUnshard);
+  device_->Submit(StreamId::kOptimizer, {"first", {}, [&](absl::Status) {
+                                           device_->Submit(StreamId::kUnshard, {"second", {}, log.Entry("second")});
+                                         }});
+  std::thread shutdown([&] { device_->Shutdown(); });
+  gate_.Release();
+  shutdown.join();
+  log.WaitFor(1);
+}
+
+TEST_P(DeviceTest, DestructionFinishesEveryWork) {
+  Log log;
+  for (int i = 0; i < 50; ++i) {
+    device_->Submit(static_cast<StreamId>(i % kStreamCount), {"work", {}, log.Entry("work")});
+  }
+  devices_.clear();
+  EXPECT_EQ(log.statuses().size(), 50u);
+}
+
+TEST_P(DeviceTest, ManyThreadsMaySubmitAtOnce) {
+  Log log;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 100; ++i) {
+        devices_[static_cast<size_t>(i) % devices_.size()]->Submit(static_cast<StreamId>((t + i) % kStreamCount),
+                                                                   {"work", {}, log.Entry("work")});
+        device_->Status();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(log.WaitFor(400).size(), 400u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, DeviceTest, testing::Values("cpu:2"));
+
+}  // namespace
+}  // namespace shardd
