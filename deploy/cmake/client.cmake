@@ -2,7 +2,6 @@
 
 # shardd_client_impl is the same code as a static library, for tests that look inside.
 shardd_folder(shardd_client_impl client/c shardd_common shardd_grpc)
-shardd_precompile(shardd_client_impl)
 get_target_property(type shardd_client_impl TYPE)
 if(type STREQUAL "STATIC_LIBRARY")
   # The library lives in other people's processes, beside other copies of gRPC and protobuf: it brings its own, exports
@@ -34,7 +33,6 @@ if(type STREQUAL "STATIC_LIBRARY")
     if(sources)
       add_library(shardd_torch STATIC ${sources})
       target_link_libraries(shardd_torch PUBLIC shardd_cpp shardd_torch_deps PRIVATE shardd_options)
-      shardd_precompile_torch(shardd_torch)
     endif()
     # client/examples/x.cc is one program; other files of a program live in client/examples/x/.
     file(GLOB examples CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/client/examples/*.cc)
@@ -44,16 +42,12 @@ if(type STREQUAL "STATIC_LIBRARY")
       add_executable(${name} ${example} ${parts})
       target_link_libraries(${name} PRIVATE $<TARGET_NAME_IF_EXISTS:shardd_torch> shardd_cpp shardd_torch_deps shardd_options)
       set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-      if(parts)
-        shardd_precompile_torch(${name})
-      endif()
       shardd_instrument(${name})
     endforeach()
   endif()
 endif()
 
 shardd_folder(shardd_ctl client/ctl shardd_common shardd_grpc)
-shardd_precompile(shardd_ctl)
 if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/client/ctl/main.cc)
   add_executable(shardctl client/ctl/main.cc)
   target_link_libraries(shardctl PRIVATE shardd_ctl shardd_options nlohmann_json::nlohmann_json)

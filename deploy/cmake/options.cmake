@@ -21,15 +21,13 @@ elseif(SHARDD_SANITIZE)
   message(FATAL_ERROR "configure shardd: SHARDD_SANITIZE is unknown (got ${SHARDD_SANITIZE}, want address or thread)")
 endif()
 
-# ccache where it is installed. The settings let it look through precompiled headers and share results between build
-# folders; they go into the command, so that no one has to configure ccache.
+# ccache where it is installed. The settings let it share results between build folders; they go into the command, so that
+# no one has to configure ccache. No precompiled headers: one with gRPC saves 1 s of the 2.9 s that a file takes, costs
+# 6.6 s and 170 MB per target (torch: 890 MB), and ccache hashes and stores it.
 find_program(SHARDD_CCACHE ccache)
 if(SHARDD_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL "ccache"))
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=time_macros
     CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1 ${SHARDD_CCACHE})
-endif()
-if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  set(SHARDD_PCH_OPTIONS "SHELL:-Xclang -fno-pch-timestamp")
 endif()
 
 # What the numeric kernels need to vectorise; the rest is built as its preset says.

@@ -17,9 +17,3 @@ if(SHARDD_TORCH)
     message(STATUS "shardd: no torch in .venv (deploy/bootstrap.sh installs it): no libtorch adaptor, example and their tests")
   endif()
 endif()
-
-# torch's headers take most of the time of every file that includes them.
-function(shardd_precompile_torch target)
-  target_precompile_headers(${target} PRIVATE <torch/torch.h>)
-  target_compile_options(${target} PRIVATE ${SHARDD_PCH_OPTIONS})
-endfunction()
