@@ -87,6 +87,35 @@ class PendingSlot {
   uint32_t uid_ = 0;
 };
 
+// What clients do wrong is told a few times a second and counted otherwise: they must not fill the log's disk.
+// Of the accept thread.
+class RefusalLog {
+ public:
+  void Add(absl::string_view text) {
+    const absl::Time now = absl::Now();
+    if (now - second_ >= absl::Seconds(1)) {
+      if (unsaid_ > 0) {
+        LogWarning(absl::StrCat("listener: ", unsaid_, " more connections refused"));
+      }
+      second_ = now;
+      said_ = 0;
+      unsaid_ = 0;
+    }
+    if (said_ < kPerSecond) {
+      ++said_;
+      LogWarning(text);
+    } else {
+      ++unsaid_;
+    }
+  }
+
+ private:
+  static constexpr int kPerSecond = 5;
+  absl::Time second_ = absl::InfinitePast();
+  int said_ = 0;
+  int64_t unsaid_ = 0;
+};
+
 struct Pending {
   UniqueFd socket;
   PeerCredentials peer;
@@ -225,7 +254,7 @@ class Listener::Impl {
         }
         if (errno != EAGAIN && errno != EWOULDBLOCK) {
           // EMFILE and its kin would report the socket readable for ever.
-          LogWarning(absl::StrCat("accept \"", path_, "\": ", absl::ErrnoToStatus(errno, "paused").message()));
+          refusals_.Add(absl::StrCat("accept \"", path_, "\": ", absl::ErrnoToStatus(errno, "paused").message()));
           ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, bound_->fd(), nullptr);
           accept_resumes_ = absl::Now() + kAcceptPause;
         }
@@ -233,12 +262,12 @@ class Listener::Impl {
       }
       const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket.get());
       if (!peer.ok()) {
-        LogWarning(absl::StrCat("accept \"", path_, "\": ", peer.status().message()));
+        refusals_.Add(absl::StrCat("accept \"", path_, "\": ", peer.status().message()));
         continue;
       }
       if (!count_->TryAcquire(peer->uid, options_.max_pending_per_uid, options_.max_pending)) {
-        LogWarning(absl::StrCat("accept \"", path_, "\": too many undecided connections; one closed (uid=", peer->uid,
-                                ", pid=", peer->pid, ")"));
+        refusals_.Add(absl::StrCat("accept \"", path_, "\": too many undecided connections; one closed (uid=",
+                                   peer->uid, ", pid=", peer->pid, ")"));
         continue;
       }
       const int fd = socket.get();
@@ -273,12 +302,12 @@ class Listener::Impl {
         HandToHandler(it, *std::move(request));
         return;
       }
-      LogWarning(absl::StrCat("fd channel: ", request.status().message(), " (uid=", it->second.peer.uid,
-                              ", pid=", it->second.peer.pid, ")"));
+      refusals_.Add(absl::StrCat("fd channel: ", request.status().message(), " (uid=", it->second.peer.uid,
+                                 ", pid=", it->second.peer.pid, ")"));
     } else if (bytes == 1) {
-      LogWarning(absl::StrCat("accept \"", path_, "\": neither gRPC nor the fd channel (first byte ",
-                              static_cast<int>(static_cast<unsigned char>(first)), ", uid=", it->second.peer.uid,
-                              ", pid=", it->second.peer.pid, ")"));
+      refusals_.Add(absl::StrCat("accept \"", path_, "\": neither gRPC nor the fd channel (first byte ",
+                                 static_cast<int>(static_cast<unsigned char>(first)), ", uid=", it->second.peer.uid,
+                                 ", pid=", it->second.peer.pid, ")"));
     }
     pending_.erase(it);
   }
@@ -288,8 +317,8 @@ class Listener::Impl {
     if (registry_->CountOfUid(peer.uid) >= options_.max_connections_per_uid) {
       registry_->Sweep();
       if (registry_->CountOfUid(peer.uid) >= options_.max_connections_per_uid) {
-        LogWarning(absl::StrCat("accept \"", path_, "\": too many gRPC connections; one closed (limit=",
-                                options_.max_connections_per_uid, ", uid=", peer.uid, ", pid=", peer.pid, ")"));
+        refusals_.Add(absl::StrCat("accept \"", path_, "\": too many gRPC connections; one closed (limit=",
+                                   options_.max_connections_per_uid, ", uid=", peer.uid, ", pid=", peer.pid, ")"));
         pending_.erase(it);
         return;
       }
@@ -300,7 +329,7 @@ class Listener::Impl {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
     pending_.erase(it);
     if (!socket.valid()) {
-      LogWarning(absl::StrCat("accept \"", path_, "\": no descriptor left for a gRPC connection; closed"));
+      refusals_.Add(absl::StrCat("accept \"", path_, "\": no descriptor left for a gRPC connection; closed"));
       return;
     }
     if (const absl::Status known = registry_->Register(socket.get(), peer, std::move(pidfd)); !known.ok()) {
@@ -354,6 +383,7 @@ class Listener::Impl {
   std::map<int, Pending> pending_;
   absl::Time accept_resumes_ = absl::InfiniteFuture();
   int next_grpc_fd_ = kFirstGrpcFd;
+  RefusalLog refusals_;
 };
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Create(const std::string& path, grpc::Server* server,

@@ -1,0 +1,240 @@
+#include "client/ctl/commands.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "client/ctl/address.h"
+#include "client/ctl/views.h"
+#include "common/status/grpc_status.h"
+#include "common/status/status_macros.h"
+#include "common/version.h"
+#include "google/protobuf/util/json_util.h"
+#include "grpcpp/create_channel_posix.h"
+#include "grpcpp/grpcpp.h"
+#include "shardd/v1/jobs.grpc.pb.h"
+
+namespace shardd::ctl {
+namespace {
+
+constexpr int kMaxMessageBytes = 256 << 20;
+constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
+
+absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, bool one_line) {
+  google::protobuf::util::JsonPrintOptions print;
+  print.add_whitespace = !one_line;
+  print.always_print_primitive_fields = true;
+  print.preserve_proto_field_names = true;
+  std::string text;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text, print);
+  if (!status.ok()) {
+    return absl::InternalError(absl::StrCat("print answer: ", status.ToString()));
+  }
+  // Whitespace mode ends with a newline by itself.
+  if (text.empty() || text.back() != '\n') {
+    text.push_back('\n');
+  }
+  return text;
+}
+
+// One command's work: calls, and prints either way.
+class Executor {
+ public:
+  Executor(const std::shared_ptr<grpc::Channel>& channel, std::string address, const Options& options, bool color)
+      : stub_(v1::JobsService::NewStub(channel)), address_(std::move(address)), options_(options) {
+    view_.color = color;
+    view_.now = absl::Now();
+    view_.handles = options.handles;
+  }
+
+  absl::StatusOr<std::string> Execute() {
+    using Stub = v1::JobsService::Stub;
+    switch (options_.command) {
+      case Command::kStatus: {
+        SHARDD_ASSIGN_OR_RETURN(const v1::Daemon daemon, Call<v1::Daemon>(&Stub::GetDaemon, v1::GetDaemonRequest()));
+        return options_.json ? Json(daemon) : Show(daemon, address_, view_);
+      }
+      case Command::kJobs:
+        return Answer<v1::ListJobsResponse>(&Stub::ListJobs, v1::ListJobsRequest());
+      case Command::kStreams:
+        return Answer<v1::ListStreamsResponse>(&Stub::ListStreams, v1::ListStreamsRequest());
+      case Command::kEvents: {
+        v1::ListEventsRequest request;
+        request.set_job(options_.job);
+        request.set_limit(options_.limit);
+        return Answer<v1::ListEventsResponse>(&Stub::ListEvents, request);
+      }
+      case Command::kJob:
+        return ShowJob();
+      case Command::kRanks:
+        return AnswerOfJob<v1::ListRanksResponse>(&Stub::ListRanks);
+      case Command::kGroups:
+        return AnswerOfJob<v1::ListGroupsResponse>(&Stub::ListGroups);
+      case Command::kParams:
+        return AnswerOfJob<v1::ListParametersResponse>(&Stub::ListParameters);
+      case Command::kMemory:
+        return AnswerOfJob<v1::Memory>(&Stub::GetMemory);
+      case Command::kClose:
+        return Close();
+      case Command::kHelp:
+      case Command::kVersion:
+        break;
+    }
+    return absl::InternalError("execute: the command asks no daemon");
+  }
+
+ private:
+  template <typename Response, typename Request>
+  using Method = grpc::Status (v1::JobsService::Stub::*)(grpc::ClientContext*, const Request&, Response*);
+
+  template <typename Response, typename Request>
+  absl::StatusOr<Response> Call(Method<Response, Request> method, const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+    Response response;
+    SHARDD_RETURN_IF_ERROR(FromGrpcStatus((stub_.get()->*method)(&context, request, &response)));
+    return response;
+  }
+
+  absl::StatusOr<std::string> Json(const google::protobuf::Message& message) const {
+    return ToJson(message, options_.watch > absl::ZeroDuration());
+  }
+
+  template <typename Response, typename Request>
+  absl::StatusOr<std::string> Answer(Method<Response, Request> method, const Request& request) {
+    SHARDD_ASSIGN_OR_RETURN(const Response response, Call<Response>(method, request));
+    return options_.json ? Json(response) : Show(response, view_);
+  }
+
+  template <typename Response>
+  absl::StatusOr<std::string> AnswerOfJob(Method<Response, v1::JobRef> method) {
+    v1::JobRef request;
+    SHARDD_ASSIGN_OR_RETURN(*request.mutable_job(), JobName());
+    return Answer<Response>(method, request);
+  }
+
+  // The one that was named, or the only one.
+  absl::StatusOr<std::string> JobName() {
+    if (!options_.job.empty()) {
+      return options_.job;
+    }
+    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs,
+                            Call<v1::ListJobsResponse>(&v1::JobsService::Stub::ListJobs, v1::ListJobsRequest()));
+    if (jobs.jobs().empty()) {
+      return absl::NotFoundError("choose job: there is none");
+    }
+    if (jobs.jobs_size() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("choose job: there are several (",
+                       absl::StrJoin(jobs.jobs(), ", ",
+                                     [](std::string* out, const v1::Job& job) { absl::StrAppend(out, job.name()); }),
+                       "); name one"));
+    }
+    return jobs.jobs(0).name();
+  }
+
+  absl::StatusOr<std::string> ShowJob() {
+    SHARDD_ASSIGN_OR_RETURN(const std::string name, JobName());
+    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs,
+                            Call<v1::ListJobsResponse>(&v1::JobsService::Stub::ListJobs, v1::ListJobsRequest()));
+    for (const v1::Job& job : jobs.jobs()) {
+      if (job.name() == name) {
+        return options_.json ? Json(job) : Show(job, view_);
+      }
+    }
+    return absl::NotFoundError(absl::StrCat("find job \"", name, "\": no such job"));
+  }
+
+  absl::StatusOr<std::string> Close() {
+    v1::JobRef request;
+    request.set_job(options_.job);
+    SHARDD_ASSIGN_OR_RETURN(const v1::CloseJobByNameResponse response,
+                            Call<v1::CloseJobByNameResponse>(&v1::JobsService::Stub::CloseJobByName, request));
+    if (!response.existed()) {
+      return absl::NotFoundError(absl::StrCat("close job \"", options_.job, "\": no such job"));
+    }
+    return options_.json ? Json(response) : absl::StatusOr<std::string>(absl::StrCat("closed ", options_.job, "\n"));
+  }
+
+  const std::unique_ptr<v1::JobsService::Stub> stub_;
+  const std::string address_;
+  const Options& options_;
+  View view_;
+};
+
+int Fail(const absl::Status& status) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "shardctl: %s\n", std::string(status.message()).c_str());
+  return ExitCodeOf(status);
+}
+
+// One connection for all of --watch; a daemon that went away ends it.
+absl::Status AskAndPrint(const Options& options) {
+  SHARDD_ASSIGN_OR_RETURN(Connection connection, ConnectToDaemon(options.address));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  const std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomInsecureChannelFromFd("shardd", connection.socket.release(), arguments);
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  const char* no_color = std::getenv("NO_COLOR");
+  const bool color = terminal && (no_color == nullptr || no_color[0] == '\0');
+  const bool watching = options.watch > absl::ZeroDuration();
+  for (bool first = true;; first = false) {
+    SHARDD_ASSIGN_OR_RETURN(const std::string text, Execute(channel, connection.path, options, color));
+    if (watching && !options.json) {
+      std::fputs(terminal ? kClearScreen : first ? "" : "\n", stdout);
+    }
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+      return absl::InternalError("print: standard output cannot be written");
+    }
+    if (!watching) {
+      return absl::OkStatus();
+    }
+    absl::SleepFor(options.watch);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> Execute(const std::shared_ptr<grpc::Channel>& channel, const std::string& address,
+                                    const Options& options, bool color) {
+  return Executor(channel, address, options, color).Execute();
+}
+
+ExitCode ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kInvalidArgument:
+      return kExitUsage;
+    case absl::StatusCode::kNotFound:
+      return kExitNotFound;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitNotReachable;
+    default:
+      return kExitError;
+  }
+}
+
+int Run(const Options& options) {
+  if (options.command == Command::kHelp) {
+    std::fputs(HelpText().c_str(), stdout);
+    return kExitOk;
+  }
+  if (options.command == Command::kVersion) {
+    std::printf("shardctl %s (protocol %d)\n", kVersion, kProtocolVersion);
+    return kExitOk;
+  }
+  if (const absl::Status status = AskAndPrint(options); !status.ok()) {
+    return Fail(status);
+  }
+  return kExitOk;
+}
+
+}  // namespace shardd::ctl

@@ -1,0 +1,205 @@
+#include "client/ctl/options.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+
+namespace shardd::ctl {
+namespace {
+
+enum class TakesJob { kNo, kOptional, kRequired };
+
+struct CommandRow {
+  absl::string_view name;
+  Command command;
+  TakesJob takes_job;
+  absl::string_view help;
+};
+
+constexpr CommandRow kCommands[] = {
+    {"status", Command::kStatus, TakesJob::kNo, "the daemon: version, devices, memory, isolation"},
+    {"jobs", Command::kJobs, TakesJob::kNo, "all jobs that you may see"},
+    {"job", Command::kJob, TakesJob::kOptional, "one job: state, sharding configuration, counters"},
+    {"ranks", Command::kRanks, TakesJob::kOptional, "its ranks: state, last command, what each waits for (--handles)"},
+    {"groups", Command::kGroups, TakesJob::kOptional, "its parameter groups"},
+    {"params", Command::kParams, TakesJob::kOptional, "its parameters: shape, group, elements in each rank's shard"},
+    {"memory", Command::kMemory, TakesJob::kOptional, "its memory by purpose, planned and allocated"},
+    {"streams", Command::kStreams, TakesJob::kNo, "the devices' streams: operations submitted, done, running"},
+    {"events", Command::kEvents, TakesJob::kOptional, "newest events, of all jobs where none is named (--limit)"},
+    {"close", Command::kClose, TakesJob::kRequired, "end a job and free its memory at once"},
+    {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
+    {"help", Command::kHelp, TakesJob::kNo, "this text"},
+};
+
+const CommandRow* FindCommand(absl::string_view name) {
+  for (const CommandRow& row : kCommands) {
+    if (row.name == name) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+absl::Status UsageError(absl::string_view text) {
+  return absl::InvalidArgumentError(absl::StrCat(text, "; see shardctl help"));
+}
+
+absl::StatusOr<absl::Duration> ParseSeconds(absl::string_view option, const std::string& value) {
+  double seconds = 0;
+  // "0.5" as sleep(1) has it; also absl's own "500ms".
+  if (absl::Duration parsed; absl::ParseDuration(value, &parsed) && parsed > absl::ZeroDuration()) {
+    return parsed;
+  }
+  if (!absl::SimpleAtod(value, &seconds) || !(seconds > 0) || seconds > 1e9) {
+    return UsageError(absl::StrCat(option, ": not a time in seconds (got \"", value, "\", want more than 0)"));
+  }
+  return absl::Seconds(seconds);
+}
+
+// What the loop over the arguments has found so far.
+class Parser {
+ public:
+  explicit Parser(const std::vector<std::string>& arguments) : arguments_(arguments) {}
+
+  absl::StatusOr<Options> Parse() {
+    while (next_ < arguments_.size()) {
+      const std::string& argument = arguments_[next_++];
+      const absl::Status status =
+          absl::StartsWith(argument, "-") && argument != "-" ? ParseOption(argument) : ParseWord(argument);
+      if (!status.ok()) {
+        return status;
+      }
+    }
+    if (const absl::Status status = Check(); !status.ok()) {
+      return status;
+    }
+    return std::move(options_);
+  }
+
+ private:
+  absl::Status ParseOption(const std::string& argument) {
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(0, equals);
+    const bool has_value = equals != std::string::npos;
+    if (name == "--json" || name == "--handles" || name == "--help" || name == "-h" || name == "--version") {
+      if (has_value) {
+        return UsageError(absl::StrCat(name, ": takes no value"));
+      }
+      if (name == "--json") {
+        options_.json = true;
+      } else if (name == "--handles") {
+        options_.handles = true;
+      } else {
+        forced_ = FindCommand(name == "--version" ? "version" : "help");
+      }
+      return absl::OkStatus();
+    }
+    if (name != "--address" && name != "--limit" && name != "--timeout" && name != "--watch") {
+      return UsageError(absl::StrCat("unknown option \"", name, "\""));
+    }
+    std::string value;
+    if (has_value) {
+      value = argument.substr(equals + 1);
+    } else if (next_ < arguments_.size()) {
+      value = arguments_[next_++];
+    } else {
+      return UsageError(absl::StrCat(name, ": value is missing"));
+    }
+    if (name == "--address") {
+      options_.address = value;
+      return value.empty() ? UsageError("--address: value is empty") : absl::OkStatus();
+    }
+    if (name == "--limit") {
+      if (!absl::SimpleAtoi(value, &options_.limit) || options_.limit < 1) {
+        return UsageError(absl::StrCat("--limit: not a number of events (got \"", value, "\", want 1 or more)"));
+      }
+      return absl::OkStatus();
+    }
+    const absl::StatusOr<absl::Duration> duration = ParseSeconds(name, value);
+    if (duration.ok()) {
+      (name == "--watch" ? options_.watch : options_.timeout) = *duration;
+    }
+    return duration.status();
+  }
+
+  absl::Status ParseWord(const std::string& word) {
+    if (row_ == nullptr) {
+      row_ = FindCommand(word);
+      return row_ == nullptr ? UsageError(absl::StrCat("unknown command \"", word, "\"")) : absl::OkStatus();
+    }
+    if (row_->takes_job == TakesJob::kNo || !options_.job.empty() || word.empty()) {
+      return UsageError(absl::StrCat(row_->name, ": unexpected argument \"", word, "\""));
+    }
+    options_.job = word;
+    return absl::OkStatus();
+  }
+
+  absl::Status Check() {
+    if (forced_ != nullptr) {
+      row_ = forced_;
+    }
+    if (row_ == nullptr) {
+      return UsageError("command is missing");
+    }
+    options_.command = row_->command;
+    if (forced_ == nullptr && row_->takes_job == TakesJob::kRequired && options_.job.empty()) {
+      return UsageError(absl::StrCat(row_->name, ": name of the job is missing"));
+    }
+    if (options_.watch > absl::ZeroDuration() && options_.command == Command::kClose) {
+      return UsageError("close: --watch would close again and again");
+    }
+    return absl::OkStatus();
+  }
+
+  const std::vector<std::string>& arguments_;
+  size_t next_ = 0;
+  Options options_;
+  const CommandRow* row_ = nullptr;
+  const CommandRow* forced_ = nullptr;
+};
+
+}  // namespace
+
+absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments) { return Parser(arguments).Parse(); }
+
+std::string HelpText() {
+  std::string text =
+      "shardctl: what the shardd of this node holds and does\n"
+      "\n"
+      "usage: shardctl COMMAND [JOB] [OPTION...]\n"
+      "\n"
+      "commands:\n";
+  for (const CommandRow& row : kCommands) {
+    const absl::string_view job = row.takes_job == TakesJob::kNo         ? ""
+                                  : row.takes_job == TakesJob::kOptional ? " [JOB]"
+                                                                         : " JOB";
+    absl::StrAppendFormat(&text, "  %-14s %s\n", absl::StrCat(row.name, job), row.help);
+  }
+  text +=
+      "JOB may be left out where there is only one job.\n"
+      "\n"
+      "options:\n"
+      "  --address ADDR   unix:/path or /path; default: SHARDD_ADDRESS, else the first that listens of\n"
+      "                   /run/shardd/shardd.sock, $XDG_RUNTIME_DIR/shardd/shardd.sock, /tmp/shardd-UID/shardd.sock\n"
+      "  --json           the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each\n"
+      "  --watch SECONDS  repeat until interrupted\n"
+      "  --limit N        events: the newest N (default 100)\n"
+      "  --handles        ranks: also storage and training state of each parameter group\n"
+      "  --timeout SECONDS  of one request (default 10)\n"
+      "\n"
+      "exit codes:\n"
+      "  0  done\n"
+      "  1  the daemon answered with an error\n"
+      "  2  usage error\n"
+      "  3  no such job\n"
+      "  4  no daemon was reached, or it did not answer in time\n"
+      "\n"
+      "Colours appear on a terminal only, and not where NO_COLOR is set.\n";
+  return text;
+}
+
+}  // namespace shardd::ctl

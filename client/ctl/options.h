@@ -1,0 +1,55 @@
+#ifndef SHARDD_CLIENT_CTL_OPTIONS_H_
+#define SHARDD_CLIENT_CTL_OPTIONS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace shardd::ctl {
+
+// For scripts; --help lists them.
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitError = 1,
+  kExitUsage = 2,
+  kExitNotFound = 3,
+  kExitNotReachable = 4,
+};
+
+enum class Command {
+  kHelp,
+  kVersion,
+  kStatus,
+  kJobs,
+  kJob,
+  kRanks,
+  kGroups,
+  kParams,
+  kMemory,
+  kStreams,
+  kEvents,
+  kClose,
+};
+
+struct Options {
+  Command command = Command::kHelp;
+  std::string job;      // empty: not given
+  std::string address;  // empty: the default order
+  bool json = false;
+  bool handles = false;  // ranks: also the state of each parameter group
+  int limit = 0;         // events; 0: the daemon's default
+  absl::Duration timeout = absl::Seconds(10);
+  absl::Duration watch = absl::ZeroDuration();  // zero: once
+};
+
+// `arguments` without the program's name; options may stand anywhere, as "--x=y" or "--x y".
+// INVALID_ARGUMENT: a usage error, told in one line.
+absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments);
+
+std::string HelpText();
+
+}  // namespace shardd::ctl
+
+#endif  // SHARDD_CLIENT_CTL_OPTIONS_H_

@@ -1,0 +1,82 @@
+#include "client/ctl/options.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace shardd::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+
+Options Parsed(const std::vector<std::string>& arguments) {
+  absl::StatusOr<Options> options = ParseOptions(arguments);
+  EXPECT_TRUE(options.ok()) << options.status();
+  return options.ok() ? *options : Options();
+}
+
+std::string ErrorOf(const std::vector<std::string>& arguments) {
+  const absl::StatusOr<Options> options = ParseOptions(arguments);
+  EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(options.status().message());
+}
+
+TEST(OptionsTest, OptionsStandAnywhereInEitherForm) {
+  const Options options = Parsed({"--json", "--address=/x.sock", "ranks", "--timeout", "0.5", "gpt", "--handles"});
+  EXPECT_EQ(options.command, Command::kRanks);
+  EXPECT_EQ(options.job, "gpt");
+  EXPECT_EQ(options.address, "/x.sock");
+  EXPECT_TRUE(options.json);
+  EXPECT_TRUE(options.handles);
+  EXPECT_EQ(options.timeout, absl::Milliseconds(500));
+}
+
+TEST(OptionsTest, EveryCommandOfTheHelpParses) {
+  for (const auto& [name, command] : std::vector<std::pair<std::string, Command>>{{"status", Command::kStatus},
+                                                                                  {"jobs", Command::kJobs},
+                                                                                  {"job", Command::kJob},
+                                                                                  {"ranks", Command::kRanks},
+                                                                                  {"groups", Command::kGroups},
+                                                                                  {"params", Command::kParams},
+                                                                                  {"memory", Command::kMemory},
+                                                                                  {"streams", Command::kStreams},
+                                                                                  {"events", Command::kEvents},
+                                                                                  {"version", Command::kVersion},
+                                                                                  {"help", Command::kHelp}}) {
+    EXPECT_EQ(Parsed({name}).command, command) << name;
+    EXPECT_THAT(HelpText(), HasSubstr("\n  " + name)) << name;
+  }
+  EXPECT_EQ(Parsed({"close", "gpt"}).command, Command::kClose);
+}
+
+TEST(OptionsTest, HelpAndVersionWinOverTheRest) {
+  EXPECT_EQ(Parsed({"--help"}).command, Command::kHelp);
+  EXPECT_EQ(Parsed({"close", "-h"}).command, Command::kHelp);
+  EXPECT_EQ(Parsed({"--version"}).command, Command::kVersion);
+}
+
+TEST(OptionsTest, UsageErrorsSayWhatIsWrong) {
+  EXPECT_THAT(ErrorOf({}), HasSubstr("command is missing"));
+  EXPECT_THAT(ErrorOf({"job-list"}), HasSubstr("unknown command \"job-list\""));
+  EXPECT_THAT(ErrorOf({"jobs", "--colour"}), HasSubstr("unknown option \"--colour\""));
+  EXPECT_THAT(ErrorOf({"jobs", "gpt"}), HasSubstr("jobs: unexpected argument \"gpt\""));
+  EXPECT_THAT(ErrorOf({"ranks", "a", "b"}), HasSubstr("ranks: unexpected argument \"b\""));
+  EXPECT_THAT(ErrorOf({"close"}), HasSubstr("close: name of the job is missing"));
+  EXPECT_THAT(ErrorOf({"close", "a", "--watch", "1"}), HasSubstr("close: --watch"));
+  EXPECT_THAT(ErrorOf({"events", "--limit", "0"}), HasSubstr("--limit: not a number of events (got \"0\""));
+  EXPECT_THAT(ErrorOf({"events", "--limit"}), HasSubstr("--limit: value is missing"));
+  EXPECT_THAT(ErrorOf({"jobs", "--watch=-1"}), HasSubstr("--watch: not a time"));
+  EXPECT_THAT(ErrorOf({"jobs", "--watch=nan"}), HasSubstr("--watch: not a time"));
+  EXPECT_THAT(ErrorOf({"jobs", "--json=1"}), HasSubstr("--json: takes no value"));
+}
+
+TEST(OptionsTest, HelpListsEveryExitCode) {
+  for (const char* line : {"  0  ", "  1  ", "  2  ", "  3  ", "  4  "}) {
+    EXPECT_THAT(HelpText(), HasSubstr(line));
+  }
+}
+
+}  // namespace
+}  // namespace shardd::ctl

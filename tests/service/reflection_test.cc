@@ -1,0 +1,99 @@
+// A client without our protos, in another language, finds and calls everything over the Unix socket.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/service/service_fixture.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kSkipped = 77;
+
+class ReflectionTest : public testing_service::ServiceTest {
+ protected:
+  struct Result {
+    int exit_code = -1;
+    std::string output;
+  };
+
+  // Debian's python3: another one in PATH does not see the packaged modules.
+  Result Run(const std::string& arguments) {
+    const std::string command =
+        absl::StrCat("/usr/bin/python3 " SHARDD_SOURCE_DIR "/tests/service/reflection_client.py unix:", path(), " ",
+                     arguments, " 2>&1");
+    Result result;
+    FILE* pipe = ::popen(command.c_str(), "r");
+    if (pipe == nullptr) {
+      return result;
+    }
+    std::array<char, 4096> buffer;
+    size_t bytes;
+    while ((bytes = ::fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
+      result.output.append(buffer.data(), bytes);
+    }
+    const int status = ::pclose(pipe);
+    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return result;
+  }
+};
+
+#define RUN_OR_SKIP(result, arguments)                           \
+  const Result result = Run(arguments);                          \
+  if (result.exit_code == kSkipped || result.exit_code == 127) { \
+    GTEST_SKIP() << "no generic client: " << result.output;      \
+  }                                                              \
+  ASSERT_EQ(result.exit_code, 0) << result.output
+
+TEST_F(ReflectionTest, EveryServiceIsListed) {
+  Start();
+  RUN_OR_SKIP(result, "list");
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("shardd.v1.JobsService"), HasSubstr("grpc.health.v1.Health"),
+                    HasSubstr("grpc.channelz.v1.Channelz"), HasSubstr("grpc.reflection.v1alpha.ServerReflection")));
+}
+
+TEST_F(ReflectionTest, JobsServiceIsDescribedAndCalled) {
+  source_.ranks["gpt"].add_ranks()->set_last_command("SubmitGradients layers.3");
+  Start();
+  RUN_OR_SKIP(described, "describe shardd.v1.JobsService");
+  EXPECT_THAT(described.output, HasSubstr("ListRanks(shardd.v1.JobRef) -> shardd.v1.ListRanksResponse"));
+  RUN_OR_SKIP(called, "call shardd.v1.JobsService ListRanks job=gpt");
+  EXPECT_THAT(called.output, HasSubstr("\"last_command\": \"SubmitGradients layers.3\""));
+}
+
+TEST_F(ReflectionTest, HealthIsDescribedAndAnswersPerService) {
+  Start();
+  RUN_OR_SKIP(described, "describe grpc.health.v1.Health");
+  EXPECT_THAT(described.output,
+              HasSubstr("Check(grpc.health.v1.HealthCheckRequest) -> grpc.health.v1.HealthCheckResponse"));
+  RUN_OR_SKIP(whole, "call grpc.health.v1.Health Check");
+  EXPECT_THAT(whole.output, HasSubstr("\"status\": \"SERVING\""));
+  RUN_OR_SKIP(jobs, "call grpc.health.v1.Health Check service=shardd.v1.JobsService");
+  EXPECT_THAT(jobs.output, HasSubstr("\"status\": \"SERVING\""));
+  const Result unknown = Run("call grpc.health.v1.Health Check service=no.such.Service");
+  EXPECT_NE(unknown.exit_code, 0);
+  EXPECT_THAT(unknown.output, HasSubstr("NOT_FOUND"));
+  server_->SetServing(false);
+  RUN_OR_SKIP(stopped, "call grpc.health.v1.Health Check service=shardd.v1.JobsService");
+  EXPECT_THAT(stopped.output, HasSubstr("\"status\": \"NOT_SERVING\""));
+}
+
+TEST_F(ReflectionTest, ChannelzCountsTheServersCalls) {
+  Start();
+  RUN_OR_SKIP(result, "call grpc.channelz.v1.Channelz GetServers");
+  EXPECT_THAT(result.output, HasSubstr("\"calls_started\""));
+}
+
+}  // namespace
+}  // namespace shardd

@@ -1,0 +1,269 @@
+// The real shardctl against a real socket: what it prints, and the exit codes that scripts rely on.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/service/service_fixture.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using testing_service::Eventually;
+
+struct Output {
+  int exit_code = -1;  // -signal where one ended it
+  std::string out;
+  std::string err;
+};
+
+// A running shardctl. Its environment is this process's, with `environment` ("NAME=value") on top.
+class Shardctl {
+ public:
+  Shardctl(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+    std::vector<std::string> words = {"env", "-u", "SHARDD_ADDRESS", "-u", "XDG_RUNTIME_DIR"};
+    words.insert(words.end(), environment.begin(), environment.end());
+    words.push_back(SHARDD_CTL_PATH);
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) {
+      argv.push_back(word.data());
+    }
+    argv.push_back(nullptr);
+    int out[2];
+    int err[2];
+    EXPECT_EQ(::pipe2(out, O_CLOEXEC), 0);
+    EXPECT_EQ(::pipe2(err, O_CLOEXEC), 0);
+    out_.reset(out[0]);
+    err_.reset(err[0]);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(out[1], STDOUT_FILENO);
+      ::dup2(err[1], STDERR_FILENO);
+      ::execvp("env", argv.data());
+      ::_exit(127);
+    }
+    ::close(out[1]);
+    ::close(err[1]);
+  }
+  ~Shardctl() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+  }
+
+  void Interrupt() { ::kill(pid_, SIGINT); }
+  // One read of standard output; empty at its end.
+  std::string ReadSome() { return ReadOnce(out_.get()); }
+  Output Finish() {
+    Output output;
+    std::thread errors([&] { output.err = ReadAll(err_.get()); });
+    output.out = ReadAll(out_.get());
+    errors.join();
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+    pid_ = -1;
+    output.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    return output;
+  }
+
+ private:
+  static std::string ReadOnce(int fd) {
+    char buffer[4096];
+    const ssize_t bytes = ::read(fd, buffer, sizeof(buffer));
+    return std::string(buffer, bytes > 0 ? static_cast<size_t>(bytes) : 0);
+  }
+  static std::string ReadAll(int fd) {
+    std::string all;
+    for (std::string some = ReadOnce(fd); !some.empty(); some = ReadOnce(fd)) {
+      all += some;
+    }
+    return all;
+  }
+
+  pid_t pid_ = -1;
+  UniqueFd out_;
+  UniqueFd err_;
+};
+
+class ShardctlTest : public testing_service::ServiceTest {
+ protected:
+  void AddJob(const std::string& name) {
+    v1::Job* job = source_.jobs.add_jobs();
+    job->set_name(name);
+    job->set_world_size(2);
+    job->set_attached_ranks(2);
+    job->set_state(v1::JOB_STATE_IDLE);
+    job->set_committed_step(41);
+    source_.ranks[name].add_ranks()->set_last_command("Unshard layers.0 of " + name);
+    source_.groups[name].add_groups()->set_name("layers.0");
+    source_.parameters[name].add_parameters()->set_fqn("layers.0.weight");
+    source_.memory[name].add_purposes()->set_purpose("shards");
+  }
+  // With --address of this test's server.
+  Output Run(std::vector<std::string> arguments) {
+    arguments.push_back("--address=unix:" + path());
+    return Shardctl(arguments, {}).Finish();
+  }
+};
+
+TEST_F(ShardctlTest, EveryCommandPrintsATable) {
+  AddJob("gpt");
+  source_.daemon.set_version("9.9.9");
+  source_.streams.add_streams()->set_name("post_backward");
+  source_.events.add_events()->set_text("rank 1 died");
+  source_.events.mutable_events(0)->set_job("gpt");
+  Start();
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wanted = {
+      {{"status"}, "shardd 9.9.9"},       {{"jobs"}, "gpt"},
+      {{"job", "gpt"}, "committed step"}, {{"ranks", "gpt"}, "Unshard layers.0 of gpt"},
+      {{"groups", "gpt"}, "layers.0"},    {{"params", "gpt"}, "layers.0.weight"},
+      {{"memory", "gpt"}, "shards"},      {{"streams"}, "post_backward"},
+      {{"events"}, "rank 1 died"},        {{"events", "gpt", "--limit", "5"}, "rank 1 died"},
+      {{"close", "gpt"}, "closed gpt"},
+  };
+  for (const auto& [arguments, text] : wanted) {
+    const Output output = Run(arguments);
+    EXPECT_EQ(output.exit_code, 0) << absl::StrJoin(arguments, " ") << ": " << output.err;
+    EXPECT_THAT(output.out, AllOf(HasSubstr(text), Not(HasSubstr("\x1b")))) << absl::StrJoin(arguments, " ");
+    EXPECT_THAT(output.err, IsEmpty());
+  }
+}
+
+TEST_F(ShardctlTest, JsonIsProtobufJsonAndWatchGivesOneLineEach) {
+  AddJob("gpt");
+  Start();
+  const Output output = Run({"jobs", "--json"});
+  EXPECT_EQ(output.exit_code, 0);
+  EXPECT_THAT(output.out, AllOf(HasSubstr("\"name\": \"gpt\""), HasSubstr("\"committed_step\": \"41\""),
+                                HasSubstr("\"state\": \"JOB_STATE_IDLE\"")));
+
+  Shardctl watching({"jobs", "--json", "--watch", "0.01", "--address", path()}, {});
+  std::string text;
+  ASSERT_TRUE(Eventually([&] {
+    text += watching.ReadSome();
+    return std::count(text.begin(), text.end(), '\n') >= 3;
+  })) << text;
+  EXPECT_THAT(text, HasSubstr("}\n{"));
+  watching.Interrupt();
+  EXPECT_EQ(watching.Finish().exit_code, -SIGINT);
+}
+
+TEST_F(ShardctlTest, WatchEndsWhenTheDaemonGoes) {
+  AddJob("gpt");
+  Start();
+  Shardctl watching({"jobs", "--watch=0.01", "--address", path()}, {});
+  ASSERT_FALSE(watching.ReadSome().empty());
+  listener_->Stop();
+  server_->Shutdown(absl::ZeroDuration());
+  EXPECT_EQ(watching.Finish().exit_code, 4);
+}
+
+TEST_F(ShardctlTest, TheOnlyJobNeedNotBeNamed) {
+  AddJob("gpt");
+  Start();
+  EXPECT_THAT(Run({"ranks"}).out, HasSubstr("Unshard layers.0 of gpt"));
+  EXPECT_EQ(Run({"job"}).exit_code, 0);
+}
+
+TEST_F(ShardctlTest, OneOfSeveralJobsMustBeNamed) {
+  AddJob("gpt");
+  AddJob("vit");
+  Start();
+  const Output output = Run({"ranks"});
+  EXPECT_EQ(output.exit_code, 2);
+  EXPECT_THAT(output.err, HasSubstr("there are several (gpt, vit)"));
+  EXPECT_THAT(Run({"ranks", "vit"}).out, HasSubstr("Unshard layers.0 of vit"));
+}
+
+TEST_F(ShardctlTest, NoSuchJobIsExitCode3) {
+  Start();
+  for (const char* command : {"job", "ranks", "groups", "params", "memory", "close"}) {
+    const Output output = Run({command, "none"});
+    EXPECT_EQ(output.exit_code, 3) << command;
+    EXPECT_THAT(output.out, IsEmpty()) << command;
+    EXPECT_THAT(output.err, AllOf(HasSubstr("\"none\""), HasSubstr("no such job"))) << command;
+  }
+  EXPECT_EQ(Run({"ranks"}).exit_code, 3) << "there is none to choose";
+}
+
+TEST_F(ShardctlTest, ErrorsOfTheDaemonAreExitCode1) {
+  source_.error = absl::InternalError("the core is on fire");
+  Start();
+  const Output output = Run({"jobs"});
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_EQ(output.err, "shardctl: the core is on fire\n");
+}
+
+TEST_F(ShardctlTest, UsageErrorsAreExitCode2) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{}, {"nonsense"}, {"jobs", "--nonsense"}, {"close"}, {"jobs", "--address=host:80"}}) {
+    const Output output = Shardctl(arguments, {}).Finish();
+    EXPECT_EQ(output.exit_code, 2) << absl::StrJoin(arguments, " ");
+    EXPECT_THAT(output.err, HasSubstr("shardctl: ")) << absl::StrJoin(arguments, " ");
+  }
+}
+
+TEST_F(ShardctlTest, HelpAndVersionNeedNoDaemon) {
+  const Output help = Shardctl({"help"}, {"SHARDD_ADDRESS=/nowhere"}).Finish();
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("usage: shardctl"), HasSubstr("exit codes:")));
+  const Output version = Shardctl({"--version"}, {"SHARDD_ADDRESS=/nowhere"}).Finish();
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.out, HasSubstr("shardctl "));
+}
+
+TEST_F(ShardctlTest, UnreachableDaemonIsExitCode4AndNamesTheSocket) {
+  const Output output = Shardctl({"jobs", "--address", dir_.path() + "/none.sock"}, {}).Finish();
+  EXPECT_EQ(output.exit_code, 4);
+  EXPECT_THAT(output.err, AllOf(HasSubstr(dir_.path() + "/none.sock"), HasSubstr("no daemon there")));
+}
+
+TEST_F(ShardctlTest, DaemonThatDoesNotAnswerIsExitCode4) {
+  std::vector<std::function<void()>> held;
+  source_.delivery = [&held](std::function<void()> deliver) { held.push_back(std::move(deliver)); };
+  Start();
+  EXPECT_EQ(Run({"jobs", "--timeout=0.2"}).exit_code, 4);
+}
+
+TEST_F(ShardctlTest, AddressComesFromTheEnvironment) {
+  AddJob("gpt");
+  Start();
+  const Output output = Shardctl({"jobs"}, {"SHARDD_ADDRESS=unix:" + path()}).Finish();
+  EXPECT_EQ(output.exit_code, 0) << output.err;
+  EXPECT_THAT(output.out, HasSubstr("gpt"));
+}
+
+TEST_F(ShardctlTest, OwnDaemonIsFoundInTheUsersRuntimeDirectory) {
+  if (::access("/run/shardd/shardd.sock", F_OK) == 0) {
+    GTEST_SKIP() << "a system daemon's socket is there and comes first";
+  }
+  AddJob("gpt");
+  Start();
+  ASSERT_EQ(::rename((dir_.path() + "/run").c_str(), (dir_.path() + "/shardd").c_str()), 0);
+  const Output found = Shardctl({"jobs"}, {"XDG_RUNTIME_DIR=" + dir_.path()}).Finish();
+  EXPECT_EQ(found.exit_code, 0) << found.err;
+  EXPECT_THAT(found.out, HasSubstr("gpt"));
+  // So that the fixture finds what it removes.
+  ASSERT_EQ(::rename((dir_.path() + "/shardd").c_str(), (dir_.path() + "/run").c_str()), 0);
+}
+
+}  // namespace
+}  // namespace shardd
