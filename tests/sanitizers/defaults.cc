@@ -15,8 +15,9 @@ SHARDD_SANITIZER_HOOK const char* __tsan_default_options() {
   return "ignore_noninstrumented_modules=1:second_deadlock_stack=1:die_after_fork=0:history_size=4";
 }
 
-// gRPC and protobuf come from archives without instrumentation: their atomics are invisible, so what they hand from thread
-// to thread looks unsynchronised. absl's mutexes are compiled with instrumentation (deploy/cmake/dependencies.cmake).
+// gRPC and protobuf come from archives without instrumentation: their atomics are invisible, so what they hand from
+// thread to thread looks unsynchronised. absl's mutexes are compiled with instrumentation
+// (deploy/cmake/dependencies.cmake).
 SHARDD_SANITIZER_HOOK const char* __tsan_default_suppressions() {
   return "race:^grpc::\n"
          "race:^grpc_\n"
