@@ -80,7 +80,8 @@ bool Core::BeforeSleep() {
   if (found) {
     return true;
   }
-  // About to sleep: clients ring the doorbell from here on. Whoever wrote before it saw that is found by the second look.
+  // About to sleep: clients ring the doorbell from here on. Whoever wrote before it saw that is found by the second
+  // look.
   for (auto& [name, entry] : jobs_) {
     entry.job->SetAwake(false);
   }
@@ -177,7 +178,8 @@ absl::StatusOr<T> Core::OnLoop(std::function<absl::StatusOr<T>()> body) {
 // Open -------------------------------------------------------------------------------------------------------------
 
 void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
-  setup_.Post([this, peer, request = std::move(request), done = std::move(done)] { done(OpenJobOnSetup(peer, request)); });
+  setup_.Post(
+      [this, peer, request = std::move(request), done = std::move(done)] { done(OpenJobOnSetup(peer, request)); });
 }
 
 absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer,
@@ -185,9 +187,9 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   const std::string& name = request.spec().name();
   const std::string what = absl::StrCat("open job \"", absl::CHexEscape(name.substr(0, 128)), "\"");
   if (request.protocol_version() != kProtocolVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(what, ": client and daemon are of different versions (got protocol ",
-                                                      request.protocol_version(), ", want ", kProtocolVersion,
-                                                      "); install the same version of both"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": client and daemon are of different versions (got protocol ", request.protocol_version(),
+                     ", want ", kProtocolVersion, "); install the same version of both"));
   }
   if (!NameIsValid(name)) {
     return absl::InvalidArgumentError(
@@ -216,42 +218,44 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     response->set_committed_step(job.committed_step());
     response->set_initialized(job.version() > 0);
   };
-  SHARDD_ASSIGN_OR_RETURN(Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
-    Found result;
-    ReviewJobs();
-    for (const auto& [job_name, entry] : jobs_) {
-      if (entry.job->uid() == peer.uid) {
-        ++result.jobs_of_uid;
-        result.bytes_of_uid += entry.job->memory().allocated_bytes();
-      }
-    }
-    auto it = jobs_.find(name);
-    if (it == jobs_.end()) {
-      result.new_id = next_job_id_++;
-      return result;
-    }
-    JobCore& job = *it->second.job;
-    if (job.uid() != peer.uid) {
-      return absl::PermissionDeniedError(absl::StrCat(what, ": the name is taken by a job of another user"));
-    }
-    if (job.plan()->digest != plan->digest) {
-      const std::string difference = FirstDifference(request.spec(), job.spec());
-      return absl::FailedPreconditionError(absl::StrCat(what, ": this rank describes another job than the first one: ",
-                                                        difference.empty() ? "plans differ" : difference));
-    }
-    it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
-    result.exists = true;
-    fill(job, &result.response);
-    return result;
-  }));
+  SHARDD_ASSIGN_OR_RETURN(
+      Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
+        Found result;
+        ReviewJobs();
+        for (const auto& [job_name, entry] : jobs_) {
+          if (entry.job->uid() == peer.uid) {
+            ++result.jobs_of_uid;
+            result.bytes_of_uid += entry.job->memory().allocated_bytes();
+          }
+        }
+        auto it = jobs_.find(name);
+        if (it == jobs_.end()) {
+          result.new_id = next_job_id_++;
+          return result;
+        }
+        JobCore& job = *it->second.job;
+        if (job.uid() != peer.uid) {
+          return absl::PermissionDeniedError(absl::StrCat(what, ": the name is taken by a job of another user"));
+        }
+        if (job.plan()->digest != plan->digest) {
+          const std::string difference = FirstDifference(request.spec(), job.spec());
+          return absl::FailedPreconditionError(absl::StrCat(what,
+                                                            ": this rank describes another job than the first one: ",
+                                                            difference.empty() ? "plans differ" : difference));
+        }
+        it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
+        result.exists = true;
+        fill(job, &result.response);
+        return result;
+      }));
   if (found.exists) {
     return found.response;
   }
   const int64_t bytes = plan->memory.TotalBytes(plan->world_size);
   if (found.jobs_of_uid >= options_.max_jobs_per_uid) {
-    return absl::ResourceExhaustedError(absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ",
-                                                     found.jobs_of_uid + 1, ", want at most ", options_.max_jobs_per_uid,
-                                                     "); close one or raise --max_jobs_per_uid"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ", found.jobs_of_uid + 1, ", want at most ",
+                     options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
   if (options_.max_bytes_per_uid > 0 && found.bytes_of_uid + bytes > options_.max_bytes_per_uid) {
     return absl::ResourceExhaustedError(absl::StrCat(what, ": quota of uid ", peer.uid, " is exceeded (got ",
@@ -302,38 +306,39 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
     uint64_t session_id = 0;
   };
   for (int attempt = 0; attempt < 3; ++attempt) {
-    SHARDD_ASSIGN_OR_RETURN(Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
-      JobCore* job = FindJob(request.job_id());
-      if (job == nullptr || job->uid() != peer.uid) {
-        return absl::NotFoundError(absl::StrCat(what, ": no such job; open it first"));
-      }
-      if (rank < 0 || rank >= job->plan()->world_size) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
-      }
-      if (Session* holder = job->session(rank); holder != nullptr) {
-        pollfd ended{holder->pidfd.get(), POLLIN, 0};
-        const bool dead = holder->pidfd.valid() && poll(&ended, 1, 0) == 1;
-        if (!dead && !request.replace()) {
-          return absl::AlreadyExistsError(absl::StrCat(what, ": the rank has a live session (session=", holder->id(),
-                                                       ", pid=", holder->peer.pid,
-                                                       "); end it first, or attach with replace"));
-        }
-        // Silent but alive: killed before it is replaced, so that it can never write again.
-        if (!dead && holder->pidfd.valid()) {
-          syscall(SYS_pidfd_send_signal, holder->pidfd.get(), SIGKILL, nullptr, 0);
-        }
-        job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
-        if (job->session(rank) != nullptr) {
-          return absl::UnavailableError(absl::StrCat(what, ": a commit is under way; attach again"));
-        }
-      }
-      Found result;
-      result.plan = job->plan();
-      result.epoch = job->epoch();
-      result.session_id = next_session_id_++;
-      return result;
-    }));
+    SHARDD_ASSIGN_OR_RETURN(
+        Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
+          JobCore* job = FindJob(request.job_id());
+          if (job == nullptr || job->uid() != peer.uid) {
+            return absl::NotFoundError(absl::StrCat(what, ": no such job; open it first"));
+          }
+          if (rank < 0 || rank >= job->plan()->world_size) {
+            return absl::InvalidArgumentError(
+                absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
+          }
+          if (Session* holder = job->session(rank); holder != nullptr) {
+            pollfd ended{holder->pidfd.get(), POLLIN, 0};
+            const bool dead = holder->pidfd.valid() && poll(&ended, 1, 0) == 1;
+            if (!dead && !request.replace()) {
+              return absl::AlreadyExistsError(
+                  absl::StrCat(what, ": the rank has a live session (session=", holder->id(),
+                               ", pid=", holder->peer.pid, "); end it first, or attach with replace"));
+            }
+            // Silent but alive: killed before it is replaced, so that it can never write again.
+            if (!dead && holder->pidfd.valid()) {
+              syscall(SYS_pidfd_send_signal, holder->pidfd.get(), SIGKILL, nullptr, 0);
+            }
+            job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
+            if (job->session(rank) != nullptr) {
+              return absl::UnavailableError(absl::StrCat(what, ": a commit is under way; attach again"));
+            }
+          }
+          Found result;
+          result.plan = job->plan();
+          result.epoch = job->epoch();
+          result.session_id = next_session_id_++;
+          return result;
+        }));
     SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
                             Session::Create(found.plan, found.session_id, rank, found.epoch));
     session->peer = peer;
@@ -499,7 +504,9 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
       huge = huge || (entry.job->memory().shards() != nullptr && entry.job->memory().shards()->huge_pages());
     }
     daemon.set_slab_bytes(bytes);
-    daemon.set_huge_pages(huge ? "in use" : jobs_.empty() ? "no slab yet" : "none: the kernel gives shared memory 4 KiB pages");
+    daemon.set_huge_pages(huge            ? "in use"
+                          : jobs_.empty() ? "no slab yet"
+                                          : "none: the kernel gives shared memory 4 KiB pages");
     daemon.set_isolation(options_.embedded ? "accident only: the daemon runs under the trainers' uid"
                                            : "own uid where trainers run under another one; else accident only");
     done(std::move(daemon));
@@ -537,7 +544,8 @@ void Core::ListRanks(const Caller& caller, const std::string& job, Done<v1::List
   Query<v1::ListRanksResponse>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeRanks(out); });
 }
 void Core::ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) {
-  Query<v1::ListGroupsResponse>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeGroups(out); });
+  Query<v1::ListGroupsResponse>(caller, job, std::move(done),
+                                [](const JobCore& j, auto* out) { j.DescribeGroups(out); });
 }
 void Core::ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) {
   Query<v1::ListParametersResponse>(caller, job, std::move(done),

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_JOB_CORE_H_
 #define SHARDD_SERVER_JOB_CORE_H_
 
-// The daemon without its port: all jobs of this node, their devices, the loop that owns their state and the setup thread
-// that allocates their memory.
+// The daemon without its port: all jobs of this node, their devices, the loop that owns their state and the setup
+// thread that allocates their memory.
 
 #include <cstdint>
 #include <functional>
@@ -22,8 +22,8 @@
 namespace shardd {
 
 struct CoreOptions {
-  std::string state_dir;      // tmpfs; for slabs and journals
-  bool embedded = false;      // ends (on_idle) after its last job
+  std::string state_dir;                             // tmpfs; for slabs and journals
+  bool embedded = false;                             // ends (on_idle) after its last job
   absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
   int max_jobs_per_uid = 64;
   int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota

@@ -136,7 +136,8 @@ int CoreLoop::RunTimers() {
 
 void CoreLoop::Run() {
   pthread_setname_np(pthread_self(), "core");
-  // Measured: on busy cores a wake takes 989 us (p90) at nice 0 and 25 us at nice -10. Without the right it stays as it is.
+  // Measured: on busy cores a wake takes 989 us (p90) at nice 0 and 25 us at nice -10. Without the right it stays as it
+  // is.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -10);
   while (true) {
     RunPosted();

@@ -45,8 +45,9 @@ JobCore::JobCore(Init init)
   }
   ranks_.resize(world_size());
   ResetStep();
-  Event(-1, "open", absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ",
-                                 memory_->allocated_bytes(), " bytes of slabs"));
+  Event(-1, "open",
+        absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),
+                     " bytes of slabs"));
 }
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {
@@ -101,7 +102,8 @@ Session* JobCore::FindSession(uint64_t session_id) const {
 }
 
 int JobCore::attached() const {
-  return static_cast<int>(std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
+  return static_cast<int>(
+      std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
 }
 
 bool JobCore::finished() const {
@@ -118,10 +120,9 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
   if (sessions_[rank] != nullptr) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=",
-                     sessions_[rank]->id(), ", pid=", sessions_[rank]->peer.pid,
-                     "); end it first, or attach with replace"));
+    return absl::AlreadyExistsError(absl::StrCat(
+        "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
+        ", pid=", sessions_[rank]->peer.pid, "); end it first, or attach with replace"));
   }
   session->PublishVersion(version_);
   session->last_command_time = absl::Now();
@@ -152,8 +153,8 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
   v1::SessionEvent event;
   event.mutable_attached();
   session->stream->Send(std::move(event));
-  Event(rank, "attach", absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ",
-                                     devices_[rank]->name()));
+  Event(rank, "attach",
+        absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
 }
 
 void JobCore::EndSession(int rank) {
@@ -196,7 +197,8 @@ void JobCore::SessionLost(int rank, const std::string& why) {
   const std::string last =
       session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
   Event(rank, "lost", absl::StrCat(why, "; ", last));
-  Abort(RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+  Abort(RankError(absl::StatusCode::kAborted, rank, "session",
+                  absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
         {rank});
 }
 
@@ -380,8 +382,10 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
       OnWaitGradientSlot(session, command.group);
       return MaybeFold();
     case Opcode::kEnterPass:
-      return absl::UnimplementedError(absl::StrCat("EnterPass: passes are entered together only in jobs whose trainers "
-                                                   "write, which are not served yet (rank=", rank, ")"));
+      return absl::UnimplementedError(
+          absl::StrCat("EnterPass: passes are entered together only in jobs whose trainers "
+                       "write, which are not served yet (rank=",
+                       rank, ")"));
     case Opcode::kInvalid:
       break;
   }

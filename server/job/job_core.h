@@ -4,8 +4,9 @@
 // One job's state machines: membership and epochs, unshard and reshard, pairing of gradients by name, the step.
 //
 // Everything since the last commit belongs to the running step and is dropped as one when the epoch advances (Abort):
-// that is the only way back, whatever went wrong, and every rank then attaches anew. The only thing that is never dropped
-// is a decided step: it is journaled, applied and committed first, and an abort that arrives meanwhile waits for it.
+// that is the only way back, whatever went wrong, and every rank then attaches anew. The only thing that is never
+// dropped is a decided step: it is journaled, applied and committed first, and an abort that arrives meanwhile waits
+// for it.
 
 #include <cstdint>
 #include <deque>
@@ -96,18 +97,18 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
  private:
   // One rank's place in the running step.
   struct RankStep {
-    int closed_backwards = 0;   // BackwardDone so far; all of them once stepped
+    int closed_backwards = 0;  // BackwardDone so far; all of them once stepped
     bool stepped = false;
     v1::Step step;
-    bool full_params = false;   // has asked to enter
-    bool inside = false;        // was let in and has not left
+    bool full_params = false;  // has asked to enter
+    bool inside = false;       // was let in and has not left
     bool writeback = false;
     bool committed_params = false;
     bool finished = false;
     std::optional<bool> pending_detach;  // asked for after Step; its value: finished
-    int blocked_slot = -1;      // its client sleeps until this gradient slot is released
+    int blocked_slot = -1;               // its client sleeps until this gradient slot is released
     std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
-    std::set<int> awaited_unshards;  // POOLED: groups whose slot is being filled for this rank
+    std::set<int> awaited_unshards;     // POOLED: groups whose slot is being filled for this rank
     std::deque<int> deferred_unshards;  // POOLED: asked for after Step, before the commit
   };
   struct Contribution {
@@ -134,13 +135,13 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
 
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
-  absl::Status OnUnshard(Session* session, int group, int64_t phase);          // (job_params.cc)
+  absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_params.cc)
   absl::Status OnReshard(Session* session, int group);
   absl::Status OnWriteParameters(Session* session, const RankCommand& command);
   absl::Status OnCommitParameters(Session* session);
   absl::Status OnEnterFullParams(Session* session, bool writeback);
   absl::Status OnLeaveFullParams(Session* session);
-  absl::Status OnSubmitGradients(Session* session, RankCommand command);       // (job_step.cc)
+  absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_step.cc)
   absl::Status OnBackwardDone(Session* session, int64_t index);
   absl::Status OnStep(Session* session, v1::Step step);
   void OnWaitGradientSlot(Session* session, int group);
@@ -191,8 +192,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
   int64_t committed_step_ = 0;
-  std::vector<int64_t> step_counts_;          // by parameter
-  std::vector<std::string> trainer_states_;   // by rank
+  std::vector<int64_t> step_counts_;         // by parameter
+  std::vector<std::string> trainer_states_;  // by rank
   std::vector<OrderEntry> captured_order_;
   bool captured_ = false;
   // Membership:
@@ -201,14 +202,14 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   std::vector<RankStep> ranks_;
-  std::vector<OrderTracker> orders_;                    // by rank
-  std::vector<std::vector<OrderEntry>> step_orders_;    // by rank: of the step it has ended
+  std::vector<OrderTracker> orders_;                  // by rank
+  std::vector<std::vector<OrderEntry>> step_orders_;  // by rank: of the step it has ended
   std::map<PairKey, Pair> pairs_;
-  std::vector<bool> present_;                           // by parameter: its gradient shard holds a gradient
+  std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
   int pending_reductions_ = 0;
   int pending_fills_ = 0;
   bool deciding_ = false;
-  bool committing_ = false;                             // a decided step or a parameters commit is being applied
+  bool committing_ = false;  // a decided step or a parameters commit is being applied
   DecidedStep decided_;
   double grad_norm_ = 0;
   bool full_params_granted_ = false;
@@ -216,8 +217,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     int64_t offset_bytes;
     std::string bytes;
   };
-  std::vector<Undo> undo_;                              // of writebacks not yet committed
-  std::unique_ptr<UnshardPool> pool_;                   // POOLED
+  std::vector<Undo> undo_;             // of writebacks not yet committed
+  std::unique_ptr<UnshardPool> pool_;  // POOLED
   v1::Counters counters_;
 };
 

@@ -45,12 +45,11 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     if (purpose.size_bytes == 0) {
       continue;
     }
-    auto slab = Slab::Create(purpose.name, purpose.backing, purpose.size_bytes,
-                             purpose.backing == SlabBacking::kTmpfsFile ? absl::StrCat(directory, "/", purpose.name)
-                                                                        : std::string());
+    auto slab = Slab::Create(
+        purpose.name, purpose.backing, purpose.size_bytes,
+        purpose.backing == SlabBacking::kTmpfsFile ? absl::StrCat(directory, "/", purpose.name) : std::string());
     if (!slab.ok()) {
-      return absl::Status(slab.status().code(),
-                          absl::StrCat("open job \"", job, "\": ", slab.status().message()));
+      return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
     }
     *purpose.slab = *std::move(slab);
   }
@@ -87,8 +86,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     purpose->set_planned_bytes(planned);
     if (slab != nullptr) {
       purpose->set_allocated_bytes(slab->size_bytes());
-      purpose->set_backing(
-          absl::StrCat(SlabBackingName(slab->backing()), slab->huge_pages() ? " (huge pages)" : ""));
+      purpose->set_backing(absl::StrCat(SlabBackingName(slab->backing()), slab->huge_pages() ? " (huge pages)" : ""));
     }
   };
   add("shards", plan.memory.shards_bytes, shards());

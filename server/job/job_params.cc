@@ -14,11 +14,13 @@ namespace shardd {
 absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
   const int rank = session->rank();
   if (version_ == 0) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, absl::StrCat("Unshard group \"", group_name(group), "\""),
+    return RankError(absl::StatusCode::kFailedPrecondition, rank,
+                     absl::StrCat("Unshard group \"", group_name(group), "\""),
                      "the job has no parameters yet; write them and CommitParameters first");
   }
   if (phase != v1::PHASE_FORWARD && phase != v1::PHASE_BACKWARD) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank, absl::StrCat("Unshard group \"", group_name(group), "\""),
+    return RankError(absl::StatusCode::kInvalidArgument, rank,
+                     absl::StrCat("Unshard group \"", group_name(group), "\""),
                      absl::StrCat("unknown phase (got ", phase, ", want 1 or 2)"));
   }
   const bool forward = phase == v1::PHASE_FORWARD;
@@ -36,8 +38,7 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
     return absl::OkStatus();
   }
   SHARDD_RETURN_IF_ERROR(UnshardIntoPool(rank, group));
-  if (forward ? plan_->config.forward_prefetch()
-              : plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_PRE) {
+  if (forward ? plan_->config.forward_prefetch() : plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_PRE) {
     PrefetchNext(rank, kind);
   }
   return absl::OkStatus();
@@ -88,27 +89,27 @@ void JobCore::FillSlot(int slot, int group) {
   request.destination = memory_->pool()->At<char>(slot * plan_->pool_slot_bytes);
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
   collective_->AllGather(std::move(request), Join(1, [this, slot, group, epoch = epoch_](absl::Status status) {
-    // Also when the epoch went on: until now the slot could not be given to another group.
-    const std::vector<int> waiting = pool_->Filled(slot);
-    if (epoch != epoch_ || closed_) {
-      return;
-    }
-    --pending_fills_;
-    if (!status.ok()) {
-      Abort(status, {});
-      return;
-    }
-    for (int rank : waiting) {
-      Session* session = sessions_[rank].get();
-      if (session != nullptr && ranks_[rank].awaited_unshards.erase(group) > 0) {
-        session->PublishUnsharded(group, slot * plan_->pool_slot_bytes);
-        (void)session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
-      }
-    }
-    if (absl::Status decided = MaybeDecide(); !decided.ok()) {
-      Abort(std::move(decided), {});
-    }
-  }));
+                           // Also when the epoch went on: until now the slot could not be given to another group.
+                           const std::vector<int> waiting = pool_->Filled(slot);
+                           if (epoch != epoch_ || closed_) {
+                             return;
+                           }
+                           --pending_fills_;
+                           if (!status.ok()) {
+                             Abort(status, {});
+                             return;
+                           }
+                           for (int rank : waiting) {
+                             Session* session = sessions_[rank].get();
+                             if (session != nullptr && ranks_[rank].awaited_unshards.erase(group) > 0) {
+                               session->PublishUnsharded(group, slot * plan_->pool_slot_bytes);
+                               (void)session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
+                             }
+                           }
+                           if (absl::Status decided = MaybeDecide(); !decided.ok()) {
+                             Abort(std::move(decided), {});
+                           }
+                         }));
 }
 
 absl::Status JobCore::OnReshard(Session* session, int group) {
@@ -131,8 +132,9 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   const int rank = session->rank();
   const bool writeback = ranks_[rank].inside && ranks_[rank].writeback;
   if (command.group < 0 || command.group >= static_cast<int>(plan_->params.size())) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank, "WriteParameters",
-                     absl::StrCat("no such parameter (got ", command.group, ", want 0 to ", plan_->params.size() - 1, ")"));
+    return RankError(
+        absl::StatusCode::kInvalidArgument, rank, "WriteParameters",
+        absl::StrCat("no such parameter (got ", command.group, ", want 0 to ", plan_->params.size() - 1, ")"));
   }
   const ParamPlan& param = plan_->params[command.group];
   const std::string what = absl::StrCat("WriteParameters \"", param.fqn, "\"");
@@ -146,8 +148,8 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   }
   if (command.arg0 < 0 || command.arg1 < 0 || command.arg0 > param.numel || command.arg1 > param.numel - command.arg0) {
     return RankError(absl::StatusCode::kInvalidArgument, rank, what,
-                     absl::StrCat("elements are out of range (got ", command.arg0, " + ", command.arg1, ", want within ",
-                                  param.numel, ")"));
+                     absl::StrCat("elements are out of range (got ", command.arg0, " + ", command.arg1,
+                                  ", want within ", param.numel, ")"));
   }
   const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
   const int64_t element = DTypeSizeBytes(param.dtype);
@@ -234,7 +236,8 @@ absl::Status JobCore::OnEnterFullParams(Session* session, bool writeback) {
                      version_ == 0 ? "the job has no parameters yet" : "the rank is inside already");
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
-    SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));
+    SHARDD_RETURN_IF_ERROR(
+        session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));
   }
   for (int other = 0; other < world_size(); ++other) {
     if (ranks_[other].full_params && !ranks_[other].inside && ranks_[other].writeback != writeback) {
@@ -250,7 +253,8 @@ absl::Status JobCore::OnEnterFullParams(Session* session, bool writeback) {
 }
 
 void JobCore::MaybeGrantFullParams() {
-  const bool all = std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params && !r.stepped; });
+  const bool all =
+      std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params && !r.stepped; });
   if (!all || full_params_granted_ || committing_ || closed_) {
     return;
   }
@@ -268,7 +272,8 @@ absl::Status JobCore::OnLeaveFullParams(Session* session) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the rank is not inside");
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
-    SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kLeaveFullParams, group_name(static_cast<int>(g)), rank));
+    SHARDD_RETURN_IF_ERROR(
+        session->handles[g].Apply(HandleEvent::kLeaveFullParams, group_name(static_cast<int>(g)), rank));
   }
   if (committing_) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the commit is not finished");
@@ -279,7 +284,7 @@ absl::Status JobCore::OnLeaveFullParams(Session* session) {
   ranks_[rank].committed_params = false;
   if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
     full_params_granted_ = false;
-    UndoWrites();  // writes that nobody committed
+    UndoWrites();            // writes that nobody committed
     MaybeGrantFullParams();  // somebody may wait for the next time already
   }
   return absl::OkStatus();

@@ -19,8 +19,8 @@ std::string JobCore::WaitingFor(int rank) const {
   if (state.blocked_slot >= 0 || state.stepped) {
     for (const auto& [key, pair] : pairs_) {
       for (int other = 0; other < world_size(); ++other) {
-        const bool missing = !pair.folded[other] && pair.waiting[other].empty() &&
-                             ranks_[other].closed_backwards <= key.first;
+        const bool missing =
+            !pair.folded[other] && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
         const bool held = pair.folded[rank] || !pair.waiting[rank].empty();
         if (other != rank && missing && held) {
           return absl::StrCat("rank ", other, ": SubmitGradients \"", group_name(key.second), "\" of backward ",

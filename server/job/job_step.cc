@@ -54,9 +54,9 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   for (int i = 0; i < bits; ++i) {
     const bool trainable = plan_->params[plan.params[i]].requires_grad;
     if (!trainable && !command.present.empty() && command.present[i]) {
-      return RankError(absl::StatusCode::kInvalidArgument, rank, what,
-                       absl::StrCat("parameter \"", plan_->params[plan.params[i]].fqn,
-                                    "\" is frozen but marked as present"));
+      return RankError(
+          absl::StatusCode::kInvalidArgument, rank, what,
+          absl::StrCat("parameter \"", plan_->params[plan.params[i]].fqn, "\" is frozen but marked as present"));
     }
     contribution.present[i] = trainable && (command.present.empty() || command.present[i]);
   }
@@ -70,7 +70,8 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   state.slot_holder[slot] = key;
   for (int other = 0; other < world_size(); ++other) {
     if (ranks_[other].finished) {
-      return RankError(absl::StatusCode::kFailedPrecondition, rank, what, absl::StrCat("rank ", other, " has finished"));
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
+                       absl::StrCat("rank ", other, " has finished"));
     }
     SHARDD_RETURN_IF_ERROR(CheckMissing(other, key, pair));
   }
@@ -108,7 +109,8 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
                                    : absl::StrCat("wrong index (got ", index, ", want ", state.closed_backwards, ")"));
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
-    SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kBackwardDone, group_name(static_cast<int>(g)), rank));
+    SHARDD_RETURN_IF_ERROR(
+        session->handles[g].Apply(HandleEvent::kBackwardDone, group_name(static_cast<int>(g)), rank));
   }
   const int closed = state.closed_backwards++;
   for (auto& [key, pair] : pairs_) {
@@ -159,7 +161,8 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.scale = gradient_scale_;
   request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
   request.modes.assign(bits, GradientMode::kAccumulate);
-  std::vector<std::shared_ptr<SessionMemory>> keep;  // slots are read until the work is done, whatever happens meanwhile
+  std::vector<std::shared_ptr<SessionMemory>>
+      keep;  // slots are read until the work is done, whatever happens meanwhile
   for (size_t i = 0; i < bits; ++i) {
     int fresh_rank = -1;
     int adding_rank = -1;
@@ -194,8 +197,8 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
     for (size_t i = 0; i < bits; ++i) {
       if (source.present[i]) {
         const ParamPlan& param = plan_->params[plan.params[i]];
-        counters_.set_bytes_reduced(counters_.bytes_reduced() + param.numel * DTypeSizeBytes(
-            plan_->flat_params[param.flat_param].unsharded_dtype));
+        counters_.set_bytes_reduced(counters_.bytes_reduced() +
+                                    param.numel * DTypeSizeBytes(plan_->flat_params[param.flat_param].unsharded_dtype));
       }
     }
     pair.waiting[rank].pop_front();
@@ -204,23 +207,23 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   }
   ++pending_reductions_;
   counters_.set_reductions(counters_.reductions() + 1);
-  collective_->ReduceScatter(std::move(request), Join(1, [this, group, ranks, keep = std::move(keep),
-                                                          epoch = epoch_](absl::Status status) {
-    if (epoch != epoch_ || closed_) {
-      return;
-    }
-    --pending_reductions_;
-    if (status.ok()) {
-      OnReduced(group, ranks);
-      status = MaybeFold();
-    }
-    if (status.ok()) {
-      status = MaybeDecide();
-    }
-    if (!status.ok() && epoch == epoch_) {
-      Abort(std::move(status), {});
-    }
-  }));
+  collective_->ReduceScatter(std::move(request),
+                             Join(1, [this, group, ranks, keep = std::move(keep), epoch = epoch_](absl::Status status) {
+                               if (epoch != epoch_ || closed_) {
+                                 return;
+                               }
+                               --pending_reductions_;
+                               if (status.ok()) {
+                                 OnReduced(group, ranks);
+                                 status = MaybeFold();
+                               }
+                               if (status.ok()) {
+                                 status = MaybeDecide();
+                               }
+                               if (!status.ok() && epoch == epoch_) {
+                                 Abort(std::move(status), {});
+                               }
+                             }));
   return absl::OkStatus();
 }
 

@@ -73,9 +73,8 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& path, 
 absl::Status Journal::WriteDecided(const v1::DecidedStepRecord& record) {
   std::string bytes(8, '\0');
   if (!record.AppendToString(&bytes) || static_cast<int64_t>(bytes.size()) > place_bytes_) {
-    return absl::ResourceExhaustedError(absl::StrCat("journal: record of step ", record.step(),
-                                                     " is too large (got ", bytes.size(), ", want at most ",
-                                                     place_bytes_, " bytes)"));
+    return absl::ResourceExhaustedError(absl::StrCat("journal: record of step ", record.step(), " is too large (got ",
+                                                     bytes.size(), ", want at most ", place_bytes_, " bytes)"));
   }
   const uint32_t length = static_cast<uint32_t>(bytes.size() - 8);
   const uint32_t crc = Crc(bytes.data() + 8, length);

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_JOB_JOURNAL_H_
 #define SHARDD_SERVER_JOB_JOURNAL_H_
 
-// The job's journal: one tmpfs file with two places that decided steps take in turn, and a header that says which step is
-// committed. A place is valid when its checksum fits, so a torn write leaves the other one.
+// The job's journal: one tmpfs file with two places that decided steps take in turn, and a header that says which step
+// is committed. A place is valid when its checksum fits, so a torn write leaves the other one.
 //
 //   header (64 bytes):  "SHJL" | u32 format 1 | u64 epoch | i64 committed step | u64 version | u32 crc of these | 0...
 //   place k at 64 + k * place_bytes:  u32 length | u32 crc | serialized v1::DecidedStepRecord

@@ -150,9 +150,8 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
     case Opcode::kReshard:
     case Opcode::kWaitGradientSlot: {
       if (record.group < 0 || record.group >= groups) {
-        return absl::InvalidArgumentError(absl::StrCat(OpcodeName(record.opcode), ": no such group (got ",
-                                                       record.group, ", want 0 to ", groups - 1, "; rank=", rank_,
-                                                       ")"));
+        return absl::InvalidArgumentError(absl::StrCat(OpcodeName(record.opcode), ": no such group (got ", record.group,
+                                                       ", want 0 to ", groups - 1, "; rank=", rank_, ")"));
       }
       if (record.opcode == Opcode::kSubmitGradients) {
         const int bits = static_cast<int>(plan_->groups[record.group].params.size());
@@ -167,8 +166,8 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
       break;
     }
     case Opcode::kStep: {
-      const char* payload = record.arg0 <= kStepPayloadBytes ? Staging(layout_.payload_offset_bytes, record.arg0)
-                                                             : nullptr;
+      const char* payload =
+          record.arg0 <= kStepPayloadBytes ? Staging(layout_.payload_offset_bytes, record.arg0) : nullptr;
       if (payload == nullptr) {
         return absl::InvalidArgumentError(absl::StrCat("Step: payload is out of range (got ", record.arg0,
                                                        " bytes, want at most ", kStepPayloadBytes, "; rank=", rank_,
@@ -189,8 +188,8 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
       break;
     case Opcode::kInvalid:
     default:
-      return absl::InvalidArgumentError(absl::StrCat("ring: unknown opcode (got ",
-                                                     static_cast<uint32_t>(record.opcode), "; rank=", rank_, ")"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("ring: unknown opcode (got ", static_cast<uint32_t>(record.opcode), "; rank=", rank_, ")"));
   }
   // WriteParameters reads the staging area when it is executed, before the next record is taken; `consumed` then tells
   // the client that place, masks and staging are free.
@@ -207,8 +206,8 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
   const int groups = static_cast<int>(plan_->groups.size());
   auto check_group = [&](int32_t group) -> absl::Status {
     if (group < 0 || group >= groups) {
-      return absl::InvalidArgumentError(absl::StrCat("command: no such group (got ", group, ", want 0 to ",
-                                                     groups - 1, "; rank=", rank_, ")"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("command: no such group (got ", group, ", want 0 to ", groups - 1, "; rank=", rank_, ")"));
     }
     return absl::OkStatus();
   };

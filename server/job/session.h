@@ -40,7 +40,7 @@ struct RankCommand {
   int64_t arg2 = 0;
   std::vector<bool> present;  // SubmitGradients; by index_in_group
   std::vector<bool> fresh;
-  v1::Step step;              // Step
+  v1::Step step;  // Step
 };
 
 // What outlives the session for as long as device work reads it.
@@ -85,7 +85,7 @@ class Session {
   void Poison(uint64_t epoch);
 
   // State kept here because it dies with the session.
-  std::vector<Handle> handles;          // by group
+  std::vector<Handle> handles;            // by group
   std::shared_ptr<SessionStream> stream;  // null until hello
   PeerCredentials peer;
   UniqueFd pidfd;

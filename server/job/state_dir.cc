@@ -29,7 +29,8 @@ absl::StatusOr<UniqueFd> PrepareStateDir(const std::string& path) {
   if (info.st_uid != geteuid() || (info.st_mode & 0022) != 0) {
     return absl::FailedPreconditionError(absl::StrCat("state directory ", path,
                                                       ": it must belong to this user and be writable for nobody else "
-                                                      "(got uid ", info.st_uid, ", mode ", info.st_mode & 0777, ")"));
+                                                      "(got uid ",
+                                                      info.st_uid, ", mode ", info.st_mode & 0777, ")"));
   }
   UniqueFd lock(openat(directory.get(), ".lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) {

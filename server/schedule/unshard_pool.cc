@@ -59,9 +59,9 @@ absl::StatusOr<UnshardPool::Use> UnshardPool::Acquire(int rank, int group) {
       DropPrefetches(rank);
     }
     if (held_[rank] >= quota_) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("rank holds ", held_[rank], " unsharded groups (at most ", quota_,
-                       "; rank=", rank, "); reshard one first or raise max_inflight_unshards"));
+      return absl::ResourceExhaustedError(absl::StrCat("rank holds ", held_[rank], " unsharded groups (at most ",
+                                                       quota_, "; rank=", rank,
+                                                       "); reshard one first or raise max_inflight_unshards"));
     }
     if (at < 0) {
       at = FreeSlot();

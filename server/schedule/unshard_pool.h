@@ -22,14 +22,15 @@ class UnshardPool {
 
   struct Use {
     int slot = -1;
-    bool fill = false;   // the caller must fill it and then call Filled
-    bool ready = false;  // filled already
+    bool fill = false;        // the caller must fill it and then call Filled
+    bool ready = false;       // filled already
     bool prefetched = false;  // the rank's own prefetch had asked for it
   };
   // The rank needs the group now. Drops the rank's untouched prefetches if its quota is used up, then other ranks'
   // untouched ones if no slot is free. RESOURCE_EXHAUSTED: the rank holds `quota` groups and must reshard one.
   absl::StatusOr<Use> Acquire(int rank, int group);
-  // As Acquire for a request to come; slot -1 when there is no room in the rank's quota, no free slot, or nothing to do.
+  // As Acquire for a request to come; slot -1 when there is no room in the rank's quota, no free slot, or nothing to
+  // do.
   Use Prefetch(int rank, int group);
   // The rank reads the group no more. The slot keeps its bytes until it is needed for another group.
   void Release(int rank, int group);
@@ -45,9 +46,9 @@ class UnshardPool {
  private:
   struct Slot {
     int group = -1;
-    bool filling = false;   // device work writes into it; it cannot be given to another group until Filled
+    bool filling = false;  // device work writes into it; it cannot be given to another group until Filled
     bool ready = false;
-    bool stale = false;     // invalidated while filling
+    bool stale = false;               // invalidated while filling
     std::vector<uint8_t> users;       // by rank: 1 holds
     std::vector<uint8_t> prefetched;  // by rank: asked for ahead, not touched yet
     int references = 0;               // ranks in either

@@ -194,8 +194,7 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
 }
 
 grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context,
-                                                   const v1::CloseJobRequest* request,
-                                                   v1::CloseJobResponse* response) {
+                                                   const v1::CloseJobRequest* request, v1::CloseJobResponse* response) {
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
   if (!peer.ok()) {
     return FinishNow(context, peer.status());

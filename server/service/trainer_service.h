@@ -7,8 +7,8 @@
 
 namespace shardd {
 
-// shardd.v1.TrainerService over the core: finds out who calls, hands on, answers. Thread-safe. Callers that did not come
-// through the listener's Unix socket are refused: without SO_PEERCRED there is no owner for a job.
+// shardd.v1.TrainerService over the core: finds out who calls, hands on, answers. Thread-safe. Callers that did not
+// come through the listener's Unix socket are refused: without SO_PEERCRED there is no owner for a job.
 class TrainerService final : public v1::TrainerService::CallbackService {
  public:
   // Both outlive the server.
@@ -20,8 +20,7 @@ class TrainerService final : public v1::TrainerService::CallbackService {
                                        v1::AttachRankResponse* response) override;
   grpc::ServerUnaryReactor* CloseJob(grpc::CallbackServerContext* context, const v1::CloseJobRequest* request,
                                      v1::CloseJobResponse* response) override;
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(
-      grpc::CallbackServerContext* context) override;
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(grpc::CallbackServerContext* context) override;
 
  private:
   Core* const core_;
