@@ -89,7 +89,7 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
     }
   }
   char* const base = static_cast<char*>(data);
-  // Hidden from the optimiser: `or` with a known zero becomes a load, and a load of a hole does not allocate.
+  // Hidden from the optimiser: `or` with a known zero may become a load, and a load of a hole does not allocate.
   uint32_t zero = 0;
   asm volatile("" : "+r"(zero));
   for (size_t offset = 0; offset < mapped_bytes; offset += static_cast<size_t>(kPageBytes)) {
