@@ -1,0 +1,111 @@
+// What every Collective must do with parameters.
+
+#include "tests/server/collective/collective_fixture.h"
+
+namespace shardd {
+namespace {
+
+using testing::HasSubstr;
+
+class AllGatherTest : public CollectiveTest {
+ protected:
+  absl::Status Gather(AllGatherRequest request) {
+    return WaitFor([&](Collective::Done done) { collective_->AllGather(std::move(request), std::move(done)); });
+  }
+  static SpecBuilder Model(int world_size, v1::Layout layout, DType param_dtype) {
+    SpecBuilder builder(world_size);
+    builder.config().set_layout(layout);
+    builder.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+    builder.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
+    const int a = builder.AddSharded(0, "a");
+    builder.Param(a, "weight", {33, 15});
+    builder.Param(a, "bias", {7});
+    builder.Param(a, "frozen", {5, 3}, {.requires_grad = false});
+    builder.Param(a, "half", {9}, {.dtype = v1::DTYPE_FLOAT16});
+    builder.Param(a, "wide", {2}, {.dtype = v1::DTYPE_FLOAT64, .requires_grad = false});
+    builder.Param(a, "steps", {3}, {.dtype = v1::DTYPE_INT64, .requires_grad = false});
+    builder.Param(0, "large", {400, 1000});
+    return builder;
+  }
+  // The bytes of one parameter in a slab or slot.
+  static std::string BytesOf(const char* base, DType dtype, int64_t first, int64_t numel) {
+    return std::string(base + first * DTypeSizeBytes(dtype), static_cast<size_t>(numel * DTypeSizeBytes(dtype)));
+  }
+};
+
+TEST_P(AllGatherTest, TheImageHoldsEveryParameterInItsUnshardedDType) {
+  for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
+    for (DType dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+      for (int world_size : {1, 3, 4}) {
+        SCOPED_TRACE(absl::StrCat(v1::Layout_Name(layout), " ", DTypeName(dtype), " ranks: ", world_size));
+        Start(Model(world_size, layout, dtype).Plan(), 2);
+        Bytes shards(plan_.memory.shards_bytes);
+        for (size_t p = 0; p < plan_.params.size(); ++p) {
+          const Place at(plan_, static_cast<int>(p));
+          if (IsFloatingPoint(at.flat.dtype)) {
+            WriteShard(plan_, shards, static_cast<int>(p), ParamValues(plan_, static_cast<int>(p), 5));
+          } else {
+            std::memset(shards.data() + at.flat.shards_offset_bytes + at.offset * DTypeSizeBytes(at.flat.dtype), 0x37,
+                        static_cast<size_t>(at.numel * DTypeSizeBytes(at.flat.dtype)));
+          }
+        }
+        for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
+          ASSERT_LE(plan_.groups[group].unsharded_bytes, plan_.pool_slot_bytes);
+          Bytes slot(plan_.groups[group].unsharded_bytes, 0xff);
+          ASSERT_TRUE(Gather({&plan_, group, shards.data(), slot.data(), "unshard"}).ok());
+          for (int p : plan_.groups[group].params) {
+            const Place at(plan_, p);
+            const std::string got =
+                BytesOf(slot.data() + at.flat.pool_offset_bytes, at.flat.unsharded_dtype, at.offset, at.numel);
+            Bytes want(at.numel * 8);
+            Cast(shards.data() + at.flat.shards_offset_bytes + at.offset * DTypeSizeBytes(at.flat.dtype), at.flat.dtype,
+                 want.data(), at.flat.unsharded_dtype, at.numel);
+            EXPECT_EQ(got, BytesOf(want.data(), at.flat.unsharded_dtype, 0, at.numel)) << plan_.params[p].fqn;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AllGatherTest, ALargeGroupIsSpreadOverAllDevicesOnUnshard) {
+  Start(Model(4, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16).Plan(), 4);
+  Bytes shards(plan_.memory.shards_bytes);
+  Bytes slot(plan_.pool_slot_bytes);
+  ASSERT_TRUE(Gather({&plan_, 0, shards.data(), slot.data(), "unshard (root)"}).ok());
+  for (const auto& device : wrapped_) {
+    ASSERT_EQ(device->records().size(), 1u) << device->name();
+    EXPECT_EQ(device->records()[0].stream, StreamId::kUnshard);
+    EXPECT_EQ(device->records()[0].label, "unshard (root)");
+  }
+}
+
+TEST_P(AllGatherTest, MalformedRequestsAreRefused) {
+  Start(Model(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16).Plan(), 2);
+  Bytes shards(plan_.memory.shards_bytes);
+  Bytes slot(plan_.pool_slot_bytes);
+  const std::vector<std::pair<const char*, AllGatherRequest>> malformed = {
+      {"no plan", {nullptr, 0, shards.data(), slot.data(), ""}},
+      {"group is out of range (got 2, want 0 to 1)", {&plan_, 2, shards.data(), slot.data(), ""}},
+      {"null pointer", {&plan_, 0, nullptr, slot.data(), ""}},
+      {"null pointer", {&plan_, 0, shards.data(), nullptr, ""}},
+  };
+  for (const auto& [message, request] : malformed) {
+    const absl::Status status = Gather(request);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+TEST_P(AllGatherTest, TheFirstErrorOfADeviceIsTheResult) {
+  Start(Model(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16).Plan(), 2);
+  Bytes shards(plan_.memory.shards_bytes);
+  Bytes slot(plan_.pool_slot_bytes);
+  for (const auto& device : wrapped_) device->FailWith(absl::UnavailableError("gone"));
+  EXPECT_EQ(Gather({&plan_, 0, shards.data(), slot.data(), ""}).code(), absl::StatusCode::kUnavailable);
+}
+
+SHARDD_FOR_EACH_COLLECTIVE(AllGatherTest);
+
+}  // namespace
+}  // namespace shardd
