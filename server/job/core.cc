@@ -99,6 +99,7 @@ void Core::Tick() {
   const absl::Time now = absl::Now();
   for (auto& [name, entry] : jobs_) {
     JobCore* job = entry.job.get();
+    job->PollRings();  // also what was sent without a doorbell
     for (int rank = 0; rank < job->plan()->world_size; ++rank) {
       Session* session = job->session(rank);
       if (session != nullptr && session->stream == nullptr && now - session->last_command_time > kAttachTimeout) {

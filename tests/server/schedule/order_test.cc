@@ -40,9 +40,34 @@ TEST(OrderTrackerTest, MoreRequestsThanRecordedDepart) {
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   EXPECT_FALSE(tracker.Observe({Kind::kUnshardForward, 0}).departed);
-  const OrderTracker::Observation extra = tracker.Observe({Kind::kUnshardForward, 0});
+  const OrderTracker::Observation extra = tracker.Observe({Kind::kUnshardForward, 1});
   EXPECT_TRUE(extra.departed);
   EXPECT_FALSE(extra.expected.has_value());
+}
+
+TEST(OrderTrackerTest, AGroupLeftOutIsOneDeparture) {
+  const std::vector<OrderEntry> captured = ThreeGroups();
+  OrderTracker tracker;
+  tracker.BeginStep(&captured);
+  int departures = 0;
+  for (size_t i = 0; i < captured.size(); ++i) {
+    if (i != 1) {
+      departures += tracker.Observe(captured[i]).departed ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(departures, 1);
+}
+
+TEST(OrderTrackerTest, AnEvaluationBetweenStepsDepartsFromNothing) {
+  const std::vector<OrderEntry> captured = ThreeGroups();
+  OrderTracker tracker;
+  tracker.BeginStep(&captured);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(tracker.Observe(captured[i]).departed);  // a forward without a backward
+  }
+  for (const OrderEntry& entry : captured) {
+    EXPECT_FALSE(tracker.Observe(entry).departed);
+  }
 }
 
 TEST(OrderTrackerTest, NextUnshardSkipsSubmissionsAndStopsAtTheOtherPhase) {

@@ -1,0 +1,184 @@
+// The whole system, daemon and ranks as processes: what a request costs the trainer. Each figure stands beside a
+// baseline taken in the same run; `ratio` is the subject's figure over the baseline's.
+
+#include <benchmark/benchmark.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/bench/bench_daemon.h"
+
+namespace shardd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// One write and one read of an eventfd: the cheapest pair of system calls that a request could consist of.
+double EventfdSeconds() {
+  const int fd = eventfd(0, EFD_CLOEXEC);
+  constexpr int kCalls = 20'000;
+  const Clock::time_point begin = Clock::now();
+  for (int i = 0; i < kCalls; ++i) {
+    uint64_t value = 1;
+    benchmark::DoNotOptimize(write(fd, &value, sizeof(value)));
+    benchmark::DoNotOptimize(read(fd, &value, sizeof(value)));
+  }
+  const double seconds = SecondsSince(begin) / kCalls;
+  close(fd);
+  return seconds;
+}
+
+// memcpy of `bytes` in `threads` equal parts, median of several.
+double CopySeconds(size_t bytes, int threads) {
+  std::vector<char> from(bytes, 1);
+  std::vector<char> to(bytes, 2);
+  std::vector<double> seconds;
+  for (int i = 0; i < 9; ++i) {
+    const Clock::time_point begin = Clock::now();
+    std::vector<std::thread> workers;
+    const size_t part = bytes / static_cast<size_t>(threads);
+    for (int t = 0; t < threads; ++t) {
+      workers.emplace_back([&, t] {
+        std::memcpy(to.data() + part * static_cast<size_t>(t), from.data() + part * static_cast<size_t>(t), part);
+      });
+    }
+    for (std::thread& worker : workers) {
+      worker.join();
+    }
+    seconds.push_back(SecondsSince(begin));
+    benchmark::DoNotOptimize(to.data());
+  }
+  return Median(seconds);
+}
+
+// Unshard, wait, reshard of a group whose version is there: what a trainer pays per group and direction.
+void BM_UnshardReshardZeroCopy(benchmark::State& state) {
+  BenchDaemon daemon(1);
+  auto job = AttachOrDie(GroupsSpec("zero-copy", 1, 12, 1 << 16, ""), 0, daemon.address());
+  ParameterGroup group = job->group(3);
+  const double baseline = EventfdSeconds();
+  const Clock::time_point begin = Clock::now();
+  for (auto _ : state) {
+    CheckOrDie(group.Unshard(SHARDD_FORWARD));
+    benchmark::DoNotOptimize(job->parameter_data(3));
+    CheckOrDie(group.Reshard());
+  }
+  const double per_pair = SecondsSince(begin) / static_cast<double>(state.iterations());
+  shardd_counters counters{};
+  counters.struct_size = sizeof(counters);
+  CheckOrDie(Status::Take(shardd_get_counters(job->c_job(), &counters)));
+  state.counters["ratio_to_eventfd_pair"] = per_pair / baseline;
+  state.counters["doorbells_per_pair"] =
+      static_cast<double>(counters.doorbells) / static_cast<double>(state.iterations());
+  CheckOrDie(job->Finish());
+}
+BENCHMARK(BM_UnshardReshardZeroCopy)->Iterations(200'000)->Unit(benchmark::kMicrosecond);
+
+// Records per second on one session, and the daemon's processor time for each.
+void BM_ControlMessages(benchmark::State& state) {
+  BenchDaemon daemon(1);
+  auto job = AttachOrDie(GroupsSpec("control", 1, 12, 1 << 10, ""), 0, daemon.address());
+  ParameterGroup group = job->group(0);
+  const double baseline = EventfdSeconds();
+  const double cpu = daemon.CpuSeconds();
+  const Clock::time_point begin = Clock::now();
+  for (auto _ : state) {
+    CheckOrDie(group.UnshardAsync(SHARDD_FORWARD));
+    CheckOrDie(group.Reshard());
+  }
+  const double seconds = SecondsSince(begin);
+  const double messages = 2 * static_cast<double>(state.iterations());
+  state.counters["messages_per_second"] = messages / seconds;
+  state.counters["daemon_cpu_us_per_message"] = 1e6 * (daemon.CpuSeconds() - cpu) / messages;
+  state.counters["ratio_to_eventfd_pair"] = seconds / messages / baseline;
+  CheckOrDie(job->Finish());
+}
+BENCHMARK(BM_ControlMessages)->Iterations(400'000)->Unit(benchmark::kMicrosecond);
+
+// POOLED, not prefetched: the group is copied into a slot on request; against memcpy of the same bytes.
+void BM_UnshardPooled(benchmark::State& state) {
+  constexpr int64_t kNumel = 8 << 20;
+  BenchDaemon daemon(1);
+  auto job = AttachOrDie(
+      GroupsSpec("pooled", 1, 4, kNumel, R"(, "unshardMode": "UNSHARD_MODE_POOLED", "maxInflightUnshards": 1)"), 0,
+      daemon.address());
+  const double baseline = CopySeconds(kNumel * 4, 1);
+  int next = 0;
+  std::vector<double> seconds;
+  for (auto _ : state) {
+    ParameterGroup group = job->group(next);
+    next = (next + 1) % 4;  // never the one that its slot still holds
+    const Clock::time_point begin = Clock::now();
+    CheckOrDie(group.Unshard(SHARDD_FORWARD));
+    seconds.push_back(SecondsSince(begin));
+    CheckOrDie(group.Reshard());
+  }
+  state.counters["share_of_memcpy_bandwidth"] = baseline / Median(seconds);
+  state.counters["GB_per_second"] = kNumel * 4 / Median(seconds) / 1e9;
+  CheckOrDie(job->Finish());
+}
+BENCHMARK(BM_UnshardPooled)->Iterations(24)->Unit(benchmark::kMillisecond);
+
+// Two ranks submit 64 MiB each; from submission until the slots are free again, against memcpy of the bytes read, on as
+// many threads as there are devices.
+void BM_GradientReduction(benchmark::State& state) {
+  constexpr int64_t kNumel = 16 << 20;
+  const int iterations = static_cast<int>(state.max_iterations);
+  BenchDaemon daemon(2);
+  const std::string spec = GroupsSpec("reduce", 2, 1, kNumel, "");
+  const auto backward = [](Job& job) {
+    ParameterGroup group = job.group(0);
+    CheckOrDie(group.Unshard(SHARDD_FORWARD));
+    CheckOrDie(group.Reshard());
+    CheckOrDie(group.SubmitGradients());
+    CheckOrDie(job.BackwardDone(false));
+    CheckOrDie(group.WaitGradientSlot());
+  };
+  const pid_t child = fork();  // before the library has made threads in this process
+  if (child == 0) {
+    auto job = AttachOrDie(spec, 1, daemon.address());
+    CheckOrDie(job->group(0).WaitGradientSlot());
+    std::memset(job->gradient_data(0), 0, kNumel * 4);
+    for (int i = 0; i < iterations + 1; ++i) {
+      backward(*job);
+    }
+    CheckOrDie(job->Finish());
+    _exit(0);
+  }
+  auto job = AttachOrDie(spec, 0, daemon.address());
+  CheckOrDie(job->group(0).WaitGradientSlot());
+  std::memset(job->gradient_data(0), 0, kNumel * 4);
+  backward(*job);  // the first touch of the gradient shards, and both ranks are there
+  std::vector<double> seconds;
+  for (auto _ : state) {
+    const Clock::time_point begin = Clock::now();
+    backward(*job);
+    seconds.push_back(SecondsSince(begin));
+  }
+  CheckOrDie(job->Finish());
+  waitpid(child, nullptr, 0);
+  const double baseline = CopySeconds(2 * kNumel * 4, 2);
+  state.counters["share_of_memcpy_bandwidth"] = baseline / Median(seconds);
+  state.counters["GB_per_second_read"] = 2 * kNumel * 4 / Median(seconds) / 1e9;
+}
+BENCHMARK(BM_GradientReduction)->Iterations(20)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace shardd::bench
+
+BENCHMARK_MAIN();
