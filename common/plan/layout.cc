@@ -70,6 +70,7 @@ int64_t AlignmentNumel(const FlatParamPlan& flat) {
 }
 
 void LayOutFlatParams(ShardPlan& plan) {
+  plan.flat_params.reserve(plan.groups.size());
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     GroupPlan& group = plan.groups[g];
     for (size_t k = 0; k < group.params.size(); ++k) {

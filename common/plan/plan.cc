@@ -61,6 +61,9 @@ class Grouper {
     for (const TiedUse& use : managed_.tied_uses) {
       has_group[owner_[use.module]] = true;
     }
+    const auto groups = std::count(has_group.begin(), has_group.end(), true);
+    plan_.groups.reserve(groups);
+    plan_.group_by_name.reserve(groups);
     group_of_module_.assign(modules, -1);
     std::vector<int> groups_at(modules, 0);  // this module and above
     for (int m = 0; m < modules; ++m) {

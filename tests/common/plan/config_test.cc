@@ -1,0 +1,117 @@
+// Defaults, refusals and optimizer groups.
+
+#include <cmath>
+#include <limits>
+
+#include "tests/common/plan/spec_builder.h"
+
+namespace shardd {
+namespace {
+
+SpecBuilder Model() {
+  SpecBuilder b(3);
+  b.Param(0, "a", {2});
+  b.Param(0, "b", {2}, {.storage_id = 4});
+  b.Param(0, "tied", {2}, {.storage_id = 4});
+  b.Param(0, "frozen", {2}, {.requires_grad = false});
+  return b;
+}
+
+TEST(Config, DefaultsAreWrittenOut) {
+  const v1::JobConfig config = Model().Plan().config;
+  EXPECT_EQ(config.strategy(), v1::STRATEGY_FULL_SHARD);
+  EXPECT_EQ(config.layout(), v1::LAYOUT_FLAT);
+  EXPECT_EQ(config.unshard_mode(), v1::UNSHARD_MODE_ZERO_COPY);
+  EXPECT_EQ(config.max_inflight_unshards(), 2);
+  EXPECT_EQ(config.backward_prefetch(), v1::BACKWARD_PREFETCH_PRE);
+  EXPECT_EQ(config.optimizer().kind(), v1::OPTIMIZER_KIND_NONE);
+  EXPECT_EQ(config.gradient_divide_factor(), 3);
+  EXPECT_EQ(config.silence_timeout_ms(), 120'000);
+  EXPECT_EQ(config.grace_ms(), 60'000);
+  EXPECT_EQ(config.mixed_precision().param_dtype(), v1::DTYPE_UNSPECIFIED);
+}
+
+TEST(Config, DefaultsSpelledOutGiveTheSameDigest) {
+  SpecBuilder b = Model();
+  const std::string digest = b.Plan().digest;
+  *b.spec().mutable_config() = b.Plan().config;
+  EXPECT_EQ(b.Plan().digest, digest);
+}
+
+TEST(Config, WhatIsNotServedSaysSoAndWhatToDo) {
+  for (v1::Strategy strategy : {v1::STRATEGY_HYBRID_SHARD, v1::STRATEGY_HYBRID_SHARD_ZERO2}) {
+    SpecBuilder b = Model();
+    b.config().set_strategy(strategy);
+    EXPECT_TRUE(Refused(b.spec(), absl::StatusCode::kUnimplemented,
+                        {"strategy", v1::Strategy_Name(strategy), "use STRATEGY_FULL_SHARD"}));
+  }
+  SpecBuilder b = Model();
+  b.config().set_trainers_never_write(false);
+  EXPECT_TRUE(Refused(b.spec(), absl::StatusCode::kUnimplemented, {"trainers_never_write", "want true", "declare"}));
+}
+
+TEST(Config, ValuesOutOfRangeAreRefusedByName) {
+  const auto refused = [](auto&& change, const std::vector<std::string>& fragments) {
+    SpecBuilder b = Model();
+    change(b.config());
+    return Invalid(b.spec(), fragments);
+  };
+  using C = v1::JobConfig;
+  EXPECT_TRUE(refused([](C& c) { c.set_strategy(static_cast<v1::Strategy>(42)); }, {"strategy", "got 42"}));
+  EXPECT_TRUE(refused([](C& c) { c.set_layout(static_cast<v1::Layout>(42)); }, {"layout"}));
+  EXPECT_TRUE(refused([](C& c) { c.set_unshard_mode(static_cast<v1::UnshardMode>(42)); }, {"unshard_mode"}));
+  EXPECT_TRUE(
+      refused([](C& c) { c.set_backward_prefetch(static_cast<v1::BackwardPrefetch>(42)); }, {"backward_prefetch"}));
+  EXPECT_TRUE(
+      refused([](C& c) { c.mutable_optimizer()->set_kind(static_cast<v1::OptimizerKind>(42)); }, {"optimizer.kind"}));
+  EXPECT_TRUE(refused([](C& c) { c.set_max_inflight_unshards(-1); }, {"max_inflight_unshards", "got -1"}));
+  EXPECT_TRUE(refused([](C& c) { c.set_max_inflight_unshards(1 << 30); }, {"max_inflight_unshards"}));
+  EXPECT_TRUE(refused([](C& c) { c.set_silence_timeout_ms(-1); }, {"silence_timeout_ms"}));
+  EXPECT_TRUE(refused([](C& c) { c.set_grace_ms(std::numeric_limits<int64_t>::max()); }, {"grace_ms"}));
+  for (double factor : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_TRUE(refused([&](C& c) { c.set_gradient_divide_factor(factor); }, {"gradient_divide_factor"}));
+  }
+  for (DType dtype : {v1::DTYPE_INT8, v1::DTYPE_FLOAT64, static_cast<DType>(99)}) {
+    EXPECT_TRUE(refused([&](C& c) { c.mutable_mixed_precision()->set_param_dtype(dtype); }, {"param_dtype"}));
+    EXPECT_TRUE(refused([&](C& c) { c.mutable_mixed_precision()->set_reduce_dtype(dtype); }, {"reduce_dtype"}));
+  }
+  for (v1::OptimizerKind kind : {v1::OPTIMIZER_KIND_ADAMW, v1::OPTIMIZER_KIND_NONE}) {
+    EXPECT_TRUE(refused(
+        [&](C& c) {
+          c.mutable_optimizer()->set_kind(kind);
+          c.mutable_optimizer()->set_momentum(true);
+        },
+        {"optimizer.momentum", "SGD"}));
+  }
+}
+
+TEST(OptimizerGroups, ListedParametersGetTheirGroupAlsoByAliasAndWrappedName) {
+  SpecBuilder b = Model();
+  b.config().mutable_optimizer()->add_groups();
+  auto& group = *b.config().mutable_optimizer()->add_groups();
+  group.add_fqns("module.tied");
+  const ShardPlan plan = b.Plan();
+  EXPECT_EQ(plan.params[plan.FindParam("a")].optimizer_group, 0);
+  EXPECT_EQ(plan.params[plan.FindParam("b")].optimizer_group, 2);
+  EXPECT_EQ(plan.params[plan.FindParam("frozen")].optimizer_group, -1);
+}
+
+TEST(OptimizerGroups, UnknownFrozenAndDoublyListedParametersAreRefused) {
+  const auto with = [](const std::vector<std::vector<std::string>>& groups) {
+    SpecBuilder b = Model();
+    for (const std::vector<std::string>& fqns : groups) {
+      auto& group = *b.config().mutable_optimizer()->add_groups();
+      group.mutable_fqns()->Assign(fqns.begin(), fqns.end());
+    }
+    return b.spec();
+  };
+  EXPECT_TRUE(Invalid(with({{"a"}, {"nope"}}), {"optimizer group 2", "\"nope\"", "unknown"}));
+  EXPECT_TRUE(Invalid(with({{"frozen"}}), {"\"frozen\"", "is frozen"}));
+  EXPECT_TRUE(Invalid(with({{"a"}, {"a"}}), {"optimizer group 2", "\"a\"", "listed twice"}));
+  EXPECT_TRUE(Invalid(with({{"b", "tied"}}), {"\"tied\"", "listed twice"}));
+  EXPECT_TRUE(PlanShards(with(std::vector<std::vector<std::string>>(1024))).ok());
+  EXPECT_TRUE(Invalid(with(std::vector<std::vector<std::string>>(1025)), {"optimizer.groups", "got 1025"}));
+}
+
+}  // namespace
+}  // namespace shardd

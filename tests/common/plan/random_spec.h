@@ -1,0 +1,118 @@
+#ifndef SHARDD_TESTS_COMMON_PLAN_RANDOM_SPEC_H_
+#define SHARDD_TESTS_COMMON_PLAN_RANDOM_SPEC_H_
+
+#include <random>
+
+#include "tests/common/plan/spec_builder.h"
+
+namespace shardd {
+
+// Random job specs that PlanShards must accept: nested modules with random marks, ties, dtypes, shapes, policies and
+// configurations. The same seed gives the same spec.
+class RandomSpec {
+ public:
+  explicit RandomSpec(uint32_t seed) : random_(seed), builder_(1 + Below(9)) {
+    // Something is always left to manage.
+    builder_.Param(0, "anchor", RandomShape());
+    AddParams(0);
+    AddChildren(0, 0);
+    Configure();
+  }
+
+  const v1::JobSpec& spec() { return builder_.spec(); }
+
+ private:
+  int Below(int bound) { return static_cast<int>(random_() % static_cast<uint32_t>(bound)); }
+
+  std::vector<int64_t> RandomShape() {
+    std::vector<int64_t> shape;
+    for (int d = Below(4); d > 0; --d) {
+      shape.push_back(1 + Below(11));
+    }
+    return shape;
+  }
+
+  void AddParams(int module) {
+    for (int i = Below(4); i > 0; --i) {
+      ParamOptions options;
+      std::vector<int64_t> shape = RandomShape();
+      switch (Below(8)) {
+        case 0:
+          options = {.dtype = v1::DTYPE_BFLOAT16};
+          break;
+        case 1:
+          options = {.dtype = v1::DTYPE_INT64, .requires_grad = false};
+          break;
+        case 2:
+          options = {.requires_grad = false};
+          break;
+        case 3:  // one of three tensors that are tied all over the tree
+          options = {.storage_id = 1 + static_cast<uint64_t>(Below(3))};
+          shape = {4, 3};
+          break;
+        case 4:
+          options = {.already_sharded = Below(2) == 0};
+          break;
+        default:
+          break;
+      }
+      builder_.Param(module, absl::StrCat("p", i), shape, options);
+    }
+  }
+
+  void AddChildren(int parent, int depth) {
+    for (int i = depth < 4 ? Below(4) : 0; i > 0; --i) {
+      v1::ModuleMark mark = v1::MODULE_MARK_UNSPECIFIED;
+      switch (Below(10)) {
+        case 0:
+          mark = v1::MODULE_MARK_IGNORED;
+          break;
+        case 1:
+          mark = v1::MODULE_MARK_REPLICATE;
+          break;
+        case 2:
+        case 3:
+        case 4:
+          mark = v1::MODULE_MARK_FULLY_SHARD;
+          break;
+        default:
+          break;
+      }
+      const int child = builder_.Add(parent, absl::StrCat("m", i), absl::StrCat("Class", Below(3)), mark);
+      builder_.module(child).set_reshard_after_forward(static_cast<v1::Override>(Below(3)));
+      AddParams(child);
+      AddChildren(child, depth + 1);
+    }
+  }
+
+  void Configure() {
+    v1::JobConfig& config = builder_.config();
+    config.set_layout(Below(2) == 0 ? v1::LAYOUT_FLAT : v1::LAYOUT_DIM0);
+    config.set_strategy(static_cast<v1::Strategy>(Below(4)));
+    config.set_unshard_mode(static_cast<v1::UnshardMode>(Below(3)));
+    if (Below(2) == 0) {
+      config.mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+    }
+    config.mutable_optimizer()->set_kind(static_cast<v1::OptimizerKind>(Below(4)));
+    switch (Below(4)) {
+      case 0:
+        builder_.spec().mutable_policy()->mutable_classes()->add_class_names("Class1");
+        break;
+      case 1:
+        builder_.spec().mutable_policy()->mutable_min_numel()->set_min_numel(Below(200));
+        break;
+      case 2:
+        builder_.spec().mutable_policy()->mutable_always();
+        break;
+      default:
+        break;
+    }
+  }
+
+  std::mt19937 random_;
+  SpecBuilder builder_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_TESTS_COMMON_PLAN_RANDOM_SPEC_H_
