@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -134,40 +135,53 @@ void BM_UnshardPooled(benchmark::State& state) {
 }
 BENCHMARK(BM_UnshardPooled)->Iterations(24)->Unit(benchmark::kMillisecond);
 
+constexpr int64_t kReduceNumel = 16 << 20;
+std::string ReduceSpec() { return GroupsSpec("reduce", 2, 1, kReduceNumel, ""); }
+
+void OneBackward(Job& job) {
+  ParameterGroup group = job.group(0);
+  CheckOrDie(group.Unshard(SHARDD_FORWARD));
+  CheckOrDie(group.Reshard());
+  CheckOrDie(group.SubmitGradients());
+  CheckOrDie(job.BackwardDone(false));
+  CheckOrDie(group.WaitGradientSlot());
+}
+
+// The other rank of BM_GradientReduction.
+int OtherRank(const char* address, int backwards) {
+  auto job = AttachOrDie(ReduceSpec(), 1, address);
+  CheckOrDie(job->group(0).WaitGradientSlot());
+  std::memset(job->gradient_data(0), 0, kReduceNumel * 4);
+  for (int i = 0; i < backwards; ++i) {
+    OneBackward(*job);
+  }
+  CheckOrDie(job->Finish());
+  return 0;
+}
+
 // Two ranks submit 64 MiB each; from submission until the slots are free again, against memcpy of the bytes read, on as
 // many threads as there are devices.
 void BM_GradientReduction(benchmark::State& state) {
-  constexpr int64_t kNumel = 16 << 20;
+  constexpr int64_t kNumel = kReduceNumel;
   const int iterations = static_cast<int>(state.max_iterations);
   BenchDaemon daemon(2);
-  const std::string spec = GroupsSpec("reduce", 2, 1, kNumel, "");
-  const auto backward = [](Job& job) {
-    ParameterGroup group = job.group(0);
-    CheckOrDie(group.Unshard(SHARDD_FORWARD));
-    CheckOrDie(group.Reshard());
-    CheckOrDie(group.SubmitGradients());
-    CheckOrDie(job.BackwardDone(false));
-    CheckOrDie(group.WaitGradientSlot());
-  };
-  const pid_t child = fork();  // before the library has made threads in this process
+  const std::string spec = ReduceSpec();
+  // The other rank is a process of its own: this program again (main).
+  setenv("SHARDD_BENCH_ADDRESS", daemon.address().c_str(), 1);
+  setenv("SHARDD_BENCH_BACKWARDS", std::to_string(iterations + 1).c_str(), 1);
+  const pid_t child = fork();
   if (child == 0) {
-    auto job = AttachOrDie(spec, 1, daemon.address());
-    CheckOrDie(job->group(0).WaitGradientSlot());
-    std::memset(job->gradient_data(0), 0, kNumel * 4);
-    for (int i = 0; i < iterations + 1; ++i) {
-      backward(*job);
-    }
-    CheckOrDie(job->Finish());
-    _exit(0);
+    execl("/proc/self/exe", "system_bench", nullptr);
+    _exit(127);
   }
   auto job = AttachOrDie(spec, 0, daemon.address());
   CheckOrDie(job->group(0).WaitGradientSlot());
   std::memset(job->gradient_data(0), 0, kNumel * 4);
-  backward(*job);  // the first touch of the gradient shards, and both ranks are there
+  OneBackward(*job);  // the first touch of the gradient shards, and both ranks are there
   std::vector<double> seconds;
   for (auto _ : state) {
     const Clock::time_point begin = Clock::now();
-    backward(*job);
+    OneBackward(*job);
     seconds.push_back(SecondsSince(begin));
   }
   CheckOrDie(job->Finish());
@@ -181,4 +195,11 @@ BENCHMARK(BM_GradientReduction)->Iterations(20)->Unit(benchmark::kMillisecond);
 }  // namespace
 }  // namespace shardd::bench
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  if (const char* address = std::getenv("SHARDD_BENCH_ADDRESS"); address != nullptr) {
+    return shardd::bench::OtherRank(address, std::atoi(std::getenv("SHARDD_BENCH_BACKWARDS")));
+  }
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
