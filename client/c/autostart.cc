@@ -61,16 +61,13 @@ bool IsTmpfs(const char* path) {
   return statfs(path, &info) == 0 && info.f_type == TMPFS_MAGIC;
 }
 
-// Where the daemon keeps shards: tmpfs if there is any, so that they are memory.
-absl::StatusOr<std::string> StateFolder(const std::string& user_folder) {
-  if (IsTmpfs("/dev/shm") && access("/dev/shm", W_OK | X_OK) == 0) {
-    const std::string path = absl::StrCat("/dev/shm/shardd-", geteuid());
-    SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
-    return path;
+// FNV-1a: names a folder, guards nothing.
+uint32_t Hash(const std::string& text) {
+  uint32_t hash = 2166136261u;
+  for (const unsigned char c : text) {
+    hash = (hash ^ c) * 16777619u;
   }
-  const std::string path = absl::StrCat(user_folder, "/state");
-  SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
-  return path;
+  return hash;
 }
 
 bool IsExecutableFile(const std::string& path) {
@@ -165,6 +162,15 @@ absl::StatusOr<std::string> UserFolder() {
     }
   }
   const std::string path = absl::StrCat("/tmp/shardd-", geteuid());
+  SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
+  return path;
+}
+
+absl::StatusOr<std::string> StateFolder(const std::string& user_folder) {
+  std::string path = absl::StrCat(user_folder, "/state");
+  if (IsTmpfs("/dev/shm") && access("/dev/shm", W_OK | X_OK) == 0) {
+    path = absl::StrFormat("/dev/shm/shardd-%d-%08x", geteuid(), Hash(user_folder));
+  }
   SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
   return path;
 }

@@ -11,8 +11,10 @@ namespace {
 
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
 constexpr absl::Duration kLongestRetry = absl::Milliseconds(500);
-// A daemon that is being replaced, or an embedded one that is just ending while another is started.
-constexpr absl::Duration kUnavailableGrace = absl::Seconds(30);
+// A daemon that is being replaced.
+constexpr absl::Duration kRestartGrace = absl::Seconds(30);
+// An embedded daemon that is just ending while another is started.
+constexpr absl::Duration kAutostartGrace = absl::Seconds(5);
 // The daemon may not have noticed yet that our former session is over.
 constexpr absl::Duration kOwnSessionGrace = absl::Seconds(5);
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
@@ -53,7 +55,7 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
     switch (status.code()) {
       case absl::StatusCode::kUnavailable:
         // With an address given, a first attach says at once that nobody listens there.
-        retry = (again || target_.found_here) && waited < kUnavailableGrace;
+        retry = (again && waited < kRestartGrace) || (target_.found_here && waited < kAutostartGrace);
         break;
       case absl::StatusCode::kAborted:
         // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.

@@ -168,8 +168,8 @@ absl::optional<v1::SessionEvent::Committed> ClientStream::WaitCommitted(int64_t 
 absl::Status ClientStream::Detach(bool finished, absl::Time deadline) {
   v1::SessionRequest request;
   request.mutable_detach()->set_finished(finished);
+  // Not followed by WritesDone: a closed write side would end the stream before the answer.
   (void)stream_->Write(request);
-  (void)stream_->WritesDone();
   absl::MutexLock lock(&mutex_);
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return detached_ || ended_ || aborted_.has_value(); };
   if (!mutex_.AwaitWithDeadline(absl::Condition(&done), deadline)) {
@@ -199,7 +199,7 @@ void ClientStream::CancelAllAtExit() {
   }
   for (ClientStream* stream : Live().streams) {
     absl::MutexLock stream_lock(&stream->mutex_);
-    const auto done = [stream]() { return stream->ended_; };
+    const auto done = [stream]() ABSL_SHARED_LOCKS_REQUIRED(stream->mutex_) { return stream->ended_; };
     (void)stream->mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
   }
 }

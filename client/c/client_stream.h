@@ -59,7 +59,6 @@ class ClientStream {
   ClientStream() = default;
   static void* ReaderMain(void* self);
   void Read() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool Ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; }
   absl::Status EndStatusLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after Open.

@@ -1,0 +1,181 @@
+// Attach, reattach, detach against a real daemon.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+
+#include "absl/time/clock.h"
+#include "client/c/shardd.h"
+#include "tests/client/client_fixture.h"
+
+namespace shardd::testing_client {
+namespace {
+
+TEST(Attach, InfoDescribesRankGroupsAndParameters) {
+  Daemon daemon;
+  Rank rank;
+  ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
+  const shardd_job_info info = rank.Info();
+  EXPECT_EQ(info.rank, 0);
+  EXPECT_EQ(info.world_size, 1);
+  EXPECT_EQ(info.group_count, 3);
+  EXPECT_EQ(info.param_count, 6);
+  EXPECT_EQ(info.committed_step, 0);
+  EXPECT_EQ(info.version, 0u);
+  EXPECT_EQ(info.created, 1);
+  EXPECT_GE(info.epoch, 1u);
+  EXPECT_STREQ(info.device, "cpu:0");
+  EXPECT_EQ(info.address, daemon.address());
+  const int b = rank.Group("b");
+  const shardd_group_info group = rank.GroupInfo(b);
+  EXPECT_STREQ(group.name, "b");
+  EXPECT_EQ(group.param_count, 2);
+  EXPECT_EQ(group.trainable, 1);
+  const int bias = rank.Param("module.b.bias");  // a wrapper prefix is understood
+  const shardd_param_info param = rank.ParamInfo(bias);
+  EXPECT_STREQ(param.fqn, "b.bias");
+  EXPECT_EQ(param.group, b);
+  EXPECT_EQ(param.ndim, 1);
+  EXPECT_EQ(param.shape[0], 33);
+  EXPECT_EQ(param.dtype, SHARDD_FLOAT32);
+  EXPECT_EQ(group.params[param.index_in_group], bias);
+  EXPECT_EQ(rank.ParamInfo(rank.Param("frozen")).requires_grad, 0);
+  EXPECT_EQ(rank.Param("nothing"), -1);
+  EXPECT_EQ(rank.Group("nothing"), -1);
+  shardd_param_info unknown = {};
+  unknown.struct_size = sizeof(unknown);
+  EXPECT_C_ERROR(shardd_get_param_info(rank.job(), 6, &unknown), kInvalidArgument, "got 6, want 0 to 5");
+  EXPECT_C_ERROR(shardd_unshard(rank.job(), 3, SHARDD_FORWARD), kInvalidArgument, "got 3, want 0 to 2");
+}
+
+TEST(Attach, ARankIsAttachedOnce) {
+  Daemon daemon;
+  Rank first;
+  Rank second;
+  ASSERT_C_OK(first.Attach(daemon.address(), SmallSpec("job", 2), 1));
+  const absl::Time start = absl::Now();
+  EXPECT_C_ERROR(second.Attach(daemon.address(), SmallSpec("job", 2), 1), kAlreadyExists, "rank 1");
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  ASSERT_C_OK(second.Attach(daemon.address(), SmallSpec("job", 2), 0));
+  EXPECT_EQ(second.Info().created, 0);
+}
+
+TEST(Attach, ADifferentTreeIsRefusedWithTheFirstDifference) {
+  Daemon daemon;
+  Rank first;
+  ASSERT_C_OK(first.Attach(daemon.address(), SmallSpec("job", 2), 0));
+  v1::JobSpec other = SmallSpec("job", 2);
+  other.mutable_tree()->mutable_modules(1)->mutable_parameters(0)->set_shape(0, 34);
+  Rank second;
+  EXPECT_C_ERROR(second.Attach(daemon.address(), other, 1), kFailedPrecondition, "a.weight");
+  EXPECT_C_ERROR(second.Attach(daemon.address(), SmallSpec("job", 3), 1), kFailedPrecondition, "world");
+}
+
+TEST(Attach, AJobIsGoneWhenAllRanksHaveFinished) {
+  Daemon daemon;
+  for (int round = 0; round < 2; ++round) {
+    Rank rank;
+    ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
+    EXPECT_EQ(rank.Info().created, 1);
+    rank.WriteAll(1);
+    EXPECT_C_OK(shardd_detach(rank.Release(), 1));
+  }
+}
+
+TEST(Attach, AJobIsKeptWhenARankDetachesWithoutFinishing) {
+  Daemon daemon;
+  for (int round = 0; round < 2; ++round) {
+    Rank rank;
+    ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
+    EXPECT_EQ(rank.Info().created, round == 0 ? 1 : 0);
+    EXPECT_EQ(rank.Info().version, round == 0 ? 0u : 1u);
+    if (round == 0) {
+      rank.WriteAll(1);
+    }
+    EXPECT_C_OK(shardd_detach(rank.Release(), 0));
+  }
+}
+
+TEST(Attach, ReattachOfALivingSessionIsRefused) {
+  Daemon daemon;
+  Rank rank;
+  ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
+  EXPECT_C_ERROR(shardd_reattach(rank.job()), kFailedPrecondition, "alive");
+}
+
+TEST(Attach, ADeadDaemonIsUnavailableWithinASecondAndItsSuccessorIsFound) {
+  Daemon daemon;
+  Rank rank;
+  ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 2), 0));
+  daemon.process().Signal(SIGKILL);
+  const absl::Time start = absl::Now();
+  // Rank 1 never comes: without the daemon's death this would wait for the limit.
+  EXPECT_C_ERROR(shardd_commit_parameters(rank.job()), kUnavailable, "daemon");
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kUnavailable, "daemon");
+  daemon.Restart();
+  EXPECT_C_OK(shardd_reattach(rank.job()));
+  EXPECT_EQ(rank.Info().rank, 0);
+}
+
+TEST(Attach, ALostRankAbortsTheOthersWhoReattachAtTheCommittedStep) {
+  Daemon daemon;
+  Rank survivor;
+  Rank lost;
+  const v1::JobSpec spec = SmallSpec("job", 2);
+  ASSERT_C_OK(survivor.Attach(daemon.address(), spec, 0));
+  ASSERT_C_OK(lost.Attach(daemon.address(), spec, 1));
+  ForEachRank(2, [&](int rank) {
+    Rank& self = rank == 0 ? survivor : lost;
+    self.WriteAll(1);
+    const shardd_hyperparameters group = Sgd(0.1);
+    const std::string state = rank == 0 ? "state of rank 0" : "state of rank 1";
+    ASSERT_C_OK(shardd_step(self.job(), &group, 1, 0, state.data(), state.size()));
+    ASSERT_C_OK(shardd_wait_step(self.job(), nullptr));
+  });
+  const uint64_t epoch = survivor.Info().epoch;
+  EXPECT_C_OK(shardd_detach(lost.Release(), 0));
+  const int group = survivor.Group("a");
+  // The abort comes by itself; polled with a call that has no effect.
+  ASSERT_TRUE(Eventually([&] { return Result(shardd_reattach(survivor.job())).code() != kFailedPrecondition; }));
+  EXPECT_GT(survivor.Info().epoch, epoch);
+  EXPECT_EQ(survivor.Info().committed_step, 1);
+  EXPECT_EQ(survivor.Info().version, 2u);
+  size_t size = 0;
+  const void* state = shardd_trainer_state(survivor.job(), &size);
+  EXPECT_EQ(std::string(static_cast<const char*>(state), size), "state of rank 0");
+  survivor.Unshard(group, SHARDD_FORWARD);
+  EXPECT_EQ(survivor.First(survivor.Param("a.weight")), 1);
+}
+
+TEST(Attach, AnAbortIsStickyAndSaysWho) {
+  Daemon daemon;
+  Rank survivor;
+  Rank lost;
+  ASSERT_C_OK(survivor.Attach(daemon.address(), SmallSpec("job", 2), 0));
+  ASSERT_C_OK(lost.Attach(daemon.address(), SmallSpec("job", 2), 1));
+  ForEachRank(2, [&](int rank) {
+    if (rank == 0) {
+      EXPECT_C_ERROR(shardd_commit_parameters(survivor.job()), kAborted, "rank");
+    } else {
+      // Once rank 0's command has arrived it waits for this rank.
+      EXPECT_TRUE(Eventually([&] { return survivor.Counters().commands > 0; }));
+      EXPECT_C_OK(shardd_detach(lost.Release(), 0));
+    }
+  });
+  EXPECT_C_ERROR(shardd_unshard(survivor.job(), 0, SHARDD_FORWARD), kAborted, "rank");
+  EXPECT_C_ERROR(shardd_wait_step(survivor.job(), nullptr), kAborted, "rank");
+}
+
+TEST(Attach, AWaitEndsAtTheTimeoutAndNamesWhatIsMissing) {
+  Daemon daemon;
+  Rank rank;
+  ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 2), 0, absl::Milliseconds(300)));
+  EXPECT_C_ERROR(shardd_commit_parameters(rank.job()), kDeadlineExceeded, "every rank has to commit");
+  // Not the end of the session: the call may be made again and goes on waiting.
+  EXPECT_C_ERROR(shardd_commit_parameters(rank.job()), kDeadlineExceeded, "rank=0");
+}
+
+}  // namespace
+}  // namespace shardd::testing_client

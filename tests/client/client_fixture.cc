@@ -1,0 +1,245 @@
+#include "tests/client/client_fixture.h"
+
+#include <fcntl.h>
+#include <google/protobuf/util/json_util.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/c/connect.h"
+
+extern char** environ;
+
+namespace shardd::testing_client {
+
+bool Eventually(const std::function<bool()>& condition) {
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (!condition()) {
+    if (absl::Now() >= deadline) {
+      return false;
+    }
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
+TempDir::TempDir() {
+  char path[] = "/tmp/shardd-client-test-XXXXXX";
+  path_ = mkdtemp(path);
+}
+TempDir::~TempDir() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Process::Process(const std::vector<std::string>& argv, const std::vector<std::string>& environment,
+                 const std::string& log) {
+  std::vector<char*> arguments;
+  for (const std::string& argument : argv) {
+    arguments.push_back(const_cast<char*>(argument.c_str()));
+  }
+  arguments.push_back(nullptr);
+  std::vector<char*> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    variables.push_back(*entry);
+  }
+  for (const std::string& entry : environment) {
+    variables.insert(variables.begin(), const_cast<char*>(entry.c_str()));  // getenv takes the first
+  }
+  variables.push_back(nullptr);
+  pid_ = fork();
+  if (pid_ == 0) {
+    if (!log.empty()) {
+      const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+      dup2(fd, 1);
+      dup2(fd, 2);
+    }
+    execve(arguments[0], arguments.data(), variables.data());
+    _exit(127);
+  }
+}
+
+Process Process::Self(const std::string& program, const std::vector<std::string>& environment, const std::string& log) {
+  return Process({"/proc/self/exe", "--program=" + program}, environment, log);
+}
+
+Process::Process(Process&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
+
+Process::~Process() {
+  if (pid_ > 0) {
+    Signal(SIGKILL);
+    (void)waitpid(pid_, nullptr, 0);
+  }
+}
+
+void Process::Signal(int signal) const {
+  if (pid_ > 0) {
+    kill(pid_, signal);
+  }
+}
+
+int Process::Wait() {
+  int status = 0;
+  pid_t got = 0;
+  if (!Eventually([&] { return (got = waitpid(pid_, &status, WNOHANG)) != 0; })) {
+    return -1;
+  }
+  if (got == pid_) {
+    pid_ = -1;
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+Daemon::Daemon(int devices) : devices_(devices) { Restart(); }
+
+void Daemon::Restart() {
+  processes_.clear();
+  processes_.push_back(Process({SHARDD_DAEMON_PATH, "--listen=" + address(), absl::StrCat("--devices=cpu:", devices_),
+                                "--state_dir=" + state_.path()},
+                               {}, log()));
+  if (!Eventually([this] { return ConnectUnix(socket_path()).ok(); })) {
+    ADD_FAILURE() << "the daemon does not listen; its log:\n" << ReadFile(log());
+  }
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+v1::JobSpec SmallSpec(const std::string& name, int world_size) {
+  v1::JobSpec spec;
+  spec.set_name(name);
+  spec.set_world_size(world_size);
+  spec.mutable_config()->set_trainers_never_write(true);
+  spec.mutable_config()->mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+  const auto add = [&spec](const std::string& module, int parent) {
+    v1::Module* added = spec.mutable_tree()->add_modules();
+    added->set_name(module);
+    added->set_parent(parent);
+    added->set_class_name(parent < 0 ? "Model" : "Block");
+    return added;
+  };
+  const auto parameter = [](v1::Module* module, const std::string& name, std::vector<int64_t> shape) {
+    v1::Parameter* added = module->add_parameters();
+    added->set_name(name);
+    added->set_dtype(v1::DTYPE_FLOAT32);
+    added->set_requires_grad(true);
+    for (const int64_t extent : shape) {
+      added->add_shape(extent);
+    }
+    return added;
+  };
+  v1::Module* root = add("", -1);
+  parameter(root, "head", {3, 5});
+  parameter(root, "frozen", {7})->set_requires_grad(false);
+  for (const char* name : {"a", "b"}) {
+    v1::Module* block = add(name, 0);
+    parameter(block, "weight", {33, 17});
+    parameter(block, "bias", {33});
+    block->set_mark(v1::MODULE_MARK_FULLY_SHARD);
+  }
+  return spec;
+}
+
+std::string ToJson(const v1::JobSpec& spec) {
+  std::string json;
+  EXPECT_TRUE(google::protobuf::util::MessageToJsonString(spec, &json).ok());
+  return json;
+}
+
+Result::Result(shardd_status* status) : code_(shardd_status_code(status)), message_(shardd_status_message(status)) {
+  shardd_status_free(status);
+}
+std::ostream& operator<<(std::ostream& out, const Result& result) {
+  return out << "code " << result.code() << " \"" << result.message() << "\"";
+}
+
+Rank::~Rank() { shardd_status_free(shardd_detach(job_, 0)); }
+
+shardd_job* Rank::Release() { return std::exchange(job_, nullptr); }
+
+Result Rank::Attach(const std::string& address, const v1::JobSpec& spec, int rank, absl::Duration timeout,
+                    bool replace) {
+  const std::string json = ToJson(spec);
+  shardd_attach_options options = {};
+  options.struct_size = sizeof(options);
+  options.spec_json = json.c_str();
+  options.rank = rank;
+  options.address = address.empty() ? nullptr : address.c_str();
+  options.timeout_ms = absl::ToInt64Milliseconds(timeout);
+  options.replace = replace ? 1 : 0;
+  return shardd_attach(&options, &job_);
+}
+
+namespace {
+
+template <typename Info, typename Call>
+Info Get(Call call) {
+  Info info = {};
+  info.struct_size = sizeof(info);
+  EXPECT_C_OK(call(&info));
+  return info;
+}
+
+}  // namespace
+
+shardd_job_info Rank::Info() const {
+  return Get<shardd_job_info>([this](auto* info) { return shardd_get_job_info(job_, info); });
+}
+shardd_param_info Rank::ParamInfo(int param) const {
+  return Get<shardd_param_info>([this, param](auto* info) { return shardd_get_param_info(job_, param, info); });
+}
+shardd_group_info Rank::GroupInfo(int group) const {
+  return Get<shardd_group_info>([this, group](auto* info) { return shardd_get_group_info(job_, group, info); });
+}
+shardd_counters Rank::Counters() const {
+  return Get<shardd_counters>([this](auto* counters) { return shardd_get_counters(job_, counters); });
+}
+
+void Rank::WriteAll(float value) {
+  for (int param = 0; param < Info().param_count; ++param) {
+    const std::vector<float> values(static_cast<size_t>(ParamInfo(param).numel), value);
+    ASSERT_C_OK(shardd_write_parameter(job_, param, values.data(), 0, static_cast<int64_t>(values.size())));
+  }
+  ASSERT_C_OK(shardd_commit_parameters(job_));
+}
+
+void Rank::Unshard(int group, shardd_phase phase) {
+  ASSERT_C_OK(shardd_unshard(job_, group, phase));
+  ASSERT_C_OK(shardd_wait_unshard(job_, group));
+}
+
+float Rank::First(int param) const {
+  const void* data = shardd_parameter_data(job_, param);
+  return data == nullptr ? -12345.0f : *static_cast<const float*>(data);
+}
+
+void ForEachRank(int world_size, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&body, rank] { body(rank); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+shardd_hyperparameters Sgd(double lr) {
+  shardd_hyperparameters group = {};
+  group.lr = lr;
+  return group;
+}
+
+}  // namespace shardd::testing_client

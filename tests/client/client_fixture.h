@@ -1,0 +1,162 @@
+#ifndef SHARDD_TESTS_CLIENT_CLIENT_FIXTURE_H_
+#define SHARDD_TESTS_CLIENT_CLIENT_FIXTURE_H_
+
+// Verbs for tests of the C ABI against a real daemon process.
+
+#include <gtest/gtest.h>
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/c/shardd.h"
+#include "shardd/v1/model.pb.h"
+
+namespace shardd::testing_client {
+
+// Longer than anything here takes on a busy machine with sanitizers; only a hang gets there.
+inline constexpr absl::Duration kLimit = absl::Seconds(60);
+
+// Polls until `condition` holds; false after kLimit.
+bool Eventually(const std::function<bool()>& condition);
+
+// A folder under /tmp, removed with everything in it.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// A process started with fork and exec; killed and reaped with this object at the latest.
+class Process {
+ public:
+  // Output goes to `log` (created, truncated) or, when empty, where ours goes. `environment`: "NAME=value", added to
+  // ours.
+  explicit Process(const std::vector<std::string>& argv, const std::vector<std::string>& environment = {},
+                   const std::string& log = "");
+  // This test binary itself, running the program of that name (programs.cc).
+  static Process Self(const std::string& program, const std::vector<std::string>& environment,
+                      const std::string& log = "");
+  Process(Process&& other) noexcept;
+  Process(const Process&) = delete;
+  ~Process();
+  pid_t pid() const { return pid_; }
+  void Signal(int signal) const;
+  // The exit code, 128 + signal, or -1 when it has not ended after kLimit.
+  int Wait();
+
+ private:
+  Process() = default;
+  pid_t pid_ = -1;
+};
+
+// A daemon of its own for one test, with its socket and state in a folder of its own.
+class Daemon {
+ public:
+  explicit Daemon(int devices = 2);
+  void Restart();
+  std::string address() const { return "unix:" + socket_path(); }
+  std::string socket_path() const { return dir_.path() + "/shardd.sock"; }
+  std::string log() const { return dir_.path() + "/shardd.log"; }
+  Process& process() { return processes_.back(); }
+
+ private:
+  TempDir dir_;
+  TempDir state_;
+  int devices_;
+  std::vector<Process> processes_;
+};
+
+std::string ReadFile(const std::string& path);
+
+// Two fully sharded blocks of one weight and one bias under a root with a head and, if asked, a frozen parameter; SGD.
+v1::JobSpec SmallSpec(const std::string& name, int world_size);
+std::string ToJson(const v1::JobSpec& spec);
+
+// A C status that must be freed; prints itself.
+class Result {
+ public:
+  Result(shardd_status* status);  // NOLINT: takes ownership, reads like the call it wraps
+  int code() const { return code_; }
+  const std::string& message() const { return message_; }
+  bool ok() const { return code_ == 0; }
+
+ private:
+  int code_;
+  std::string message_;
+};
+std::ostream& operator<<(std::ostream& out, const Result& result);
+
+// google.rpc.Code
+inline constexpr int kInvalidArgument = 3;
+inline constexpr int kDeadlineExceeded = 4;
+inline constexpr int kNotFound = 5;
+inline constexpr int kAlreadyExists = 6;
+inline constexpr int kPermissionDenied = 7;
+inline constexpr int kFailedPrecondition = 9;
+inline constexpr int kAborted = 10;
+inline constexpr int kUnimplemented = 12;
+inline constexpr int kUnavailable = 14;
+
+#define EXPECT_C_OK(expression)                                       \
+  do {                                                                \
+    const ::shardd::testing_client::Result result_ = (expression);    \
+    EXPECT_TRUE(result_.ok()) << #expression << " gives " << result_; \
+  } while (false)
+#define ASSERT_C_OK(expression)                                       \
+  do {                                                                \
+    const ::shardd::testing_client::Result result_ = (expression);    \
+    ASSERT_TRUE(result_.ok()) << #expression << " gives " << result_; \
+  } while (false)
+// `text`: a part of the message.
+#define EXPECT_C_ERROR(expression, want_code, text)                                                    \
+  do {                                                                                                 \
+    const ::shardd::testing_client::Result result_ = (expression);                                     \
+    EXPECT_EQ(result_.code(), want_code) << #expression << " gives " << result_;                       \
+    EXPECT_NE(result_.message().find(text), std::string::npos) << #expression << " gives " << result_; \
+  } while (false)
+
+// One attached rank. Detaches with its end.
+class Rank {
+ public:
+  Rank() = default;
+  ~Rank();
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+  Result Attach(const std::string& address, const v1::JobSpec& spec, int rank, absl::Duration timeout = kLimit,
+                bool replace = false);
+  shardd_job* job() const { return job_; }
+  shardd_job* Release();
+  int Group(const char* name) const { return shardd_find_group(job_, name); }
+  int Param(const char* fqn) const { return shardd_find_param(job_, fqn); }
+  shardd_job_info Info() const;
+  shardd_param_info ParamInfo(int param) const;
+  shardd_group_info GroupInfo(int group) const;
+  shardd_counters Counters() const;
+  // Every parameter filled with `value` (fp32 only) by this rank, then commit.
+  void WriteAll(float value);
+  // Unshard, wait; expects success.
+  void Unshard(int group, shardd_phase phase);
+  float First(int param) const;
+
+ private:
+  shardd_job* job_ = nullptr;
+};
+
+// Runs `body(rank)` on a thread for each rank, waits for all.
+void ForEachRank(int world_size, const std::function<void(int)>& body);
+
+// lr alone.
+shardd_hyperparameters Sgd(double lr);
+
+}  // namespace shardd::testing_client
+
+#endif  // SHARDD_TESTS_CLIENT_CLIENT_FIXTURE_H_

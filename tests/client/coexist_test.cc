@@ -1,0 +1,42 @@
+// The library beside torch, another gRPC and another protobuf in one process, in both orders of loading.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "tests/client/client_fixture.h"
+
+namespace shardd::testing_client {
+namespace {
+
+constexpr int kNoTorch = 77;
+
+class Coexist : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Coexist, ATrainerWorksBesideTorchAndAnotherGrpcAndProtobuf) {
+  const std::string source = SHARDD_SOURCE_DIR;
+  const std::string python = source + "/.venv/bin/python";
+  if (access(python.c_str(), X_OK) != 0 || access(SHARDD_LIBRARY_PATH, R_OK) != 0) {
+    GTEST_SKIP() << "needs " << python << " and " << SHARDD_LIBRARY_PATH;
+  }
+  Daemon daemon;
+  TempDir dir;
+  std::ofstream(dir.path() + "/spec.json") << ToJson(SmallSpec("job", 1));
+  Process process({python, source + "/tests/client/coexist.py", SHARDD_LIBRARY_PATH, daemon.address(),
+                   dir.path() + "/spec.json", GetParam()},
+                  {}, dir.path() + "/output");
+  const int code = process.Wait();
+  if (code == kNoTorch) {
+    GTEST_SKIP() << "torch is not installed in " << python;
+  }
+  const std::string output = ReadFile(dir.path() + "/output");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("ok\n"), std::string::npos) << output;
+}
+INSTANTIATE_TEST_SUITE_P(Orders, Coexist, ::testing::Values("torch_first", "shardd_first"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace shardd::testing_client

@@ -1,0 +1,96 @@
+// main of the tests. With --program=NAME it is a trainer process that a test started.
+
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <memory>
+#include <string>
+
+#include "client/cpp/shardd.h"
+#include "tests/client/client_fixture.h"
+
+namespace shardd::testing_client {
+namespace {
+
+std::string Variable(const char* name) {
+  const char* value = getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Attaches to TEST_ADDRESS (empty: found or started) as TEST_RANK of a job of TEST_WORLD ranks.
+Status AttachFromEnvironment(std::unique_ptr<Job>* job) {
+  Job::Options options;
+  options.spec_json = ToJson(SmallSpec("programs", atoi(Variable("TEST_WORLD").c_str())));
+  options.rank = atoi(Variable("TEST_RANK").c_str());
+  options.address = Variable("TEST_ADDRESS");
+  return Job::Attach(options, job);
+}
+
+int Failed(const Status& status) {
+  fprintf(stderr, "code %d: %s\n", static_cast<int>(status.code()), status.message().c_str());
+  return 1;
+}
+
+// Leaves main while attached and unsharded, as a script that ends without a word.
+int ExitAttached() {
+  auto* job = new std::unique_ptr<Job>;  // leaked: nobody detaches
+  if (Status status = AttachFromEnvironment(job); !status.ok()) {
+    return Failed(status);
+  }
+  printf("attached\n");
+  return 0;
+}
+
+// The same with a static object whose destructor detaches after the exit handlers have run.
+int ExitWithStaticJob() {
+  static std::unique_ptr<Job> job;
+  if (Status status = AttachFromEnvironment(&job); !status.ok()) {
+    return Failed(status);
+  }
+  printf("attached\n");
+  return 0;
+}
+
+// Attaches, says where, and stays until its standard input ends.
+int Stay() {
+  std::unique_ptr<Job> job;
+  if (Status status = AttachFromEnvironment(&job); !status.ok()) {
+    return Failed(status);
+  }
+  printf("%s %d\n", job->info().address, job->info().created);
+  fflush(stdout);
+  while (getchar() != EOF) {
+  }
+  if (Status status = job->Finish(); !status.ok()) {
+    return Failed(status);
+  }
+  return 0;
+}
+
+int RunProgram(const std::string& name) {
+  if (name == "exit_attached") {
+    return ExitAttached();
+  }
+  if (name == "exit_with_static_job") {
+    return ExitWithStaticJob();
+  }
+  if (name == "stay") {
+    return Stay();
+  }
+  fprintf(stderr, "no such program: %s\n", name.c_str());
+  return 2;
+}
+
+}  // namespace
+}  // namespace shardd::testing_client
+
+int main(int argc, char** argv) {
+  constexpr char kFlag[] = "--program=";
+  if (argc > 1 && strncmp(argv[1], kFlag, sizeof(kFlag) - 1) == 0) {
+    return shardd::testing_client::RunProgram(argv[1] + sizeof(kFlag) - 1);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
