@@ -13,6 +13,7 @@ using testing::HasSubstr;
 SpecBuilder Model() {
   SpecBuilder b(2);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+  b.config().set_gradient_divide_factor(2);  // its default would differ with the world size
   b.Param(0, "w", {4, 3});
   const int a = b.AddSharded(0, "a");
   b.Param(a, "w", {5, 2}, {.storage_id = 7});
