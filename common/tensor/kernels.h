@@ -37,8 +37,8 @@ double SquaredNorm(const float* src, int64_t numel);
 //   p -= lr/bias_correction1 * m / (sqrt(v)/sqrt(bias_correction2) + eps);   bias_correctionN = 1 - betaN^step
 struct AdamWParams {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  int64_t step = 0;        // this update's number for these parameters, from 1
-  double grad_scale = 1;   // clip factor
+  int64_t step = 0;       // this update's number for these parameters, from 1
+  double grad_scale = 1;  // clip factor
 };
 // p: `param_dtype` fp32, bf16 or fp16 (computed in fp32, rounded once); g, m, v: fp32.
 // cast_dst: nullptr, or receives p in `cast_dtype` (the copy that the next forward reads).

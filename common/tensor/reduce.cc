@@ -19,8 +19,14 @@ struct RoundTo {
 
 inline constexpr int kMaxFused = 4;
 
-// dst = [dst +] scale * (s0 + s1 + ... ), kSources of them, left to right.
-template <typename From, typename Rounding, int kSources, bool kAccumulate>
+enum class Into {
+  kOverwrite,   // dst = scale * (s0 + s1 + ...)
+  kAccumulate,  // dst = dst + scale * (s0 + s1 + ...)
+  kContinue,    // dst = ((dst + s0) + s1) + ...: a sum that earlier sources began; no scale
+};
+
+// kSources of them, left to right.
+template <typename From, typename Rounding, int kSources, Into kInto>
 struct ReduceBody {
   static SHARDD_ALWAYS_INLINE float At(const typename From::Storage* s, int64_t i) {
     return Rounding::Round(From::Load(s[i]));
@@ -33,12 +39,12 @@ struct ReduceBody {
     const Storage* __restrict s3 = static_cast<const Storage*>(sources[kSources > 3 ? 3 : 0]);
     float* __restrict out = dst;
     for (int64_t i = 0; i < numel; ++i) {
-      float sum = At(s0, i);
+      float sum = kInto == Into::kContinue ? out[i] + At(s0, i) : At(s0, i);
       if constexpr (kSources > 1) sum += At(s1, i);
       if constexpr (kSources > 2) sum += At(s2, i);
       if constexpr (kSources > 3) sum += At(s3, i);
-      sum *= scale;
-      if constexpr (kAccumulate) sum = out[i] + sum;
+      if constexpr (kInto != Into::kContinue) sum *= scale;
+      if constexpr (kInto == Into::kAccumulate) sum = out[i] + sum;
       out[i] = sum;
     }
   }
@@ -47,28 +53,36 @@ struct ReduceBody {
 using ReduceFn = void (*)(const void* const*, float, float*, int64_t);
 
 template <typename From, typename Rounding, int kSources>
-ReduceFn SelectAccumulate(bool accumulate) {
+ReduceFn SelectInto(Into into) {
   const tensor::Isa isa = tensor::CurrentIsa();
-  return accumulate
-             ? Select<ReduceBody<From, Rounding, kSources, true>, const void* const*, float, float*, int64_t>(isa)
-             : Select<ReduceBody<From, Rounding, kSources, false>, const void* const*, float, float*, int64_t>(isa);
-}
-
-template <typename From, typename Rounding>
-ReduceFn SelectCount(int count, bool accumulate) {
-  switch (count) {
-    case 1:
-      return SelectAccumulate<From, Rounding, 1>(accumulate);
-    case 2:
-      return SelectAccumulate<From, Rounding, 2>(accumulate);
-    case 3:
-      return SelectAccumulate<From, Rounding, 3>(accumulate);
+  switch (into) {
+    case Into::kOverwrite:
+      return Select<ReduceBody<From, Rounding, kSources, Into::kOverwrite>, const void* const*, float, float*, int64_t>(
+          isa);
+    case Into::kAccumulate:
+      return Select<ReduceBody<From, Rounding, kSources, Into::kAccumulate>, const void* const*, float, float*,
+                    int64_t>(isa);
     default:
-      return SelectAccumulate<From, Rounding, 4>(accumulate);
+      return Select<ReduceBody<From, Rounding, kSources, Into::kContinue>, const void* const*, float, float*, int64_t>(
+          isa);
   }
 }
 
-ReduceFn SelectReduce(DType source, DType round_to, int count, bool accumulate) {
+template <typename From, typename Rounding>
+ReduceFn SelectCount(int count, Into into) {
+  switch (count) {
+    case 1:
+      return SelectInto<From, Rounding, 1>(into);
+    case 2:
+      return SelectInto<From, Rounding, 2>(into);
+    case 3:
+      return SelectInto<From, Rounding, 3>(into);
+    default:
+      return SelectInto<From, Rounding, 4>(into);
+  }
+}
+
+ReduceFn SelectReduce(DType source, DType round_to, int count, Into into) {
   // Rounding to what the source can hold anyway changes nothing.
   if (round_to == source || round_to == v1::DTYPE_FLOAT32) round_to = v1::DTYPE_UNSPECIFIED;
   const bool none = round_to == v1::DTYPE_UNSPECIFIED;
@@ -78,15 +92,15 @@ ReduceFn SelectReduce(DType source, DType round_to, int count, bool accumulate) 
   using tensor::Float32;
   switch (source) {
     case v1::DTYPE_FLOAT32:
-      if (none) return SelectCount<Float32, NoRound>(count, accumulate);
-      if (round_to == v1::DTYPE_BFLOAT16) return SelectCount<Float32, RoundTo<BFloat16>>(count, accumulate);
-      return SelectCount<Float32, RoundTo<Float16>>(count, accumulate);
+      if (none) return SelectCount<Float32, NoRound>(count, into);
+      if (round_to == v1::DTYPE_BFLOAT16) return SelectCount<Float32, RoundTo<BFloat16>>(count, into);
+      return SelectCount<Float32, RoundTo<Float16>>(count, into);
     case v1::DTYPE_BFLOAT16:
-      if (none) return SelectCount<BFloat16, NoRound>(count, accumulate);
-      return SelectCount<BFloat16, RoundTo<Float16>>(count, accumulate);
+      if (none) return SelectCount<BFloat16, NoRound>(count, into);
+      return SelectCount<BFloat16, RoundTo<Float16>>(count, into);
     case v1::DTYPE_FLOAT16:
-      if (none) return SelectCount<Float16, NoRound>(count, accumulate);
-      return SelectCount<Float16, RoundTo<BFloat16>>(count, accumulate);
+      if (none) return SelectCount<Float16, NoRound>(count, into);
+      return SelectCount<Float16, RoundTo<BFloat16>>(count, into);
     default:
       tensor::UnsupportedDType("reduce from", source);
   }
@@ -95,7 +109,8 @@ ReduceFn SelectReduce(DType source, DType round_to, int count, bool accumulate) 
 // Up to four sources in one go.
 void ReduceFew(const void* const* sources, int count, DType source_dtype, DType round_to, float scale, bool accumulate,
                float* dst, int64_t numel) {
-  const ReduceFn reduce = SelectReduce(source_dtype, round_to, count, accumulate);
+  const ReduceFn reduce =
+      SelectReduce(source_dtype, round_to, count, accumulate ? Into::kAccumulate : Into::kOverwrite);
   const int64_t bytes = DTypeSizeBytes(source_dtype);
   // An accumulated destination is in the cache already, because it was read.
   const bool stream = !accumulate && numel * int64_t{sizeof(float)} >= tensor::kStreamBytes;
@@ -106,26 +121,26 @@ void ReduceFew(const void* const* sources, int count, DType source_dtype, DType 
   });
 }
 
-// More: block by block, the sum of the first four in L1, the others added to it one at a time to keep the order.
+// More: block by block, the sum grows in L1 by up to four sources at a time, in their order.
 void ReduceMany(absl::Span<const void* const> sources, DType source_dtype, DType round_to, float scale, bool accumulate,
                 float* dst, int64_t numel) {
-  const ReduceFn first_four = SelectReduce(source_dtype, round_to, kMaxFused, false);
-  const ReduceFn add_one = SelectReduce(source_dtype, round_to, 1, true);
-  const ReduceFn finish = SelectReduce(v1::DTYPE_FLOAT32, v1::DTYPE_UNSPECIFIED, 1, accumulate);
+  ReduceFn continue_with[kMaxFused + 1] = {};
+  for (int k = 1; k <= kMaxFused; ++k) continue_with[k] = SelectReduce(source_dtype, round_to, k, Into::kContinue);
+  const ReduceFn begin = SelectReduce(source_dtype, round_to, kMaxFused, Into::kOverwrite);
+  const ReduceFn finish =
+      SelectReduce(v1::DTYPE_FLOAT32, v1::DTYPE_UNSPECIFIED, 1, accumulate ? Into::kAccumulate : Into::kOverwrite);
   const int64_t bytes = DTypeSizeBytes(source_dtype);
+  const size_t total = sources.size();
   const bool stream = !accumulate && numel * int64_t{sizeof(float)} >= tensor::kStreamBytes;
-  tensor::ForBlocks(dst, numel, sizeof(float), stream, [=](int64_t first, int64_t count, void* out) {
+  tensor::ForBlocks(dst, numel, sizeof(float), stream, [&](int64_t first, int64_t count, void* out) {
     alignas(64) float sum[tensor::kBlockNumel];
     for (int64_t done = 0; done < count; done += tensor::kBlockNumel) {
       const int64_t n = count - done < tensor::kBlockNumel ? count - done : tensor::kBlockNumel;
-      const auto at = [&](size_t k) -> const void* {
-        return static_cast<const char*>(sources[k]) + (first + done) * bytes;
-      };
-      const void* four[kMaxFused] = {at(0), at(1), at(2), at(3)};
-      first_four(four, 1.0f, sum, n);
-      for (size_t k = kMaxFused; k < sources.size(); ++k) {
-        const void* one[1] = {at(k)};
-        add_one(one, 1.0f, sum, n);
+      for (size_t k = 0; k < total; k += kMaxFused) {
+        const void* at[kMaxFused] = {};
+        const size_t some = total - k < kMaxFused ? total - k : kMaxFused;
+        for (size_t j = 0; j < some; ++j) at[j] = static_cast<const char*>(sources[k + j]) + (first + done) * bytes;
+        (k == 0 ? begin : continue_with[some])(at, 1.0f, sum, n);
       }
       const void* result[1] = {sum};
       finish(result, scale, static_cast<float*>(out) + done, n);

@@ -53,7 +53,7 @@ class ReduceTest : public IsaTest {};
 TEST_P(ReduceTest, EveryDTypeRoundingCountAndModeGivesTheBitsOfTheContract) {
   const int64_t numel = 2 * 1024 + 13;
   for (DType dtype : {v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
-    for (int count : {1, 2, 3, 4, 5, 9}) {
+    for (int count : {1, 2, 3, 4, 5, 7, 8, 9}) {
       const Sources sources(count, dtype, numel);
       for (DType round_to : {kNone, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
         for (bool accumulate : {false, true}) {
@@ -70,7 +70,7 @@ TEST_P(ReduceTest, EveryDTypeRoundingCountAndModeGivesTheBitsOfTheContract) {
 }
 
 TEST_P(ReduceTest, LargeUnalignedRangesAreStreamedWithTheSameBits) {
-  const int64_t numel = 300'007;
+  const int64_t numel = 600'007;
   for (int count : {2, 6}) {
     const Sources sources(count, v1::DTYPE_FLOAT32, numel);
     std::vector<float> got(static_cast<size_t>(numel + 8), 123.0f);

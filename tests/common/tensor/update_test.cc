@@ -138,7 +138,7 @@ TEST_P(UpdateTest, LowPrecisionParametersAreComputedInFp32AndRoundedOnce) {
 
 // Small: in one go; large: streamed, with an unaligned destination.
 TEST_P(UpdateTest, TheCastCopyIsTheRoundedNewParameter) {
-  for (int64_t n : {1, 1500, 600'001}) {
+  for (int64_t n : {1, 1500, 1'200'001}) {
     for (DType cast : {v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
       AdamWState with(n), without(n);
       std::vector<uint16_t> copy(static_cast<size_t>(n + 2), 0xabcd);
