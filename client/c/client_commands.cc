@@ -150,7 +150,7 @@ absl::Status ClientJob::WaitGradientSlot(int index) {
   Slot& slot = progress_.slots[static_cast<size_t>(slot_index)];
   const TimelineWord& released = session_->daemon_page().slot(slot_index).released;
   const WaitFor reason{"wait_gradient_slot", &group_name(index), "the reduction of the slot's last submission"};
-  if (!session_->Reached(released, slot.submissions) && !slot.told) {
+  if (!slot.told && !session_->Spin(released, slot.submissions)) {
     // The daemon then knows that this rank stands still, and adds out of turn if all do.
     SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kWaitGradientSlot, index), /*act=*/true, reason)));
     slot.told = true;

@@ -1,6 +1,7 @@
 #include "client/c/client_session.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@ namespace {
 
 // How long a waiter sleeps before it looks whether the stream still lives. An epoch that advances wakes it at once.
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
+constexpr absl::Duration kSpin = absl::Microseconds(20);
 // The epoch word is faster than the event that explains it.
 constexpr absl::Duration kExplanationGrace = absl::Seconds(1);
 // Records that need no action may pile up; from here on the daemon is woken to drain them before the ring is full.
@@ -109,6 +111,17 @@ absl::Status ClientSession::Slice(const TimelineWord& word, uint64_t sequence, a
     return Reached(word, sequence) ? absl::OkStatus() : Failure();
   }
   return Live();
+}
+
+bool ClientSession::Spin(const TimelineWord& word, uint64_t sequence) const {
+  const absl::Time end = absl::Now() + kSpin;
+  while (!Reached(word, sequence)) {
+    if (absl::Now() >= end) {
+      return false;
+    }
+    sched_yield();
+  }
+  return true;
 }
 
 absl::Status ClientSession::WaitBriefly(const TimelineWord& word, uint64_t sequence) {

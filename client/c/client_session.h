@@ -84,6 +84,8 @@ class ClientSession {
     return Reached(word, sequence) ? absl::OkStatus() : WaitSlow(word, sequence, reason);
   }
 
+  // Looks at the word for some 20 us, giving the processor to others in between.
+  bool Spin(const TimelineWord& word, uint64_t sequence) const;
   // As Wait, at most 50 ms; OK when they have passed.
   absl::Status WaitBriefly(const TimelineWord& word, uint64_t sequence);
 

@@ -9,9 +9,11 @@
  * Errors: every fallible call returns NULL for success, else a status that the caller frees with shardd_status_free.
  * Codes are those of google.rpc.Code. ABORTED: the epoch advanced (a rank died, or the step was ended by an error that
  * the text explains); everything since the last committed step is dropped; call shardd_reattach and rewind to
- * shardd_job_info.committed_step with shardd_trainer_state. UNAVAILABLE: the daemon is gone.
- * Blocking: calls marked [waits] block until the named event, at most options.timeout_ms, then DEADLINE_EXCEEDED with who
- * is waited for. All others return without waiting for another process.
+ * shardd_job_info.committed_step with shardd_trainer_state. UNAVAILABLE: the daemon is gone; shardd_reattach waits up
+ * to 30 s for its successor. NOT_FOUND during training: the job was closed, for good. The first two are sticky until
+ * shardd_reattach. FAILED_PRECONDITION and INVALID_ARGUMENT are found before anything is sent and cost the session
+ * nothing. Blocking: calls marked [waits] block until the named event, at most options.timeout_ms, then
+ * DEADLINE_EXCEEDED with who is waited for. All others return without waiting for another process.
  */
 #ifndef SHARDD_CLIENT_C_SHARDD_H_
 #define SHARDD_CLIENT_C_SHARDD_H_
@@ -39,26 +41,26 @@ SHARDD_API void shardd_status_free(shardd_status* status);                 /* NU
 SHARDD_API const char* shardd_version(void); /* "0.1.0" */
 
 typedef enum shardd_dtype { /* numerically equal to shardd.v1.DType */
-  SHARDD_FLOAT32 = 1,
-  SHARDD_BFLOAT16 = 2,
-  SHARDD_FLOAT16 = 3,
-  SHARDD_FLOAT64 = 4,
-  SHARDD_INT64 = 5,
-  SHARDD_INT32 = 6,
-  SHARDD_INT16 = 7,
-  SHARDD_INT8 = 8,
-  SHARDD_UINT8 = 9,
-  SHARDD_BOOL = 10
+                            SHARDD_FLOAT32 = 1,
+                            SHARDD_BFLOAT16 = 2,
+                            SHARDD_FLOAT16 = 3,
+                            SHARDD_FLOAT64 = 4,
+                            SHARDD_INT64 = 5,
+                            SHARDD_INT32 = 6,
+                            SHARDD_INT16 = 7,
+                            SHARDD_INT8 = 8,
+                            SHARDD_UINT8 = 9,
+                            SHARDD_BOOL = 10
 } shardd_dtype;
 
 typedef struct shardd_attach_options {
   size_t struct_size; /* sizeof(shardd_attach_options) */
-  /* shardd.v1.JobSpec in proto3 JSON (proto/shardd/v1/model.proto): name, worldSize, tree, policy, config. worldSize 0 or
-   * absent: WORLD_SIZE from the environment. */
+  /* shardd.v1.JobSpec in proto3 JSON (proto/shardd/v1/model.proto): name, worldSize, tree, policy, config. worldSize 0
+   * or absent: WORLD_SIZE from the environment. */
   const char* spec_json;
   int32_t rank; /* -1: RANK from the environment */
-  /* "unix:/path" or "/path". NULL: SHARDD_ADDRESS; else /run/shardd/shardd.sock where a daemon listens; else a daemon of
-   * this user is started (found beside this library, in SHARDD_DAEMON or in PATH) with one CPU device per local rank
+  /* "unix:/path" or "/path". NULL: SHARDD_ADDRESS; else /run/shardd/shardd.sock where a daemon listens; else a daemon
+   * of this user is started (found beside this library, in SHARDD_DAEMON or in PATH) with one CPU device per local rank
    * (LOCAL_WORLD_SIZE, else the world size), which ends after its last job. */
   const char* address;
   int32_t replace;    /* 1: kill a live holder of this rank and take its place */
@@ -68,12 +70,13 @@ typedef struct shardd_attach_options {
 /* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */
 SHARDD_API shardd_status* shardd_attach(const shardd_attach_options* options, shardd_job** job);
 
-/* After ABORTED or UNAVAILABLE: attaches the same rank in the current epoch. Every pointer that this job gave out before is
- * invalid afterwards. [waits] */
+/* After ABORTED or UNAVAILABLE: attaches the same rank in the current epoch. Every pointer that this job gave out
+ * before is invalid afterwards. [waits] */
 SHARDD_API shardd_status* shardd_reattach(shardd_job* job);
 
-/* Ends the session and frees `job`. finished != 0: this rank needs the job no more; when all ranks have said so, the daemon
- * frees it. finished == 0: the job is kept for its grace time. NULL is allowed. [waits, at most 5 s] */
+/* Ends the session and frees `job`. finished != 0: this rank needs the job no more; when all ranks have said so, the
+ * daemon frees it. finished == 0: the job is kept for its grace time; a session that is over already is no error then.
+ * `job` is freed in any case, but for a forked child. NULL is allowed. [waits, at most 5 s: for steps under way] */
 SHARDD_API shardd_status* shardd_detach(shardd_job* job, int finished);
 
 typedef struct shardd_job_info {
@@ -100,10 +103,10 @@ typedef struct shardd_group_info {
   int32_t param_count;
   const int32_t* params; /* indices, in presence-mask order; valid while attached */
   int32_t reshard_after_forward;
-  int32_t trainable;    /* has a gradient slot */
+  int32_t trainable; /* has a gradient slot */
   int32_t depth;
   int64_t numel;
-  int32_t also_unshard_count;    /* groups that hold tied parameters used by modules of this one */
+  int32_t also_unshard_count; /* groups that hold tied parameters used by modules of this one */
   const int32_t* also_unshards;
 } shardd_group_info;
 SHARDD_API shardd_status* shardd_get_group_info(const shardd_job* job, int32_t group, shardd_group_info* info);
@@ -127,15 +130,17 @@ typedef struct shardd_param_info {
 } shardd_param_info;
 SHARDD_API shardd_status* shardd_get_param_info(const shardd_job* job, int32_t param, shardd_param_info* info);
 
-SHARDD_API int32_t shardd_find_param(const shardd_job* job, const char* fqn);  /* -1: unknown; aliases and wrapper prefixes are understood */
+SHARDD_API int32_t shardd_find_param(const shardd_job* job,
+                                     const char* fqn); /* -1: unknown; aliases and wrapper prefixes are understood */
 SHARDD_API int32_t shardd_find_group(const shardd_job* job, const char* name); /* -1: unknown */
 
 /* Values -------------------------------------------------------------------------------------------------------- */
 
-/* Writes elements [first, first + numel) of a parameter, in its dtype. Legal before version 1 (initial values) and between
- * shardd_enter_full_params(writeback) and shardd_commit_parameters. Several ranks may write; the last write wins. Values
- * are copied before the call returns. [waits: for staging space] */
-SHARDD_API shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first, int64_t numel);
+/* Writes elements [first, first + numel) of a parameter, in its dtype. Legal before version 1 (initial values) and
+ * between shardd_enter_full_params(writeback) and shardd_commit_parameters. Several ranks may write; the last write
+ * wins. Values are copied before the call returns. [waits: for staging space] */
+SHARDD_API shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first,
+                                                 int64_t numel);
 /* This rank has written what it had to. Returns when all ranks have said so and the new version is there. [waits] */
 SHARDD_API shardd_status* shardd_commit_parameters(shardd_job* job);
 
@@ -147,8 +152,8 @@ typedef enum shardd_phase { SHARDD_FORWARD = 1, SHARDD_BACKWARD = 2 } shardd_pha
 SHARDD_API shardd_status* shardd_unshard(shardd_job* job, int32_t group, shardd_phase phase);
 /* Until they can be read. Prefetched or zero-copy: one load, no system call. [waits] */
 SHARDD_API shardd_status* shardd_wait_unshard(shardd_job* job, int32_t group);
-/* The full parameter, numel elements of unsharded_dtype, row-major, read-only; NULL while its group is not unsharded and
- * waited for. Valid until shardd_reshard of the group; it may lie elsewhere at the next unshard. */
+/* The full parameter, numel elements of unsharded_dtype, row-major, read-only; NULL while its group is not unsharded
+ * and waited for. Valid until shardd_reshard of the group; it may lie elsewhere at the next unshard. */
 SHARDD_API const void* shardd_parameter_data(const shardd_job* job, int32_t param);
 /* The caller has finished reading. */
 SHARDD_API shardd_status* shardd_reshard(shardd_job* job, int32_t group);
@@ -157,11 +162,13 @@ SHARDD_API shardd_status* shardd_reshard(shardd_job* job, int32_t group);
 SHARDD_API shardd_status* shardd_wait_gradient_slot(shardd_job* job, int32_t group);
 /* Where the parameter's gradient goes: numel elements of unsharded_dtype. NULL for a frozen parameter. */
 SHARDD_API void* shardd_gradient_data(const shardd_job* job, int32_t param);
-/* The group's gradients of this backward are in the slot. Bit i (little endian within bytes) is parameter i of the group.
- * present NULL: all trainable ones; a parameter absent on one rank counts as zero, absent on all keeps value and state
- * (PyTorch's None). fresh NULL: none; a fresh gradient replaces what this step accumulated. A group may be submitted
- * several times in one backward: contributions add. */
-SHARDD_API shardd_status* shardd_submit_gradients(shardd_job* job, int32_t group, const uint8_t* present, const uint8_t* fresh);
+/* The group's gradients of this backward are in the slot. Bit i (little endian within bytes) is parameter i of the
+ * group. present NULL: all trainable ones; a parameter absent on one rank counts as zero, absent on all keeps value and
+ * state (PyTorch's None). fresh NULL: none; a fresh gradient replaces what this step accumulated; of an absent
+ * parameter it says nothing. A group may be submitted several times in one backward, with shardd_wait_gradient_slot
+ * before each: contributions add. Waits only where a step was sent and its commit not yet waited for. */
+SHARDD_API shardd_status* shardd_submit_gradients(shardd_job* job, int32_t group, const uint8_t* present,
+                                                  const uint8_t* fresh);
 /* This backward is closed: a group not submitted by now gets nothing from this rank. last != 0: a step follows. */
 SHARDD_API shardd_status* shardd_backward_done(shardd_job* job, int last);
 
@@ -172,7 +179,8 @@ typedef struct shardd_hyperparameters { /* of one optimizer group; torch's meani
   int32_t nesterov;           /* SGD */
 } shardd_hyperparameters;
 
-/* Asks for the optimizer step. All groups must be resharded. `state` (at most 1 MiB) is committed with the step. */
+/* Asks for the optimizer step. All groups must be resharded, every backward with gradients closed. `state` (at most
+ * 1 MiB) is committed with the step. Waits only while an earlier step is not committed. */
 SHARDD_API shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
                                       double max_grad_norm, const void* state, size_t state_bytes);
 typedef struct shardd_step_result {
@@ -194,17 +202,18 @@ SHARDD_API shardd_status* shardd_leave_full_params(shardd_job* job);
 
 /* Introspection ---------------------------------------------------------------------------------------------------- */
 
-/* What a spec comes to, before anything runs: JSON text with groups and bytes by purpose. Free with shardd_string_free. */
+/* What a spec comes to, before anything runs: JSON text with groups and bytes by purpose. Free with shardd_string_free.
+ */
 SHARDD_API shardd_status* shardd_plan_json(const char* spec_json, char** json);
 SHARDD_API void shardd_string_free(char* text);
 
 /* Of this attachment. */
 typedef struct shardd_counters {
   size_t struct_size;
-  uint64_t commands;        /* ring records written */
-  uint64_t doorbells;       /* of which woke the daemon */
-  uint64_t waits;           /* waits that did not find their event already there */
-  uint64_t wait_ns;         /* time in them */
+  uint64_t commands;  /* ring records written */
+  uint64_t doorbells; /* of which woke the daemon */
+  uint64_t waits;     /* waits that did not find their event already there */
+  uint64_t wait_ns;   /* time in them */
 } shardd_counters;
 SHARDD_API shardd_status* shardd_get_counters(const shardd_job* job, shardd_counters* counters);
 

@@ -67,6 +67,24 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
   rank.Unshard(1, SHARDD_FORWARD);
 }
 
+TEST(Process, AForkedChildThatExitsLeavesTheSessionAlone) {
+  Daemon daemon;
+  Rank rank;
+  ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
+  rank.WriteAll(1);
+  for (int round = 0; round < 5; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      exit(0);  // with exit handlers and static destructors, as a worker process of a data loader ends
+    }
+    int status = 0;
+    ASSERT_TRUE(Eventually([&] { return waitpid(child, &status, WNOHANG) == child; }));
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+  rank.Unshard(0, SHARDD_FORWARD);
+  EXPECT_EQ(rank.Info().epoch, 1u);
+}
+
 class ExitPrograms : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ExitPrograms, ExitWithoutDetachIsPromptAndClean) {
