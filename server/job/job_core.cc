@@ -60,6 +60,16 @@ absl::Status JobCore::RankError(absl::StatusCode code, int rank, absl::string_vi
   return absl::Status(code, absl::StrCat(what, ": ", fact, " (rank=", rank, ", step=", committed_step_ + 1, ")"));
 }
 
+absl::Status JobCore::CheckNobodyFinished(int rank, absl::string_view what) const {
+  for (int other = 0; other < world_size(); ++other) {
+    if (ranks_[other].finished) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
+                       absl::StrCat("rank ", other, " has finished and takes part in nothing any more"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(absl::Status)> on_loop) {
   struct State {
     std::atomic<int> left;
@@ -182,8 +192,10 @@ void JobCore::Detach(int rank, bool finished) {
   EndSession(rank);
   ranks_[rank].finished = finished;
   const bool others = attached() > 0;
+  // Whoever was let in to read full parameters needs nobody any more; everything else that ranks do together does.
   const bool midway = !pairs_.empty() || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
-    return r.stepped || r.full_params || r.committed_params;
+    const bool only_reads = r.inside && !r.writeback && !r.finished;
+    return r.stepped || r.committed_params || (r.full_params && !only_reads);
   });
   if (others && (!finished || midway)) {
     Abort(RankError(absl::StatusCode::kAborted, rank, "session",

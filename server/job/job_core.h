@@ -128,6 +128,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void Event(int rank, absl::string_view kind, std::string text);
   absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
+  // A rank that asks for something that needs all ranks would wait for ever.
+  absl::Status CheckNobodyFinished(int rank, absl::string_view what) const;
   void EndSession(int rank);
   void ResetStep();
   // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.

@@ -184,6 +184,7 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
                          ? "the rank has already sent it"
                          : "legal before version 1 and between EnterFullParams(writeback) and LeaveFullParams");
   }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "CommitParameters"));
   ranks_[rank].committed_params = true;
   if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.committed_params; })) {
     return absl::OkStatus();
@@ -235,6 +236,7 @@ absl::Status JobCore::OnEnterFullParams(Session* session, bool writeback) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
                      version_ == 0 ? "the job has no parameters yet" : "the rank is inside already");
   }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterFullParams"));
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));

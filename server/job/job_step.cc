@@ -68,11 +68,8 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   pair.waiting[rank].push_back(std::move(contribution));
   ++pair.submitted[rank];
   state.slot_holder[slot] = key;
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, what));
   for (int other = 0; other < world_size(); ++other) {
-    if (ranks_[other].finished) {
-      return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                       absl::StrCat("rank ", other, " has finished"));
-    }
     SHARDD_RETURN_IF_ERROR(CheckMissing(other, key, pair));
   }
   if (pooled_ && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
@@ -300,6 +297,7 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
                      : state.full_params ? "the rank is inside EnterFullParams"
                                          : "the rank has already sent Step for this step");
   }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "Step"));
   if (static_cast<int64_t>(step.trainer_state().size()) > kMaxTrainerStateBytes) {
     return RankError(absl::StatusCode::kInvalidArgument, rank, "Step",
                      absl::StrCat("trainer state is too large (got ", step.trainer_state().size(), ", want at most ",

@@ -1,0 +1,281 @@
+#include "tests/e2e/cluster.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+
+namespace shardd::e2e {
+
+using testing::Child;
+using testing::PollUntil;
+
+namespace {
+
+// In a forked child, without a look at the heap: becomes `argv`, in a process group of its own, output to `log`.
+void Become(const std::vector<char*>& argv, const char* log) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  dup2(fd, STDOUT_FILENO);
+  dup2(fd, STDERR_FILENO);
+  execv(argv[0], argv.data());
+}
+
+std::unique_ptr<Child> Spawn(const std::vector<std::string>& command, const std::string& log) {
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  return std::make_unique<Child>(Child::Exec([&] { Become(argv, log.c_str()); }));
+}
+
+int CountEntries(const std::string& path) {
+  int count = 0;
+  std::error_code error;
+  for (auto it = std::filesystem::recursive_directory_iterator(path, error);
+       !error && it != std::filesystem::recursive_directory_iterator(); it.increment(error)) {
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Footprint& f) {
+  return out << f.descriptors << " descriptors, " << f.shared_maps << " shared maps, " << f.state_files
+             << " state files";
+}
+
+Cluster::~Cluster() {
+  if (HasFailure()) {
+    std::ifstream log(File("daemon.log"));
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(log, line);) lines.push_back(line);
+    for (size_t i = lines.size() < 40 ? 0 : lines.size() - 40; i < lines.size(); ++i) {
+      std::fprintf(stderr, "daemon.log: %s\n", lines[i].c_str());
+    }
+  }
+  for (const pid_t group : groups_) kill(-group, SIGKILL);
+}
+
+void Cluster::StartDaemon(const std::vector<std::string>& flags, const std::string& devices) {
+  socket_ = File("shardd.sock");
+  state_dir_ = File("state");
+  std::vector<std::string> command = {SHARDD_DAEMON_PATH, "--listen=unix:" + socket_, "--state_dir=" + state_dir_,
+                                      "--devices=" + devices};
+  command.insert(command.end(), flags.begin(), flags.end());
+  daemon_ = Spawn(command, File("daemon.log"));
+  jobs_ = v1::JobsService::NewStub(grpc::CreateChannel("unix:" + socket_, grpc::InsecureChannelCredentials()));
+  ASSERT_TRUE(PollUntil([this] { return access(socket_.c_str(), F_OK) == 0; })) << "the daemon does not listen";
+  ASSERT_EQ(DaemonStatus().pid(), daemon_->pid());
+}
+
+int Cluster::StopDaemon() {
+  daemon_->Kill(SIGTERM);
+  return daemon_->Wait();
+}
+
+bool Cluster::DaemonAlive() { return DaemonStatus().pid() == daemon_->pid(); }
+
+Footprint Cluster::DaemonFootprint() const {
+  Footprint footprint;
+  const std::string proc = absl::StrCat("/proc/", daemon_->pid());
+  footprint.descriptors = CountEntries(proc + "/fd");
+  std::ifstream maps(proc + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    footprint.shared_maps += absl::StrContains(line, "memfd:") || absl::StrContains(line, state_dir_) ? 1 : 0;
+  }
+  footprint.state_files = CountEntries(state_dir_);
+  return footprint;
+}
+
+std::string Cluster::Folder(const Args& args) const { return folder_.path() + "/" + args.Text("name", "job"); }
+
+Child Cluster::StartRank(int rank, const Args& args) {
+  const std::string folder = Folder(args);
+  mkdir(folder.c_str(), 0700);
+  const std::string spec = absl::StrCat(folder, "/spec.", rank);
+  std::ofstream(spec) << SpecJson(args);
+  std::vector<std::string> command = {"/proc/self/exe",   "--worker",     absl::StrCat("rank=", rank),
+                                      "folder=" + folder, "spec=" + spec, "address=unix:" + socket_};
+  for (const auto& [name, value] : args.values()) command.push_back(absl::StrCat(name, "=", value));
+  std::unique_ptr<Child> child = Spawn(command, absl::StrCat(folder, "/log.", rank));
+  groups_.insert(child->pid());
+  return std::move(*child);
+}
+
+std::vector<TrainerReport> Cluster::RunRanks(const Args& given, const std::map<int, Args>& per_rank,
+                                             const std::function<void()>& at_end) {
+  const std::string end = absl::StrCat("end@", given.Int("steps", 50));
+  const Args args = at_end == nullptr ? given : given.With({{"pause", end}});
+  const int world = args.Int("world", 2);
+  std::vector<Child> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto own = per_rank.find(rank);
+    ranks.push_back(StartRank(rank, own == per_rank.end() ? args : args.With(own->second)));
+  }
+  if (at_end != nullptr) {
+    for (int rank = 0; rank < world; ++rank) AwaitPause(args, "end", rank);
+    at_end();
+    for (int rank = 0; rank < world; ++rank) LetGo(args, "end", rank);
+  }
+  std::vector<TrainerReport> reports;
+  for (int rank = 0; rank < world; ++rank) {
+    EXPECT_EQ(ranks[rank].Wait(2 * testing::kLimit), 0)
+        << "rank " << rank << ": " << testing::ReadWholeFile(absl::StrCat(Folder(args), "/log.", rank));
+    reports.push_back(Report(args, rank));
+  }
+  return reports;
+}
+
+void Cluster::AwaitPause(const Args& args, const std::string& moment, int rank) {
+  const std::string file = absl::StrCat(Folder(args), "/at.", moment, ".", rank);
+  const std::string report = absl::StrCat(Folder(args), "/rank.", rank);
+  ASSERT_TRUE(PollUntil([&] { return access(file.c_str(), F_OK) == 0 || access(report.c_str(), F_OK) == 0; }));
+  EXPECT_EQ(access(file.c_str(), F_OK), 0) << "rank " << rank << " ended before it came to \"" << moment << "\"";
+}
+
+void Cluster::LetGo(const Args& args, const std::string& moment, int rank) {
+  std::ofstream(absl::StrCat(Folder(args), "/go.", moment, ".", rank)).flush();
+}
+
+namespace {
+
+// One call with a limit.
+template <typename Request, typename Response>
+Response Call(v1::JobsService::Stub& stub,
+              grpc::Status (v1::JobsService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+              const Request& request) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit));
+  context.set_wait_for_ready(true);
+  Response response;
+  const grpc::Status status = (stub.*method)(&context, request, &response);
+  return status.ok() ? response : Response();
+}
+
+}  // namespace
+
+v1::Job Cluster::Job(const std::string& name) {
+  const v1::ListJobsResponse response = Call(*jobs_, &v1::JobsService::Stub::ListJobs, v1::ListJobsRequest());
+  for (const v1::Job& job : response.jobs()) {
+    if (job.name() == name) return job;
+  }
+  return v1::Job();
+}
+
+std::vector<v1::Rank> Cluster::Ranks(const std::string& name) {
+  v1::JobRef ref;
+  ref.set_job(name);
+  const v1::ListRanksResponse response = Call(*jobs_, &v1::JobsService::Stub::ListRanks, ref);
+  return {response.ranks().begin(), response.ranks().end()};
+}
+
+std::vector<v1::Event> Cluster::Events(const std::string& name) {
+  v1::ListEventsRequest request;
+  request.set_job(name);
+  request.set_limit(1000);
+  const v1::ListEventsResponse response = Call(*jobs_, &v1::JobsService::Stub::ListEvents, request);
+  return {response.events().begin(), response.events().end()};
+}
+
+v1::Daemon Cluster::DaemonStatus() { return Call(*jobs_, &v1::JobsService::Stub::GetDaemon, v1::GetDaemonRequest()); }
+
+bool Cluster::HasEvent(const std::string& name, const std::string& kind, const std::string& text) {
+  const std::vector<v1::Event> events = Events(name);
+  return std::any_of(events.begin(), events.end(), [&](const v1::Event& event) {
+    return event.kind() == kind && absl::StrContains(event.text(), text);
+  });
+}
+
+std::string SpecJson(const Args& args) {
+  static const std::map<std::string, std::string> dtypes = {
+      {"fp32", "DTYPE_FLOAT32"}, {"bf16", "DTYPE_BFLOAT16"}, {"fp16", "DTYPE_FLOAT16"}};
+  auto text = [](const std::string& value) { return "\"" + value + "\""; };
+  std::vector<std::pair<std::string, std::string>> fields = {{"trainersNeverWrite", "true"}};
+  auto add = [&](const char* arg, const char* field, const std::string& prefix) {
+    if (!args.Text(arg).empty()) fields.push_back({field, text(prefix + args.Text(arg))});
+  };
+  add("strategy", "strategy", "STRATEGY_");
+  add("layout", "layout", "LAYOUT_");
+  add("unshard_mode", "unshardMode", "UNSHARD_MODE_");
+  add("backward_prefetch", "backwardPrefetch", "BACKWARD_PREFETCH_");
+  if (args.Int("forward_prefetch") != 0) fields.push_back({"forwardPrefetch", "true"});
+  if (args.Int("strict_order") != 0) fields.push_back({"strictOrder", "true"});
+  if (args.Int("allow_missing") != 0) fields.push_back({"allowMissingContribution", "true"});
+  if (args.Int("silence_ms") != 0) fields.push_back({"silenceTimeoutMs", args.Text("silence_ms")});
+  if (args.Int("grace_ms") != 0) fields.push_back({"graceMs", args.Text("grace_ms")});
+  if (args.Double("divide") != 0) fields.push_back({"gradientDivideFactor", args.Text("divide")});
+  std::string precision;
+  for (const auto& [arg, field] : {std::pair{"param_dtype", "paramDtype"}, {"reduce_dtype", "reduceDtype"}}) {
+    if (!args.Text(arg).empty()) {
+      absl::StrAppend(&precision, precision.empty() ? "" : ",", text(field), ":", text(dtypes.at(args.Text(arg))));
+    }
+  }
+  fields.push_back({"mixedPrecision", "{" + precision + "}"});
+  std::string optimizer =
+      args.Text("optimizer", "adamw") == "sgd" ? R"("kind":"OPTIMIZER_KIND_SGD")" : R"("kind":"OPTIMIZER_KIND_ADAMW")";
+  if (args.Double("momentum") > 0) optimizer += R"(,"momentum":true)";
+  if (args.Int("two_groups") != 0) optimizer += R"(,"groups":[{"fqns":["mid.b1","gain"]}])";
+  fields.push_back({"optimizer", "{" + optimizer + "}"});
+  std::string config;
+  for (const auto& [name, value] : fields) absl::StrAppend(&config, config.empty() ? "" : ",", text(name), ":", value);
+  return absl::StrCat("{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2),
+                      ",\"tree\":", TreeJson(), R"(,"policy":{"classes":{"classNames":["Block"]}},"config":{)", config,
+                      "}}");
+}
+
+void ExpectAllOk(const std::vector<TrainerReport>& reports) {
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    EXPECT_EQ(reports[rank].code, 0) << "rank " << rank << ": " << reports[rank].message;
+  }
+}
+
+void ExpectParity(const Args& args, const std::vector<TrainerReport>& reports, double tolerance) {
+  ExpectAllOk(reports);
+  const Trained want = Reference(args).Run();
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const TrainerReport& got = reports[rank];
+    ASSERT_EQ(got.losses.size(), want.losses[rank].size());
+    double worst = 0;
+    for (size_t step = 0; step < got.losses.size(); ++step) {
+      worst = std::max(worst, std::abs(got.losses[step] - want.losses[rank][step]) / want.losses[rank][step]);
+      if (args.Double("max_norm") > 0) {
+        EXPECT_NEAR(got.norms[step], want.norms[step], 10 * tolerance * want.norms[step]) << "step " << step;
+      }
+    }
+    EXPECT_LE(worst, tolerance) << "relative difference of a loss of rank " << rank;
+    for (int p = 0; p < kParamCount; ++p) {
+      ASSERT_EQ(got.values[p].size(), want.values[p].size()) << kParamNames[p];
+      double largest = 0, difference = 0;
+      for (int i = 0; i < kNumel[p]; ++i) {
+        largest = std::max(largest, std::abs(double{want.values[p][i]}));
+        difference = std::max(difference, std::abs(double{got.values[p][i]} - want.values[p][i]));
+      }
+      EXPECT_LE(difference / largest, tolerance) << kParamNames[p] << " on rank " << rank;
+    }
+  }
+}
+
+void ExpectSame(const std::vector<TrainerReport>& got, const std::vector<TrainerReport>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t rank = 0; rank < got.size(); ++rank) {
+    for (int p = 0; p < kParamCount; ++p) {
+      EXPECT_EQ(got[rank].values[p], want[rank].values[p]) << kParamNames[p] << " on rank " << rank;
+    }
+  }
+}
+
+}  // namespace shardd::e2e

@@ -1,0 +1,95 @@
+#ifndef SHARDD_TESTS_E2E_CLUSTER_H_
+#define SHARDD_TESTS_E2E_CLUSTER_H_
+
+// The verbs of tests with a real daemon and real ranks: start a daemon, start ranks (processes of this very binary, see
+// main.cc), kill, wait, look through the jobs service.
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "shardd/v1/jobs.grpc.pb.h"
+#include "shardd/v1/model.pb.h"
+#include "tests/common/shm/process_util.h"
+#include "tests/e2e/args.h"
+#include "tests/e2e/reference.h"
+#include "tests/e2e/trainer.h"
+
+namespace shardd::e2e {
+
+// Where the daemon's bytes and descriptors are: what must not grow.
+struct Footprint {
+  int descriptors = 0;
+  int shared_maps = 0;  // memfd and state files in its address space
+  int state_files = 0;
+  friend bool operator==(const Footprint& a, const Footprint& b) {
+    return a.descriptors == b.descriptors && a.shared_maps == b.shared_maps && a.state_files == b.state_files;
+  }
+};
+std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
+
+class Cluster : public ::testing::Test {
+ protected:
+  ~Cluster() override;
+
+  // Starts a daemon and waits until it answers. `flags` come last.
+  void StartDaemon(const std::vector<std::string>& flags = {}, const std::string& devices = "cpu:2");
+  // Another one beside it would need another socket: one at a time.
+  int StopDaemon();                                // SIGTERM; its exit code
+  int WaitForDaemon() { return daemon_->Wait(); }  // its exit code
+  bool DaemonAlive();
+  pid_t daemon_pid() const { return daemon_->pid(); }
+  Footprint DaemonFootprint() const;
+  const std::string& socket() const { return socket_; }
+  const std::string& state_dir() const { return state_dir_; }
+  std::string File(const std::string& name) const { return folder_.path() + "/" + name; }
+
+  // One rank as a process. Its report is read by Report.
+  testing::Child StartRank(int rank, const Args& args);
+  // All ranks at once; waits for them; their reports by rank. `per_rank` adds to `args`; `at_end` is called when all
+  // have trained and are still attached.
+  std::vector<TrainerReport> RunRanks(const Args& args, const std::map<int, Args>& per_rank = {},
+                                      const std::function<void()>& at_end = nullptr);
+  TrainerReport Report(const Args& args, int rank) const { return ReadReport(Folder(args), rank); }
+  // Results of a job lie here; one folder per job name.
+  std::string Folder(const Args& args) const;
+  // Until a rank has come to its "pause" (or has ended); then lets it go.
+  void AwaitPause(const Args& args, const std::string& moment, int rank);
+  void LetGo(const Args& args, const std::string& moment, int rank);
+
+  // The jobs service. Empty messages where the call fails.
+  v1::Job Job(const std::string& name = "job");
+  std::vector<v1::Rank> Ranks(const std::string& name = "job");
+  std::vector<v1::Event> Events(const std::string& name = "job");
+  v1::Daemon DaemonStatus();
+  bool HasEvent(const std::string& name, const std::string& kind, const std::string& text);
+  v1::JobsService::Stub& jobs() { return *jobs_; }
+
+ private:
+  testing::TempDir folder_;
+  std::string socket_;
+  std::string state_dir_;
+  std::unique_ptr<testing::Child> daemon_;
+  std::unique_ptr<v1::JobsService::Stub> jobs_;
+  std::set<pid_t> groups_;  // process groups of ranks, ended with the test
+};
+
+// proto3 JSON of the job that `args` describe.
+std::string SpecJson(const Args& args);
+
+// Losses and values are those of the reference, within `tolerance` of the largest element of each tensor.
+void ExpectParity(const Args& args, const std::vector<TrainerReport>& reports, double tolerance = 1e-5);
+// All bits.
+void ExpectSame(const std::vector<TrainerReport>& got, const std::vector<TrainerReport>& want);
+void ExpectAllOk(const std::vector<TrainerReport>& reports);
+
+}  // namespace shardd::e2e
+
+#endif  // SHARDD_TESTS_E2E_CLUSTER_H_

@@ -1,0 +1,155 @@
+// Training through the daemon is training: losses and parameters of 50 steps equal those of one process without any
+// service, whatever the strategy, layout, mode, optimizer and number of ranks.
+
+#include "tests/e2e/cluster.h"
+
+namespace shardd::e2e {
+namespace {
+
+struct Case {
+  std::string name;
+  Args args;
+  double tolerance = 1e-5;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+class Parity : public Cluster, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(Parity, FiftyStepsEqualTheUnshardedRun) {
+  const Case& c = GetParam();
+  const int world = c.args.Int("world", 2);
+  StartDaemon({}, "cpu:" + std::to_string(world));
+  const Args& args = c.args;
+  v1::Job job;
+  ExpectParity(args, RunRanks(args, {}, [&] { job = Job(); }), c.tolerance);
+
+  const int micro = args.Int("micro", 1);
+  EXPECT_EQ(job.committed_step(), 50);
+  EXPECT_EQ(job.counters().commits(), 50);
+  EXPECT_EQ(job.counters().reductions(), 50u * micro * kGroupCount);
+  EXPECT_EQ(job.counters().gradient_submissions(), 50u * micro * kGroupCount * world);
+  EXPECT_EQ(job.counters().departures(), 0);
+  EXPECT_EQ(job.counters().early_folds(), 0);
+  if (args.Text("unshard_mode") == "POOLED") {
+    EXPECT_GT(job.counters().unshard_copies(), 50u);
+    if (args.Int("forward_prefetch") != 0 || args.Text("backward_prefetch", "PRE") != "NONE") {
+      EXPECT_GT(job.counters().prefetch_hits(), 40u);
+      EXPECT_LE(job.counters().prefetch_hits(), job.counters().prefetches());
+    } else {
+      EXPECT_EQ(job.counters().prefetches(), 0);
+    }
+  } else {
+    EXPECT_EQ(job.counters().unshard_copies(), 0);  // zero-copy moves no byte
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Parity,
+                         ::testing::Values(Case{"OneRank", {{"world", "1"}}}, Case{"TwoRanks", {{"world", "2"}}},
+                                           Case{"ThreeRanks", {{"world", "3"}}}, Case{"FourRanks", {{"world", "4"}}}),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Sharding, Parity,
+                         ::testing::Values(Case{"Dim0OnThreeRanks", {{"world", "3"}, {"layout", "DIM0"}}},
+                                           Case{"Dim0OnFourRanks", {{"world", "4"}, {"layout", "DIM0"}}},
+                                           Case{"ShardGradOp", {{"strategy", "SHARD_GRAD_OP"}}},
+                                           Case{"ShardGradOpDim0",
+                                                {{"strategy", "SHARD_GRAD_OP"}, {"layout", "DIM0"}, {"world", "3"}}},
+                                           Case{"NoShard", {{"strategy", "NO_SHARD"}, {"world", "3"}}},
+                                           Case{"NoShardDim0", {{"strategy", "NO_SHARD"}, {"layout", "DIM0"}}}),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Pooled, Parity,
+    ::testing::Values(
+        Case{"WithoutPrefetch", {{"unshard_mode", "POOLED"}, {"backward_prefetch", "NONE"}}},
+        Case{"ForwardPrefetch",
+             {{"unshard_mode", "POOLED"}, {"backward_prefetch", "NONE"}, {"forward_prefetch", "1"}, {"world", "3"}}},
+        Case{"BackwardPrefetchPre", {{"unshard_mode", "POOLED"}, {"backward_prefetch", "PRE"}}},
+        Case{"BackwardPrefetchPost",
+             {{"unshard_mode", "POOLED"}, {"backward_prefetch", "POST"}, {"layout", "DIM0"}, {"world", "3"}}},
+        Case{"ShardGradOp",
+             {{"unshard_mode", "POOLED"}, {"strategy", "SHARD_GRAD_OP"}, {"forward_prefetch", "1"}, {"micro", "2"}}},
+        Case{"BothPrefetchesInBf16",
+             {{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}},
+             2e-2}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Optimizer, Parity,
+    ::testing::Values(
+        Case{"Sgd", {{"optimizer", "sgd"}, {"weight_decay", "0"}}},
+        Case{"SgdMomentum", {{"optimizer", "sgd"}, {"momentum", "0.9"}, {"lr", "0.02"}, {"world", "3"}}},
+        Case{"SgdDampening",
+             {{"optimizer", "sgd"}, {"momentum", "0.9"}, {"dampening", "0.3"}, {"weight_decay", "0.01"}}},
+        Case{"SgdNesterov",
+             {{"optimizer", "sgd"}, {"momentum", "0.8"}, {"nesterov", "1"}, {"lr", "0.02"}, {"layout", "DIM0"}}},
+        Case{"TwoGroupsCutAFlatParameter", {{"two_groups", "1"}, {"world", "3"}}},
+        Case{"TwoGroupsSgdMomentumDim0",
+             {{"two_groups", "1"}, {"optimizer", "sgd"}, {"momentum", "0.5"}, {"layout", "DIM0"}}}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Gradients, Parity,
+    ::testing::Values(Case{"AccumulatedOverTwoBackwards", {{"micro", "2"}}},
+                      Case{"AccumulatedOverThreeOnThreeRanks", {{"micro", "3"}, {"world", "3"}, {"layout", "DIM0"}}},
+                      Case{"Clipped", {{"max_norm", "0.05"}, {"world", "3"}}},
+                      Case{"ClippedAndAccumulated", {{"max_norm", "0.1"}, {"micro", "2"}, {"optimizer", "sgd"}}},
+                      Case{"ClippedNoShardCountsEachGradientOnce", {{"max_norm", "0.05"}, {"strategy", "NO_SHARD"}}},
+                      Case{"DividedByAGivenFactor", {{"divide", "3.5"}, {"optimizer", "sgd"}}},
+                      Case{"FreshReplacesWhatWasAccumulated", {{"micro", "2"}, {"fresh", "b1"}, {"world", "3"}}}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Precision, Parity,
+    ::testing::Values(
+        Case{"ParametersInBf16", {{"param_dtype", "bf16"}, {"optimizer", "sgd"}}, 2e-2},
+        Case{"ParametersInFp16", {{"param_dtype", "fp16"}, {"optimizer", "sgd"}, {"world", "3"}}, 3e-3},
+        Case{"GradientsReducedInBf16", {{"reduce_dtype", "bf16"}, {"optimizer", "sgd"}, {"world", "3"}}, 1e-2},
+        Case{"Bf16Dim0ShardGradOp",
+             {{"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"layout", "DIM0"}, {"strategy", "SHARD_GRAD_OP"}},
+             2e-2}),
+    [](const auto& info) { return info.param.name; });
+
+class Training : public Cluster {};
+
+// A parameter without a gradient on one rank counts as zero there; on no rank: value, decay and step count untouched.
+TEST_F(Training, AbsentGradientsAreNoneAndNotZero) {
+  StartDaemon({}, "cpu:3");
+  const Args args = {{"world", "3"}, {"absent", "mixed"}};
+  ExpectParity(args, RunRanks(args));
+}
+
+TEST_F(Training, AbsentGradientsWithMomentumAndAccumulation) {
+  StartDaemon();
+  const Args args = {{"absent", "mixed"}, {"optimizer", "sgd"}, {"momentum", "0.9"}, {"lr", "0.02"}, {"micro", "2"}};
+  ExpectParity(args, RunRanks(args));
+}
+
+TEST_F(Training, GivesTheSameBitsOnEveryRun) {
+  StartDaemon({}, "cpu:3");
+  const Args args = {{"world", "3"}, {"steps", "20"}, {"max_norm", "0.1"}, {"micro", "2"}};
+  const std::vector<TrainerReport> first = RunRanks(args.With({{"name", "first"}}));
+  ExpectAllOk(first);
+  for (const char* name : {"second", "third"}) {
+    const std::vector<TrainerReport> again = RunRanks(args.With({{"name", name}}));
+    ExpectAllOk(again);
+    ExpectSame(again, first);
+    EXPECT_EQ(again[0].norms, first[0].norms);
+  }
+}
+
+TEST_F(Training, SeveralJobsAtATimeDoNotMeet) {
+  StartDaemon();
+  const Args args = {{"steps", "50"}};
+  const Args other = {{"steps", "50"}, {"name", "other"}, {"optimizer", "sgd"}, {"world", "3"}};
+  std::vector<testing::Child> ranks;
+  for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
+  for (int rank = 0; rank < 3; ++rank) ranks.push_back(StartRank(rank, other));
+  for (testing::Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+  ExpectParity(args, {Report(args, 0), Report(args, 1)});
+  ExpectParity(other, {Report(other, 0), Report(other, 1), Report(other, 2)});
+}
+
+}  // namespace
+}  // namespace shardd::e2e
