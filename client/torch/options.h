@@ -1,0 +1,78 @@
+#ifndef SHARDD_CLIENT_TORCH_OPTIONS_H_
+#define SHARDD_CLIENT_TORCH_OPTIONS_H_
+
+// How a torch::nn::Module is to be sharded. What all ranks of a job must agree on is said so; a difference is an error
+// of ShardedModule::Shard that names the field and both values.
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardd {
+
+enum class Strategy {
+  kFullShard,    // reshard after forward, unshard again for backward
+  kShardGradOp,  // unsharded from forward to the end of backward
+  kNoShard,      // every rank owns everything; gradients are all-reduced
+};
+enum class ShardLayout {
+  kFlat,  // the group's flat parameter is cut into equal shards
+  kDim0,  // each parameter's rows are cut as torch.chunk cuts them
+};
+enum class UnshardMode {
+  kZeroCopy,  // ranks map the node's parameters
+  kPooled,    // copied into slots of the unsharded pool, once per node (tight memory)
+};
+enum class BackwardPrefetch {
+  kPre,   // the next group is asked for when this one's backward begins
+  kPost,  // ... when this one's backward has ended
+  kNone,
+};
+enum class OptimizerKind { kNone, kAdamW, kSgd };
+
+struct ShardOptions {
+  // Where and who. Empty or negative: from the environment, see client/c/shardd.h (RANK, WORLD_SIZE, SHARDD_ADDRESS).
+  std::string job_name;  // required; 1 to 128 characters of [A-Za-z0-9._-]
+  int world_size = 0;
+  int rank = -1;
+  std::string address;
+  bool replace = false;    // kill a live holder of this rank and take its place
+  int64_t timeout_ms = 0;  // bound of attach and of every wait; 0: 300 000
+
+  // Which modules become fully sharded modules: those of these classes (the name without namespaces and without the
+  // "Impl" that torch::nn::ModuleHolder asks for), those with these FQNs, those with at least min_numel parameters. The
+  // root is one as well. All ranks alike, as is everything below.
+  std::vector<std::string> fully_shard_classes;
+  std::vector<std::string> fully_shard_fqns;
+  int64_t min_numel = 0;                              // 0: no such rule
+  std::map<std::string, bool> reshard_after_forward;  // by FQN of a fully sharded module: overrides the strategy's rule
+
+  Strategy strategy = Strategy::kFullShard;
+  ShardLayout layout = ShardLayout::kFlat;
+  UnshardMode unshard_mode = UnshardMode::kZeroCopy;
+  int max_inflight_unshards = 0;  // kPooled: 0 is the daemon's default
+  bool forward_prefetch = false;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  // With param_dtype the module's parameters become tensors of that dtype; shards keep the dtype they had.
+  std::optional<at::ScalarType> param_dtype;
+  std::optional<at::ScalarType> reduce_dtype;
+
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  bool momentum = false;  // kSgd: plan a momentum buffer
+  // FQNs of optimizer groups 1, 2, ...; all other parameters are group 0.
+  std::vector<std::vector<std::string>> optimizer_groups;
+  double gradient_divide_factor = 0;  // 0: the world size
+
+  bool strict_order = false;
+  bool allow_missing_contribution = false;
+  int64_t silence_timeout_ms = 0;  // 0: the daemon's default
+  int64_t grace_ms = 0;            // 0: the daemon's default
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_TORCH_OPTIONS_H_

@@ -1,0 +1,46 @@
+#include "client/torch/parameter_storage.h"
+
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+namespace shardd {
+
+ParameterStorage::ParameterStorage(at::IntArrayRef shape, at::ScalarType dtype, std::string error)
+    : shape_(shape.vec()), dtype_(dtype), error_(std::move(error)) {
+  size_t size_bytes = c10::elementSize(dtype);
+  for (const int64_t extent : shape) {
+    size_bytes *= static_cast<size_t>(extent);
+  }
+  // No allocator and not resizable: nothing can grow it away from the memory it shows.
+  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes,
+                                                   at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr,
+                                                   /*resizable=*/false);
+  Clear();
+}
+
+void ParameterStorage::Adopt(at::Tensor& tensor) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor replacement = at::empty({0}, at::TensorOptions().dtype(dtype_));
+  auto* impl = replacement.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(c10::Storage(storage_));
+  impl->set_sizes_contiguous(shape_);
+  tensor.set_data(replacement);
+}
+
+bool ParameterStorage::Holds(const at::Tensor& tensor) const {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_.get();
+}
+
+void ParameterStorage::PointTo(const void* data) {
+  // Torch has no read-only storage; where the memory is mapped read-only a write into it is a fault.
+  storage_->set_data_ptr_noswap(at::DataPtr(const_cast<void*>(data), at::kCPU));
+  storage_->clear_data_ptr_access_error_msg_();
+}
+
+void ParameterStorage::Clear() {
+  storage_->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+  storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(error_);
+}
+
+}  // namespace shardd

@@ -1,0 +1,175 @@
+// Models trained through the adaptor by real processes, against the same model trained by one process without shardd.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/torch/ranks.h"
+#include "tests/torch/worker_options.h"
+
+namespace shardd_test {
+namespace {
+
+using nlohmann::json;
+
+// Relative. Exact steps come first: as long as no rounding to bfloat16 has fallen the other way, nothing differs.
+struct Tolerance {
+  double exact = 1e-5;
+  size_t exact_steps = 0;
+  double losses = 1e-5;
+  double parameters = 1e-5;
+};
+constexpr Tolerance kFloat32;
+// One rounding of an output (2^-8 of about one) moves a squared error of about 0.6^2 by 1.3 %.
+constexpr Tolerance kBfloat16{.exact_steps = 10, .losses = 1.0 / 64, .parameters = 1.0 / 128};
+
+// Largest |got - want| relative to the largest |want|.
+double RelativeDifference(const std::vector<double>& got, const std::vector<double>& want) {
+  EXPECT_EQ(got.size(), want.size());
+  double difference = 0;
+  double scale = 1e-30;
+  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
+    difference = std::max(difference, std::isfinite(got[i]) ? std::abs(got[i] - want[i]) : INFINITY);
+    scale = std::max(scale, std::abs(want[i]));
+  }
+  return difference / scale;
+}
+
+void ExpectParity(const std::vector<json>& sharded, const json& reference, const Tolerance& tolerance) {
+  for (size_t rank = 0; rank < sharded.size(); ++rank) {
+    const json& result = sharded[rank];
+    if (!result.contains("losses")) {
+      ADD_FAILURE() << "rank " << rank << " has no result";
+      continue;
+    }
+    const std::vector<double> got = result["losses"];
+    const std::vector<double> want = reference["losses"][rank];
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t step = 0; step < got.size(); ++step) {
+      const double allowed = step < tolerance.exact_steps ? tolerance.exact : tolerance.losses;
+      ASSERT_NEAR(got[step], want[step], allowed * std::abs(want[step])) << "rank " << rank << " step " << step;
+    }
+    EXPECT_NEAR(result["evaluation"].get<double>(), reference["evaluation"].get<double>(),
+                tolerance.losses * reference["evaluation"].get<double>());
+    ASSERT_EQ(result["parameters"].size(), reference["parameters"].size());
+    for (const auto& [fqn, values] : reference["parameters"].items()) {
+      ASSERT_TRUE(result["parameters"].contains(fqn)) << fqn;
+      EXPECT_LE(RelativeDifference(result["parameters"][fqn], values), tolerance.parameters)
+          << "rank " << rank << " " << fqn;
+    }
+  }
+}
+
+struct Case {
+  const char* name;
+  WorkerOptions options;
+};
+void PrintTo(const Case& item, std::ostream* stream) { *stream << item.name; }
+
+class TorchParity : public testing::TestWithParam<Case> {};
+
+TEST_P(TorchParity, LossesAndParametersEqualTheUnshardedRun) {
+  const WorkerOptions& options = GetParam().options;
+  Ranks ranks(options.ranks);
+  const json reference = ranks.RunReference(options);
+  ExpectParity(ranks.RunSharded(options), reference, options.dtype == "fp32" ? kFloat32 : kBfloat16);
+}
+
+// clang-format off
+INSTANTIATE_TEST_SUITE_P(, TorchParity, testing::Values(
+  Case{"OneRank", {.ranks = 1}},
+  Case{"TwoRanks", {.ranks = 2}},
+  Case{"ThreeRanksDim0", {.ranks = 3, .layout = "dim0"}},
+  Case{"FourRanksUnevenRows", {.ranks = 4, .layout = "dim0", .clip = 0.05}},
+  Case{"ThreeRanksClipped", {.ranks = 3, .clip = 0.05}},
+  Case{"ShardGradOp", {.ranks = 2, .strategy = "shard_grad_op", .accumulate = 2}},
+  Case{"NoShard", {.ranks = 2, .strategy = "no_shard", .clip = 0.05}},
+  Case{"NoShardDim0Tied", {.ranks = 3, .model = "tied", .strategy = "no_shard", .layout = "dim0"}},
+  Case{"Tied", {.ranks = 2, .model = "tied"}},
+  Case{"TiedShardGradOpDim0", {.ranks = 3, .model = "tied", .strategy = "shard_grad_op", .layout = "dim0"}},
+  Case{"Frozen", {.ranks = 2, .model = "frozen", .clip = 0.05}},
+  Case{"FrozenDim0Pooled", {.ranks = 3, .model = "frozen", .layout = "dim0", .unshard_mode = "pooled"}},
+  Case{"Absent", {.ranks = 2, .model = "absent"}},
+  Case{"AbsentAccumulated", {.ranks = 3, .model = "absent", .accumulate = 3, .clip = 0.05}},
+  Case{"Towers", {.ranks = 2, .model = "towers", .prefetch = "post"}},
+  Case{"OtherOrderOnOtherRanks", {.ranks = 3, .model = "order"}},
+  Case{"Accumulated", {.ranks = 2, .accumulate = 3, .clip = 0.05}},
+  Case{"OverlappingMicroBatches", {.ranks = 2, .accumulate = 2, .overlap = true}},
+  Case{"Pooled", {.ranks = 2, .unshard_mode = "pooled"}},
+  Case{"PooledTiedWithoutPrefetch", {.ranks = 2, .model = "tied", .unshard_mode = "pooled", .prefetch = "none"}},
+  Case{"SgdNesterov", {.ranks = 3, .optimizer = "sgd", .clip = 1.0}},
+  Case{"OptimizerGroups", {.ranks = 2, .two_groups = true}},
+  Case{"SgdGroupsNoShard", {.ranks = 2, .strategy = "no_shard", .optimizer = "sgd", .two_groups = true}},
+  Case{"Bfloat16", {.ranks = 2, .dtype = "bf16"}},
+  Case{"Bfloat16PooledDim0", {.ranks = 3, .layout = "dim0", .unshard_mode = "pooled", .dtype = "bf16"}}),
+  [](const auto& info) { return std::string(info.param.name); });
+// clang-format on
+
+TEST(TorchAdaptor, GivesTheSameResultOnEveryRun) {
+  Ranks ranks(3);
+  const WorkerOptions options{.ranks = 3, .model = "absent", .accumulate = 2, .clip = 0.05};
+  const std::vector<json> first = ranks.RunSharded(options);
+  const std::vector<json> second = ranks.RunSharded(options);
+  for (size_t rank = 0; rank < first.size(); ++rank) {
+    EXPECT_EQ(first[rank]["losses"], second[rank]["losses"]);
+    EXPECT_EQ(first[rank]["parameters"], second[rank]["parameters"]);
+  }
+}
+
+TEST(TorchAdaptor, AReplacedRankGoesOnAtTheCommittedStepAndTheResultIsTheSame) {
+  constexpr int kKillAt = 20;
+  Ranks ranks(2);
+  WorkerOptions options{.ranks = 2, .model = "tied"};
+  const json reference = ranks.RunReference(options);
+  options.address = ranks.address();
+  options.job = "killed";
+  const pid_t survivor = ranks.Start(options);
+  options.rank = 1;
+  options.kill_at = kKillAt;
+  const int died = ranks.Wait(ranks.Start(options));
+  EXPECT_TRUE(WIFSIGNALED(died) && WTERMSIG(died) == SIGKILL) << died;
+  options.kill_at = -1;
+  options.replace = true;
+  EXPECT_EQ(ranks.Wait(ranks.Start(options)), 0);
+  EXPECT_EQ(ranks.Wait(survivor), 0);
+  json replacement = ranks.Read(options);
+  options.rank = 0;
+  const json result = ranks.Read(options);
+  EXPECT_EQ(replacement["first_step"], kKillAt);
+  EXPECT_EQ(result["reattached"], 1);
+  ExpectParity({result}, reference, kFloat32);
+  EXPECT_EQ(replacement["parameters"], result["parameters"]);
+}
+
+TEST(TorchAdaptor, TensorsHaveStoragesOfTheirOwnAndRaiseWhileResharded) {
+  Ranks ranks(1);
+  const std::vector<json> results = ranks.RunSharded({.mode = "probe"});
+  const json& result = results[0];
+  ASSERT_TRUE(result.contains("raised"));
+  for (const char* use :
+       {"add", "matmul of a view", "clone", "forward without Run", "add after a step", "add after finish"}) {
+    const std::string text = result["raised"][use];
+    EXPECT_NE(text.find("parameter group \"cell1\" is resharded"), std::string::npos) << use << ": " << text;
+  }
+  const std::string root = result["raised"]["item"];
+  EXPECT_NE(root.find("parameter group \"(root)\" is resharded"), std::string::npos) << root;
+  for (const char* use : {"backward after finish", "backward without module"}) {
+    EXPECT_NE(result["raised"][use], "") << use;
+  }
+  EXPECT_TRUE(result["same tensor"]);
+  EXPECT_FALSE(result["any grad"]);
+  EXPECT_EQ(result["storages"], result["parameters"]);
+  for (const auto& [fqn, exact] : result["exact size"].items()) {
+    EXPECT_TRUE(exact) << fqn;
+  }
+}
+
+}  // namespace
+}  // namespace shardd_test

@@ -1,0 +1,14 @@
+#include "tests/torch/worker_options.h"
+
+#include <nlohmann/json.hpp>
+
+namespace shardd_test {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkerOptions, mode, address, out, job, ranks, rank, model, strategy, layout,
+                                   unshard_mode, prefetch, optimizer, dtype, steps, accumulate, overlap, clip,
+                                   two_groups, replace, kill_at)
+
+std::string ToJson(const WorkerOptions& options) { return nlohmann::json(options).dump(); }
+WorkerOptions FromJson(const std::string& text) { return nlohmann::json::parse(text).get<WorkerOptions>(); }
+
+}  // namespace shardd_test

@@ -1,0 +1,42 @@
+#ifndef SHARDD_TESTS_TORCH_WORKER_OPTIONS_H_
+#define SHARDD_TESTS_TORCH_WORKER_OPTIONS_H_
+
+// The processes that the tests start: `<test binary> --worker <options as JSON>`.
+
+#include <string>
+#include <vector>
+
+namespace shardd_test {
+
+struct WorkerOptions {
+  std::string mode = "train";  // train; probe: what the module's tensors are, without training
+  std::string address = {};    // empty: the unsharded reference, one process for all ranks
+  std::string out = {};        // the results, JSON
+  std::string job = "job";
+  int ranks = 1;
+  int rank = 0;
+  // plain; tied: within a group and across groups; frozen: a group, and one parameter of another; absent: parameters
+  // without gradient on some ranks or steps; towers: groups whose inputs need no gradient; order: ranks run towers in
+  // different order
+  std::string model = "plain";
+  std::string strategy = "full_shard";
+  std::string layout = "flat";
+  std::string unshard_mode = "zero_copy";
+  std::string prefetch = "pre";
+  std::string optimizer = "adamw";
+  std::string dtype = "fp32";
+  int steps = 50;
+  int accumulate = 1;
+  bool overlap = false;  // all micro-batches forward, then all backward
+  double clip = 0;
+  bool two_groups = false;  // biases are optimizer group 1, with their own hyperparameters
+  bool replace = false;
+  int kill_at = -1;  // the rank ends itself with SIGKILL in the backward of this step
+};
+
+std::string ToJson(const WorkerOptions& options);
+WorkerOptions FromJson(const std::string& text);
+
+}  // namespace shardd_test
+
+#endif  // SHARDD_TESTS_TORCH_WORKER_OPTIONS_H_
