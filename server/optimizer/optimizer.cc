@@ -154,7 +154,7 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
     const std::vector<Range> ranges = WorkRanges(
         plan, static_cast<int>(f), rank, [&](int param) { return present[param]; }, [](int, int) { return true; });
     for (const Range& range : ranges) {
-      ops.push_back(SquaredNormOp{Addresses(flat, slabs, range.offset).gradient, range.numel, result});
+      ops.emplace_back(SquaredNormOp{Addresses(flat, slabs, range.offset).gradient, range.numel, result});
     }
   }
   return ops;
@@ -193,7 +193,7 @@ std::vector<DeviceOp> CastOps(const ShardPlan& plan, const SlabPointers& slabs, 
     for (const Range& range : ranges) {
       const Addresses at(flat, slabs, range.offset);
       if (at.cast == nullptr) continue;
-      ops.push_back(CastOp{at.param, flat.dtype, at.cast, flat.unsharded_dtype, range.numel});
+      ops.emplace_back(CastOp{at.param, flat.dtype, at.cast, flat.unsharded_dtype, range.numel});
     }
   }
   return ops;

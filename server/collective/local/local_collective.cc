@@ -170,7 +170,7 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
         op.dst = request.destination + flat.pool_offset_bytes + first * DTypeSizeBytes(flat.unsharded_dtype);
         op.to = flat.unsharded_dtype;
         op.numel = std::min(piece, flat.numel - first);
-        PartOf(parts, devices_[next]).ops.push_back(op);
+        PartOf(parts, devices_[next]).ops.emplace_back(op);
         next = (next + 1) % devices_.size();
       }
     }
