@@ -1,6 +1,7 @@
 // shardd: one per node. Owns the jobs' shards and devices; see README.md.
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
@@ -105,6 +106,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   signal(SIGPIPE, SIG_IGN);
+  // Each trainer takes about ten descriptors; the usual soft limit of 1024 is for programs that use select.
+  if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
   const absl::Status status = shardd::Run();
   if (!status.ok()) {
     shardd::LogError(status.ToString());

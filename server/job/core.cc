@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -46,6 +47,7 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
     : options_(std::move(options)),
       devices_(std::move(devices)),
       start_time_(absl::Now()),
+      started_(MonotonicNow()),
       loop_([this] { return BeforeSleep(); }) {
   loop_.Post([this] { Tick(); });
 }
@@ -57,6 +59,7 @@ void Core::Shutdown() {
     return;
   }
   shut_down_ = true;
+  attach_.Stop();
   setup_.Stop();
   loop_.RunAndWait([this] {
     for (auto& [name, entry] : jobs_) {
@@ -96,7 +99,7 @@ bool Core::BeforeSleep() {
 }
 
 void Core::Tick() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   for (auto& [name, entry] : jobs_) {
     JobCore* job = entry.job.get();
     job->PollRings();  // also what was sent without a doorbell
@@ -109,8 +112,8 @@ void Core::Tick() {
     job->CheckSilence(now);
   }
   ReviewJobs();
-  if (options_.embedded && jobs_.empty() && !idle_reported_ &&
-      (had_job_ || now - start_time_ > options_.embedded_idle)) {
+  if (options_.embedded && jobs_.empty() && opening_ == 0 && !idle_reported_ &&
+      (had_job_ || now - started_ > options_.embedded_idle)) {
     idle_reported_ = true;
     options_.on_idle();
   }
@@ -118,7 +121,7 @@ void Core::Tick() {
 }
 
 void Core::ReviewJobs() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   for (auto it = jobs_.begin(); it != jobs_.end();) {
     Entry& entry = it->second;
     JobCore& job = *entry.job;
@@ -126,7 +129,7 @@ void Core::ReviewJobs() {
       job.Close("all ranks have finished");
     }
     if (!job.closed()) {
-      if (job.attached() > 0) {
+      if (job.attached() > 0 || entry.arriving > 0) {
         entry.empty_since = absl::InfiniteFuture();
       } else if (entry.empty_since == absl::InfiniteFuture()) {
         entry.empty_since = now;
@@ -179,12 +182,38 @@ absl::StatusOr<T> Core::OnLoop(std::function<absl::StatusOr<T>()> body) {
 // Open -------------------------------------------------------------------------------------------------------------
 
 void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
-  setup_.Post(
-      [this, peer, request = std::move(request), done = std::move(done)] { done(OpenJobOnSetup(peer, request)); });
+  // Whoever comes keeps the job from its grace time, however long the queue is.
+  loop_.Post([this, name = request.spec().name()] {
+    ++opening_;
+    if (auto it = jobs_.find(name); it != jobs_.end()) {
+      ++it->second.arriving;
+    }
+  });
+  auto finish = [this, name = request.spec().name(),
+                 done = std::move(done)](absl::StatusOr<v1::OpenJobResponse> result) {
+    loop_.Post([this, name] {
+      --opening_;
+      if (auto it = jobs_.find(name); it != jobs_.end()) {
+        it->second.arriving = std::max(0, it->second.arriving - 1);
+      }
+    });
+    done(std::move(result));
+  };
+  // Joining must not wait for the slabs of other jobs; making them is the setup thread's.
+  attach_.Post([this, peer, request = std::move(request), finish = std::move(finish)]() mutable {
+    absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, request, /*create=*/false);
+    if (!absl::IsNotFound(joined.status())) {
+      finish(std::move(joined));
+      return;
+    }
+    setup_.Post([this, peer, request = std::move(request), finish = std::move(finish)] {
+      finish(OpenJobOnSetup(peer, request, /*create=*/true));
+    });
+  });
 }
 
-absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer,
-                                                         const v1::OpenJobRequest& request) {
+absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
+                                                         bool create) {
   const std::string& name = request.spec().name();
   const std::string what = absl::StrCat("open job \"", absl::CHexEscape(name.substr(0, 128)), "\"");
   if (request.protocol_version() != kProtocolVersion) {
@@ -226,7 +255,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         for (const auto& [job_name, entry] : jobs_) {
           if (entry.job->uid() == peer.uid) {
             ++result.jobs_of_uid;
-            result.bytes_of_uid += entry.job->memory().allocated_bytes();
+            result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
           }
         }
         auto it = jobs_.find(name);
@@ -251,6 +280,9 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
       }));
   if (found.exists) {
     return found.response;
+  }
+  if (!create) {
+    return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
   }
   const int64_t bytes = plan->memory.TotalBytes(plan->world_size);
   if (found.jobs_of_uid >= options_.max_jobs_per_uid) {
@@ -292,12 +324,15 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
 
 // Attach -----------------------------------------------------------------------------------------------------------
 
-void Core::AttachRank(PeerCredentials peer, v1::AttachRankRequest request, Done<v1::AttachRankResponse> done) {
-  setup_.Post(
-      [this, peer, request = std::move(request), done = std::move(done)] { done(AttachRankOnSetup(peer, request)); });
+void Core::AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
+                      Done<v1::AttachRankResponse> done) {
+  auto shared_pidfd = std::make_shared<UniqueFd>(std::move(pidfd));
+  attach_.Post([this, peer, shared_pidfd, request = std::move(request), done = std::move(done)] {
+    done(AttachRankOnSetup(peer, std::move(*shared_pidfd), request));
+  });
 }
 
-absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredentials& peer,
+absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,
                                                                const v1::AttachRankRequest& request) {
   const int rank = request.rank();
   const std::string what = absl::StrCat("attach rank ", rank, " of job ", request.job_id());
@@ -331,7 +366,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
             }
             job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
             if (job->session(rank) != nullptr) {
-              return absl::UnavailableError(absl::StrCat(what, ": a commit is under way; attach again"));
+              return absl::AbortedError(absl::StrCat(what, ": a commit is under way; attach again"));
             }
           }
           Found result;
@@ -343,6 +378,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
     SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
                             Session::Create(found.plan, found.session_id, rank, found.epoch));
     session->peer = peer;
+    session->pidfd = UniqueFd(pidfd.valid() ? fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
     absl::StatusOr<v1::AttachRankResponse> response =
         OnLoop<v1::AttachRankResponse>([&]() -> absl::StatusOr<v1::AttachRankResponse> {
           JobCore* job = FindJob(request.job_id());
@@ -383,40 +419,43 @@ void Core::CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(ab
 
 // Sessions ---------------------------------------------------------------------------------------------------------
 
-void Core::StartSession(uint64_t session_id, std::string token, PeerCredentials peer, UniqueFd pidfd,
+void Core::StartSession(uint64_t session_id, std::string token, PeerCredentials peer,
                         std::shared_ptr<SessionStream> stream, std::function<void(absl::Status)> done) {
-  auto shared_pidfd = std::make_shared<UniqueFd>(std::move(pidfd));
-  loop_.Post([this, session_id, token = std::move(token), peer, shared_pidfd, stream = std::move(stream),
-              done = std::move(done)]() mutable {
-    JobCore* job = nullptr;
-    Session* session = FindSession(session_id, &job);
-    if (session == nullptr || session->token() != token || session->peer.uid != peer.uid) {
-      done(absl::UnauthenticatedError(absl::StrCat("session ", session_id, ": no such session, or wrong token")));
-      return;
-    }
-    if (session->stream != nullptr) {
-      done(absl::AlreadyExistsError(absl::StrCat("session ", session_id, ": it has a stream already")));
-      return;
-    }
-    session->pidfd = std::move(*shared_pidfd);
-    done(absl::OkStatus());
-    job->SessionLive(session, std::move(stream));
-  });
+  loop_.Post(
+      [this, session_id, token = std::move(token), peer, stream = std::move(stream), done = std::move(done)]() mutable {
+        JobCore* job = nullptr;
+        Session* session = FindSession(session_id, &job);
+        if (session == nullptr || session->token() != token || session->peer.uid != peer.uid) {
+          done(absl::UnauthenticatedError(absl::StrCat("session ", session_id, ": no such session, or wrong token")));
+          return;
+        }
+        if (session->stream != nullptr) {
+          done(absl::AlreadyExistsError(absl::StrCat("session ", session_id, ": it has a stream already")));
+          return;
+        }
+        done(absl::OkStatus());
+        job->SessionLive(session, std::move(stream));
+      });
 }
 
-void Core::SessionCommands(uint64_t session_id, v1::CommandBatch batch) {
-  loop_.Post([this, session_id, batch = std::move(batch)] {
+Session* Core::FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const {
+  Session* session = FindSession(session_id, job);
+  return session != nullptr && session->stream.get() == &stream ? session : nullptr;
+}
+
+void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch) {
+  loop_.Post([this, session_id, stream = std::move(stream), batch = std::move(batch)] {
     JobCore* job = nullptr;
-    if (Session* session = FindSession(session_id, &job); session != nullptr) {
+    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
       job->ExecuteFromStream(session, batch);
     }
   });
 }
 
-void Core::SessionDetach(uint64_t session_id, bool finished) {
-  loop_.Post([this, session_id, finished] {
+void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {
+  loop_.Post([this, session_id, stream = std::move(stream), finished] {
     JobCore* job = nullptr;
-    if (Session* session = FindSession(session_id, &job); session != nullptr) {
+    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
       job->PollRings();  // what it has asked for before
       session = job->FindSession(session_id);
       if (session != nullptr) {
@@ -427,10 +466,10 @@ void Core::SessionDetach(uint64_t session_id, bool finished) {
   });
 }
 
-void Core::SessionStreamClosed(uint64_t session_id) {
-  loop_.Post([this, session_id] {
+void Core::SessionStreamClosed(uint64_t session_id, StreamPtr stream) {
+  loop_.Post([this, session_id, stream = std::move(stream)] {
     JobCore* job = nullptr;
-    if (Session* session = FindSession(session_id, &job); session != nullptr) {
+    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
       session->stream = nullptr;
       job->SessionLost(session->rank(), "its session stream ended");
     }

@@ -38,15 +38,18 @@ class Core final : public JobsSource {
 
   // Trainer side. Each calls `done` once, from any thread.
   void OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done);
-  void AttachRank(PeerCredentials peer, v1::AttachRankRequest request, Done<v1::AttachRankResponse> done);
+  // `pidfd`: of the client's process, whose end is the session's, hello or not; may be invalid.
+  void AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
+                  Done<v1::AttachRankResponse> done);
   void CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done);
-  // Hello: the session becomes live and `stream` receives its events. `pidfd`: of the client's process; may be invalid.
-  // UNAUTHENTICATED: no such session, or wrong token.
-  void StartSession(uint64_t session_id, std::string token, PeerCredentials peer, UniqueFd pidfd,
-                    std::shared_ptr<SessionStream> stream, std::function<void(absl::Status)> done);
-  void SessionCommands(uint64_t session_id, v1::CommandBatch batch);
-  void SessionDetach(uint64_t session_id, bool finished);
-  void SessionStreamClosed(uint64_t session_id);
+  // Hello: the session becomes live and `stream` receives its events. UNAUTHENTICATED: no such session, or wrong token.
+  void StartSession(uint64_t session_id, std::string token, PeerCredentials peer, std::shared_ptr<SessionStream> stream,
+                    std::function<void(absl::Status)> done);
+  // Ignored unless `stream` is the one that StartSession has accepted for the session: an id alone proves nothing.
+  using StreamPtr = std::shared_ptr<const SessionStream>;
+  void SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch);
+  void SessionDetach(uint64_t session_id, StreamPtr stream, bool finished);
+  void SessionStreamClosed(uint64_t session_id, StreamPtr stream);
   // The fd channel. `done` receives borrowed descriptors, valid during the call.
   void FetchFds(FdRequest request, PeerCredentials peer, UniqueFd peer_pidfd,
                 std::function<void(absl::Status, const std::vector<int>&)> done);
@@ -68,12 +71,15 @@ class Core final : public JobsSource {
  private:
   struct Entry {
     std::shared_ptr<JobCore> job;
+    int arriving = 0;                                 // OpenJob calls that are queued
     absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session
   };
 
-  // Setup thread.
-  absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request);
-  absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer,
+  // Setup and attach threads.
+  // create false: NOT_FOUND where the job is not there yet.
+  absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
+                                                     bool create);
+  absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,
                                                            const v1::AttachRankRequest& request);
   // Runs `body` on the loop from the setup thread and hands its result back.
   template <typename T>
@@ -85,6 +91,7 @@ class Core final : public JobsSource {
   JobCore* FindJob(uint64_t job_id) const;
   absl::StatusOr<JobCore*> FindJobByName(const Caller& caller, const std::string& name) const;
   Session* FindSession(uint64_t session_id, JobCore** job) const;
+  Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
   void ReviewJobs();  // grace times, finished and closed jobs
   template <typename T>
   void Query(const Caller& caller, const std::string& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
@@ -92,17 +99,21 @@ class Core final : public JobsSource {
   // Constant after construction.
   const CoreOptions options_;
   const std::vector<std::unique_ptr<Device>> devices_;
-  const absl::Time start_time_;
+  const absl::Time start_time_;  // for people
+  const absl::Time started_;     // MonotonicNow
   // Self-synchronised.
   EventLog events_;
   // Loop-confined.
   absl::btree_map<std::string, Entry> jobs_;  // by name
   uint64_t next_job_id_ = 1;
   uint64_t next_session_id_ = 1;
+  int opening_ = 0;  // OpenJob calls under way
   bool had_job_ = false;
   bool idle_reported_ = false;
   // Threads; last.
-  CoreLoop setup_;  // used as a queue with a thread: blocking work
+  // Used as queues with a thread, for work that blocks: slabs of jobs, and what must not wait for those.
+  CoreLoop setup_;
+  CoreLoop attach_;
   CoreLoop loop_;
   bool shut_down_ = false;
 };

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,12 @@
 #include "absl/synchronization/notification.h"
 
 namespace shardd {
+
+absl::Time MonotonicNow() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return absl::TimeFromTimespec(now);
+}
 
 CoreLoop::CoreLoop(std::function<bool()> before_sleep)
     : before_sleep_(std::move(before_sleep)),
@@ -74,12 +81,12 @@ void CoreLoop::Stop() {
   }
 }
 
-void CoreLoop::AddFd(int fd, std::function<void()> on_readable) {
+void CoreLoop::AddFd(int fd, std::function<void()> on_readable, bool edge) {
   auto watch = std::make_shared<Watch>();
   watch->generation = next_generation_++;
   watch->on_readable = std::move(on_readable);
   epoll_event event{};
-  event.events = EPOLLIN;
+  event.events = EPOLLIN | (edge ? static_cast<uint32_t>(EPOLLET) : 0u);
   // The generation tells a late event of a closed descriptor from one of its successor with the same number.
   event.data.u64 = (watch->generation << 24) | static_cast<uint64_t>(fd);
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
@@ -121,7 +128,7 @@ bool CoreLoop::RunPosted() {
 }
 
 int CoreLoop::RunTimers() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   while (!timers_.empty() && timers_.begin()->first.first <= now) {
     auto node = timers_.extract(timers_.begin());
     timer_times_.erase(node.key().second);
@@ -130,7 +137,7 @@ int CoreLoop::RunTimers() {
   if (timers_.empty()) {
     return -1;
   }
-  const int64_t ms = absl::ToInt64Milliseconds(timers_.begin()->first.first - absl::Now()) + 1;
+  const int64_t ms = absl::ToInt64Milliseconds(timers_.begin()->first.first - MonotonicNow()) + 1;
   return static_cast<int>(std::clamp<int64_t>(ms, 0, 60'000));
 }
 

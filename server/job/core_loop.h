@@ -20,6 +20,9 @@
 
 namespace shardd {
 
+// For leases, deadlines and timers: not moved by whoever sets the clock. Comparable only with itself.
+absl::Time MonotonicNow();
+
 class CoreLoop {
  public:
   using Closure = absl::AnyInvocable<void()>;
@@ -38,10 +41,12 @@ class CoreLoop {
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   bool InLoop() const { return std::this_thread::get_id() == thread_.get_id(); }
 
-  // Loop-confined from here on. `on_readable` runs whenever fd is readable, until RemoveFd. The fd is borrowed.
-  void AddFd(int fd, std::function<void()> on_readable);
+  // Loop-confined from here on. `on_readable` runs whenever fd is readable, until RemoveFd. The fd is borrowed. `edge`:
+  // once for each time something arrives; the descriptor need not be read, which for one that a client shares could
+  // block.
+  void AddFd(int fd, std::function<void()> on_readable, bool edge = false);
   void RemoveFd(int fd);
-  // Runs once, at or after `when`. Ids are never reused; cancelling a timer that has run is a no-op.
+  // Runs once, at or after `when` (of MonotonicNow). Ids are never reused; cancelling a timer that has run is a no-op.
   uint64_t AddTimer(absl::Time when, Closure closure);
   void CancelTimer(uint64_t id);
 

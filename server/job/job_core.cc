@@ -135,15 +135,20 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
         ", pid=", sessions_[rank]->peer.pid, "); end it first, or attach with replace"));
   }
   session->PublishVersion(version_);
-  session->last_command_time = absl::Now();
+  session->last_command_time = MonotonicNow();
   ranks_[rank].finished = false;
-  loop_->AddFd(session->doorbell(), [this, session_id = session->id()] {
-    if (Session* s = FindSession(session_id); s != nullptr) {
-      uint64_t value;
-      [[maybe_unused]] ssize_t n = read(s->doorbell(), &value, sizeof(value));
-    }
-    // The ring itself is looked at before the loop sleeps.
-  });
+  // Never read: the client shares the descriptor and could make a read block. The ring is looked at before the loop
+  // sleeps.
+  loop_->AddFd(
+      session->doorbell(), [] {}, /*edge=*/true);
+  if (session->pidfd.valid()) {
+    // Readable once the process has ended, also before its hello and while forked children hold its sockets open.
+    loop_->AddFd(session->pidfd.get(), [this, rank, session_id = session->id()] {
+      if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
+        SessionLost(rank, "its process ended");
+      }
+    });
+  }
   sessions_[rank] = std::move(session);
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
@@ -152,14 +157,6 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
 void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> stream) {
   session->stream = std::move(stream);
   const int rank = session->rank();
-  if (session->pidfd.valid()) {
-    // Readable once the process has ended, also while forked children hold its sockets open.
-    loop_->AddFd(session->pidfd.get(), [this, rank, session_id = session->id()] {
-      if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
-        SessionLost(rank, "its process ended");
-      }
-    });
-  }
   v1::SessionEvent event;
   event.mutable_attached();
   session->stream->Send(std::move(event));
@@ -191,21 +188,38 @@ void JobCore::Detach(int rank, bool finished) {
   Event(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
   ranks_[rank].finished = finished;
-  const bool others = attached() > 0;
   // Whoever was let in to read full parameters needs nobody any more; everything else that ranks do together does.
   const bool midway = !pairs_.empty() || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
     const bool only_reads = r.inside && !r.writeback && !r.finished;
-    return r.stepped || r.committed_params || (r.full_params && !only_reads);
+    return r.stepped || r.committed_params || r.closed_backwards > 0 || (r.full_params && !only_reads);
   });
-  if (others && (!finished || midway)) {
+  if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
     Abort(RankError(absl::StatusCode::kAborted, rank, "session",
                     finished ? "the rank finished while others were in a step" : "the rank detached"),
           {rank});
+    return;
+  }
+  // A successor begins with nothing of its predecessor's.
+  ranks_[rank] = RankStep();
+  ranks_[rank].finished = true;
+  ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
+  orders_[rank].BeginStep(captured_ ? &captured_order_ : nullptr);
+  if (pool_ != nullptr) {
+    pool_->ReleaseAll(rank);
   }
 }
 
 void JobCore::SessionLost(int rank, const std::string& why) {
   Session* session = sessions_[rank].get();
+  if (std::exchange(session->lost, true)) {
+    return;  // known; a commit under way comes first
+  }
+  if (session->pidfd.valid()) {
+    loop_->RemoveFd(session->pidfd.get());  // it stays readable
+  }
+  if (ranks_[rank].pending_detach.has_value()) {
+    return;  // it has done its part of the step and said good-bye; its gradients are here (AfterCommit)
+  }
   const std::string last =
       session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
   Event(rank, "lost", absl::StrCat(why, "; ", last));
@@ -231,12 +245,16 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   counters_.set_aborts(counters_.aborts() + 1);
   Event(-1, "abort", std::string(cause.message()));
   UndoWrites();
+  for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
+    if (session != nullptr) {
+      session->Poison(epoch_);
+    }
+  }
   for (int rank = 0; rank < world_size(); ++rank) {
     Session* session = sessions_[rank].get();
     if (session == nullptr) {
       continue;
     }
-    session->Poison(epoch_);
     if (session->stream != nullptr) {
       v1::SessionEvent event;
       v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
@@ -308,7 +326,8 @@ bool JobCore::PollRings() {
   bool found = false;
   for (int rank = 0; rank < world_size(); ++rank) {
     Session* session = sessions_[rank].get();
-    while (session != nullptr) {
+    // Bounded, so that no client keeps the loop from its timers and from other jobs.
+    for (uint32_t taken = 0; session != nullptr && taken < kRingRecords / 4; ++taken) {
       absl::StatusOr<RankCommand> command = session->NextFromRing();
       if (absl::IsNotFound(command.status())) {
         break;
@@ -327,6 +346,8 @@ bool JobCore::PollRings() {
         if (epoch_ != epoch) {
           return true;
         }
+        session->broken = true;  // a commit is under way, the abort follows it
+        break;
       }
       session->PublishConsumed();
     }
@@ -337,6 +358,9 @@ bool JobCore::PollRings() {
 void JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch) {
   const uint64_t epoch = epoch_;
   for (const v1::Command& in : batch.commands()) {
+    if (session->broken) {
+      return;
+    }
     absl::StatusOr<RankCommand> command = session->Decode(in);
     absl::Status status = command.status();
     if (status.ok()) {
@@ -344,6 +368,9 @@ void JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch)
     }
     if (!status.ok() && epoch_ == epoch) {
       Abort(std::move(status), {});
+      if (epoch_ == epoch) {
+        session->broken = true;
+      }
     }
     if (epoch_ != epoch) {
       return;
@@ -363,7 +390,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   const int rank = session->rank();
   counters_.set_commands(counters_.commands() + 1);
   ++session->commands;
-  session->last_command_time = absl::Now();
+  session->last_command_time = MonotonicNow();
   const bool names_group = command.opcode == Opcode::kUnshard || command.opcode == Opcode::kReshard ||
                            command.opcode == Opcode::kSubmitGradients;
   if (command.opcode != Opcode::kWaitGradientSlot) {
@@ -433,15 +460,15 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
   for (int rank = 0; rank < world_size(); ++rank) {
-    const absl::Duration silent = now - sessions_[rank]->last_command_time;
+    const Session& session = *sessions_[rank];
+    const absl::Duration silent = now - std::max(session.last_command_time, session.last_progress_time);
     if (silent < limit) {
       continue;
     }
     // Silent is only a fault when somebody waits for this very rank.
     for (int other = 0; other < world_size(); ++other) {
       const std::string waits = other == rank ? "" : WaitingFor(other);
-      if (!waits.empty() && now - sessions_[other]->last_command_time >= absl::ZeroDuration() &&
-          waits.find(absl::StrCat("rank ", rank, ":")) != std::string::npos) {
+      if (!waits.empty() && waits.find(absl::StrCat("rank ", rank, ":")) != std::string::npos) {
         const std::string last = sessions_[rank]->last_command;
         Abort(RankError(absl::StatusCode::kDeadlineExceeded, rank, "silence",
                         absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silent),

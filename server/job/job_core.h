@@ -119,8 +119,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   struct Pair {
     std::vector<std::deque<Contribution>> waiting;  // by rank; front: the current occurrence
     std::vector<int> submitted;                     // by rank
-    std::vector<bool> folded;                       // by rank: its part of the current occurrence is added already
-    std::vector<uint8_t> touched;                   // by index_in_group: written by a part of this occurrence
+    std::vector<int> folded;       // by rank: occurrences added ahead of their turn, from the current one
+    std::vector<uint8_t> touched;  // by index_in_group: written by a part of this occurrence
   };
   using PairKey = std::pair<int, int>;  // (backward, group)
 
@@ -155,6 +155,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void FillSlot(int slot, int group);
   void MaybeGrantFullParams();
   void FinishParametersCommit();
+  void SaveForUndo(int64_t offset_bytes, int64_t size_bytes);
   void UndoWrites();
 
   // Gradients and the step (job_step.cc)
@@ -215,11 +216,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   DecidedStep decided_;
   double grad_norm_ = 0;
   bool full_params_granted_ = false;
-  struct Undo {
-    int64_t offset_bytes;
-    std::string bytes;
-  };
-  std::vector<Undo> undo_;             // of writebacks not yet committed
+  std::map<int64_t, std::string> undo_;  // of writebacks not yet committed: old bytes by 64 KiB chunk
   std::unique_ptr<UnshardPool> pool_;  // POOLED
   v1::Counters counters_;
 };

@@ -10,6 +10,11 @@
 #include "server/observe/log.h"
 
 namespace shardd {
+namespace {
+
+constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
+
+}  // namespace
 
 absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
   const int rank = session->rank();
@@ -33,8 +38,13 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
     // The version's word tells the client when it may read; nothing else has to happen.
     return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
   }
+  session->CountUnshard(group);
   if (ranks_[rank].stepped || committing_) {
-    ranks_[rank].deferred_unshards.push_back(group);  // it asks for the version that is being made
+    auto& deferred = ranks_[rank].deferred_unshards;
+    if (std::find(deferred.begin(), deferred.end(), group) == deferred.end()) {
+      deferred.push_back(group);
+    }
+    // It asks for the version that is being made.
     return absl::OkStatus();
   }
   SHARDD_RETURN_IF_ERROR(UnshardIntoPool(rank, group));
@@ -162,15 +172,26 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   const int64_t offset = flat.shards_offset_bytes + (param.offset + command.arg0) * element;
   char* destination = memory_->shards()->At<char>(offset);
   if (version_ != 0) {
-    undo_.push_back({offset, std::string(destination, size)});
+    SaveForUndo(offset, size);
   }
   std::memcpy(destination, source, size);
   return absl::OkStatus();
 }
 
+// Each chunk is kept once, as it was before the first write: never more than the shards themselves.
+void JobCore::SaveForUndo(int64_t offset_bytes, int64_t size_bytes) {
+  for (int64_t chunk = offset_bytes / kUndoChunkBytes; chunk * kUndoChunkBytes < offset_bytes + size_bytes; ++chunk) {
+    const int64_t begin = chunk * kUndoChunkBytes;
+    const int64_t size = std::min(kUndoChunkBytes, memory_->shards()->size_bytes() - begin);
+    if (auto [it, added] = undo_.try_emplace(chunk); added) {
+      it->second.assign(memory_->shards()->At<char>(begin), size);
+    }
+  }
+}
+
 void JobCore::UndoWrites() {
-  for (auto it = undo_.rbegin(); it != undo_.rend(); ++it) {
-    std::memcpy(memory_->shards()->At<char>(it->offset_bytes), it->bytes.data(), it->bytes.size());
+  for (const auto& [chunk, bytes] : undo_) {
+    std::memcpy(memory_->shards()->At<char>(chunk * kUndoChunkBytes), bytes.data(), bytes.size());
   }
   undo_.clear();
 }

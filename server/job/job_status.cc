@@ -20,8 +20,8 @@ std::string JobCore::WaitingFor(int rank) const {
     for (const auto& [key, pair] : pairs_) {
       for (int other = 0; other < world_size(); ++other) {
         const bool missing =
-            !pair.folded[other] && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
-        const bool held = pair.folded[rank] || !pair.waiting[rank].empty();
+            pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
+        const bool held = pair.folded[rank] > 0 || !pair.waiting[rank].empty();
         if (other != rank && missing && held) {
           return absl::StrCat("rank ", other, ": SubmitGradients \"", group_name(key.second), "\" of backward ",
                               key.first);
@@ -132,7 +132,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     r->set_session_id(session->id());
     r->set_commands(session->commands);
     r->set_last_command(session->last_command);
-    r->set_last_command_age_ms(absl::ToInt64Milliseconds(absl::Now() - session->last_command_time));
+    r->set_last_command_age_ms(absl::ToInt64Milliseconds(MonotonicNow() - session->last_command_time));
     r->set_waiting_for(WaitingFor(rank));
     r->set_departures(session->departures);
   }

@@ -15,6 +15,7 @@ namespace shardd {
 namespace {
 
 constexpr int kAllBackwards = std::numeric_limits<int>::max();
+constexpr int kMaxBackwards = 1 << 14;  // of a step: what is paired is kept until the commit
 
 }  // namespace
 
@@ -23,7 +24,7 @@ JobCore::Pair& JobCore::GetPair(PairKey key) {
   if (pair.submitted.empty()) {
     pair.waiting.resize(world_size());
     pair.submitted.assign(world_size(), 0);
-    pair.folded.assign(world_size(), false);
+    pair.folded.assign(world_size(), 0);
     pair.touched.assign(plan_->groups[key.second].params.size(), 0);
   }
   return pair;
@@ -109,6 +110,11 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kBackwardDone, group_name(static_cast<int>(g)), rank));
   }
+  if (state.closed_backwards >= kMaxBackwards) {
+    return RankError(absl::StatusCode::kResourceExhausted, rank, "BackwardDone",
+                     absl::StrCat("too many backwards in one step (got ", state.closed_backwards + 1, ", want at most ",
+                                  kMaxBackwards, "); step more often"));
+  }
   const int closed = state.closed_backwards++;
   for (auto& [key, pair] : pairs_) {
     if (key.first == closed) {
@@ -125,7 +131,7 @@ absl::Status JobCore::TryReduce(PairKey key) {
     std::vector<int> ranks;
     bool any = false;
     for (int rank = 0; rank < world_size(); ++rank) {
-      if (pair.folded[rank]) {
+      if (pair.folded[rank] > 0) {
         any = true;
       } else if (!pair.waiting[rank].empty()) {
         any = true;
@@ -141,7 +147,9 @@ absl::Status JobCore::TryReduce(PairKey key) {
       SHARDD_RETURN_IF_ERROR(IssueReduce(key, pair, ranks));
     }
     // The occurrence is complete; the next one, if the group was submitted again, has begun.
-    pair.folded.assign(world_size(), false);
+    for (int& folded : pair.folded) {
+      folded = std::max(0, folded - 1);
+    }
     pair.touched.assign(pair.touched.size(), 0);
   }
 }
@@ -270,19 +278,28 @@ absl::Status JobCore::MaybeFold() {
       continue;
     }
     Pair& pair = pairs_.at(*key);
+    if (pair.waiting[rank].empty()) {
+      continue;  // folded for another stuck rank already
+    }
+    const int turn = pair.folded[rank];
     std::vector<int> ranks;
     for (int other = 0; other < world_size(); ++other) {
-      if (!pair.folded[other] && !pair.waiting[other].empty()) {
-        ranks.push_back(other);
+      if (pair.folded[other] != turn || pair.waiting[other].empty()) {
+        continue;
       }
-    }
-    if (ranks.empty()) {
-      continue;  // folded for another stuck rank already
+      const std::vector<bool>& fresh = pair.waiting[other].front().fresh;
+      if (turn > 0 && std::find(fresh.begin(), fresh.end(), true) != fresh.end()) {
+        return RankError(absl::StatusCode::kFailedPrecondition, other,
+                         absl::StrCat("SubmitGradients group \"", group_name(key->second), "\""),
+                         "a gradient that replaces cannot be added before its turn, and all ranks wait for each other; "
+                         "submit groups in the same order on all ranks");
+      }
+      ranks.push_back(other);
     }
     counters_.set_early_folds(counters_.early_folds() + 1);
     SHARDD_RETURN_IF_ERROR(IssueReduce(*key, pair, ranks));
     for (int other : ranks) {
-      pair.folded[other] = true;
+      ++pair.folded[other];
     }
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/job/core_loop.h"
 
 namespace shardd {
 
@@ -72,7 +73,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   session->page_ = DaemonPageView(memory->daemon_page->data(), slots, groups);
   session->memory_ = std::move(memory);
   session->released_.assign(slots, 0);
-  session->unsharded_.assign(groups, 0);
+  session->asked_.assign(groups, 0);
   session->handles.resize(groups);
   DaemonPage& page = session->page_.page();
   page.magic = DaemonPage::kMagic;
@@ -104,6 +105,9 @@ const char* Session::Staging(int64_t offset_bytes, int64_t size_bytes) const {
 }
 
 bool Session::HasCommands() const {
+  if (broken) {
+    return false;
+  }
   const uint64_t submitted = view_.page().submitted.load(std::memory_order_seq_cst);
   return TimelineEpoch(submitted) == epoch_ && TimelineSequence(submitted) != consumed_;
 }
@@ -121,6 +125,9 @@ std::vector<bool> CopyMask(const uint8_t* mask, int bits) {
 }  // namespace
 
 absl::StatusOr<RankCommand> Session::NextFromRing() {
+  if (broken) {
+    return absl::NotFoundError("");
+  }
   const uint64_t submitted = view_.page().submitted.load(std::memory_order_acquire);
   if (TimelineEpoch(submitted) != epoch_ || TimelineSequence(submitted) == consumed_) {
     return absl::NotFoundError("");
@@ -280,20 +287,23 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
 }
 
 void Session::PublishVersion(uint64_t version) {
+  last_progress_time = MonotonicNow();
   TimelineStore(page_.page().version, TimelineValue(epoch_, version), waiting());
 }
 
 void Session::PublishSlotReleased(int slot) {
+  last_progress_time = MonotonicNow();
   TimelineStore(page_.slot(slot).released, TimelineValue(epoch_, ++released_[slot]), waiting());
 }
 
 void Session::PublishUnsharded(int group, int64_t pool_offset_bytes) {
   GroupEntry& entry = page_.group(group);
   entry.pool_offset_bytes.store(pool_offset_bytes, std::memory_order_relaxed);
-  TimelineStore(entry.unsharded, TimelineValue(epoch_, ++unsharded_[group]), waiting());
+  TimelineStore(entry.unsharded, TimelineValue(epoch_, asked_[group]), waiting());
 }
 
 void Session::PublishFullParams() {
+  last_progress_time = MonotonicNow();
   TimelineStore(page_.page().full_params, TimelineValue(epoch_, ++full_params_), waiting());
 }
 
@@ -309,7 +319,7 @@ void Session::Poison(uint64_t epoch) {
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
   }
-  for (size_t g = 0; g < unsharded_.size(); ++g) {
+  for (size_t g = 0; g < asked_.size(); ++g) {
     TimelineStore(page_.group(static_cast<int64_t>(g)).unsharded, value, waiting());
   }
 }

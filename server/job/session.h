@@ -78,6 +78,8 @@ class Session {
   // Words of the daemon's page.
   void PublishVersion(uint64_t version);
   void PublishSlotReleased(int slot);
+  // POOLED: the client waits for as many as it has asked for, so requests are counted, not publications.
+  void CountUnshard(int group) { ++asked_[group]; }
   void PublishUnsharded(int group, int64_t pool_offset_bytes);
   void PublishFullParams();
   void SetAwake(bool awake);
@@ -90,6 +92,9 @@ class Session {
   PeerCredentials peer;
   UniqueFd pidfd;
   absl::Time last_command_time = absl::InfinitePast();
+  absl::Time last_progress_time = absl::InfinitePast();  // it was let go from a wait: its own time starts again
+  bool broken = false;  // it did what it must not while a commit was under way: nothing is read from it any more
+  bool lost = false;    // its process or stream has ended
   std::string last_command;
   uint64_t commands = 0;
   uint64_t departures = 0;
@@ -111,8 +116,8 @@ class Session {
   // The daemon never reads its own page back.
   uint64_t consumed_ = 0;
   uint64_t full_params_ = 0;
-  std::vector<uint64_t> released_;   // by slot
-  std::vector<uint64_t> unsharded_;  // by group
+  std::vector<uint64_t> released_;  // by slot
+  std::vector<uint64_t> asked_;     // by group: Unshard commands
 };
 
 absl::string_view OpcodeName(Opcode opcode);

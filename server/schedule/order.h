@@ -50,9 +50,11 @@ class OrderTracker {
     std::optional<OrderEntry> expected;  // empty: nothing more was expected
   };
   Observation Observe(const OrderEntry& entry) {
-    sequence_.push_back(entry);
     Observation result;
     if (captured_ == nullptr) {
+      if (sequence_.size() < kMaxRecorded) {
+        sequence_.push_back(entry);
+      }
       return result;
     }
     const std::vector<OrderEntry>& order = *captured_;
@@ -92,7 +94,9 @@ class OrderTracker {
     return std::nullopt;
   }
 
+  // What was observed while nothing was captured yet; at most kMaxRecorded, so that a job that never steps stays small.
   const std::vector<OrderEntry>& sequence() const { return sequence_; }
+  static constexpr size_t kMaxRecorded = size_t{1} << 20;
 
  private:
   const std::vector<OrderEntry>* captured_ = nullptr;

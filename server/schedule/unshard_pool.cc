@@ -125,6 +125,13 @@ void UnshardPool::Release(int rank, int group) {
   }
 }
 
+void UnshardPool::ReleaseAll(int rank) {
+  DropPrefetches(rank);
+  for (int group = 0; group < static_cast<int>(slot_of_group_.size()); ++group) {
+    Release(rank, group);
+  }
+}
+
 std::vector<int> UnshardPool::Filled(int at) {
   Slot& slot = slots_[at];
   slot.filling = false;

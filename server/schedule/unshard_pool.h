@@ -34,6 +34,8 @@ class UnshardPool {
   Use Prefetch(int rank, int group);
   // The rank reads the group no more. The slot keeps its bytes until it is needed for another group.
   void Release(int rank, int group);
+  // The rank is gone: all that it held and was to hold.
+  void ReleaseAll(int rank);
   // A fill has ended. Returns the ranks that wait for it.
   std::vector<int> Filled(int slot);
   // Bytes are old (a commit) or uses are gone (an abort). REQUIRES for a commit: no rank holds a slot.

@@ -51,8 +51,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
     SessionReactor* reactor_ ABSL_GUARDED_BY(mutex_);
   };
 
-  SessionReactor(Core* core, PeerCredentials peer, UniqueFd pidfd)
-      : core_(core), peer_(peer), pidfd_(std::move(pidfd)), stream_(std::make_shared<Stream>(this)) {
+  SessionReactor(Core* core, PeerCredentials peer) : core_(core), peer_(peer), stream_(std::make_shared<Stream>(this)) {
     StartRead(&request_);
   }
 
@@ -60,7 +59,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
     if (!ok) {
       // The client has closed its side or is gone. The core ends the session; until then events are still written.
       if (session_id_ != 0) {
-        core_->SessionStreamClosed(session_id_);
+        core_->SessionStreamClosed(session_id_, stream_);
       }
       FinishWhenWritten(absl::OkStatus());
       return;
@@ -72,7 +71,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
           break;
         }
         session_id_ = request_.hello().session_id();
-        core_->StartSession(session_id_, request_.hello().token(), peer_, std::move(pidfd_), stream_,
+        core_->StartSession(session_id_, request_.hello().token(), peer_, stream_,
                             [stream = stream_](absl::Status status) {
                               if (!status.ok()) {
                                 stream->Finish(std::move(status));
@@ -80,14 +79,18 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
                             });
         break;
       case v1::SessionRequest::kDetach:
-        core_->SessionDetach(session_id_, request_.detach().finished());
+        if (session_id_ == 0) {
+          FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
+          break;
+        }
+        core_->SessionDetach(session_id_, stream_, request_.detach().finished());
         break;
       case v1::SessionRequest::kCommands:
         if (session_id_ == 0) {
           FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
           break;
         }
-        core_->SessionCommands(session_id_, std::move(*request_.mutable_commands()));
+        core_->SessionCommands(session_id_, stream_, std::move(*request_.mutable_commands()));
         break;
       case v1::SessionRequest::KIND_NOT_SET:
         FinishWhenWritten(absl::InvalidArgumentError("session: message of no known kind"));
@@ -113,7 +116,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
   void OnDone() override {
     stream_->Detach();
     if (session_id_ != 0) {
-      core_->SessionStreamClosed(session_id_);
+      core_->SessionStreamClosed(session_id_, stream_);
     }
     delete this;
   }
@@ -149,7 +152,6 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
   // Constant after construction, or used by the read callbacks only, which never run concurrently.
   Core* const core_;
   const PeerCredentials peer_;
-  UniqueFd pidfd_;
   const std::shared_ptr<Stream> stream_;
   uint64_t session_id_ = 0;
   v1::SessionRequest request_;
@@ -189,7 +191,7 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
     return FinishNow(context, peer.status());
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->AttachRank(*peer, *request, MakeDone(reactor, response));
+  core_->AttachRank(*peer, peers_->DupPidfd(context->peer()), *request, MakeDone(reactor, response));
   return reactor;
 }
 
@@ -212,7 +214,7 @@ grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* TrainerService::S
   if (!peer.ok()) {
     return new RefusedReactor(peer.status());
   }
-  return new SessionReactor(core_, *peer, peers_->DupPidfd(context->peer()));
+  return new SessionReactor(core_, *peer);
 }
 
 }  // namespace shardd

@@ -21,7 +21,12 @@ extern char** environ;
 namespace shardd::bench {
 namespace {
 
+pid_t g_daemon = -1;  // must not outlive this process: it holds the same standard output
+
 [[noreturn]] void Die(const std::string& text) {
+  if (g_daemon > 0) {
+    kill(g_daemon, SIGKILL);
+  }
   std::fprintf(stderr, "bench: %s\n", text.c_str());
   std::_Exit(1);
 }
@@ -56,6 +61,7 @@ BenchDaemon::BenchDaemon(int devices) {
   if (posix_spawn(&pid_, SHARDD_DAEMON_PATH, nullptr, nullptr, argv.data(), environ) != 0) {
     Die(std::string("spawn ") + SHARDD_DAEMON_PATH);
   }
+  g_daemon = pid_;
   for (int i = 0; i < 1000 && !Accepts(socket_path); ++i) {
     usleep(10'000);
   }
@@ -67,6 +73,7 @@ BenchDaemon::BenchDaemon(int devices) {
 BenchDaemon::~BenchDaemon() {
   kill(pid_, SIGTERM);
   waitpid(pid_, nullptr, 0);
+  g_daemon = -1;
   std::error_code error;
   std::filesystem::remove_all(directory_, error);
 }

@@ -53,7 +53,7 @@ TEST(CoreLoopTest, TimersRunInOrderAndCancelledOnesDoNot) {
   std::vector<int> seen;
   absl::Notification done;
   loop.Post([&] {
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     loop.AddTimer(now + absl::Milliseconds(30), [&] {
       seen.push_back(3);
       done.Notify();
