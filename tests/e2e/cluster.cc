@@ -67,7 +67,12 @@ Cluster::~Cluster() {
       std::fprintf(stderr, "daemon.log: %s\n", lines[i].c_str());
     }
   }
+  EndRanks();
+}
+
+void Cluster::EndRanks() {
   for (const pid_t group : groups_) kill(-group, SIGKILL);
+  groups_.clear();
 }
 
 void Cluster::StartDaemon(const std::vector<std::string>& flags, const std::string& devices) {

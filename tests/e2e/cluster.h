@@ -57,6 +57,8 @@ class Cluster : public ::testing::Test {
   // have trained and are still attached.
   std::vector<TrainerReport> RunRanks(const Args& args, const std::map<int, Args>& per_rank = {},
                                       const std::function<void()>& at_end = nullptr);
+  // Kills every process that a rank has left behind.
+  void EndRanks();
   TrainerReport Report(const Args& args, int rank) const { return ReadReport(Folder(args), rank); }
   // Results of a job lie here; one folder per job name.
   std::string Folder(const Args& args) const;

@@ -1,0 +1,216 @@
+// SIGKILL of trainers: nothing is lost, nobody hangs, nothing leaks, and the result is that of a run without crashes.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <optional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+#include "tests/faults/raw_client.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using testing::PollUntil;
+
+constexpr int kKilled = 1000 + SIGKILL;
+// Of the wait for ABORTED, not of its usual length, which is a few ms.
+constexpr int64_t kAbortLimitMs = 1000;
+
+class Kill : public Cluster {
+ protected:
+  void StartDaemon(const std::string& devices = "cpu:2") {
+    Cluster::StartDaemon({}, devices);
+    before_ = DaemonFootprint();
+  }
+
+  // Bits of the same training without any crash.
+  std::vector<TrainerReport> WithoutCrash(const Args& args) {
+    std::vector<TrainerReport> reports = RunRanks(args.With({{"name", "undisturbed"}, {"kill", ""}}));
+    ExpectAllOk(reports);
+    return reports;
+  }
+
+  void ExpectNothingLeaks() {
+    EXPECT_TRUE(Job().name().empty());
+    EXPECT_TRUE(PollUntil([&] {
+      const Footprint now = DaemonFootprint();
+      return now.shared_maps == before_.shared_maps && now.state_files == before_.state_files;
+    })) << DaemonFootprint()
+        << ", want " << before_;
+    EndRanks();
+    EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before_; })) << DaemonFootprint() << ", want " << before_;
+  }
+
+  void ExpectToldInTime(const Args& args, int victim, int survivor) {
+    const TrainerReport report = Report(args, survivor);
+    const std::string note = report.Note("aborted");
+    ASSERT_FALSE(note.empty()) << "rank " << survivor << " never saw the abort";
+    EXPECT_TRUE(absl::StrContains(note, absl::StrCat("rank ", victim, " is lost"))) << note;
+    int64_t step = 0, told_ms = 0, killed_ms = 0;
+    ASSERT_EQ(sscanf(note.c_str(), "aborted %ld %ld", &step, &told_ms), 2);
+    std::ifstream(absl::StrCat(Folder(args), "/killed.", victim)) >> killed_ms;
+    ASSERT_GT(killed_ms, 0);
+    EXPECT_LT(told_ms - killed_ms, kAbortLimitMs);
+  }
+
+  // Rank 1 dies at `moment`, is replaced, and all ends as if nothing had been.
+  void KillAndReplace(const std::string& moment, const Args& extra = {}) {
+    StartDaemon();
+    const Args args = Args({{"steps", "10"}, {"recover", "1"}}).With(extra);
+    Child survivor = StartRank(0, args);
+    Child victim = StartRank(1, args.With({{"kill", moment}}));
+    EXPECT_EQ(victim.Wait(), kKilled);
+    Child replacement = StartRank(1, args);
+    EXPECT_EQ(replacement.Wait(), 0);
+    EXPECT_EQ(survivor.Wait(), 0);
+    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+    ExpectAllOk(reports);
+    ExpectToldInTime(args, 1, 0);
+    ExpectSame(reports, WithoutCrash(args));
+    ExpectNothingLeaks();
+  }
+
+ private:
+  Footprint before_;
+};
+
+TEST_F(Kill, BetweenUnshardAndReshard) { KillAndReplace("unsharded@4"); }
+
+TEST_F(Kill, BetweenUnshardAndReshardOfAPooledGroup) {
+  KillAndReplace("unsharded@4", {{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}});
+}
+
+TEST_F(Kill, AfterSomeGradients) { KillAndReplace("some_gradients@4"); }
+
+TEST_F(Kill, InTheSecondMicroBatchOfAccumulation) { KillAndReplace("some_gradients@4", {{"micro", "3"}}); }
+
+TEST_F(Kill, AfterAllGradientsBeforeStep) { KillAndReplace("before_step@4", {{"max_norm", "0.1"}}); }
+
+TEST_F(Kill, DuringTheInitialWrites) { KillAndReplace("initial@0"); }
+
+TEST_F(Kill, DuringWritebackOfFullParametersLeavesTheOldValues) {
+  KillAndReplace("writeback@10", {{"writeback_at_end", "1"}});
+}
+
+// The child keeps its parent's connection open, but no session, no slab and no memory of the job.
+TEST_F(Kill, OfAProcessWhoseForkedChildHoldsItsSockets) { KillAndReplace("unsharded@4", {{"orphan", "1"}}); }
+
+// Whether the step of the dead rank is still committed depends on whether the others have stepped too: either is right.
+TEST_F(Kill, AfterStepWasSent) {
+  StartDaemon();
+  const Args args = {{"steps", "10"}, {"recover", "1"}};
+  Child survivor = StartRank(0, args);
+  Child victim = StartRank(1, args.With({{"kill", "step_sent@4"}}));
+  EXPECT_EQ(victim.Wait(), kKilled);
+  Child replacement = StartRank(1, args);
+  EXPECT_EQ(replacement.Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  const std::string attached = reports[1].Note("attached");
+  EXPECT_TRUE(attached == "attached 4" || attached == "attached 5") << attached;
+  EXPECT_EQ(reports[1].Note("state"), absl::StrCat("state step ", attached.substr(9), " rank 1;"));
+  ExpectSame(reports, WithoutCrash(args));
+  ExpectNothingLeaks();
+}
+
+// When every rank has sent Step the decision has fallen: the step is committed although a rank has died.
+TEST_F(Kill, OfEveryRankLeavesTheJobAtItsCommittedStep) {
+  StartDaemon();
+  const Args args = {{"steps", "10"}, {"recover", "1"}};
+  std::vector<Child> ranks;
+  for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args.With({{"kill", "some_gradients@6"}})));
+  for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), kKilled);
+  ASSERT_TRUE(PollUntil([&] { return Job().attached_ranks() == 0; }));
+  EXPECT_EQ(Job().committed_step(), 6);
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_WAITING);
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectAllOk(reports);
+  EXPECT_EQ(reports[0].Note("attached"), "attached 6");
+  ExpectSame(reports, WithoutCrash(args));
+  ExpectNothingLeaks();
+}
+
+// The trainer has its session but never said hello: its end is seen by its pidfd, not by a timeout.
+TEST_F(Kill, BetweenAttachRankAndHello) {
+  StartDaemon();
+  const Args args = {{"steps", "5"}, {"recover", "1"}};
+  Child half = StartRank(1, args.With({{"half_attach", "1"}}));
+  AwaitPause(args, "half", 1);
+  EXPECT_EQ(Ranks()[1].state(), v1::RANK_STATE_ATTACHING);
+  const absl::Time start = absl::Now();
+  half.Kill();
+  EXPECT_EQ(half.Wait(), kKilled);
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectAllOk(reports);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));  // the attach timeout is 30 s
+  ExpectSame(reports, WithoutCrash(args));
+  ExpectNothingLeaks();
+}
+
+// Killed after 0.5 to 20 ms, wherever it is then: exec, connect, OpenJob, AttachRank, hello, mapping, first commands.
+TEST_F(Kill, AnywhereWithinAttach) {
+  StartDaemon();
+  const Args args = {{"steps", "10"}, {"recover", "1"}};
+  Child survivor = StartRank(0, args.With({{"pause", "root_held@5"}}));
+  Child first = StartRank(1, args);
+  AwaitPause(args, "root_held", 0);  // and stands still, so that nobody gets to the end
+  first.Kill();
+  EXPECT_EQ(first.Wait(), kKilled);
+  for (int i = 1; i <= 40; ++i) {
+    EXPECT_EQ(StartRank(1, args.With({{"kill_after_us", std::to_string(i * 500)}})).Wait(), kKilled);
+  }
+  LetGo(args, "root_held", 0);
+  Child last = StartRank(1, args);
+  EXPECT_EQ(last.Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  ExpectSame(reports, WithoutCrash(args));
+  ExpectNothingLeaks();
+}
+
+TEST_F(Kill, AHundredTimesChangesNoBit) {
+  StartDaemon();
+  constexpr int kKills = 100;
+  const Args args = {{"steps", std::to_string(kKills + 4)}, {"recover", "1"}, {"micro", "2"}};
+  const char* moments[] = {"unsharded", "some_gradients", "before_step", "step_sent", "root_held"};
+  // Kill i falls in step i + 1, and hits the ranks in turn.
+  auto start = [&](int kill) {
+    return StartRank(kill % 2, args.With({{"kill", absl::StrCat(moments[kill % 5], "@", kill + 1)},
+                                          {"orphan", kill % 10 == 3 ? "1" : "0"}}));
+  };
+  std::optional<Child> ranks[2];
+  ranks[0].emplace(start(0));
+  ranks[1].emplace(start(1));
+  for (int kill = 0; kill < kKills; ++kill) {
+    ASSERT_EQ(ranks[kill % 2]->Wait(), kKilled) << "kill " << kill << ": " << Report(args, kill % 2).message;
+    ranks[kill % 2].emplace(kill + 2 < kKills ? start(kill + 2) : StartRank(kill % 2, args));
+  }
+  for (std::optional<Child>& rank : ranks) EXPECT_EQ(rank->Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  ExpectSame(reports, WithoutCrash(args));
+  ExpectNothingLeaks();
+}
+
+TEST_F(Kill, OfTheDaemonIsAnErrorAndNoHang) {
+  StartDaemon();
+  const Args args = {{"steps", "1000000"}, {"timeout_ms", "3000"}};
+  std::vector<Child> ranks;
+  for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 5; }));
+  kill(daemon_pid(), SIGKILL);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(ranks[rank].Wait(), 0);
+    EXPECT_EQ(Report(args, rank).code, static_cast<int>(Code::kUnavailable)) << Report(args, rank).message;
+  }
+}
+
+}  // namespace
+}  // namespace shardd::e2e

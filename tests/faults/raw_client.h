@@ -1,0 +1,86 @@
+#ifndef SHARDD_TESTS_FAULTS_RAW_CLIENT_H_
+#define SHARDD_TESTS_FAULTS_RAW_CLIENT_H_
+
+// A client that keeps no rule: it speaks to the trainer service itself and writes what it likes into the memory that a
+// session gives it.
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/plan/plan.h"
+#include "common/plan/session_layout.h"
+#include "common/shm/fd_channel.h"
+#include "common/shm/session_view.h"
+#include "common/shm/slab.h"
+#include "grpcpp/grpcpp.h"
+#include "shardd/v1/trainer.grpc.pb.h"
+#include "tests/e2e/args.h"
+
+namespace shardd::faults {
+
+// The spec that a well-behaved trainer with these arguments sends.
+v1::JobSpec SpecOf(const e2e::Args& args);
+
+// One session stream.
+class RawStream {
+ public:
+  explicit RawStream(v1::TrainerService::Stub& stub);
+  ~RawStream();
+  void Hello(uint64_t session_id, const std::string& token);
+  bool Write(const v1::SessionRequest& request) { return stream_->Write(request); }
+  // The next event; an empty one when the stream has ended.
+  v1::SessionEvent Read();
+  // Reads to the end: what the stream ended with, or, where an `aborted` came first, its code and text.
+  absl::Status End();
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>> stream_;
+  bool finished_ = false;
+};
+
+// REQUIRES of all below: the calls before have succeeded.
+class RawClient {
+ public:
+  explicit RawClient(const std::string& socket_path);
+
+  v1::TrainerService::Stub& stub() { return *stub_; }
+  absl::StatusOr<v1::OpenJobResponse> Open(const v1::OpenJobRequest& request);
+  absl::StatusOr<v1::OpenJobResponse> Open(const v1::JobSpec& spec);
+  absl::StatusOr<v1::AttachRankResponse> Attach(uint64_t job_id, int rank, bool replace = false);
+
+  // Open, attach, hello, map: a session of `rank` that can be misused.
+  absl::Status Enter(const v1::JobSpec& spec, int rank);
+  const v1::AttachRankResponse& session() const { return session_; }
+  RawStream& stream() { return *stream_; }
+  const ShardPlan& plan() const { return plan_; }
+  const SessionLayout& layout() const { return layout_; }
+  SessionMemoryView& memory() { return memory_; }
+  char* payload() { return memory_.At<char>(layout_.payload_offset_bytes); }
+
+  // Writes a record as the next one (its sequence too, unless `sequence` is given) and announces it.
+  void Send(CommandRecord record, int64_t sequence = -1);
+  // Stores the word that says how many records there are.
+  void Announce(uint64_t value);
+  // Until the daemon has taken all records.
+  bool Consumed();
+
+ private:
+  const std::string socket_path_;
+  std::unique_ptr<v1::TrainerService::Stub> stub_;
+  v1::AttachRankResponse session_;
+  ShardPlan plan_;
+  SessionLayout layout_;
+  UniqueFd doorbell_;
+  MappedSlab session_slab_;
+  MappedSlab daemon_slab_;
+  SessionMemoryView memory_;
+  uint64_t submitted_ = 0;
+  std::unique_ptr<RawStream> stream_;  // last: ends before the memory goes
+};
+
+}  // namespace shardd::faults
+
+#endif  // SHARDD_TESTS_FAULTS_RAW_CLIENT_H_
