@@ -179,6 +179,7 @@ absl::Status ClientStream::Detach(bool finished, absl::Time deadline) {
 }
 
 void ClientStream::Close() {
+  absl::MutexLock live_lock(&Live().mutex);
   if (joined_) {
     return;
   }
@@ -193,6 +194,7 @@ void ClientStream::Close() {
 
 void ClientStream::CancelAllAtExit() {
   const absl::Time deadline = absl::Now() + kExitGrace;
+  std::vector<pthread_t> ended;
   absl::MutexLock lock(&Live().mutex);
   for (ClientStream* stream : Live().streams) {
     stream->context_.TryCancel();
@@ -200,7 +202,13 @@ void ClientStream::CancelAllAtExit() {
   for (ClientStream* stream : Live().streams) {
     absl::MutexLock stream_lock(&stream->mutex_);
     const auto done = [stream]() ABSL_SHARED_LOCKS_REQUIRED(stream->mutex_) { return stream->ended_; };
-    (void)stream->mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
+    if (stream->mutex_.AwaitWithDeadline(absl::Condition(&done), deadline) && !stream->joined_) {
+      stream->joined_ = true;
+      ended.push_back(stream->reader_);
+    }
+  }
+  for (const pthread_t reader : ended) {
+    pthread_join(reader, nullptr);  // it is at its end already
   }
 }
 

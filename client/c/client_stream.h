@@ -77,7 +77,7 @@ class ClientStream {
   absl::optional<v1::SessionEvent::Committed> committed_ ABSL_GUARDED_BY(mutex_);
   absl::optional<v1::SessionEvent::Aborted> aborted_ ABSL_GUARDED_BY(mutex_);
   grpc::Status end_ ABSL_GUARDED_BY(mutex_);
-  // Of the caller.
+  // Guarded by the mutex of the list of live streams: the exit handler joins too.
   bool joined_ = false;
 };
 

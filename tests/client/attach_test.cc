@@ -160,7 +160,7 @@ TEST(Attach, AnAbortIsStickyAndSaysWho) {
       EXPECT_C_ERROR(shardd_commit_parameters(survivor.job()), kAborted, "rank");
     } else {
       // Once rank 0's command has arrived it waits for this rank.
-      EXPECT_TRUE(Eventually([&] { return survivor.Counters().commands > 0; }));
+      EXPECT_TRUE(Eventually([&] { return LastCommand(daemon.address(), "job", 0) == "CommitParameters"; }));
       EXPECT_C_OK(shardd_detach(lost.Release(), 0));
     }
   });

@@ -16,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/c/connect.h"
+#include "grpcpp/grpcpp.h"
+#include "shardd/v1/jobs.grpc.pb.h"
 
 extern char** environ;
 
@@ -109,6 +111,33 @@ void Daemon::Restart() {
   if (!Eventually([this] { return ConnectUnix(socket_path()).ok(); })) {
     ADD_FAILURE() << "the daemon does not listen; its log:\n" << ReadFile(log());
   }
+}
+
+namespace {
+
+template <typename Request, typename Response>
+Response Ask(const std::string& address, const Request& request,
+             grpc::Status (v1::JobsService::Stub::*call)(grpc::ClientContext*, const Request&, Response*)) {
+  auto stub = v1::JobsService::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kLimit));
+  Response response;
+  const grpc::Status status = ((*stub).*call)(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return response;
+}
+
+}  // namespace
+
+pid_t DaemonPid(const std::string& address) {
+  return static_cast<pid_t>(Ask(address, v1::GetDaemonRequest(), &v1::JobsService::Stub::GetDaemon).pid());
+}
+
+std::string LastCommand(const std::string& address, const std::string& job, int rank) {
+  v1::JobRef reference;
+  reference.set_job(job);
+  const v1::ListRanksResponse ranks = Ask(address, reference, &v1::JobsService::Stub::ListRanks);
+  return rank < ranks.ranks_size() ? ranks.ranks(rank).last_command() : "";
 }
 
 std::string ReadFile(const std::string& path) {

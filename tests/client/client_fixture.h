@@ -75,6 +75,10 @@ class Daemon {
   std::vector<Process> processes_;
 };
 
+// What the daemon says of itself and of a rank, over its jobs service.
+pid_t DaemonPid(const std::string& address);
+std::string LastCommand(const std::string& address, const std::string& job, int rank);
+
 std::string ReadFile(const std::string& path);
 
 // Two fully sharded blocks of one weight and one bias under a root with a head and, if asked, a frozen parameter; SGD.

@@ -16,6 +16,9 @@ constexpr int kNoTorch = 77;
 class Coexist : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Coexist, ATrainerWorksBesideTorchAndAnotherGrpcAndProtobuf) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "a library with a sanitizer cannot be loaded into a Python without it";
+#endif
   const std::string source = SHARDD_SOURCE_DIR;
   const std::string python = source + "/.venv/bin/python";
   if (access(python.c_str(), X_OK) != 0 || access(SHARDD_LIBRARY_PATH, R_OK) != 0) {

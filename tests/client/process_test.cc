@@ -20,9 +20,6 @@
 #include "client/c/autostart.h"
 #include "client/c/connect.h"
 #include "client/c/shardd.h"
-#include "common/shm/fd_channel.h"
-#include "grpcpp/grpcpp.h"
-#include "shardd/v1/jobs.grpc.pb.h"
 #include "tests/client/client_fixture.h"
 
 namespace shardd::testing_client {
@@ -99,18 +96,6 @@ TEST_P(ExitPrograms, ExitWithoutDetachIsPromptAndClean) {
 }
 INSTANTIATE_TEST_SUITE_P(All, ExitPrograms, ::testing::Values("exit_attached", "exit_with_static_job"),
                          [](const auto& info) { return std::string(info.param); });
-
-// The daemon's pid, as it says itself.
-pid_t DaemonPid(const std::string& address) {
-  auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
-  auto stub = v1::JobsService::NewStub(channel);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kLimit));
-  v1::Daemon daemon;
-  const grpc::Status status = stub->GetDaemon(&context, v1::GetDaemonRequest(), &daemon);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return static_cast<pid_t>(daemon.pid());
-}
 
 std::vector<std::string> OpenFiles(pid_t pid) {
   std::vector<std::string> files;
