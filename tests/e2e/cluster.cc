@@ -111,6 +111,7 @@ std::string Cluster::Folder(const Args& args) const { return folder_.path() + "/
 Child Cluster::StartRank(int rank, const Args& args) {
   const std::string folder = Folder(args);
   mkdir(folder.c_str(), 0700);
+  unlink(absl::StrCat(folder, "/rank.", rank).c_str());  // of the process before it
   const std::string spec = absl::StrCat(folder, "/spec.", rank);
   std::ofstream(spec) << SpecJson(args);
   std::vector<std::string> command = {"/proc/self/exe",   "--worker",     absl::StrCat("rank=", rank),
