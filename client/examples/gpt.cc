@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <memory>
 #include <numbers>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -135,27 +136,30 @@ shardd::Status TrainSharded(const gpt::Flags& flags, const std::string& text, gp
   }
   while (step < flags.steps) {
     const double start = gpt::Now();
-    double loss = 0;
+    std::optional<double> loss;  // once the step has been asked for
     shardd_step_result result{};
     result.struct_size = sizeof(result);
     status = shardd::ShardedModule::Try([&] { loss = TrainStep(flags, text, step, *model, sharded.get()); });
     if (status.ok()) {
       status = sharded->WaitStep(&result);
     }
+    int64_t committed = step + 1;
     if (status.aborted()) {
       report->Event("aborted", step, status.message());
       if (!(status = sharded->Reattach()).ok() || !(status = CheckState(flags, sharded->job())).ok()) {
         return status;
       }
-      step = sharded->job().info().committed_step;
-      report->Event("reattached", step);
-      continue;
+      committed = sharded->job().info().committed_step;
+      report->Event("reattached", committed);
     }
     if (!status.ok()) {
       return status;
     }
-    ++step;
-    report->Step(step, loss, result.grad_norm, TokensPerStep(flags) / (gpt::Now() - start));
+    // A step that was decided when the other rank died has been committed all the same.
+    if (committed > step && loss.has_value()) {
+      report->Step(flags.rank, committed, *loss, result.grad_norm, TokensPerStep(flags) / (gpt::Now() - start));
+    }
+    step = committed;
   }
   PrintSample(flags, *model);
   report->Event("finished", step);
@@ -170,16 +174,14 @@ void TrainReference(const gpt::Flags& flags, const std::string& text, gpt::Repor
       torch::optim::AdamWOptions(flags.lr).betas({kBeta1, kBeta2}).eps(kEpsilon).weight_decay(flags.weight_decay));
   for (int64_t step = 0; step < flags.steps; ++step) {
     const double start = gpt::Now();
-    double mean_loss = 0;
+    std::vector<double> losses(static_cast<size_t>(flags.ranks), 0);
     for (int64_t rank = 0; rank < flags.ranks; ++rank) {
-      double loss_sum = 0;
       for (int64_t micro = 0; micro < flags.accumulate; ++micro) {
         const Tensors batch = MakeTensors(flags, text, rank, step * flags.accumulate + micro);
         const at::Tensor loss = model->forward(batch.inputs, batch.targets) / static_cast<double>(flags.accumulate);
-        loss_sum += loss.item<double>();
+        losses[static_cast<size_t>(rank)] += loss.item<double>();
         (loss / static_cast<double>(flags.ranks)).backward();
       }
-      mean_loss += loss_sum / static_cast<double>(flags.ranks);
     }
     double norm = 0;
     if (flags.clip > 0) {
@@ -188,7 +190,10 @@ void TrainReference(const gpt::Flags& flags, const std::string& text, gpt::Repor
     static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(LearningRate(flags, step));
     optimizer.step();
     optimizer.zero_grad();
-    report->Step(step + 1, mean_loss, norm, TokensPerStep(flags) / (gpt::Now() - start));
+    const double tokens_per_s = TokensPerStep(flags) / (gpt::Now() - start);
+    for (int64_t rank = 0; rank < flags.ranks; ++rank) {
+      report->Step(rank, step + 1, losses[static_cast<size_t>(rank)], norm, tokens_per_s);
+    }
   }
   PrintSample(flags, *model);
 }

@@ -4,7 +4,7 @@
   plot.py chart RUN...  [--svg FILE] [--label NAME]... [--width N] [--height N]
   plot.py compare RUN... --reference RUN [--tolerance X]      status 1: the losses differ by more
   plot.py progress RUN...                                     the last committed step
-  plot.py recovery RUN... --after TIME                        seconds from TIME to the next committed step
+  plot.py recovery RUN... --after TIME                        seconds from TIME to the first step with the replacement
 A RUN of several ranks is one file that they share, or FILE,FILE. A step that was run again counts once, as last run.
 """
 import argparse
@@ -36,18 +36,22 @@ def losses(run):
 
 
 def terminal_chart(curves, width, height):
-    """Lines of text: one mark per curve, linear axes."""
+    """Lines of text: one mark per curve and column (the mean of the steps there), linear axes."""
     marks = "*o+x"
-    points = [value for curve in curves for value in curve.values()]
-    low, high = min(points), max(points)
     first = min(min(curve) for curve in curves)
     last = max(max(curve) for curve in curves)
-    rows = [[" "] * width for _ in range(height)]
-    for index, curve in reversed(list(enumerate(curves))):
+    columns = []
+    for curve in curves:
+        by_column = {}
         for step, value in curve.items():
-            x = round((step - first) / max(last - first, 1) * (width - 1))
-            y = round((high - value) / max(high - low, 1e-12) * (height - 1))
-            rows[y][x] = marks[index % len(marks)]
+            by_column.setdefault(round((step - first) / max(last - first, 1) * (width - 1)), []).append(value)
+        columns.append({x: sum(values) / len(values) for x, values in by_column.items()})
+    points = [value for column in columns for value in column.values()]
+    low, high = min(points), max(points)
+    rows = [[" "] * width for _ in range(height)]
+    for index, column in reversed(list(enumerate(columns))):
+        for x, value in column.items():
+            rows[round((high - value) / max(high - low, 1e-12) * (height - 1))][x] = marks[index % len(marks)]
     out = []
     for y, row in enumerate(rows):
         label = f"{high - (high - low) * y / (height - 1):7.3f}" if y % 4 == 0 or y == height - 1 else " " * 7
@@ -111,20 +115,25 @@ def chart(options):
 
 
 def compare(options):
-    reference = losses(options.reference)
-    got = {}
-    for run in options.runs:
-        got.update(losses(run))
-    if not got or set(got) != set(reference):
-        print(f"compare: steps differ (got {len(got)}, want {len(reference)})")
+    """Per step and rank: a rank that was killed has not told the loss of a step that was committed without it."""
+    want, _ = load(options.reference)
+    got, _ = load(",".join(options.runs))
+    if not got or set(got) != set(want):
+        print(f"steps differ (got {len(got)}, want {len(want)})")
         return 1
-    worst = max(reference, key=lambda step: abs(got[step] - reference[step]) / abs(reference[step]))
-    difference = abs(got[worst] - reference[worst]) / abs(reference[worst])
+    worst, at = -1.0, 0
+    for step, lines in got.items():
+        for rank, line in lines.items():
+            reference = want[step][rank]["loss"]
+            difference = abs(line["loss"] - reference) / abs(reference)
+            if not difference <= worst:
+                worst, at = difference, step
     last = max(got)
-    verdict = "equal within rounding" if difference <= options.tolerance else "NOT EQUAL"
-    print(f"{len(got)} steps: losses {verdict}; largest relative difference {difference:.2e} (step {worst}, bound "
-          f"{options.tolerance:.0e}); last loss {got[last]:.6f} sharded, {reference[last]:.6f} unsharded")
-    return 0 if difference <= options.tolerance else 1
+    equal = worst <= options.tolerance
+    print(f"{len(got)} steps: losses {'equal within rounding' if equal else 'NOT EQUAL'}; largest relative difference "
+          f"{worst:.2e} (step {at}, bound {options.tolerance:.0e}); last loss {got[last][0]['loss']:.6f} sharded, "
+          f"{want[last][0]['loss']:.6f} unsharded")
+    return 0 if equal else 1
 
 
 def progress(options):
@@ -138,13 +147,15 @@ def progress(options):
 
 
 def recovery(options):
-    times = []
-    for run in options.runs:
-        for lines in load(run)[0].values():
-            times += [line["time"] for line in lines.values() if line["time"] > options.after]
+    """A step that was on its way at the time may still be committed; what counts is the first with the replacement."""
+    steps, events = load(",".join(options.runs))
+    back = [event["time"] for event in events if event["event"] == "attached" and event["time"] > options.after]
+    times = [line["time"] for lines in steps.values() for line in lines.values() if back and line["time"] > back[0]]
     if not times:
-        sys.exit("plot.py: recovery: no step was committed after that")
+        print("no step was committed after that")
+        return 1
     print(f"{min(times) - options.after:.2f}")
+    return 0
 
 
 def main():

@@ -43,18 +43,18 @@ Report::~Report() {
   }
 }
 
-void Report::Step(int64_t step, double loss, double grad_norm, double tokens_per_s) {
+void Report::Step(int64_t rank, int64_t step, double loss, double grad_norm, double tokens_per_s) {
   const double own_mib = StatusMib("RssAnon");
   const double shared_mib = StatusMib("RssShmem");
   Append(file_, {{"step", step},
-                 {"rank", rank_},
+                 {"rank", rank},
                  {"loss", loss},
                  {"grad_norm", grad_norm},
                  {"tokens_per_s", tokens_per_s},
                  {"own_mib", own_mib},
                  {"shared_mib", shared_mib},
                  {"time", Now()}});
-  if (log_every_ > 0 && rank_ == 0 && (step % log_every_ == 0 || step == 1)) {
+  if (log_every_ > 0 && rank == 0 && (step % log_every_ == 0 || step == 1)) {
     std::printf("step %5lld  loss %.4f  %6.0f tokens/s  trainer memory %.0f MiB own, %.0f MiB shared\n",
                 static_cast<long long>(step), loss, tokens_per_s, own_mib, shared_mib);
     std::fflush(stdout);

@@ -22,8 +22,8 @@ class Report {
   // False when the file cannot be written.
   bool ok() const { return file_ != nullptr || path_.empty(); }
 
-  // Step number `step` (from 1) has been committed. `loss` is this rank's. tokens_per_s: of the whole job.
-  void Step(int64_t step, double loss, double grad_norm, double tokens_per_s);
+  // Step number `step` (from 1) has been committed; `loss` is that of `rank`. tokens_per_s: of the whole job.
+  void Step(int64_t rank, int64_t step, double loss, double grad_norm, double tokens_per_s);
   // attached, aborted, reattached, finished.
   void Event(const char* what, int64_t committed_step, const std::string& text = "");
 
