@@ -95,9 +95,15 @@ start() {
     --log_every "$log_every" "$@" 2>&1 &
   pids[rank]=$!
 }
+# The last step that some rank has seen committed.
+last_step() {
+  local step
+  step=$(tail -qn 1 "${files[@]}" 2>/dev/null | sed -n 's/.*"step":\([0-9]*\).*/\1/p' | sort -n | tail -n 1) || true
+  echo "${step:-0}"
+}
 # Waits until some rank has committed step $1.
 await_step() {
-  while (($(plot progress "${files[@]}") < $1)); do
+  while (($(last_step) < $1)); do
     kill -0 "${pids[0]}" 2>/dev/null || die "rank 0 ended before step $1"
     sleep 0.2
   done
@@ -113,7 +119,7 @@ victim=$((ranks - 1))
 await_step $((steps / 2))
 say "memory of the job, by purpose (shardctl memory)"
 "$bin/shardctl" --address "$SHARDD_ADDRESS" memory quickstart || "$bin/shardctl" --address "$SHARDD_ADDRESS" memory || true
-say "SIGKILL to the trainer of rank $victim (pid ${pids[victim]}) at step $(plot progress "${files[@]}")"
+say "SIGKILL to the trainer of rank $victim (pid ${pids[victim]}) at step $(last_step)"
 killed=$(date +%s.%N)
 kill -KILL "${pids[victim]}"
 wait "${pids[victim]}" 2>/dev/null || true

@@ -80,8 +80,9 @@ Status ShardedState::Bind(const std::vector<std::pair<std::string, at::Tensor>>&
     group.present.assign((static_cast<size_t>(plan.param_count) + 7) / 8, 0);
     groups_.push_back(std::move(group));
   }
-  for (const auto& [name, tensor] : tensors) {
-    const int32_t index = job_->FindParameter(name);
+  for (const auto& entry : tensors) {
+    const at::Tensor& tensor = entry.second;
+    const int32_t index = job_->FindParameter(entry.first);
     if (index < 0) {
       continue;
     }

@@ -31,12 +31,12 @@ enum class TrainingState {
 enum class HandleEvent {
   kUnshardForward,
   kUnshardBackward,
-  kUnshardDone,       // raised by whoever learns that the unshard is complete
+  kUnshardDone,  // raised by whoever learns that the unshard is complete
   kReshard,
   kSubmitGradients,
-  kBackwardDone,      // to every handle of the rank
-  kStep,              // to every handle of the rank
-  kEnterFullParams,   // to every handle of the rank
+  kBackwardDone,     // to every handle of the rank
+  kStep,             // to every handle of the rank
+  kEnterFullParams,  // to every handle of the rank
   kLeaveFullParams,
 };
 

@@ -40,22 +40,22 @@ struct ParamPlan {
   DType dtype = v1::DTYPE_UNSPECIFIED;  // of the stored parameter
   bool requires_grad = false;
   int group = 0;
-  int index_in_group = 0;    // its bit in presence masks
+  int index_in_group = 0;  // its bit in presence masks
   int flat_param = 0;
-  int64_t offset = 0;        // elements from the start of the flat parameter
-  int optimizer_group = 0;   // -1: frozen
+  int64_t offset = 0;       // elements from the start of the flat parameter
+  int optimizer_group = 0;  // -1: frozen
 };
 
 // Parameters of one group with the same (dtype, requires_grad), flattened and concatenated.
 struct FlatParamPlan {
   int group = 0;
-  DType dtype = v1::DTYPE_UNSPECIFIED;          // of the shards
+  DType dtype = v1::DTYPE_UNSPECIFIED;            // of the shards
   DType unsharded_dtype = v1::DTYPE_UNSPECIFIED;  // what unshard gives: param_dtype for floating dtypes
   bool requires_grad = false;
-  std::vector<int> params;    // indices into ShardPlan::params, in offset order
-  int64_t numel = 0;          // with inner padding, without the tail's
-  int64_t padded_numel = 0;   // FLAT: shard_numel * shard world size; DIM0: numel
-  int64_t shard_numel = 0;    // FLAT: of each rank; DIM0: of the largest
+  std::vector<int> params;   // indices into ShardPlan::params, in offset order
+  int64_t numel = 0;         // with inner padding, without the tail's
+  int64_t padded_numel = 0;  // FLAT: shard_numel * shard world size; DIM0: numel
+  int64_t shard_numel = 0;   // FLAT: of each rank; DIM0: of the largest
   // Byte offsets within slabs; -1 where there is none.
   int64_t shards_offset_bytes = -1;     // slab "shards", elements of `dtype`
   int64_t params_offset_bytes = -1;     // slab "parameters", elements of `unsharded_dtype`; -1: unsharded from shards
@@ -68,17 +68,17 @@ struct FlatParamPlan {
 
 // What one unshard/reshard pair moves.
 struct GroupPlan {
-  std::string name;         // clean FQN of the fully sharded module; "(root)" for the root
-  int module = 0;           // index into the tree
-  int depth = 0;            // number of fully sharded modules above it
+  std::string name;  // clean FQN of the fully sharded module; "(root)" for the root
+  int module = 0;    // index into the tree
+  int depth = 0;     // number of fully sharded modules above it
   bool reshard_after_forward = true;
-  std::vector<int> params;       // indices into ShardPlan::params, by index_in_group
-  std::vector<int> flat_params;  // indices into ShardPlan::flat_params
+  std::vector<int> params;         // indices into ShardPlan::params, by index_in_group
+  std::vector<int> flat_params;    // indices into ShardPlan::flat_params
   std::vector<int> also_unshards;  // groups that hold tied parameters which modules of this group use; ascending
-  int gradient_slot = -1;        // index into ShardPlan::gradient_slots; -1: nothing to train
-  int64_t numel = 0;             // of its parameters, without padding
-  int64_t unsharded_bytes = 0;   // size of its image in an unsharded-pool slot
-  int64_t gradient_bytes = 0;    // size of its image in a gradient slot
+  int gradient_slot = -1;          // index into ShardPlan::gradient_slots; -1: nothing to train
+  int64_t numel = 0;               // of its parameters, without padding
+  int64_t unsharded_bytes = 0;     // size of its image in an unsharded-pool slot
+  int64_t gradient_bytes = 0;      // size of its image in a gradient slot
 };
 
 // A gradient slot, in each rank's session memory. Groups are given slots statically: at each nesting depth the groups
@@ -91,7 +91,7 @@ struct SlotPlan {
 // Bytes by purpose, on this node, with all ranks of the job on it.
 struct MemoryPlan {
   int64_t shards_bytes = 0;
-  int64_t parameters_bytes = 0;     // the cast copy; 0 when unsharded from shards or pooled
+  int64_t parameters_bytes = 0;  // the cast copy; 0 when unsharded from shards or pooled
   int64_t gradients_bytes = 0;
   int64_t optimizer_bytes = 0;
   int64_t unsharded_pool_bytes = 0;
@@ -102,29 +102,29 @@ struct MemoryPlan {
 
 // A piece of a parameter that one rank owns: elements [offset, offset + numel) of the flat parameter.
 struct Segment {
-  int param = 0;             // index into ShardPlan::params
-  int64_t offset = 0;        // elements from the start of the flat parameter
-  int64_t numel = 0;         // > 0
+  int param = 0;       // index into ShardPlan::params
+  int64_t offset = 0;  // elements from the start of the flat parameter
+  int64_t numel = 0;   // > 0
 };
 
 // S2: what a rank's shard of one flat parameter holds.
 struct ShardMetadata {
   struct Piece {
     int param = 0;
-    int64_t first = 0;   // element of the parameter
+    int64_t first = 0;  // element of the parameter
     int64_t numel = 0;
   };
-  std::vector<Piece> pieces;   // in offset order, none empty
-  int64_t padding_numel = 0;   // elements of the shard that belong to no parameter
+  std::vector<Piece> pieces;  // in offset order, none empty
+  int64_t padding_numel = 0;  // elements of the shard that belong to no parameter
 };
 
 struct ShardPlan {
   int world_size = 0;
-  int shard_world_size = 0;   // 1 for NO_SHARD
-  v1::JobConfig config;       // with defaults filled in
+  int shard_world_size = 0;  // 1 for NO_SHARD
+  v1::JobConfig config;      // with defaults filled in
   std::vector<ParamPlan> params;
   std::vector<FlatParamPlan> flat_params;
-  std::vector<GroupPlan> groups;           // left-to-right, depth-first pre-order of their modules
+  std::vector<GroupPlan> groups;  // left-to-right, depth-first pre-order of their modules
   std::vector<SlotPlan> gradient_slots;
   // POOLED: how many groups a rank may hold, prefetched ones included: the most that it holds at once (a group, those
   // around it, those that hold its tied parameters, and all that are not resharded after forward) and
@@ -133,9 +133,9 @@ struct ShardPlan {
   // world_size * pool_quota, never more than there are groups: one version is read at a time, and ranks share slots.
   int pool_slots = 0;
   int64_t pool_slot_bytes = 0;
-  int optimizer_states = 0;                // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
+  int optimizer_states = 0;  // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
   MemoryPlan memory;
-  std::string digest;                      // 32 bytes, SHA-256 over everything that must agree
+  std::string digest;                                   // 32 bytes, SHA-256 over everything that must agree
   absl::flat_hash_map<std::string, int> param_by_fqn;   // clean names and aliases
   absl::flat_hash_map<std::string, int> group_by_name;  // clean names; "(root)"
   // -1 when unknown; cleans the name first. The root group is "(root)" or "".

@@ -24,9 +24,9 @@ struct SessionLayout {
   std::vector<int64_t> mask_offset_bytes;  // per group, from the start of the memory: `present`, then `fresh`
   std::vector<int64_t> mask_size_bytes;    // per group, of one mask: ceil(parameters / 8)
   int64_t payload_offset_bytes = 0;
-  int64_t slots_offset_bytes = 0;          // gradient slot s at this + plan.gradient_slots[s].offset_bytes
-  int64_t memory_bytes = 0;                // of the session memory, whole pages
-  int64_t daemon_page_bytes = 0;           // whole pages
+  int64_t slots_offset_bytes = 0;  // gradient slot s at this + plan.gradient_slots[s].offset_bytes
+  int64_t memory_bytes = 0;        // of the session memory, whole pages
+  int64_t daemon_page_bytes = 0;   // whole pages
 };
 
 SessionLayout MakeSessionLayout(const ShardPlan& plan);

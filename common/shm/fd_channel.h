@@ -26,26 +26,26 @@ inline constexpr int kTokenBytes = 16;
 
 // What the daemon sends, in this order; absent ones are marked in the order's place by /dev/null.
 enum SessionFd : int {
-  kFdSessionMemory = 0,   // sealed memfd, read-write
-  kFdDaemonPage = 1,      // frozen memfd
-  kFdDoorbell = 2,        // eventfd, write 1 to wake the daemon's loop
-  kFdShards = 3,          // slab "shards", read-only
-  kFdParameters = 4,      // slab "parameters" (cast copy), read-only; absent: unshard from shards
-  kFdPool = 5,            // slab "unsharded pool", read-only; absent unless POOLED
-  kFdGradients = 6,       // slab "gradients"; absent today (writable between BackwardDone and Step later)
+  kFdSessionMemory = 0,  // sealed memfd, read-write
+  kFdDaemonPage = 1,     // frozen memfd
+  kFdDoorbell = 2,       // eventfd, write 1 to wake the daemon's loop
+  kFdShards = 3,         // slab "shards", read-only
+  kFdParameters = 4,     // slab "parameters" (cast copy), read-only; absent: unshard from shards
+  kFdPool = 5,           // slab "unsharded pool", read-only; absent unless POOLED
+  kFdGradients = 6,      // slab "gradients"; absent today (writable between BackwardDone and Step later)
   kSessionFdCount = 7,
 };
 
 struct FdRequest {
   uint32_t protocol_version = 0;
   uint64_t session_id = 0;
-  std::string token;   // kTokenBytes
-  UniqueFd pidfd;      // may be invalid
+  std::string token;  // kTokenBytes
+  UniqueFd pidfd;     // may be invalid
 };
 
 // Client: connects to `socket_path`, sends, receives. Bounded by `timeout`. Descriptors arrive with CLOEXEC; exactly
-// kSessionFdCount are returned, in order; surplus ones are closed, absent ones are invalid (valid() == false). A refusal
-// of the daemon comes back as its own status; UNAVAILABLE: no daemon there, or it hung up.
+// kSessionFdCount are returned, in order; surplus ones are closed, absent ones are invalid (valid() == false). A
+// refusal of the daemon comes back as its own status; UNAVAILABLE: no daemon there, or it hung up.
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
                                                       absl::string_view token, absl::Duration timeout);
 
@@ -60,7 +60,7 @@ absl::Status SendFdReply(int socket, const absl::Status& status, const std::vect
 struct PeerCredentials {
   uint32_t uid = 0;
   uint32_t gid = 0;
-  int32_t pid = 0;    // 0: not visible from this PID namespace
+  int32_t pid = 0;  // 0: not visible from this PID namespace
 };
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket);
 // A pidfd of the peer: SO_PEERPIDFD (kernel 6.5), else pidfd_open of SO_PEERCRED's pid. Invalid where neither works.

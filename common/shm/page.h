@@ -32,13 +32,13 @@ struct DaemonPage {
   static constexpr uint64_t kMagic = 0x7368617264644c31;
   uint64_t magic;
   uint64_t reserved[15];
-  alignas(128) TimelineWord epoch;      // epoch << 40: a later epoch than the session's means it is over
-  alignas(128) TimelineWord version;    // epoch << 40 | version of the parameters that is ready to be read
-  alignas(128) TimelineWord consumed;   // epoch << 40 | ring records consumed
+  alignas(128) TimelineWord epoch;        // epoch << 40: a later epoch than the session's means it is over
+  alignas(128) TimelineWord version;      // epoch << 40 | version of the parameters that is ready to be read
+  alignas(128) TimelineWord consumed;     // epoch << 40 | ring records consumed
   alignas(128) TimelineWord full_params;  // epoch << 40 | number of EnterFullParams granted to this rank
   // Non-zero while the daemon's loop is awake and will look at the ring before it sleeps: no doorbell needed.
   alignas(128) std::atomic<uint32_t> awake;
-  alignas(128) TimelineWord tail[1];    // slot words, then group entries (DaemonPageView)
+  alignas(128) TimelineWord tail[1];  // slot words, then group entries (DaemonPageView)
 };
 
 // Per gradient slot: epoch << 40 | submissions of this rank in this slot that the daemon has finished reading.

@@ -17,16 +17,16 @@ inline constexpr uint32_t kRingRecords = 1024;
 
 enum class Opcode : uint32_t {
   kInvalid = 0,
-  kUnshard = 1,           // group, arg0 = v1::Phase
-  kReshard = 2,           // group
-  kSubmitGradients = 3,   // group; flags: kHasPresent, kHasFresh (masks area); arg0 = ClientPage::done value to wait for
-  kBackwardDone = 4,      // arg0 = index, flags: kLast
-  kStep = 5,              // arg0 = bytes of the serialized v1::Step in the payload area
-  kWriteParameters = 6,   // group = parameter index, arg0 = first element, arg1 = numel, arg2 = staging offset bytes
+  kUnshard = 1,          // group, arg0 = v1::Phase
+  kReshard = 2,          // group
+  kSubmitGradients = 3,  // group; flags: kHasPresent, kHasFresh (masks area); arg0 = ClientPage::done value to wait for
+  kBackwardDone = 4,     // arg0 = index, flags: kLast
+  kStep = 5,             // arg0 = bytes of the serialized v1::Step in the payload area
+  kWriteParameters = 6,  // group = parameter index, arg0 = first element, arg1 = numel, arg2 = staging offset bytes
   kCommitParameters = 7,
-  kEnterFullParams = 8,   // flags: kWriteback
+  kEnterFullParams = 8,  // flags: kWriteback
   kLeaveFullParams = 9,
-  kEnterPass = 10,        // arg0 = pass; reserved
+  kEnterPass = 10,  // arg0 = pass; reserved
   // group: this rank cannot go on until the group's gradient slot is released. Sent once, with a doorbell, before the
   // client sleeps on the slot's word: when all ranks are stuck so, the daemon adds what it has out of turn.
   kWaitGradientSlot = 11,

@@ -87,10 +87,10 @@ class MappedSlab {
 
 // What this node can still give, and why not more.
 struct MemoryLimits {
-  int64_t tmpfs_free_bytes = 0;      // of the file system that holds `state_dir`
-  int64_t memory_free_bytes = 0;     // MemAvailable, or the cgroup's limit less its use if that is smaller (v1 and v2)
+  int64_t tmpfs_free_bytes = 0;   // of the file system that holds `state_dir`
+  int64_t memory_free_bytes = 0;  // MemAvailable, or the cgroup's limit less its use if that is smaller (v1 and v2)
   bool is_tmpfs = false;
-  std::string limited_by;            // "cgroup memory.max", "cgroup memory.limit_in_bytes", "MemAvailable"
+  std::string limited_by;  // "cgroup memory.max", "cgroup memory.limit_in_bytes", "MemAvailable"
   std::string state_dir;
 };
 // `root`: prefix of /proc and /sys/fs/cgroup, for tests.

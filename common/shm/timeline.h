@@ -30,12 +30,12 @@ constexpr uint64_t TimelineSequence(uint64_t value) { return value & kTimelineSe
 void TimelineStore(TimelineWord& word, uint64_t value, const std::atomic<uint32_t>* waiting);
 
 enum class WaitResult {
-  kReached,   // word >= target; its epoch may be later than the target's
+  kReached,  // word >= target; its epoch may be later than the target's
   kTimedOut,
 };
 
-// Waits until word >= target: a load; then a bounded spin with sched_yield (`spin`); then FUTEX_WAIT on the low half with
-// `waiting` set, in slices, until `deadline`. Works on a read-only mapping of `word`; `waiting` must be writable.
+// Waits until word >= target: a load; then a bounded spin with sched_yield (`spin`); then FUTEX_WAIT on the low half
+// with `waiting` set, in slices, until `deadline`. Works on a read-only mapping of `word`; `waiting` must be writable.
 // Never blocks longer than the deadline, also where wakes get lost.
 WaitResult TimelineWait(const TimelineWord& word, uint64_t target, std::atomic<uint32_t>& waiting, absl::Time deadline,
                         absl::Duration spin = absl::Microseconds(20));

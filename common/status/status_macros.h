@@ -7,11 +7,11 @@
 #include "absl/status/statusor.h"
 
 // Debian 12's Abseil (20220623) has neither macro; this is the one place that defines them.
-#define SHARDD_RETURN_IF_ERROR(expr)                     \
-  do {                                                   \
+#define SHARDD_RETURN_IF_ERROR(expr)                                  \
+  do {                                                                \
     if (absl::Status shardd_status_ = (expr); !shardd_status_.ok()) { \
-      return shardd_status_;                             \
-    }                                                    \
+      return shardd_status_;                                          \
+    }                                                                 \
   } while (false)
 
 #define SHARDD_CONCAT_INNER_(a, b) a##b

@@ -25,18 +25,18 @@ struct GradientSource {
 
 // How the result meets what the gradient shard holds, per parameter of the group.
 enum class GradientMode : uint8_t {
-  kOverwrite,   // nothing valid is there: written, not zeroed first
+  kOverwrite,  // nothing valid is there: written, not zeroed first
   kAccumulate,
 };
 
 struct ReduceScatterRequest {
-  const ShardPlan* plan = nullptr;       // outlives the request
+  const ShardPlan* plan = nullptr;  // outlives the request
   int group = 0;
-  std::vector<GradientSource> sources;   // ascending ranks; added in this order
-  std::vector<GradientMode> modes;       // by index_in_group; parameters present in no source are not touched
-  char* gradients = nullptr;             // start of slab "gradients"
+  std::vector<GradientSource> sources;  // ascending ranks; added in this order
+  std::vector<GradientMode> modes;      // by index_in_group; parameters present in no source are not touched
+  char* gradients = nullptr;            // start of slab "gradients"
   DType reduce_dtype = v1::DTYPE_UNSPECIFIED;
-  float scale = 1;                       // 1 / divide factor
+  float scale = 1;  // 1 / divide factor
   std::string label;
 };
 
@@ -54,8 +54,8 @@ class Collective {
   using Done = std::function<void(absl::Status)>;
   virtual ~Collective() = default;
   virtual const char* name() const = 0;  // "local"
-  // Runs on `post_backward` of every rank's device: rank r's device writes rank r's work segments. Needs no pairing by the
-  // callee: the caller has all sources.
+  // Runs on `post_backward` of every rank's device: rank r's device writes rank r's work segments. Needs no pairing by
+  // the callee: the caller has all sources.
   virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;
   // Runs on `unshard`, spread over all devices.
   virtual void AllGather(AllGatherRequest request, Done done) = 0;

@@ -81,8 +81,8 @@ using DeviceOp = std::variant<CopyOp, CastOp, ReduceOp, SquaredNormOp, AdamWOp, 
 struct DeviceWork {
   std::string label;  // "reduce layers.3 step 12": shown in status, errors and traces
   std::vector<DeviceOp> ops;
-  // Runs on a thread of the device after all ops, also when the device is being shut down (then ops were skipped and the
-  // status is CANCELLED). Short; may Submit; must not block.
+  // Runs on a thread of the device after all ops, also when the device is being shut down (then ops were skipped and
+  // the status is CANCELLED). Short; may Submit; must not block.
   std::function<void(absl::Status)> done;
 };
 

@@ -217,7 +217,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   double grad_norm_ = 0;
   bool full_params_granted_ = false;
   std::map<int64_t, std::string> undo_;  // of writebacks not yet committed: old bytes by 64 KiB chunk
-  std::unique_ptr<UnshardPool> pool_;  // POOLED
+  std::unique_ptr<UnshardPool> pool_;    // POOLED
   v1::Counters counters_;
 };
 

@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
                     absl::StatusCode::kUnimplemented}),
     [](const auto& info) { return info.param.name; });
 
-TEST_F(BadInput, AMillionParametersAndAHundredThousandNestedModulesAreServed) {
+TEST_F(BadInput, AMillionParametersAndTwoThousandNestedModulesAreServed) {
   StartDaemon();
   RawClient client(socket());
   v1::JobSpec spec = SpecOf({{"name", "many"}, {"world", "1"}});

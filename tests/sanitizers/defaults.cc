@@ -12,14 +12,17 @@ SHARDD_SANITIZER_HOOK const char* __asan_default_options() {
 SHARDD_SANITIZER_HOOK const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1"; }
 
 SHARDD_SANITIZER_HOOK const char* __tsan_default_options() {
-  return "ignore_noninstrumented_modules=1:second_deadlock_stack=1:die_after_fork=0:history_size=4";
+  // Thread leaks: a trainer may end while attached, and gRPC's threads end with the process.
+  return "ignore_noninstrumented_modules=1:second_deadlock_stack=1:die_after_fork=0:history_size=4:report_thread_leaks="
+         "0";
 }
 
 // gRPC and protobuf come from archives without instrumentation: their atomics are invisible, so what they hand from
 // thread to thread looks unsynchronised. absl's mutexes are compiled with instrumentation
 // (deploy/cmake/dependencies.cmake).
 SHARDD_SANITIZER_HOOK const char* __tsan_default_suppressions() {
-  return "race:^grpc::\n"
+  return "race:absl::debian3::synchronization_internal::\n"
+         "race:^grpc::\n"
          "race:^grpc_\n"
          "race:grpc_core::\n"
          "race:grpc_event_engine::\n"

@@ -3,7 +3,6 @@
 
   plot.py chart RUN...  [--svg FILE] [--label NAME]... [--width N] [--height N]
   plot.py compare RUN... --reference RUN [--tolerance X]      status 1: the losses differ by more
-  plot.py progress RUN...                                     the last committed step
   plot.py recovery RUN... --after TIME                        seconds from TIME to the first step with the replacement
 A RUN of several ranks is one file that they share, or FILE,FILE. A step that was run again counts once, as last run.
 """
@@ -136,16 +135,6 @@ def compare(options):
     return 0 if equal else 1
 
 
-def progress(options):
-    steps = set()
-    for run in options.runs:
-        try:
-            steps |= set(load(run)[0])
-        except FileNotFoundError:
-            pass  # the trainer has not opened it yet
-    print(max(steps, default=0))
-
-
 def recovery(options):
     """A step that was on its way at the time may still be committed; what counts is the first with the replacement."""
     steps, events = load(",".join(options.runs))
@@ -160,7 +149,7 @@ def recovery(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=["chart", "compare", "progress", "recovery"])
+    parser.add_argument("verb", choices=["chart", "compare", "recovery"])
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--svg")
     parser.add_argument("--label", action="append", default=[])
@@ -170,7 +159,7 @@ def main():
     parser.add_argument("--tolerance", type=float, default=1e-3)
     parser.add_argument("--after", type=float)
     options = parser.parse_args()
-    return {"chart": chart, "compare": compare, "progress": progress, "recovery": recovery}[options.verb](options) or 0
+    return {"chart": chart, "compare": compare, "recovery": recovery}[options.verb](options) or 0
 
 
 if __name__ == "__main__":
