@@ -19,7 +19,11 @@ using testing::PollUntil;
 
 constexpr int kKilled = 1000 + SIGKILL;
 // Of the wait for ABORTED, not of its usual length, which is a few ms.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int64_t kAbortLimitMs = 10'000;
+#else
 constexpr int64_t kAbortLimitMs = 1000;
+#endif
 
 class Kill : public Cluster {
  protected:
