@@ -166,6 +166,23 @@ shardd::Status TrainSharded(const gpt::Flags& flags, const std::string& text, gp
   return sharded->Finish();
 }
 
+// What a step costs without optimizer, daemon and other ranks; overhead.py compares with it.
+void TrainFloor(const gpt::Flags& flags, const std::string& text, gpt::Report* report) {
+  gpt::Gpt model = MakeModel(flags);
+  for (int64_t step = 0; step < flags.steps; ++step) {
+    const double start = gpt::Now();
+    double loss_sum = 0;
+    for (int64_t micro = 0; micro < flags.accumulate; ++micro) {
+      const Tensors batch = MakeTensors(flags, text, flags.rank, step * flags.accumulate + micro);
+      const at::Tensor loss = model->forward(batch.inputs, batch.targets) / static_cast<double>(flags.accumulate);
+      loss_sum += loss.item<double>();
+      loss.backward();
+    }
+    model->zero_grad();
+    report->Step(flags.rank, step + 1, loss_sum, 0, TokensPerStep(flags) / (gpt::Now() - start));
+  }
+}
+
 // What the sharded run must equal: one process, no daemon, the gradients of all ranks' batches averaged.
 void TrainReference(const gpt::Flags& flags, const std::string& text, gpt::Report* report) {
   gpt::Gpt model = MakeModel(flags);
@@ -219,8 +236,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "gpt: --out: cannot append to \"%s\"\n", flags.out.c_str());
     return 2;
   }
-  if (flags.reference) {
-    TrainReference(flags, text, &report);
+  if (flags.reference || flags.floor) {
+    (flags.reference ? TrainReference : TrainFloor)(flags, text, &report);
     return 0;
   }
   const shardd::Status status = TrainSharded(flags, text, &report);

@@ -39,6 +39,7 @@ const Flag kFlags[] = {
     {"layout", &Flags::layout, "flat or dim0"},
     {"dtype", &Flags::dtype, "fp32 or bf16: parameters in forward and backward"},
     {"reference", &Flags::reference, "one unsharded process trains on the batches of all ranks"},
+    {"floor", &Flags::floor, "forward and backward of this rank only: what a step costs without sharding"},
     {"threads", &Flags::threads, "of this process"},
     {"out", &Flags::out, "append one JSON line per step to this file"},
     {"sample", &Flags::sample, "characters to generate after training"},

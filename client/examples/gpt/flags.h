@@ -31,6 +31,7 @@ struct Flags {
   std::string layout = "flat";
   std::string dtype = "fp32";  // of parameters in forward and backward
   bool reference = false;      // no daemon: one process trains on the batches of all ranks
+  bool floor = false;          // no daemon, no optimizer: forward and backward of this rank alone, to measure against
   // process
   int64_t threads = 1;
   std::string out;     // JSON lines are appended here

@@ -1,6 +1,8 @@
 #include "client/examples/gpt/report.h"
 
 #include <chrono>
+#include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -53,6 +55,7 @@ void Report::Step(int64_t rank, int64_t step, double loss, double grad_norm, dou
                  {"tokens_per_s", tokens_per_s},
                  {"own_mib", own_mib},
                  {"shared_mib", shared_mib},
+                 {"cpu_s", static_cast<double>(std::clock()) / CLOCKS_PER_SEC},
                  {"time", Now()}});
   if (log_every_ > 0 && rank == 0 && (step % log_every_ == 0 || step == 1)) {
     std::printf("step %5lld  loss %.4f  %6.0f tokens/s  trainer memory %.0f MiB own, %.0f MiB shared\n",
