@@ -20,9 +20,9 @@ bin=$root/build/release/bin
 model=(--layers 4 --width 128 --heads 4 --context 64 --batch 8 --lr 1e-3)
 while (($#)); do
   case $1 in
-    --ranks) ranks=$2 && shift ;;
-    --steps) steps=$2 && shift ;;
-    --bin) bin=$(cd "$2" && pwd) && build=0 && shift ;;
+    --ranks) ranks=${2:?--ranks: value missing} && shift ;;
+    --steps) steps=${2:?--steps: value missing} && shift ;;
+    --bin) bin=$(cd "${2:?--bin: value missing}" && pwd) && build=0 && shift ;;
     --) shift && model+=("$@") && break ;;
     *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2 && exit 2 ;;
   esac
