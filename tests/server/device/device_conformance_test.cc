@@ -71,7 +71,7 @@ class DeviceTest : public testing::TestWithParam<const char*> {
   absl::Status RunOp(DeviceOp op) {
     DeviceWork work;
     work.label = "one operation";
-    work.ops.push_back(std::move(op));
+    work.ops.emplace_back(std::move(op));
     return Run(std::move(work));
   }
 
@@ -181,7 +181,7 @@ TEST_P(DeviceTest, WorkOfOneStreamRunsInOrder) {
   std::vector<std::string> want;
   for (size_t i = 0; i < 100; ++i) {
     DeviceWork work;
-    work.ops.push_back(CopyOp{&chain[i], &chain[i + 1], 4});
+    work.ops.emplace_back(CopyOp{&chain[i], &chain[i + 1], 4});
     work.done = log.Entry(std::to_string(i));
     want.push_back(std::to_string(i));
     device_->Submit(StreamId::kPostBackward, std::move(work));
@@ -275,7 +275,7 @@ TEST_P(DeviceTest, StatusNamesTheRunningWorkAndItsTime) {
   std::vector<char> src(8 << 20), dst(8 << 20);
   DeviceWork work;
   work.label = "copy a lot";
-  for (int i = 0; i < 200; ++i) work.ops.push_back(CopyOp{src.data(), dst.data(), static_cast<int64_t>(src.size())});
+  for (int i = 0; i < 200; ++i) work.ops.emplace_back(CopyOp{src.data(), dst.data(), static_cast<int64_t>(src.size())});
   Log log;
   work.done = log.Entry("copy");
   device_->Submit(StreamId::kAllReduce, std::move(work));
@@ -328,7 +328,7 @@ TEST_P(DeviceTest, ShutdownInterruptsALongWorkBetweenOperations) {
   DeviceWork work;
   work.label = "copy for minutes";
   for (int i = 0; i < 200'000; ++i) {
-    work.ops.push_back(CopyOp{src.data(), dst.data(), static_cast<int64_t>(src.size())});
+    work.ops.emplace_back(CopyOp{src.data(), dst.data(), static_cast<int64_t>(src.size())});
   }
   Log log;
   work.done = log.Entry("long");
