@@ -6,6 +6,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -72,12 +73,18 @@ absl::Status Run() {
   services.push_back(
       {v1::JobsService::service_full_name(), std::make_unique<JobsService>(core.get(), &peers, geteuid())});
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services)));
-  SHARDD_ASSIGN_OR_RETURN(
-      std::unique_ptr<Listener> listener,
-      Listener::Create(path, server->server(), &peers,
-                       [&core](FdRequest request, PeerCredentials peer, UniqueFd pidfd, FdReply reply) {
-                         core->FetchFds(std::move(request), peer, std::move(pidfd), reply);
-                       }));
+  ListenerOptions listening;
+  if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    // One uid's connections leave room for sessions (ten descriptors each) and for everybody else.
+    listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 4);
+  }
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
+                          Listener::Create(
+                              path, server->server(), &peers,
+                              [&core](FdRequest request, PeerCredentials peer, FdReply reply) {
+                                core->FetchFds(std::move(request), peer, reply);
+                              },
+                              listening));
   LogInfo(absl::StrCat("shardd ", kVersion, " listens on ", path, " with ", device_count, " device(s), state in ",
                        state_dir));
 

@@ -93,6 +93,9 @@ void ClientStream::Read() {
       case v1::SessionEvent::kDetached:
         detached_ = true;
         break;
+      case v1::SessionEvent::kWaiting:
+        waiting_for_ = std::move(*event.mutable_waiting()->mutable_for_what());
+        break;
       case v1::SessionEvent::KIND_NOT_SET:
         break;  // an event of a later daemon; nothing here depends on it
     }
@@ -151,6 +154,11 @@ absl::Status ClientStream::EndStatus(absl::Time deadline) {
 absl::optional<v1::SessionEvent::Aborted> ClientStream::aborted() {
   absl::MutexLock lock(&mutex_);
   return aborted_;
+}
+
+std::string ClientStream::waiting_for() {
+  absl::MutexLock lock(&mutex_);
+  return waiting_for_;
 }
 
 absl::optional<v1::SessionEvent::Committed> ClientStream::WaitCommitted(int64_t step, absl::Time deadline) {

@@ -43,6 +43,9 @@ class ClientStream {
   absl::Status EndStatus(absl::Time deadline);
   absl::optional<v1::SessionEvent::Aborted> aborted();
 
+  // For whom the daemon says that this rank waits; empty: for nobody.
+  std::string waiting_for();
+
   // The event of step `step` or a later one, if it has come by `deadline`; nullopt also when the stream ends.
   absl::optional<v1::SessionEvent::Committed> WaitCommitted(int64_t step, absl::Time deadline);
 
@@ -74,6 +77,7 @@ class ClientStream {
   bool detached_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_here_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
   absl::optional<v1::SessionEvent::Committed> committed_ ABSL_GUARDED_BY(mutex_);
   absl::optional<v1::SessionEvent::Aborted> aborted_ ABSL_GUARDED_BY(mutex_);
   grpc::Status end_ ABSL_GUARDED_BY(mutex_);

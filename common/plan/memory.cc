@@ -143,6 +143,10 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   SHARDD_RETURN_IF_ERROR(SizePool(plan));
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
+  // A decided step: hyperparameters, masks and counts by parameter, every rank's trainer state.
+  const int64_t decided = kPageBytes + plan.world_size * (kMaxTrainerStateBytes + 16) +
+                          static_cast<int64_t>(plan.params.size()) * 11 + (int64_t{128} << 10);
+  plan.memory.journal_bytes = 2 * RoundUp(decided, kPageBytes);
   return absl::OkStatus();
 }
 
@@ -153,7 +157,7 @@ int64_t FlatParamPlan::StateStrideBytes() const {
 }
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {
-  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes +
+  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes + journal_bytes +
          world_size * session_bytes;
 }
 

@@ -65,20 +65,20 @@ ssize_t SendWithDescriptors(int socket, iovec* buffers, size_t count, const int*
 
 namespace {
 
-// Only a pidfd has a line "Pid:" there. Any other descriptor that a client sends in its place might never become
-// readable, or at once.
-bool IsPidfd(int fd) {
+// Only a pidfd has a line "Pid:" there. Any other descriptor that a client sends in its place, also another process's,
+// might never become readable, or at once.
+bool IsPidfdOf(int fd, int32_t pid) {
   FILE* info = std::fopen(absl::StrCat("/proc/self/fdinfo/", fd).c_str(), "re");
   if (info == nullptr) {
     return false;
   }
-  bool found = false;
+  int named = 0;
   char line[256];
-  while (!found && std::fgets(line, sizeof(line), info) != nullptr) {
-    found = std::strncmp(line, "Pid:", 4) == 0;
+  while (named == 0 && std::fgets(line, sizeof(line), info) != nullptr) {
+    (void)std::sscanf(line, "Pid: %d", &named);
   }
   std::fclose(info);
-  return found;
+  return named > 0 && named == pid;
 }
 
 }  // namespace
@@ -123,8 +123,11 @@ absl::StatusOr<FdRequest> ReadFdRequest(int socket) {
   request.protocol_version = wire.protocol_version;
   request.session_id = wire.session_id;
   request.token.assign(wire.token, sizeof(wire.token));
-  if (!fds.empty() && IsPidfd(fds.front().get())) {
-    request.pidfd = std::move(fds.front());
+  if (!fds.empty()) {
+    const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket);
+    if (peer.ok() && IsPidfdOf(fds.front().get(), peer->pid)) {
+      request.pidfd = std::move(fds.front());
+    }
   }
   return request;
 }
@@ -189,13 +192,7 @@ UniqueFd GetPeerPidfd(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0 && fd >= 0) {
     return UniqueFd(fd);
   }
-  // The fallback can meet another process under the same pid when the peer has died already; a session whose stream
-  // breaks at the same moment ends anyway.
-  const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket);
-  if (!peer.ok() || peer->pid <= 0) {
-    return UniqueFd();
-  }
-  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
+  return UniqueFd();  // by its pid it could be another process by now
 }
 
 absl::StatusOr<std::string> ParseUnixAddress(absl::string_view address) {

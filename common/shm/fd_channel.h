@@ -32,7 +32,8 @@ enum SessionFd : int {
   kFdShards = 3,         // slab "shards", read-only
   kFdParameters = 4,     // slab "parameters" (cast copy), read-only; absent: unshard from shards
   kFdPool = 5,           // slab "unsharded pool", read-only; absent unless POOLED
-  kFdGradients = 6,      // slab "gradients"; absent today (writable between BackwardDone and Step later)
+  kFdGradients = 6,      // slab "gradients", read-write: trainers may write it from BackwardDone to Step (clipping,
+                         // unscaling); absent where nothing is trained
   kSessionFdCount = 7,
 };
 
@@ -51,7 +52,7 @@ absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_
 
 // Daemon, on an accepted socket; never blocks. UNAVAILABLE: nothing has arrived, call again when readable. A request
 // travels in one sendmsg, so anything but all of it (short, long, end of stream) is INVALID_ARGUMENT, as is what is not
-// this protocol: hang up. Descriptors beyond the one allowed are closed, and so is one that is not a pidfd.
+// this protocol: hang up. Descriptors beyond the one allowed are closed, and so is one that is no pidfd of the peer.
 absl::StatusOr<FdRequest> ReadFdRequest(int socket);
 // Sends status and descriptors (not consumed; -1: absent; none are sent with an error). Does not block: the answer fits
 // into an empty socket buffer.
@@ -63,7 +64,7 @@ struct PeerCredentials {
   int32_t pid = 0;  // 0: not visible from this PID namespace
 };
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket);
-// A pidfd of the peer: SO_PEERPIDFD (kernel 6.5), else pidfd_open of SO_PEERCRED's pid. Invalid where neither works.
+// A pidfd of the peer: SO_PEERPIDFD (kernel 6.5). Invalid on older kernels: there it is the client that sends one.
 UniqueFd GetPeerPidfd(int socket);
 
 // "unix:/path", "/path" -> "/path"; INVALID_ARGUMENT for anything else or longer than 107 characters.

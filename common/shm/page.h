@@ -36,6 +36,9 @@ struct DaemonPage {
   alignas(128) TimelineWord version;      // epoch << 40 | version of the parameters that is ready to be read
   alignas(128) TimelineWord consumed;     // epoch << 40 | ring records consumed
   alignas(128) TimelineWord full_params;  // epoch << 40 | number of EnterFullParams granted to this rank
+  // epoch << 40 | backwards that this rank has closed in this session, that no rank can add to any more and whose
+  // gradients are all in the gradient shards.
+  alignas(128) TimelineWord reduced;
   // Non-zero while the daemon's loop is awake and will look at the ring before it sleeps: no doorbell needed.
   alignas(128) std::atomic<uint32_t> awake;
   alignas(128) TimelineWord tail[1];  // slot words, then group entries (DaemonPageView)

@@ -47,11 +47,13 @@ class Core final : public JobsSource {
                     std::function<void(absl::Status)> done);
   // Ignored unless `stream` is the one that StartSession has accepted for the session: an id alone proves nothing.
   using StreamPtr = std::shared_ptr<const SessionStream>;
-  void SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch);
+  // `done`, once, when the batch was executed or dropped: the next may be read. So a client that sends faster than it
+  // is served waits, and holds one batch in memory.
+  void SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done);
   void SessionDetach(uint64_t session_id, StreamPtr stream, bool finished);
   void SessionStreamClosed(uint64_t session_id, StreamPtr stream);
   // The fd channel. `done` receives borrowed descriptors, valid during the call.
-  void FetchFds(FdRequest request, PeerCredentials peer, UniqueFd peer_pidfd,
+  void FetchFds(FdRequest request, PeerCredentials peer,
                 std::function<void(absl::Status, const std::vector<int>&)> done);
 
   // JobsSource.
@@ -83,7 +85,11 @@ class Core final : public JobsSource {
                                                            const v1::AttachRankRequest& request);
   // Runs `body` on the loop from the setup thread and hands its result back.
   template <typename T>
-  absl::StatusOr<T> OnLoop(std::function<absl::StatusOr<T>()> body);
+  absl::StatusOr<T> OnLoop(std::function<absl::StatusOr<T>()> body) {
+    absl::StatusOr<T> result = absl::CancelledError("the daemon is shutting down");
+    loop_.RunAndWait([&] { result = body(); });
+    return result;
+  }
 
   // Loop-confined.
   bool BeforeSleep();
@@ -111,7 +117,9 @@ class Core final : public JobsSource {
   bool had_job_ = false;
   bool idle_reported_ = false;
   // Threads; last.
-  // Used as queues with a thread, for work that blocks: slabs of jobs, and what must not wait for those.
+  // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
+  // wait for those.
+  CoreLoop reaper_;
   CoreLoop setup_;
   CoreLoop attach_;
   CoreLoop loop_;

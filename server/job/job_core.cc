@@ -13,6 +13,8 @@
 namespace shardd {
 namespace {
 
+constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
+
 float GradientScale(const ShardPlan& plan) {
   const double factor = plan.config.gradient_divide_factor();
   return static_cast<float>(1.0 / (factor > 0 ? factor : plan.world_size));
@@ -30,6 +32,7 @@ JobCore::JobCore(Init init)
       devices_(std::move(init.devices)),
       collective_(std::move(init.collective)),
       loop_(init.loop),
+      reaper_(init.reaper),
       events_(init.events),
       created_(absl::Now()),
       gradient_scale_(GradientScale(*plan_)),
@@ -141,17 +144,24 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
   // sleeps.
   loop_->AddFd(
       session->doorbell(), [] {}, /*edge=*/true);
-  if (session->pidfd.valid()) {
-    // Readable once the process has ended, also before its hello and while forked children hold its sockets open.
-    loop_->AddFd(session->pidfd.get(), [this, rank, session_id = session->id()] {
-      if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
-        SessionLost(rank, "its process ended");
-      }
-    });
-  }
+  UniqueFd pidfd = std::move(session->pidfd);
   sessions_[rank] = std::move(session);
+  WatchProcess(sessions_[rank].get(), std::move(pidfd));
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
+}
+
+void JobCore::WatchProcess(Session* session, UniqueFd pidfd) {
+  if (session->pidfd.valid() || !pidfd.valid()) {
+    return;
+  }
+  session->pidfd = std::move(pidfd);
+  // Readable once the process has ended, also before its hello and while forked children hold its sockets open.
+  loop_->AddFd(session->pidfd.get(), [this, rank = session->rank(), session_id = session->id()] {
+    if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
+      SessionLost(rank, "its process ended");
+    }
+  });
 }
 
 void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> stream) {
@@ -170,7 +180,8 @@ void JobCore::EndSession(int rank) {
   if (session->pidfd.valid()) {
     loop_->RemoveFd(session->pidfd.get());
   }
-  sessions_[rank].reset();
+  reaper_->Post([gone = std::move(sessions_[rank])] {});
+  sessions_[rank] = nullptr;
 }
 
 void JobCore::Detach(int rank, bool finished) {
@@ -455,6 +466,11 @@ absl::Status JobCore::Observe(Session* session, OrderEntry entry) {
 }
 
 void JobCore::CheckSilence(absl::Time now) {
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      TellWaiting(session.get(), now);
+    }
+  }
   if (closed_ || committing_ || attached() < world_size()) {
     return;
   }
@@ -467,18 +483,34 @@ void JobCore::CheckSilence(absl::Time now) {
     }
     // Silent is only a fault when somebody waits for this very rank.
     for (int other = 0; other < world_size(); ++other) {
-      const std::string waits = other == rank ? "" : WaitingFor(other);
-      if (!waits.empty() && waits.find(absl::StrCat("rank ", rank, ":")) != std::string::npos) {
+      const Wait wait = other == rank ? Wait() : WaitingFor(other);
+      if (wait.rank == rank) {
         const std::string last = sessions_[rank]->last_command;
         Abort(RankError(absl::StatusCode::kDeadlineExceeded, rank, "silence",
                         absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silent),
                                      " (last command: ", last.empty() ? "none" : last, "; limit ",
-                                     absl::FormatDuration(limit), "); rank ", other, " waits for ", waits)),
+                                     absl::FormatDuration(limit), "); rank ", other, " waits for rank ", rank, ": ",
+                                     wait.call)),
               {rank});
         return;
       }
     }
   }
+}
+
+// So that a client whose own patience ends can say for whom it has waited.
+void JobCore::TellWaiting(Session* session, absl::Time now) {
+  if (session->stream == nullptr || now - session->last_command_time < kTellWaitingAfter) {
+    return;
+  }
+  std::string waits = WaitText(session->rank());
+  if (waits == session->told_waiting_for) {
+    return;
+  }
+  v1::SessionEvent event;
+  event.mutable_waiting()->set_for_what(waits);
+  session->stream->Send(std::move(event));
+  session->told_waiting_for = std::move(waits);
 }
 
 }  // namespace shardd

@@ -46,6 +46,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     std::vector<Device*> devices;  // by rank; outlive the job
     std::unique_ptr<Collective> collective;
     CoreLoop* loop = nullptr;
+    CoreLoop* reaper = nullptr;  // destroys what holds much memory
     EventLog* events = nullptr;
   };
   explicit JobCore(Init init);
@@ -70,6 +71,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
 
   // ABORTED: the epoch went on while the session was being made. REQUIRES: the rank has no session.
   absl::Status AddSession(std::unique_ptr<Session> session);
+  // The end of the process becomes the session's, if that is not so already. `pidfd` may be invalid.
+  void WatchProcess(Session* session, UniqueFd pidfd);
   // The client is there (its stream said hello).
   void SessionLive(Session* session, std::shared_ptr<SessionStream> stream);
   void Detach(int rank, bool finished);
@@ -158,13 +161,14 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void SaveForUndo(int64_t offset_bytes, int64_t size_bytes);
   void UndoWrites();
 
-  // Gradients and the step (job_step.cc)
+  // Gradients (job_gradients.cc) and the step (job_step.cc)
   Pair& GetPair(PairKey key);
   absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
   absl::Status TryReduce(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void OnReduced(int group, const std::vector<int>& ranks);
   absl::Status MaybeFold();
+  void PublishReduced();
   absl::Status MaybeDecide();
   absl::Status CompareSteps() const;
   absl::Status CompareOrders();
@@ -173,7 +177,13 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void Commit();
   void AfterCommit();
 
-  std::string WaitingFor(int rank) const;  // (job_status.cc)
+  struct Wait {
+    int rank = -1;  // who is waited for; -1: nobody
+    std::string call;
+  };
+  Wait WaitingFor(int rank) const;       // (job_status.cc)
+  std::string WaitText(int rank) const;  // empty: it is its own turn
+  void TellWaiting(Session* session, absl::Time now);
   v1::JobState State() const;
 
   // Constant after construction.
@@ -186,6 +196,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::vector<Device*> devices_;
   const std::unique_ptr<Collective> collective_;
   CoreLoop* const loop_;
+  CoreLoop* const reaper_;
   EventLog* const events_;
   const absl::Time created_;
   const float gradient_scale_;

@@ -16,9 +16,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
                                                              const std::string& state_dir,
                                                              const std::string& directory) {
   const MemoryPlan& want = plan.memory;
-  const int64_t tmpfs = want.shards_bytes + want.gradients_bytes + want.optimizer_bytes;
-  const int64_t memfd =
-      want.parameters_bytes + want.unsharded_pool_bytes + want.session_bytes * static_cast<int64_t>(plan.world_size);
+  const int64_t tmpfs = want.shards_bytes + want.optimizer_bytes + want.journal_bytes;
+  const int64_t memfd = want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes +
+                        want.session_bytes * static_cast<int64_t>(plan.world_size);
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
   if (absl::Status status = CheckMemory(limits, tmpfs, memfd); !status.ok()) {
     return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
@@ -36,7 +36,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   };
   const Purpose purposes[] = {
       {&memory->shards_, "shards", SlabBacking::kTmpfsFile, want.shards_bytes},
-      {&memory->gradients_, "gradients", SlabBacking::kTmpfsFile, want.gradients_bytes},
+      // Trainers write it: a file could be truncated under the daemon.
+      {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes},
       {&memory->optimizer_, "optimizer", SlabBacking::kTmpfsFile, want.optimizer_bytes},
       {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes},
       {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes},
@@ -94,6 +95,11 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   add("gradients", plan.memory.gradients_bytes, gradients());
   add("optimizer", plan.memory.optimizer_bytes, optimizer());
   add("unsharded pool", plan.memory.unsharded_pool_bytes, pool());
+  v1::Purpose* journal = out->add_purposes();
+  journal->set_purpose("journal");
+  journal->set_planned_bytes(plan.memory.journal_bytes);
+  journal->set_allocated_bytes(plan.memory.journal_bytes);  // allocated with the job
+  journal->set_backing(std::string(SlabBackingName(SlabBacking::kTmpfsFile)));
 }
 
 }  // namespace shardd

@@ -13,18 +13,20 @@ int64_t UnixMillis(absl::Time time) { return absl::ToUnixMillis(time); }
 
 }  // namespace
 
-// For whom and for what the rank cannot go on: `rank 1: SubmitGradients "layers.3"`; empty when it is its own turn.
-std::string JobCore::WaitingFor(int rank) const {
+// For whom and for what the rank cannot go on.
+JobCore::Wait JobCore::WaitingFor(int rank) const {
   const RankStep& state = ranks_[rank];
-  if (state.blocked_slot >= 0 || state.stepped) {
+  if (state.blocked_slot >= 0 || state.closed_backwards > 0) {
     for (const auto& [key, pair] : pairs_) {
+      if ((pair.folded[rank] == 0 && pair.waiting[rank].empty()) ||
+          (state.blocked_slot < 0 && key.first >= state.closed_backwards)) {
+        continue;
+      }
       for (int other = 0; other < world_size(); ++other) {
         const bool missing =
             pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
-        const bool held = pair.folded[rank] > 0 || !pair.waiting[rank].empty();
-        if (other != rank && missing && held) {
-          return absl::StrCat("rank ", other, ": SubmitGradients \"", group_name(key.second), "\" of backward ",
-                              key.first);
+        if (other != rank && missing) {
+          return {other, absl::StrCat("SubmitGradients \"", group_name(key.second), "\" of backward ", key.first)};
         }
       }
     }
@@ -34,19 +36,28 @@ std::string JobCore::WaitingFor(int rank) const {
       continue;
     }
     if (state.stepped && !ranks_[other].stepped) {
-      return absl::StrCat("rank ", other, ": Step");
+      return {other, "Step"};
     }
     if (state.full_params && !state.inside && !ranks_[other].full_params) {
-      return absl::StrCat("rank ", other, ": EnterFullParams");
+      return {other, "EnterFullParams"};
     }
     if (state.full_params && !state.inside && ranks_[other].inside) {
-      return absl::StrCat("rank ", other, ": LeaveFullParams");
+      return {other, "LeaveFullParams"};
     }
     if (state.committed_params && !ranks_[other].committed_params) {
-      return absl::StrCat("rank ", other, ": CommitParameters");
+      return {other, "CommitParameters"};
     }
   }
-  return "";
+  return {};
+}
+
+std::string JobCore::WaitText(int rank) const {
+  const Wait wait = WaitingFor(rank);
+  if (wait.rank < 0) {
+    return "";
+  }
+  return absl::StrCat("rank ", wait.rank, ": ", wait.call,
+                      sessions_[wait.rank] == nullptr ? " (it is not attached)" : "");
 }
 
 v1::JobState JobCore::State() const {
@@ -133,7 +144,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     r->set_commands(session->commands);
     r->set_last_command(session->last_command);
     r->set_last_command_age_ms(absl::ToInt64Milliseconds(MonotonicNow() - session->last_command_time));
-    r->set_waiting_for(WaitingFor(rank));
+    r->set_waiting_for(WaitText(rank));
     r->set_departures(session->departures);
   }
 }

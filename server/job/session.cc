@@ -4,8 +4,10 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -307,6 +309,21 @@ void Session::PublishFullParams() {
   TimelineStore(page_.page().full_params, TimelineValue(epoch_, ++full_params_), waiting());
 }
 
+void Session::EndStepBackwards() {
+  PublishReduced(std::numeric_limits<int>::max());
+  backwards_before_step_ = backwards_;
+}
+
+void Session::PublishReduced(int closed) {
+  const uint64_t reduced =
+      backwards_before_step_ + std::min<uint64_t>(static_cast<uint64_t>(closed), backwards_ - backwards_before_step_);
+  if (reduced > reduced_) {
+    reduced_ = reduced;
+    last_progress_time = MonotonicNow();
+    TimelineStore(page_.page().reduced, TimelineValue(epoch_, reduced_), waiting());
+  }
+}
+
 void Session::SetAwake(bool awake) { page_.page().awake.store(awake ? 1 : 0, std::memory_order_seq_cst); }
 
 void Session::Poison(uint64_t epoch) {
@@ -316,6 +333,7 @@ void Session::Poison(uint64_t epoch) {
   TimelineStore(page.version, value, waiting());
   TimelineStore(page.consumed, value, waiting());
   TimelineStore(page.full_params, value, waiting());
+  TimelineStore(page.reduced, value, waiting());
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
   }

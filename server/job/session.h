@@ -82,6 +82,11 @@ class Session {
   void CountUnshard(int group) { ++asked_[group]; }
   void PublishUnsharded(int group, int64_t pool_offset_bytes);
   void PublishFullParams();
+  // This rank has closed one more backward; a step that is committed ends the counting of `closed` from 0.
+  void CountBackward() { ++backwards_; }
+  void EndStepBackwards();
+  // `closed` backwards of the running step are closed by all ranks and reduced; those that this rank has closed count.
+  void PublishReduced(int closed);
   void SetAwake(bool awake);
   // Lets every waiter go: all words move to `epoch`.
   void Poison(uint64_t epoch);
@@ -96,6 +101,7 @@ class Session {
   bool broken = false;  // it did what it must not while a commit was under way: nothing is read from it any more
   bool lost = false;    // its process or stream has ended
   std::string last_command;
+  std::string told_waiting_for;  // what the client knows of it
   uint64_t commands = 0;
   uint64_t departures = 0;
 
@@ -116,6 +122,9 @@ class Session {
   // The daemon never reads its own page back.
   uint64_t consumed_ = 0;
   uint64_t full_params_ = 0;
+  uint64_t backwards_ = 0;              // closed
+  uint64_t backwards_before_step_ = 0;  // of them, in earlier steps
+  uint64_t reduced_ = 0;
   std::vector<uint64_t> released_;  // by slot
   std::vector<uint64_t> asked_;     // by group: Unshard commands
 };

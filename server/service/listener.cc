@@ -31,7 +31,7 @@ namespace {
 // Numbers given to gRPC connections go round in [kFirstGrpcFd, kLastGrpcFd]; the descriptor table grows to the highest.
 constexpr int kFirstGrpcFd = 64;
 constexpr int kLastGrpcFd = 16384;
-constexpr absl::Duration kSweepInterval = absl::Seconds(10);
+constexpr absl::Duration kSweepInterval = absl::Seconds(1);
 // Out of descriptors: the backlog keeps the connections meanwhile.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
@@ -355,11 +355,10 @@ class Listener::Impl {
 
   void HandToHandler(PendingIt it, FdRequest request) {
     const PeerCredentials peer = it->second.peer;
-    UniqueFd pidfd = GetPeerPidfd(it->second.socket.get());
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
     FdReply reply(std::make_shared<FdReplyState>(std::move(it->second.socket), std::move(it->second.slot)));
     pending_.erase(it);
-    handler_(std::move(request), peer, std::move(pidfd), std::move(reply));
+    handler_(std::move(request), peer, std::move(reply));
   }
 
   // Constant after construction.

@@ -57,8 +57,8 @@ struct ListenerOptions {
 // Owns the socket, its lock file and the accept thread. Thread-safe.
 class Listener {
  public:
-  // `peer_pidfd` may be invalid. Runs on the listener's thread: hands the work on and returns.
-  using Handler = std::function<void(FdRequest request, PeerCredentials peer, UniqueFd peer_pidfd, FdReply reply)>;
+  // Runs on the listener's thread: hands the work on and returns.
+  using Handler = std::function<void(FdRequest request, PeerCredentials peer, FdReply reply)>;
 
   // Listens on `path`; gRPC connections go to `server`, which with `registry` must outlive Stop(). Creates the last
   // directory of `path` (0750) where it is absent, and takes a lock on "<path>.lock": only its holder touches `path`.

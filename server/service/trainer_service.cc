@@ -41,6 +41,12 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
         reactor_->FinishWhenWritten(std::move(status));
       }
     }
+    void ReadNext() {
+      absl::MutexLock lock(&mutex_);
+      if (reactor_ != nullptr) {
+        reactor_->ReadUnlessFinished();
+      }
+    }
     void Detach() {
       absl::MutexLock lock(&mutex_);
       reactor_ = nullptr;
@@ -84,14 +90,16 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
           break;
         }
         core_->SessionDetach(session_id_, stream_, request_.detach().finished());
-        break;
+        return;  // the last word: nothing more is read, the core ends the stream
       case v1::SessionRequest::kCommands:
         if (session_id_ == 0) {
           FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
           break;
         }
-        core_->SessionCommands(session_id_, stream_, std::move(*request_.mutable_commands()));
-        break;
+        // The next batch is read when this one is executed: flow control then holds back a client that floods.
+        core_->SessionCommands(session_id_, stream_, std::move(*request_.mutable_commands()),
+                               [stream = stream_] { stream->ReadNext(); });
+        return;
       case v1::SessionRequest::KIND_NOT_SET:
         FinishWhenWritten(absl::InvalidArgumentError("session: message of no known kind"));
         break;
@@ -127,6 +135,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
     if (!finish_.has_value()) {
       queue_.push_back(std::move(event));
       AdvanceLocked();
+    }
+  }
+  // Once Finish was called the reactor may be deleted at any moment, so no operation may begin any more.
+  void ReadUnlessFinished() {
+    absl::MutexLock lock(&mutex_);
+    if (!finished_) {
+      StartRead(&request_);
     }
   }
   void FinishWhenWritten(absl::Status status) {

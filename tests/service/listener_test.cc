@@ -41,7 +41,7 @@ class ListenerTest : public ServiceTest {
  protected:
   // Answers every fd request with memory that holds `text`.
   void AnswerWithMemory(const std::string& text) {
-    handler_ = [text](FdRequest, PeerCredentials, UniqueFd, FdReply reply) {
+    handler_ = [text](FdRequest, PeerCredentials, FdReply reply) {
       const UniqueFd memory(::memfd_create("test", MFD_CLOEXEC));
       ASSERT_EQ(::write(memory.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
       reply(absl::OkStatus(), Repeat(memory.get()));
@@ -83,9 +83,9 @@ TEST_F(ListenerTest, HandlerSeesRequestCredentialsAndALivePidfd) {
     bool pidfd_is_of_a_live_process;
   };
   std::optional<Seen> seen;
-  handler_ = [&seen](FdRequest request, PeerCredentials peer, UniqueFd pidfd, FdReply reply) {
-    pollfd poll = {pidfd.get(), POLLIN, 0};
-    seen = Seen{request.session_id, request.token, peer, pidfd.valid() && ::poll(&poll, 1, 0) == 0};
+  handler_ = [&seen](FdRequest request, PeerCredentials peer, FdReply reply) {
+    pollfd poll = {request.pidfd.get(), POLLIN, 0};
+    seen = Seen{request.session_id, request.token, peer, request.pidfd.valid() && ::poll(&poll, 1, 0) == 0};
     reply(absl::OkStatus(), Repeat(STDERR_FILENO));
   };
   Start();
@@ -104,7 +104,7 @@ TEST_F(ListenerTest, CredentialsAreThoseOfTheConnectingUid) {
     GTEST_SKIP() << "needs root to connect as another uid";
   }
   uint32_t seen_uid = 0;
-  handler_ = [&seen_uid](FdRequest, PeerCredentials peer, UniqueFd, FdReply reply) {
+  handler_ = [&seen_uid](FdRequest, PeerCredentials peer, FdReply reply) {
     seen_uid = peer.uid;
     reply(absl::PermissionDeniedError("not yours"));
   };
@@ -121,7 +121,7 @@ TEST_F(ListenerTest, CredentialsAreThoseOfTheConnectingUid) {
 TEST_F(ListenerTest, ReplyMayComeLaterFromAnotherThread) {
   absl::Notification asked;
   std::optional<FdReply> held;
-  handler_ = [&](FdRequest, PeerCredentials, UniqueFd, FdReply reply) {
+  handler_ = [&](FdRequest, PeerCredentials, FdReply reply) {
     held = std::move(reply);
     asked.Notify();
   };
@@ -140,7 +140,7 @@ TEST_F(ListenerTest, ReplyMayComeLaterFromAnotherThread) {
 TEST_F(ListenerTest, ReplyOutlivesTheListener) {
   absl::Notification asked;
   std::optional<FdReply> held;
-  handler_ = [&](FdRequest, PeerCredentials, UniqueFd, FdReply reply) {
+  handler_ = [&](FdRequest, PeerCredentials, FdReply reply) {
     held = std::move(reply);
     asked.Notify();
   };
@@ -155,13 +155,13 @@ TEST_F(ListenerTest, ReplyOutlivesTheListener) {
 }
 
 TEST_F(ListenerTest, DroppedReplyAnswersCancelled) {
-  handler_ = [](FdRequest, PeerCredentials, UniqueFd, FdReply) {};
+  handler_ = [](FdRequest, PeerCredentials, FdReply) {};
   Start();
   EXPECT_EQ(Fetch().code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(ListenerTest, OnlyTheFirstOfTwoAnswersIsSent) {
-  handler_ = [](FdRequest, PeerCredentials, UniqueFd, FdReply reply) {
+  handler_ = [](FdRequest, PeerCredentials, FdReply reply) {
     const FdReply copy = reply;
     copy(absl::NotFoundError("first"));
     reply(absl::OkStatus(), Repeat(STDERR_FILENO));

@@ -116,7 +116,7 @@ class ServiceTest : public ::testing::Test {
   TempDir dir_;
   FakeJobsSource source_;
   PeerRegistry registry_;
-  Listener::Handler handler_ = [](FdRequest, PeerCredentials, UniqueFd, FdReply reply) {
+  Listener::Handler handler_ = [](FdRequest, PeerCredentials, FdReply reply) {
     reply(absl::UnimplementedError("no handler"));
   };
   std::unique_ptr<GrpcServer> server_;

@@ -141,7 +141,9 @@ TEST_F(HostileDaemonTest, PidfdsFireOnSigkillWhileAForkedChildHoldsTheSocket) {
   const UniqueFd by_socket = GetPeerPidfd(socket.get());
   auto request = ReadRequest(socket.get());
   ASSERT_TRUE(request.ok()) << request.status();
-  ASSERT_TRUE(by_socket.valid());
+  if (!by_socket.valid()) {
+    GTEST_SKIP() << "this kernel has no SO_PEERPIDFD (6.5); the pidfd that the client sends is all there is";
+  }
   ASSERT_TRUE(request->pidfd.valid());
   pid_t grandchild = 0;
   ASSERT_EQ(read(ready[0], &grandchild, sizeof(grandchild)), static_cast<ssize_t>(sizeof(grandchild)));
