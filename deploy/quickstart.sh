@@ -3,10 +3,10 @@
 # character model with one trainer process per device on the license texts of this machine, kills a trainer with SIGKILL
 # half-way, starts its replacement, and at the end compares with the same model trained unsharded on the same data.
 #
-#   deploy/quickstart.sh [--ranks N] [--steps N] [--bin DIR] [-- flags of the gpt example]
+#   deploy/quickstart.sh [--ranks N] [--steps N] [--bin DIR] [--out DIR] [-- flags of the gpt example]
 #
-# --bin: takes shardd, shardctl and gpt from there and builds nothing. Leaves loss.svg and the JSON lines in
-# build/quickstart, nothing else; Ctrl-C ends everything that it started.
+# --bin: takes shardd, shardctl and gpt from there and builds nothing. Leaves loss.svg and the JSON lines in --out
+# (build/quickstart), nothing else; Ctrl-C ends everything that it started.
 # Status 0: the replacement went on, and the losses are equal within rounding.
 set -euo pipefail
 
@@ -15,6 +15,7 @@ cd "$root"
 ranks=2
 steps=1000
 build=1
+out=$root/build/quickstart
 bin=$root/build/release/bin
 # About 0.8 million parameters, so that the text becomes readable in a minute on two cores.
 model=(--layers 4 --width 128 --heads 4 --context 64 --batch 8 --lr 1e-3)
@@ -23,6 +24,7 @@ while (($#)); do
     --ranks) ranks=${2:?--ranks: value missing} && shift ;;
     --steps) steps=${2:?--steps: value missing} && shift ;;
     --bin) bin=$(cd "${2:?--bin: value missing}" && pwd) && build=0 && shift ;;
+    --out) out=$(realpath -m "${2:?--out: value missing}") && shift ;;
     --) shift && model+=("$@") && break ;;
     *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2 && exit 2 ;;
   esac
@@ -31,7 +33,6 @@ done
 ((ranks >= 1 && steps >= 10)) || { echo "quickstart: --ranks must be at least 1 and --steps at least 10" >&2 && exit 2; }
 
 say() { printf '\n== [%3d s] %s\n' $SECONDS "$*"; }
-out=$root/build/quickstart
 run=
 pids=()  # by rank, then the daemon
 
