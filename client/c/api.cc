@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -261,6 +262,15 @@ absl::Status PlanJson(const char* spec_json, char** json) {
   return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("plan_json: out of memory");
 }
 
+absl::Status DescribeJob(shardd_job* job, char** json) {
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("describe_job", "json", json));
+  *json = nullptr;
+  SHARDD_RETURN_IF_ERROR(CheckJob("describe_job", job));
+  SHARDD_ASSIGN_OR_RETURN(const std::string text, job->impl->DescribeJson());
+  *json = strdup(text.c_str());
+  return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("describe_job: out of memory");
+}
+
 absl::Status GetCounters(const shardd_job* job, shardd_counters* counters) {
   SHARDD_RETURN_IF_ERROR(CheckJob("get_counters", job));
   SHARDD_RETURN_IF_ERROR(CheckStruct("get_counters", counters));
@@ -389,6 +399,24 @@ shardd_status* shardd_backward_done(shardd_job* job, int last) {
   SHARDD_CHECKED(shardd::CheckJob("backward_done", job), job->impl->BackwardDone(last != 0));
 }
 
+const void* shardd_stored_parameter_data(const shardd_job* job, int32_t param) {
+  return shardd::ParamIsUsable(job, param) ? job->impl->StoredParameterData(param) : nullptr;
+}
+void* shardd_gradient_shard_data(const shardd_job* job, int32_t param) {
+  return shardd::ParamIsUsable(job, param) ? job->impl->GradientShardData(param) : nullptr;
+}
+shardd_status* shardd_wait_gradients(shardd_job* job) {
+  SHARDD_CHECKED(shardd::CheckJob("wait_gradients", job), job->impl->WaitGradients());
+}
+shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context) {
+  if (absl::Status status = shardd::CheckJob("set_interrupt", job); !status.ok()) {
+    return ToC(status);
+  }
+  job->impl->SetInterrupt(interrupted == nullptr ? std::function<bool()>()
+                                                 : std::function<bool()>([=] { return interrupted(context) != 0; }));
+  return nullptr;
+}
+
 shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
                            double max_grad_norm, const void* state, size_t state_bytes) {
   return ToC(shardd::Step(job, groups, group_count, max_grad_norm, state, state_bytes));
@@ -409,6 +437,7 @@ shardd_status* shardd_leave_full_params(shardd_job* job) {
 
 shardd_status* shardd_plan_json(const char* spec_json, char** json) { return ToC(shardd::PlanJson(spec_json, json)); }
 void shardd_string_free(char* text) { free(text); }
+shardd_status* shardd_describe_job(shardd_job* job, char** json) { return ToC(shardd::DescribeJob(job, json)); }
 shardd_status* shardd_get_counters(const shardd_job* job, shardd_counters* counters) {
   return ToC(shardd::GetCounters(job, counters));
 }

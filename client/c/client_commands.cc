@@ -260,6 +260,7 @@ absl::Status ClientJob::BackwardDone(bool last) {
   SHARDD_RETURN_IF_ERROR(Note(
       session_->Send(Record(Opcode::kBackwardDone, 0, progress_.backwards, last ? kLast : 0), /*act=*/true, reason)));
   ++progress_.backwards;
+  ++progress_.backwards_closed;
   progress_.last_closed = last;
   progress_.backward_open = false;
   return absl::OkStatus();

@@ -101,6 +101,7 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
 
 void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
   session_ = std::move(session);
+  session_->set_interrupt(interrupt_);
   failure_ = absl::OkStatus();
   device_ = attach.device();
   epoch_ = attach.epoch();

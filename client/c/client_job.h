@@ -8,10 +8,13 @@
 //   client_job.cc       attach, reattach, detach, what is known of steps
 //   client_commands.cc  unshard, reshard, gradients, backward
 //   client_values.cc    writing parameters, full parameters
+//   client_shards.cc    looking at shards directly
+//   client_describe.cc  what the daemon counts
 //   client_step.cc      the optimizer step
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -81,6 +84,13 @@ class ClientJob {
   const void* FullParameterData(int param) const;
   absl::Status LeaveFullParams();
 
+  const void* StoredParameterData(int param) const;
+  void* GradientShardData(int param) const;
+  absl::Status WaitGradients();
+  void SetInterrupt(std::function<bool()> interrupt);
+  // The daemon's v1::Job as JSON. One unary call.
+  absl::StatusOr<std::string> DescribeJson();
+
   // `step.trainer_state` is set from `state`.
   absl::Status Step(v1::Step step, absl::string_view state);
   absl::StatusOr<StepResult> WaitStep();
@@ -109,7 +119,8 @@ class ClientJob {
     uint64_t half_record[2] = {0, 0};   // the same by half, while it stages parameters
     int half = 0;
     int64_t half_used_bytes = 0;
-    int backwards = 0;  // closed in this step
+    int backwards = 0;              // closed in this step
+    uint64_t backwards_closed = 0;  // in this session
     bool last_closed = false;
     bool backward_open = false;  // gradients were submitted since the last BackwardDone
     FullParams full_params = FullParams::kOutside;
@@ -157,6 +168,7 @@ class ClientJob {
 
   // Constant after Attach.
   AttachOptions options_;
+  std::function<bool()> interrupt_;
   ShardPlan plan_;
   SessionLayout layout_;
   std::vector<std::vector<uint8_t>> trainable_masks_;  // by group

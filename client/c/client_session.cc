@@ -74,6 +74,10 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
     SHARDD_RETURN_IF_ERROR(
         MapOne(fds, kFdPool, "the unsharded pool", plan.memory.unsharded_pool_bytes, /*writable=*/false, &pool_));
   }
+  if (plan.memory.gradients_bytes > 0) {
+    SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdGradients, "the gradient shards", plan.memory.gradients_bytes,
+                                  /*writable=*/true, &gradients_));
+  }
   memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
   daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
                                         static_cast<int64_t>(plan.groups.size()));
@@ -98,9 +102,11 @@ absl::Status ClientSession::Failure() {
 
 absl::Status ClientSession::Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const {
   const std::string group = reason.group == nullptr ? "" : absl::StrCat(" group \"", *reason.group, "\"");
+  const std::string whom = stream_->waiting_for();
   return absl::DeadlineExceededError(absl::StrCat(reason.call, group, ": ", reason.what, " did not come within ",
                                                   absl::FormatDuration(timeout_), " (got ", SequenceOf(word), ", want ",
-                                                  sequence, "; rank=", rank_, ")"));
+                                                  sequence, "; rank=", rank_, ")",
+                                                  whom.empty() ? "" : absl::StrCat("; it waits for ", whom)));
 }
 
 absl::Status ClientSession::Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline) {
@@ -134,6 +140,9 @@ absl::Status ClientSession::WaitSlow(const TimelineWord& word, uint64_t sequence
   absl::Status status;
   do {
     status = Slice(word, sequence, deadline);
+    if (status.ok() && !Reached(word, sequence) && interrupt_ != nullptr && interrupt_()) {
+      status = absl::CancelledError(absl::StrCat(reason.call, ": interrupted (rank=", rank_, ")"));
+    }
     if (status.ok() && !Reached(word, sequence) && absl::Now() >= deadline) {
       status = Deadline(word, sequence, reason);
     }

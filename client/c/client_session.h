@@ -8,8 +8,10 @@
 // load).
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -59,8 +61,11 @@ class ClientSession {
   const char* shards() const { return shards_.At<const char>(0); }
   const char* parameters() const { return parameters_.At<const char>(0); }  // nullptr: none
   const char* pool() const { return pool_.At<const char>(0); }              // nullptr: none
+  char* gradients() const { return gradients_.At<char>(0); }                // nullptr: none
   ClientStream& stream() { return *stream_; }
   const SessionCounters& counters() const { return counters_; }
+  // Asked every 50 ms of a wait, on the thread that waits: true ends the wait with CANCELLED.
+  void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
 
   // Two loads: the stream has ended or the epoch has advanced.
   bool Over() const {
@@ -122,6 +127,7 @@ class ClientSession {
   MappedSlab shards_;
   MappedSlab parameters_;
   MappedSlab pool_;
+  MappedSlab gradients_;
   SessionMemoryView memory_;
   ReadOnlyDaemonPageView daemon_page_;
   // Of the caller.
@@ -129,6 +135,7 @@ class ClientSession {
   uint64_t consumed_seen_ = 0;  // a lower bound of what the daemon has consumed
   uint64_t rung_at_ = 0;        // `submitted_` when the daemon was last known to be awake
   SessionCounters counters_;
+  std::function<bool()> interrupt_;
   // Last: its reader ends before anything else goes.
   std::unique_ptr<ClientStream> stream_;
 };

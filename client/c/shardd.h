@@ -192,6 +192,24 @@ typedef struct shardd_step_result {
 /* Until the last shardd_step is committed. Not needed between steps: the next unshard waits for it. [waits] */
 SHARDD_API shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result);
 
+/* Shards in place: for trainers that show their users shards, where all ranks of the job are on this node ------------
+ */
+
+/* The stored parameter, numel elements of its own dtype, read-only, at any time. Layout DIM0: a rank's rows of it are
+ * its shard. It changes at commits only: look at it after shardd_wait_step or shardd_commit_parameters. Valid while
+ * attached. */
+SHARDD_API const void* shardd_stored_parameter_data(const shardd_job* job, int32_t param);
+/* What the backwards of this step have added up to, numel fp32 elements; NULL for a frozen parameter. It may be looked
+ * at after shardd_wait_gradients, and the rank's own part written (clipping, unscaling) until the rank's next
+ * shardd_submit_gradients or shardd_step. Keeps its values until new gradients come. Valid while attached. */
+SHARDD_API void* shardd_gradient_shard_data(const shardd_job* job, int32_t param);
+/* Until every backward that this rank has closed is closed by all ranks and reduced. [waits] */
+SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
+
+/* `interrupted` is called every 50 ms of a wait, on the thread that waits; non-zero ends the wait with CANCELLED, and
+ * the call may be made again. NULL: none. */
+SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context);
+
 /* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */
 
 /* Returns when every rank has entered. [waits] */
@@ -206,6 +224,10 @@ SHARDD_API shardd_status* shardd_leave_full_params(shardd_job* job);
  */
 SHARDD_API shardd_status* shardd_plan_json(const char* spec_json, char** json);
 SHARDD_API void shardd_string_free(char* text);
+
+/* What the daemon says of the job, shardd.v1.Job as JSON (names as in proto/shardd/v1/jobs.proto; 64-bit numbers are
+ * strings): state, committed step, counters of the work it has done. Free with shardd_string_free. [waits: one call] */
+SHARDD_API shardd_status* shardd_describe_job(shardd_job* job, char** json);
 
 /* Of this attachment. */
 typedef struct shardd_counters {

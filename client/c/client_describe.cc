@@ -1,0 +1,38 @@
+// What the daemon says of the job, for trainers and tests that want its own count of the work done.
+
+#include <google/protobuf/util/json_util.h>
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/str_cat.h"
+#include "client/c/client_job.h"
+#include "client/c/connect.h"
+#include "common/status/grpc_status.h"
+#include "common/status/status_macros.h"
+#include "shardd/v1/jobs.grpc.pb.h"
+
+namespace shardd {
+
+absl::StatusOr<std::string> ClientJob::DescribeJson() {
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_));
+  auto stub = v1::JobsService::NewStub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+  v1::ListJobsResponse response;
+  SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub->ListJobs(&context, v1::ListJobsRequest(), &response)));
+  for (const v1::Job& job : response.jobs()) {
+    if (job.name() != spec().name()) {
+      continue;
+    }
+    google::protobuf::util::JsonPrintOptions print;
+    print.always_print_primitive_fields = true;
+    print.preserve_proto_field_names = true;
+    std::string json;
+    if (!google::protobuf::util::MessageToJsonString(job, &json, print).ok()) {
+      return absl::InternalError(absl::StrCat("describe job \"", spec().name(), "\": cannot be written as JSON"));
+    }
+    return json;
+  }
+  return absl::NotFoundError(absl::StrCat("describe job \"", spec().name(), "\": the daemon does not have it"));
+}
+
+}  // namespace shardd
