@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
+#include "tests/e2e/blocks.h"
 
 namespace shardd::e2e {
 
@@ -239,8 +240,8 @@ std::string SpecJson(const Args& args) {
   std::string config;
   for (const auto& [name, value] : fields) absl::StrAppend(&config, config.empty() ? "" : ",", text(name), ":", value);
   return absl::StrCat("{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2),
-                      ",\"tree\":", TreeJson(), R"(,"policy":{"classes":{"classNames":["Block"]}},"config":{)", config,
-                      "}}");
+                      ",\"tree\":", args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(),
+                      R"(,"policy":{"classes":{"classNames":["Block"]}},"config":{)", config, "}}");
 }
 
 void ExpectAllOk(const std::vector<TrainerReport>& reports) {

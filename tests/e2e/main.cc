@@ -3,11 +3,13 @@
 #include <cstring>
 
 #include "gtest/gtest.h"
+#include "tests/e2e/blocks.h"
 #include "tests/e2e/trainer.h"
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "--worker") == 0) {
-    return shardd::e2e::Trainer(shardd::e2e::Args::Parse(argc, argv, 2)).Run();
+    const shardd::e2e::Args args = shardd::e2e::Args::Parse(argc, argv, 2);
+    return args.Text("model") == "blocks" ? shardd::e2e::BlocksTrainer(args).Run() : shardd::e2e::Trainer(args).Run();
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -1,0 +1,107 @@
+#include "tests/e2e/blocks.h"
+
+#include "common/tensor/float_bits.h"
+#include "tests/e2e/attach.h"
+
+namespace shardd::e2e {
+namespace {
+
+float Target(int64_t i) { return static_cast<float>(i % 13 - 6) / 8; }
+
+float ToFloat(float x) { return x; }
+float ToFloat(uint16_t x) { return tensor::Bf16ToFloat(x); }
+void Assign(float& to, float x) { to = x; }
+void Assign(uint16_t& to, float x) { to = tensor::FloatToBf16(x); }
+
+}  // namespace
+
+std::string BlocksTreeJson(const Args& args) {
+  const auto param = [](const std::string& name, int numel) {
+    return R"({"name":")" + name + R"(","shape":[)" + std::to_string(numel) +
+           R"(],"dtype":"DTYPE_FLOAT32","requiresGrad":true})";
+  };
+  std::string json = R"({"modules":[{"className":"Model","parent":-1,"parameters":[)" + param("scale", 77) + "]}";
+  for (int b = 0; b < args.Int("blocks"); ++b) {
+    json += R"(,{"name":"block)" + std::to_string(b) + R"(","className":"Block","parameters":[)" +
+            param("weight", args.Int("numel")) + "," + param("bias", 1021) + "]}";
+  }
+  return json + "]}";
+}
+
+BlocksTrainer::BlocksTrainer(const Args& args)
+    : args_(args), moments_(args_), bf16_(args.Text("param_dtype") == "bf16") {}
+
+int BlocksTrainer::Run() {
+  Status status = AttachAsTold(args_, &job_);
+  if (status.ok()) status = TrainAll();
+  if (status.ok()) {
+    moments_.Reach("end", args_.Int("steps"));
+    status = job_->Finish();
+  }
+  WriteReport(args_.Text("folder"), args_.Int("rank"), status, report_);
+  return 0;
+}
+
+Status BlocksTrainer::TrainAll() {
+  if (job_->info().version == 0) {
+    RETURN_IF_ERROR(job_->CommitParameters());  // zeros
+  }
+  for (int64_t step = job_->info().committed_step; step < args_.Int("steps"); ++step) {
+    RETURN_IF_ERROR(TrainStep(step));
+  }
+  return job_->WaitStep();
+}
+
+Status BlocksTrainer::TrainStep(int64_t step) {
+  const int groups = job_->info().group_count;
+  double loss = 0;
+  for (int g = 0; g < groups; ++g) {
+    RETURN_IF_ERROR(
+        WithGroup(g, SHARDD_FORWARD, [&](int param) { loss += bf16_ ? Loss<uint16_t>(param) : Loss<float>(param); }));
+  }
+  report_.losses.push_back(loss);
+  for (int g = groups - 1; g >= 0; --g) {
+    RETURN_IF_ERROR(job_->group(g).WaitGradientSlot());
+    RETURN_IF_ERROR(WithGroup(
+        g, SHARDD_BACKWARD, [&](int param) { bf16_ ? WriteGradient<uint16_t>(param) : WriteGradient<float>(param); }));
+    RETURN_IF_ERROR(job_->group(g).SubmitGradients());
+  }
+  RETURN_IF_ERROR(job_->BackwardDone(/*last=*/true));
+  shardd_hyperparameters adamw = {};
+  adamw.lr = 0.05;
+  adamw.beta1 = 0.9;
+  adamw.beta2 = 0.99;
+  adamw.eps = 1e-8;
+  return job_->Step({adamw}, args_.Double("max_norm"), "step " + std::to_string(step + 1));
+}
+
+template <typename Body>
+Status BlocksTrainer::WithGroup(int group, shardd_phase phase, Body&& body) {
+  ParameterGroup handle = job_->group(group);
+  RETURN_IF_ERROR(handle.Unshard(phase));
+  const shardd_group_info info = handle.info();
+  for (int i = 0; i < info.param_count; ++i) body(info.params[i]);
+  return handle.Reshard();
+}
+
+template <typename T>
+double BlocksTrainer::Loss(int param) const {
+  const T* values = static_cast<const T*>(job_->parameter_data(param));
+  const int64_t numel = job_->parameter_info(param).numel;
+  double loss = 0;
+  for (int64_t i = 0; i < numel; ++i) {
+    const float error = ToFloat(values[i]) - Target(i);
+    loss += error * error / 2;
+  }
+  return loss;
+}
+
+template <typename T>
+void BlocksTrainer::WriteGradient(int param) const {
+  const T* values = static_cast<const T*>(job_->parameter_data(param));
+  T* gradient = static_cast<T*>(job_->gradient_data(param));
+  const int64_t numel = job_->parameter_info(param).numel;
+  for (int64_t i = 0; i < numel; ++i) Assign(gradient[i], ToFloat(values[i]) - Target(i));
+}
+
+}  // namespace shardd::e2e

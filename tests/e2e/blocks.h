@@ -1,0 +1,49 @@
+#ifndef SHARDD_TESTS_E2E_BLOCKS_H_
+#define SHARDD_TESTS_E2E_BLOCKS_H_
+
+// A model of any size whose training needs no memory of its own: `blocks` fully sharded modules of `numel` elements and
+// a bias under a small root, each element w[i] on its way to Target(i). Argument model=blocks chooses it.
+//
+//   loss = sum of (w[i] - Target(i))^2 / 2        gradient = w[i] - Target(i), made right in the gradient slot
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "client/cpp/shardd.h"
+#include "tests/e2e/args.h"
+#include "tests/e2e/moments.h"
+#include "tests/e2e/report.h"
+
+namespace shardd::e2e {
+
+// Its tree; proto3 JSON.
+std::string BlocksTreeJson(const Args& args);
+
+class BlocksTrainer {
+ public:
+  explicit BlocksTrainer(const Args& args);
+  // Everything, from attach to report. The exit code of the process.
+  int Run();
+
+ private:
+  Status TrainAll();
+  Status TrainStep(int64_t step);
+  // Calls body(parameter index) for each parameter of the group while it is unsharded.
+  template <typename Body>
+  Status WithGroup(int group, shardd_phase phase, Body&& body);
+  template <typename T>
+  double Loss(int param) const;
+  template <typename T>
+  void WriteGradient(int param) const;
+
+  const Args args_;
+  const Moments moments_;
+  const bool bf16_;
+  std::unique_ptr<Job> job_;
+  TrainerReport report_;
+};
+
+}  // namespace shardd::e2e
+
+#endif  // SHARDD_TESTS_E2E_BLOCKS_H_

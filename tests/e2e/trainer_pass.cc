@@ -1,0 +1,130 @@
+// One backward of a rank, forward included: what the trainer asks of the daemon while it computes.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tests/e2e/attach.h"
+#include "tests/e2e/trainer.h"
+
+namespace shardd::e2e {
+
+void Trainer::ReadParam(int param) {
+  const void* data = job_->parameter_data(param_[param]);
+  for (int i = 0; i < kNumel[param]; ++i) {
+    const uint16_t* half = static_cast<const uint16_t*>(data);
+    seen_[param][i] = dtype_ == "bf16"   ? tensor::Bf16ToFloat(half[i])
+                      : dtype_ == "fp16" ? tensor::HalfToFloat(half[i])
+                                         : static_cast<const float*>(data)[i];
+  }
+}
+
+Status Trainer::ReadGroup(int group, shardd_phase phase, bool hold) {
+  ParameterGroup handle = job_->group(group_[group]);
+  RETURN_IF_ERROR(handle.Unshard(phase));
+  for (int p = 0; p < kParamCount; ++p) {
+    if (kGroupOfParam[p] == group || (group == kHead && p == kEmbed)) ReadParam(p);
+  }
+  return hold ? Status() : handle.Reshard();
+}
+
+Status Trainer::Release(int group) { return job_->group(group_[group]).Reshard(); }
+
+Status Trainer::Submit(int group, int64_t step, int micro) {
+  if (moments_.At("skip", kGroupNames[group], step)) {
+    return Status();
+  }
+  ParameterGroup handle = job_->group(group_[group]);
+  RETURN_IF_ERROR(handle.WaitGradientSlot());
+  uint8_t present = 0, fresh = 0;
+  const shardd_group_info info = handle.info();
+  for (int p = 0; p < kParamCount; ++p) {
+    if (kGroupOfParam[p] != group || !IsPresent(args_.Text("absent"), rank_, step, p)) {
+      continue;
+    }
+    for (int bit = 0; bit < info.param_count; ++bit) {
+      if (info.params[bit] != param_[p]) continue;
+      present = static_cast<uint8_t>(present | (1u << bit));
+      if (IsFresh(args_.Text("fresh"), micro, p)) fresh = static_cast<uint8_t>(fresh | (1u << bit));
+    }
+    void* slot = job_->gradient_data(param_[p]);
+    for (int i = 0; i < kNumel[p]; ++i) {
+      if (dtype_ == "bf16") {
+        static_cast<uint16_t*>(slot)[i] = tensor::FloatToBf16(gradient_[p][i]);
+      } else if (dtype_ == "fp16") {
+        static_cast<uint16_t*>(slot)[i] = tensor::FloatToHalf(gradient_[p][i]);
+      } else {
+        static_cast<float*>(slot)[i] = gradient_[p][i];
+      }
+    }
+  }
+  const bool masks = !args_.Text("absent").empty() || !args_.Text("fresh").empty();
+  return handle.SubmitGradients(masks ? &present : nullptr, masks ? &fresh : nullptr);
+}
+
+Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
+  if (!order_.empty()) {
+    RETURN_IF_ERROR(OutOfOrder(step, micro));
+    return job_->BackwardDone(last);
+  }
+  Pass pass(MakeBatch(rank_, step, micro));
+  gradient_ = Zeros();
+  RETURN_IF_ERROR(ReadGroup(kRoot, SHARDD_FORWARD, /*hold=*/true));
+  RETURN_IF_ERROR(ReadGroup(kEmbedGroup, SHARDD_FORWARD, !raf_[kEmbedGroup]));
+  pass.ForwardEmbed(seen_[kEmbed]);
+  RETURN_IF_ERROR(ReadGroup(kMid, SHARDD_FORWARD, true));
+  moments_.Reach("unsharded", step);
+  ReadParam(kW1);  // once more, as it is now
+  pass.ForwardMid(seen_[kW1], seen_[kB1], seen_[kFrozen], seen_[kW2]);
+  if (raf_[kMid]) RETURN_IF_ERROR(Release(kMid));
+  RETURN_IF_ERROR(ReadGroup(kHead, SHARDD_FORWARD, !raf_[kHead]));
+  pass.ForwardHead(seen_[kEmbed], seen_[kU]);
+  report_.losses[step] += pass.Loss(seen_[kBias], seen_[kGain]) / std::max(1, args_.Int("micro", 1));
+  if (raf_[kRoot]) {
+    RETURN_IF_ERROR(Release(kRoot));
+    RETURN_IF_ERROR(ReadGroup(kRoot, SHARDD_BACKWARD, true));
+  }
+  pass.BackwardRoot(seen_[kGain], gradient_);
+  if (raf_[kHead]) RETURN_IF_ERROR(ReadGroup(kHead, SHARDD_BACKWARD, true));
+  pass.BackwardHead(seen_[kEmbed], seen_[kU], gradient_);
+  RETURN_IF_ERROR(Submit(kHead, step, micro));
+  RETURN_IF_ERROR(Release(kHead));
+  moments_.Reach("some_gradients", step);
+  if (raf_[kMid]) RETURN_IF_ERROR(ReadGroup(kMid, SHARDD_BACKWARD, true));
+  pass.BackwardMid(seen_[kW1], seen_[kFrozen], seen_[kW2], gradient_);
+  RETURN_IF_ERROR(Submit(kMid, step, micro));
+  RETURN_IF_ERROR(Release(kMid));
+  if (raf_[kEmbedGroup]) RETURN_IF_ERROR(ReadGroup(kEmbedGroup, SHARDD_BACKWARD, true));
+  pass.BackwardEmbed(gradient_);
+  RETURN_IF_ERROR(Submit(kEmbedGroup, step, micro));
+  RETURN_IF_ERROR(Release(kEmbedGroup));
+  moments_.Reach("root_held", step);
+  const Tensor bias = seen_[kBias];
+  ReadParam(kBias);  // still unsharded since forward: the version of this pass, whoever has stepped meanwhile
+  if (bias != seen_[kBias]) {
+    return Status(Code::kDataLoss, "the root's parameters changed within a pass");
+  }
+  RETURN_IF_ERROR(Submit(kRoot, step, micro));
+  RETURN_IF_ERROR(Release(kRoot));
+  return job_->BackwardDone(last);
+}
+
+Status Trainer::OutOfOrder(int64_t step, int micro) {
+  for (int group : order_) RETURN_IF_ERROR(ReadGroup(group, SHARDD_FORWARD, /*hold=*/false));
+  Pass pass(MakeBatch(rank_, step, micro));
+  gradient_ = Zeros();
+  pass.ForwardEmbed(seen_[kEmbed]);
+  pass.ForwardMid(seen_[kW1], seen_[kB1], seen_[kFrozen], seen_[kW2]);
+  pass.ForwardHead(seen_[kEmbed], seen_[kU]);
+  report_.losses[step] += pass.Loss(seen_[kBias], seen_[kGain]) / std::max(1, args_.Int("micro", 1));
+  pass.BackwardRoot(seen_[kGain], gradient_);
+  pass.BackwardHead(seen_[kEmbed], seen_[kU], gradient_);
+  pass.BackwardMid(seen_[kW1], seen_[kFrozen], seen_[kW2], gradient_);
+  pass.BackwardEmbed(gradient_);
+  for (int group : order_) {
+    RETURN_IF_ERROR(ReadGroup(group, SHARDD_BACKWARD, /*hold=*/false));
+    RETURN_IF_ERROR(Submit(group, step, micro));
+  }
+  return Status();
+}
+
+}  // namespace shardd::e2e
