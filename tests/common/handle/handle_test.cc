@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace shardd {
@@ -218,6 +221,19 @@ TEST(HandleTable, MermaidDiagramHasExactlyTheTransitionsOfTheOracle) {
   for (const auto& [line, unused] : expected) {
     EXPECT_THAT(diagram, HasSubstr(line + "\n"));
   }
+}
+
+// What people read is what the code does: the folder's README holds the diagram and the table as they are printed.
+TEST(HandleTable, ReadmeShowsTheDiagramAndTheTableOfTheCode) {
+  const std::string path = absl::StrCat(SHARDD_SOURCE_DIR, "/common/handle/README.md");
+  std::ifstream file(path);
+  ASSERT_TRUE(file.is_open()) << path;
+  std::ostringstream readme;
+  readme << file.rdbuf();
+  const std::string diagram = absl::StrCat("```mermaid\n", HandleTableMermaid(), "```\n");
+  EXPECT_TRUE(absl::StrContains(readme.str(), diagram)) << path << " has another diagram; want:\n" << diagram;
+  const std::string table = absl::StrCat("\n\n", HandleTableMarkdown());
+  EXPECT_TRUE(absl::EndsWith(readme.str(), table)) << path << " has another table; want at its end:\n" << table;
 }
 
 TEST(HandleTable, MarkdownHasAReasonInEveryRow) {
