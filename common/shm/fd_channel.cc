@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -173,6 +174,21 @@ absl::Status SendFdReply(int socket, const absl::Status& status, const std::vect
   return absl::OkStatus();
 }
 
+namespace {
+
+// What the kernel shows for uids outside our user namespace; -1 where all are mapped.
+int64_t UnmappedUid() {
+  int64_t inside = 0, outside = 0, count = 0, overflow = -1;
+  std::ifstream map("/proc/self/uid_map");
+  if (map >> inside >> outside >> count && inside == 0 && outside == 0 && count >= 0xFFFFFFFF) {
+    return -1;
+  }
+  std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
+  return overflow;
+}
+
+}  // namespace
+
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket) {
   ucred peer{};
   socklen_t length = sizeof(peer);
@@ -182,6 +198,12 @@ absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket) {
   // The kernel invents uid -1 for a socket that has no peer.
   if (length != sizeof(peer) || peer.uid == static_cast<uid_t>(-1)) {
     return absl::InternalError(absl::StrCat("read credentials of socket \"", socket, "\": the kernel knows no peer"));
+  }
+  // Users that have no number in this user namespace all look alike, so none of them is anybody.
+  static const int64_t unmapped_uid = UnmappedUid();
+  if (int64_t{peer.uid} == unmapped_uid) {
+    return absl::PermissionDeniedError(absl::StrCat("read credentials of socket \"", socket, "\": uid ", peer.uid,
+                                                    " stands for every user that this user namespace does not map"));
   }
   return PeerCredentials{.uid = peer.uid, .gid = peer.gid, .pid = peer.pid};
 }

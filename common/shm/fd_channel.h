@@ -63,6 +63,7 @@ struct PeerCredentials {
   uint32_t gid = 0;
   int32_t pid = 0;  // 0: not visible from this PID namespace
 };
+// PERMISSION_DENIED: a uid that this user namespace does not map.
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket);
 // A pidfd of the peer: SO_PEERPIDFD (kernel 6.5). Invalid on older kernels: there it is the client that sends one.
 UniqueFd GetPeerPidfd(int socket);

@@ -52,6 +52,9 @@ class Slab {
   // A new read-only descriptor (reopened O_RDONLY). What that is worth: a process of the same uid can reopen it for
   // writing where the file mode allows; kFrozenMemfd cannot be written by anybody.
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
+  // Gives the pages back, whoever else still maps them or holds a descriptor; they then read zeros. Nothing for frozen
+  // backings (the kernel refuses).
+  void Discard();
 
  private:
   Slab() = default;

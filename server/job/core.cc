@@ -33,6 +33,8 @@ void Core::Shutdown() {
     return;
   }
   shut_down_ = true;
+  stopping_ = true;
+  status_.Stop();
   attach_.Stop();
   setup_.Stop();
   loop_.RunAndWait([this] {

@@ -4,6 +4,7 @@
 // The daemon without its port: all jobs of this node, their devices, the loop that owns their state and the setup
 // thread that allocates their memory.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "server/device/device.h"
 #include "server/job/core_loop.h"
 #include "server/job/job_core.h"
@@ -91,6 +93,10 @@ class Core final : public JobsSource {
     return result;
   }
 
+  // RESOURCE_EXHAUSTED: the uid has too many calls under way. Else End must follow.
+  absl::Status Begin(uint32_t uid, absl::string_view what) ABSL_LOCKS_EXCLUDED(requests_mutex_);
+  void End(uint32_t uid) ABSL_LOCKS_EXCLUDED(requests_mutex_);
+
   // Loop-confined.
   bool BeforeSleep();
   void Tick();
@@ -99,8 +105,11 @@ class Core final : public JobsSource {
   Session* FindSession(uint64_t session_id, JobCore** job) const;
   Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
   void ReviewJobs();  // grace times, finished and closed jobs
+  // `fill` runs on the loop; QueryPlan's on the status thread, for answers that grow with the plan.
   template <typename T>
   void Query(const Caller& caller, const std::string& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
+  template <typename T>
+  void QueryPlan(const Caller& caller, const std::string& job, Done<T> done, void (*fill)(const ShardPlan&, T*));
 
   // Constant after construction.
   const CoreOptions options_;
@@ -109,6 +118,9 @@ class Core final : public JobsSource {
   const absl::Time started_;     // MonotonicNow
   // Self-synchronised.
   EventLog events_;
+  std::atomic<bool> stopping_ = false;  // what is queued is refused, not worked off
+  absl::Mutex requests_mutex_;
+  absl::flat_hash_map<uint32_t, int> requests_of_uid_ ABSL_GUARDED_BY(requests_mutex_);  // OpenJob and AttachRank
   // Loop-confined.
   absl::btree_map<std::string, Entry> jobs_;  // by name
   uint64_t next_job_id_ = 1;
@@ -120,6 +132,7 @@ class Core final : public JobsSource {
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
   CoreLoop reaper_;
+  CoreLoop status_;
   CoreLoop setup_;
   CoreLoop attach_;
   CoreLoop loop_;

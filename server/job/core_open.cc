@@ -19,30 +19,45 @@
 namespace shardd {
 namespace {
 
-bool NameIsValid(const std::string& name) {
-  if (name.empty() || name.size() > 128 || name[0] == '.') {
-    return false;
-  }
-  for (char c : name) {
-    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') {
-      return false;
-    }
-  }
-  return true;
-}
+constexpr int kMaxRequestsPerUid = 256;  // under way at once; a rank has one
+constexpr absl::Duration kKillGrace = absl::Seconds(2);
 
 }  // namespace
 
+absl::Status Core::Begin(uint32_t uid, absl::string_view what) {
+  absl::MutexLock lock(&requests_mutex_);
+  int& requests = requests_of_uid_[uid];
+  if (requests >= kMaxRequestsPerUid) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": too many requests of uid ", uid, " under way (got ",
+                                                     requests + 1, ", want at most ", kMaxRequestsPerUid,
+                                                     "); try again"));
+  }
+  ++requests;
+  return absl::OkStatus();
+}
+
+void Core::End(uint32_t uid) {
+  absl::MutexLock lock(&requests_mutex_);
+  if (const auto it = requests_of_uid_.find(uid); --it->second == 0) {
+    requests_of_uid_.erase(it);
+  }
+}
+
 void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
   // Whoever comes keeps the job from its grace time, however long the queue is.
+  if (absl::Status status = Begin(peer.uid, "open job"); !status.ok()) {
+    done(std::move(status));
+    return;
+  }
   loop_.Post([this, name = request.spec().name()] {
     ++opening_;
     if (auto it = jobs_.find(name); it != jobs_.end()) {
       ++it->second.arriving;
     }
   });
-  auto finish = [this, name = request.spec().name(),
+  auto finish = [this, uid = peer.uid, name = request.spec().name(),
                  done = std::move(done)](absl::StatusOr<v1::OpenJobResponse> result) {
+    End(uid);
     loop_.Post([this, name] {
       --opening_;
       if (auto it = jobs_.find(name); it != jobs_.end()) {
@@ -73,9 +88,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         absl::StrCat(what, ": client and daemon are of different versions (got protocol ", request.protocol_version(),
                      ", want ", kProtocolVersion, "); install the same version of both"));
   }
-  if (!NameIsValid(name)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": a name is 1 to 128 characters of [A-Za-z0-9._-] and does not start with a dot"));
+  if (stopping_) {
+    return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
   absl::StatusOr<ShardPlan> plan = PlanShards(request.spec());
   if (!plan.ok()) {
@@ -88,6 +102,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   }
   struct Found {
     bool exists = false;
+    std::shared_ptr<JobCore> other;  // of this name, with another plan
+    int64_t reserved_bytes = 0;      // planned for sessions of other jobs and not there yet
     v1::OpenJobResponse response;
     int jobs_of_uid = 0;
     int64_t bytes_of_uid = 0;
@@ -105,6 +121,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         Found result;
         ReviewJobs();
         for (const auto& [job_name, entry] : jobs_) {
+          result.reserved_bytes +=
+              (entry.job->plan()->world_size - entry.job->attached()) * entry.job->plan()->memory.session_bytes;
           if (entry.job->uid() == peer.uid) {
             ++result.jobs_of_uid;
             result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
@@ -120,10 +138,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           return absl::PermissionDeniedError(absl::StrCat(what, ": the name is taken by a job of another user"));
         }
         if (job.plan()->digest != plan->digest) {
-          const std::string difference = FirstDifference(request.spec(), job.spec());
-          return absl::FailedPreconditionError(absl::StrCat(what,
-                                                            ": this rank describes another job than the first one: ",
-                                                            difference.empty() ? "plans differ" : difference));
+          result.other = it->second.job;
+          return result;
         }
         it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
         result.exists = true;
@@ -132,6 +148,11 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
       }));
   if (found.exists) {
     return found.response;
+  }
+  if (found.other != nullptr) {  // plans both again: not the loop's work
+    const std::string difference = FirstDifference(request.spec(), found.other->spec());
+    return absl::FailedPreconditionError(absl::StrCat(what, ": this rank describes another job than the first one: ",
+                                                      difference.empty() ? "plans differ" : difference));
   }
   if (!create) {
     return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
@@ -155,7 +176,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   auto shared_plan = std::make_shared<ShardPlan>(*std::move(plan));
   init.plan = shared_plan;
   const std::string directory = absl::StrCat(options_.state_dir, "/job-", getpid(), "-", found.new_id);
-  SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, name, options_.state_dir, directory));
+  SHARDD_ASSIGN_OR_RETURN(init.memory,
+                          JobMemory::Create(*shared_plan, name, options_.state_dir, directory, found.reserved_bytes));
   SHARDD_ASSIGN_OR_RETURN(init.journal, Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2));
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
     init.devices.push_back(devices_[rank % devices_.size()].get());
@@ -183,9 +205,15 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
 
 void Core::AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
                       Done<v1::AttachRankResponse> done) {
+  if (absl::Status status = Begin(peer.uid, "attach rank"); !status.ok()) {
+    done(std::move(status));
+    return;
+  }
   auto shared_pidfd = std::make_shared<UniqueFd>(std::move(pidfd));
   attach_.Post([this, peer, shared_pidfd, request = std::move(request), done = std::move(done)] {
-    done(AttachRankOnSetup(peer, std::move(*shared_pidfd), request));
+    absl::StatusOr<v1::AttachRankResponse> result = AttachRankOnSetup(peer, std::move(*shared_pidfd), request);
+    End(peer.uid);
+    done(std::move(result));
   });
 }
 
@@ -193,10 +221,14 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
                                                                const v1::AttachRankRequest& request) {
   const int rank = request.rank();
   const std::string what = absl::StrCat("attach rank ", rank, " of job ", request.job_id());
+  if (stopping_) {
+    return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
+  }
   struct Found {
     std::shared_ptr<const ShardPlan> plan;
     uint64_t epoch = 0;
     uint64_t session_id = 0;
+    UniqueFd killed;  // who had the rank
   };
   for (int attempt = 0; attempt < 3; ++attempt) {
     SHARDD_ASSIGN_OR_RETURN(
@@ -209,6 +241,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
             return absl::InvalidArgumentError(
                 absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
           }
+          UniqueFd killed;
           if (Session* holder = job->session(rank); holder != nullptr) {
             pollfd ended{holder->pidfd.get(), POLLIN, 0};
             const bool dead = holder->pidfd.valid() && poll(&ended, 1, 0) == 1;
@@ -217,9 +250,11 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
                   absl::StrCat(what, ": the rank has a live session (session=", holder->id(),
                                ", pid=", holder->peer.pid, "); end it first, or attach with replace"));
             }
-            // Silent but alive: killed before it is replaced, so that it can never write again.
-            if (!dead && holder->pidfd.valid()) {
+            // Silent but alive: killed before it is replaced, so that it can never write again. A process that
+            // replaces itself (its attach was answered and then failed) lives on.
+            if (!dead && holder->pidfd.valid() && (peer.pid == 0 || holder->peer.pid != peer.pid)) {
               syscall(SYS_pidfd_send_signal, holder->pidfd.get(), SIGKILL, nullptr, 0);
+              killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
             }
             job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
             if (job->session(rank) != nullptr) {
@@ -227,11 +262,16 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
             }
           }
           Found result;
+          result.killed = std::move(killed);
           result.plan = job->plan();
           result.epoch = job->epoch();
           result.session_id = next_session_id_++;
           return result;
         }));
+    if (found.killed.valid()) {
+      pollfd ended{found.killed.get(), POLLIN, 0};
+      poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kKillGrace)));  // its last store is behind it
+    }
     reaper_.RunAndWait([] {});  // sessions of earlier epochs are no longer in memory beside this one
     SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
                             Session::Create(found.plan, found.session_id, rank, found.epoch));
@@ -258,7 +298,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
       return response;
     }
   }
-  return absl::UnavailableError(absl::StrCat(what, ": the epoch keeps advancing; attach again"));
+  return absl::AbortedError(absl::StrCat(what, ": the epoch keeps advancing; attach again"));
 }
 
 void Core::CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done) {

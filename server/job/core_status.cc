@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,32 +70,51 @@ void Core::Query(const Caller& caller, const std::string& job, Done<T> done,
 void Core::ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) {
   Query<v1::ListRanksResponse>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeRanks(out); });
 }
+template <typename T>
+void Core::QueryPlan(const Caller& caller, const std::string& job, Done<T> done, void (*fill)(const ShardPlan&, T*)) {
+  loop_.Post([this, caller, job, done = std::move(done), fill] {
+    absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
+    if (!found.ok()) {
+      done(found.status());
+      return;
+    }
+    status_.Post([plan = (*found)->plan(), done = std::move(done), fill] {
+      T response;
+      fill(*plan, &response);
+      done(std::move(response));
+    });
+  });
+}
+
 void Core::ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) {
-  Query<v1::ListGroupsResponse>(caller, job, std::move(done),
-                                [](const JobCore& j, auto* out) { j.DescribeGroups(out); });
+  QueryPlan<v1::ListGroupsResponse>(caller, job, std::move(done), &DescribeGroups);
 }
 void Core::ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) {
-  Query<v1::ListParametersResponse>(caller, job, std::move(done),
-                                    [](const JobCore& j, auto* out) { j.DescribeParameters(out); });
+  QueryPlan<v1::ListParametersResponse>(caller, job, std::move(done), &DescribeParameters);
 }
 void Core::GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) {
   Query<v1::Memory>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeMemory(out); });
 }
 
-void Core::ListStreams(const Caller&, Done<v1::ListStreamsResponse> done) {
-  v1::ListStreamsResponse response;
-  for (const auto& device : devices_) {
-    for (const StreamStatus& status : device->Status()) {
-      v1::Stream* stream = response.add_streams();
-      stream->set_device(device->name());
-      stream->set_name(std::string(StreamName(status.stream)));
-      stream->set_submitted(status.submitted);
-      stream->set_done(status.done);
-      stream->set_current(status.current);
-      stream->set_busy_us(status.busy_us);
+void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) {
+  loop_.Post([this, caller, done = std::move(done)] {
+    // What runs names groups: not for the eyes of others. Devices are shared, so it is all or nothing.
+    const bool may_see_work =
+        std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& e) { return caller.MaySee(e.second.job->uid()); });
+    v1::ListStreamsResponse response;
+    for (const auto& device : devices_) {
+      for (const StreamStatus& status : device->Status()) {
+        v1::Stream* stream = response.add_streams();
+        stream->set_device(device->name());
+        stream->set_name(std::string(StreamName(status.stream)));
+        stream->set_submitted(status.submitted);
+        stream->set_done(status.done);
+        stream->set_current(may_see_work ? status.current : "");
+        stream->set_busy_us(status.busy_us);
+      }
     }
-  }
-  done(std::move(response));
+    done(std::move(response));
+  });
 }
 
 void Core::ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) {

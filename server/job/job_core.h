@@ -93,8 +93,6 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Snapshots ------------------------------------------------------------------------------------ (job_status.cc)
   void Describe(v1::Job* out) const;
   void DescribeRanks(v1::ListRanksResponse* out) const;
-  void DescribeGroups(v1::ListGroupsResponse* out) const;
-  void DescribeParameters(v1::ListParametersResponse* out) const;
   void DescribeMemory(v1::Memory* out) const;
 
  private:
@@ -152,6 +150,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void OnWaitGradientSlot(Session* session, int group);
 
   absl::Status Observe(Session* session, OrderEntry entry);
+  void TellDeparture(int rank, const std::string& fact);
   // POOLED (job_params.cc)
   absl::Status UnshardIntoPool(int rank, int group);
   void PrefetchNext(int rank, OrderEntry::Kind kind);
@@ -165,6 +164,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   Pair& GetPair(PairKey key);
   absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
   absl::Status TryReduce(PairKey key);
+  void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void OnReduced(int group, const std::vector<int>& ranks);
   absl::Status MaybeFold();
@@ -206,10 +206,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
   int64_t committed_step_ = 0;
-  std::vector<int64_t> step_counts_;         // by parameter
-  std::vector<std::string> trainer_states_;  // by rank
-  std::vector<OrderEntry> captured_order_;
-  bool captured_ = false;
+  std::vector<int64_t> step_counts_;                     // by parameter
+  std::vector<std::string> trainer_states_;              // by rank
+  std::unique_ptr<const CapturedOrder> captured_order_;  // null until the first step with requests was committed
   // Membership:
   std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
   bool closed_ = false;
@@ -220,6 +219,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   std::vector<std::vector<OrderEntry>> step_orders_;  // by rank: of the step it has ended
   std::map<PairKey, Pair> pairs_;
   std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
+  bool gradients_seen_ = false;
+  int departures_told_ = 0;
   int pending_reductions_ = 0;
   int pending_fills_ = 0;
   bool deciding_ = false;
@@ -227,10 +228,15 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   DecidedStep decided_;
   double grad_norm_ = 0;
   bool full_params_granted_ = false;
-  std::map<int64_t, std::string> undo_;  // of writebacks not yet committed: old bytes by 64 KiB chunk
-  std::unique_ptr<UnshardPool> pool_;    // POOLED
+  std::map<int, uint64_t> initial_writes_;  // before version 1: by parameter, the epoch that wrote it
+  std::map<int64_t, std::string> undo_;     // of writebacks not yet committed: old bytes by 64 KiB chunk
+  std::unique_ptr<UnshardPool> pool_;       // POOLED
   v1::Counters counters_;
 };
+
+// Of the plan alone (plan_status.cc); any thread.
+void DescribeGroups(const ShardPlan& plan, v1::ListGroupsResponse* out);
+void DescribeParameters(const ShardPlan& plan, v1::ListParametersResponse* out);
 
 }  // namespace shardd
 

@@ -61,6 +61,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   SHARDD_RETURN_IF_ERROR(Observe(session, {OrderEntry::Kind::kSubmitGradients, group}));
   counters_.set_gradient_submissions(counters_.gradient_submissions() + 1);
   const PairKey key(state.closed_backwards, group);
+  gradients_seen_ = true;
   Pair& pair = GetPair(key);
   pair.waiting[rank].push_back(std::move(contribution));
   ++pair.submitted[rank];
@@ -113,11 +114,11 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
   }
   const int closed = state.closed_backwards++;
   session->CountBackward();
-  for (auto& [key, pair] : pairs_) {
-    if (key.first == closed) {
-      SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pair));
-      SHARDD_RETURN_IF_ERROR(TryReduce(key));
-    }
+  for (auto it = pairs_.lower_bound({closed, 0}); it != pairs_.end() && it->first.first == closed;) {
+    const PairKey key = (it++)->first;
+    SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
+    SHARDD_RETURN_IF_ERROR(TryReduce(key));
+    ForgetIfClosed(key);
   }
   PublishReduced();
   return MaybeFold();
@@ -166,6 +167,17 @@ absl::Status JobCore::TryReduce(PairKey key) {
     }
     pair.touched.assign(pair.touched.size(), 0);
   }
+}
+
+// Nothing can come for it any more. Also what keeps a step of many backwards small.
+void JobCore::ForgetIfClosed(PairKey key) {
+  const Pair& pair = pairs_.at(key);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (ranks_[rank].closed_backwards <= key.first || !pair.waiting[rank].empty()) {
+      return;
+    }
+  }
+  pairs_.erase(key);
 }
 
 absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks) {
@@ -285,6 +297,10 @@ absl::Status JobCore::MaybeFold() {
   if (!blocked) {
     return absl::OkStatus();
   }
+  const auto older_open = [this](int backward) {
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [backward](const RankStep& r) { return r.closed_backwards < backward; });
+  };
   for (int rank = 0; rank < world_size(); ++rank) {
     if (ranks_[rank].blocked_slot < 0) {
       continue;
@@ -304,7 +320,7 @@ absl::Status JobCore::MaybeFold() {
         continue;
       }
       const std::vector<bool>& fresh = pair.waiting[other].front().fresh;
-      if (turn > 0 && std::find(fresh.begin(), fresh.end(), true) != fresh.end()) {
+      if ((turn > 0 || older_open(key->first)) && std::find(fresh.begin(), fresh.end(), true) != fresh.end()) {
         return RankError(absl::StatusCode::kFailedPrecondition, other,
                          absl::StrCat("SubmitGradients group \"", group_name(key->second), "\""),
                          "a gradient that replaces cannot be added before its turn, and all ranks wait for each other; "

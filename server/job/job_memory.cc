@@ -13,14 +13,14 @@
 namespace shardd {
 
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
-                                                             const std::string& state_dir,
-                                                             const std::string& directory) {
+                                                             const std::string& state_dir, const std::string& directory,
+                                                             int64_t reserved_bytes) {
   const MemoryPlan& want = plan.memory;
   const int64_t tmpfs = want.shards_bytes + want.optimizer_bytes + want.journal_bytes;
   const int64_t memfd = want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes +
                         want.session_bytes * static_cast<int64_t>(plan.world_size);
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
-  if (absl::Status status = CheckMemory(limits, tmpfs, memfd); !status.ok()) {
+  if (absl::Status status = CheckMemory(limits, tmpfs, memfd + reserved_bytes); !status.ok()) {
     return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
   }
   if (mkdir(directory.c_str(), 0700) != 0) {

@@ -17,10 +17,12 @@ namespace shardd {
 // write windows and before version 1, by its core.
 class JobMemory {
  public:
-  // Checks the plan against free space, memory and cgroup limit, then allocates and populates. Blocks. `directory` is
-  // created (0700) for the job's tmpfs files and removed with them.
+  // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan against free space,
+  // memory and cgroup limit, then allocates and populates. Blocks. `directory` is created (0700) for the job's tmpfs
+  // files and removed with them.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
-                                                           const std::string& state_dir, const std::string& directory);
+                                                           const std::string& state_dir, const std::string& directory,
+                                                           int64_t reserved_bytes = 0);
   ~JobMemory();
 
   SlabPointers pointers() const;

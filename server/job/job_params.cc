@@ -173,6 +173,12 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   char* destination = memory_->shards()->At<char>(offset);
   if (version_ != 0) {
     SaveForUndo(offset, size);
+  } else if (uint64_t& written_in = initial_writes_[command.group]; written_in != epoch_) {
+    if (written_in != 0) {  // by an attempt that was given up: initial values are those of one attempt
+      std::memset(memory_->shards()->At<char>(flat.shards_offset_bytes + param.offset * element), 0,
+                  param.numel * element);
+    }
+    written_in = epoch_;
   }
   std::memcpy(destination, source, size);
   return absl::OkStatus();
@@ -209,6 +215,18 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   ranks_[rank].committed_params = true;
   if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.committed_params; })) {
     return absl::OkStatus();
+  }
+  if (version_ == 0) {
+    for (const auto& [index, written_in] : initial_writes_) {
+      const ParamPlan& param = plan_->params[index];
+      const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
+      const int64_t element = DTypeSizeBytes(param.dtype);
+      if (written_in != epoch_) {
+        std::memset(memory_->shards()->At<char>(flat.shards_offset_bytes + param.offset * element), 0,
+                    param.numel * element);
+      }
+    }
+    initial_writes_.clear();
   }
   committing_ = true;
   undo_.clear();  // from here on it completes forward
@@ -267,6 +285,12 @@ absl::Status JobCore::OnEnterFullParams(Session* session, bool writeback) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
                        absl::StrCat("writeback differs between ranks (got ", writeback, " on rank ", rank, ", ",
                                     ranks_[other].writeback, " on rank ", other, ")"));
+    }
+  }
+  if (writeback) {  // old bytes are kept until the commit
+    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
+    if (absl::Status status = CheckMemory(limits, 0, plan_->memory.shards_bytes); !status.ok()) {
+      return RankError(status.code(), rank, "EnterFullParams with writeback", status.message());
     }
   }
   ranks_[rank].full_params = true;

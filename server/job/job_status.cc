@@ -149,62 +149,6 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
   }
 }
 
-void JobCore::DescribeGroups(v1::ListGroupsResponse* out) const {
-  for (size_t g = 0; g < plan_->groups.size(); ++g) {
-    const GroupPlan& plan = plan_->groups[g];
-    v1::Group* group = out->add_groups();
-    group->set_index(static_cast<int>(g));
-    group->set_name(plan.name);
-    group->set_parameters(static_cast<int>(plan.params.size()));
-    group->set_numel(plan.numel);
-    group->set_depth(plan.depth);
-    group->set_reshard_after_forward(plan.reshard_after_forward);
-    group->set_gradient_slot(plan.gradient_slot);
-    int64_t padded = 0;
-    for (int f : plan.flat_params) {
-      const FlatParamPlan& flat = plan_->flat_params[f];
-      v1::FlatParam* out_flat = group->add_flat_params();
-      out_flat->set_dtype(flat.dtype);
-      out_flat->set_requires_grad(flat.requires_grad);
-      out_flat->set_numel(flat.numel);
-      out_flat->set_padded_numel(flat.padded_numel);
-      out_flat->set_shard_numel(flat.shard_numel);
-      padded += flat.padded_numel;
-    }
-    group->set_padded_numel(padded);
-    for (int other : plan.also_unshards) {
-      group->add_also_unshards(group_name(other));
-    }
-  }
-}
-
-void JobCore::DescribeParameters(v1::ListParametersResponse* out) const {
-  for (const ParamPlan& plan : plan_->params) {
-    v1::ParameterInfo* info = out->add_parameters();
-    info->set_fqn(plan.fqn);
-    info->mutable_aliases()->Assign(plan.aliases.begin(), plan.aliases.end());
-    info->mutable_shape()->Assign(plan.shape.begin(), plan.shape.end());
-    info->set_dtype(plan.dtype);
-    info->set_requires_grad(plan.requires_grad);
-    info->set_group(group_name(plan.group));
-    info->set_flat_param(plan.flat_param);
-    info->set_offset_numel(plan.offset);
-    info->set_optimizer_group(plan.optimizer_group);
-    for (int rank = 0; rank < world_size(); ++rank) {
-      info->add_shards();
-    }
-  }
-  for (size_t f = 0; f < plan_->flat_params.size(); ++f) {
-    for (int rank = 0; rank < world_size(); ++rank) {
-      for (const Segment& segment : RankSegments(*plan_, static_cast<int>(f), rank)) {
-        v1::ShardRange* range = out->mutable_parameters(segment.param)->mutable_shards(rank);
-        range->set_first(segment.offset - plan_->params[segment.param].offset);
-        range->set_numel(segment.numel);
-      }
-    }
-  }
-}
-
 void JobCore::DescribeMemory(v1::Memory* out) const {
   out->set_job(name());
   memory_->Describe(*plan_, out);
@@ -219,6 +163,14 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
     }
   }
   sessions->set_allocated_bytes(allocated);
+  if (!undo_.empty()) {
+    v1::Purpose* undo = out->add_purposes();
+    undo->set_purpose("writeback undo");
+    undo->set_backing("heap");
+    for (const auto& [chunk, bytes] : undo_) {
+      undo->set_allocated_bytes(undo->allocated_bytes() + static_cast<int64_t>(bytes.size()));
+    }
+  }
   int64_t planned = 0;
   int64_t total = 0;
   for (const v1::Purpose& purpose : out->purposes()) {

@@ -49,10 +49,12 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
   state.step = std::move(step);
   state.closed_backwards = kAllBackwards;
   step_orders_[rank] = orders_[rank].sequence();
-  orders_[rank].BeginStep(captured_ ? &captured_order_ : nullptr);
-  for (auto& [key, pair] : pairs_) {
-    SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pair));
+  orders_[rank].BeginStep(captured_order_.get());
+  for (auto it = pairs_.begin(); it != pairs_.end();) {
+    const PairKey key = (it++)->first;
+    SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
+    ForgetIfClosed(key);
   }
   PublishReduced();
   SHARDD_RETURN_IF_ERROR(MaybeFold());
@@ -83,12 +85,13 @@ absl::Status JobCore::CompareSteps() const {
 
 // In the first step there is no recorded order yet: ranks are held against rank 0.
 absl::Status JobCore::CompareOrders() {
-  if (captured_) {
+  if (captured_order_ != nullptr) {
     return absl::OkStatus();
   }
+  const CapturedOrder first(step_orders_[0]);
   for (int rank = 1; rank < world_size(); ++rank) {
     OrderTracker tracker;
-    tracker.BeginStep(&step_orders_[0]);
+    tracker.BeginStep(&first);
     for (const OrderEntry& entry : step_orders_[rank]) {
       const OrderTracker::Observation seen = tracker.Observe(entry);
       if (!seen.departed) {
@@ -99,7 +102,7 @@ absl::Status JobCore::CompareOrders() {
       const std::string fact = absl::StrCat(
           "departs from rank 0's order in the first step (got group \"", group_name(entry.group), "\", want ",
           seen.expected.has_value() ? absl::StrCat("\"", group_name(seen.expected->group), "\"") : "nothing more", ")");
-      Event(rank, "departure", fact);
+      TellDeparture(rank, fact);
       if (plan_->config.strict_order()) {
         return RankError(absl::StatusCode::kFailedPrecondition, rank, "strict order", fact);
       }
@@ -209,13 +212,10 @@ void JobCore::Commit() {
   for (int rank = 0; rank < world_size(); ++rank) {
     trainer_states_[rank] = std::move(*ranks_[rank].step.mutable_trainer_state());
   }
-  if (!captured_) {
-    captured_order_ = step_orders_[0];
-    captured_ = !captured_order_.empty();
-    if (captured_) {
-      for (OrderTracker& tracker : orders_) {
-        tracker.SetCaptured(&captured_order_);
-      }
+  if (captured_order_ == nullptr && !step_orders_[0].empty()) {
+    captured_order_ = std::make_unique<const CapturedOrder>(step_orders_[0]);
+    for (OrderTracker& tracker : orders_) {
+      tracker.SetCaptured(captured_order_.get());
     }
   }
   ++committed_step_;
@@ -227,6 +227,8 @@ void JobCore::Commit() {
   committing_ = false;
   deciding_ = false;
   pairs_.clear();
+  gradients_seen_ = false;
+  departures_told_ = 0;
   present_.assign(present_.size(), false);
   for (RankStep& rank : ranks_) {
     rank.stepped = false;

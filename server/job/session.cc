@@ -98,7 +98,7 @@ const char* Session::slot(int group) const {
 }
 
 const char* Session::Staging(int64_t offset_bytes, int64_t size_bytes) const {
-  const int64_t end = memory_->memory->size_bytes();
+  const int64_t end = layout_.slots_offset_bytes;  // small: one command copies no more than this on the daemon's loop
   if (offset_bytes < layout_.payload_offset_bytes || offset_bytes > end || size_bytes < 0 ||
       size_bytes > end - offset_bytes) {
     return nullptr;

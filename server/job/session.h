@@ -45,6 +45,12 @@ struct RankCommand {
 
 // What outlives the session for as long as device work reads it.
 struct SessionMemory {
+  // A client that keeps its mapping or a descriptor keeps no memory.
+  ~SessionMemory() {
+    if (memory != nullptr) {
+      memory->Discard();
+    }
+  }
   std::unique_ptr<Slab> memory;       // the client writes: page, ring, masks, payload, gradient slots
   std::unique_ptr<Slab> daemon_page;  // the daemon writes
 };

@@ -1,5 +1,6 @@
 #include "server/observe/log.h"
 
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -69,10 +71,15 @@ void Log(LogLevel level, absl::string_view text) {
       line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   line.push_back('\n');
   // A log that cannot be written is lost: nothing above can do anything about it.
-  ssize_t written;
-  do {
-    written = ::write(STDERR_FILENO, line.data(), line.size());
-  } while (written < 0 && errno == EINTR);
+  // Nor may the daemon stand still because nobody reads it: a line for which a pipe has no room is dropped.
+  static absl::Mutex* const mutex = new absl::Mutex;
+  absl::MutexLock lock(mutex);
+  pollfd room = {STDERR_FILENO, POLLOUT, 0};
+  while (::poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) {
+    if (::write(STDERR_FILENO, line.data(), line.size()) >= 0 || errno != EINTR) {
+      break;
+    }
+  }
   errno = saved_errno;
 }
 

@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
+
+#include "absl/container/flat_hash_map.h"
 
 namespace shardd {
 
@@ -18,6 +20,39 @@ struct OrderEntry {
   Kind kind;
   int32_t group;
   friend bool operator==(const OrderEntry& a, const OrderEntry& b) { return a.kind == b.kind && a.group == b.group; }
+};
+
+// A recorded order, indexed: what one request costs does not grow with its length, which a client chooses.
+class CapturedOrder {
+ public:
+  explicit CapturedOrder(std::vector<OrderEntry> entries) : entries_(std::move(entries)) {
+    next_unshard_.assign(entries_.size() + 1, entries_.size());
+    for (size_t i = entries_.size(); i-- > 0;) {
+      next_unshard_[i] = entries_[i].kind == OrderEntry::Kind::kSubmitGradients ? next_unshard_[i + 1] : i;
+    }
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      positions_[Key(entries_[i])].push_back(i);
+    }
+  }
+  size_t size() const { return entries_.size(); }
+  const OrderEntry& operator[](size_t i) const { return entries_[i]; }
+  // The first place at or behind `from` with an equal entry; size() where there is none.
+  size_t Find(const OrderEntry& entry, size_t from) const {
+    const auto it = positions_.find(Key(entry));
+    if (it == positions_.end()) {
+      return size();
+    }
+    const auto at = std::lower_bound(it->second.begin(), it->second.end(), from);
+    return at == it->second.end() ? size() : *at;
+  }
+  // The first unshard at or behind `from`; size() where there is none.
+  size_t NextUnshard(size_t from) const { return next_unshard_[std::min(from, size())]; }
+
+ private:
+  static std::pair<int, int32_t> Key(const OrderEntry& entry) { return {static_cast<int>(entry.kind), entry.group}; }
+  std::vector<OrderEntry> entries_;
+  std::vector<size_t> next_unshard_;
+  absl::flat_hash_map<std::pair<int, int32_t>, std::vector<size_t>> positions_;
 };
 
 // One rank's requests in the running step against the job's captured order. Thread-compatible.
@@ -29,14 +64,14 @@ struct OrderEntry {
 class OrderTracker {
  public:
   // `captured`: nullptr while the first step is being recorded; outlives the step.
-  void BeginStep(const std::vector<OrderEntry>* captured) {
+  void BeginStep(const CapturedOrder* captured) {
     captured_ = captured;
     cursor_ = 0;
     fits_ = false;
     sequence_.clear();
   }
   // The order was captured while this step was already under way (a rank that stepped early).
-  void SetCaptured(const std::vector<OrderEntry>* captured) {
+  void SetCaptured(const CapturedOrder* captured) {
     std::vector<OrderEntry> seen;
     seen.swap(sequence_);
     BeginStep(captured);
@@ -57,21 +92,20 @@ class OrderTracker {
       }
       return result;
     }
-    const std::vector<OrderEntry>& order = *captured_;
+    const CapturedOrder& order = *captured_;
     if (cursor_ < order.size()) {
       result.expected = order[cursor_];
     }
     fits_ = true;
     if (cursor_ < order.size() && order[cursor_] == entry) {
       ++cursor_;
-    } else if (!order.empty() && order[0] == entry) {
+    } else if (order.size() > 0 && order[0] == entry) {
       cursor_ = 1;
     } else {
       fits_ = false;
       result.departed = true;
-      const auto next = std::find(order.begin() + static_cast<std::ptrdiff_t>(cursor_), order.end(), entry);
-      if (next != order.end()) {
-        cursor_ = static_cast<size_t>(next - order.begin()) + 1;
+      if (const size_t next = order.Find(entry, cursor_); next != order.size()) {
+        cursor_ = next + 1;
       }
     }
     return result;
@@ -84,22 +118,19 @@ class OrderTracker {
     if (captured_ == nullptr || !fits_) {
       return std::nullopt;
     }
-    for (size_t i = cursor_; i < captured_->size(); ++i) {
-      const OrderEntry& entry = (*captured_)[i];
-      if (entry.kind == OrderEntry::Kind::kSubmitGradients) {
-        continue;
-      }
-      return entry.kind == kind ? std::optional<int32_t>(entry.group) : std::nullopt;
+    const size_t next = captured_->NextUnshard(cursor_);
+    if (next == captured_->size() || (*captured_)[next].kind != kind) {
+      return std::nullopt;
     }
-    return std::nullopt;
+    return (*captured_)[next].group;
   }
 
   // What was observed while nothing was captured yet; at most kMaxRecorded, so that a job that never steps stays small.
   const std::vector<OrderEntry>& sequence() const { return sequence_; }
-  static constexpr size_t kMaxRecorded = size_t{1} << 20;
+  static constexpr size_t kMaxRecorded = size_t{1} << 16;
 
  private:
-  const std::vector<OrderEntry>* captured_ = nullptr;
+  const CapturedOrder* captured_ = nullptr;
   size_t cursor_ = 0;
   bool fits_ = false;  // the last request did
   std::vector<OrderEntry> sequence_;

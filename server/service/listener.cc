@@ -31,6 +31,7 @@ namespace {
 // Numbers given to gRPC connections go round in [kFirstGrpcFd, kLastGrpcFd]; the descriptor table grows to the highest.
 constexpr int kFirstGrpcFd = 64;
 constexpr int kLastGrpcFd = 16384;
+constexpr int kMaxAcceptsPerWake = 64;
 constexpr absl::Duration kSweepInterval = absl::Seconds(1);
 // Out of descriptors: the backlog keeps the connections meanwhile.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
@@ -215,7 +216,7 @@ class Listener::Impl {
       for (int i = 0; i < count; ++i) {
         const int fd = events[i].data.fd;
         if (fd == bound_->fd()) {
-          AcceptAll();
+          AcceptSome();
         } else if (fd != wake_.get()) {
           // May be gone: the events of one batch do not know of each other.
           if (const auto it = pending_.find(fd); it != pending_.end()) {
@@ -245,8 +246,9 @@ class Listener::Impl {
     return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(wake - absl::Now()) + 1));
   }
 
-  void AcceptAll() {
-    for (;;) {
+  void AcceptSome() {
+    // Not until nobody is left: whoever connects in a loop would keep all others from being served.
+    for (int accepted = 0; accepted < kMaxAcceptsPerWake; ++accepted) {
       UniqueFd socket(::accept4(bound_->fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.valid()) {
         if (errno == EINTR || errno == ECONNABORTED) {

@@ -1,5 +1,7 @@
 #include "server/service/trainer_service.h"
 
+#include <grpcpp/alarm.h>
+
 #include <deque>
 #include <memory>
 #include <string>
@@ -8,11 +10,16 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/status/grpc_status.h"
 #include "server/service/answer.h"
 
 namespace shardd {
 namespace {
+
+constexpr size_t kMaxQueuedEvents = 256;
+constexpr absl::Duration kFinishPatience = absl::Seconds(10);
 
 grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context, const absl::Status& status) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -47,6 +54,12 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
         reactor_->ReadUnlessFinished();
       }
     }
+    void Cancel() {
+      absl::MutexLock lock(&mutex_);
+      if (reactor_ != nullptr) {
+        reactor_->context_->TryCancel();
+      }
+    }
     void Detach() {
       absl::MutexLock lock(&mutex_);
       reactor_ = nullptr;
@@ -57,7 +70,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
     SessionReactor* reactor_ ABSL_GUARDED_BY(mutex_);
   };
 
-  SessionReactor(Core* core, PeerCredentials peer) : core_(core), peer_(peer), stream_(std::make_shared<Stream>(this)) {
+  SessionReactor(Core* core, grpc::CallbackServerContext* context, PeerCredentials peer)
+      : core_(core), context_(context), peer_(peer), stream_(std::make_shared<Stream>(this)) {
     StartRead(&request_);
   }
 
@@ -132,7 +146,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
  private:
   void Enqueue(v1::SessionEvent event) {
     absl::MutexLock lock(&mutex_);
-    if (!finish_.has_value()) {
+    // A client that does not read loses news, never the end.
+    if (!finish_.has_value() && (queue_.size() < kMaxQueuedEvents || event.has_aborted() || event.has_detached())) {
       queue_.push_back(std::move(event));
       AdvanceLocked();
     }
@@ -149,6 +164,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
     if (!finish_.has_value()) {
       finish_ = std::move(status);
       AdvanceLocked();
+      if (!finished_) {  // what is queued has so long to be read
+        patience_.Set(absl::ToChronoTime(absl::Now() + kFinishPatience), [stream = stream_](bool expired) {
+          if (expired) {
+            stream->Cancel();
+          }
+        });
+      }
     }
   }
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -166,6 +188,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
 
   // Constant after construction, or used by the read callbacks only, which never run concurrently.
   Core* const core_;
+  grpc::CallbackServerContext* const context_;
   const PeerCredentials peer_;
   const std::shared_ptr<Stream> stream_;
   uint64_t session_id_ = 0;
@@ -173,6 +196,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
   // Guarded. Order: Stream::mutex_ before mutex_.
   absl::Mutex mutex_;
   std::deque<v1::SessionEvent> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
+  grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);
@@ -229,7 +253,7 @@ grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* TrainerService::S
   if (!peer.ok()) {
     return new RefusedReactor(peer.status());
   }
-  return new SessionReactor(core_, *peer);
+  return new SessionReactor(core_, context, *peer);
 }
 
 }  // namespace shardd

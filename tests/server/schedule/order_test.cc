@@ -24,7 +24,7 @@ TEST(OrderTrackerTest, RecordsWithoutJudgingWhileNothingIsCaptured) {
 }
 
 TEST(OrderTrackerTest, SwappedGroupsDepartTwiceAndNameWhatWasExpected) {
-  const std::vector<OrderEntry> captured = ThreeGroups();
+  const CapturedOrder captured(ThreeGroups());
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   EXPECT_FALSE(tracker.Observe({Kind::kUnshardForward, 0}).departed);
@@ -36,7 +36,7 @@ TEST(OrderTrackerTest, SwappedGroupsDepartTwiceAndNameWhatWasExpected) {
 }
 
 TEST(OrderTrackerTest, MoreRequestsThanRecordedDepart) {
-  const std::vector<OrderEntry> captured = {{Kind::kUnshardForward, 0}};
+  const CapturedOrder captured(std::vector<OrderEntry>{{Kind::kUnshardForward, 0}});
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   EXPECT_FALSE(tracker.Observe({Kind::kUnshardForward, 0}).departed);
@@ -46,7 +46,7 @@ TEST(OrderTrackerTest, MoreRequestsThanRecordedDepart) {
 }
 
 TEST(OrderTrackerTest, AGroupLeftOutIsOneDeparture) {
-  const std::vector<OrderEntry> captured = ThreeGroups();
+  const CapturedOrder captured(ThreeGroups());
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   int departures = 0;
@@ -59,19 +59,19 @@ TEST(OrderTrackerTest, AGroupLeftOutIsOneDeparture) {
 }
 
 TEST(OrderTrackerTest, AnEvaluationBetweenStepsDepartsFromNothing) {
-  const std::vector<OrderEntry> captured = ThreeGroups();
+  const CapturedOrder captured(ThreeGroups());
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   for (int i = 0; i < 3; ++i) {
     EXPECT_FALSE(tracker.Observe(captured[i]).departed);  // a forward without a backward
   }
-  for (const OrderEntry& entry : captured) {
+  for (const OrderEntry& entry : ThreeGroups()) {
     EXPECT_FALSE(tracker.Observe(entry).departed);
   }
 }
 
 TEST(OrderTrackerTest, NextUnshardSkipsSubmissionsAndStopsAtTheOtherPhase) {
-  const std::vector<OrderEntry> captured = ThreeGroups();
+  const CapturedOrder captured(ThreeGroups());
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   tracker.Observe(captured[0]);
@@ -85,7 +85,7 @@ TEST(OrderTrackerTest, NextUnshardSkipsSubmissionsAndStopsAtTheOtherPhase) {
 }
 
 TEST(OrderTrackerTest, NothingIsPrefetchedAfterADeparture) {
-  const std::vector<OrderEntry> captured = ThreeGroups();
+  const CapturedOrder captured(ThreeGroups());
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   tracker.Observe({Kind::kUnshardForward, 2});
@@ -93,8 +93,8 @@ TEST(OrderTrackerTest, NothingIsPrefetchedAfterADeparture) {
 }
 
 TEST(OrderTrackerTest, AGroupUsedTwiceIsExpectedTwice) {
-  const std::vector<OrderEntry> captured = {
-      {Kind::kUnshardForward, 0}, {Kind::kUnshardForward, 1}, {Kind::kUnshardForward, 0}};
+  const CapturedOrder captured(
+      std::vector<OrderEntry>{{Kind::kUnshardForward, 0}, {Kind::kUnshardForward, 1}, {Kind::kUnshardForward, 0}});
   OrderTracker tracker;
   tracker.BeginStep(&captured);
   tracker.Observe(captured[0]);
@@ -107,7 +107,7 @@ TEST(OrderTrackerTest, CaptureMayArriveInTheMiddleOfAStep) {
   OrderTracker tracker;
   tracker.BeginStep(nullptr);
   tracker.Observe({Kind::kUnshardForward, 0});
-  const std::vector<OrderEntry> captured = ThreeGroups();
+  const CapturedOrder captured(ThreeGroups());
   tracker.SetCaptured(&captured);
   EXPECT_EQ(tracker.NextUnshard(Kind::kUnshardForward), 1);
 }
