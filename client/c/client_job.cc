@@ -76,10 +76,17 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
 }
 
 absl::Status ClientJob::TryEstablish(absl::Time deadline) {
-  target_.found_here = options_.address.empty();
-  SHARDD_ASSIGN_OR_RETURN(target_, ResolveTarget(options_.address, options_.local_world, deadline));
+  if (!attached_before_) {  // later it is this daemon or none: another one does not have the job
+    target_.found_here = options_.address.empty();
+    SHARDD_ASSIGN_OR_RETURN(target_, ResolveTarget(options_.address, options_.local_world, deadline));
+  }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_));
   SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened, OpenJob(channel, options_.spec, plan_.digest, deadline));
+  if (expected_version_ > 0 && !opened.initialized()) {
+    return absl::NotFoundError(absl::StrCat(
+        "reattach job \"", spec().name(), "\": the daemon has no parameters of it any more (got version 0, want ",
+        expected_version_, " or later): it was restarted, or the job's grace time is over; attach anew to start over"));
+  }
   // Never once this process has had a session: its holder might be ourselves.
   const bool replace = options_.replace && !attached_before_;
   SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
@@ -131,19 +138,15 @@ absl::Status ClientJob::Reattach() {
 }
 
 absl::Status ClientJob::Detach(bool finished) {
-  const absl::Time deadline = absl::Now() + kDetachTimeout;
+  // `finished` is answered with the commit of the step that was sent, for which others may still compute.
+  const absl::Time deadline = absl::Now() + (finished ? options_.timeout : kDetachTimeout);
   absl::Status status = Live();
   if (status.ok()) {
-    // The ring and the stream are two ways to the daemon: what was sent on the first must not be overtaken, and a step
-    // that others still take part in must not be taken for one that this rank has given up.
-    const DaemonPage& page = session_->daemon_page().page();
-    const std::pair<const TimelineWord*, uint64_t> ends[] = {{&page.consumed, session_->submitted()},
-                                                             {&page.version, expected_version_}};
+    // The ring and the stream are two ways to the daemon: what was sent on the first must not be overtaken.
+    const TimelineWord& consumed = session_->daemon_page().page().consumed;
     session_->Wake();
-    for (const auto& [word, sequence] : ends) {
-      while (status.ok() && !session_->Reached(*word, sequence) && absl::Now() < deadline) {
-        status = session_->WaitBriefly(*word, sequence);
-      }
+    while (status.ok() && !session_->Reached(consumed, session_->submitted()) && absl::Now() < deadline) {
+      status = session_->WaitBriefly(consumed, session_->submitted());
     }
     if (status.ok()) {
       status = session_->Detach(finished, deadline);

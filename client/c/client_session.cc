@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/fd_channel.h"
@@ -33,6 +34,13 @@ absl::Status MapOne(std::vector<UniqueFd>& fds, SessionFd which, const char* nam
   return absl::OkStatus();
 }
 
+// The daemon has just given this session out: when it does not know it any more, an epoch has passed in between.
+absl::Status EndedWhileAttaching(absl::Status status) {
+  return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)
+             ? absl::AbortedError(absl::StrCat("attach: the session ended before it was live: ", status.message()))
+             : status;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target& target,
@@ -44,12 +52,12 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
   self->rank_ = options.rank;
   self->timeout_ = options.timeout;
   SHARDD_ASSIGN_OR_RETURN(self->stream_, ClientStream::Open(channel, attach.session_id(), attach.token()));
-  SHARDD_RETURN_IF_ERROR(self->stream_->WaitAttached(options.deadline));
+  SHARDD_RETURN_IF_ERROR(EndedWhileAttaching(self->stream_->WaitAttached(options.deadline)));
   auto fds = FetchSessionFds(target.socket_path, attach.session_id(), attach.token(), options.deadline - absl::Now());
   if (!fds.ok()) {
     // The session may have been ended meanwhile; that says more.
-    const absl::Status ended = self->stream_->EndStatus(absl::Now());
-    return ended.ok() ? fds.status() : ended;
+    const absl::Status ended = self->stream_->EndStatus(absl::Now() + kExplanationGrace);
+    return EndedWhileAttaching(ended.ok() ? fds.status() : ended);
   }
   SHARDD_RETURN_IF_ERROR(self->Map(*std::move(fds), *options.plan, *options.layout));
   return self;
@@ -135,20 +143,22 @@ absl::Status ClientSession::WaitBriefly(const TimelineWord& word, uint64_t seque
 }
 
 absl::Status ClientSession::WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
-  const absl::Time start = absl::Now();
-  const absl::Time deadline = start + timeout_;
+  using Clock = std::chrono::steady_clock;  // a clock that is set must not end the wait, nor make it longer
+  const Clock::time_point start = Clock::now();
+  const Clock::time_point deadline = start + absl::ToChronoNanoseconds(timeout_);
   absl::Status status;
   do {
-    status = Slice(word, sequence, deadline);
+    const absl::Duration left = absl::FromChrono(deadline - Clock::now());
+    status = Slice(word, sequence, absl::Now() + left);
     if (status.ok() && !Reached(word, sequence) && interrupt_ != nullptr && interrupt_()) {
       status = absl::CancelledError(absl::StrCat(reason.call, ": interrupted (rank=", rank_, ")"));
     }
-    if (status.ok() && !Reached(word, sequence) && absl::Now() >= deadline) {
+    if (status.ok() && !Reached(word, sequence) && Clock::now() >= deadline) {
       status = Deadline(word, sequence, reason);
     }
   } while (status.ok() && !Reached(word, sequence));
   ++counters_.waits;
-  counters_.wait_ns += static_cast<uint64_t>(absl::ToInt64Nanoseconds(absl::Now() - start));
+  counters_.wait_ns += static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
   return status;
 }
 
