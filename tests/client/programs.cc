@@ -35,7 +35,7 @@ int Failed(const Status& status) {
 
 // Leaves main while attached and unsharded, as a script that ends without a word.
 int ExitAttached() {
-  auto* job = new std::unique_ptr<Job>;  // leaked: nobody detaches
+  static auto* job = new std::unique_ptr<Job>;  // never deleted: nobody detaches
   if (Status status = AttachFromEnvironment(job); !status.ok()) {
     return Failed(status);
   }

@@ -2,12 +2,18 @@
 // it starts and a binary run by hand behave alike, with no environment to set.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 
+#include <unistd.h>
+
 #define SHARDD_SANITIZER_HOOK extern "C" __attribute__((visibility("default"), used, no_sanitize("address", "thread")))
 
 SHARDD_SANITIZER_HOOK const char* __asan_default_options() {
   // Static copies of the same code live in libshardd.so and in the test that loads it, on purpose: no ODR check.
   return "detect_stack_use_after_return=1:strict_string_checks=1:detect_odr_violation=0";
 }
+
+// A forked child of a test has the parent's memory and none of its threads: what those hold looks lost.
+static const pid_t started = getpid();
+SHARDD_SANITIZER_HOOK int __lsan_is_turned_off() { return getpid() != started ? 1 : 0; }
 
 SHARDD_SANITIZER_HOOK const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1"; }
 
