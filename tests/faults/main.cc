@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <iostream>
 
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
@@ -20,7 +21,11 @@ int HalfAttach(const shardd::e2e::Args& args) {
   if (!google::protobuf::util::JsonStringToMessage(json, &spec).ok()) return 1;
   shardd::faults::RawClient client(args.Text("address").substr(5));
   const auto job = client.Open(spec);
-  if (!job.ok() || !client.Attach(job->job_id(), args.Int("rank")).ok()) return 1;
+  const absl::Status attached = job.ok() ? client.Attach(job->job_id(), args.Int("rank")).status() : job.status();
+  if (!attached.ok()) {
+    std::cerr << attached << std::endl;
+    return 1;
+  }
   std::ofstream(args.Text("folder") + "/at.half." + args.Text("rank")).flush();
   while (true) pause();
 }

@@ -1,0 +1,141 @@
+// Jobs as no trainer should describe them.
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/version.h"
+#include "tests/faults/bad_input.h"
+
+namespace shardd::faults {
+namespace {
+
+TEST_F(BadInput, ClientAndDaemonOfDifferentVersionsAreToldSo) {
+  StartDaemonWithJob();
+  v1::OpenJobRequest request;
+  request.set_protocol_version(kProtocolVersion + 1);
+  *request.mutable_spec() = SpecOf(job_);
+  RawClient client(socket());
+  ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition, "different versions");
+  request.set_protocol_version(kProtocolVersion);
+  request.set_plan_digest(std::string(32, 'x'));
+  ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition, "plan differently");
+  ExpectJobIntact();
+}
+
+TEST_F(BadInput, ARankThatDescribesAnotherJobIsToldTheFirstDifference) {
+  StartDaemonWithJob();
+  RawClient client(socket());
+  v1::JobSpec spec = SpecOf(job_);
+  spec.set_world_size(2);
+  ExpectStatus(client.Open(spec).status(), absl::StatusCode::kFailedPrecondition, "(got 2, want 1)");
+  spec = SpecOf(job_);
+  spec.mutable_tree()->mutable_modules(2)->mutable_parameters(1)->set_shape(0, 14);
+  ExpectStatus(client.Open(spec).status(), absl::StatusCode::kFailedPrecondition, "\"mid.b1\"");
+  spec = SpecOf(job_);
+  spec.mutable_config()->set_layout(v1::LAYOUT_DIM0);
+  ExpectStatus(client.Open(spec).status(), absl::StatusCode::kFailedPrecondition, "LAYOUT_DIM0");
+  spec = SpecOf(job_);
+  spec.mutable_tree()->mutable_modules(2)->mutable_parameters(0)->set_requires_grad(false);
+  ExpectStatus(client.Open(spec).status(), absl::StatusCode::kFailedPrecondition, "\"mid.w1\"");
+  ExpectJobIntact();
+}
+
+struct HostileSpec {
+  const char* name;
+  std::function<void(v1::JobSpec&)> change;
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+};
+std::ostream& operator<<(std::ostream& out, const HostileSpec& spec) { return out << spec.name; }
+
+class HostileOpen : public BadInput, public ::testing::WithParamInterface<HostileSpec> {};
+
+TEST_P(HostileOpen, IsRefusedAndLeavesNothing) {
+  StartDaemonWithJob();
+  const e2e::Footprint before = DaemonFootprint();
+  v1::JobSpec spec = SpecOf({{"name", "hostile"}, {"world", "2"}});
+  GetParam().change(spec);
+  RawClient client(socket());
+  const absl::Status status = client.Open(spec).status();
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  EXPECT_LT(status.message().size(), 4096u);
+  EXPECT_TRUE(Job("hostile").name().empty());
+  EXPECT_EQ(DaemonFootprint().state_files, before.state_files);
+  EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
+  ExpectJobIntact();
+}
+
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+
+INSTANTIATE_TEST_SUITE_P(
+    Specs, HostileOpen,
+    ::testing::Values(
+        HostileSpec{"NegativeExtent", [](auto& s) { SetShape(s, {-3}); }},
+        HostileSpec{"ZeroExtent",
+                    [](auto& s) {
+                      SetShape(s, {3, 0});
+                    }},
+        HostileSpec{"ProductOverflows",
+                    [](auto& s) {
+                      SetShape(s, {int64_t{1} << 32, int64_t{1} << 32});
+                    }},
+        HostileSpec{"LargestExtent", [](auto& s) { SetShape(s, {kMost}); }},
+        HostileSpec{"ProductOverflowsToSmall",
+                    [](auto& s) {
+                      SetShape(s, {int64_t{1} << 62, 4, 3});
+                    }},
+        HostileSpec{"MoreThanTheMachineHas", [](auto& s) { SetShape(s, {int64_t{1} << 40}); },
+                    absl::StatusCode::kResourceExhausted},
+        HostileSpec{"MoreThanAMillionParameters", [](auto& s) { AddParameters(s, (1 << 20) + 1); }},
+        HostileSpec{"NoModules", [](auto& s) { s.clear_tree(); }},
+        HostileSpec{"ParentAfterChild", [](auto& s) { s.mutable_tree()->mutable_modules(1)->set_parent(3); }},
+        HostileSpec{"ParentOutOfRange", [](auto& s) { s.mutable_tree()->mutable_modules(1)->set_parent(-7); }},
+        HostileSpec{"UnknownDType",
+                    [](auto& s) {
+                      s.mutable_tree()->mutable_modules(0)->mutable_parameters(0)->set_dtype(
+                          static_cast<v1::DType>(99));
+                    }},
+        HostileSpec{"WorldSizeZero", [](auto& s) { s.set_world_size(0); }},
+        HostileSpec{"WorldSizeNegative", [](auto& s) { s.set_world_size(-1); }},
+        HostileSpec{"WorldSizeHuge", [](auto& s) { s.set_world_size(1 << 30); }},
+        HostileSpec{"NameWithAPath", [](auto& s) { s.set_name("../../etc/passwd"); }},
+        HostileSpec{"NameTooLong", [](auto& s) { s.set_name(std::string(129, 'x')); }},
+        HostileSpec{"NameEmpty", [](auto& s) { s.set_name(""); }},
+        HostileSpec{"UnknownFqnInPolicy", [](auto& s) { s.mutable_policy()->mutable_fqns()->add_fqns("no.such"); }},
+        HostileSpec{"UnknownFqnInOptimizerGroup",
+                    [](auto& s) { s.mutable_config()->mutable_optimizer()->add_groups()->add_fqns("no.such"); }},
+        HostileSpec{"TiedParametersThatDiffer",
+                    [](auto& s) { s.mutable_tree()->mutable_modules(3)->mutable_parameters(0)->set_shape(0, 9); }},
+        HostileSpec{"DivideFactorNotANumber",
+                    [](auto& s) { s.mutable_config()->set_gradient_divide_factor(std::nan("")); }},
+        HostileSpec{"GraceTimeNegative", [](auto& s) { s.mutable_config()->set_grace_ms(-1); }},
+        HostileSpec{"HybridShard", [](auto& s) { s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD); },
+                    absl::StatusCode::kUnimplemented},
+        HostileSpec{"TrainersWrite", [](auto& s) { s.mutable_config()->set_trainers_never_write(false); },
+                    absl::StatusCode::kUnimplemented}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(BadInput, AMillionParametersAndTwoThousandNestedModulesAreServed) {
+  StartDaemon();
+  RawClient client(socket());
+  v1::JobSpec spec = SpecOf({{"name", "many"}, {"world", "1"}});
+  AddParameters(spec, 1'000'000);
+  const auto many = client.Open(spec);
+  EXPECT_TRUE(many.ok()) << many.status();
+  spec = SpecOf({{"name", "deep"}, {"world", "1"}});
+  std::string path = "d";
+  for (int i = 0; i < 2000; ++i) {  // names grow with the depth, so the message does with its square
+    v1::Module& module = *spec.mutable_tree()->add_modules();
+    module.set_name(path);
+    module.set_parent(i == 0 ? 0 : spec.tree().modules_size() - 2);
+    path += ".d";
+  }
+  const auto deep = client.Open(spec);
+  EXPECT_TRUE(deep.ok()) << deep.status();
+  ExpectServesOthers();
+}
+
+}  // namespace
+}  // namespace shardd::faults

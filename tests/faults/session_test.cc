@@ -1,0 +1,212 @@
+// A session that misuses its ring, its payload, its stream or the protocol.
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "common/plan/session_layout.h"
+#include "tests/faults/bad_input.h"
+#include "tests/faults/commands.h"
+
+namespace shardd::faults {
+namespace {
+
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+
+struct Misuse {
+  const char* name;
+  std::function<void(RawClient&)> act;
+  absl::StatusCode code;
+  const char* text;
+};
+std::ostream& operator<<(std::ostream& out, const Misuse& misuse) { return out << misuse.name; }
+
+class HostileSession : public BadInput, public ::testing::WithParamInterface<Misuse> {};
+
+TEST_P(HostileSession, EndsItsOwnStepAndNothingElse) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    GetParam().act(client);
+    ExpectStatus(client.stream().End(), GetParam().code, GetParam().text);
+  }
+  ExpectJobIntact();
+}
+
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr absl::StatusCode kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+INSTANTIATE_TEST_SUITE_P(
+    Ring, HostileSession,
+    ::testing::Values(
+        Misuse{"WrongSequence", [](auto& c) { c.Send(Record(Opcode::kUnshard, 0, 1), 7); }, kInvalid, "sequence"},
+        Misuse{"UnknownOpcode", [](auto& c) { c.Send(Record(static_cast<Opcode>(12345))); }, kInvalid, "12345"},
+        Misuse{"NoOpcode", [](auto& c) { c.Send(Record(Opcode::kInvalid)); }, kInvalid, "opcode"},
+        Misuse{"GroupBeyondTheLast", [](auto& c) { c.Send(Record(Opcode::kUnshard, 4, 1)); }, kInvalid, "got 4"},
+        Misuse{"GroupNegative", [](auto& c) { c.Send(Record(Opcode::kReshard, -1)); }, kInvalid, "got -1"},
+        Misuse{"GroupHugeInSubmit", [](auto& c) { c.Send(Record(Opcode::kSubmitGradients, 1 << 30)); }, kInvalid,
+               "no such group"},
+        Misuse{"GroupHugeInWait", [](auto& c) { c.Send(Record(Opcode::kWaitGradientSlot, 1 << 30)); }, kInvalid,
+               "no such group"},
+        Misuse{"SubmittedJumps", [](auto& c) { c.Announce(TimelineValue(c.session().epoch(), uint64_t{1} << 39)); },
+               kInvalid, "out of range"},
+        Misuse{"SubmittedOneBeyondTheRing",
+               [](auto& c) { c.Announce(TimelineValue(c.session().epoch(), kRingRecords + 1)); }, kInvalid,
+               "out of range"},
+        Misuse{"SubmittedGoesBack",
+               [](auto& c) {
+                 for (int i = 0; i < 3; ++i) c.Send(Record(Opcode::kUnshard, 0, 1));
+                 ASSERT_TRUE(c.Consumed());
+                 c.Announce(TimelineValue(c.session().epoch(), 1));
+               },
+               kInvalid, "out of range"},
+        Misuse{"EnterPass", [](auto& c) { c.Send(Record(Opcode::kEnterPass, 0, 1)); }, absl::StatusCode::kUnimplemented,
+               "EnterPass"}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Payload, HostileSession,
+    ::testing::Values(
+        Misuse{"StepLengthNegative", [](auto& c) { c.Send(Record(Opcode::kStep, 0, -1)); }, kInvalid, "payload"},
+        Misuse{"StepLengthLeast",
+               [](auto& c) { c.Send(Record(Opcode::kStep, 0, std::numeric_limits<int64_t>::min())); }, kInvalid,
+               "payload"},
+        Misuse{"StepLengthHuge", [](auto& c) { c.Send(Record(Opcode::kStep, 0, kMost)); }, kInvalid, "payload"},
+        Misuse{"StepOfNoise",
+               [](auto& c) {
+                 std::memset(c.payload(), 0xff, 64);
+                 c.Send(Record(Opcode::kStep, 0, 64));
+               },
+               kInvalid, "not a shardd.v1.Step"},
+        Misuse{"StepWithTooMuchTrainerState",
+               [](auto& c) {
+                 v1::Step step = GoodStep();
+                 step.set_trainer_state(std::string(kMaxTrainerStateBytes + 1, 'x'));
+                 SendStep(c, step);
+               },
+               kInvalid, "trainer state is too large"},
+        Misuse{"StepOnTheStreamWithTooMuchTrainerState",
+               [](auto& c) {
+                 SendOnStream(c, [](v1::Command& command) {
+                   *command.mutable_step() = GoodStep();
+                   command.mutable_step()->set_trainer_state(std::string(20 << 20, 'x'));
+                 });
+               },
+               kInvalid, "trainer state is too large"},
+        Misuse{"StepWithoutOptimizerGroups", [](auto& c) { SendStep(c, v1::Step()); }, kInvalid, "optimizer groups"},
+        Misuse{"StepWithALearningRateThatIsNoNumber",
+               [](auto& c) {
+                 v1::Step step = GoodStep();
+                 step.mutable_groups(0)->set_lr(std::nan(""));
+                 SendStep(c, step);
+               },
+               kInvalid, "lr"},
+        Misuse{"StepWithANegativeNormLimit",
+               [](auto& c) {
+                 v1::Step step = GoodStep();
+                 step.set_max_grad_norm(-1);
+                 SendStep(c, step);
+               },
+               kInvalid, "max_grad_norm"},
+        Misuse{"StepWithAnOpenGroup",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kUnshard, 1, v1::PHASE_FORWARD));
+                 SendStep(c, GoodStep());
+               },
+               kPrecondition, "\"embed\""},
+        Misuse{"StepWithAnOpenBackward",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kUnshard, 1, v1::PHASE_FORWARD));
+                 c.Send(Record(Opcode::kSubmitGradients, 1));
+                 c.Send(Record(Opcode::kReshard, 1));
+                 SendStep(c, GoodStep());
+               },
+               kPrecondition, "BackwardDone"}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Protocol, HostileSession,
+    ::testing::Values(
+        Misuse{"UnknownPhase", [](auto& c) { c.Send(Record(Opcode::kUnshard, 0, 77)); }, kInvalid, "phase"},
+        Misuse{"ReshardOfWhatIsSharded", [](auto& c) { c.Send(Record(Opcode::kReshard, 2)); }, kPrecondition,
+               "\"mid\""},
+        Misuse{"GradientsOutsideAPass", [](auto& c) { c.Send(Record(Opcode::kSubmitGradients, 2)); }, kPrecondition,
+               "\"mid\""},
+        Misuse{"GradientOfAFrozenParameter",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kUnshard, 2, v1::PHASE_FORWARD));
+                 std::memset(c.memory().template At<char>(c.layout().mask_offset_bytes[2]), 0xff, 1);
+                 c.Send(Record(Opcode::kSubmitGradients, 2, 0, 0, 0, kHasPresent));
+               },
+               kInvalid, "\"mid.frozen\" is frozen"},
+        Misuse{"MaskOfTheWrongSizeOnTheStream",
+               [](auto& c) {
+                 SendOnStream(c, [](v1::Command& command) {
+                   command.mutable_submit_gradients()->set_group(2);
+                   command.mutable_submit_gradients()->set_present(std::string(5000, '\xff'));
+                 });
+               },
+               kInvalid, "mask has the wrong size"},
+        Misuse{"CommandOfNoKind", [](auto& c) { SendOnStream(c, [](v1::Command&) {}); }, kInvalid, "kind"},
+        Misuse{"BackwardsOutOfOrder", [](auto& c) { c.Send(Record(Opcode::kBackwardDone, 0, 3)); }, kPrecondition,
+               "wrong index (got 3, want 0)"},
+        Misuse{"WriteOfTrainedParameters", [](auto& c) { c.Send(Record(Opcode::kWriteParameters, 0, 0, 1)); },
+               kPrecondition, "before version 1"},
+        Misuse{"WriteOfAnUnknownParameter", [](auto& c) { c.Send(Record(Opcode::kWriteParameters, -1, 0, 1)); },
+               kInvalid, "no such parameter"},
+        Misuse{"CommitOfNothing", [](auto& c) { c.Send(Record(Opcode::kCommitParameters)); }, kPrecondition,
+               "CommitParameters"},
+        Misuse{"LeaveWithoutEnter", [](auto& c) { c.Send(Record(Opcode::kLeaveFullParams)); }, kPrecondition,
+               "not inside"},
+        Misuse{"EnterTwice",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kEnterFullParams));
+                 c.Send(Record(Opcode::kEnterFullParams));
+               },
+               kPrecondition, "inside already"},
+        Misuse{"WritebackOutsideOfTheParameter",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
+                 c.Send(Record(Opcode::kWriteParameters, 0, kMost, kMost));
+               },
+               kInvalid, "out of range"},
+        Misuse{"WritebackFromOutsideOfTheMemory",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
+                 c.Send(Record(Opcode::kWriteParameters, 0, 0, 3, int64_t{1} << 40));
+               },
+               kInvalid, "staging"},
+        Misuse{"WritebackThatIsNeverCommitted",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
+                 std::memset(c.payload(), 0x41, 64);
+                 c.Send(Record(Opcode::kWriteParameters, 0, 0, 3, c.layout().payload_offset_bytes));
+                 c.Send(Record(Opcode::kUnshard, 9));
+               },
+               kInvalid, "no such group"},
+        Misuse{"SecondHello", [](auto& c) { c.stream().Hello(c.session().session_id(), c.session().token()); },
+               kInvalid, "second hello"},
+        Misuse{"MessageOfNoKind", [](auto& c) { (void)c.stream().Write(v1::SessionRequest()); }, kInvalid,
+               "no known kind"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(BadInput, WordsOfAnotherEpochAreNotRead) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    for (const uint64_t epoch : {client.session().epoch() - 1, client.session().epoch() + 1, uint64_t{0xffffff}}) {
+      client.Announce(TimelineValue(epoch, 5));
+    }
+    EXPECT_TRUE(DaemonAlive());
+    EXPECT_EQ(Ranks()[0].commands(), 0);
+    EXPECT_EQ(Ranks()[0].state(), v1::RANK_STATE_IDLE);
+  }
+  ExpectJobIntact();
+}
+
+}  // namespace
+}  // namespace shardd::faults

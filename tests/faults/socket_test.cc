@@ -1,0 +1,113 @@
+// The daemon's socket: streams of sessions that are not the caller's, descriptors without a token, and noise.
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "common/shm/fd_channel.h"
+#include "tests/faults/bad_input.h"
+#include "tests/faults/commands.h"
+
+namespace shardd::faults {
+namespace {
+
+using testing::PollUntil;
+
+TEST_F(BadInput, ASessionBelongsToItsStreamAlone) {
+  StartDaemonWithJob();
+  {
+    RawClient owner(socket());
+    ASSERT_TRUE(owner.Enter(SpecOf(job_), 0).ok());
+    const uint64_t aborts = Job().counters().aborts();
+    RawClient stranger(socket());
+    v1::SessionRequest detach;
+    detach.mutable_detach();
+    v1::SessionRequest command;
+    command.mutable_commands()->add_commands()->mutable_step();
+    {
+      RawStream guess(stranger.stub());  // the session's number is easily guessed, its token is not
+      guess.Hello(owner.session().session_id(), std::string(kTokenBytes, 'x'));
+      guess.Write(detach);
+      guess.Write(command);
+      ExpectStatus(guess.End(), absl::StatusCode::kUnauthenticated, "wrong token");
+    }
+    {
+      RawStream second(stranger.stub());
+      second.Hello(owner.session().session_id(), owner.session().token());
+      second.Write(detach);
+      ExpectStatus(second.End(), absl::StatusCode::kAlreadyExists, "stream already");
+    }
+    {
+      RawStream early(stranger.stub());
+      early.Write(command);
+      ExpectStatus(early.End(), absl::StatusCode::kFailedPrecondition, "hello");
+    }
+    {
+      RawStream early(stranger.stub());
+      early.Write(detach);
+      ExpectStatus(early.End(), absl::StatusCode::kFailedPrecondition, "hello");
+    }
+    {
+      RawStream unknown(stranger.stub());
+      unknown.Hello(0, "");
+      ExpectStatus(unknown.End(), absl::StatusCode::kUnauthenticated, "no such session");
+    }
+    EXPECT_EQ(Ranks()[0].session_id(), owner.session().session_id());
+    EXPECT_EQ(Job().counters().aborts(), aborts);
+    owner.Send(Record(Opcode::kUnshard, 0, v1::PHASE_FORWARD));
+    EXPECT_TRUE(owner.Consumed());  // it still works
+  }
+  ExpectJobIntact();
+}
+
+TEST_F(BadInput, DescriptorsNeedTheTokenOfALiveSession) {
+  StartDaemonWithJob();
+  std::string stale_token;
+  uint64_t stale_id = 0;
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    stale_id = client.session().session_id();
+    stale_token = client.session().token();
+    ExpectStatus(FetchSessionFds(socket(), stale_id, std::string(kTokenBytes, 'x'), testing::kLimit).status(),
+                 absl::StatusCode::kPermissionDenied, "wrong token");
+    ExpectStatus(FetchSessionFds(socket(), stale_id + 1, stale_token, testing::kLimit).status(),
+                 absl::StatusCode::kPermissionDenied, "no such session");
+    EXPECT_TRUE(FetchSessionFds(socket(), stale_id, stale_token, testing::kLimit).ok());
+  }
+  ASSERT_TRUE(PollUntil([&] { return Job().attached_ranks() == 0; }));
+  ExpectStatus(FetchSessionFds(socket(), stale_id, stale_token, testing::kLimit).status(),
+               absl::StatusCode::kPermissionDenied, "no such session");
+  ExpectJobIntact();
+}
+
+TEST_F(BadInput, GarbageOnTheSocketIsHungUpOn) {
+  StartDaemonWithJob();
+  std::string noise(4096, '\0');
+  for (size_t i = 0; i < noise.size(); ++i) noise[i] = static_cast<char>(i * 7919 >> 3);
+  const std::string texts[] = {
+      "GET / HTTP/1.1\r\n\r\n", noise, "P" + noise, "S" + noise, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + noise, "SHFD"};
+  for (const std::string& text : texts) {
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, socket().c_str(), sizeof(address.sun_path) - 1);
+    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    (void)!send(fd, text.data(), text.size(), MSG_NOSIGNAL);
+    shutdown(fd, SHUT_WR);
+    // Whatever is answered, it ends.
+    EXPECT_TRUE(PollUntil([fd] {
+      char buffer[4096];
+      return recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT) == 0 || (errno != EAGAIN && errno != EINTR);
+    })) << text.substr(0, 20);
+    close(fd);
+  }
+  ExpectJobIntact();
+}
+
+}  // namespace
+}  // namespace shardd::faults
