@@ -1,0 +1,328 @@
+#include "client/python/extension/engine.h"
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/python/extension/errors.h"
+#include "client/python/extension/unit.h"
+
+namespace shardd::python {
+namespace {
+
+Status Take(shardd_status* status) { return Status::Take(status); }
+
+}  // namespace
+
+std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, const std::string& address, bool replace,
+                                       int64_t timeout_ms) {
+  Job::Options options;
+  options.spec_json = spec_json;
+  options.rank = rank;
+  options.address = address;
+  options.replace = replace;
+  options.timeout_ms = timeout_ms;
+  std::unique_ptr<Job> job;
+  {
+    const NoGil no_gil;
+    Check(Job::Attach(options, &job));
+  }
+  Check(Take(shardd_set_interrupt(job->c_job(), &PendingSignal, nullptr)));
+  return std::shared_ptr<Engine>(new Engine(std::move(job)));
+}
+
+Engine::Engine(std::unique_ptr<Job> job) : job_(std::move(job)) { FindSlots(); }
+
+Engine::~Engine() {
+  // Waits for the daemon, at most some seconds.
+  const py::gil_scoped_acquire gil;
+  complete_partial_ = py::object();
+  const NoGil no_gil;
+  job_.reset();
+}
+
+Job& Engine::job() {
+  if (job_ == nullptr) {
+    Check(Status(Code::kFailedPrecondition, "use of a fully sharded module: its job is closed"));
+  }
+  return *job_;
+}
+
+void Engine::RemoveUnit(const Unit* unit) {
+  units_.erase(std::remove(units_.begin(), units_.end(), unit), units_.end());
+  if (forward_root_ == unit) {
+    forward_root_ = nullptr;
+  }
+  for (SlotOwner& owner : slot_owners_) {
+    if (owner.unit == unit) {
+      owner = SlotOwner();
+    }
+  }
+}
+
+// Slots are disjoint and groups in one slot all start at its beginning, so overlap tells which groups share one.
+void Engine::FindSlots() {
+  const shardd_job_info info = job_->info();
+  struct Range {
+    const char* begin;
+    const char* end;
+    int group;
+  };
+  std::vector<Range> ranges;
+  for (int32_t p = 0; p < info.param_count; ++p) {
+    const auto* data = static_cast<const char*>(job_->gradient_data(p));
+    if (data != nullptr) {
+      const shardd_param_info param = job_->parameter_info(p);
+      const int64_t element_bytes = param.unsharded_dtype == SHARDD_FLOAT32 ? 4 : 2;
+      ranges.push_back({data, data + param.numel * element_bytes, param.group});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  // Union of groups whose ranges overlap; by the smallest group.
+  slot_of_group_.resize(static_cast<size_t>(info.group_count));
+  for (size_t g = 0; g < slot_of_group_.size(); ++g) {
+    slot_of_group_[g] = static_cast<int>(g);
+  }
+  const auto find = [this](int group) {
+    while (slot_of_group_[static_cast<size_t>(group)] != group) {
+      group = slot_of_group_[static_cast<size_t>(group)];
+    }
+    return group;
+  };
+  const char* reached = nullptr;
+  int holder = 0;
+  for (const Range& range : ranges) {
+    if (reached != nullptr && range.begin < reached) {
+      const int a = find(holder);
+      const int b = find(range.group);
+      slot_of_group_[static_cast<size_t>(std::max(a, b))] = std::min(a, b);
+    }
+    if (reached == nullptr || range.end > reached) {
+      reached = range.end;
+      holder = range.group;
+    }
+  }
+  for (size_t g = 0; g < slot_of_group_.size(); ++g) {
+    slot_of_group_[g] = find(static_cast<int>(g));
+  }
+  slot_owners_.assign(slot_of_group_.size(), SlotOwner());
+}
+
+void Engine::TakeSlot(Unit* unit, int group) {
+  SlotOwner& owner = slot_owners_[static_cast<size_t>(slot_of_group_[static_cast<size_t>(group)])];
+  if (owner.unit != nullptr && owner.group != group) {
+    // Its backward has not ended; what it has so far goes out now, the rest with a second submission.
+    owner.unit->SubmitGroup(owner.group);
+  }
+  owner = {unit, group};
+}
+
+void Engine::Write(int param, const at::Tensor& rows, int64_t first) {
+  const NoGil no_gil;
+  const at::Tensor dense = rows.contiguous();
+  Check(job().WriteParameter(param, dense.const_data_ptr(), first, dense.numel()));
+}
+
+void Engine::Commit() {
+  const NoGil no_gil;
+  Check(job().CommitParameters());
+}
+
+void Engine::EnterFullParams(bool writeback) {
+  ReshardAll();
+  const NoGil no_gil;
+  Check(Take(shardd_enter_full_params(job().c_job(), writeback ? 1 : 0)));
+}
+
+void Engine::LeaveFullParams() {
+  const NoGil no_gil;
+  Check(Take(shardd_leave_full_params(job().c_job())));
+}
+
+void Engine::LoadMemory() {
+  for (Unit* unit : units_) {
+    unit->LoadMemory();
+  }
+}
+
+void Engine::ReshardAll() {
+  for (Unit* unit : units_) {
+    unit->ToSharded();
+  }
+}
+
+std::string Engine::GradientMismatch() const {
+  for (const Unit* unit : units_) {
+    std::string text = unit->GradientMismatch();
+    if (!text.empty()) {
+      return text;
+    }
+  }
+  return "";
+}
+
+Engine::StepResult Engine::Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm,
+                                const std::string& state) {
+  ReshardAll();
+  StepResult result;
+  {
+    const NoGil no_gil;
+    Check(job().Step(groups, max_grad_norm, state));
+    shardd_step_result c_result{};
+    c_result.struct_size = sizeof(c_result);
+    Check(job().WaitStep(&c_result));
+    result = {c_result.committed_step, c_result.grad_norm, c_result.clip_factor};
+  }
+  ++steps_;
+  settled_ = true;
+  for (Unit* unit : units_) {
+    unit->EndStep();
+  }
+  return result;
+}
+
+void Engine::Reattach() {
+  ++generation_;
+  forward_root_ = nullptr;
+  final_queued_ = settled_ = false;
+  for (Unit* unit : units_) {
+    unit->ForgetMemory();
+  }
+  {
+    const NoGil no_gil;
+    Check(job().Reattach());
+  }
+  slot_owners_.assign(slot_of_group_.size(), SlotOwner());
+  LoadMemory();
+}
+
+void Engine::Detach(bool finished) {
+  if (job_ == nullptr) {
+    return;
+  }
+  ++generation_;
+  const std::vector<Unit*> units = units_;  // each takes itself out
+  for (Unit* unit : units) {
+    unit->Unbind();
+  }
+  const std::unique_ptr<Job> job = std::move(job_);
+  const NoGil no_gil;
+  if (finished) {
+    Check(job->Finish());
+  }
+}
+
+std::string Engine::Describe() {
+  char* json = nullptr;
+  {
+    const NoGil no_gil;
+    Check(Take(shardd_describe_job(job().c_job(), &json)));
+  }
+  std::string text = json;
+  shardd_string_free(json);
+  return text;
+}
+
+std::string Engine::trainer_state() { return job().trainer_state(); }
+shardd_job_info Engine::info() { return job().info(); }
+int Engine::FindParam(const std::string& fqn) { return job().FindParameter(fqn); }
+int Engine::FindGroup(const std::string& name) { return job().FindGroup(name); }
+
+shardd_counters Engine::client_counters() {
+  shardd_counters counters{};
+  counters.struct_size = sizeof(counters);
+  Check(Take(shardd_get_counters(job().c_job(), &counters)));
+  return counters;
+}
+
+void Engine::RootPreForward(Unit* unit) {
+  if (forward_root_ != nullptr && (forward_root_ == unit || IsRoot(unit))) {
+    ResetIteration();  // an exception ended the forward before
+  }
+  if (forward_root_ == nullptr) {
+    forward_root_ = unit;
+  }
+}
+
+py::object Engine::EndForward(const Unit* unit, py::object output) {
+  if (forward_root_ != unit) {
+    return output;
+  }
+  forward_root_ = nullptr;
+  return complete_partial_.is_none() ? output : complete_partial_(std::move(output));
+}
+
+void Engine::QueueFinal() {
+  if (final_queued_) {
+    return;
+  }
+  final_queued_ = true;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), generation = generation_] {
+    if (const std::shared_ptr<Engine> engine = weak.lock(); engine != nullptr) {
+      engine->FinalCallback(generation);
+    }
+  });
+}
+
+void Engine::FinalCallback(uint64_t generation) {
+  const py::gil_scoped_acquire gil;
+  if (generation != generation_) {
+    return;
+  }
+  final_queued_ = false;
+  forward_root_ = nullptr;
+  for (Unit* unit : units_) {
+    if (unit->group_training() != Training::kPostBackward) {
+      unit->PostBackward();  // its inputs required no gradient
+    }
+    unit->set_idle();
+  }
+  for (Unit* unit : units_) {
+    unit->SubmitRest();
+  }
+  Check(job().BackwardDone(/*last=*/false));
+  bool show = false;
+  for (Unit* unit : units_) {
+    unit->EndBackward();
+    show = show || unit->HasPendingGradients();
+  }
+  if (!show) {
+    return;
+  }
+  {
+    const NoGil no_gil;
+    Check(Take(shardd_wait_gradients(job().c_job())));
+  }
+  for (Unit* unit : units_) {
+    unit->ShowGradients();
+  }
+}
+
+void Engine::ResetIteration() {
+  const bool backward = final_queued_;
+  forward_root_ = nullptr;
+  final_queued_ = false;
+  ++generation_;  // what is left of its graph is dead
+  for (Unit* unit : units_) {
+    unit->set_idle();
+    unit->ToSharded();
+  }
+  if (!backward) {
+    for (Unit* unit : units_) {
+      unit->EndBackward();
+    }
+    return;
+  }
+  // The daemon cannot take gradients back: the backward is closed with what it has, and what comes next replaces it.
+  for (Unit* unit : units_) {
+    unit->SubmitRest();
+  }
+  Check(job().BackwardDone(/*last=*/false));
+  for (Unit* unit : units_) {
+    unit->EndBackward();
+    unit->DropGradients();
+  }
+}
+
+}  // namespace shardd::python

@@ -1,0 +1,120 @@
+#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_H_
+#define SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_H_
+
+// One registered root module: its job, its units (unit.h), and what happens once per forward and once per backward.
+//
+//   RootPreForward   the first unit that runs is the root of this forward; what an exception left over is cleared
+//   QueueFinal       (first unit whose backward begins) asks autograd for FinalCallback
+//   FinalCallback    units that autograd has not ended are ended; what is left is submitted; the backward is closed;
+//                    when all ranks have closed it, gradients are shown on the sharded parameters
+//
+// Threads: one at a time, as a shardd_job; members that are Python objects need the GIL.
+
+#include <ATen/ATen.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cpp/shardd.h"
+
+namespace shardd::python {
+
+class Unit;
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  // Releases the GIL while it waits; signal handlers run. Raises what the library refuses.
+  static std::shared_ptr<Engine> Attach(const std::string& spec_json, int rank, const std::string& address,
+                                        bool replace, int64_t timeout_ms);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
+  // Units in the order of the module tree. Called once, before any of them runs.
+  void AddUnit(Unit* unit) { units_.push_back(unit); }
+  void RemoveUnit(const Unit* unit);
+
+  // Gives the elements of `rows` to the job, from element `first` of parameter `param` on. Before version 1 and in a
+  // write.
+  void Write(int param, const at::Tensor& rows, int64_t first);
+  void Commit();
+  void EnterFullParams(bool writeback);
+  void LeaveFullParams();
+  // Points every unit's storages to the job's memory: after registration and after Reattach.
+  void LoadMemory();
+
+  struct StepResult {
+    int64_t committed_step = 0;
+    double grad_norm = 0;
+    double clip_factor = 1;
+  };
+  // The optimizer step: gives everything back, asks, waits for the commit.
+  StepResult Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm, const std::string& state);
+  // After ABORTED or UNAVAILABLE: the same rank in the current epoch. Graphs of before are dead.
+  void Reattach();
+  // Nothing of the job can be used afterwards; sharded parameters raise where they are used.
+  void Detach(bool finished);
+  std::string Describe();
+  std::string trainer_state();
+  shardd_job_info info();
+  shardd_counters client_counters();
+  int FindParam(const std::string& fqn);
+  int FindGroup(const std::string& name);
+
+  // Drops the forward or backward that an exception ended.
+  void ResetIteration();
+  // `complete(output)` is called with the root's output, and gives what takes its place. None: nothing to do.
+  void SetCompletePartial(pybind11::object complete) { complete_partial_ = std::move(complete); }
+  // Why a step would not do what `.grad` says; empty: it would.
+  std::string GradientMismatch() const;
+
+  // From units.
+  void RootPreForward(Unit* unit);
+  // The root's output ends the forward: units of which only some modules ran are ended with it.
+  pybind11::object EndForward(const Unit* unit, pybind11::object output);
+  bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
+  void QueueFinal();
+  // The unit's group has written into a slot that `group` shares; it is submitted first.
+  void TakeSlot(Unit* unit, int group);
+  Job& job();
+  // Of the attachment; a graph made under another is dead.
+  uint64_t generation() const { return generation_; }
+  int64_t steps() const { return steps_; }
+  // Everything that is waited for at an unshard is known to be there.
+  bool settled() const { return settled_; }
+  void set_settled() { settled_ = true; }
+  bool alive() const { return job_ != nullptr; }
+
+ private:
+  explicit Engine(std::unique_ptr<Job> job);
+  void FinalCallback(uint64_t generation);
+  void ReshardAll();
+  void FindSlots();
+
+  std::unique_ptr<Job> job_;  // null once detached
+  std::vector<Unit*> units_;  // the root's first
+  pybind11::object complete_partial_ = pybind11::none();
+  Unit* forward_root_ = nullptr;
+  bool final_queued_ = false;
+  bool settled_ = false;
+  uint64_t generation_ = 1;
+  int64_t steps_ = 0;
+  // Groups whose gradient slots overlap have the same slot number; who has written into it and not submitted.
+  std::vector<int> slot_of_group_;
+  struct SlotOwner {
+    Unit* unit = nullptr;
+    int group = -1;
+  };
+  std::vector<SlotOwner> slot_owners_;
+};
+
+// Without the GIL for its lifetime.
+using NoGil = pybind11::gil_scoped_release;
+
+}  // namespace shardd::python
+
+#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_H_

@@ -1,0 +1,240 @@
+#include "client/python/extension/managed_param.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
+#include <string.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "client/python/extension/errors.h"
+
+namespace shardd::python {
+namespace {
+
+std::string ShardedMessage(const std::string& fqn) {
+  return "use of parameter \"" + fqn +
+         "\": its group is resharded; use it inside the forward or backward of its fully sharded module, or call "
+         "unshard() on that module";
+}
+
+c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// Moves the storage's bytes into memory of its own.
+void CopyOut(c10::StorageImpl* storage) {
+  const size_t size_bytes = storage->nbytes();
+  c10::DataPtr copy = c10::GetCPUAllocator()->allocate(size_bytes);
+  if (size_bytes > 0) {
+    memcpy(copy.get(), storage->data(), size_bytes);
+  }
+  storage->set_data_ptr_noswap(std::move(copy));
+}
+
+}  // namespace
+
+ManagedParam::ManagedParam(Options options, py::object sharded, at::Tensor local, py::object unsharded,
+                           std::vector<Place> places, py::object make_gradient)
+    : fqn(options.fqn),
+      daemon_param(options.daemon_param),
+      unit_group(options.unit_group),
+      index_in_group(options.index_in_group),
+      first_element(options.first_element),
+      trainable(options.trainable),
+      sharded_(std::move(sharded)),
+      sharded_tensor_(THPVariable_Unpack(sharded_.ptr())),
+      local_(std::move(local)),
+      unsharded_(std::move(unsharded)),
+      unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),
+      places_(std::move(places)),
+      make_gradient_(std::move(make_gradient)),
+      storage_(unsharded_tensor_.sizes(), unsharded_tensor_.scalar_type(), ShardedMessage(options.fqn)) {
+  at::Tensor tensor = unsharded_tensor_;
+  storage_.Adopt(tensor);
+}
+
+void ManagedParam::Register(bool unsharded) {
+  PyObject* param = unsharded ? unsharded_.ptr() : sharded_.ptr();
+  for (const Place& place : places_) {
+    if (place.module.is_none()) {
+      PyObject* current = PyDict_GetItem(place.parameters.ptr(), place.name.ptr());
+      if (current == param) {
+        continue;
+      }
+      if (current != sharded_.ptr() && current != unsharded_.ptr()) {
+        Check(Status(Code::kFailedPrecondition,
+                     "unshard parameter \"" + fqn +
+                         "\": another object was assigned to its module after the model was registered; copy values "
+                         "into the parameter instead (load_state_dict without assign=True does)"));
+      }
+      if (PyDict_SetItem(place.parameters.ptr(), place.name.ptr(), param) != 0) {
+        throw py::error_already_set();
+      }
+    } else if (py::object module = place.module(); !module.is_none()) {
+      py::setattr(module, place.name, py::handle(param));
+    }
+  }
+  if (unsharded && unsharded_tensor_.requires_grad() != sharded_tensor_.requires_grad()) {
+    if (sharded_tensor_.requires_grad() && !trainable) {
+      Check(Status(Code::kFailedPrecondition,
+                   "unshard parameter \"" + fqn +
+                       "\": requires_grad was set after the model was registered with it frozen, so the job has no "
+                       "gradient memory for it; set requires_grad before the first forward"));
+    }
+    at::Tensor tensor = unsharded_tensor_;
+    tensor.set_requires_grad(sharded_tensor_.requires_grad());
+  }
+}
+
+void ManagedParam::PointShard(const void* data) {
+  if (local_.numel() == 0) {
+    return;  // a rank without rows
+  }
+  const size_t size_bytes = local_.nbytes();
+  c10::StorageImpl* storage = StorageOf(local_);
+  storage->set_data_ptr_noswap(at::DataPtr(const_cast<void*>(data), at::kCPU));
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_nbytes(size_bytes);
+  storage->set_resizable(false);
+}
+
+void ManagedParam::CopyShardOut() {
+  if (local_.numel() > 0) {
+    CopyOut(StorageOf(local_));
+  }
+}
+
+void ManagedParam::CopyGradientOut() {
+  if (gradient_ && gradient_storage_->nbytes() > 0) {
+    CopyOut(gradient_storage_.get());
+  }
+  gradient_ = py::object();
+  gradient_local_ = py::object();
+  gradient_storage_.reset();
+}
+
+void ManagedParam::ForgetGradient() {
+  CopyGradientOut();
+  at::Tensor tensor = sharded_tensor_;
+  tensor.mutable_grad() = at::Tensor();
+  slot_ = at::Tensor();
+  gradient_memory_ = nullptr;
+  carry_ = at::Tensor();
+  in_slot = pending = in_job = contributed = false;
+}
+
+void ManagedParam::ForgetShard() {
+  ForgetGradient();
+  accumulator_.reset();
+}
+
+void ManagedParam::SetGradientMemory(void* slot, void* gradient_shard) {
+  if (slot == nullptr) {
+    return;
+  }
+  slot_ = at::from_blob(slot, storage_.shape(), at::TensorOptions().dtype(storage_.dtype()));
+  gradient_memory_ = gradient_shard;
+}
+
+void ManagedParam::InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node) {
+  node->add_input_metadata(unsharded_tensor_);
+  torch::autograd::impl::set_grad_accumulator(unsharded_tensor_, c10::weak_intrusive_ptr<torch::autograd::Node>(node));
+  accumulator_ = std::move(node);
+}
+
+void ManagedParam::MakeGradient() {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor local = at::empty({0}, at::TensorOptions().dtype(at::kFloat));
+  gradient_storage_ = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(local_.numel()) * sizeof(float),
+      at::DataPtr(gradient_memory_, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
+  local.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(gradient_storage_));
+  local.unsafeGetTensorImpl()->set_sizes_contiguous(local_.sizes());
+  gradient_local_ = py::reinterpret_steal<py::object>(THPVariable_Wrap(local));
+  local = at::Tensor();
+  gradient_ = make_gradient_(gradient_local_);
+  gradient_references_ = Py_REFCNT(gradient_.ptr());
+  local_references_ = Py_REFCNT(gradient_local_.ptr());
+  storage_references_ = gradient_storage_.use_count();
+}
+
+bool ManagedParam::GradientIsHeldElsewhere() const {
+  return Py_REFCNT(gradient_.ptr()) > gradient_references_ || Py_REFCNT(gradient_local_.ptr()) > local_references_ ||
+         gradient_storage_.use_count() > storage_references_;
+}
+
+bool ManagedParam::BeginGradient(int64_t steps) {
+  const at::Tensor& shown = sharded_tensor_.grad();
+  if (!shown.defined()) {
+    if (pending) {
+      return false;
+    }
+    if (gradient_) {
+      const py::gil_scoped_acquire gil;
+      if (GradientIsHeldElsewhere()) {
+        CopyGradientOut();
+      }
+    }
+    return true;
+  }
+  const py::gil_scoped_acquire gil;
+  const bool ours = gradient_ && shown.is_same(THPVariable_Unpack(gradient_.ptr()));
+  if (ours && gradient_step_ == steps) {
+    return false;
+  }
+  // Shown before a step, or the user's own: the job will hold the new gradient alone, so this is added afterwards.
+  const c10::AutoGradMode no_grad(false);
+  const py::object grad = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown));
+  const py::object local = grad.attr("_local_tensor");
+  carry_ = THPVariable_Unpack(local.ptr()).to(at::kFloat).clone();
+  return true;
+}
+
+void ManagedParam::ShowGradient(int64_t steps) {
+  pending = false;
+  if (!gradient_) {
+    MakeGradient();
+  }
+  gradient_step_ = steps;
+  if (carry_.defined()) {
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor local = THPVariable_Unpack(gradient_local_.ptr());
+    local.add_(carry_);
+    carry_ = at::Tensor();
+  }
+  const at::Tensor& gradient = THPVariable_Unpack(gradient_.ptr());
+  at::Tensor tensor = sharded_tensor_;
+  if (!tensor.grad().is_same(gradient)) {
+    tensor.mutable_grad() = gradient;
+  }
+  const auto* variable = reinterpret_cast<THPVariable*>(sharded_.ptr());
+  if (variable->post_accumulate_grad_hooks == nullptr || variable->post_accumulate_grad_hooks == Py_None) {
+    return;
+  }
+  const py::dict hooks = py::reinterpret_borrow<py::dict>(variable->post_accumulate_grad_hooks);
+  const py::list functions(py::reinterpret_steal<py::object>(PyMapping_Values(hooks.ptr())));
+  for (const py::handle hook : functions) {
+    hook(sharded_);
+  }
+}
+
+std::string ManagedParam::GradientMismatch(int64_t steps) const {
+  const at::Tensor& shown = sharded_tensor_.grad();
+  if (!shown.defined()) {
+    if (!in_job) {
+      return "";
+    }
+    return pending
+               ? "its gradient is not synchronised; run the last backward with set_requires_gradient_sync(True)"
+               : "its gradient was set to None after backward, but the job still has it; skip the step, or step first";
+  }
+  if (!gradient_ || !shown.is_same(THPVariable_Unpack(gradient_.ptr()))) {
+    return "its gradient was assigned by the program; write into the gradient that backward made instead";
+  }
+  return in_job && gradient_step_ == steps ? ""
+                                           : "its gradient is that of an earlier step; call zero_grad() after a step";
+}
+
+}  // namespace shardd::python

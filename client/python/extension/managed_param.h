@@ -1,0 +1,112 @@
+#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_MANAGED_PARAM_H_
+#define SHARDD_CLIENT_PYTHON_EXTENSION_MANAGED_PARAM_H_
+
+// One parameter as a PyTorch user holds it: the sharded Parameter, a DTensor over this rank's rows of the job's shards;
+// the unsharded Parameter, a storage that shows the whole while its group is unsharded; the gradient, a DTensor over
+// this rank's rows of the gradient shards. Every member function needs the GIL, unless it says otherwise.
+
+#include <ATen/ATen.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/torch/parameter_storage.h"
+
+namespace shardd::python {
+
+// Where a module holds the parameter.
+struct Place {
+  pybind11::object parameters;  // module._parameters
+  pybind11::object name;
+  pybind11::object module;  // a weak reference, where the module overrides __setattr__; else none
+};
+
+class ManagedParam {
+ public:
+  struct Options {
+    std::string fqn;
+    int daemon_param = -1;
+    size_t unit_group = 0;      // which of the unit's groups
+    int index_in_group = 0;     // its bit in masks
+    int64_t first_element = 0;  // of this rank's rows
+    bool trainable = false;     // the job has a gradient slot and a gradient shard for it
+  };
+  // `local` is the sharded parameter's local tensor; `unsharded` a Parameter that is given its storage here;
+  // `make_gradient(local)` wraps a local tensor as the parameter's DTensor.
+  ManagedParam(Options options, pybind11::object sharded, at::Tensor local, pybind11::object unsharded,
+               std::vector<Place> places, pybind11::object make_gradient);
+
+  const std::string fqn;
+  const int daemon_param;
+  const size_t unit_group;
+  const int index_in_group;
+  const int64_t first_element;
+  const bool trainable;
+
+  // Puts the unsharded or the sharded parameter into the modules.
+  void Register(bool unsharded);
+  void PointUnsharded(const void* data) { storage_.PointTo(data); }
+  void ClearUnsharded() { storage_.Clear(); }
+  // The shard, read-only memory of the job, takes the place of what the local tensor held. Its views follow.
+  void PointShard(const void* data);
+  // The local tensor gets memory of its own, with the values it shows now.
+  void CopyShardOut();
+  // As CopyShardOut for the gradient, so that whoever holds it keeps its values.
+  void CopyGradientOut();
+  void ForgetShard();
+  // The job's memory is going away, and with it the gradient.
+  void ForgetGradient();
+  void SetGradientMemory(void* slot, void* gradient_shard);
+
+  // Before this backward's first gradient is submitted: whether it replaces what the job holds. Keeps the values of
+  // gradients that the user still holds. May be called without the GIL.
+  bool BeginGradient(int64_t steps);
+  // The job's gradient of this parameter is complete: `.grad` shows it, hooks run.
+  void ShowGradient(int64_t steps);
+  // Why the job would not step with what `.grad` says; empty: it would.
+  std::string GradientMismatch(int64_t steps) const;
+
+  int64_t element_bytes() const { return static_cast<int64_t>(local_.element_size()); }  // of the stored parameter
+  const at::Tensor& sharded_tensor() const { return sharded_tensor_; }
+  at::Tensor& slot() { return slot_; }
+  bool in_slot = false;      // this backward's gradient is there, not submitted
+  bool pending = false;      // the job holds a gradient that `.grad` does not show yet
+  bool in_job = false;       // the next step updates with what was submitted
+  bool contributed = false;  // something was submitted in this backward
+
+  void InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node);
+  bool accumulator_installed() const { return accumulator_ != nullptr; }
+
+ private:
+  void MakeGradient();
+  bool GradientIsHeldElsewhere() const;
+
+  pybind11::object sharded_;
+  const at::Tensor sharded_tensor_;
+  at::Tensor local_;
+  pybind11::object unsharded_;
+  const at::Tensor unsharded_tensor_;
+  const std::vector<Place> places_;
+  const pybind11::object make_gradient_;
+  ParameterStorage storage_;
+  c10::intrusive_ptr<torch::autograd::Node> accumulator_;
+  at::Tensor slot_;  // unsharded dtype; undefined for a frozen parameter
+
+  void* gradient_memory_ = nullptr;  // this rank's rows
+  pybind11::object gradient_;        // the DTensor; none until first shown
+  pybind11::object gradient_local_;
+  c10::intrusive_ptr<c10::StorageImpl> gradient_storage_;
+  Py_ssize_t gradient_references_ = 0;  // of each, when nobody else held them
+  Py_ssize_t local_references_ = 0;
+  size_t storage_references_ = 0;
+  int64_t gradient_step_ = -1;  // steps made when it was shown last
+  at::Tensor carry_;            // what `.grad` showed before a step and was not set to None since
+};
+
+}  // namespace shardd::python
+
+#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_MANAGED_PARAM_H_

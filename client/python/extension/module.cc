@@ -1,0 +1,260 @@
+// The module shardd._C. Hooks are objects of their own type and not pybind11 functions: a call costs a tenth.
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_arg_parser.h>
+
+#include <utility>
+
+#include "client/python/extension/engine.h"
+#include "client/python/extension/errors.h"
+#include "client/python/extension/managed_param.h"
+#include "client/python/extension/tensors.h"
+#include "client/python/extension/unit.h"
+
+namespace shardd::python {
+namespace {
+
+enum class HookKind { kPreForward, kPostForward };
+
+// hook(module, args, kwargs) or hook(module, args, output). Holds the Python unit, so that the garbage collector sees
+// the cycle of module, hook and unit.
+struct Hook {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* owner;
+  Unit* unit;
+  HookKind kind;
+};
+
+PyObject* CallHook(PyObject* self, PyObject* const* args, size_t flagged_count, PyObject*) {
+  auto* hook = reinterpret_cast<Hook*>(self);
+  if (PyVectorcall_NARGS(flagged_count) != 3) {
+    PyErr_SetString(PyExc_TypeError, "call shardd hook: wrong number of arguments (want 3)");
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  try {
+    py::object result;
+    if (hook->kind == HookKind::kPreForward) {
+      result = hook->unit->PreForward(args[1], args[2]);
+    } else {
+      result = hook->unit->PostForward(args[2]);
+    }
+    return result.release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+int TraverseHook(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<Hook*>(self)->owner);
+  return 0;
+}
+
+int ClearHook(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<Hook*>(self)->owner);
+  return 0;
+}
+
+void FreeHook(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  ClearHook(self);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject* HookType() {
+  static PyTypeObject type = [] {
+    PyTypeObject t{};
+    Py_SET_REFCNT(reinterpret_cast<PyObject*>(&t), 1);
+    t.tp_name = "shardd._C.Hook";
+    t.tp_basicsize = sizeof(Hook);
+    t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+    t.tp_vectorcall_offset = offsetof(Hook, vectorcall);
+    t.tp_call = PyVectorcall_Call;
+    t.tp_traverse = TraverseHook;
+    t.tp_clear = ClearHook;
+    t.tp_dealloc = FreeHook;
+    t.tp_free = PyObject_GC_Del;
+    return t;
+  }();
+  return &type;
+}
+
+py::object MakeHook(py::object owner, HookKind kind) {
+  Unit* unit = owner.cast<Unit*>();
+  Hook* hook = PyObject_GC_New(Hook, HookType());
+  if (hook == nullptr) {
+    throw py::error_already_set();
+  }
+  hook->vectorcall = CallHook;
+  hook->owner = owner.release().ptr();
+  hook->unit = unit;
+  hook->kind = kind;
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(hook));
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(hook));
+}
+
+at::ScalarType ScalarTypeOf(py::handle dtype) { return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type; }
+
+void AddParam(Unit& unit, const py::dict& options, py::object sharded, const at::Tensor& local, py::object unsharded,
+              const py::list& places, py::object make_gradient) {
+  ManagedParam::Options values;
+  values.fqn = options["fqn"].cast<std::string>();
+  values.daemon_param = options["daemon_param"].cast<int>();
+  values.unit_group = options["unit_group"].cast<size_t>();
+  values.index_in_group = options["index_in_group"].cast<int>();
+  values.first_element = options["first_element"].cast<int64_t>();
+  values.trainable = options["trainable"].cast<bool>();
+  std::vector<Place> list;
+  for (const py::handle item : places) {
+    const auto place = item.cast<py::tuple>();
+    list.push_back({place[0], place[1], place[2]});
+  }
+  unit.AddParam(std::make_unique<ManagedParam>(std::move(values), std::move(sharded), local, std::move(unsharded),
+                                               std::move(list), std::move(make_gradient)));
+}
+
+py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, const std::string& state) {
+  std::vector<shardd_hyperparameters> list;
+  for (const py::handle item : groups) {
+    const auto group = item.cast<py::dict>();
+    shardd_hyperparameters values{};
+    const auto number = [&group](const char* key) { return group.contains(key) ? group[key].cast<double>() : 0.0; };
+    values.lr = number("lr");
+    values.weight_decay = number("weight_decay");
+    values.beta1 = number("beta1");
+    values.beta2 = number("beta2");
+    values.eps = number("eps");
+    values.momentum = number("momentum");
+    values.dampening = number("dampening");
+    values.nesterov = number("nesterov") != 0 ? 1 : 0;
+    list.push_back(values);
+  }
+  const Engine::StepResult result = engine.Step(list, max_grad_norm, state);
+  py::dict out;
+  out["committed_step"] = result.committed_step;
+  out["grad_norm"] = result.grad_norm;
+  out["clip_factor"] = result.clip_factor;
+  return out;
+}
+
+py::dict InfoDict(Engine& engine) {
+  const shardd_job_info info = engine.info();
+  py::dict out;
+  out["rank"] = info.rank;
+  out["world_size"] = info.world_size;
+  out["group_count"] = info.group_count;
+  out["param_count"] = info.param_count;
+  out["epoch"] = info.epoch;
+  out["committed_step"] = info.committed_step;
+  out["version"] = info.version;
+  out["created"] = info.created != 0;
+  out["device"] = std::string(info.device);
+  out["address"] = std::string(info.address);
+  return out;
+}
+
+py::dict ParamDict(Engine& engine, int param) {
+  const shardd_param_info info = engine.job().parameter_info(param);
+  py::dict out;
+  out["fqn"] = std::string(info.fqn);
+  out["numel"] = info.numel;
+  out["group"] = info.group;
+  out["index_in_group"] = info.index_in_group;
+  out["requires_grad"] = info.requires_grad != 0;
+  return out;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  if (PyType_Ready(HookType()) < 0) {
+    throw py::error_already_set();
+  }
+  m.def("version", [] { return std::string(shardd_version()); });
+  m.def("set_error_factory", &SetErrorFactory);
+  m.def("set_slow_map", &SetSlowMap);
+  m.def("plan_json", [](const std::string& spec) {
+    char* json = nullptr;
+    Check(Status::Take(shardd_plan_json(spec.c_str(), &json)));
+    std::string text = json;
+    shardd_string_free(json);
+    return text;
+  });
+
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+      .def_static("attach", &Engine::Attach)
+      .def("info", &InfoDict)
+      .def("param_info", &ParamDict)
+      .def("find_param", &Engine::FindParam)
+      .def("find_group", &Engine::FindGroup)
+      .def("write", &Engine::Write)
+      .def("commit", &Engine::Commit)
+      .def("enter_full_params", &Engine::EnterFullParams)
+      .def("leave_full_params", &Engine::LeaveFullParams)
+      .def("load_memory", &Engine::LoadMemory)
+      .def("step", &StepDict)
+      .def("gradient_mismatch", &Engine::GradientMismatch)
+      .def("reattach", &Engine::Reattach)
+      .def("detach", &Engine::Detach)
+      .def("describe", &Engine::Describe)
+      .def("trainer_state", [](Engine& engine) { return py::bytes(engine.trainer_state()); })
+      .def("client_counters",
+           [](Engine& engine) {
+             const shardd_counters counters = engine.client_counters();
+             py::dict out;
+             out["commands"] = counters.commands;
+             out["doorbells"] = counters.doorbells;
+             out["waits"] = counters.waits;
+             out["wait_ns"] = counters.wait_ns;
+             return out;
+           })
+      .def("reset_iteration", &Engine::ResetIteration)
+      .def("set_complete_partial", &Engine::SetCompletePartial)
+      .def_property_readonly("alive", &Engine::alive)
+      .def_property_readonly("steps", &Engine::steps);
+
+  py::class_<Unit, std::shared_ptr<Unit>>(m, "Unit", py::dynamic_attr())
+      .def(py::init<>())
+      .def_readwrite("reduce_grads", &Unit::reduce_grads)
+      .def_readwrite("all_reduce_grads", &Unit::all_reduce_grads)
+      .def_readwrite("reshard_after_backward", &Unit::reshard_after_backward)
+      .def_readwrite("unshard_in_backward", &Unit::unshard_in_backward)
+      .def_readwrite("reduce_scatter_unused_params", &Unit::reduce_scatter_unused_params)
+      .def_readwrite("_reshard_after_forward", &Unit::reshard_after_forward)
+      .def_readwrite("_gradient_scale", &Unit::gradient_scale)
+      .def("_set_casts",
+           [](Unit& unit, py::object param_dtype, py::object output_dtype) {
+             unit.cast_inputs = !param_dtype.is_none();
+             unit.cast_outputs = !output_dtype.is_none();
+             if (unit.cast_inputs) {
+               unit.param_dtype = ScalarTypeOf(param_dtype);
+             }
+             if (unit.cast_outputs) {
+               unit.output_dtype = ScalarTypeOf(output_dtype);
+             }
+           })
+      .def("_set_lazy_init", &Unit::SetLazyInit)
+      .def("_bind", &Unit::Bind)
+      .def("_add_param", &AddParam)
+      .def("_unbind", &Unit::Unbind)
+      .def("_copy_shards_out", &Unit::CopyShardsOut)
+      .def_property_readonly("_bound", &Unit::bound)
+      .def("_pre_forward_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kPreForward); })
+      .def("_post_forward_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kPostForward); })
+      .def("_pre_forward", &Unit::PreForward)
+      .def("_post_forward", &Unit::PostForward)
+      .def("_cast_output", &Unit::CastOutput)
+      .def("_unshard", &Unit::Unshard)
+      .def("reshard", &Unit::Reshard)
+      .def("_to_sharded", &Unit::ToSharded)
+      .def_property_readonly("is_unsharded", &Unit::unsharded)
+      .def_property_readonly("is_sharded", [](const Unit& unit) { return !unit.unsharded(); })
+      .def_property_readonly("_training", [](const Unit& unit) { return static_cast<int>(unit.group_training()); });
+}
+
+}  // namespace shardd::python

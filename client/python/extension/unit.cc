@@ -1,0 +1,435 @@
+#include "client/python/extension/unit.h"
+
+#include <c10/core/GradMode.h>
+#include <string.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "client/python/extension/errors.h"
+#include "client/python/extension/nodes.h"
+#include "client/python/extension/tensors.h"
+
+namespace shardd::python {
+namespace {
+
+bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+uint8_t BitOf(const ManagedParam& param) { return static_cast<uint8_t>(1u << (param.index_in_group % 8)); }
+size_t ByteOf(const ManagedParam& param) { return static_cast<size_t>(param.index_in_group) / 8; }
+
+// `scale` times `gradient` into `slot`, or added to it.
+void WriteGradient(at::Tensor& slot, const at::Tensor& gradient, double scale, bool add) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor dense = gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
+  if (add) {
+    slot.add_(dense, scale);
+  } else if (scale != 1) {
+    at::mul_out(slot, dense, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
+  } else if (dense.scalar_type() == slot.scalar_type() && dense.is_contiguous() && dense.sizes() == slot.sizes()) {
+    memcpy(slot.mutable_data_ptr(), dense.const_data_ptr(), slot.nbytes());
+  } else {
+    slot.copy_(dense);
+  }
+}
+
+}  // namespace
+
+Unit::~Unit() {
+  // The last reference may be a graph's, which is freed without the GIL.
+  const py::gil_scoped_acquire gil;
+  if (engine_ != nullptr) {
+    engine_->RemoveUnit(this);
+  }
+  params_.clear();
+  lazy_init_ = py::object();
+  engine_.reset();
+}
+
+uint64_t Unit::generation() const { return engine_ == nullptr ? 0 : engine_->generation(); }
+
+void Unit::set_idle() {
+  state_training_ = Training::kIdle;
+  group_training_ = Training::kIdle;
+}
+
+void Unit::Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups) {
+  engine_ = std::move(engine);
+  group_ids_ = groups;
+  groups_.clear();
+  for (const int id : groups) {
+    const shardd_group_info info = engine_->job().group(id).info();
+    Group group;
+    group.id = id;
+    group.trainable = info.trainable != 0;
+    group.present.assign((static_cast<size_t>(info.param_count) + 7) / 8, 0);
+    group.fresh = group.present;
+    groups_.push_back(std::move(group));
+  }
+  engine_->AddUnit(this);
+}
+
+void Unit::AddParam(std::unique_ptr<ManagedParam> param) {
+  const size_t index = params_.size();
+  groups_[param->unit_group].params.push_back(index);
+  if (param->trainable) {
+    param->InstallAccumulator(MakeAccumulator(weak_from_this(), index));
+  }
+  params_.push_back(std::move(param));
+}
+
+void Unit::Unbind() {
+  if (engine_ == nullptr) {
+    return;
+  }
+  if (unsharded_) {
+    for (const auto& param : params_) {
+      param->ClearUnsharded();
+      param->Register(/*unsharded=*/false);
+    }
+    unsharded_ = false;
+  }
+  for (const auto& param : params_) {
+    param->CopyShardOut();
+    param->ForgetShard();
+  }
+  engine_->RemoveUnit(this);
+  engine_.reset();
+  params_.clear();
+  groups_.clear();
+  group_ids_.clear();
+  ran_forward_ = false;
+  set_idle();
+}
+
+void Unit::CopyShardsOut() {
+  ToSharded();
+  for (const auto& param : params_) {
+    param->CopyShardOut();
+  }
+}
+
+py::object Unit::PreForward(py::handle args, py::handle kwargs) {
+  if (engine_ == nullptr || !engine_->alive()) {
+    lazy_init_();
+  }
+  py::object new_args = py::reinterpret_borrow<py::object>(args);
+  py::object new_kwargs = py::reinterpret_borrow<py::object>(kwargs);
+  const bool in_backward = InBackward();
+  if (state_training_ == Training::kPreBackward && !in_backward) {
+    engine_->ResetIteration();  // an exception ended that backward
+  }
+  const bool recomputes = state_training_ == Training::kPreBackward;
+  bool entering = false;
+  if (!recomputes) {
+    if (state_training_ != Training::kForward || engine_->IsRoot(this)) {
+      engine_->RootPreForward(this);
+    }
+    state_training_ = Training::kForward;
+    entering = group_training_ != Training::kForward;
+    group_training_ = Training::kForward;
+  }
+  if (cast_inputs) {
+    const auto cast = [this](const at::Tensor& tensor) {
+      return at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != param_dtype ? tensor.to(param_dtype)
+                                                                                             : at::Tensor();
+    };
+    new_args = MapTensors(new_args, cast);
+    new_kwargs = MapTensors(new_kwargs, cast);
+  }
+  Unshard();
+  if (entering && c10::GradMode::is_enabled()) {
+    PostBackwardInputs inputs(weak_from_this(), engine_->generation());
+    const auto pass = [&inputs](const at::Tensor& tensor) {
+      return tensor.requires_grad() ? inputs.Pass(tensor) : at::Tensor();
+    };
+    new_args = MapTensors(new_args, pass);
+    new_kwargs = MapTensors(new_kwargs, pass);
+  }
+  if (new_args.is(args) && new_kwargs.is(kwargs)) {
+    return py::none();
+  }
+  return py::make_tuple(std::move(new_args), std::move(new_kwargs));
+}
+
+bool Unit::RegisterPreBackward(py::handle output) {
+  bool any = false;
+  MapTensors(output, [this, &any](const at::Tensor& tensor) {
+    if (tensor.requires_grad()) {
+      if (tensor.is_view() && !any &&
+          PyErr_WarnEx(
+              PyExc_UserWarning,
+              "a fully sharded module returned a view: an in-place operation on it (`out += y`) drops the hook "
+              "that unshards before backward; use `out = out + y`, or return a clone",
+              2) != 0) {
+        throw py::error_already_set();
+      }
+      HookOutput(tensor, weak_from_this(), engine_->generation());
+      any = true;
+    }
+    return at::Tensor();
+  });
+  return any;
+}
+
+py::object Unit::CastOutput(py::handle output) {
+  if (!cast_outputs) {
+    return py::reinterpret_borrow<py::object>(output);
+  }
+  return MapTensors(output, [this](const at::Tensor& tensor) {
+    return at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != output_dtype ? tensor.to(output_dtype)
+                                                                                            : at::Tensor();
+  });
+}
+
+py::object Unit::PostForward(py::handle output) {
+  if (state_training_ == Training::kPreBackward || engine_ == nullptr) {
+    return CastOutput(output);
+  }
+  if (!InBackward()) {
+    Reshard();
+  }
+  group_training_ = Training::kIdle;
+  if (c10::GradMode::is_enabled() && RegisterPreBackward(output)) {
+    ran_forward_ = true;
+  }
+  state_training_ = Training::kIdle;
+  py::object result = CastOutput(output);
+  return engine_->EndForward(this, std::move(result));
+}
+
+void Unit::Unshard() {
+  if (unsharded_ || params_.empty()) {
+    return;
+  }
+  const bool backward = group_training_ == Training::kPreBackward || InBackward();
+  if (!unshard_in_backward && group_training_ == Training::kPreBackward) {
+    return;
+  }
+  Job& job = engine_->job();
+  for (Group& group : groups_) {
+    Check(job.group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
+    ++group.holds;
+  }
+  const bool may_wait = !engine_->settled();
+  for (Group& group : groups_) {
+    std::optional<NoGil> no_gil;
+    if (may_wait) {
+      no_gil.emplace();
+    }
+    Check(job.group(group.id).Wait());
+  }
+  engine_->set_settled();
+  for (const auto& param : params_) {
+    param->PointUnsharded(job.parameter_data(param->daemon_param));
+  }
+  unsharded_ = true;
+  for (const auto& param : params_) {
+    param->Register(/*unsharded=*/true);
+  }
+}
+
+void Unit::Reshard() {
+  if (group_training_ == Training::kForward && !reshard_after_forward) {
+    return;
+  }
+  ToSharded();
+}
+
+void Unit::ToSharded() {
+  if (unsharded_) {
+    unsharded_ = false;
+    for (const auto& param : params_) {
+      param->ClearUnsharded();
+      param->Register(/*unsharded=*/false);
+    }
+  }
+  for (Group& group : groups_) {
+    for (; group.holds > 0; --group.holds) {
+      Check(engine_->job().group(group.id).Reshard());
+    }
+  }
+}
+
+void Unit::PreBackward() {
+  const py::gil_scoped_acquire gil;
+  state_training_ = Training::kPreBackward;
+  engine_->QueueFinal();
+  if (group_training_ == Training::kPreBackward) {
+    return;
+  }
+  group_training_ = Training::kPreBackward;
+  Unshard();
+}
+
+void Unit::PostBackward() {
+  const py::gil_scoped_acquire gil;
+  group_training_ = Training::kPostBackward;
+  for (Group& group : groups_) {
+    if (group.dirty) {
+      Submit(group);
+    }
+  }
+  if (reshard_after_backward) {
+    ToSharded();
+  }
+}
+
+void Unit::PrepareSlot(Group& group) {
+  engine_->TakeSlot(this, group.id);
+  {
+    std::optional<NoGil> no_gil;
+    if (PyGILState_Check() != 0) {
+      no_gil.emplace();
+    }
+    Check(engine_->job().group(group.id).WaitGradientSlot());
+  }
+  group.slot_ready = true;
+}
+
+void Unit::OnGradient(size_t index, const at::Tensor& gradient) {
+  ManagedParam& param = *params_[index];
+  Group& group = groups_[param.unit_group];
+  if (!group.slot_ready) {
+    PrepareSlot(group);
+  }
+  if (!param.in_slot) {
+    if (param.BeginGradient(engine_->steps())) {
+      group.fresh[ByteOf(param)] |= BitOf(param);
+    }
+    group.present[ByteOf(param)] |= BitOf(param);
+  }
+  WriteGradient(param.slot(), gradient, gradient_scale, /*add=*/param.in_slot);
+  param.in_slot = true;
+  group.dirty = true;
+}
+
+void Unit::Submit(Group& group) {
+  Check(engine_->job().group(group.id).SubmitGradients(group.present.data(), group.fresh.data()));
+  for (const size_t index : group.params) {
+    ManagedParam& param = *params_[index];
+    if (param.in_slot) {
+      param.in_slot = false;
+      param.pending = param.in_job = param.contributed = true;
+    }
+  }
+  std::fill(group.present.begin(), group.present.end(), uint8_t{0});
+  std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
+  group.dirty = false;
+  group.slot_ready = false;
+  group.submitted = true;
+}
+
+void Unit::SubmitGroup(int id) {
+  for (Group& group : groups_) {
+    if (group.id == id && group.dirty) {
+      Submit(group);
+    }
+  }
+}
+
+void Unit::SubmitRest() {
+  for (Group& group : groups_) {
+    if (!group.trainable) {
+      continue;
+    }
+    if (reduce_scatter_unused_params) {
+      for (const size_t index : group.params) {
+        ManagedParam& param = *params_[index];
+        if (param.trainable && param.sharded_tensor().requires_grad() && !param.contributed && !param.in_slot) {
+          OnGradient(index, at::zeros({}, param.slot().options()).expand_as(param.slot()));
+        }
+      }
+    }
+    // Ran forward without any gradient: says so with an empty mask, which is PyTorch's None and no missing
+    // contribution.
+    if (!group.dirty && ran_forward_ && !group.submitted) {
+      PrepareSlot(group);
+      group.dirty = true;
+    }
+    if (group.dirty) {
+      Submit(group);
+    }
+  }
+}
+
+void Unit::EndBackward() {
+  ran_forward_ = false;
+  for (Group& group : groups_) {
+    group.submitted = false;
+  }
+  for (const auto& param : params_) {
+    param->contributed = false;
+  }
+  set_idle();
+}
+
+bool Unit::HasPendingGradients() const {
+  return reduce_grads && std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
+}
+
+void Unit::ShowGradients() {
+  if (!reduce_grads) {
+    return;
+  }
+  for (const auto& param : params_) {
+    if (param->pending) {
+      param->ShowGradient(engine_->steps());
+    }
+  }
+}
+
+std::string Unit::GradientMismatch() const {
+  for (const auto& param : params_) {
+    std::string text = param->GradientMismatch(engine_->steps());
+    if (!text.empty()) {
+      return "parameter \"" + param->fqn + "\": " + text;
+    }
+  }
+  return "";
+}
+
+void Unit::EndStep() {
+  for (const auto& param : params_) {
+    param->in_job = false;
+  }
+}
+
+void Unit::DropGradients() {
+  for (const auto& param : params_) {
+    param->pending = false;
+  }
+}
+
+void Unit::LoadMemory() {
+  shardd_job* job = engine_->job().c_job();
+  for (const auto& param : params_) {
+    const char* shard = static_cast<const char*>(shardd_stored_parameter_data(job, param->daemon_param));
+    auto* gradient = static_cast<float*>(shardd_gradient_shard_data(job, param->daemon_param));
+    param->PointShard(shard + param->first_element * param->element_bytes());
+    param->SetGradientMemory(shardd_gradient_data(job, param->daemon_param),
+                             gradient == nullptr ? nullptr : gradient + param->first_element);
+  }
+}
+
+void Unit::ForgetMemory() {
+  for (Group& group : groups_) {
+    group.holds = 0;
+    group.slot_ready = group.dirty = group.submitted = false;
+    std::fill(group.present.begin(), group.present.end(), uint8_t{0});
+    std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
+  }
+  for (const auto& param : params_) {
+    if (unsharded_) {
+      param->ClearUnsharded();
+      param->Register(/*unsharded=*/false);
+    }
+    param->ForgetGradient();
+  }
+  unsharded_ = ran_forward_ = false;
+  set_idle();
+}
+
+}  // namespace shardd::python

@@ -1,0 +1,121 @@
+#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_UNIT_H_
+#define SHARDD_CLIENT_PYTHON_EXTENSION_UNIT_H_
+
+// What one fully_shard() call made: the parameters that are unsharded and resharded together. The daemon knows them as
+// one parameter group per module of the call. In a pass with gradients a unit goes through
+//   PreForward    unshard; inputs pass through a node that runs after the unit's backward
+//   PostForward   reshard, unless it stays unsharded; outputs get a hook that runs before the unit's backward
+//   PreBackward   (hook) unshard
+//   OnGradient    (each parameter's gradient accumulator) one copy into the rank's gradient slot
+//   PostBackward  (node, or the engine's FinalCallback) submit, reshard
+// with the states and exceptions of torch's FSDPState and FSDPParamGroup (recomputation, units used several times).
+
+#include <ATen/ATen.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/python/extension/engine.h"
+#include "client/python/extension/managed_param.h"
+
+namespace shardd::python {
+
+enum class Training { kIdle, kForward, kPreBackward, kPostBackward };
+
+class Unit : public std::enable_shared_from_this<Unit> {
+ public:
+  Unit() = default;
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+  ~Unit();
+
+  // Attributes of torch's FSDPParamGroup that FSDPModule's methods set, and what a policy says.
+  bool reduce_grads = true;
+  bool all_reduce_grads = true;
+  bool reshard_after_backward = true;
+  bool unshard_in_backward = true;
+  bool reduce_scatter_unused_params = false;
+  bool reshard_after_forward = true;
+  double gradient_scale = 1;  // of gradients as they are written, beside the job's own factor
+  bool cast_inputs = false;
+  at::ScalarType param_dtype = at::kFloat;
+  bool cast_outputs = false;
+  at::ScalarType output_dtype = at::kFloat;
+
+  // `lazy_init()` registers the root; called before the first use, and whenever the unit has no engine.
+  void SetLazyInit(pybind11::object lazy_init) { lazy_init_ = std::move(lazy_init); }
+  // Registration: the engine, the daemon's groups, the parameters.
+  void Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups);
+  void AddParam(std::unique_ptr<ManagedParam> param);
+  // Back to before registration, the shards' values copied out where the job still has them.
+  void Unbind();
+  // The sharded parameters get memory of their own, which may be written; LoadMemory of the engine ends that.
+  void CopyShardsOut();
+  bool bound() const { return engine_ != nullptr; }
+
+  // From module hooks; the GIL is held. None: unchanged.
+  pybind11::object PreForward(pybind11::handle args, pybind11::handle kwargs);
+  pybind11::object PostForward(pybind11::handle output);
+  pybind11::object CastOutput(pybind11::handle output);
+  // From autograd; without the GIL or with it.
+  void PreBackward();
+  void PostBackward();
+  void OnGradient(size_t param, const at::Tensor& gradient);
+
+  void Unshard();
+  void Reshard();    // as the training state says
+  void ToSharded();  // whatever the state
+  bool unsharded() const { return unsharded_; }
+  Training group_training() const { return group_training_; }
+  void set_idle();
+
+  // From the engine.
+  uint64_t generation() const;
+  void SubmitGroup(int id);  // if something was written for it
+  void SubmitRest();         // what this backward still owes
+  void EndBackward();
+  bool HasPendingGradients() const;
+  void ShowGradients();
+  std::string GradientMismatch() const;  // why the job would not step with what `.grad` says; empty: it would
+  void EndStep();
+  void DropGradients();
+  void LoadMemory();
+  void ForgetMemory();
+  const std::vector<int>& groups() const { return group_ids_; }
+
+ private:
+  friend class Engine;
+  struct Group {
+    int id = 0;
+    bool trainable = false;
+    std::vector<size_t> params;  // indices into params_, by the daemon's index
+    std::vector<uint8_t> present;
+    std::vector<uint8_t> fresh;
+    int holds = 0;  // unshards not yet paired with a reshard
+    bool slot_ready = false;
+    bool dirty = false;      // some bit of `present` is set
+    bool submitted = false;  // in this backward
+  };
+  void PrepareSlot(Group& group);
+  void Submit(Group& group);
+  bool RegisterPreBackward(pybind11::handle output);
+
+  pybind11::object lazy_init_;
+  std::shared_ptr<Engine> engine_;
+  std::vector<int> group_ids_;
+  std::vector<Group> groups_;
+  std::vector<std::unique_ptr<ManagedParam>> params_;
+  bool unsharded_ = false;
+  bool ran_forward_ = false;  // since the last backward was closed
+  Training state_training_ = Training::kIdle;
+  Training group_training_ = Training::kIdle;
+};
+
+}  // namespace shardd::python
+
+#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_UNIT_H_

@@ -1,0 +1,33 @@
+"""What the library and the daemon refuse, as exceptions."""
+
+from __future__ import annotations
+
+__all__ = ["Error", "StepAborted", "Unavailable", "from_code"]
+
+_ABORTED = 10
+_UNAVAILABLE = 14
+
+
+class Error(RuntimeError):
+    """A call was refused or failed. ``code`` is google.rpc.Code by number."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StepAborted(Error):
+    """A rank died, or the step was ended by an error that the text explains.
+
+    Everything since the last committed step is dropped. ``shardd.torch.reattach()`` goes on from there.
+    """
+
+
+class Unavailable(Error):
+    """The daemon is gone. ``shardd.torch.reattach()`` waits for its successor."""
+
+
+def from_code(code: int, message: str) -> Error:
+    """The exception for a status of the C library."""
+    kinds: dict[int, type[Error]] = {_ABORTED: StepAborted, _UNAVAILABLE: Unavailable}
+    return kinds.get(code, Error)(message, code)

@@ -1,0 +1,39 @@
+"""Drop-in for ``torch.distributed.fsdp.fully_shard`` whose shards live in the shardd daemon.
+
+    from shardd.torch import fully_shard          # instead of torch.distributed.fsdp
+    from shardd.torch.optim import AdamW          # instead of torch.optim
+
+Everything public of this package is named here; modules with an underscore are private.
+"""
+
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    UnshardHandle,
+    register_fsdp_forward_method,
+    share_comm_ctx,
+)
+
+from shardd.torch import optim
+from shardd.torch._api import clip_grad_norm_, counters, finish, plan, reattach, resume, ride
+from shardd.torch._fully_shard import FSDPModule, fully_shard
+
+__all__ = [
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "UnshardHandle",
+    "clip_grad_norm_",
+    "counters",
+    "finish",
+    "fully_shard",
+    "optim",
+    "plan",
+    "reattach",
+    "register_fsdp_forward_method",
+    "resume",
+    "ride",
+    "share_comm_ctx",
+]

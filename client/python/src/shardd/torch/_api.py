@@ -1,0 +1,130 @@
+"""What trainers call beside ``fully_shard`` and the optimizers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardd.torch import _job
+from shardd.torch._extension import _C
+from shardd.torch._spec import describe
+from shardd.torch._state import ShardState, root_states, state_of
+
+__all__ = ["clip_grad_norm_", "counters", "finish", "plan", "reattach", "resume", "ride"]
+
+
+def _root_of(module: nn.Module | None) -> ShardState:
+    if module is not None:
+        state = state_of(module)
+        if state is None:
+            raise ValueError(f"fully_shard was not applied to this {type(module).__name__}")
+        return state._find_root()
+    roots = root_states()
+    if len(roots) != 1:
+        raise ValueError(f"no single fully sharded model in this process (got {len(roots)}, want 1); pass it as module")
+    return roots[0]
+
+
+def _job_of(module: nn.Module | None) -> _job.TorchJob:
+    root = _root_of(module)
+    root._ensure_registered()
+    assert root._job is not None
+    return root._job
+
+
+def resume(module: nn.Module | None = None) -> tuple[int, Any]:
+    """``(steps committed, state)`` of the job of a model; ``(0, None)`` on a first start.
+
+    Call it after sharding and building the optimizer. Parameters and optimizer state need no loading: they are there.
+    ``state`` is what this rank gave to ``ride`` before its last committed step. Waits for the other ranks.
+    """
+    job = _job_of(module)
+    assert job.engine is not None
+    data = job.engine.trainer_state()
+    return job.engine.info()["committed_step"], (pickle.loads(data) if data else None)
+
+
+def ride(state: Any) -> None:
+    """``state`` is committed with the next optimizer steps: at most 1 MiB pickled, this rank's own."""
+    _job.set_ride(state)
+
+
+def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
+    """After ``shardd.StepAborted`` or ``shardd.Unavailable``: attaches again; as ``resume``. Gradients are dropped."""
+    job = _job_of(module)
+    assert job.engine is not None
+    job.engine.reattach()
+    return resume(module)
+
+
+def finish(module: nn.Module | None = None) -> None:
+    """This rank needs the model's job no more; when all have said so the daemon frees it. Done at exit anyway."""
+    root = _root_of(module)
+    if root._job is not None:
+        root._job.close(finished=True)
+
+
+def counters(module: nn.Module | None = None) -> dict[str, int]:
+    """The daemon's counts for the job, since it was made: unshards, reshards, reductions, commits and others."""
+    job = _job_of(module)
+    assert job.engine is not None
+    description = json.loads(job.engine.describe())
+    return {name: int(value) for name, value in description["counters"].items()}
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """As ``torch.nn.utils.clip_grad_norm_`` over sharded parameters, with one collective for all of them.
+
+    Returns a plain tensor: the norm over all ranks, each gradient counted once.
+    """
+    params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    grads = [p.grad for p in params if p.grad is not None]
+    sharded = [g for g in grads if isinstance(g, DTensor)]
+    local = [g._local_tensor for g in sharded] + [g for g in grads if not isinstance(g, DTensor)]
+    norm_type = float(norm_type)
+    groups = {g.device_mesh.get_group() for g in sharded}
+    if len(groups) > 1:
+        raise NotImplementedError(f"clip_grad_norm_: gradients are on several meshes (got {len(groups)}, want 1)")
+    infinite = norm_type == float("inf")
+
+    def combine(tensors: list[torch.Tensor]) -> torch.Tensor:
+        if not tensors:
+            return torch.zeros(())
+        norms = torch.stack([n.float() for n in torch._foreach_norm(tensors, norm_type)])
+        return norms.max() if infinite else norms.pow(norm_type).sum()
+
+    total = combine([g for g in local[: len(sharded)] if g.numel()])
+    for group in groups:
+        dist.all_reduce(total, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
+    plain = combine(local[len(sharded) :])
+    norm = torch.maximum(total, plain) if infinite else (total + plain).pow(1.0 / norm_type)
+    if error_if_nonfinite and not torch.isfinite(norm):
+        raise RuntimeError(f"clip_grad_norm_: the norm of order {norm_type} is not finite (got {norm.item()})")
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    if local:
+        torch._foreach_mul_(local, factor)
+    return norm
+
+
+def plan(module: nn.Module, world_size: int) -> dict[str, Any]:
+    """What the daemon would plan for a model that ``fully_shard`` was applied to: groups and bytes by purpose."""
+    root = _root_of(module)
+    if root._is_root is None:
+        root._lazy_init()
+    for state in root._state_ctx.all_states:
+        state._unit.lazy_init()  # type: ignore[attr-defined]
+    return json.loads(_C.plan_json(json.dumps(describe(root, "plan", world_size, list(_job._optimizers)).spec)))

@@ -1,0 +1,214 @@
+"""``fully_shard`` and ``FSDPModule``, with the arguments and methods of torch 2.13's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed._composable import contract
+from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp.wrap import _Policy
+from torch.distributed.tensor import DeviceMesh, DTensor, Shard
+
+from shardd.torch._group import ShardGroup
+from shardd.torch._state import ShardState, state_of
+
+__all__ = ["FSDPModule", "fully_shard"]
+
+_cls_to_sharded_cls: dict[type, type] = {}
+
+
+class FSDPModule(TorchFSDPModule):
+    """What ``fully_shard`` makes of a module's class; a subclass of torch's."""
+
+    # FSDP<Name>, FSDPModule of shardd, FSDPModule of torch, <Name>
+    _orig_cls_mro_index = 3
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Nothing to do: the next unshard waits for the optimizer's commit anyway."""
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Nothing to do: gradients of every backward are added up where they stay."""
+        self._get_fsdp_state()._state_ctx.is_last_backward = is_last_backward
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        state = self._get_fsdp_state()
+        if isinstance(state, ShardState):
+            state._register_again()  # dtype, device and storage may change
+        return super()._apply(*args, **kwargs)
+
+
+def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
+    raise AssertionError("deepcopy of a fully sharded module: not supported; use its state dict")
+
+
+def _modules_of_policy(policy: Any, root: nn.Module) -> list[nn.Module]:
+    """The modules below ``root`` that the policy selects, children first."""
+    if isinstance(policy, _Policy):
+        selected = policy._run_policy(root, ignored_modules=set(), root_kwargs={})
+        chosen = {id(module) for module in selected}
+        return [m for m in reversed(list(root.modules())) if id(m) in chosen and m is not root]
+    if callable(policy) and not isinstance(policy, type):
+        parameters = inspect.signature(policy).parameters
+        if "recurse" in parameters:
+            return _modules_of_function(policy, root)
+        return [m for m in reversed(list(root.modules())) if m is not root and policy(m)]
+    classes = (policy,) if isinstance(policy, type) else tuple(policy)
+    if not classes or not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
+        raise TypeError(f"fully_shard: policy is of an unknown kind (got {policy!r}); give module classes, one of torch's "
+                        "wrap policies or a function of a module")
+    return [m for m in reversed(list(root.modules())) if m is not root and isinstance(m, classes)]
+
+
+def _modules_of_function(policy: Callable[..., bool], root: nn.Module) -> list[nn.Module]:
+    """torch's wrap policy functions: asked whether to go on below a module, then whether to take it."""
+    chosen: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> int:
+        numel = sum(p.numel() for p in module.parameters())
+        if not policy(module=module, recurse=True, nonwrapped_numel=numel):
+            return 0
+        taken = sum(visit(child) for child in module.children())
+        remaining = numel - taken
+        if module is not root and policy(module=module, recurse=False, nonwrapped_numel=remaining):
+            chosen.append(module)
+            return numel
+        return taken
+
+    visit(root)
+    return chosen
+
+
+def _check_arguments(mesh: DeviceMesh, reshard_after_forward: bool | int | None, dp_mesh_dims: Any) -> None:
+    if dp_mesh_dims is not None:
+        raise NotImplementedError("fully_shard: dp_mesh_dims is not supported; pass the data parallel sub-mesh as mesh")
+    if mesh.device_type != "cpu":
+        raise NotImplementedError(f"fully_shard: mesh is on {mesh.device_type}; shardd serves CPU devices so far")
+    if mesh.ndim != 1:
+        raise NotImplementedError(
+            f"fully_shard: mesh has {mesh.ndim} dimensions; hybrid sharding is not served yet, pass a 1-D mesh"
+        )
+    if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
+        if reshard_after_forward not in (1, mesh.size()) and mesh.size() % max(reshard_after_forward, 1) == 0:
+            raise NotImplementedError(
+                f"fully_shard: reshard_after_forward={reshard_after_forward} is not served yet (got an integer, want "
+                f"True, False, None or the world size {mesh.size()}); on one node resharding moves no bytes"
+            )
+
+
+def _check_params(params: list[nn.Parameter], shard_placement_fn: Callable[..., Any] | None) -> None:
+    for param in params:
+        if isinstance(param, DTensor):
+            raise NotImplementedError(
+                f"fully_shard: a parameter of shape {tuple(param.shape)} is a DTensor already (tensor parallel); "
+                "exclude it with ignored_params"
+            )
+        if shard_placement_fn is None:
+            continue
+        placement = shard_placement_fn(param)
+        if placement is not None and placement != Shard(0):
+            raise NotImplementedError(
+                f"fully_shard: shard_placement_fn gave {placement} for a parameter of shape {tuple(param.shape)}; shardd "
+                "shards dimension 0"
+            )
+
+
+def _apply(
+    module: Any,
+    *,
+    mesh: DeviceMesh | None,
+    reshard_after_forward: bool | int | None,
+    shard_placement_fn: Callable[..., Any] | None,
+    mp_policy: MixedPrecisionPolicy,
+    offload_policy: OffloadPolicy,
+    ignored_params: set[nn.Parameter] | None,
+    dp_mesh_dims: Any,
+) -> Any:
+    _fsdp_init._validate_module(module, "fully_shard")
+    mesh = mesh or _fsdp_init._init_default_mesh()
+    _check_arguments(mesh, reshard_after_forward, dp_mesh_dims)
+    mesh_info = _fsdp_init._get_mesh_info(mesh, None)
+    assert isinstance(mesh_info, FSDPMeshInfo) and not isinstance(mesh_info, HSDPMeshInfo)
+    device = _fsdp_init._get_device_from_mesh(mesh)
+    automatic = reshard_after_forward is None
+    post_forward_mesh_info = _fsdp_init._get_post_forward_mesh_info(
+        True if reshard_after_forward is None else reshard_after_forward, mesh_info
+    )
+    argument, modules, managed_modules, params, _ = _fsdp_init._get_modules_and_states(module, device, ignored_params)
+    _check_params(params, shard_placement_fn)
+    state = _apply_fully_shard.state(modules[0])  # type: ignore[attr-defined]
+    state.init(modules, device, mp_policy, automatic)
+    state.attach(
+        ShardGroup(state, params, modules, mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
+    )
+    for managed in managed_modules:  # for torch.compile
+        managed._is_fsdp_managed_module = True  # type: ignore[assignment]
+        managed._fsdp_use_orig_params = True  # type: ignore[assignment]
+        _watch_loads(managed, state)
+    _fsdp_init._apply_to_module(modules, _cls_to_sharded_cls, FSDPModule, "FSDP", _refuse_deepcopy)
+    return argument
+
+
+# The registry of composable APIs goes by the function's name: torch's fully_shard and this one exclude each other.
+_apply.__name__ = "fully_shard"
+_apply_fully_shard: Any = contract(state_cls=ShardState)(_apply)
+
+
+def _watch_loads(module: nn.Module, state: ShardState) -> None:
+    """load_state_dict into a registered model: a write that all ranks make together."""
+
+    def before(*args: Any) -> None:
+        if state._job is not None:
+            state._job.open_write()
+
+    def after(*args: Any) -> None:
+        if state._job is not None:
+            state._job.commit_write()
+
+    module._register_load_state_dict_pre_hook(before)
+    module.register_load_state_dict_post_hook(after)
+
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: Any = None,
+    policy: Any = None,
+) -> Any:
+    """Shards a module's parameters, gradients and optimizer state; the daemon owns them from the first forward on.
+
+    Arguments and result are those of ``torch.distributed.fsdp.fully_shard``. ``policy`` applies it to every selected
+    submodule first, with the same arguments: module classes, one of torch's wrap policies, or a function of a module.
+    """
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": reshard_after_forward,
+        "shard_placement_fn": shard_placement_fn,
+        "mp_policy": mp_policy,
+        "offload_policy": offload_policy,
+        "ignored_params": ignored_params,
+        "dp_mesh_dims": dp_mesh_dims,
+    }
+    if policy is not None:
+        if not isinstance(module, nn.Module):
+            raise TypeError("fully_shard: policy needs a single module (got a list)")
+        for submodule in _modules_of_policy(policy, module):
+            if state_of(submodule) is None:
+                _apply_fully_shard(submodule, **arguments)
+    return _apply_fully_shard(module, **arguments)
+
+
+fully_shard.state = _apply_fully_shard.state  # type: ignore[attr-defined]

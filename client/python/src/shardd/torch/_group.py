@@ -1,0 +1,178 @@
+"""One ``fully_shard`` call's parameters, with the attribute names of torch's ``FSDPParamGroup``."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext, FSDPParamGroup, _get_param_module_infos
+
+from shardd.torch._extension import _C
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+
+    from shardd.torch._state import ShardState
+
+logger = logging.getLogger("shardd.torch")
+
+_TRAINING_STATES = (TrainingState.IDLE, TrainingState.FORWARD, TrainingState.PRE_BACKWARD, TrainingState.POST_BACKWARD)
+
+
+def _refuse(what: str, instead: str) -> NotImplementedError:
+    return NotImplementedError(f"{what}: shardd does not run trainer code in its communication; {instead}")
+
+
+class ShardGroup(_C.Unit):
+    """The hot path is the base class, in C++; this holds what torch's ``FSDPModule`` and ``FSDPState`` look at.
+
+    A state without parameters of its own has a group too, with none: its forward may still be the root's.
+    """
+
+    def __init__(
+        self,
+        state: ShardState,
+        params: list[nn.Parameter],
+        modules: tuple[nn.Module, ...],
+        mesh_info: FSDPMeshInfo,
+        post_forward_mesh_info: FSDPMeshInfo | None,
+        device: torch.device,
+        mp_policy: MixedPrecisionPolicy,
+        offload_policy: OffloadPolicy,
+    ) -> None:
+        super().__init__()
+        self.modules = modules
+        infos = _get_param_module_infos(params, modules)
+        self.fsdp_params = [
+            FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, None, mp_policy, offload_policy)
+            for param, info in zip(params, infos)
+        ]
+        self.mesh_info = mesh_info
+        self.post_forward_mesh_info = post_forward_mesh_info
+        self.device = device
+        self.mp_policy = mp_policy
+        self.offload_policy = offload_policy
+        self.comm_ctx = FSDPCommContext()
+        self.unshard_async_op = False
+        self.force_sum_reduction_for_comms = False
+        self.reduce_scatter_max_input_buffers = 1
+        self._job_divide_factor: float | None = None
+        self._gradient_divide_factor: float | None = None
+        self._module_fqn: str | None = None
+        self._param_group_index = 0
+        self._num_param_groups = 1
+        self._module_to_pre_save_state_dict_hook_handle: dict[nn.Module, Any] = {}
+        self._module_to_pre_load_state_dict_hook_handle: dict[nn.Module, Any] = {}
+        self._set_casts(mp_policy.param_dtype if mp_policy.cast_forward_inputs else None, mp_policy.output_dtype)
+        self._state = state  # a cycle that the garbage collector sees
+
+    # Attributes that FSDPModule's methods set.
+
+    @property
+    def post_forward_mesh_info(self) -> FSDPMeshInfo | None:
+        return self._post_forward_mesh_info
+
+    @post_forward_mesh_info.setter
+    def post_forward_mesh_info(self, value: FSDPMeshInfo | None) -> None:
+        self._post_forward_mesh_info = value
+        self._reshard_after_forward = value is not None
+
+    @property
+    def gradient_divide_factor(self) -> float | None:
+        return self._gradient_divide_factor
+
+    @gradient_divide_factor.setter
+    def gradient_divide_factor(self, value: float | None) -> None:
+        if value is not None and not value > 0:
+            raise ValueError(f"gradient divide factor: out of range (got {value}, want > 0)")
+        self._gradient_divide_factor = value
+        self._update_gradient_scale()
+
+    def divide_factor(self) -> float:
+        """What gradients are to be divided by."""
+        return self._gradient_divide_factor or float(self.mesh_info.shard_mesh_size)
+
+    def _update_gradient_scale(self, job_divide_factor: float | None = None) -> None:
+        # The job divides by one factor, given when it is made; what a group wants otherwise goes in as gradients are
+        # copied to the slot anyway.
+        if job_divide_factor is not None:
+            self._job_divide_factor = job_divide_factor
+        if self._job_divide_factor is not None:
+            self._gradient_scale = self._job_divide_factor / self.divide_factor()
+
+    @property
+    def _all_gather_comm(self) -> None:
+        return None
+
+    @_all_gather_comm.setter
+    def _all_gather_comm(self, comm: Any) -> None:
+        raise _refuse("set_custom_all_gather", "the daemon's own transport is chosen and shown by shardctl")
+
+    @property
+    def _reduce_scatter_comm(self) -> None:
+        return None
+
+    @_reduce_scatter_comm.setter
+    def _reduce_scatter_comm(self, comm: Any) -> None:
+        raise _refuse("set_custom_reduce_scatter", "use MixedPrecisionPolicy.reduce_dtype or set_gradient_divide_factor")
+
+    @property
+    def _all_reduce_hook(self) -> None:
+        return None
+
+    @_all_reduce_hook.setter
+    def _all_reduce_hook(self, hook: Any) -> None:
+        raise _refuse("set_all_reduce_hook", "change gradients after backward, through the sharded parameters' .grad")
+
+    _all_reduce_hook_stream = None
+    _is_hsdp = False
+
+    def set_symm_mem(self, backend: str = "NCCL") -> None:
+        logger.info("set_symm_mem_for_comm(%r): nothing to do, the daemon owns its buffers", backend)
+
+    def set_allocate_memory_from_process_group(self, enable: bool) -> None:
+        logger.info("set_allocate_memory_from_process_group_for_comm(%r): nothing to do, the daemon owns its buffers", enable)
+
+    def _set_separate_reduce_scatter_group(self, enable: bool, new_groups: dict[Any, Any]) -> None:
+        logger.info("set_separate_reduce_scatter_group(%r): nothing to do, the daemon's streams are separate", enable)
+
+    # Life of the group.
+
+    def lazy_init(self) -> None:
+        """Before registration: parameters as the program left them. Registers nothing."""
+        if self._bound:
+            return
+        for fsdp_param in self.fsdp_params:
+            fsdp_param.reset_sharded_param()
+            fsdp_param._init_extensions()
+        FSDPParamGroup._validate_no_meta_params(self)  # type: ignore[arg-type]
+        for fsdp_param in self.fsdp_params:
+            fsdp_param.init_dtype_attrs(self.mp_policy)
+        FSDPParamGroup._register_state_dict_hooks(self)  # type: ignore[arg-type]
+
+    def unshard(self, async_op: bool = False) -> None:
+        """The whole parameters are in the modules when this returns: on one node there is nothing to wait for."""
+        self._state._ensure_registered()
+        self._unshard()
+
+    def wait_for_unshard(self) -> None:
+        return
+
+    @property
+    def _training_state(self) -> TrainingState:
+        return _TRAINING_STATES[self._training]
+
+    @property
+    def _sharded_state(self) -> ShardedState:
+        return ShardedState.UNSHARDED if self.is_unsharded else ShardedState.SHARDED
+
+    @property
+    def is_sharded_post_forward(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"ShardGroup(fqn={self._module_fqn})"

@@ -1,0 +1,287 @@
+"""One registered model: its job in the daemon."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import pickle
+import sys
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardd.torch import _spec
+from shardd.torch._extension import _C
+from shardd.torch._identity import identify
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    from shardd.torch._state import ShardState
+    from shardd.torch.optim import DaemonOptimizer
+
+logger = logging.getLogger("shardd.torch")
+
+_jobs: list[TorchJob] = []
+_optimizers: weakref.WeakSet[DaemonOptimizer] = weakref.WeakSet()
+_failed = False  # the process ends with an exception: its job is to be kept
+_ridden: Any = None
+
+
+def rows_before(size: int, rank: int, world_size: int) -> int:
+    """Rows of the ranks before this one, as torch.chunk cuts ``size`` rows."""
+    chunk = -(-size // world_size)
+    return min(rank * chunk, size)
+
+
+class TorchJob:
+    """Attached from construction to ``retire`` or ``close``. Not thread-safe, as the job itself."""
+
+    def __init__(self, root: ShardState, engine: _C.Engine, description: _spec.Description) -> None:
+        self.engine: _C.Engine | None = engine
+        self.name: str = description.spec["name"]
+        self.closed = False
+        self.resumed_step = 0
+        self.params = description.params
+        self.write_depth = 0
+        self._root = weakref.ref(root)
+        self.optimizer: weakref.ref[DaemonOptimizer] | None = None
+
+    def root(self) -> ShardState | None:
+        return self._root()
+
+    @property
+    def alive(self) -> bool:
+        return self.engine is not None and bool(self.engine.alive)
+
+    @classmethod
+    def register(cls, root: ShardState) -> TorchJob:
+        """Opens or joins the job of the model, on all ranks of its mesh. Waits for them the first time."""
+        if root._job is not None and root._job.alive:
+            return root._job
+        for state in root._state_ctx.all_states:
+            assert state._unit is not None  # type: ignore[attr-defined]
+            state._unit.lazy_init()  # type: ignore[attr-defined]
+        unit = root._unit
+        assert unit is not None
+        mesh_info = unit.mesh_info
+        group = mesh_info.shard_process_group
+        ranks = dist.get_process_group_ranks(group)
+        identity = identify(_next_index(root), ranks, group)
+        owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}  # type: ignore[attr-defined]
+        optimizers = [o for o in _optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
+        rank, world_size = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
+        description = _spec.describe(root, identity.name, world_size, optimizers)
+        started = time.monotonic()
+        engine = _C.Engine.attach(
+            json.dumps(description.spec), rank, "", identity.resumes, int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
+        )
+        job = cls(root, engine, description)
+        info = engine.info()
+        if info["version"] > 0 and not identity.resumes:
+            raise RuntimeError(f'register model: job "{identity.name}" has parameters already; set SHARDD_JOB to resume one')
+        job._bind(description, rank, world_size)
+        if info["version"] == 0:
+            if identity.resumes and _restart_count() > 0:
+                logger.warning(
+                    'job "%s" was not found after a restart; starting from the values that the program gave', identity.name
+                )
+            job._give_values(rank, world_size)
+        else:
+            job.resumed_step = info["committed_step"]
+            logger.warning(
+                'job "%s" resumed at committed step %d; its parameters replace those that the program gave',
+                identity.name,
+                info["committed_step"],
+            )
+        engine.load_memory()
+        if optimizers:
+            job.optimizer = weakref.ref(optimizers[0])
+        _jobs.append(job)
+        logger.info('job "%s" registered in %.2f s', identity.name, time.monotonic() - started)
+        return job
+
+    def _bind(self, description: _spec.Description, rank: int, world_size: int) -> None:
+        engine = self.engine
+        assert engine is not None
+        facts = {}
+        for place in description.params:
+            index = engine.find_param(place.fqn)
+            if index < 0:
+                raise RuntimeError(f'register parameter "{place.fqn}": the plan does not have it')
+            facts[id(place.fsdp_param)] = (index, engine.param_info(index))
+        partial = False
+        for state in description.states:
+            unit = state._unit
+            assert unit is not None
+            partial = partial or len(state._modules) > 1
+            groups = sorted({facts[id(p)][1]["group"] for p in unit.fsdp_params})
+            unit._bind(engine, groups)
+            unit._update_gradient_scale(description.divide_factor)
+            for fsdp_param in unit.fsdp_params:
+                self._add_param(unit, fsdp_param, groups, *facts[id(fsdp_param)], rank, world_size)
+        root = self.root()
+        if partial and root is not None:
+            complete = weakref.WeakMethod(root._complete_partial)
+
+            def complete_partial(output: Any) -> Any:
+                method = complete()
+                return output if method is None else method(output)
+
+            engine.set_complete_partial(complete_partial)
+
+    def _add_param(
+        self, unit: Any, fsdp_param: FSDPParam, groups: list[int], index: int, info: dict[str, Any], rank: int, world_size: int
+    ) -> None:
+        size = fsdp_param._orig_size
+        sharded = fsdp_param.sharded_param
+        sharded._shardd_job = weakref.ref(self)  # type: ignore[attr-defined]
+        local = _own_storage(fsdp_param)
+        first_row = rows_before(size[0], rank, world_size)
+        dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
+        unsharded = nn.Parameter(torch.empty((), dtype=dtype).expand(size), requires_grad=sharded.requires_grad)
+        fsdp_param._unsharded_param = unsharded
+        if info["requires_grad"] and fsdp_param.orig_dtype != torch.float32:
+            sharded.grad_dtype = torch.float32  # type: ignore[attr-defined]  # gradients are added up in fp32
+        module_info = fsdp_param._module_info
+        places = []
+        for module, name in zip(
+            [module_info.module, *module_info.shared_modules], [module_info.param_name, *module_info.shared_param_names]
+        ):
+            overrides = getattr(module.__setattr__, "__func__", None) is not nn.Module.__setattr__
+            places.append((module._parameters, name, weakref.ref(module) if overrides else None))
+        options = {
+            "fqn": info["fqn"],
+            "daemon_param": index,
+            "unit_group": groups.index(info["group"]),
+            "index_in_group": info["index_in_group"],
+            "first_element": first_row * (size.numel() // size[0] if size[0] else 0),
+            "trainable": info["requires_grad"],
+        }
+        unit._add_param(options, sharded, local, unsharded, places, fsdp_param.to_sharded_dtensor)
+
+    def _write_all(self, rank: int, world_size: int) -> None:
+        engine = self.engine
+        assert engine is not None
+        for place in self.params:
+            size = place.fsdp_param._orig_size
+            local = place.fsdp_param.sharded_param._local_tensor  # type: ignore[attr-defined]
+            if local.numel():
+                first = rows_before(size[0], rank, world_size) * (size.numel() // size[0])
+                engine.write(engine.find_param(place.fqn), local.detach(), first)
+        engine.commit()
+
+    def _give_values(self, rank: int, world_size: int) -> None:
+        self._write_all(rank, world_size)
+
+    # Values written by the program after registration.
+
+    def open_write(self) -> None:
+        """Sharded parameters may be written until ``commit_write``; calls nest."""
+        if self.engine is None or not self.engine.alive:
+            return
+        if self.write_depth == 0:
+            root = self.root()
+            assert root is not None
+            for state in root._state_ctx.all_states:
+                state._unit._copy_shards_out()  # type: ignore[attr-defined]
+        self.write_depth += 1
+
+    def commit_write(self) -> None:
+        """What was written becomes the next version, on all ranks together: it waits for them."""
+        if self.write_depth == 0:
+            return
+        self.write_depth -= 1
+        if self.write_depth > 0 or self.engine is None:
+            return
+        self.engine.enter_full_params(True)
+        info = self.engine.info()
+        self._write_all(info["rank"], info["world_size"])
+        self.engine.leave_full_params()
+        self.engine.load_memory()
+
+    # The end.
+
+    def retire(self) -> None:
+        """Gives the job up and keeps the parameters in this process."""
+        self._end(finished=True)
+
+    def close(self, finished: bool) -> None:
+        self.closed = True
+        self._end(finished)
+
+    def _end(self, finished: bool) -> None:
+        engine, self.engine = self.engine, None
+        if self in _jobs:
+            _jobs.remove(self)
+        if engine is not None and engine.alive:
+            try:
+                engine.detach(finished)
+            except RuntimeError as error:
+                logger.warning('close job "%s": %s', self.name, error)
+
+
+def _own_storage(fsdp_param: FSDPParam) -> torch.Tensor:
+    """The sharded parameter's local tensor, alone in its storage, which the job's memory can then take the place of."""
+    sharded = fsdp_param.sharded_param
+    local = sharded._local_tensor  # type: ignore[attr-defined]
+    padded = fsdp_param.padded_sharded_param_size.numel() * local.element_size()
+    if local.storage_offset() != 0 or not local.is_contiguous() or local.untyped_storage().nbytes() > padded:
+        local = local.detach().clone(memory_format=torch.contiguous_format)
+        sharded._local_tensor = local  # type: ignore[attr-defined]
+        fsdp_param._sharded_param_data = local.view(-1)
+    return local.detach() if local.requires_grad else local
+
+
+_indices: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+_registrations = 0
+
+
+def _next_index(root: ShardState) -> int:
+    """Registrations are counted, so that all ranks name the same one alike."""
+    global _registrations
+    _registrations += 1
+    return _registrations - 1
+
+
+def _restart_count() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def jobs() -> list[TorchJob]:
+    """The attached jobs of this process, in the order of their registration."""
+    return [job for job in _jobs if job.alive]
+
+
+def pickled_ride() -> bytes:
+    return b"" if _ridden is None else pickle.dumps(_ridden)
+
+
+def set_ride(state: Any) -> None:
+    global _ridden
+    _ridden = state
+
+
+def _note_exception(previous: Any) -> Any:
+    def hook(kind: Any, value: Any, traceback: Any) -> None:
+        global _failed
+        _failed = True
+        previous(kind, value, traceback)
+
+    return hook
+
+
+def _at_exit() -> None:
+    # A process that ends well needs its job no more; one that fails leaves it to the restarted one.
+    for job in list(_jobs):
+        job.close(finished=not _failed)
+
+
+sys.excepthook = _note_exception(sys.excepthook)
+atexit.register(_at_exit)

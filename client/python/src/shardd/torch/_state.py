@@ -1,0 +1,177 @@
+"""The state that ``fully_shard`` puts on a module."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._composable_state import _insert_module_state
+from torch.distributed.device_mesh import _get_device_handle
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+
+from shardd.torch._group import ShardGroup
+from shardd.torch._job import TorchJob
+
+# In the order of their making, so that every rank finds the same roots in the same order.
+_states: list[weakref.ref[ShardState]] = []
+
+
+class ShardState(FSDPState):
+    """torch's state with shardd's group, hooks and registration."""
+
+    _state_name = "shardd"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unit: ShardGroup | None = None
+        self._job: TorchJob | None = None  # of the root; None before registration
+        _states.append(weakref.ref(self, _states.remove))
+
+    def init(
+        self,
+        modules: tuple[nn.Module, ...],
+        device: torch.device,
+        mp_policy: MixedPrecisionPolicy,
+        auto_reshard_after_forward: bool,
+    ) -> None:
+        for module in modules:
+            _insert_module_state(module, self)
+        self._modules = modules
+        self._device = device
+        self._device_handle = _get_device_handle(device.type)
+        self._mp_policy = mp_policy
+        self._auto_reshard_after_forward = auto_reshard_after_forward
+
+    def attach(self, unit: ShardGroup) -> None:
+        """Installs the group and the module hooks."""
+        self._unit = unit
+        if unit.fsdp_params:
+            self._fsdp_param_groups.append(unit)  # type: ignore[arg-type]
+        ensure = weakref.WeakMethod(self._ensure_registered)
+
+        def lazy_init() -> None:
+            method = ensure()
+            if method is not None:
+                method()
+
+        unit._set_lazy_init(lazy_init)
+        if len(self._modules) == 1:
+            module = self._modules[0]
+            module.register_forward_pre_hook(unit._pre_forward_hook(), prepend=True, with_kwargs=True)
+            module.register_forward_hook(unit._post_forward_hook(), prepend=False)
+            return
+        for module in self._modules:
+            module.register_forward_pre_hook(self._pre_forward_of_list, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._post_forward_of_list, prepend=False, always_call=True)
+
+    # Lists of modules: one group, whose forward begins with the first that runs and ends with the last.
+
+    @torch._dynamo.disable(reason="skipping shardd hooks")  # type: ignore[untyped-decorator]
+    def _pre_forward_of_list(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self._modules_to_run_forward:
+            self._modules_to_run_forward.update(self._modules)
+        return self._pre_forward(module, args, kwargs)
+
+    @torch._dynamo.disable(reason="skipping shardd hooks")  # type: ignore[untyped-decorator]
+    def _post_forward_of_list(self, module: nn.Module, args: Any, output: Any) -> Any:
+        assert self._unit is not None
+        if module in self._modules_to_run_forward:
+            self._modules_to_run_forward.remove(module)
+            if not self._modules_to_run_forward:
+                return self._unit._post_forward(output)
+        return self._unit._cast_output(output)
+
+    def _complete_partial(self, output: Any) -> Any:
+        """At the end of the root's forward: groups of which only some modules ran."""
+        for state in reversed(self._state_ctx.all_states):
+            if state is not self and state._modules_to_run_forward:
+                assert isinstance(state, ShardState) and state._unit is not None
+                output = state._unit._post_forward(output)
+                state._modules_to_run_forward.clear()
+        return output
+
+    # What torch's register_forward_method and others call.
+
+    def _pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._unit is not None
+        result = self._unit._pre_forward(args, kwargs)
+        return (args, kwargs) if result is None else result
+
+    def _post_forward(self, module: nn.Module, input: Any, output: Any) -> Any:
+        assert self._unit is not None
+        return self._unit._post_forward(output)
+
+    # Registration.
+
+    def _find_root(self) -> ShardState:
+        """The state of the outermost module around this one."""
+        root, largest = self, 0
+        own = self._modules[0]
+        for ref in _states:
+            state = ref()
+            if state is None or state is self or len(state._modules) != 1:
+                continue
+            inside = list(state._modules[0].modules())
+            if len(inside) > largest and any(module is own for module in inside):
+                root, largest = state, len(inside)
+        return root
+
+    def _ensure_registered(self) -> None:
+        if self._job is not None and self._job.alive:
+            return
+        root = self._find_root()
+        if root._is_root is None:
+            root._lazy_init()
+        elif root._job is not None and root._job.closed:
+            raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
+        job = TorchJob.register(root)
+        for state in root._state_ctx.all_states:
+            assert isinstance(state, ShardState)
+            state._job = job
+
+    def _register_again(self) -> None:
+        """The plan has changed: the job is given up, with the parameters kept here, and made anew at the next use."""
+        job = self._job
+        if job is None:
+            return
+        if job.engine is not None and job.engine.info()["committed_step"] > 0:
+            raise RuntimeError(
+                "change of a registered model: the job has committed steps, whose optimizer state would be lost; build "
+                "the optimizer and change parameters before the first step"
+            )
+        root = job.root()
+        job.retire()
+        if root is not None:
+            for state in root._state_ctx.all_states:
+                assert isinstance(state, ShardState)
+                state._job = None
+
+    def _reset_iter_state(self) -> None:
+        if self._is_root is False:
+            raise RuntimeError("reset_iter_state must be called on the root FSDP module")
+        for state in self._state_ctx.all_states:
+            state._modules_to_run_forward.clear()
+        if self._job is not None and self._job.engine is not None:
+            self._job.engine.reset_iteration()
+
+
+def state_of(module: nn.Module) -> ShardState | None:
+    """The state of a module that ``fully_shard`` was applied to."""
+    state = _get_module_fsdp_state(module)
+    return state if isinstance(state, ShardState) else None
+
+
+def root_states() -> list[ShardState]:
+    """The outermost states of this process, in the order of their making."""
+    roots: list[ShardState] = []
+    for ref in list(_states):
+        state = ref()
+        if state is None or not hasattr(state, "_modules"):
+            continue
+        root = state._find_root()
+        if all(root is not known for known in roots):
+            roots.append(root)
+    return roots
