@@ -56,6 +56,7 @@ int Trainer::Run() {
     }
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + std::to_string(NowMs()) + " " +
                     status.message());
+    moments_.Reach("aborted", job_->info().committed_step);
     status = job_->Reattach();
     if (!status.ok()) {
       break;
