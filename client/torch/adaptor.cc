@@ -1,7 +1,8 @@
 #include "client/torch/adaptor.h"
 
 #include "client/torch/autograd_nodes.h"
-#include "client/torch/module_tree.h"
+#include "client/torch/job_spec.h"
+#include "client/torch/no_throw.h"
 
 namespace shardd {
 namespace {
@@ -16,14 +17,25 @@ void Check(Status status) {
 
 Status ShardedModule::Shard(std::shared_ptr<torch::nn::Module> module, const ShardOptions& options,
                             std::unique_ptr<ShardedModule>* sharded) {
+  if (module == nullptr) {
+    return Status(Code::kInvalidArgument, "shard module: it is null");
+  }
+  return internal::NoThrow("shard module", [&] { return DoShard(std::move(module), options, sharded); });
+}
+
+Status ShardedModule::DoShard(std::shared_ptr<torch::nn::Module> module, const ShardOptions& options,
+                              std::unique_ptr<ShardedModule>* sharded) {
   Job::Options attach;
-  attach.spec_json = JobSpecJson(*module, options);
+  Status status = JobSpecJson(*module, options, &attach.spec_json);
+  if (!status.ok()) {
+    return status;
+  }
   attach.rank = options.rank;
   attach.address = options.address;
   attach.replace = options.replace;
   attach.timeout_ms = options.timeout_ms;
   std::unique_ptr<Job> job;
-  Status status = Job::Attach(attach, &job);
+  status = Job::Attach(attach, &job);
   if (!status.ok()) {
     return status;
   }
@@ -108,7 +120,7 @@ Status ShardedModule::Try(const std::function<void()>& body) {
 }
 
 Status ShardedModule::Reattach() {
-  Status status = state_->Reattach();
+  Status status = internal::NoThrow("reattach", [&] { return state_->Reattach(); });
   if (status.ok() && job().info().version == 0) {
     return Status(Code::kDataLoss,
                   "reattach: the job is gone and was made anew without parameters; start from the beginning");
@@ -123,15 +135,21 @@ Status ShardedModule::Finish() {
 
 Status ShardedModule::CopyFullParameters(std::vector<std::pair<std::string, at::Tensor>>* parameters) {
   parameters->clear();
-  return job().UnshardParams(/*writeback=*/false, [&] {
-    for (size_t i = 0; i < state_->params().size(); ++i) {
-      const internal::ParamState& param = state_->params()[i];
-      const void* data = job().full_parameter_data(static_cast<int32_t>(i));
-      parameters->emplace_back(param.fqn, at::from_blob(const_cast<void*>(data), param.storage->shape(),
-                                                        at::TensorOptions().dtype(param.stored_dtype))
-                                              .clone());
-    }
+  Status copied;
+  // What torch throws is kept until the job has left again: the other ranks wait for that.
+  Status status = job().UnshardParams(/*writeback=*/false, [&] {
+    copied = internal::NoThrow("copy full parameters", [&] {
+      for (size_t i = 0; i < state_->params().size(); ++i) {
+        const internal::ParamState& param = state_->params()[i];
+        const void* data = job().full_parameter_data(static_cast<int32_t>(i));
+        parameters->emplace_back(param.fqn, at::from_blob(const_cast<void*>(data), param.storage->shape(),
+                                                          at::TensorOptions().dtype(param.stored_dtype))
+                                                .clone());
+      }
+      return Status();
+    });
   });
+  return status.ok() ? copied : status;
 }
 
 }  // namespace shardd

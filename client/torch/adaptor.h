@@ -28,7 +28,7 @@
 //
 // Not supported: activation recomputation, double backward, changing requires_grad after Shard.
 // Errors: torch code is exception code, so Run, Backward, BackwardDone and Step throw StatusError; Try turns that into
-// its Status. Everything else returns Status.
+// its Status. Everything else returns Status and throws nothing.
 // Threads: as a shardd_job, one thread at a time; the backward of CPU tensors runs on the calling thread.
 
 #include <torch/nn/module.h>
@@ -52,7 +52,8 @@ class ShardedModule {
  public:
   // Describes `module`, opens or joins the job, attaches the rank, gives the parameters their first values (rank 0's,
   // when the job has none yet) and re-homes them. Blocks until every rank has come this far the first time. After an
-  // error the module is unchanged.
+  // error the module is unchanged. FAILED_PRECONDITION: a parameter is sharded already, by this or another
+  // ShardedModule, also by one that is finished. INVALID_ARGUMENT: options that do not fit the module.
   static Status Shard(std::shared_ptr<torch::nn::Module> module, const ShardOptions& options,
                       std::unique_ptr<ShardedModule>* sharded);
   // Detaches; the job is kept for its grace time.
@@ -93,6 +94,8 @@ class ShardedModule {
   Job& job() { return *state_->job(); }
 
  private:
+  static Status DoShard(std::shared_ptr<torch::nn::Module> module, const ShardOptions& options,
+                        std::unique_ptr<ShardedModule>* sharded);
   ShardedModule(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<internal::ShardedState> state);
   // The group whose fully sharded module this is; -1: none.
   int32_t GroupOf(const torch::nn::Module* module) const;

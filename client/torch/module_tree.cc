@@ -1,15 +1,164 @@
 #include "client/torch/module_tree.h"
 
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
+
+#include "client/torch/parameter_storage.h"
 
 namespace shardd {
 namespace {
 
 using Json = nlohmann::json;
+
+// What makes two parameters one: the same elements of the same storage.
+using TieKey = std::tuple<const void*, int64_t, std::vector<int64_t>>;
+TieKey KeyOf(const at::Tensor& tensor) {
+  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec()};
+}
+
+// Every module by name, in pre-order.
+using Modules = torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>;
+
+std::string Child(const std::string& module, const std::string& name) {
+  return module.empty() ? name : module + "." + name;
+}
+
+// "ignored", "replicate" or "already_sharded" by FQN, as the options give them.
+class LeftOut {
+ public:
+  Status Read(const ShardOptions& options) {
+    const std::pair<const char*, const std::vector<std::string>*> lists[] = {
+        {"ignored", &options.ignored},
+        {"replicate", &options.replicate},
+        {"already_sharded", &options.already_sharded}};
+    for (const auto& [mark, fqns] : lists) {
+      for (const std::string& fqn : *fqns) {
+        if (fqn.empty()) {
+          return Status(Code::kInvalidArgument, std::string("describe module: options.") + mark +
+                                                    " names the root; leave out what is below it");
+        }
+        const auto [known, added] = marks_.emplace(fqn, mark);
+        if (!added) {
+          return Status(Code::kInvalidArgument, "describe module \"" + fqn + "\": it is left out twice (got " + mark +
+                                                    " and " + known->second + ")");
+        }
+      }
+    }
+    return Status();
+  }
+  // Whether `fqn` is left out, itself or with a module above it.
+  bool Contains(const std::string& fqn) const {
+    for (size_t end = fqn.size(); end != std::string::npos;
+         end = end == 0 ? std::string::npos : fqn.rfind('.', end - 1)) {
+      if (marks_.count(fqn.substr(0, end)) > 0) {
+        return true;
+      }
+    }
+    return false;
+  }
+  // Every mark has to name a module or a parameter.
+  Status CheckNames(const Modules& modules) const {
+    std::map<std::string, std::string> unknown = marks_;
+    for (const auto& module : modules) {
+      unknown.erase(module.key());
+      for (const auto& parameter : module.value()->named_parameters(/*recurse=*/false)) {
+        unknown.erase(Child(module.key(), parameter.key()));
+      }
+    }
+    return unknown.empty()
+               ? Status()
+               : Status(Code::kInvalidArgument, "describe module: options." + unknown.begin()->second + " names \"" +
+                                                    unknown.begin()->first + "\", which is no module and no parameter");
+  }
+
+ private:
+  std::map<std::string, std::string> marks_;
+};
+
+Status CheckParameter(const std::string& fqn, const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+    return Status(Code::kInvalidArgument,
+                  "shard parameter \"" + fqn + "\": it is no dense CPU tensor (got " + tensor.toString() + ")");
+  }
+  if (ParameterStorage::IsAdopted(tensor)) {
+    return Status(
+        Code::kFailedPrecondition,
+        "shard parameter \"" + fqn +
+            "\": it belongs to a ShardedModule already; shard a module once, or name the part that is sharded "
+            "in ShardOptions.already_sharded");
+  }
+  return Status();
+}
+
+// Which parameters are tied. Ids in the order of first appearance, only for what appears twice: no addresses, so all
+// ranks say the same.
+class Ties {
+ public:
+  // Also checks every parameter.
+  Status Read(const Modules& modules, const LeftOut& left_out) {
+    std::map<TieKey, std::string> outside;
+    for (const auto& module : modules) {
+      for (const auto& parameter : module.value()->named_parameters(/*recurse=*/false)) {
+        const std::string fqn = Child(module.key(), parameter.key());
+        if (left_out.Contains(fqn)) {
+          if (parameter.value().has_storage()) {
+            outside.emplace(KeyOf(parameter.value()), fqn);
+          }
+          continue;
+        }
+        Status status = CheckParameter(fqn, parameter.value());
+        if (!status.ok()) {
+          return status;
+        }
+        uses_[KeyOf(parameter.value())].push_back(fqn);
+      }
+    }
+    for (const auto& [key, fqns] : uses_) {
+      if (const auto it = outside.find(key); it != outside.end()) {
+        return Status(Code::kInvalidArgument, "describe module: the parameter \"" + it->second +
+                                                  "\" is left out and shares memory with \"" + fqns.front() +
+                                                  "\", which is not; leave out both or none");
+      }
+    }
+    return Status();
+  }
+  // 0: not tied.
+  int IdOf(const at::Tensor& tensor) {
+    const TieKey key = KeyOf(tensor);
+    return uses_.at(key).size() < 2 ? 0 : ids_.emplace(key, static_cast<int>(ids_.size()) + 1).first->second;
+  }
+
+ private:
+  std::map<TieKey, std::vector<std::string>> uses_;
+  std::map<TieKey, int> ids_;
+};
+
+Json ParametersJson(const std::string& module_name, const torch::nn::Module& module, const LeftOut& left_out,
+                    Ties* ties) {
+  Json parameters = Json::array();
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+    if (left_out.Contains(Child(module_name, parameter.key()))) {
+      continue;
+    }
+    const at::Tensor& tensor = parameter.value();
+    Json item = {{"name", parameter.key()},
+                 {"shape", tensor.sizes().vec()},
+                 {"dtype", DTypeName(tensor.scalar_type())},
+                 {"requiresGrad", tensor.requires_grad()}};
+    if (const int id = ties->IdOf(tensor); id > 0) {
+      item["storageId"] = id;
+    }
+    parameters.push_back(std::move(item));
+  }
+  return parameters;
+}
+
+}  // namespace
 
 std::string DTypeName(at::ScalarType dtype) {
   switch (dtype) {
@@ -38,114 +187,6 @@ std::string DTypeName(at::ScalarType dtype) {
   }
 }
 
-// What makes two parameters one: the same elements of the same storage.
-using TieKey = std::tuple<const void*, int64_t, std::vector<int64_t>>;
-TieKey KeyOf(const at::Tensor& tensor) {
-  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec()};
-}
-
-Json TreeJson(const torch::nn::Module& root, const ShardOptions& options) {
-  const auto modules = root.named_modules();
-  // Ids in the order of first appearance, only for what appears twice: no addresses, so all ranks say the same.
-  std::map<TieKey, int> uses;
-  for (const auto& module : modules) {
-    for (const auto& parameter : module.value()->named_parameters(/*recurse=*/false)) {
-      ++uses[KeyOf(parameter.value())];
-    }
-  }
-  std::map<TieKey, int> ids;
-  std::unordered_map<std::string, int> index_by_name;
-  Json list = Json::array();
-  for (const auto& module : modules) {
-    const std::string& name = module.key();
-    const size_t dot = name.rfind('.');
-    int parent = -1;
-    if (!name.empty()) {
-      parent = index_by_name.at(dot == std::string::npos ? std::string() : name.substr(0, dot));
-    }
-    index_by_name.emplace(name, static_cast<int>(list.size()));
-    Json entry = {{"name", name}, {"className", ModuleClassName(*module.value())}, {"parent", parent}};
-    const auto override_it = options.reshard_after_forward.find(name);
-    if (override_it != options.reshard_after_forward.end()) {
-      entry["reshardAfterForward"] = override_it->second ? "OVERRIDE_YES" : "OVERRIDE_NO";
-    }
-    Json parameters = Json::array();
-    for (const auto& parameter : module.value()->named_parameters(/*recurse=*/false)) {
-      const at::Tensor& tensor = parameter.value();
-      Json item = {{"name", parameter.key()},
-                   {"shape", tensor.sizes().vec()},
-                   {"dtype", DTypeName(tensor.scalar_type())},
-                   {"requiresGrad", tensor.requires_grad()}};
-      const TieKey key = KeyOf(tensor);
-      if (uses.at(key) > 1) {
-        item["storageId"] = ids.emplace(key, static_cast<int>(ids.size()) + 1).first->second;
-      }
-      parameters.push_back(std::move(item));
-    }
-    entry["parameters"] = std::move(parameters);
-    list.push_back(std::move(entry));
-  }
-  return {{"modules", std::move(list)}};
-}
-
-Json PolicyJson(const ShardOptions& options) {
-  Json policies = Json::array();
-  if (!options.fully_shard_classes.empty()) {
-    policies.push_back({{"classes", {{"classNames", options.fully_shard_classes}}}});
-  }
-  if (!options.fully_shard_fqns.empty()) {
-    policies.push_back({{"fqns", {{"fqns", options.fully_shard_fqns}}}});
-  }
-  if (options.min_numel > 0) {
-    policies.push_back({{"minNumel", {{"minNumel", options.min_numel}}}});
-  }
-  if (policies.empty()) {
-    return Json::object();
-  }
-  return policies.size() == 1 ? policies[0] : Json{{"anyOf", {{"policies", std::move(policies)}}}};
-}
-
-Json OptimizerJson(const ShardOptions& options) {
-  static constexpr const char* kKinds[] = {"OPTIMIZER_KIND_NONE", "OPTIMIZER_KIND_ADAMW", "OPTIMIZER_KIND_SGD"};
-  Json optimizer = {{"kind", kKinds[static_cast<int>(options.optimizer)]}, {"momentum", options.momentum}};
-  for (const auto& fqns : options.optimizer_groups) {
-    optimizer["groups"].push_back({{"fqns", fqns}});
-  }
-  return optimizer;
-}
-
-Json ConfigJson(const ShardOptions& options) {
-  static constexpr const char* kStrategies[] = {"STRATEGY_FULL_SHARD", "STRATEGY_SHARD_GRAD_OP", "STRATEGY_NO_SHARD"};
-  static constexpr const char* kLayouts[] = {"LAYOUT_FLAT", "LAYOUT_DIM0"};
-  static constexpr const char* kModes[] = {"UNSHARD_MODE_ZERO_COPY", "UNSHARD_MODE_POOLED"};
-  static constexpr const char* kPrefetch[] = {"BACKWARD_PREFETCH_PRE", "BACKWARD_PREFETCH_POST",
-                                              "BACKWARD_PREFETCH_NONE"};
-  Json mixed = Json::object();
-  if (options.param_dtype) {
-    mixed["paramDtype"] = DTypeName(*options.param_dtype);
-  }
-  if (options.reduce_dtype) {
-    mixed["reduceDtype"] = DTypeName(*options.reduce_dtype);
-  }
-  return {{"strategy", kStrategies[static_cast<int>(options.strategy)]},
-          {"layout", kLayouts[static_cast<int>(options.layout)]},
-          {"mixedPrecision", std::move(mixed)},
-          {"unshardMode", kModes[static_cast<int>(options.unshard_mode)]},
-          {"maxInflightUnshards", options.max_inflight_unshards},
-          {"forwardPrefetch", options.forward_prefetch},
-          {"backwardPrefetch", kPrefetch[static_cast<int>(options.backward_prefetch)]},
-          {"optimizer", OptimizerJson(options)},
-          {"gradientDivideFactor", options.gradient_divide_factor},
-          {"strictOrder", options.strict_order},
-          {"allowMissingContribution", options.allow_missing_contribution},
-          {"silenceTimeoutMs", options.silence_timeout_ms},
-          {"graceMs", options.grace_ms},
-          // Parameters are mapped read-only and written by the daemon's optimizer.
-          {"trainersNeverWrite", true}};
-}
-
-}  // namespace
-
 std::string ModuleClassName(const torch::nn::Module& module) {
   std::string name = module.name();
   const size_t colon = name.rfind("::");
@@ -160,13 +201,43 @@ std::string ModuleClassName(const torch::nn::Module& module) {
   return name;
 }
 
-std::string JobSpecJson(const torch::nn::Module& root, const ShardOptions& options) {
-  const Json spec = {{"name", options.job_name},
-                     {"worldSize", options.world_size},
-                     {"tree", TreeJson(root, options)},
-                     {"policy", PolicyJson(options)},
-                     {"config", ConfigJson(options)}};
-  return spec.dump();
+Status ModuleTreeJson(const torch::nn::Module& root, const ShardOptions& options, nlohmann::json* tree) {
+  const Modules modules = root.named_modules();
+  LeftOut left_out;
+  Ties ties;
+  Status status = left_out.Read(options);
+  if (status.ok()) {
+    status = left_out.CheckNames(modules);
+  }
+  if (status.ok()) {
+    status = ties.Read(modules, left_out);
+  }
+  if (!status.ok()) {
+    return status;
+  }
+  std::unordered_map<std::string, int> index_by_name;
+  Json list = Json::array();
+  for (const auto& module : modules) {
+    const std::string& name = module.key();
+    if (left_out.Contains(name)) {
+      continue;  // with all below it, which are left out as well
+    }
+    const size_t dot = name.rfind('.');
+    int parent = -1;
+    if (!name.empty()) {
+      parent = index_by_name.at(dot == std::string::npos ? std::string() : name.substr(0, dot));
+    }
+    index_by_name.emplace(name, static_cast<int>(list.size()));
+    Json entry = {{"name", name}, {"className", ModuleClassName(*module.value())}, {"parent", parent}};
+    const auto override_it = options.reshard_after_forward.find(name);
+    if (override_it != options.reshard_after_forward.end()) {
+      entry["reshardAfterForward"] = override_it->second ? "OVERRIDE_YES" : "OVERRIDE_NO";
+    }
+    entry["parameters"] = ParametersJson(name, *module.value(), left_out, &ties);
+    list.push_back(std::move(entry));
+  }
+  *tree = {{"modules", std::move(list)}};
+  return Status();
 }
 
 }  // namespace shardd

@@ -51,6 +51,14 @@ struct ShardOptions {
   int64_t min_numel = 0;                              // 0: no such rule
   std::map<std::string, bool> reshard_after_forward;  // by FQN of a fully sharded module: overrides the strategy's rule
 
+  // What is left out and not entered, by FQN: modules, with everything below them, or single parameters. They stay
+  // ordinary tensors of the trainer, get their .grad from Backward and are the trainer's to update; they may not share
+  // memory with managed ones. Three words for whose affair they are; shardd treats them alike. May differ between
+  // ranks.
+  std::vector<std::string> ignored;          // the trainer's own
+  std::vector<std::string> replicate;        // another mechanism keeps them equal on all ranks
+  std::vector<std::string> already_sharded;  // tensor parallel, or sharded by another ShardedModule
+
   Strategy strategy = Strategy::kFullShard;
   ShardLayout layout = ShardLayout::kFlat;
   UnshardMode unshard_mode = UnshardMode::kZeroCopy;

@@ -5,6 +5,14 @@
 #include <utility>
 
 namespace shardd {
+namespace {
+
+// Frees nothing: the memory is not ours. Its address marks the storages that are made here, for as long as they live.
+void KeepMemory(void*) {}
+
+at::DataPtr Marked(void* data) { return at::DataPtr(data, /*ctx=*/nullptr, &KeepMemory, at::kCPU); }
+
+}  // namespace
 
 ParameterStorage::ParameterStorage(at::IntArrayRef shape, at::ScalarType dtype, std::string error)
     : shape_(shape.vec()), dtype_(dtype), error_(std::move(error)) {
@@ -13,9 +21,8 @@ ParameterStorage::ParameterStorage(at::IntArrayRef shape, at::ScalarType dtype, 
     size_bytes *= static_cast<size_t>(extent);
   }
   // No allocator and not resizable: nothing can grow it away from the memory it shows.
-  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes,
-                                                   at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr,
-                                                   /*resizable=*/false);
+  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes, Marked(nullptr),
+                                                   /*allocator=*/nullptr, /*resizable=*/false);
   Clear();
 }
 
@@ -28,18 +35,26 @@ void ParameterStorage::Adopt(at::Tensor& tensor) {
   tensor.set_data(replacement);
 }
 
+bool ParameterStorage::IsAdopted(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.unsafeGetTensorImpl()
+                                         ->unsafe_storage()
+                                         .unsafeGetStorageImpl()
+                                         ->_mutable_data_ptr_no_checks()
+                                         .get_deleter() == &KeepMemory;
+}
+
 bool ParameterStorage::Holds(const at::Tensor& tensor) const {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_.get();
 }
 
 void ParameterStorage::PointTo(const void* data) {
   // Torch has no read-only storage; where the memory is mapped read-only a write into it is a fault.
-  storage_->set_data_ptr_noswap(at::DataPtr(const_cast<void*>(data), at::kCPU));
+  storage_->set_data_ptr_noswap(Marked(const_cast<void*>(data)));
   storage_->clear_data_ptr_access_error_msg_();
 }
 
 void ParameterStorage::Clear() {
-  storage_->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+  storage_->set_data_ptr_noswap(Marked(nullptr));
   storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(error_);
 }
 

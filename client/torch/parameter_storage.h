@@ -21,6 +21,9 @@ class ParameterStorage {
   // Makes the leaf `tensor` a contiguous tensor over this storage, in this dtype. The tensor object stays the same, so
   // every reference to it follows; what it held before is dropped.
   void Adopt(at::Tensor& tensor);
+  // Whether `tensor` lies in the storage of some ParameterStorage of this library, also of one that is gone: it
+  // belongs, or belonged, to a sharded module. Never reads it.
+  static bool IsAdopted(const at::Tensor& tensor);
   // Whether `tensor` still lies in this storage.
   bool Holds(const at::Tensor& tensor) const;
 

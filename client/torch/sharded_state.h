@@ -17,26 +17,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "client/cpp/shardd.h"
+#include "client/torch/no_throw.h"
 #include "client/torch/parameter_storage.h"
 
 namespace shardd {
-
-// What calls inside forward and backward throw, because torch code has no other way out. ShardedModule::Try turns it
-// back into its Status.
-class StatusError : public std::runtime_error {
- public:
-  explicit StatusError(Status status) : std::runtime_error(status.message()), status_(std::move(status)) {}
-  const Status& status() const { return status_; }
-
- private:
-  Status status_;
-};
 
 namespace internal {
 

@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,11 +51,15 @@ struct NetImpl : torch::nn::Module {
   std::vector<std::shared_ptr<CellImpl>> cells;
   std::vector<std::shared_ptr<TableImpl>> tables;
   shardd::ShardedModule* sharded = nullptr;
+  // Parts that belong to another one.
+  std::map<const torch::nn::Module*, shardd::ShardedModule*> others;
 
  private:
   template <typename M, typename... Args>
   at::Tensor Call(M& module, Args... args) {
-    return sharded != nullptr ? sharded->Run(module, args...) : module.forward(args...);
+    const auto other = others.find(&module);
+    shardd::ShardedModule* owner = other != others.end() ? other->second : sharded;
+    return owner != nullptr ? owner->Run(module, args...) : module.forward(args...);
   }
 };
 

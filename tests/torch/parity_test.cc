@@ -8,9 +8,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "client/cpp/shardd.h"
 #include "tests/torch/ranks.h"
 #include "tests/torch/worker_options.h"
 
@@ -146,6 +148,70 @@ TEST(TorchAdaptor, AReplacedRankGoesOnAtTheCommittedStepAndTheResultIsTheSame) {
   EXPECT_EQ(result["reattached"], 1);
   ExpectParity({result}, reference, kFloat32);
   EXPECT_EQ(replacement["parameters"], result["parameters"]);
+}
+
+// Left out of the plan, and trained by the trainer with what Backward leaves in .grad.
+TEST(TorchAdaptor, WhatIsLeftOutIsTheTrainersToTrain) {
+  for (const char* mark : {"ignored", "replicate", "already_sharded"}) {
+    Ranks ranks(2);
+    // A fully sharded module's class, a plain module and single parameters of managed modules.
+    const WorkerOptions options{
+        .ranks = 2,
+        .steps = 20,
+        .left_out = {{"cell1", mark}, {"out", mark}, {"cell0.a.bias", mark}, {"in.weight", mark}},
+        .same_data = true};
+    const json reference = ranks.RunReference(options);
+    const std::vector<json> sharded = ranks.RunSharded(options);
+    ExpectParity(sharded, reference, kFloat32);
+    std::set<std::string> managed;
+    for (const std::string fqn : sharded[0]["managed"]) {
+      managed.insert(fqn);
+    }
+    EXPECT_EQ(managed.size(), reference["parameters"].size() - 8 - 2 - 2) << mark;
+    for (const auto& [fqn, values] : reference["parameters"].items()) {
+      const bool left_out =
+          fqn.starts_with("cell1.") || fqn.starts_with("out.") || fqn == "cell0.a.bias" || fqn == "in.weight";
+      EXPECT_NE(managed.count(fqn) > 0, left_out) << mark << " " << fqn;
+    }
+  }
+}
+
+TEST(TorchAdaptor, APartThatIsShardedInAJobOfItsOwnTrainsWithTheRest) {
+  Ranks ranks(2);
+  const WorkerOptions options{.ranks = 2, .steps = 20, .own_job = "cell1"};
+  ExpectParity(ranks.RunSharded(options), ranks.RunReference(options), kFloat32);
+}
+
+TEST(TorchAdaptor, ShardRefusesWhatItCannotDoWithAStatusAndLeavesTheModuleAlone) {
+  Ranks ranks(1);
+  const std::vector<json> results = ranks.RunSharded({.mode = "refusals", .model = "tied"});
+  ASSERT_TRUE(results[0].contains("refused"));
+  const json& refused = results[0]["refused"];
+  const struct {
+    const char* what;
+    shardd::Code code;
+    const char* text;
+  } wanted[] = {
+      {"null", shardd::Code::kInvalidArgument, "it is null"},
+      {"unknown", shardd::Code::kInvalidArgument, "options.ignored names \"cell7\""},
+      {"twice", shardd::Code::kInvalidArgument, "\"cell1\": it is left out twice"},
+      {"root", shardd::Code::kInvalidArgument, "names the root"},
+      {"tied", shardd::Code::kInvalidArgument, "\"cell2.a.weight\", which is not"},
+      {"name that is no text", shardd::Code::kInvalidArgument, "name"},
+      {"sparse", shardd::Code::kInvalidArgument, "\"weight\": it is no dense CPU tensor"},
+      {"again", shardd::Code::kFailedPrecondition, "\"in.weight\": it belongs to a ShardedModule already"},
+      {"a part of it", shardd::Code::kFailedPrecondition, "belongs to a ShardedModule already"},
+      {"around it", shardd::Code::kFailedPrecondition, "\"inner.in.weight\": it belongs to a ShardedModule already"},
+      {"after finish", shardd::Code::kFailedPrecondition, "belongs to a ShardedModule already"},
+      {"after its end", shardd::Code::kFailedPrecondition, "belongs to a ShardedModule already"},
+  };
+  EXPECT_EQ(refused.size(), std::size(wanted));
+  for (const auto& [what, code, text] : wanted) {
+    const std::string got = refused.value(what, "nothing");
+    EXPECT_EQ(got.substr(0, got.find(' ')), std::to_string(static_cast<int>(code))) << what << ": " << got;
+    EXPECT_NE(got.find(text), std::string::npos) << what << ": " << got;
+  }
+  EXPECT_TRUE(results[0]["still usable"]);
 }
 
 TEST(TorchAdaptor, TensorsHaveStoragesOfTheirOwnAndRaiseWhileResharded) {

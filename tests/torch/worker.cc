@@ -73,8 +73,59 @@ shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch:
     }
     shard.optimizer_groups = {fqns};
   }
+  for (const auto& [fqn, mark] : options.left_out) {
+    (mark == "ignored" ? shard.ignored : mark == "replicate" ? shard.replicate : shard.already_sharded).push_back(fqn);
+  }
+  if (!options.own_job.empty()) {
+    shard.already_sharded.push_back(options.own_job);
+  }
   return shard;
 }
+
+// What the trainer updates itself: the parameters that the options leave out, with torch's optimizer.
+struct OwnParameters {
+  OwnParameters(const WorkerOptions& options, const torch::nn::Module& model) {
+    for (const auto& parameter : model.named_parameters()) {
+      for (const auto& [fqn, mark] : options.left_out) {
+        if (parameter.key() == fqn || parameter.key().starts_with(fqn + ".")) {
+          named.emplace_back(parameter.key(), parameter.value());
+          tensors.push_back(parameter.value());
+        }
+      }
+    }
+    if (!tensors.empty()) {
+      optimizer = std::make_unique<torch::optim::AdamW>(tensors);
+    }
+  }
+  void Step(const WorkerOptions& options, int step);
+
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  std::vector<at::Tensor> tensors;
+  std::unique_ptr<torch::optim::AdamW> optimizer;
+};
+
+// A cell in a job of its own, beside the job of the rest.
+struct OwnJob {
+  shardd::Status Shard(const WorkerOptions& options, NetImpl* net) {
+    if (options.own_job.empty()) {
+      return {};
+    }
+    for (const auto& cell : net->cells) {
+      if (net->named_children()[options.own_job] == cell) {
+        shardd::ShardOptions own = MakeShardOptions(options, *cell);
+        own.job_name += "_own";
+        own.already_sharded.clear();
+        shardd::Status status = shardd::ShardedModule::Shard(cell, own, &sharded);
+        if (!status.ok()) {
+          return status;
+        }
+        net->others[cell.get()] = sharded.get();
+      }
+    }
+    return {};
+  }
+  std::unique_ptr<shardd::ShardedModule> sharded;
+};
 
 void WriteJson(const std::string& path, const Json& json) {
   std::ofstream(path + ".tmp") << json.dump();
@@ -86,13 +137,30 @@ Json ToJson(const at::Tensor& tensor) {
   return std::vector<double>(flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel());
 }
 
+void SetHyper(const shardd_hyperparameters& hyper, torch::optim::AdamWOptions* target) {
+  target->lr(hyper.lr).weight_decay(hyper.weight_decay).betas({hyper.beta1, hyper.beta2}).eps(hyper.eps);
+}
+
+void OwnParameters::Step(const WorkerOptions& options, int step) {
+  if (optimizer != nullptr) {
+    SetHyper(Hyper(options, step, 0),
+             &static_cast<torch::optim::AdamWOptions&>(optimizer->param_groups()[0].options()));
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+}
+
+Position PositionOf(const WorkerOptions& options, int rank, int step, int micro) {
+  return {options.same_data ? 0 : rank, step, micro};
+}
+
 // Forward and backward of every micro-batch of one step; the mean loss.
 double RunStep(const WorkerOptions& options, int step, NetImpl& net, shardd::ShardedModule* sharded) {
   const at::ScalarType dtype = options.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
   std::vector<at::Tensor> losses;
   double sum = 0;
   for (int micro = 0; micro < options.accumulate; ++micro) {
-    const Position at{options.rank, step, micro};
+    const Position at = PositionOf(options, options.rank, step, micro);
     const Batch batch = MakeBatch(at, dtype);
     losses.push_back(sharded->Run(net, batch.x, batch.index, batch.target, at) / options.accumulate);
     sum += losses.back().item<double>();
@@ -111,12 +179,18 @@ double RunStep(const WorkerOptions& options, int step, NetImpl& net, shardd::Sha
 
 shardd::Status TrainSharded(const WorkerOptions& options) {
   auto net = std::make_shared<NetImpl>(options.model);
+  OwnJob own_job;
+  shardd::Status status = own_job.Shard(options, net.get());
+  if (!status.ok()) {
+    return status;
+  }
   std::unique_ptr<shardd::ShardedModule> sharded;
-  shardd::Status status = shardd::ShardedModule::Shard(net, MakeShardOptions(options, *net), &sharded);
+  status = shardd::ShardedModule::Shard(net, MakeShardOptions(options, *net), &sharded);
   if (!status.ok()) {
     return status;
   }
   net->sharded = sharded.get();
+  OwnParameters own(options, *net);
   Json result;
   result["first_step"] = sharded->job().info().committed_step;
   std::vector<double> losses(static_cast<size_t>(options.steps), 0);
@@ -128,6 +202,11 @@ shardd::Status TrainSharded(const WorkerOptions& options) {
       if (options.two_groups) {
         groups.push_back(Hyper(options, step, 1));
       }
+      if (own_job.sharded != nullptr) {
+        own_job.sharded->BackwardDone();
+        own_job.sharded->Step(groups);
+      }
+      own.Step(options, step);
       sharded->Step(groups, options.clip, "step " + std::to_string(step + 1));
     });
     if (status.ok() && step + 1 == options.steps) {
@@ -162,7 +241,22 @@ shardd::Status TrainSharded(const WorkerOptions& options) {
     return status;
   }
   for (const auto& [fqn, tensor] : parameters) {
+    result["managed"].push_back(fqn);
     result["parameters"][fqn] = ToJson(tensor);
+  }
+  for (const auto& [fqn, tensor] : own.named) {
+    result["parameters"][fqn] = ToJson(tensor);
+  }
+  if (own_job.sharded != nullptr) {
+    if (!(status = own_job.sharded->CopyFullParameters(&parameters)).ok()) {
+      return status;
+    }
+    for (const auto& [fqn, tensor] : parameters) {
+      result["parameters"][options.own_job + "." + fqn] = ToJson(tensor);
+    }
+    if (!(status = own_job.sharded->Finish()).ok()) {
+      return status;
+    }
   }
   result["losses"] = losses;
   result["reattached"] = reattached;
@@ -210,7 +304,7 @@ void TrainReference(const WorkerOptions& options) {
     for (int rank = 0; rank < options.ranks; ++rank) {
       double sum = 0;
       for (int micro = 0; micro < options.accumulate; ++micro) {
-        const Position at{rank, step, micro};
+        const Position at = PositionOf(options, rank, step, micro);
         const Batch batch = MakeBatch(at, dtype);
         const at::Tensor loss = net->forward(batch.x, batch.index, batch.target, at) / options.accumulate;
         sum += loss.item<double>();
@@ -237,8 +331,7 @@ void TrainReference(const WorkerOptions& options) {
     for (size_t g = 0; g < optimizer->param_groups().size(); ++g) {
       const shardd_hyperparameters hyper = Hyper(options, step, static_cast<int>(g));
       if (options.optimizer == "adamw") {
-        auto& target = static_cast<torch::optim::AdamWOptions&>(optimizer->param_groups()[g].options());
-        target.lr(hyper.lr).weight_decay(hyper.weight_decay).betas({hyper.beta1, hyper.beta2}).eps(hyper.eps);
+        SetHyper(hyper, &static_cast<torch::optim::AdamWOptions&>(optimizer->param_groups()[g].options()));
       } else {
         auto& target = static_cast<torch::optim::SGDOptions&>(optimizer->param_groups()[g].options());
         target.lr(hyper.lr).weight_decay(hyper.weight_decay).momentum(hyper.momentum).nesterov(true);
@@ -326,6 +419,59 @@ shardd::Status Probe(const WorkerOptions& options) {
   return status;
 }
 
+// What Shard refuses, as "code text", and that it leaves the module as it was.
+shardd::Status Refusals(const WorkerOptions& options) {
+  Json result;
+  std::unique_ptr<shardd::ShardedModule> sharded;
+  int job = 0;
+  const auto attempt = [&](const char* what, const std::shared_ptr<torch::nn::Module>& module,
+                           const std::function<void(shardd::ShardOptions*)>& change) {
+    shardd::ShardOptions shard;
+    if (module != nullptr) {
+      shard = MakeShardOptions(options, *module);
+    }
+    shard.job_name += "_refused" + std::to_string(job++);
+    change(&shard);
+    std::unique_ptr<shardd::ShardedModule> refused;
+    const shardd::Status status = shardd::ShardedModule::Shard(module, shard, &refused);
+    result["refused"][what] = std::to_string(static_cast<int>(status.code())) + " " + status.message();
+    return status.ok();
+  };
+  const auto nothing = [](shardd::ShardOptions*) {};
+  auto net = std::make_shared<NetImpl>(options.model);
+  attempt("null", nullptr, nothing);
+  attempt("unknown", net, [](shardd::ShardOptions* shard) { shard->ignored = {"cell7"}; });
+  attempt("twice", net, [](shardd::ShardOptions* shard) { shard->ignored = shard->replicate = {"cell1"}; });
+  attempt("root", net, [](shardd::ShardOptions* shard) { shard->ignored = {""}; });
+  attempt("tied", net, [](shardd::ShardOptions* shard) { shard->ignored = {"cell0"}; });
+  attempt("name that is no text", net, [](shardd::ShardOptions* shard) { shard->job_name = "\xff\xfe"; });
+  auto sparse = std::make_shared<torch::nn::Module>();
+  sparse->register_parameter("weight", at::zeros({3, 4}).to_sparse(), /*requires_grad=*/false);
+  attempt("sparse", sparse, nothing);
+  result["still usable"] = net->cells[0]->b->weight.sum().item<float>() != 0;
+
+  shardd::Status status = shardd::ShardedModule::Shard(net, MakeShardOptions(options, *net), &sharded);
+  if (!status.ok()) {
+    return status;
+  }
+  attempt("again", net, nothing);
+  attempt("a part of it", net->cells[1], nothing);
+  auto around = std::make_shared<torch::nn::Module>();
+  around->register_module("inner", net);
+  attempt("around it", around, nothing);
+  // The refused ones have not touched it.
+  net->sharded = sharded.get();
+  status = shardd::ShardedModule::Try([&] { (void)RunStep(options, 0, *net, sharded.get()); });
+  if (!status.ok() || !(status = sharded->Finish()).ok()) {
+    return status;
+  }
+  attempt("after finish", net, nothing);
+  sharded.reset();
+  attempt("after its end", net, nothing);
+  WriteJson(options.out, result);
+  return status;
+}
+
 }  // namespace
 
 int RunWorker(const std::string& options_json) {
@@ -335,7 +481,9 @@ int RunWorker(const std::string& options_json) {
     TrainReference(options);
     return 0;
   }
-  const shardd::Status status = options.mode == "probe" ? Probe(options) : TrainSharded(options);
+  const shardd::Status status = options.mode == "probe"      ? Probe(options)
+                                : options.mode == "refusals" ? Refusals(options)
+                                                             : TrainSharded(options);
   if (!status.ok()) {
     std::fprintf(stderr, "worker rank %d: %s\n", options.rank, status.message().c_str());
     return 1;

@@ -3,15 +3,17 @@
 
 // The processes that the tests start: `<test binary> --worker <options as JSON>`.
 
+#include <map>
 #include <string>
 #include <vector>
 
 namespace shardd_test {
 
 struct WorkerOptions {
-  std::string mode = "train";  // train; probe: what the module's tensors are, without training
-  std::string address = {};    // empty: the unsharded reference, one process for all ranks
-  std::string out = {};        // the results, JSON
+  // train; probe: what the module's tensors are, without training; refusals: what Shard refuses
+  std::string mode = "train";
+  std::string address = {};  // empty: the unsharded reference, one process for all ranks
+  std::string out = {};      // the results, JSON
   std::string job = "job";
   int ranks = 1;
   int rank = 0;
@@ -31,7 +33,11 @@ struct WorkerOptions {
   double clip = 0;
   bool two_groups = false;  // biases are optimizer group 1, with their own hyperparameters
   bool replace = false;
-  int kill_at = -1;  // the rank ends itself with SIGKILL in the backward of this step
+  // FQN -> ignored, replicate or already_sharded. The trainer updates these itself.
+  std::map<std::string, std::string> left_out = {};
+  std::string own_job = {};  // FQN of a cell that is sharded in a job of its own and already_sharded in the other
+  bool same_data = false;    // all ranks have rank 0's, so what they update alone stays equal
+  int kill_at = -1;          // the rank ends itself with SIGKILL in the backward of this step
 };
 
 std::string ToJson(const WorkerOptions& options);
