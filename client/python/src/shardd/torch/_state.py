@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
+from shardd.torch._dynamo import no_dynamo
 from shardd.torch._group import ShardGroup
 from shardd.torch._job import TorchJob
 
@@ -69,13 +70,13 @@ class ShardState(FSDPState):
 
     # Lists of modules: one group, whose forward begins with the first that runs and ends with the last.
 
-    @torch._dynamo.disable(reason="skipping shardd hooks")  # type: ignore[untyped-decorator]
+    @no_dynamo
     def _pre_forward_of_list(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self._modules_to_run_forward:
             self._modules_to_run_forward.update(self._modules)
         return self._pre_forward(module, args, kwargs)
 
-    @torch._dynamo.disable(reason="skipping shardd hooks")  # type: ignore[untyped-decorator]
+    @no_dynamo
     def _post_forward_of_list(self, module: nn.Module, args: Any, output: Any) -> Any:
         assert self._unit is not None
         if module in self._modules_to_run_forward:
@@ -84,6 +85,7 @@ class ShardState(FSDPState):
                 return self._unit._post_forward(output)
         return self._unit._cast_output(output)
 
+    @no_dynamo
     def _complete_partial(self, output: Any) -> Any:
         """At the end of the root's forward: groups of which only some modules ran."""
         for state in reversed(self._state_ctx.all_states):
@@ -119,6 +121,7 @@ class ShardState(FSDPState):
                 root, largest = state, len(inside)
         return root
 
+    @no_dynamo
     def _ensure_registered(self) -> None:
         if self._job is not None and self._job.alive:
             return
@@ -166,12 +169,9 @@ def state_of(module: nn.Module) -> ShardState | None:
 
 def root_states() -> list[ShardState]:
     """The outermost states of this process, in the order of their making."""
-    roots: list[ShardState] = []
-    for ref in list(_states):
-        state = ref()
-        if state is None or not hasattr(state, "_modules"):
-            continue
-        root = state._find_root()
-        if all(root is not known for known in roots):
-            roots.append(root)
-    return roots
+    states = [state for ref in list(_states) if (state := ref()) is not None and hasattr(state, "_modules")]
+    inner: set[int] = set()
+    for state in states:
+        for module in state._modules:
+            inner.update(id(below) for child in module.children() for below in child.modules())
+    return [state for state in states if all(id(module) not in inner for module in state._modules)]

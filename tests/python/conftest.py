@@ -1,0 +1,45 @@
+"""A daemon for the tests, so that none of this user's own is touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cluster import PACKAGE, ROOT
+
+sys.path.insert(0, str(PACKAGE))
+
+
+def _daemon_binary() -> str:
+    given = os.environ.get("SHARDD_DAEMON")
+    return given or str(ROOT / "build" / "dev" / "bin" / "shardd")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def daemon() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-test-") as folder:
+        address = f"unix:{folder}/shardd.sock"
+        log = open(f"{folder}/log", "wb")
+        process = subprocess.Popen(
+            [_daemon_binary(), f"--listen={address}", "--devices=cpu:4", f"--state_dir={folder}/state"],
+            stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+        deadline = time.monotonic() + 20
+        while not os.path.exists(f"{folder}/shardd.sock"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the daemon did not start: {Path(folder, 'log').read_text()}")
+            time.sleep(0.01)
+        os.environ["SHARDD_ADDRESS"] = address
+        try:
+            yield address
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+            log.close()

@@ -1,0 +1,42 @@
+"""One rank of a test: runs the function that Cluster.start names and stores what it returns."""
+
+import importlib
+import json
+import os
+import pickle
+import sys
+import warnings
+
+_path = sys.argv[1]
+
+
+def report(**event: object) -> None:
+    """One line for the test to read while the rank runs."""
+    with open(f"{_path}.events", "a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", message=".*returned a view.*")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    with open(f"{_path}.args", "rb") as file:
+        module, name, arguments = pickle.load(file)
+    function = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    if os.environ.get("SHARDD_TEST_NO_GROUP") != "1":
+        dist.init_process_group("gloo")
+    result = function(*arguments)
+    with open(f"{_path}.result", "wb") as file:
+        pickle.dump(result, file)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.modules["rank_main"] = sys.modules["__main__"]
+    main()
