@@ -20,10 +20,20 @@ std::string BlocksTreeJson(const Args& args) {
     return R"({"name":")" + name + R"(","shape":[)" + std::to_string(numel) +
            R"(],"dtype":"DTYPE_FLOAT32","requiresGrad":true})";
   };
+  const std::string mark = args.Int("manual_marks") != 0 ? R"("mark":"MODULE_MARK_FULLY_SHARD",)" : "";
   std::string json = R"({"modules":[{"className":"Model","parent":-1,"parameters":[)" + param("scale", 77) + "]}";
+  int modules = 1;
+  const auto add = [&](const std::string& name, int parent) {
+    json += R"(,{"name":")" + name + R"(","className":"Block",)" + mark + R"("parent":)" + std::to_string(parent) +
+            R"(,"parameters":[)" + param("weight", args.Int("numel")) + "," + param("bias", 1021) + "]}";
+    return modules++;
+  };
   for (int b = 0; b < args.Int("blocks"); ++b) {
-    json += R"(,{"name":"block)" + std::to_string(b) + R"(","className":"Block","parameters":[)" +
-            param("weight", args.Int("numel")) + "," + param("bias", 1021) + "]}";
+    const std::string name = "block" + std::to_string(b);
+    const int block = add(name, 0);
+    for (const char* inner : {".left", ".right"}) {
+      if (args.Int("nested") != 0) add(name + inner, block);
+    }
   }
   return json + "]}";
 }
@@ -38,6 +48,7 @@ int BlocksTrainer::Run() {
     moments_.Reach("end", args_.Int("steps"));
     status = job_->Finish();
   }
+  report_.ended_ms = NowMs();
   WriteReport(args_.Text("folder"), args_.Int("rank"), status, report_);
   return 0;
 }

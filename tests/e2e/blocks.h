@@ -2,7 +2,8 @@
 #define SHARDD_TESTS_E2E_BLOCKS_H_
 
 // A model of any size whose training needs no memory of its own: `blocks` fully sharded modules of `numel` elements and
-// a bias under a small root, each element w[i] on its way to Target(i). Argument model=blocks chooses it.
+// a bias under a small root, each element w[i] on its way to Target(i). Argument model=blocks chooses it; nested=1 puts
+// two more into each; the groups run in the plan's order.
 //
 //   loss = sum of (w[i] - Target(i))^2 / 2        gradient = w[i] - Target(i), made right in the gradient slot
 

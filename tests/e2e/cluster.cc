@@ -112,7 +112,15 @@ std::string Cluster::Folder(const Args& args) const { return folder_.path() + "/
 Child Cluster::StartRank(int rank, const Args& args) {
   const std::string folder = Folder(args);
   mkdir(folder.c_str(), 0700);
-  unlink(absl::StrCat(folder, "/rank.", rank).c_str());  // of the process before it
+  // What the process before it has said, and was told.
+  unlink(absl::StrCat(folder, "/rank.", rank).c_str());
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string file = entry.path().filename();
+    if ((absl::StartsWith(file, "at.") || absl::StartsWith(file, "go.")) &&
+        absl::EndsWith(file, absl::StrCat(".", rank))) {
+      unlink(entry.path().c_str());
+    }
+  }
   const std::string spec = absl::StrCat(folder, "/spec.", rank);
   std::ofstream(spec) << SpecJson(args);
   std::vector<std::string> command = {"/proc/self/exe",   "--worker",     absl::StrCat("rank=", rank),
@@ -154,6 +162,12 @@ void Cluster::AwaitPause(const Args& args, const std::string& moment, int rank) 
   EXPECT_EQ(access(file.c_str(), F_OK), 0) << "rank " << rank << " ended before it came to \"" << moment << "\"";
 }
 
+int64_t Cluster::TimeOf(const Args& args, const std::string& moment, int rank) const {
+  int64_t ms = 0;
+  std::ifstream(absl::StrCat(Folder(args), "/at.", moment, ".", rank)) >> ms;
+  return ms;
+}
+
 void Cluster::LetGo(const Args& args, const std::string& moment, int rank) {
   std::ofstream(absl::StrCat(Folder(args), "/go.", moment, ".", rank)).flush();
 }
@@ -188,6 +202,13 @@ std::vector<v1::Rank> Cluster::Ranks(const std::string& name) {
   ref.set_job(name);
   const v1::ListRanksResponse response = Call(*jobs_, &v1::JobsService::Stub::ListRanks, ref);
   return {response.ranks().begin(), response.ranks().end()};
+}
+
+std::vector<v1::Group> Cluster::Groups(const std::string& name) {
+  v1::JobRef ref;
+  ref.set_job(name);
+  const v1::ListGroupsResponse response = Call(*jobs_, &v1::JobsService::Stub::ListGroups, ref);
+  return {response.groups().begin(), response.groups().end()};
 }
 
 std::vector<v1::Event> Cluster::Events(const std::string& name) {
@@ -239,9 +260,10 @@ std::string SpecJson(const Args& args) {
   fields.push_back({"optimizer", "{" + optimizer + "}"});
   std::string config;
   for (const auto& [name, value] : fields) absl::StrAppend(&config, config.empty() ? "" : ",", text(name), ":", value);
+  const bool marked = args.Int("manual_marks") != 0;
   return absl::StrCat("{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2),
-                      ",\"tree\":", args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(),
-                      R"(,"policy":{"classes":{"classNames":["Block"]}},"config":{)", config, "}}");
+                      ",\"tree\":", args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(marked),
+                      marked ? "" : R"(,"policy":{"classes":{"classNames":["Block"]}})", ",\"config\":{", config, "}}");
 }
 
 void ExpectAllOk(const std::vector<TrainerReport>& reports) {

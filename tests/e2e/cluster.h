@@ -64,11 +64,14 @@ class Cluster : public ::testing::Test {
   std::string Folder(const Args& args) const;
   // Until a rank has come to its "pause" (or has ended); then lets it go.
   void AwaitPause(const Args& args, const std::string& moment, int rank);
+  // When a rank that has ended came to its "mark" or "pause" (NowMs); 0: never.
+  int64_t TimeOf(const Args& args, const std::string& moment, int rank) const;
   void LetGo(const Args& args, const std::string& moment, int rank);
 
   // The jobs service. Empty messages where the call fails.
   v1::Job Job(const std::string& name = "job");
   std::vector<v1::Rank> Ranks(const std::string& name = "job");
+  std::vector<v1::Group> Groups(const std::string& name = "job");
   std::vector<v1::Event> Events(const std::string& name = "job");
   v1::Daemon DaemonStatus();
   bool HasEvent(const std::string& name, const std::string& kind, const std::string& text);

@@ -11,6 +11,8 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -31,19 +33,21 @@ inline constexpr int kIn = 5, kHidden = 7, kWide = 13, kOut = 3, kRows = 4;
 using Tensor = std::vector<float>;
 using Values = std::array<Tensor, kParamCount>;
 
-// The tree as the trainers describe it; proto3 JSON.
-inline std::string TreeJson(const std::string& dtype = "DTYPE_FLOAT32") {
-  auto param = [&dtype](const std::string& name, const std::string& shape, bool trains = true,
-                        const std::string& storage = "0") {
-    return R"({"name":")" + name + R"(","shape":[)" + shape + R"(],"dtype":")" + dtype + R"(","requiresGrad":)" +
+// The tree as the trainers describe it; proto3 JSON. `marked`: says itself which modules are fully sharded ones.
+inline std::string TreeJson(bool marked = false) {
+  const std::string block =
+      std::string(R"("className":"Block",)") + (marked ? R"("mark":"MODULE_MARK_FULLY_SHARD",)" : "");
+  auto param = [](const std::string& name, const std::string& shape, bool trains = true,
+                  const std::string& storage = "0") {
+    return R"({"name":")" + name + R"(","shape":[)" + shape + R"(],"dtype":"DTYPE_FLOAT32","requiresGrad":)" +
            (trains ? "true" : "false") + R"(,"storageId":)" + storage + "}";
   };
   return R"({"modules":[{"className":"Model","parent":-1,"parameters":[)" + param("bias", "3") + "," +
-         param("gain", "") + R"(]},{"name":"embed","className":"Block","parameters":[)" +
-         param("weight", "7,5", true, "1") + R"(]},{"name":"mid","className":"Block","parameters":[)" +
+         param("gain", "") + R"(]},{"name":"embed",)" + block + R"("parameters":[)" +
+         param("weight", "7,5", true, "1") + R"(]},{"name":"mid",)" + block + R"("parameters":[)" +
          param("w1", "13,7") + "," + param("b1", "13") + "," + param("frozen", "13", false) + "," +
-         param("w2", "7,13") + R"(]},{"name":"head","className":"Block","parameters":[)" +
-         param("tied", "7,5", true, "1") + "," + param("u", "3,5") + "]}]}";
+         param("w2", "7,13") + R"(]},{"name":"head",)" + block + R"("parameters":[)" + param("tied", "7,5", true, "1") +
+         "," + param("u", "3,5") + "]}]}";
 }
 
 inline Values InitialValues() {
@@ -226,6 +230,18 @@ inline bool IsPresent(const std::string& absent, int rank, int64_t step, int par
 // fresh "b1": in the second backward of a step mid.b1's gradient replaces what was accumulated.
 inline bool IsFresh(const std::string& fresh, int micro, int param) {
   return fresh == "b1" && micro > 0 && param == kB1;
+}
+// "root,mid,...": indices of groups. Unknown names end the process.
+inline std::vector<int> ParseOrder(const std::string& text) {
+  std::vector<int> order;
+  std::stringstream stream(text);
+  for (std::string name; std::getline(stream, name, ',');) {
+    int group = 0;
+    while (group < kGroupCount && kGroupNames[group] != (name == "root" ? "(root)" : name)) ++group;
+    if (group == kGroupCount) std::abort();
+    order.push_back(group);
+  }
+  return order;
 }
 inline int OptimizerGroup(bool two, int param) { return two && (param == kB1 || param == kGain) ? 1 : 0; }
 

@@ -59,7 +59,7 @@ void WriteReport(const std::string& folder, int rank, const Status& status, cons
   const std::string path = folder + "/rank." + std::to_string(rank);
   std::ofstream out(path + ".new");
   out << "code " << static_cast<int>(status.code()) << "\nmessage " << OneLine(status.message()) << "\nended_ms "
-      << NowMs() << '\n';
+      << report.ended_ms << '\n';
   WriteVector(out, "losses", report.losses);
   WriteVector(out, "norms", report.norms);
   WriteVector(out, "clips", report.clips);

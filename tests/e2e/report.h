@@ -25,7 +25,7 @@ struct TrainerReport {
   void AddNote(const std::string& text);
 };
 
-// Appears in one piece. Codes and times of `report` come from `status` and the clock.
+// Appears in one piece. Code and message of `report` come from `status`.
 void WriteReport(const std::string& folder, int rank, const Status& status, const TrainerReport& report);
 TrainerReport ReadReport(const std::string& folder, int rank);
 

@@ -3,32 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <sstream>
+#include <string>
 
 #include "tests/e2e/attach.h"
 #include "tests/e2e/reference.h"
 
 namespace shardd::e2e {
-namespace {
-
-int IndexOf(const char* const* names, int count, const std::string& name) {
-  for (int i = 0; i < count; ++i) {
-    if (name == names[i]) return i;
-  }
-  std::fprintf(stderr, "trainer: unknown name %s\n", name.c_str());
-  std::_Exit(2);
-}
-
-std::vector<std::string> Split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-  return parts;
-}
-
-}  // namespace
 
 Trainer::Trainer(const Args& args)
     : args_(args),
@@ -42,9 +23,7 @@ Trainer::Trainer(const Args& args)
   report_.losses.assign(steps, 0.0);
   report_.norms.assign(steps, 0.0);
   report_.clips.assign(steps, 0.0);
-  for (const std::string& name : Split(args_.Text("order"), ',')) {
-    order_.push_back(IndexOf(kGroupNames, kGroupCount, name == "root" ? "(root)" : name));
-  }
+  order_ = ParseOrder(args_.Text("order"));
 }
 
 int Trainer::Run() {
@@ -66,6 +45,8 @@ int Trainer::Run() {
   if (status.ok()) {
     status = Finish();
   }
+  report_.ended_ms = NowMs();
+  moments_.Reach("ended", 0);  // still attached, where it did not finish
   WriteReport(folder_, rank_, status, report_);
   return 0;
 }
@@ -119,7 +100,7 @@ Status Trainer::Train() {
   if (first < steps) {
     RETURN_IF_ERROR(job_->WaitStep());
   }
-  if (args_.Int("writeback_at_end") != 0) {
+  if (args_.Int("writeback_at_end") != 0 || !Odd("odd_writeback", steps).empty()) {
     RETURN_IF_ERROR(Writeback(steps));
   }
   if (args_.Int("read_values", 1) == 0) {
@@ -161,12 +142,15 @@ Status Trainer::TrainStep(int64_t step) {
     const Hyper h = HyperOf(args_, g);
     groups.push_back({h.lr, h.weight_decay, h.beta1, h.beta2, h.eps, h.momentum, h.dampening, h.nesterov ? 1 : 0});
   }
+  if (const std::string lr = Odd("odd_lr", step); !lr.empty()) groups.back().lr = std::atof(lr.c_str());
+  const std::string odd_norm = Odd("odd_max_norm", step);
+  const double max_norm = odd_norm.empty() ? args_.Double("max_norm") : std::atof(odd_norm.c_str());
   std::string state = "step " + std::to_string(step + 1) + " rank " + std::to_string(rank_) + ";";
   state.resize(std::max<size_t>(state.size(), args_.Int("state_bytes")), 'x');
   moments_.Reach("before_step", step);
-  RETURN_IF_ERROR(job_->Step(groups, args_.Double("max_norm"), state));
+  RETURN_IF_ERROR(job_->Step(groups, max_norm, state));
   moments_.Reach("step_sent", step);
-  if (args_.Double("max_norm") > 0 || args_.Int("wait_step") != 0) {
+  if (max_norm > 0 || args_.Int("wait_step") != 0) {
     shardd_step_result result = {};
     result.struct_size = sizeof(result);
     RETURN_IF_ERROR(job_->WaitStep(&result));
@@ -174,6 +158,15 @@ Status Trainer::TrainStep(int64_t step) {
     report_.clips[step] = result.clip_factor;
   }
   return Status();
+}
+
+std::string Trainer::Odd(const std::string& what, int64_t step) {
+  const std::string text = args_.Text(what);
+  const size_t at = text.find('@');
+  if (text.empty() || std::atoll(text.c_str() + at + 1) != step || !odd_.insert(what).second) {
+    return "";
+  }
+  return text.substr(0, at);
 }
 
 Status Trainer::Finish() {

@@ -6,10 +6,13 @@
 //   orphan=1             leaves a forked child behind that holds every descriptor of it
 //   order=head,mid,...   runs and submits the groups in this order
 //   skip=GROUP@STEP      leaves out the group's gradients
+//   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_writeback (at the end) =VALUE@STEP
+//                        what this rank does otherwise than the others, in that step, once
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 // Results go to the folder: "rank.R" when it has ended (TrainerReport).
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,7 +37,7 @@ class Trainer {
   Status TrainStep(int64_t step);
   Status ForwardBackward(int64_t step, int micro, bool last);
   // With the groups one after the other in the order given, whatever depends on what.
-  Status OutOfOrder(int64_t step, int micro);
+  Status OutOfOrder(const std::vector<int>& order, int64_t step, int micro);
   Status ReadGroup(int group, shardd_phase phase, bool hold);
   Status Release(int group);
   Status Submit(int group, int64_t step, int micro);
@@ -42,6 +45,8 @@ class Trainer {
   Status Writeback(int64_t step);
 
   void ReadParam(int param);
+  // VALUE where `what`=VALUE@STEP says so of this step, but not when the step is done again after an abort; else "".
+  std::string Odd(const std::string& what, int64_t step);
 
   const Args args_;
   const Moments moments_;
@@ -53,8 +58,9 @@ class Trainer {
   int32_t group_[kGroupCount] = {};
   bool raf_[kGroupCount] = {};
   std::vector<int> order_;
-  Values seen_;      // parameters as last read
-  Values gradient_;  // of the current backward
+  std::set<std::string> odd_;  // done already
+  Values seen_;                // parameters as last read
+  Values gradient_;            // of the current backward
   TrainerReport report_;
 };
 

@@ -58,12 +58,15 @@ Status Trainer::Submit(int group, int64_t step, int micro) {
     }
   }
   const bool masks = !args_.Text("absent").empty() || !args_.Text("fresh").empty();
-  return handle.SubmitGradients(masks ? &present : nullptr, masks ? &fresh : nullptr);
+  RETURN_IF_ERROR(handle.SubmitGradients(masks ? &present : nullptr, masks ? &fresh : nullptr));
+  moments_.Reach(std::string("submitted_") + kGroupNames[group], step);
+  return Status();
 }
 
 Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
-  if (!order_.empty()) {
-    RETURN_IF_ERROR(OutOfOrder(step, micro));
+  const std::vector<int> odd = ParseOrder(Odd("odd_order", step));
+  if (!odd.empty() || !order_.empty()) {
+    RETURN_IF_ERROR(OutOfOrder(odd.empty() ? order_ : odd, step, micro));
     return job_->BackwardDone(last);
   }
   Pass pass(MakeBatch(rank_, step, micro));
@@ -105,11 +108,13 @@ Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
   }
   RETURN_IF_ERROR(Submit(kRoot, step, micro));
   RETURN_IF_ERROR(Release(kRoot));
-  return job_->BackwardDone(last);
+  RETURN_IF_ERROR(job_->BackwardDone(last));
+  moments_.Reach("backward_done", step);
+  return Status();
 }
 
-Status Trainer::OutOfOrder(int64_t step, int micro) {
-  for (int group : order_) RETURN_IF_ERROR(ReadGroup(group, SHARDD_FORWARD, /*hold=*/false));
+Status Trainer::OutOfOrder(const std::vector<int>& order, int64_t step, int micro) {
+  for (int group : order) RETURN_IF_ERROR(ReadGroup(group, SHARDD_FORWARD, /*hold=*/false));
   Pass pass(MakeBatch(rank_, step, micro));
   gradient_ = Zeros();
   pass.ForwardEmbed(seen_[kEmbed]);
@@ -120,7 +125,7 @@ Status Trainer::OutOfOrder(int64_t step, int micro) {
   pass.BackwardHead(seen_[kEmbed], seen_[kU], gradient_);
   pass.BackwardMid(seen_[kW1], seen_[kFrozen], seen_[kW2], gradient_);
   pass.BackwardEmbed(gradient_);
-  for (int group : order_) {
+  for (int group : order) {
     RETURN_IF_ERROR(ReadGroup(group, SHARDD_BACKWARD, /*hold=*/false));
     RETURN_IF_ERROR(Submit(group, step, micro));
   }
