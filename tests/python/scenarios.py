@@ -1,0 +1,424 @@
+"""What ranks do in the tests of behaviour; each function runs on every rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from models import Case, Model, batch, build, loss_of, shard
+from rank_main import report
+from torch import nn
+
+
+def _model(case: Case | None = None, lr: float = 1e-2) -> tuple[Model, Any]:
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    case = case or Case()
+    model = build(case)
+    shard(model, case, fully_shard)
+    return model, AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+
+
+def _counters(model: nn.Module) -> dict[str, int]:
+    from shardd.torch import counters
+
+    return counters(model)
+
+
+def types_and_identity() -> dict[str, Any]:
+    from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
+    from torch.distributed.tensor import DTensor, Shard
+
+    from shardd.torch import FSDPModule, fully_shard
+
+    model = build(Case())
+    parameters = dict(model.named_parameters())
+    shard(model, Case(), fully_shard)
+    sharded = dict(model.named_parameters())
+    facts: dict[str, Any] = {"class": type(model).__name__, "block": type(model.layers[0]).__name__}
+    facts["subclass"] = isinstance(model, FSDPModule) and isinstance(model, TorchFSDPModule)
+    facts["names"] = list(parameters) == list(sharded)
+    facts["dtensor"] = all(isinstance(p, DTensor) and p.placements == (Shard(0),) for p in sharded.values())
+    state_before = model.state_dict()
+    seen: dict[str, Any] = {}
+
+    def look(module: nn.Module, args: Any) -> None:
+        seen["plain"] = all(type(p) is nn.Parameter and not isinstance(p, DTensor) for p in module.parameters())
+        seen["shape"] = tuple(module.up.weight.shape)  # type: ignore[union-attr]
+
+    model.layers[0].register_forward_pre_hook(look)
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    facts.update(seen)
+    facts["after"] = all(p is sharded[n] for n, p in model.named_parameters())
+    facts["grads"] = all(isinstance(p.grad, DTensor) and p.grad.placements == (Shard(0),) and p.grad.shape == p.shape
+                         and p.grad.to_local().shape == p.to_local().shape for p in model.parameters())  # fmt: skip
+    facts["shares_state_dict"] = all(
+        state_before[n].to_local().untyped_storage().data_ptr() == p.to_local().untyped_storage().data_ptr()
+        for n, p in model.named_parameters()
+        if p.to_local().numel()
+    )
+    try:
+        fully_shard(model)
+        facts["twice"] = ""
+    except AssertionError as error:
+        facts["twice"] = str(error)
+    try:
+        model.layers[0].up.weight._local_tensor  # noqa: B018
+        unsharded = model.layers[0]._get_fsdp_state()._unit.fsdp_params[1]._unsharded_param
+        unsharded.sum()
+        facts["resharded_use"] = ""
+    except RuntimeError as error:
+        facts["resharded_use"] = str(error)
+    model.layers[0].unshard()
+    facts["unshard"] = tuple(model.layers[0].up.weight.shape) if not isinstance(model.layers[0].up.weight, DTensor) else ()
+    model.layers[0].reshard()
+    facts["reshard"] = isinstance(model.layers[0].up.weight, DTensor)
+    return facts
+
+
+def refusals() -> dict[str, str]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    from shardd.torch import fully_shard, optim
+
+    texts: dict[str, str] = {}
+
+    def attempt(name: str, call: Any) -> None:
+        try:
+            call()
+            texts[name] = ""
+        except (NotImplementedError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+            texts[name] = f"{type(error).__name__}: {error}"
+
+    mesh2 = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    attempt("mesh", lambda: fully_shard(nn.Linear(4, 4), mesh=mesh2))
+    attempt("integer", lambda: fully_shard(nn.Linear(4, 4), reshard_after_forward=2))
+    attempt("factor", lambda: fully_shard(nn.Linear(4, 4), reshard_after_forward=3))
+    attempt("placement", lambda: fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(p.ndim - 1)))
+    attempt("container", lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))
+    module = fully_shard(nn.Linear(4, 4))
+    attempt("comm", lambda: module.set_custom_all_gather(None))
+    attempt("hook", lambda: module.set_all_reduce_hook(lambda t: None))
+    attempt("optimizer", lambda: optim.AdamW(nn.Linear(2, 2).parameters()))
+    stock = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 4)).sum().backward()
+    attempt("stock", stock.step)
+    attempt("deepcopy", lambda: __import__("copy").deepcopy(module))
+    scalar = nn.Module()
+    scalar.register_parameter("s", nn.Parameter(torch.ones(())))
+    attempt("scalar", lambda: fully_shard(scalar))
+    return texts
+
+
+def gradients_as_torchs() -> dict[str, Any]:
+    model, optimizer = _model()
+    rank = dist.get_rank()
+    weight = model.layers[0].up.weight
+    facts: dict[str, Any] = {}
+    loss_of(model, 0, 0, rank).backward()
+    first = weight.grad
+    value = first.full_tensor().clone()
+    loss_of(model, 0, 0, rank).backward()
+    facts["adds"] = torch.allclose(weight.grad.full_tensor(), 2 * value, rtol=1e-6)
+    facts["same_tensor"] = weight.grad is first
+    optimizer.zero_grad()
+    loss_of(model, 1, 0, rank).backward()
+    facts["old_keeps_values"] = torch.allclose(first.full_tensor(), 2 * value, rtol=1e-6) and weight.grad is not first
+    facts["replaces"] = not torch.allclose(weight.grad.full_tensor(), 3 * value, rtol=1e-2)
+    calls: list[int] = []
+    handle = weight.register_post_accumulate_grad_hook(lambda p: calls.append(p is weight and p.grad is not None))
+    optimizer.zero_grad()
+    loss_of(model, 1, 0, rank).backward()
+    facts["hook"] = calls
+    handle.remove()
+    # Not zeroed after a step: torch goes on adding to what was stepped with.
+    before = weight.grad.full_tensor().clone()
+    optimizer.step()
+    loss_of(model, 2, 0, rank).backward()
+    added = weight.grad.full_tensor().clone()
+    optimizer.zero_grad()
+    loss_of(model, 2, 0, rank).backward()
+    facts["carries_over"] = torch.allclose(added, before + weight.grad.full_tensor(), rtol=1e-5, atol=1e-7)
+    weight.grad._local_tensor.mul_(0)
+    old = weight.full_tensor().clone()
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    optimizer.param_groups[0]["betas"] = (0.0, 0.0)
+    optimizer.step()
+    facts["writes_are_stepped_with"] = torch.equal(weight.full_tensor(), old)
+    optimizer.zero_grad()
+    loss_of(model, 3, 0, rank).backward()
+    weight.grad = None
+    try:
+        optimizer.step()
+        facts["mismatch"] = ""
+    except RuntimeError as error:
+        facts["mismatch"] = str(error)
+    facts["commits"] = _counters(model)["commits"]
+    return facts
+
+
+def swap_blocks(bad_step: int, kind: str, steps: int) -> dict[str, Any]:
+    """Rank 1 runs its blocks in another order, or leaves one out, from ``bad_step`` on. Same data on both ranks."""
+    import shardd
+
+    model, optimizer = _model(Case(extra={}))
+    rank = dist.get_rank()
+    losses = []
+    started = time.monotonic()
+    try:
+        for step in range(steps):
+            if step == bad_step and rank == 1:
+                model.order = [0, 2, 1] if kind == "swap" else [0, 2]
+            started = time.monotonic()
+            loss = loss_of(model, step, 0, 0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    except shardd.Error as error:
+        seconds = time.monotonic() - started
+        os.environ["SHARDD_TEST_FAILED"] = "1"
+        return {"losses": losses, "error": str(error), "seconds": seconds, "aborted": isinstance(error, shardd.StepAborted)}
+    return {"losses": losses, "error": "", "counters": _counters(model)}
+
+
+def exception_then_training(where: str) -> dict[str, Any]:
+    """The program's own exception in forward or backward, caught; then two steps. As if the failed one had not been."""
+    rank = dist.get_rank()
+    results = []
+    for fail in (False, True):
+        model, optimizer = _model()
+        fired: list[int] = []
+        loss_of(model, 0, 0, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if fail:
+            class Stop(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                    return x.clone()
+
+                @staticmethod
+                def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+                    raise ArithmeticError("mine")
+
+            def stop(module: nn.Module, args: Any) -> Any:
+                if where == "forward":
+                    raise ArithmeticError("mine")
+                return (Stop.apply(args[0]),)
+
+            handle = model.layers[1].down.register_forward_pre_hook(stop)
+            try:
+                loss_of(model, 9, 0, rank).backward()
+            except ArithmeticError:
+                fired.append(1)
+            handle.remove()
+            optimizer.zero_grad()
+        losses = []
+        for step in range(1, 4):
+            loss = loss_of(model, step, 0, rank)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append((losses, len(fired), _counters(model)["attaches"], _counters(model)["commits"]))
+    return {"plain": results[0], "failed": results[1]}
+
+
+def module_used_twice(impl: str) -> list[float]:
+    if impl == "shardd":
+        from shardd.torch import fully_shard
+        from shardd.torch.optim import AdamW
+    else:
+        from torch.distributed.fsdp import fully_shard
+        from torch.optim import AdamW
+    torch.manual_seed(3)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+            self.b = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.tanh(self.a(torch.tanh(self.b(torch.tanh(self.a(x)))))))
+
+    model = Twice()
+    fully_shard(model.a)
+    fully_shard(model.b)
+    fully_shard(model)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(4):
+        torch.manual_seed(10 * step + dist.get_rank())
+        loss = model(torch.randn(3, 6)).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def both_used_twice() -> tuple[list[float], list[float]]:
+    return module_used_twice("torch"), module_used_twice("shardd")
+
+
+def load_and_evaluate() -> dict[str, Any]:
+    """state_dict, load_state_dict before and after registration, evaluation without gradients, schedulers."""
+    rank = dist.get_rank()
+    model, optimizer = _model()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    facts: dict[str, Any] = {}
+    start = {n: v.full_tensor().clone() for n, v in model.state_dict().items() if hasattr(v, "full_tensor")}
+    for step in range(2):
+        loss_of(model, step, 0, rank).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    facts["lr"] = optimizer.param_groups[0]["lr"]
+    kept = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    with torch.no_grad():
+        first = loss_of(model, 7, 0, 0).item()
+    loss_of(model, 5, 0, rank).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        other = loss_of(model, 7, 0, 0).item()
+    model.load_state_dict(kept)
+    with torch.no_grad():
+        again = loss_of(model, 7, 0, 0).item()
+    facts["moved"] = other != first
+    facts["loaded"] = again == first
+    facts["changed"] = any(not torch.equal(start[n], v.full_tensor()) for n, v in model.state_dict().items() if n in start)
+    loss_of(model, 6, 0, rank).backward()
+    optimizer.step()
+    facts["commits"] = _counters(model)["commits"]
+    saved = torch.load(_save(model), weights_only=False)
+    facts["saved"] = all(torch.equal(saved[n].to_local(), v.to_local()) for n, v in model.state_dict().items() if n in start)
+    facts["bytes"] = os.path.getsize(_save({"gate": model.state_dict()["layers.0.gate"]}))
+    optimizer_state = optimizer.state_dict()
+    optimizer.load_state_dict(optimizer_state)
+    return facts
+
+
+def _save(value: Any) -> str:
+    path = f"/dev/shm/shardd-test-{os.getpid()}.pt"
+    torch.save(value.state_dict() if isinstance(value, nn.Module) else value, path)
+    return path
+
+
+class _Rows(torch.utils.data.Dataset[Any]):
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        tokens, targets = batch(index, 0, self.rank)
+        return tokens.clone(), targets.clone()
+
+
+def dataloader_workers(method: str) -> dict[str, Any]:
+    """Workers made while the model is registered; they end, and training goes on."""
+    model, optimizer = _model()
+    rank = dist.get_rank()
+    loss_of(model, 0, 0, rank).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses = []
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(_Rows(rank), batch_size=None, num_workers=2, multiprocessing_context=method)
+        for tokens, targets in loader:
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return {"losses": losses, "counters": _counters(model)}
+
+
+def wait_for_ever() -> str:
+    """Rank 0 waits in a backward for rank 1, which sleeps; the test sends rank 0 a SIGINT."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    model, _ = _model()
+    rank = dist.get_rank()
+    loss_of(model, 0, 0, rank).backward()
+    if rank == 1:
+        report(event="sleeping")
+        signal.sigwait({signal.SIGUSR1})
+        return "woken"
+    report(event="waiting")
+    try:
+        loss_of(model, 1, 0, rank).backward()
+    except KeyboardInterrupt:
+        report(event="interrupted")
+        return "interrupted"
+    return "not interrupted"
+
+
+def train_and_be_killed(steps: int, path: str) -> dict[str, Any]:
+    """A trainer with data position and random state in its ride; goes on where the job is."""
+    from shardd.torch import resume, ride
+
+    model, optimizer = _model()
+    rank = dist.get_rank()
+    start, state = resume(model)
+    losses: list[float] = [] if state is None else state["losses"]
+    report(event="start", step=start, known=len(losses), pid=os.getpid())
+    for step in range(start, steps):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        losses = [*losses, loss.item()]
+        ride({"losses": losses})
+        report(event="before", step=step)
+        optimizer.step()
+        optimizer.zero_grad()
+        report(event="step", step=step)
+    counts = _counters(model)
+    return {"losses": losses, "counters": counts,
+            "parameters": {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}}  # fmt: skip
+
+
+def survive_a_death(steps: int) -> dict[str, Any]:
+    """The survivor of a killed rank goes on in its process: no collective of its own."""
+    import shardd
+    from shardd.torch import fully_shard, reattach, resume, ride
+    from shardd.torch.optim import AdamW
+    from torch.distributed.device_mesh import init_device_mesh
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("fake", rank=rank, world_size=2)
+    model = build(Case())
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    step, state = resume(model)
+    losses: list[float] = state or []
+    report(event="start", step=step, pid=os.getpid())
+    aborted = 0
+    while step < steps:
+        try:
+            loss = loss_of(model, step, 0, rank)
+            loss.backward()
+            ride([*losses, loss.item()])
+            optimizer.step()
+            optimizer.zero_grad()
+            losses = [*losses, loss.item()]
+            step += 1
+            report(event="step", step=step)
+        except shardd.StepAborted as error:
+            aborted += 1
+            report(event="aborted", message=str(error))
+            step, state = reattach(model)
+            losses = state or []
+    return {"losses": losses, "aborted": aborted}

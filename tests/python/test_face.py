@@ -1,0 +1,107 @@
+"""What users hold: types, identity, gradients, errors; and what happens around training."""
+
+from __future__ import annotations
+
+import scenarios
+import torch
+from cluster import run_ranks
+
+
+def test_parameters_and_gradients_are_dtensors_over_the_daemons_memory() -> None:
+    for facts in run_ranks(scenarios.types_and_identity, 2):
+        assert facts["class"] == "FSDPModel" and facts["block"] == "FSDPBlock"
+        for name in ("subclass", "names", "dtensor", "plain", "after", "grads", "shares_state_dict", "reshard"):
+            assert facts[name], name
+        assert facts["shape"] == (21, 10) and facts["unshard"] == (21, 10)
+        assert "fully_shard" in facts["twice"]
+        assert "is resharded" in facts["resharded_use"] and "layers.0" in facts["resharded_use"]
+
+
+def test_what_is_refused_is_refused_by_name() -> None:
+    for texts in run_ranks(scenarios.refusals, 4):
+        assert "1-D mesh" in texts["mesh"]
+        assert "reshard_after_forward=2" in texts["integer"]
+        assert "factor of 4" in texts["factor"]
+        assert "dimension 0" in texts["placement"]
+        assert "containers" in texts["container"]
+        assert "set_custom_all_gather" in texts["comm"]
+        assert "set_all_reduce_hook" in texts["hook"]
+        assert "fully_shard was not applied" in texts["optimizer"] or "none of its parameters" in texts["optimizer"]
+        assert "shardd.torch.optim" in texts["stock"]
+        assert "state dict" in texts["deepcopy"]
+        assert "scalar" in texts["scalar"]
+
+
+def test_gradients_behave_as_torchs() -> None:
+    for facts in run_ranks(scenarios.gradients_as_torchs, 2):
+        for name in ("adds", "same_tensor", "old_keeps_values", "replaces", "carries_over", "writes_are_stepped_with"):
+            assert facts[name], name
+        assert facts["hook"] == [True]
+        assert "layers.0.up.weight" in facts["mismatch"] and "set to None" in facts["mismatch"]
+        assert facts["commits"] == 2
+
+
+def test_module_used_twice_in_a_forward() -> None:
+    for stock, ours in run_ranks(scenarios.both_used_twice, 2):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(stock), rtol=2e-6, atol=0)
+
+
+def test_state_dicts_schedulers_and_evaluation() -> None:
+    for facts in run_ranks(scenarios.load_and_evaluate, 2):
+        assert facts["moved"] and facts["loaded"] and facts["changed"] and facts["saved"]
+        assert abs(facts["lr"] - 1e-2 / 3) < 1e-12
+        assert facts["commits"] == 4
+        assert facts["bytes"] < 8000  # one parameter's rows, not its neighbours'
+
+
+def test_swapped_blocks_train_right() -> None:
+    same = run_ranks(scenarios.swap_blocks, 2, 99, "swap", 5)
+    swapped = run_ranks(scenarios.swap_blocks, 2, 2, "swap", 5)
+    assert swapped[0]["error"] == "" and swapped[1]["error"] == ""
+    assert swapped[0]["losses"][:3] == same[0]["losses"][:3]
+    # The reference in which rank 1 computes in its own order with the right weights of each block.
+    reference = scenarios_reference(5, 2)
+    for rank in range(2):
+        torch.testing.assert_close(torch.tensor(swapped[rank]["losses"]), torch.tensor(reference[rank]), rtol=1e-5, atol=0)
+    assert swapped[0]["counters"]["departures"] > 0
+
+
+def scenarios_reference(steps: int, bad_step: int) -> list[list[float]]:
+    from models import Case, build, loss_of
+
+    model = build(Case())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses: list[list[float]] = [[], []]
+    for step in range(steps):
+        for rank in range(2):
+            model.order = [0, 2, 1] if rank == 1 and step >= bad_step else [0, 1, 2]
+            loss = loss_of(model, step, 0, 0)
+            (loss / 2).backward()
+            losses[rank].append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def test_a_skipped_block_is_an_error_on_every_rank_within_a_second() -> None:
+    for result in run_ranks(scenarios.swap_blocks, 2, 2, "skip", 5):
+        assert len(result["losses"]) == 2
+        assert result["aborted"] and result["seconds"] < 1
+        assert 'rank 1' in result["error"] and '"layers.1"' in result["error"]
+
+
+def test_an_exception_of_the_program_costs_only_its_step() -> None:
+    for where in ("forward", "backward"):
+        for result in run_ranks(scenarios.exception_then_training, 2, where):
+            plain, failed = result["plain"], result["failed"]
+            assert failed[1] == 1
+            torch.testing.assert_close(torch.tensor(failed[0]), torch.tensor(plain[0]), rtol=1e-6, atol=0)
+            assert failed[2] == 2 and failed[3] == 4  # attached once by each rank; four commits
+
+
+def test_dataloader_workers_by_fork_and_spawn() -> None:
+    for method in ("fork", "spawn"):
+        results = run_ranks(scenarios.dataloader_workers, 2, method, limit_s=200)
+        assert results[0]["counters"]["commits"] == 13
+        assert results[0]["losses"][6:] != results[0]["losses"][:6]
+        assert results[0]["losses"][-1] < results[0]["losses"][0]
