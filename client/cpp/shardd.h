@@ -149,6 +149,19 @@ class Job {
     shardd_status_free(shardd_get_param_info(job_, param, &info));
     return info;
   }
+  // Every name of every parameter with its index, in plan order: a tied parameter has several, its own first.
+  std::vector<std::pair<std::string, int32_t>> ParameterNames() const {
+    std::vector<std::pair<std::string, int32_t>> names;
+    const int32_t count = info().param_count;
+    for (int32_t param = 0; param < count; ++param) {
+      const shardd_param_info info = parameter_info(param);
+      names.emplace_back(info.fqn, param);
+      for (int32_t i = 0; i < info.alias_count; ++i) {
+        names.emplace_back(info.aliases[i], param);
+      }
+    }
+    return names;
+  }
   // data is nullptr while its group is not unsharded. An unknown name gives data nullptr and fqn nullptr.
   ParameterView Parameter(const std::string& fqn) const {
     ParameterView view;
@@ -174,14 +187,18 @@ class Job {
   }
   Status WaitStep(shardd_step_result* result = nullptr) { return Status::Take(shardd_wait_step(job_, result)); }
 
-  // UnshardParams(true, [&] { ... read full_parameter_data ... WriteParameter ... }): enter, run, commit, leave.
+  // UnshardParams(true, [&] { ... read full_parameter_data ... WriteParameter ... }): enter, run, commit, leave. Where
+  // `body` throws, a job that was entered without writeback is left; one with writeback stays entered, because what was
+  // written so far would become everybody's: detach then.
   template <typename Body>
   Status UnshardParams(bool writeback, Body&& body) {
     Status status = Status::Take(shardd_enter_full_params(job_, writeback ? 1 : 0));
     if (!status.ok()) {
       return status;
     }
+    LeaveOnUnwind guard{writeback ? nullptr : job_};
     body();
+    guard.job = nullptr;
     if (writeback) {
       status = CommitParameters();
     }
@@ -193,6 +210,10 @@ class Job {
   shardd_job* c_job() const { return job_; }
 
  private:
+  struct LeaveOnUnwind {
+    shardd_job* job;
+    ~LeaveOnUnwind() { shardd_status_free(job != nullptr ? shardd_leave_full_params(job) : nullptr); }
+  };
   explicit Job(shardd_job* job) : job_(job) {}
   shardd_job* job_;
 };

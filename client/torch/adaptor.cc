@@ -139,12 +139,18 @@ Status ShardedModule::CopyFullParameters(std::vector<std::pair<std::string, at::
   // What torch throws is kept until the job has left again: the other ranks wait for that.
   Status status = job().UnshardParams(/*writeback=*/false, [&] {
     copied = internal::NoThrow("copy full parameters", [&] {
-      for (size_t i = 0; i < state_->params().size(); ++i) {
-        const internal::ParamState& param = state_->params()[i];
-        const void* data = job().full_parameter_data(static_cast<int32_t>(i));
-        parameters->emplace_back(param.fqn, at::from_blob(const_cast<void*>(data), param.storage->shape(),
-                                                          at::TensorOptions().dtype(param.stored_dtype))
-                                                .clone());
+      int32_t last = -1;
+      for (const auto& [name, index] : job().ParameterNames()) {
+        if (index == last) {
+          parameters->emplace_back(name, parameters->back().second);
+          continue;
+        }
+        last = index;
+        const internal::ParamState& param = state_->params()[static_cast<size_t>(index)];
+        const void* data = job().full_parameter_data(index);
+        parameters->emplace_back(name, at::from_blob(const_cast<void*>(data), param.storage->shape(),
+                                                     at::TensorOptions().dtype(param.stored_dtype))
+                                           .clone());
       }
       return Status();
     });

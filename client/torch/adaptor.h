@@ -87,7 +87,8 @@ class ShardedModule {
   // This rank needs the job no more.
   Status Finish();
 
-  // The stored parameters, as (FQN, copy in the stored dtype), in plan order. All ranks together, outside a pass.
+  // The stored parameters, as (FQN, copy in the stored dtype), in plan order: the managed part of a state dict. A tied
+  // parameter comes under each of its names, with one copy for all of them. All ranks together, outside a pass.
   Status CopyFullParameters(std::vector<std::pair<std::string, at::Tensor>>* parameters);
 
   // REQUIRES: Finish has not been called.

@@ -5,11 +5,15 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/c/shardd.h"
+#include "client/cpp/shardd.h"
 #include "tests/client/client_fixture.h"
 
 namespace shardd::testing_client {
@@ -224,6 +228,45 @@ TEST(Training, ATiedParameterIsUnshardedWithEveryGroupThatUsesIt) {
     ASSERT_C_OK(shardd_reshard(rank.job(), b));
     EXPECT_EQ(shardd_parameter_data(rank.job(), weight), nullptr);
   }
+}
+
+TEST(Training, ParameterNamesHoldEveryNameOfATiedParameter) {
+  v1::JobSpec spec = SmallSpec("job", 1);
+  for (const int module : {1, 2}) {
+    spec.mutable_tree()->mutable_modules(module)->mutable_parameters(0)->set_storage_id(77);
+  }
+  Daemon daemon(1);
+  Job::Options options;
+  options.spec_json = ToJson(spec);
+  options.rank = 0;
+  options.address = daemon.address();
+  std::unique_ptr<Job> job;
+  const Status status = Job::Attach(options, &job);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const int32_t shared = job->FindParameter("a.weight");
+  const std::vector<std::pair<std::string, int32_t>> want = {{"head", job->FindParameter("head")},
+                                                             {"frozen", job->FindParameter("frozen")},
+                                                             {"a.weight", shared},
+                                                             {"b.weight", shared},
+                                                             {"a.bias", job->FindParameter("a.bias")},
+                                                             {"b.bias", job->FindParameter("b.bias")}};
+  EXPECT_EQ(job->ParameterNames(), want);
+}
+
+// A body that throws, as torch code does, must not leave the other ranks waiting for this one to leave.
+TEST(Training, ABodyThatThrowsLeavesTheFullParameters) {
+  Daemon daemon(1);
+  Job::Options options;
+  options.spec_json = ToJson(SmallSpec("job", 1));
+  options.rank = 0;
+  options.address = daemon.address();
+  std::unique_ptr<Job> job;
+  Status status = Job::Attach(options, &job);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_TRUE(job->CommitParameters().ok());
+  EXPECT_THROW((void)job->UnshardParams(false, [] { throw std::runtime_error("no memory"); }), std::runtime_error);
+  status = job->group(0).Unshard(SHARDD_FORWARD);
+  EXPECT_TRUE(status.ok()) << status.message();
 }
 
 TEST(Training, ADelayedRankHoldsNobodyUpBeforeTheCommit) {

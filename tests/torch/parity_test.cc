@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cmath>
@@ -125,6 +124,22 @@ TEST(TorchAdaptor, GivesTheSameResultOnEveryRun) {
   }
 }
 
+TEST(TorchAdaptor, FullParametersComeUnderEveryNameOfATiedOne) {
+  Ranks ranks(2);
+  const std::vector<json> results = ranks.RunSharded({.ranks = 2, .model = "tied", .steps = 2});
+  for (const json& result : results) {
+    ASSERT_TRUE(result.contains("parameters"));
+    const json& parameters = result["parameters"];
+    // Within a module and across groups.
+    for (const char* alias : {"cell0.gate.weight", "cell2.a.weight", "cell2.gate.weight"}) {
+      ASSERT_TRUE(parameters.contains(alias)) << alias;
+      EXPECT_EQ(parameters[alias], parameters["cell0.a.weight"]) << alias;
+    }
+    EXPECT_NE(parameters["cell1.a.weight"], parameters["cell0.a.weight"]);
+    EXPECT_EQ(result["managed"].size(), parameters.size()) << "a name came twice";
+  }
+}
+
 TEST(TorchAdaptor, AReplacedRankGoesOnAtTheCommittedStepAndTheResultIsTheSame) {
   constexpr int kKillAt = 20;
   Ranks ranks(2);
@@ -132,15 +147,14 @@ TEST(TorchAdaptor, AReplacedRankGoesOnAtTheCommittedStepAndTheResultIsTheSame) {
   const json reference = ranks.RunReference(options);
   options.address = ranks.address();
   options.job = "killed";
-  const pid_t survivor = ranks.Start(options);
+  shardd::testing::Child survivor = ranks.Start(options);
   options.rank = 1;
   options.kill_at = kKillAt;
-  const int died = ranks.Wait(ranks.Start(options));
-  EXPECT_TRUE(WIFSIGNALED(died) && WTERMSIG(died) == SIGKILL) << died;
+  EXPECT_EQ(ranks.Start(options).Wait(kWorkerLimit), 1000 + SIGKILL);
   options.kill_at = -1;
   options.replace = true;
-  EXPECT_EQ(ranks.Wait(ranks.Start(options)), 0);
-  EXPECT_EQ(ranks.Wait(survivor), 0);
+  EXPECT_EQ(ranks.Start(options).Wait(kWorkerLimit), 0);
+  EXPECT_EQ(survivor.Wait(kWorkerLimit), 0);
   json replacement = ranks.Read(options);
   options.rank = 0;
   const json result = ranks.Read(options);

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -276,16 +277,19 @@ void TrainReference(const WorkerOptions& options) {
   std::vector<Master> masters;
   std::vector<at::Tensor> groups[2];
   std::vector<std::pair<std::string, at::Tensor>> named;
-  std::set<const void*> seen;
+  std::map<const void*, at::Tensor> seen;
   for (auto& parameter : net->named_parameters()) {
-    if (!seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
-      continue;  // tied: one parameter, under the name of its first use
+    at::Tensor& stored = seen[parameter.value().unsafeGetTensorImpl()];
+    if (stored.defined()) {
+      named.emplace_back(parameter.key(), stored);  // tied: one parameter, under each of its names
+      continue;
     }
     Master master{parameter.value().detach().clone().requires_grad_(parameter.value().requires_grad()),
                   parameter.value()};
     master.used.set_data(master.used.detach().to(dtype));
     groups[InSecondGroup(options, parameter.key()) ? 1 : 0].push_back(master.stored);
-    named.emplace_back(parameter.key(), master.stored);
+    stored = master.stored;
+    named.emplace_back(parameter.key(), stored);
     masters.push_back(std::move(master));
   }
   std::unique_ptr<torch::optim::Optimizer> optimizer;
