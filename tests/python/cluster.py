@@ -39,7 +39,13 @@ class Cluster:
         self.environment = environment or {}
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, function: Callable[..., Any], rank: int, arguments: tuple[Any, ...], environment: dict[str, str] | None = None) -> None:
+    def start(
+        self,
+        function: Callable[..., Any],
+        rank: int,
+        arguments: tuple[Any, ...],
+        environment: dict[str, str] | None = None,
+    ) -> None:
         with open(f"{self.folder}/{rank}.args", "wb") as file:
             pickle.dump((function.__module__, function.__qualname__, arguments), file)
         env = dict(
@@ -117,7 +123,13 @@ class Cluster:
             process.wait()
 
 
-def run_ranks(function: Callable[..., Any], world: int, *arguments: Any, limit_s: float = 120, environment: dict[str, str] | None = None) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any],
+    world: int,
+    *arguments: Any,
+    limit_s: float = 120,
+    environment: dict[str, str] | None = None,
+) -> list[Any]:
     """``function(*arguments)`` on every rank, with torch.distributed over gloo; its results by rank."""
     with tempfile.TemporaryDirectory() as folder, Cluster(world, folder, environment) as cluster:
         for rank in range(world):

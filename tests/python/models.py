@@ -93,7 +93,11 @@ def shard(model: Model, case: Case, fully_shard: Any) -> None:
 
     dtypes = {"": None, "bf16": torch.bfloat16, "fp32": torch.float32}
     policy = MixedPrecisionPolicy(param_dtype=dtypes[case.param_dtype], reduce_dtype=dtypes[case.reduce_dtype])
-    kwargs = {"mesh": init_device_mesh("cpu", (dist.get_world_size(),)), "mp_policy": policy, "reshard_after_forward": case.reshard}
+    kwargs = {
+        "mesh": init_device_mesh("cpu", (dist.get_world_size(),)),
+        "mp_policy": policy,
+        "reshard_after_forward": case.reshard,
+    }
     if case.wrap in ("blocks", "list"):
         for layer in model.layers:
             fully_shard(layer, **kwargs)
@@ -167,7 +171,9 @@ def train_sharded(case: Case, impl: str) -> dict[str, Any]:
     result["same_objects"] = all(after[name] is before[name] for name in before)
     state = model.state_dict()
     result["keys"] = sorted(state)
-    result["parameters"] = {name: value.full_tensor().detach().clone() for name, value in state.items() if hasattr(value, "full_tensor")}
+    result["parameters"] = {
+        name: value.full_tensor().detach().clone() for name, value in state.items() if hasattr(value, "full_tensor")
+    }
     result["local_shapes"] = {name: tuple(p.to_local().shape) for name, p in after.items()}
     if impl == "shardd":
         from shardd.torch import counters, finish
@@ -195,14 +201,22 @@ def train_alone(case: Case, world: int) -> dict[str, Any]:
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), case.clip).item())
         optimizer.step()
         optimizer.zero_grad()
-    return {"losses": losses, "norms": norms, "parameters": {n: p.detach().clone() for n, p in model.named_parameters()}}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "parameters": {n: p.detach().clone() for n, p in model.named_parameters()},
+    }
 
 
 def compare(case: Case) -> dict[str, Any]:
     """On every rank: shardd, torch's own fully_shard, and the unsharded model."""
     stock = train_sharded(case, "torch")
     ours = train_sharded(case, "shardd")
-    return {"torch": stock, "shardd": ours, "alone": train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None}
+    return {
+        "torch": stock,
+        "shardd": ours,
+        "alone": train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None,
+    }
 
 
 @contextlib.contextmanager

@@ -76,7 +76,9 @@ def types_and_identity() -> dict[str, Any]:
     except RuntimeError as error:
         facts["resharded_use"] = str(error)
     model.layers[0].unshard()
-    facts["unshard"] = tuple(model.layers[0].up.weight.shape) if not isinstance(model.layers[0].up.weight, DTensor) else ()
+    facts["unshard"] = (
+        tuple(model.layers[0].up.weight.shape) if not isinstance(model.layers[0].up.weight, DTensor) else ()
+    )
     model.layers[0].reshard()
     facts["reshard"] = isinstance(model.layers[0].up.weight, DTensor)
     return facts
@@ -185,7 +187,12 @@ def swap_blocks(bad_step: int, kind: str, steps: int) -> dict[str, Any]:
     except shardd.Error as error:
         seconds = time.monotonic() - started
         os.environ["SHARDD_TEST_FAILED"] = "1"
-        return {"losses": losses, "error": str(error), "seconds": seconds, "aborted": isinstance(error, shardd.StepAborted)}
+        return {
+            "losses": losses,
+            "error": str(error),
+            "seconds": seconds,
+            "aborted": isinstance(error, shardd.StepAborted),
+        }
     return {"losses": losses, "error": "", "counters": _counters(model)}
 
 
@@ -200,6 +207,7 @@ def exception_then_training(where: str) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         if fail:
+
             class Stop(torch.autograd.Function):
                 @staticmethod
                 def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -296,12 +304,16 @@ def load_and_evaluate() -> dict[str, Any]:
         again = loss_of(model, 7, 0, 0).item()
     facts["moved"] = other != first
     facts["loaded"] = again == first
-    facts["changed"] = any(not torch.equal(start[n], v.full_tensor()) for n, v in model.state_dict().items() if n in start)
+    facts["changed"] = any(
+        not torch.equal(start[n], v.full_tensor()) for n, v in model.state_dict().items() if n in start
+    )
     loss_of(model, 6, 0, rank).backward()
     optimizer.step()
     facts["commits"] = _counters(model)["commits"]
     saved = torch.load(_save(model), weights_only=False)
-    facts["saved"] = all(torch.equal(saved[n].to_local(), v.to_local()) for n, v in model.state_dict().items() if n in start)
+    facts["saved"] = all(
+        torch.equal(saved[n].to_local(), v.to_local()) for n, v in model.state_dict().items() if n in start
+    )
     facts["bytes"] = os.path.getsize(_save({"gate": model.state_dict()["layers.0.gate"]}))
     optimizer_state = optimizer.state_dict()
     optimizer.load_state_dict(optimizer_state)
@@ -335,7 +347,9 @@ def dataloader_workers(method: str) -> dict[str, Any]:
     optimizer.zero_grad()
     losses = []
     for _ in range(2):
-        loader = torch.utils.data.DataLoader(_Rows(rank), batch_size=None, num_workers=2, multiprocessing_context=method)
+        loader = torch.utils.data.DataLoader(
+            _Rows(rank), batch_size=None, num_workers=2, multiprocessing_context=method
+        )
         for tokens, targets in loader:
             loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             loss.backward()

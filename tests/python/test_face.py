@@ -62,7 +62,9 @@ def test_swapped_blocks_train_right() -> None:
     # The reference in which rank 1 computes in its own order with the right weights of each block.
     reference = scenarios_reference(5, 2)
     for rank in range(2):
-        torch.testing.assert_close(torch.tensor(swapped[rank]["losses"]), torch.tensor(reference[rank]), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(swapped[rank]["losses"]), torch.tensor(reference[rank]), rtol=1e-5, atol=0
+        )
     assert swapped[0]["counters"]["departures"] > 0
 
 
@@ -87,7 +89,7 @@ def test_a_skipped_block_is_an_error_on_every_rank_within_a_second() -> None:
     for result in run_ranks(scenarios.swap_blocks, 2, 2, "skip", 5):
         assert len(result["losses"]) == 2
         assert result["aborted"] and result["seconds"] < 1
-        assert 'rank 1' in result["error"] and '"layers.1"' in result["error"]
+        assert "rank 1" in result["error"] and '"layers.1"' in result["error"]
 
 
 def test_an_exception_of_the_program_costs_only_its_step() -> None:

@@ -101,11 +101,15 @@ def test_ctrl_c_in_a_wait_raises_at_once() -> None:
 def test_torchrun_restarts_a_killed_worker_into_its_job() -> None:
     example = Path(PACKAGE).parents[1] / "examples" / "torch" / "train.py"
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ, PYTHONPATH=str(PACKAGE), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", OMP_NUM_THREADS="1")
+        environment = dict(
+            os.environ, PYTHONPATH=str(PACKAGE), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", OMP_NUM_THREADS="1"
+        )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2",
                    str(example), "--steps=12", "--width=32", "--layers=2", "--kill-at=5"]  # fmt: skip
         with open(f"{folder}/log", "w") as log:
-            code = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=150, check=False).returncode
+            code = subprocess.run(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=150, check=False
+            ).returncode
         text = Path(f"{folder}/log").read_text()
         assert code == 0, text[-4000:]
         assert "resumed at step 5" in text and "step   11 " in text, text[-4000:]

@@ -14,7 +14,9 @@ def _close(got: Any, want: Any, tolerance: float) -> None:
     torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
-def check(case: Case, world: int, tolerance: float = 2e-6, alone: bool = True, limit_s: float = 120) -> list[dict[str, Any]]:
+def check(
+    case: Case, world: int, tolerance: float = 2e-6, alone: bool = True, limit_s: float = 120
+) -> list[dict[str, Any]]:
     results = run_ranks(compare, world, case, limit_s=limit_s)
     for rank, result in enumerate(results):
         ours, stock = result["shardd"], result["torch"]
@@ -24,7 +26,13 @@ def check(case: Case, world: int, tolerance: float = 2e-6, alone: bool = True, l
         assert ours["local_shapes"] == stock["local_shapes"]
         assert ours["same_objects"]
         for name, value in stock["parameters"].items():
-            torch.testing.assert_close(ours["parameters"][name], value, rtol=tolerance * 10, atol=tolerance * 10, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                ours["parameters"][name],
+                value,
+                rtol=tolerance * 10,
+                atol=tolerance * 10,
+                msg=lambda m, n=name: f"{n}: {m}",
+            )
         if alone:
             reference = results[0]["alone"]
             _close(ours["losses"], reference["losses"][rank], tolerance * 5)

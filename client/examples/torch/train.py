@@ -78,7 +78,9 @@ def main() -> None:
             with open(mark) as file:
                 seconds = time.time() - float(file.read())
             os.unlink(mark)
-            print(f"SIGKILL to next finished step: {seconds:.2f} s, imports and restart by torchrun included", flush=True)
+            print(
+                f"SIGKILL to next finished step: {seconds:.2f} s, imports and restart by torchrun included", flush=True
+            )
     dist.barrier()
     dist.destroy_process_group()
 

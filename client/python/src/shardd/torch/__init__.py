@@ -16,7 +16,7 @@ from torch.distributed.fsdp import (
 )
 
 from shardd.torch import optim
-from shardd.torch._api import clip_grad_norm_, counters, finish, plan, reattach, resume, ride
+from shardd.torch._api import clip_grad_norm_, counters, finish, memory_plan, reattach, resume, ride
 from shardd.torch._fully_shard import FSDPModule, fully_shard
 
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
     "counters",
     "finish",
     "fully_shard",
+    "memory_plan",
     "optim",
-    "plan",
     "reattach",
     "register_fsdp_forward_method",
     "resume",

@@ -20,6 +20,6 @@ def no_dynamo(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        return torch._dynamo.disable(function, recursive=True, reason="shardd's hooks")(*args, **kwargs)  # type: ignore[no-any-return]
+        return torch._dynamo.disable(function, recursive=True, reason="shardd's hooks")(*args, **kwargs)
 
     return wrapper

@@ -30,10 +30,10 @@ def _map_slow(value: Any, map_tensors: Callable[[Any], Any]) -> Any:
                 changes[field.name] = new
         return dataclasses.replace(value, **changes) if changes else value
     if isinstance(value, dict):
-        items = {key: map_tensors(item) for key, item in value.items()}
-        if all(items[key] is value[key] for key in items):
+        mapped = {key: map_tensors(item) for key, item in value.items()}
+        if all(mapped[key] is value[key] for key in mapped):
             return value
-        return type(value)(items)
+        return type(value)(mapped)
     if isinstance(value, list):
         items = [map_tensors(item) for item in value]
         if all(new is old for new, old in zip(items, value)):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
 from torch import nn
-from torch.distributed._composable import contract
+from torch.distributed._composable.contract import contract
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp.wrap import _Policy
-from torch.distributed.tensor import DeviceMesh, DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from shardd.torch._group import ShardGroup
 from shardd.torch._state import ShardState, state_of
@@ -61,8 +61,10 @@ def _modules_of_policy(policy: Any, root: nn.Module) -> list[nn.Module]:
         return [m for m in reversed(list(root.modules())) if m is not root and policy(m)]
     classes = (policy,) if isinstance(policy, type) else tuple(policy)
     if not classes or not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
-        raise TypeError(f"fully_shard: policy is of an unknown kind (got {policy!r}); give module classes, one of torch's "
-                        "wrap policies or a function of a module")
+        raise TypeError(
+            f"fully_shard: policy is of an unknown kind (got {policy!r}); give module classes, one of torch's "
+            "wrap policies or a function of a module"
+        )
     return [m for m in reversed(list(root.modules())) if m is not root and isinstance(m, classes)]
 
 
@@ -94,12 +96,16 @@ def _check_arguments(mesh: DeviceMesh, reshard_after_forward: bool | int | None,
         raise NotImplementedError(
             f"fully_shard: mesh has {mesh.ndim} dimensions; hybrid sharding is not served yet, pass a 1-D mesh"
         )
-    if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
-        if reshard_after_forward not in (1, mesh.size()) and mesh.size() % max(reshard_after_forward, 1) == 0:
-            raise NotImplementedError(
-                f"fully_shard: reshard_after_forward={reshard_after_forward} is not served yet (got an integer, want "
-                f"True, False, None or the world size {mesh.size()}); on one node resharding moves no bytes"
-            )
+    is_count = isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool)
+    if (
+        is_count
+        and reshard_after_forward not in (1, mesh.size())
+        and mesh.size() % max(reshard_after_forward or 0, 1) == 0
+    ):
+        raise NotImplementedError(
+            f"fully_shard: reshard_after_forward={reshard_after_forward} is not served yet (got an integer, want True, "
+            f"False, None or the world size {mesh.size()}); on one node resharding moves no bytes"
+        )
 
 
 def _check_params(params: list[nn.Parameter], shard_placement_fn: Callable[..., Any] | None) -> None:
@@ -142,7 +148,7 @@ def _apply(
     )
     argument, modules, managed_modules, params, _ = _fsdp_init._get_modules_and_states(module, device, ignored_params)
     _check_params(params, shard_placement_fn)
-    state = _apply_fully_shard.state(modules[0])  # type: ignore[attr-defined]
+    state = _apply_fully_shard.state(modules[0])
     state.init(modules, device, mp_policy, automatic)
     state.attach(
         ShardGroup(state, params, modules, mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
@@ -173,7 +179,6 @@ def _watch_loads(module: nn.Module, state: ShardState) -> None:
 
     module._register_load_state_dict_pre_hook(before)
     module.register_load_state_dict_post_hook(after)
-
 
 
 def fully_shard(

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext, FSDPParamGroup, _get_param_module_infos
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
+    FSDPCommContext,
+    FSDPParamGroup,
+    _get_param_module_infos,
+)
 
 from shardd.torch._extension import _C
 
@@ -118,7 +122,9 @@ class ShardGroup(_C.Unit):
 
     @_reduce_scatter_comm.setter
     def _reduce_scatter_comm(self, comm: Any) -> None:
-        raise _refuse("set_custom_reduce_scatter", "use MixedPrecisionPolicy.reduce_dtype or set_gradient_divide_factor")
+        raise _refuse(
+            "set_custom_reduce_scatter", "use MixedPrecisionPolicy.reduce_dtype or set_gradient_divide_factor"
+        )
 
     @property
     def _all_reduce_hook(self) -> None:
@@ -135,7 +141,9 @@ class ShardGroup(_C.Unit):
         logger.info("set_symm_mem_for_comm(%r): nothing to do, the daemon owns its buffers", backend)
 
     def set_allocate_memory_from_process_group(self, enable: bool) -> None:
-        logger.info("set_allocate_memory_from_process_group_for_comm(%r): nothing to do, the daemon owns its buffers", enable)
+        logger.info(
+            "set_allocate_memory_from_process_group_for_comm(%r): nothing to do, the daemon owns its buffers", enable
+        )
 
     def _set_separate_reduce_scatter_group(self, enable: bool, new_groups: dict[Any, Any]) -> None:
         logger.info("set_separate_reduce_scatter_group(%r): nothing to do, the daemon's streams are separate", enable)

@@ -46,7 +46,9 @@ def identify(index: int, mesh_ranks: list[int], group: dist.ProcessGroup) -> Ide
         host = os.environ.get("GROUP_RANK", "0")
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", run)[:40]
         key = hashlib.sha256(f"{run}\0{os.getuid()}\0{instance}\0{host}".encode()).hexdigest()[:12]
-        return Identity(f"torch-{readable}-{key}{suffix}", resumes=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0)
+        return Identity(
+            f"torch-{readable}-{key}{suffix}", resumes=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        )
     if dist.get_world_size(group) == 1:
         return Identity(f"torch-{uuid.uuid4().hex[:12]}{suffix}", resumes=False)
     box = [uuid.uuid4().hex[:12]]

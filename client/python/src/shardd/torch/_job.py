@@ -66,15 +66,15 @@ class TorchJob:
         if root._job is not None and root._job.alive:
             return root._job
         for state in root._state_ctx.all_states:
-            assert state._unit is not None  # type: ignore[attr-defined]
-            state._unit.lazy_init()  # type: ignore[attr-defined]
+            assert state._unit is not None
+            state._unit.lazy_init()
         unit = root._unit
         assert unit is not None
         mesh_info = unit.mesh_info
         group = mesh_info.shard_process_group
         ranks = dist.get_process_group_ranks(group)
         identity = identify(_next_index(root), ranks, group)
-        owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}  # type: ignore[attr-defined]
+        owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
         optimizers = [o for o in _optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
         rank, world_size = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
         description = _spec.describe(root, identity.name, world_size, optimizers)
@@ -85,12 +85,15 @@ class TorchJob:
         job = cls(root, engine, description)
         info = engine.info()
         if info["version"] > 0 and not identity.resumes:
-            raise RuntimeError(f'register model: job "{identity.name}" has parameters already; set SHARDD_JOB to resume one')
+            raise RuntimeError(
+                f'register model: job "{identity.name}" has parameters already; set SHARDD_JOB to resume one'
+            )
         job._bind(description, rank, world_size)
         if info["version"] == 0:
             if identity.resumes and _restart_count() > 0:
                 logger.warning(
-                    'job "%s" was not found after a restart; starting from the values that the program gave', identity.name
+                    'job "%s" was not found after a restart; starting from the values that the program gave',
+                    identity.name,
                 )
             job._give_values(rank, world_size)
         else:
@@ -137,7 +140,14 @@ class TorchJob:
             engine.set_complete_partial(complete_partial)
 
     def _add_param(
-        self, unit: Any, fsdp_param: FSDPParam, groups: list[int], index: int, info: dict[str, Any], rank: int, world_size: int
+        self,
+        unit: Any,
+        fsdp_param: FSDPParam,
+        groups: list[int],
+        index: int,
+        info: dict[str, Any],
+        rank: int,
+        world_size: int,
     ) -> None:
         size = fsdp_param._orig_size
         sharded = fsdp_param.sharded_param
@@ -148,7 +158,7 @@ class TorchJob:
         unsharded = nn.Parameter(torch.empty((), dtype=dtype).expand(size), requires_grad=sharded.requires_grad)
         fsdp_param._unsharded_param = unsharded
         if info["requires_grad"] and fsdp_param.orig_dtype != torch.float32:
-            sharded.grad_dtype = torch.float32  # type: ignore[attr-defined]  # gradients are added up in fp32
+            sharded.grad_dtype = torch.float32  # gradients are added up in fp32
         module_info = fsdp_param._module_info
         places = []
         for module, name in zip(
@@ -190,7 +200,7 @@ class TorchJob:
             root = self.root()
             assert root is not None
             for state in root._state_ctx.all_states:
-                state._unit._copy_shards_out()  # type: ignore[attr-defined]
+                state._unit._copy_shards_out()
         self.write_depth += 1
 
     def commit_write(self) -> None:
@@ -224,7 +234,7 @@ class TorchJob:
             try:
                 engine.detach(finished)
             except RuntimeError as error:
-                logger.warning('close job "%s": %s', self.name, error)
+                logger.debug('close job "%s": %s', self.name, error)  # it was over already
 
 
 def _own_storage(fsdp_param: FSDPParam) -> torch.Tensor:

@@ -115,7 +115,7 @@ def _tree(root: torch.nn.Module, states: list[ShardState]) -> tuple[dict[str, An
 
 def describe(root: ShardState, name: str, world_size: int, optimizers: list[DaemonOptimizer]) -> Description:
     """Describes the model as it is now. Raises for what the daemon cannot do, by name."""
-    states: list[ShardState] = list(root._state_ctx.all_states)  # type: ignore[arg-type]
+    states: list[ShardState] = list(root._state_ctx.all_states)
     tree, params = _tree(root._modules[0], states)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")

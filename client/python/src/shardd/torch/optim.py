@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from shardd.torch import _job
 from shardd.torch._state import ShardState, root_states
 
-__all__ = ["AdamW", "DaemonOptimizer", "SGD"]
+__all__ = ["SGD", "AdamW", "DaemonOptimizer"]
 
 
 def _states_with(params: Iterable[Any]) -> list[ShardState]:
@@ -71,7 +71,7 @@ class DaemonOptimizer(Optimizer):
         return [job for job in _job.jobs() if job.optimizer is not None and job.optimizer() is self]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, max_grad_norm: float = 0.0) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None, *, max_grad_norm: float = 0.0) -> Any:
         """One step of every rank. Returns when it is committed; ``last_grad_norm`` is then the norm before clipping.
 
         ``max_grad_norm``: the daemon clips by the global norm, without a collective of the trainers.
@@ -194,7 +194,7 @@ def _guard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             job = None if ref is None else ref()
             if job is not None and job.alive:
                 raise NotImplementedError(
-                    f"step of {type(optimizer).__name__}: its parameters are shards of job \"{job.name}\", which only the "
+                    f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which only the '
                     f"daemon writes; use shardd.torch.optim.AdamW or SGD"
                 )
 
