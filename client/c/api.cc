@@ -284,10 +284,10 @@ absl::Status GetCounters(const shardd_job* job, shardd_counters* counters) {
   return absl::OkStatus();
 }
 
-// For calls that answer with a pointer: usable, in range.
+// For calls that answer without a status.
+bool IsUsable(const shardd_job* job) { return job != nullptr && !IsForkedChild(); }
 bool ParamIsUsable(const shardd_job* job, int32_t param) {
-  return job != nullptr && !IsForkedChild() && param >= 0 &&
-         static_cast<size_t>(param) < job->impl->plan().params.size();
+  return IsUsable(job) && param >= 0 && static_cast<size_t>(param) < job->impl->plan().params.size();
 }
 
 }  // namespace
@@ -339,7 +339,7 @@ const void* shardd_trainer_state(const shardd_job* job, size_t* size_bytes) {
   if (size_bytes != nullptr) {
     *size_bytes = 0;
   }
-  if (job == nullptr || size_bytes == nullptr || shardd::IsForkedChild()) {
+  if (size_bytes == nullptr || !shardd::IsUsable(job)) {
     return nullptr;
   }
   const std::string& state = job->impl->trainer_state();
@@ -353,10 +353,10 @@ shardd_status* shardd_get_param_info(const shardd_job* job, int32_t param, shard
   return ToC(shardd::ParamInfo(job, param, info));
 }
 int32_t shardd_find_param(const shardd_job* job, const char* fqn) {
-  return job == nullptr || fqn == nullptr ? -1 : job->impl->plan().FindParam(fqn);
+  return fqn == nullptr || !shardd::IsUsable(job) ? -1 : job->impl->plan().FindParam(fqn);
 }
 int32_t shardd_find_group(const shardd_job* job, const char* name) {
-  return job == nullptr || name == nullptr ? -1 : job->impl->plan().FindGroup(name);
+  return name == nullptr || !shardd::IsUsable(job) ? -1 : job->impl->plan().FindGroup(name);
 }
 
 shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first, int64_t numel) {

@@ -5,7 +5,8 @@
  * optimizer state live in the daemon; what this library returns are pointers into shared memory.
  *
  * Threads: a shardd_job is used by one thread at a time. Different jobs are independent. After fork() every call in the
- * child returns FAILED_PRECONDITION (the memory is not mapped there).
+ * child is refused, because the memory is not mapped there: FAILED_PRECONDITION, or NULL and -1 where no status is
+ * returned. Only shardd_status_*, shardd_version and shardd_string_free work there.
  * Errors: every fallible call returns NULL for success, else a status that the caller frees with shardd_status_free.
  * Codes are those of google.rpc.Code. ABORTED: the epoch advanced (a rank died, or the step was ended by an error that
  * the text explains); everything since the last committed step is dropped; call shardd_reattach and rewind to
