@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
-#include "tests/faults/raw_client.h"
+#include "tests/testing/sanitizers.h"
 
 namespace shardd::e2e {
 namespace {
@@ -19,11 +19,7 @@ using testing::PollUntil;
 
 constexpr int kKilled = 1000 + SIGKILL;
 // Of the wait for ABORTED, not of its usual length, which is a few ms.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int64_t kAbortLimitMs = 10'000;
-#else
-constexpr int64_t kAbortLimitMs = 1000;
-#endif
+constexpr int64_t kAbortLimitMs = testing::kSanitized ? 10'000 : 1000;
 
 class Kill : public Cluster {
  protected:
@@ -50,16 +46,43 @@ class Kill : public Cluster {
     EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before_; })) << DaemonFootprint() << ", want " << before_;
   }
 
+  // What a rank wrote into `file` of its folder; 0: not yet.
+  int64_t TimeIn(const Args& args, const std::string& file, int rank) const {
+    int64_t ms = 0;
+    std::ifstream(absl::StrCat(Folder(args), "/", file, ".", rank)) >> ms;
+    return ms;
+  }
+
+  // Of ranks that have ended.
   void ExpectToldInTime(const Args& args, int victim, int survivor) {
     const TrainerReport report = Report(args, survivor);
     const std::string note = report.Note("aborted");
     ASSERT_FALSE(note.empty()) << "rank " << survivor << " never saw the abort";
     EXPECT_TRUE(absl::StrContains(note, absl::StrCat("rank ", victim, " is lost"))) << note;
-    int64_t step = 0, told_ms = 0, killed_ms = 0;
+    int64_t step = 0, told_ms = 0;
     ASSERT_EQ(sscanf(note.c_str(), "aborted %ld %ld", &step, &told_ms), 2);
-    std::ifstream(absl::StrCat(Folder(args), "/killed.", victim)) >> killed_ms;
+    const int64_t killed_ms = TimeIn(args, "killed", victim);
     ASSERT_GT(killed_ms, 0);
     EXPECT_LT(told_ms - killed_ms, kAbortLimitMs);
+  }
+  // Of a victim that has just died, and of a survivor that lives on (with mark=aborted).
+  void ExpectToldNow(const Args& args, int victim, int survivor) {
+    const int64_t killed_ms = TimeIn(args, "killed", victim);
+    ASSERT_GT(killed_ms, 0);
+    int64_t told_ms = 0;
+    ASSERT_TRUE(PollUntil([&] { return (told_ms = TimeIn(args, "at.aborted", survivor)) >= killed_ms; }))
+        << "rank " << survivor << " was not told that rank " << victim << " is gone";
+    EXPECT_LT(told_ms - killed_ms, kAbortLimitMs);
+  }
+  // A victim that died at no known moment has left nothing: no session, and a survivor that has one again.
+  void ExpectGoneInTime(int victim, int survivor) {
+    EXPECT_TRUE(PollUntil(
+        [&] {
+          const std::vector<v1::Rank> ranks = Ranks();
+          return ranks.size() == 2 && ranks[victim].state() == v1::RANK_STATE_ABSENT &&
+                 ranks[survivor].state() != v1::RANK_STATE_ABSENT;
+        },
+        absl::Milliseconds(kAbortLimitMs)));
   }
 
   // Rank 1 dies at `moment`, is replaced, and all ends as if nothing had been.
@@ -119,11 +142,12 @@ TEST_F(Kill, AfterStepWasSent) {
   const std::string attached = reports[1].Note("attached");
   EXPECT_TRUE(attached == "attached 4" || attached == "attached 5") << attached;
   EXPECT_EQ(reports[1].Note("state"), absl::StrCat("state step ", attached.substr(9), " rank 1;"));
+  ExpectToldInTime(args, 1, 0);
   ExpectSame(reports, WithoutCrash(args));
   ExpectNothingLeaks();
 }
 
-// When every rank has sent Step the decision has fallen: the step is committed although a rank has died.
+// Nobody is left to be told. What was begun is dropped, what was committed waits for whoever comes.
 TEST_F(Kill, OfEveryRankLeavesTheJobAtItsCommittedStep) {
   StartDaemon();
   const Args args = {{"steps", "10"}, {"recover", "1"}};
@@ -179,23 +203,57 @@ TEST_F(Kill, AnywhereWithinAttach) {
   ExpectNothingLeaks();
 }
 
+// While it is told that the other is dead, before it has attached again.
+TEST_F(Kill, OfTheSurvivorWhenItIsTold) {
+  StartDaemon();
+  const Args args = {{"steps", "10"}, {"recover", "1"}};
+  Child survivor = StartRank(0, args.With({{"kill", "aborted"}}));
+  Child victim = StartRank(1, args.With({{"kill", "some_gradients@4"}}));
+  EXPECT_EQ(victim.Wait(), kKilled);
+  EXPECT_EQ(survivor.Wait(), kKilled);
+  EXPECT_LT(TimeIn(args, "killed", 0) - TimeIn(args, "killed", 1), kAbortLimitMs);
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectAllOk(reports);
+  EXPECT_EQ(reports[0].Note("attached"), "attached 4");
+  EXPECT_EQ(reports[1].Note("attached"), "attached 4");
+  ExpectSame(reports, WithoutCrash(args));
+  ExpectNothingLeaks();
+}
+
+// Seventy-five kills at named moments, each rank in turn, and twenty-five of replacements that are still attaching.
 TEST_F(Kill, AHundredTimesChangesNoBit) {
   StartDaemon();
-  constexpr int kKills = 100;
-  const Args args = {{"steps", std::to_string(kKills + 4)}, {"recover", "1"}, {"micro", "2"}};
+  constexpr int kNamed = 75;
+  constexpr int kAttaching = 25;
   const char* moments[] = {"unsharded", "some_gradients", "before_step", "step_sent", "root_held"};
-  // Kill i falls in step i + 1, and hits the ranks in turn.
+  const Args args = {{"steps", std::to_string(2 * kNamed + 4)}, {"recover", "1"}, {"micro", "2"}, {"mark", "aborted"}};
+  // Two steps apart: a survivor never comes to its own end before it is told, also where the dead rank's last step is
+  // still committed. Every moment meets both ranks, with a forked child that lives on and without.
   auto start = [&](int kill) {
-    return StartRank(kill % 2, args.With({{"kill", absl::StrCat(moments[kill % 5], "@", kill + 1)},
-                                          {"orphan", kill % 10 == 3 ? "1" : "0"}}));
+    return kill >= kNamed ? StartRank(kill % 2, args)
+                          : StartRank(kill % 2, args.With({{"kill", absl::StrCat(moments[kill % 5], "@", 2 * kill + 1)},
+                                                           {"orphan", kill / 5 % 3 == 1 ? "1" : "0"}}));
   };
   std::optional<Child> ranks[2];
   ranks[0].emplace(start(0));
   ranks[1].emplace(start(1));
-  for (int kill = 0; kill < kKills; ++kill) {
-    ASSERT_EQ(ranks[kill % 2]->Wait(), kKilled) << "kill " << kill << ": " << Report(args, kill % 2).message;
-    ranks[kill % 2].emplace(kill + 2 < kKills ? start(kill + 2) : StartRank(kill % 2, args));
+  int attaching = 0;
+  for (int kill = 0; kill < kNamed; ++kill) {
+    const int victim = kill % 2;
+    const int survivor = 1 - victim;
+    SCOPED_TRACE(absl::StrCat("kill ", kill, " of rank ", victim, ": ", moments[kill % 5]));
+    ASSERT_EQ(ranks[victim]->Wait(), kKilled) << Report(args, victim).message;
+    ASSERT_NO_FATAL_FAILURE(ExpectToldNow(args, victim, survivor));
+    if (kill % 3 == 1) {
+      // After 0.8 to 20 ms, wherever it is then; not beyond its first unshard, so that no step is made meanwhile.
+      ++attaching;
+      const Args dies_early = {{"kill_after_us", std::to_string(attaching * 800)}, {"pause", "unsharded"}};
+      ASSERT_EQ(StartRank(victim, args.With(dies_early)).Wait(), kKilled);
+      ExpectGoneInTime(victim, survivor);
+    }
+    ranks[victim].emplace(start(kill + 2));
   }
+  EXPECT_EQ(attaching, kAttaching);
   for (std::optional<Child>& rank : ranks) EXPECT_EQ(rank->Wait(), 0);
   const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
   ExpectAllOk(reports);
