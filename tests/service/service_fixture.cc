@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -69,15 +68,6 @@ bool IsClosedWithin(int socket, absl::Duration within) {
       return bytes == 0 || errno == ECONNRESET;
     }
   }
-}
-
-void RunAsUid(uint32_t uid, const std::function<void()>& body) {
-  std::thread([&] {
-    // The system calls themselves: glibc's wrappers would change every thread of the process.
-    ASSERT_EQ(::syscall(SYS_setresgid, uid, uid, uid), 0);
-    ASSERT_EQ(::syscall(SYS_setresuid, uid, uid, uid), 0);
-    body();
-  }).join();
 }
 
 std::vector<FakeJobsSource::Call> FakeJobsSource::calls() const {

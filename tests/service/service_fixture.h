@@ -22,6 +22,7 @@
 #include "server/service/listener.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/jobs.grpc.pb.h"
+#include "tests/testing/run_as_uid.h"
 
 namespace shardd::testing_service {
 
@@ -48,9 +49,7 @@ void SendBytes(int socket, absl::string_view bytes);
 // True when the peer closes within `within`; bytes that arrive before are skipped.
 bool IsClosedWithin(int socket, absl::Duration within);
 
-// Runs `body` on a thread whose credentials, and no other thread's, are those of `uid` (and a group of the same
-// number). Needs root.
-void RunAsUid(uint32_t uid, const std::function<void()>& body);
+using testing::RunAsUid;
 
 // Answers every call at once with what is set here; records who asked what.
 class FakeJobsSource : public JobsSource {
