@@ -12,6 +12,8 @@
 namespace shardd::faults {
 namespace {
 
+constexpr int64_t kMaxMessageBytes = 256 << 20;  // of the daemon's gRPC server
+
 TEST_F(BadInput, ClientAndDaemonOfDifferentVersionsAreToldSo) {
   StartDaemonWithJob();
   v1::OpenJobRequest request;
@@ -40,6 +42,17 @@ TEST_F(BadInput, ARankThatDescribesAnotherJobIsToldTheFirstDifference) {
   spec = SpecOf(job_);
   spec.mutable_tree()->mutable_modules(2)->mutable_parameters(0)->set_requires_grad(false);
   ExpectStatus(client.Open(spec).status(), absl::StatusCode::kFailedPrecondition, "\"mid.w1\"");
+  ExpectJobIntact();
+}
+
+// Told from its length alone; none of it is kept.
+TEST_F(BadInput, AMessageAboveTheLimitIsRefused) {
+  StartDaemonWithJob();
+  v1::JobSpec spec = SpecOf({{"name", "oversized"}, {"world", "1"}});
+  spec.mutable_tree()->mutable_modules(0)->set_class_name(std::string(kMaxMessageBytes + 1, 'x'));
+  RawClient client(socket());
+  ExpectStatus(client.Open(spec).status(), absl::StatusCode::kResourceExhausted, "larger than max");
+  EXPECT_TRUE(Job("oversized").name().empty());
   ExpectJobIntact();
 }
 

@@ -1,7 +1,11 @@
 #include "tests/faults/raw_client.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -9,6 +13,7 @@
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "google/protobuf/util/json_util.h"
+#include "grpcpp/create_channel_posix.h"
 #include "tests/common/shm/process_util.h"
 #include "tests/e2e/cluster.h"
 
@@ -18,6 +23,17 @@ namespace {
 void SetLimit(grpc::ClientContext& context) { context.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit)); }
 
 }  // namespace
+
+UniqueFd ConnectTo(const std::string& socket_path) {
+  UniqueFd connected(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, socket_path.c_str(), sizeof(address.sun_path) - 1);
+  if (connect(connected.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return UniqueFd();
+  }
+  return connected;
+}
 
 v1::JobSpec SpecOf(const e2e::Args& args) {
   v1::JobSpec spec;
@@ -65,8 +81,16 @@ RawClient::RawClient(const std::string& socket_path) : socket_path_(socket_path)
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
   arguments.SetMaxReceiveMessageSize(-1);
-  stub_ = v1::TrainerService::NewStub(
-      grpc::CreateCustomChannel("unix:" + socket_path, grpc::InsecureChannelCredentials(), arguments));
+  const auto channel = grpc::CreateCustomChannel("unix:" + socket_path, grpc::InsecureChannelCredentials(), arguments);
+  stub_ = v1::TrainerService::NewStub(channel);
+  jobs_ = v1::JobsService::NewStub(channel);
+}
+
+RawClient::RawClient(const std::string& socket_path, UniqueFd connected) : socket_path_(socket_path) {
+  fcntl(connected.get(), F_SETFL, fcntl(connected.get(), F_GETFL) | O_NONBLOCK);
+  const auto channel = grpc::CreateInsecureChannelFromFd("shardd", connected.release());
+  stub_ = v1::TrainerService::NewStub(channel);
+  jobs_ = v1::JobsService::NewStub(channel);
 }
 
 absl::StatusOr<v1::OpenJobResponse> RawClient::Open(const v1::OpenJobRequest& request) {
@@ -94,6 +118,15 @@ absl::StatusOr<v1::AttachRankResponse> RawClient::Attach(uint64_t job_id, int ra
   v1::AttachRankResponse response;
   SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub_->AttachRank(&context, request, &response)));
   return response;
+}
+
+absl::Status RawClient::Close(uint64_t job_id) {
+  grpc::ClientContext context;
+  SetLimit(context);
+  v1::CloseJobRequest request;
+  request.set_job_id(job_id);
+  v1::CloseJobResponse response;
+  return FromGrpcStatus(stub_->CloseJob(&context, request, &response));
 }
 
 absl::Status RawClient::Enter(const v1::JobSpec& spec, int rank) {
@@ -130,11 +163,12 @@ void RawClient::Announce(uint64_t value) {
   (void)!write(doorbell_.get(), &one, sizeof(one));
 }
 
+bool RawClient::HasConsumed() const {
+  return daemon_page().consumed.load() >= TimelineValue(session_.epoch(), submitted_);
+}
+
 bool RawClient::Consumed() {
-  return testing::PollUntil([this] {
-    const uint64_t value = daemon_slab_.At<const DaemonPage>(0)->consumed.load();
-    return value >= TimelineValue(session_.epoch(), submitted_);
-  });
+  return testing::PollUntil([this] { return HasConsumed(); });
 }
 
 }  // namespace shardd::faults

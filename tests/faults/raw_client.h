@@ -15,10 +15,14 @@
 #include "common/shm/session_view.h"
 #include "common/shm/slab.h"
 #include "grpcpp/grpcpp.h"
+#include "shardd/v1/jobs.grpc.pb.h"
 #include "shardd/v1/trainer.grpc.pb.h"
 #include "tests/e2e/args.h"
 
 namespace shardd::faults {
+
+// A plain connection, made on the calling thread. Invalid with errno where the daemon or the file system refuses.
+UniqueFd ConnectTo(const std::string& socket_path);
 
 // The spec that a well-behaved trainer with these arguments sends.
 v1::JobSpec SpecOf(const e2e::Args& args);
@@ -45,11 +49,15 @@ class RawStream {
 class RawClient {
  public:
   explicit RawClient(const std::string& socket_path);
+  // On a connection of ConnectTo: the caller is whoever made it. (gRPC itself connects on threads of its own.)
+  RawClient(const std::string& socket_path, UniqueFd connected);
 
   v1::TrainerService::Stub& stub() { return *stub_; }
+  v1::JobsService::Stub& jobs() { return *jobs_; }
   absl::StatusOr<v1::OpenJobResponse> Open(const v1::OpenJobRequest& request);
   absl::StatusOr<v1::OpenJobResponse> Open(const v1::JobSpec& spec);
   absl::StatusOr<v1::AttachRankResponse> Attach(uint64_t job_id, int rank, bool replace = false);
+  absl::Status Close(uint64_t job_id);
 
   // Open, attach, hello, map: a session of `rank` that can be misused.
   absl::Status Enter(const v1::JobSpec& spec, int rank);
@@ -60,16 +68,21 @@ class RawClient {
   SessionMemoryView& memory() { return memory_; }
   char* payload() { return memory_.At<char>(layout_.payload_offset_bytes); }
 
+  // What the daemon tells by its page.
+  const DaemonPage& daemon_page() const { return *daemon_slab_.At<const DaemonPage>(0); }
+
   // Writes a record as the next one (its sequence too, unless `sequence` is given) and announces it.
   void Send(CommandRecord record, int64_t sequence = -1);
   // Stores the word that says how many records there are.
   void Announce(uint64_t value);
-  // Until the daemon has taken all records.
+  // The daemon has taken all records; until it has.
+  bool HasConsumed() const;
   bool Consumed();
 
  private:
   const std::string socket_path_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;
+  std::unique_ptr<v1::JobsService::Stub> jobs_;
   v1::AttachRankResponse session_;
   ShardPlan plan_;
   SessionLayout layout_;

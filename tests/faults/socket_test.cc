@@ -1,14 +1,15 @@
 // The daemon's socket: streams of sessions that are not the caller's, descriptors without a token, and noise.
 
 #include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/shm/fd_channel.h"
+#include "common/shm/fd_channel_internal.h"
+#include "common/version.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
 
@@ -58,6 +59,7 @@ TEST_F(BadInput, ASessionBelongsToItsStreamAlone) {
     }
     EXPECT_EQ(Ranks()[0].session_id(), owner.session().session_id());
     EXPECT_EQ(Job().counters().aborts(), aborts);
+    EXPECT_EQ(Ranks()[0].commands(), 0u);
     owner.Send(Record(Opcode::kUnshard, 0, v1::PHASE_FORWARD));
     EXPECT_TRUE(owner.Consumed());  // it still works
   }
@@ -85,6 +87,36 @@ TEST_F(BadInput, DescriptorsNeedTheTokenOfALiveSession) {
   ExpectJobIntact();
 }
 
+// As a client library of another version would ask: it is told so, whatever else is right.
+TEST_F(BadInput, TheDescriptorChannelOfAnotherVersionIsToldSo) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    const UniqueFd connected = ConnectTo(socket());
+    ASSERT_TRUE(connected.valid());
+    shm_internal::RequestWire request = {};
+    std::memcpy(request.magic, shm_internal::kFdMagic, sizeof(request.magic));
+    request.protocol_version = kProtocolVersion + 1;
+    request.session_id = client.session().session_id();
+    std::memcpy(request.token, client.session().token().data(), kTokenBytes);
+    ASSERT_EQ(send(connected.get(), &request, sizeof(request), MSG_NOSIGNAL), static_cast<ssize_t>(sizeof(request)));
+    ASSERT_TRUE(testing::Readable(connected.get()));
+    char answer[4096] = {};
+    const ssize_t bytes = recv(connected.get(), answer, sizeof(answer), 0);
+    ASSERT_GE(bytes, static_cast<ssize_t>(sizeof(shm_internal::ReplyWire)));
+    shm_internal::ReplyWire reply;
+    std::memcpy(&reply, answer, sizeof(reply));
+    EXPECT_EQ(reply.code, static_cast<int>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_EQ(reply.descriptors, 0u);
+    EXPECT_EQ(absl::string_view(answer + sizeof(reply), bytes - sizeof(reply)),
+              absl::StrCat("fd channel: protocol version differs (got ", kProtocolVersion + 1, ", want ",
+                           kProtocolVersion, ")"));
+    EXPECT_EQ(Ranks()[0].session_id(), client.session().session_id());
+  }
+  ExpectJobIntact();
+}
+
 TEST_F(BadInput, GarbageOnTheSocketIsHungUpOn) {
   StartDaemonWithJob();
   std::string noise(4096, '\0');
@@ -92,11 +124,9 @@ TEST_F(BadInput, GarbageOnTheSocketIsHungUpOn) {
   const std::string texts[] = {
       "GET / HTTP/1.1\r\n\r\n", noise, "P" + noise, "S" + noise, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + noise, "SHFD"};
   for (const std::string& text : texts) {
-    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_un address = {};
-    address.sun_family = AF_UNIX;
-    std::strncpy(address.sun_path, socket().c_str(), sizeof(address.sun_path) - 1);
-    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    const UniqueFd connected = ConnectTo(socket());
+    const int fd = connected.get();
+    ASSERT_TRUE(connected.valid());
     (void)!send(fd, text.data(), text.size(), MSG_NOSIGNAL);
     shutdown(fd, SHUT_WR);
     // Whatever is answered, it ends.
@@ -104,7 +134,6 @@ TEST_F(BadInput, GarbageOnTheSocketIsHungUpOn) {
       char buffer[4096];
       return recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT) == 0 || (errno != EAGAIN && errno != EINTR);
     })) << text.substr(0, 20);
-    close(fd);
   }
   ExpectJobIntact();
 }

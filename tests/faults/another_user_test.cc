@@ -1,0 +1,147 @@
+// Jobs belong to the user who opened them.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/grpc_status.h"
+#include "tests/faults/bad_input.h"
+#include "tests/faults/commands.h"
+#include "tests/testing/run_as_uid.h"
+
+namespace shardd::faults {
+namespace {
+
+using testing::RunAsUid;
+
+constexpr uint32_t kStranger = 12345;
+
+// One call of the jobs service; its status.
+template <typename Request, typename Response>
+absl::Status Ask(RawClient& client,
+                 grpc::Status (v1::JobsService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                 const Request& request, Response* response) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit));
+  return FromGrpcStatus((client.jobs().*method)(&context, request, response));
+}
+
+class AnotherUser : public BadInput {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) {
+      GTEST_SKIP() << "being another user as well needs root (uid " << geteuid() << ")";
+    }
+  }
+  // As an operator may have it who lets several users in; the daemon's own mode keeps others out.
+  void OpenTheDoor() {
+    const std::string folder = socket().substr(0, socket().rfind('/'));
+    ASSERT_EQ(chmod(folder.c_str(), 0711), 0);
+    ASSERT_EQ(chmod(socket().c_str(), 0666), 0);
+  }
+};
+
+TEST_F(AnotherUser, IsKeptOutByTheModeOfTheSocket) {
+  StartDaemonWithJob();
+  const std::string folder = socket().substr(0, socket().rfind('/'));
+  ASSERT_EQ(chmod(folder.c_str(), 0711), 0);
+  int error = 0;
+  RunAsUid(kStranger, [&] {
+    const UniqueFd connected = ConnectTo(socket());
+    error = connected.valid() ? 0 : errno;
+  });
+  EXPECT_EQ(error, EACCES);
+  ExpectJobIntact();
+}
+
+TEST_F(AnotherUser, ReachesNothingOfTheJob) {
+  StartDaemonWithJob();
+  OpenTheDoor();
+  {
+    RawClient owner(socket());
+    ASSERT_TRUE(owner.Enter(SpecOf(job_), 0).ok());
+    const uint64_t job_id = Job().job_id();
+    const uint64_t aborts = Job().counters().aborts();
+    const uint64_t session_id = owner.session().session_id();
+    const std::string token = owner.session().token();
+
+    UniqueFd connected;
+    absl::Status fds;
+    RunAsUid(kStranger, [&] {
+      connected = ConnectTo(socket());
+      fds = FetchSessionFds(socket(), session_id, token, testing::kLimit).status();  // stolen, and right
+    });
+    ExpectStatus(fds, absl::StatusCode::kPermissionDenied, "no such session, or wrong token");
+    ASSERT_TRUE(connected.valid());
+    RawClient stranger(socket(), std::move(connected));
+
+    ExpectStatus(stranger.Open(SpecOf(job_)).status(), absl::StatusCode::kPermissionDenied, "another user");
+    ExpectStatus(stranger.Attach(job_id, 0).status(), absl::StatusCode::kNotFound, "no such job");
+    ExpectStatus(stranger.Attach(job_id, 0, /*replace=*/true).status(), absl::StatusCode::kNotFound, "no such job");
+    ExpectStatus(stranger.Close(job_id), absl::StatusCode::kPermissionDenied, "another user");
+    {
+      RawStream stolen(stranger.stub());
+      stolen.Hello(session_id, token);
+      v1::SessionRequest detach;
+      detach.mutable_detach()->set_finished(true);
+      stolen.Write(detach);
+      ExpectStatus(stolen.End(), absl::StatusCode::kUnauthenticated, "no such session, or wrong token");
+    }
+
+    using Jobs = v1::JobsService::Stub;
+    v1::JobRef ref;
+    ref.set_job("job");
+    v1::ListRanksResponse ranks;
+    ExpectStatus(Ask(stranger, &Jobs::ListRanks, ref, &ranks), absl::StatusCode::kNotFound, "no job");
+    v1::ListGroupsResponse groups;
+    ExpectStatus(Ask(stranger, &Jobs::ListGroups, ref, &groups), absl::StatusCode::kNotFound, "no job");
+    v1::ListParametersResponse parameters;
+    ExpectStatus(Ask(stranger, &Jobs::ListParameters, ref, &parameters), absl::StatusCode::kNotFound, "no job");
+    v1::Memory memory;
+    ExpectStatus(Ask(stranger, &Jobs::GetMemory, ref, &memory), absl::StatusCode::kNotFound, "no job");
+    // What lists says nothing of it, and to close what is not there is no error.
+    v1::ListJobsResponse jobs;
+    EXPECT_TRUE(Ask(stranger, &Jobs::ListJobs, v1::ListJobsRequest(), &jobs).ok());
+    EXPECT_EQ(jobs.jobs_size(), 0) << jobs.ShortDebugString();
+    v1::ListEventsRequest which;
+    which.set_limit(1000);
+    v1::ListEventsResponse events;
+    EXPECT_TRUE(Ask(stranger, &Jobs::ListEvents, which, &events).ok());
+    EXPECT_EQ(events.events_size(), 0) << events.ShortDebugString();
+    v1::CloseJobByNameResponse closed;
+    EXPECT_TRUE(Ask(stranger, &Jobs::CloseJobByName, ref, &closed).ok());
+    EXPECT_FALSE(closed.existed());
+
+    EXPECT_EQ(Ranks()[0].session_id(), session_id);
+    EXPECT_EQ(Job().counters().aborts(), aborts);
+    owner.Send(Record(Opcode::kUnshard, 0, v1::PHASE_FORWARD));
+    EXPECT_TRUE(owner.Consumed());  // its session is what it was
+  }
+  ExpectJobIntact();
+}
+
+// What a user may not do to others it may do beside them.
+TEST_F(AnotherUser, HasJobsOfItsOwn) {
+  StartDaemonWithJob();
+  OpenTheDoor();
+  UniqueFd connected;
+  RunAsUid(kStranger, [&] { connected = ConnectTo(socket()); });
+  ASSERT_TRUE(connected.valid());
+  {
+    RawClient stranger(socket(), std::move(connected));
+    const auto opened = stranger.Open(SpecOf({{"name", "its_own"}, {"world", "1"}}));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_TRUE(stranger.Attach(opened->job_id(), 0).ok());
+    EXPECT_EQ(Job("its_own").uid(), kStranger);
+    // The daemon's user closes anybody's.
+    EXPECT_TRUE(RawClient(socket()).Close(opened->job_id()).ok());
+    EXPECT_EQ(Job("its_own").name(), "");
+  }
+  ExpectJobIntact();
+}
+
+}  // namespace
+}  // namespace shardd::faults
