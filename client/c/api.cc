@@ -408,6 +408,24 @@ void* shardd_gradient_shard_data(const shardd_job* job, int32_t param) {
 shardd_status* shardd_wait_gradients(shardd_job* job) {
   SHARDD_CHECKED(shardd::CheckJob("wait_gradients", job), job->impl->WaitGradients());
 }
+shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes) {
+  SHARDD_CHECKED(shardd::CheckJob("enter_pass", job),
+                 state == nullptr && state_bytes > 0
+                     ? absl::InvalidArgumentError("enter_pass: state is NULL with state_bytes above 0")
+                     : job->impl->EnterPass(stepped != 0, {static_cast<const char*>(state), state_bytes}));
+}
+shardd_status* shardd_leave_pass(shardd_job* job) {
+  SHARDD_CHECKED(shardd::CheckJob("leave_pass", job), job->impl->LeavePass());
+}
+shardd_status* shardd_open_window(shardd_job* job) {
+  SHARDD_CHECKED(shardd::CheckJob("open_window", job), job->impl->OpenWindow());
+}
+shardd_status* shardd_watch_writes(shardd_job* job, int on) {
+  SHARDD_CHECKED(shardd::CheckJob("watch_writes", job), job->impl->WatchWrites(on != 0));
+}
+void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state) {
+  return shardd::ParamIsUsable(job, param) ? job->impl->OptimizerStateData(param, state) : nullptr;
+}
 shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context) {
   if (absl::Status status = shardd::CheckJob("set_interrupt", job); !status.ok()) {
     return ToC(status);

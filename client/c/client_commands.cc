@@ -53,6 +53,11 @@ absl::Status ClientJob::Unshard(int index, HandleEvent event) {
                                                       "\": the parameters have no values yet (version 0; rank=", rank(),
                                                       "); call shardd_write_parameter and shardd_commit_parameters"));
   }
+  if (!plan_.config.trainers_never_write() && !progress_.inside_pass) {
+    return absl::FailedPreconditionError(absl::StrCat("unshard group \"", group_name(index),
+                                                      "\": the rank is outside of a pass (rank=", rank(),
+                                                      "); call shardd_enter_pass first"));
+  }
   SHARDD_RETURN_IF_ERROR(ApplyWithTied(index, event));
   // Tied parameters first: they are needed with the group, and the pool serves in order.
   for (const int other : group(index).also_unshards) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/c/write_faults.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -109,6 +110,9 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
 void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
   session_ = std::move(session);
   session_->set_interrupt(interrupt_);
+  if (watch_writes_) {
+    (void)WriteFaults::Watch(this, session_->shards_slab().data(), session_->shards_slab().size_bytes());
+  }
   failure_ = absl::OkStatus();
   device_ = attach.device();
   epoch_ = attach.epoch();
@@ -141,6 +145,10 @@ absl::Status ClientJob::Detach(bool finished) {
   // `finished` is answered with the commit of the step that was sent, for which others may still compute.
   const absl::Time deadline = absl::Now() + (finished ? options_.timeout : kDetachTimeout);
   absl::Status status = Live();
+  if (status.ok() && finished && progress_.window) {  // what was written last becomes a version too
+    status = EnterPass(/*stepped=*/false, "");
+    status = status.ok() ? LeavePass() : status;
+  }
   if (status.ok()) {
     // The ring and the stream are two ways to the daemon: what was sent on the first must not be overtaken.
     const TimelineWord& consumed = session_->daemon_page().page().consumed;

@@ -11,6 +11,8 @@
 //   client_shards.cc    looking at shards directly
 //   client_describe.cc  what the daemon counts
 //   client_step.cc      the optimizer step
+//   client_windows.cc   passes and write windows
+//   write_faults.cc     a first store into a protected shard opens the window
 
 #include <cstdint>
 #include <deque>
@@ -49,6 +51,7 @@ struct StepResult {
 // Thread-compatible. ABORTED, UNAVAILABLE and whatever else ended the session are sticky until Reattach.
 class ClientJob {
  public:
+  ~ClientJob();
   static absl::StatusOr<std::unique_ptr<ClientJob>> Attach(AttachOptions options);
   absl::Status Reattach();
   // At most 5 s. The job is of no further use.
@@ -88,6 +91,15 @@ class ClientJob {
   void* GradientShardData(int param) const;
   absl::Status WaitGradients();
   void SetInterrupt(std::function<bool()> interrupt);
+  // Jobs whose trainers write.
+  absl::Status EnterPass(bool stepped, absl::string_view state);
+  absl::Status LeavePass();
+  absl::Status OpenWindow();
+  // A store into protected shards opens the window by itself from now on.
+  absl::Status WatchWrites(bool watch);
+  // The store at `address` has faulted. Whether it may be tried again. Async-signal-safe but for what an error costs.
+  bool OnWriteFault(const void* address);
+  void* OptimizerStateData(int param, int state) const;
   // The daemon's v1::Job as JSON. One unary call.
   absl::StatusOr<std::string> DescribeJson();
 
@@ -127,11 +139,20 @@ class ClientJob {
     bool writeback = false;  // entered with it and not committed yet
     bool commit_sent = false;
     uint64_t full_params_entered = 0;
+    bool inside_pass = false;
+    bool entering_pass = false;  // the record is sent; an interrupted wait goes on
+    bool entering_stepped = false;
+    std::string entering_state;
+    bool wants_window = false;  // likewise
+    bool window = false;
+    uint64_t passes = 0;
+    uint64_t windows = 0;
     std::deque<PendingStep> pending_steps;
     int64_t last_step = -1;  // number of the last step sent; -1: none in this session
     uint64_t last_step_version = 0;
   };
 
+  friend class WriteFaults;
   explicit ClientJob(AttachOptions options) : options_(std::move(options)) {}
   // Retries what may go away by itself until `deadline`.
   absl::Status Establish(absl::Time deadline);
@@ -164,6 +185,7 @@ class ClientJob {
   absl::Status CheckMask(int group, const char* which, const uint8_t* mask) const;
   absl::Status WriteChunk(int param, const char* data, int64_t first, int64_t numel);
   absl::StatusOr<int64_t> Stage(const void* data, int64_t size_bytes);
+  absl::Status CheckWrites(const char* call) const;
   absl::Status CheckStep(const v1::Step& step, absl::string_view state) const;
 
   // Constant after Attach.
@@ -184,6 +206,7 @@ class ClientJob {
   std::string trainer_state_;
   Progress progress_;
   absl::Status failure_;
+  bool watch_writes_ = false;
   std::unique_ptr<ClientSession> session_;
 };
 

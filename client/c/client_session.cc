@@ -73,7 +73,17 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
       MapOne(fds, kFdSessionMemory, "the session memory", layout.memory_bytes, /*writable=*/true, &session_slab_));
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/false, &daemon_slab_));
-  SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/false, &shards_));
+  const bool trainers_write = !plan.config.trainers_never_write();
+  SHARDD_RETURN_IF_ERROR(
+      MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write, &shards_));
+  if (trainers_write && !shards_.SetWritable(false)) {
+    return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
+  }
+  if (plan.memory.optimizer_bytes > 0) {
+    const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+    SHARDD_RETURN_IF_ERROR(
+        MapOne(fds, kFdOptimizer, "the optimizer's state", plan.memory.optimizer_bytes, in_trainers, &optimizer_));
+  }
   if (plan.memory.parameters_bytes > 0) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdParameters, "the cast parameters", plan.memory.parameters_bytes,
                                   /*writable=*/false, &parameters_));
@@ -150,7 +160,7 @@ absl::Status ClientSession::WaitSlow(const TimelineWord& word, uint64_t sequence
   do {
     const absl::Duration left = absl::FromChrono(deadline - Clock::now());
     status = Slice(word, sequence, absl::Now() + left);
-    if (status.ok() && !Reached(word, sequence) && interrupt_ != nullptr && interrupt_()) {
+    if (status.ok() && !Reached(word, sequence) && interrupt_ != nullptr && !in_signal_ && interrupt_()) {
       status = absl::CancelledError(absl::StrCat(reason.call, ": interrupted (rank=", rank_, ")"));
     }
     if (status.ok() && !Reached(word, sequence) && Clock::now() >= deadline) {

@@ -62,8 +62,12 @@ class ClientSession {
   const char* parameters() const { return parameters_.At<const char>(0); }  // nullptr: none
   const char* pool() const { return pool_.At<const char>(0); }              // nullptr: none
   char* gradients() const { return gradients_.At<char>(0); }                // nullptr: none
+  char* optimizer() const { return optimizer_.At<char>(0); }                // nullptr: none
+  const MappedSlab& shards_slab() const { return shards_; }
   ClientStream& stream() { return *stream_; }
   const SessionCounters& counters() const { return counters_; }
+  // Nothing of the host's may run: the wait is inside a signal handler.
+  void set_in_signal(bool in_signal) { in_signal_ = in_signal; }
   // Asked every 50 ms of a wait, on the thread that waits: true ends the wait with CANCELLED.
   void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
 
@@ -128,6 +132,7 @@ class ClientSession {
   MappedSlab parameters_;
   MappedSlab pool_;
   MappedSlab gradients_;
+  MappedSlab optimizer_;
   SessionMemoryView memory_;
   ReadOnlyDaemonPageView daemon_page_;
   // Of the caller.
@@ -136,6 +141,7 @@ class ClientSession {
   uint64_t rung_at_ = 0;        // `submitted_` when the daemon was last known to be awake
   SessionCounters counters_;
   std::function<bool()> interrupt_;
+  bool in_signal_ = false;
   // Last: its reader ends before anything else goes.
   std::unique_ptr<ClientStream> stream_;
 };

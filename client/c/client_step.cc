@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/c/client_job.h"
@@ -88,6 +89,11 @@ absl::Status ClientJob::CheckStep(const v1::Step& step, absl::string_view state)
 absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckStep(step, state));
+  if (plan_.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) {
+    return absl::FailedPreconditionError(absl::StrCat("step job \"", spec().name(),
+                                                      "\": its optimizer runs in the trainers (rank=", rank(),
+                                                      "); write in a window, shardd_enter_pass commits it"));
+  }
   step.set_trainer_state(state.data(), state.size());
   const std::string payload = step.SerializeAsString();
   if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {
@@ -104,6 +110,10 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
   record.opcode = Opcode::kStep;
   record.arg0 = static_cast<int64_t>(payload.size());
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+  progress_.inside_pass = false;
+  if (std::exchange(progress_.window, false)) {
+    (void)session_->shards_slab().SetWritable(false);
+  }
   progress_.payload_record = session_->submitted();
   progress_.half_record[0] = progress_.half_record[1] = session_->submitted();
   progress_.half_used_bytes = 0;

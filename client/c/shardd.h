@@ -211,6 +211,32 @@ SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
  * the call may be made again. NULL: none. */
 SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context);
 
+/* Jobs whose trainers write their shards (trainersNeverWrite false) --------------------------------------------------
+ *
+ * A pass is a forward with its backwards. Ranks enter it together, and nobody writes while anybody is inside. Between
+ * passes a rank may write its part of the shards once its window is open. What was written becomes the next version
+ * where the next pass begins. A rank that dies with its window open takes the job back to the copy that was kept
+ * (JobConfig.keep_every); outside of windows nothing is lost. */
+
+/* Closes the rank's window and returns when every rank has called it. stepped != 0, equal on all ranks: what was
+ * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. [waits]
+ */
+SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes);
+/* The rank reads no more until its next pass. shardd_step says so too. */
+SHARDD_API shardd_status* shardd_leave_pass(shardd_job* job);
+/* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its own shard, until
+ * shardd_enter_pass or shardd_step. Nothing where the window is open already. [waits] */
+SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
+/* on != 0: a store into a shard outside of a pass opens the window by itself (a SIGSEGV handler, installed with the
+ * first call; other faults go to the handler before it). A store inside a pass reaches nobody and makes every later
+ * call fail with FAILED_PRECONDITION and the parameter's name. System calls that write into a shard fail with EFAULT
+ * instead: open the window first. */
+SHARDD_API shardd_status* shardd_watch_writes(shardd_job* job, int on);
+/* fp32 optimizer state `state` (0 ..) of the whole parameter, numel elements; read-only, but for an optimizer in the
+ * trainers, each of which writes what belongs to its shard, in its window. NULL: no such state. Valid while attached.
+ */
+SHARDD_API void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state);
+
 /* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */
 
 /* Returns when every rank has entered. [waits] */

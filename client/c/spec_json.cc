@@ -88,6 +88,7 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
                    {"gradients", plan.memory.gradients_bytes},
                    {"optimizer", plan.memory.optimizer_bytes},
                    {"unsharded_pool", plan.memory.unsharded_pool_bytes},
+                   {"kept_copy", plan.memory.kept_bytes},
                    {"journal", plan.memory.journal_bytes},
                    {"session_per_rank", plan.memory.session_bytes},
                    {"gradient_slots_per_rank", plan.memory.gradient_slots_bytes},

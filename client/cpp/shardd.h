@@ -179,6 +179,20 @@ class Job {
     return Status::Take(shardd_write_parameter(job_, param, data, first, numel));
   }
   Status CommitParameters() { return Status::Take(shardd_commit_parameters(job_)); }
+  // Jobs whose trainers write their shards; see shardd.h.
+  Status EnterPass(bool stepped = false, const std::string& state = "") {
+    return Status::Take(shardd_enter_pass(job_, stepped ? 1 : 0, state.data(), state.size()));
+  }
+  Status LeavePass() { return Status::Take(shardd_leave_pass(job_)); }
+  Status OpenWindow() { return Status::Take(shardd_open_window(job_)); }
+  Status WatchWrites(bool on = true) { return Status::Take(shardd_watch_writes(job_, on ? 1 : 0)); }
+  // The stored parameter; writable in a window.
+  void* shard_data(int32_t param) const { return const_cast<void*>(shardd_stored_parameter_data(job_, param)); }
+  void* gradient_shard_data(int32_t param) const { return shardd_gradient_shard_data(job_, param); }
+  void* optimizer_state_data(int32_t param, int32_t state) const {
+    return shardd_optimizer_state_data(job_, param, state);
+  }
+  Status WaitGradients() { return Status::Take(shardd_wait_gradients(job_)); }
   Status BackwardDone(bool last) { return Status::Take(shardd_backward_done(job_, last ? 1 : 0)); }
   Status Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm = 0,
               const std::string& trainer_state = "") {

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kMaxInflightUnshards = 1024;
 constexpr int kMaxOptimizerGroups = 1024;
+constexpr int kMaxTrainerStates = 8;
+constexpr int kMaxKeepEvery = 1'000'000;
 constexpr int64_t kMaxTimeoutMs = int64_t{365} * 24 * 3600 * 1000;
 
 template <typename... Text>
@@ -41,11 +43,6 @@ absl::Status CheckServed(const v1::JobConfig& config) {
     return absl::UnimplementedError(absl::StrCat("plan config strategy: not served yet (got ",
                                                  v1::Strategy_Name(config.strategy()),
                                                  "); use STRATEGY_FULL_SHARD or STRATEGY_SHARD_GRAD_OP"));
-  }
-  if (!config.trainers_never_write()) {
-    return absl::UnimplementedError(
-        "plan config trainers_never_write: write windows are not served yet (got false, want true); let the daemon's "
-        "optimizer update the parameters and declare trainers_never_write");
   }
   return absl::OkStatus();
 }
@@ -78,6 +75,19 @@ absl::Status CheckValues(const v1::JobConfig& config) {
   }
   SHARDD_RETURN_IF_ERROR(CheckTimeout("silence_timeout_ms", config.silence_timeout_ms()));
   SHARDD_RETURN_IF_ERROR(CheckTimeout("grace_ms", config.grace_ms()));
+  if (config.keep_every() < 0 || config.keep_every() > kMaxKeepEvery) {
+    return ConfigError("keep_every", "out of range (got ", config.keep_every(), ", want 0 to ", kMaxKeepEvery, ")");
+  }
+  const bool in_trainers = config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  if (config.optimizer().trainer_states() < 0 ||
+      config.optimizer().trainer_states() > (in_trainers ? kMaxTrainerStates : 0)) {
+    return ConfigError("optimizer.trainer_states", "out of range (got ", config.optimizer().trainer_states(),
+                       ", want 0", in_trainers ? absl::StrCat(" to ", kMaxTrainerStates) : "", " with ",
+                       v1::OptimizerKind_Name(config.optimizer().kind()), ")");
+  }
+  if (in_trainers && config.trainers_never_write()) {
+    return ConfigError("trainers_never_write", "an optimizer in the trainers writes (got true, want false)");
+  }
   if (config.optimizer().groups_size() > kMaxOptimizerGroups) {
     return ConfigError("optimizer.groups", "too many (got ", config.optimizer().groups_size(),
                        ", want <= ", kMaxOptimizerGroups, ")");
@@ -159,6 +169,9 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   if (filled.optimizer().kind() == v1::OPTIMIZER_KIND_UNSPECIFIED) {
     filled.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_NONE);
   }
+  if (filled.keep_every() == 0 && !filled.trainers_never_write()) {
+    filled.set_keep_every(filled.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER ? 10 : 1);
+  }
   if (filled.gradient_divide_factor() == 0) {  // also -0.0
     filled.set_gradient_divide_factor(world_size);
   }
@@ -183,6 +196,8 @@ int OptimizerStates(const v1::OptimizerConfig& optimizer) {
       return 2;
     case v1::OPTIMIZER_KIND_SGD:
       return optimizer.momentum() ? 1 : 0;
+    case v1::OPTIMIZER_KIND_TRAINER:
+      return optimizer.trainer_states();
     default:
       return 0;
   }

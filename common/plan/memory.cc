@@ -143,6 +143,10 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   SHARDD_RETURN_IF_ERROR(SizePool(plan));
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
+  if (!plan.config.trainers_never_write()) {
+    const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+    plan.memory.kept_bytes = plan.memory.shards_bytes + (in_trainers ? plan.memory.optimizer_bytes : 0);
+  }
   // A decided step: hyperparameters, masks and counts by parameter, every rank's trainer state.
   const int64_t decided = kPageBytes + plan.world_size * (kMaxTrainerStateBytes + 16) +
                           static_cast<int64_t>(plan.params.size()) * 11 + (int64_t{128} << 10);
@@ -157,8 +161,8 @@ int64_t FlatParamPlan::StateStrideBytes() const {
 }
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {
-  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes + journal_bytes +
-         world_size * session_bytes;
+  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes + kept_bytes +
+         journal_bytes + world_size * session_bytes;
 }
 
 }  // namespace shardd

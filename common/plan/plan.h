@@ -97,6 +97,7 @@ struct MemoryPlan {
   int64_t unsharded_pool_bytes = 0;
   int64_t gradient_slots_bytes = 0;  // of one rank
   int64_t session_bytes = 0;         // of one rank: session memory (gradient slots included) and daemon page
+  int64_t kept_bytes = 0;            // jobs whose trainers write: the copy to go back to, made with the first window
   int64_t journal_bytes = 0;         // two decided steps, trainers' states included
   int64_t TotalBytes(int world_size) const;
 };

@@ -34,7 +34,8 @@ enum SessionFd : int {
   kFdPool = 5,           // slab "unsharded pool", read-only; absent unless POOLED
   kFdGradients = 6,      // slab "gradients", read-write: trainers may write it from BackwardDone to Step (clipping,
                          // unscaling); absent where nothing is trained
-  kSessionFdCount = 7,
+  kFdOptimizer = 7,      // slab "optimizer": read-write for an optimizer in the trainers, else read-only; absent: none
+  kSessionFdCount = 8,
 };
 
 struct FdRequest {

@@ -22,8 +22,6 @@ struct ClientPage {
   alignas(128) TimelineWord done;
   // Non-zero while the client sleeps, or is about to, on a word of the daemon's page (see Timeline::Wait).
   alignas(128) std::atomic<uint32_t> waiting;
-  // Reserved for jobs whose trainers write: the pass this rank has entered or left (DESIGN: passes, write windows).
-  alignas(128) TimelineWord pass;
 };
 static_assert(sizeof(ClientPage) <= 4096);
 
@@ -39,6 +37,8 @@ struct DaemonPage {
   // epoch << 40 | backwards that this rank has closed in this session, that no rank can add to any more and whose
   // gradients are all in the gradient shards.
   alignas(128) TimelineWord reduced;
+  alignas(128) TimelineWord passes;   // epoch << 40 | EnterPass granted to this rank in this session
+  alignas(128) TimelineWord windows;  // epoch << 40 | OpenWindow granted
   // Non-zero while the daemon's loop is awake and will look at the ring before it sleeps: no doorbell needed.
   alignas(128) std::atomic<uint32_t> awake;
   alignas(128) TimelineWord tail[1];  // slot words, then group entries (DaemonPageView)

@@ -26,7 +26,9 @@ enum class Opcode : uint32_t {
   kCommitParameters = 7,
   kEnterFullParams = 8,  // flags: kWriteback
   kLeaveFullParams = 9,
-  kEnterPass = 10,  // arg0 = pass; reserved
+  kEnterPass = 10,  // flags: kStepped; then arg0 = bytes of the trainer state in the payload area
+  kLeavePass = 12,
+  kOpenWindow = 13,
   // group: this rank cannot go on until the group's gradient slot is released. Sent once, with a doorbell, before the
   // client sleeps on the slot's word: when all ranks are stuck so, the daemon adds what it has out of turn.
   kWaitGradientSlot = 11,
@@ -36,6 +38,7 @@ inline constexpr uint32_t kHasPresent = 1;
 inline constexpr uint32_t kHasFresh = 2;
 inline constexpr uint32_t kLast = 4;
 inline constexpr uint32_t kWriteback = 8;
+inline constexpr uint32_t kStepped = 16;
 
 struct alignas(64) CommandRecord {
   uint64_t sequence;

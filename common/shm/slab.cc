@@ -240,15 +240,31 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
     return ErrnoStatus(errno, "keep from forked children slab", "received");
   }
   SHARDD_RETURN_IF_ERROR(PopulatePages(mapped.data_, size_bytes, writable, "received"));
+  if (writable) {
+    mapped.fd_ = std::move(fd);
+  }
   return mapped;
 }
 
+bool MappedSlab::SetWritable(bool writable) const {
+  return mprotect(data_, static_cast<size_t>(RoundUpToPage(size_bytes_)),
+                  writable ? PROT_READ | PROT_WRITE : PROT_READ) == 0;
+}
+
+bool MappedSlab::MakePrivate() const {
+  return mmap(data_, static_cast<size_t>(RoundUpToPage(size_bytes_)), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+              fd_.get(), 0) == data_;
+}
+
 MappedSlab::MappedSlab(MappedSlab&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      fd_(std::move(other.fd_)) {}
 
 MappedSlab& MappedSlab::operator=(MappedSlab&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_bytes_, other.size_bytes_);
+  std::swap(fd_, other.fd_);
   return *this;
 }
 

@@ -245,7 +245,18 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
       fds[kFdSessionMemory] = session->memory()->memory->fd();
       SHARDD_ASSIGN_OR_RETURN(fds[kFdDaemonPage], read_only(session->memory()->daemon_page.get()));
       fds[kFdDoorbell] = session->doorbell();
-      SHARDD_ASSIGN_OR_RETURN(fds[kFdShards], read_only(memory.shards()));
+      const v1::JobConfig& config = job->plan()->config;
+      const bool in_trainers = config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+      if (config.trainers_never_write() || memory.shards() == nullptr) {
+        SHARDD_ASSIGN_OR_RETURN(fds[kFdShards], read_only(memory.shards()));
+      } else {
+        fds[kFdShards] = memory.shards()->fd();
+      }
+      if (in_trainers && memory.optimizer() != nullptr) {
+        fds[kFdOptimizer] = memory.optimizer()->fd();
+      } else {
+        SHARDD_ASSIGN_OR_RETURN(fds[kFdOptimizer], read_only(memory.optimizer()));
+      }
       SHARDD_ASSIGN_OR_RETURN(fds[kFdParameters], read_only(memory.parameters()));
       SHARDD_ASSIGN_OR_RETURN(fds[kFdPool], read_only(memory.pool()));
       fds[kFdGradients] = memory.gradients() == nullptr ? absent.get() : memory.gradients()->fd();

@@ -134,6 +134,11 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced (got ",
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
+  if (restoring_) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": its shards go back to the copy of step ", kept_step_,
+                                           "; attach again"));
+  }
   if (sessions_[rank] != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat(
         "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
@@ -202,11 +207,11 @@ void JobCore::Detach(int rank, bool finished) {
   EndSession(rank);
   ranks_[rank].finished = finished;
   // Whoever was let in to read full parameters needs nobody any more; everything else that ranks do together does.
-  const bool midway =
-      gradients_seen_ || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
-        const bool only_reads = r.inside && !r.writeback && !r.finished;
-        return r.stepped || r.committed_params || r.closed_backwards > 0 || (r.full_params && !only_reads);
-      });
+  const bool midway = gradients_seen_ || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
+                        const bool only_reads = r.inside && !r.writeback && !r.finished;
+                        return r.stepped || r.window || r.pass != Pass::kOutside || r.committed_params ||
+                               r.closed_backwards > 0 || (r.full_params && !only_reads);
+                      });
   if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
     Abort(RankError(absl::StatusCode::kAborted, rank, "session",
                     finished ? "the rank finished while others were in a step" : "the rank detached"),
@@ -259,6 +264,9 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   counters_.set_aborts(counters_.aborts() + 1);
   Event(-1, "abort", std::string(cause.message()));
   UndoWrites();
+  if (window_open_) {
+    GoBackToKept();
+  }
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
     if (session != nullptr) {
       session->Poison(epoch_);
@@ -308,6 +316,8 @@ void JobCore::ResetStep() {
   pending_reductions_ = 0;
   pending_fills_ = 0;
   deciding_ = false;
+  window_open_ = false;
+  keeping_ = false;
   full_params_granted_ = false;
   if (pool_ != nullptr) {
     pool_->Invalidate();
@@ -441,10 +451,11 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
       OnWaitGradientSlot(session, command.group);
       return MaybeFold();
     case Opcode::kEnterPass:
-      return absl::UnimplementedError(
-          absl::StrCat("EnterPass: passes are entered together only in jobs whose trainers "
-                       "write, which are not served yet (rank=",
-                       rank, ")"));
+      return OnEnterPass(session, std::move(command));
+    case Opcode::kLeavePass:
+      return OnLeavePass(session);
+    case Opcode::kOpenWindow:
+      return OnOpenWindow(session);
     case Opcode::kInvalid:
       break;
   }

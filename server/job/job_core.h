@@ -96,8 +96,13 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void DescribeMemory(v1::Memory* out) const;
 
  private:
+  enum class Pass { kOutside, kEntering, kInside };
   // One rank's place in the running step.
   struct RankStep {
+    Pass pass = Pass::kOutside;  // jobs whose trainers write
+    bool pass_stepped = false;   // kEntering: what was written is an optimizer step
+    bool wants_window = false;
+    bool window = false;       // was let in and has neither entered a pass nor stepped
     int closed_backwards = 0;  // BackwardDone so far; all of them once stepped
     bool stepped = false;
     v1::Step step;
@@ -147,6 +152,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_step.cc)
   absl::Status OnBackwardDone(Session* session, int64_t index);
   absl::Status OnStep(Session* session, v1::Step step);
+  absl::Status OnEnterPass(Session* session, RankCommand command);  // (job_windows.cc)
+  absl::Status OnLeavePass(Session* session);
+  absl::Status OnOpenWindow(Session* session);
   void OnWaitGradientSlot(Session* session, int group);
 
   absl::Status Observe(Session* session, OrderEntry entry);
@@ -170,12 +178,26 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status MaybeFold();
   void PublishReduced();
   absl::Status MaybeDecide();
+  absl::Status CheckBackwardClosed(int rank, absl::string_view what) const;
+  absl::Status CloseStep(Session* session);
   absl::Status CompareSteps() const;
   absl::Status CompareOrders();
   void Decide();
   void Apply(double norm);
   void Commit();
+  void EndStep();
   void AfterCommit();
+
+  // Passes and write windows (job_windows.cc)
+  bool trainers_write() const { return !plan_->config.trainers_never_write(); }
+  absl::Status MaybeBeginPass();
+  void FinishWindow(bool stepped);
+  void BeginPass();
+  void MaybeOpenWindows();
+  void NoteWindowCommitted();
+  void Keep();
+  void CopyKept(bool back, std::function<void(absl::Status)> done);
+  void GoBackToKept();
 
   struct Wait {
     int rank = -1;  // who is waited for; -1: nobody
@@ -228,6 +250,14 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   DecidedStep decided_;
   double grad_norm_ = 0;
   bool full_params_granted_ = false;
+  // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
+  bool window_open_ = false;  // somebody was let in since the last version
+  bool keeping_ = false;
+  bool restoring_ = false;
+  bool kept_ = false;
+  int64_t kept_step_ = 0;
+  std::vector<std::string> kept_states_;
+  int kept_age_ = 0;
   std::map<int, uint64_t> initial_writes_;  // before version 1: by parameter, the epoch that wrote it
   std::map<int64_t, std::string> undo_;     // of writebacks not yet committed: old bytes by 64 KiB chunk
   std::unique_ptr<UnshardPool> pool_;       // POOLED

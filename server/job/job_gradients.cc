@@ -253,6 +253,9 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
                                if (status.ok()) {
                                  status = MaybeDecide();
                                }
+                               if (status.ok() && epoch == epoch_) {
+                                 status = MaybeBeginPass();
+                               }
                                if (!status.ok() && epoch == epoch_) {
                                  Abort(std::move(status), {});
                                }
@@ -290,7 +293,7 @@ absl::Status JobCore::MaybeFold() {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (ranks_[rank].blocked_slot >= 0) {
       blocked = true;
-    } else if (!ranks_[rank].stepped) {
+    } else if (!ranks_[rank].stepped && !(ranks_[rank].pass == Pass::kEntering && ranks_[rank].pass_stepped)) {
       return absl::OkStatus();
     }
   }

@@ -16,8 +16,15 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
                                                              const std::string& state_dir, const std::string& directory,
                                                              int64_t reserved_bytes) {
   const MemoryPlan& want = plan.memory;
-  const int64_t tmpfs = want.shards_bytes + want.optimizer_bytes + want.journal_bytes;
-  const int64_t memfd = want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes +
+  const bool trainers_write = !plan.config.trainers_never_write();
+  const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  // What trainers write is a sealed memfd: a file could be truncated under the daemon.
+  const SlabBacking shards = trainers_write ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
+  const SlabBacking optimizer = in_trainers ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
+  const int64_t tmpfs =
+      (trainers_write ? 0 : want.shards_bytes) + (in_trainers ? 0 : want.optimizer_bytes) + want.journal_bytes;
+  const int64_t memfd = (trainers_write ? want.shards_bytes : 0) + (in_trainers ? want.optimizer_bytes : 0) +
+                        want.kept_bytes + want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes +
                         want.session_bytes * static_cast<int64_t>(plan.world_size);
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
   if (absl::Status status = CheckMemory(limits, tmpfs, memfd + reserved_bytes); !status.ok()) {
@@ -35,10 +42,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     int64_t size_bytes;
   };
   const Purpose purposes[] = {
-      {&memory->shards_, "shards", SlabBacking::kTmpfsFile, want.shards_bytes},
-      // Trainers write it: a file could be truncated under the daemon.
+      {&memory->shards_, "shards", shards, want.shards_bytes},
       {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes},
-      {&memory->optimizer_, "optimizer", SlabBacking::kTmpfsFile, want.optimizer_bytes},
+      {&memory->optimizer_, "optimizer", optimizer, want.optimizer_bytes},
       {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes},
       {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes},
   };
@@ -55,6 +61,13 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     *purpose.slab = *std::move(slab);
   }
   return memory;
+}
+
+absl::Status JobMemory::MakeKept(const ShardPlan& plan) {
+  if (kept_ == nullptr) {
+    SHARDD_ASSIGN_OR_RETURN(kept_, Slab::Create("kept copy", SlabBacking::kMemfd, plan.memory.kept_bytes));
+  }
+  return absl::OkStatus();
 }
 
 JobMemory::~JobMemory() {
@@ -74,7 +87,7 @@ SlabPointers JobMemory::pointers() const {
 
 int64_t JobMemory::allocated_bytes() const {
   int64_t total = 0;
-  for (const Slab* slab : {shards(), parameters(), gradients(), optimizer(), pool()}) {
+  for (const Slab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), kept()}) {
     total += slab == nullptr ? 0 : slab->size_bytes();
   }
   return total;
@@ -95,6 +108,9 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   add("gradients", plan.memory.gradients_bytes, gradients());
   add("optimizer", plan.memory.optimizer_bytes, optimizer());
   add("unsharded pool", plan.memory.unsharded_pool_bytes, pool());
+  if (plan.memory.kept_bytes > 0) {
+    add("kept copy", plan.memory.kept_bytes, kept());
+  }
   v1::Purpose* journal = out->add_purposes();
   journal->set_purpose("journal");
   journal->set_planned_bytes(plan.memory.journal_bytes);

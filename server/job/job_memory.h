@@ -32,6 +32,10 @@ class JobMemory {
   const Slab* gradients() const { return gradients_.get(); }
   const Slab* optimizer() const { return optimizer_.get(); }
   const Slab* pool() const { return pool_.get(); }
+  // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
+  // too. Null until MakeKept, which allocates (blocks; not while kept() is used).
+  const Slab* kept() const { return kept_.get(); }
+  absl::Status MakeKept(const ShardPlan& plan);
   const std::string& directory() const { return directory_; }
   int64_t allocated_bytes() const;
   void Describe(const ShardPlan& plan, v1::Memory* out) const;
@@ -39,7 +43,7 @@ class JobMemory {
  private:
   JobMemory() = default;
   std::string directory_;
-  std::unique_ptr<Slab> shards_, parameters_, gradients_, optimizer_, pool_;
+  std::unique_ptr<Slab> shards_, parameters_, gradients_, optimizer_, pool_, kept_;
 };
 
 }  // namespace shardd

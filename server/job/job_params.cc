@@ -23,6 +23,11 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
                      absl::StrCat("Unshard group \"", group_name(group), "\""),
                      "the job has no parameters yet; write them and CommitParameters first");
   }
+  if (trainers_write() && ranks_[rank].pass != Pass::kInside) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank,
+                     absl::StrCat("Unshard group \"", group_name(group), "\""),
+                     "the rank is outside of a pass; EnterPass first");
+  }
   if (phase != v1::PHASE_FORWARD && phase != v1::PHASE_BACKWARD) {
     return RankError(absl::StatusCode::kInvalidArgument, rank,
                      absl::StrCat("Unshard group \"", group_name(group), "\""),
@@ -276,6 +281,10 @@ absl::Status JobCore::OnEnterFullParams(Session* session, bool writeback) {
                      version_ == 0 ? "the job has no parameters yet" : "the rank is inside already");
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterFullParams"));
+  if (window_open_ || ranks_[rank].wants_window || ranks_[rank].pass != Pass::kOutside) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                     "a pass or a write window is open; EnterPass and LeavePass first");
+  }
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));

@@ -44,6 +44,12 @@ JobCore::Wait JobCore::WaitingFor(int rank) const {
     if (state.full_params && !state.inside && ranks_[other].inside) {
       return {other, "LeaveFullParams"};
     }
+    if (state.pass == Pass::kEntering && ranks_[other].pass != Pass::kEntering) {
+      return {other, "EnterPass"};
+    }
+    if (state.wants_window && ranks_[other].pass == Pass::kInside) {
+      return {other, "LeavePass"};
+    }
     if (state.committed_params && !ranks_[other].committed_params) {
       return {other, "CommitParameters"};
     }

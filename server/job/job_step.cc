@@ -21,9 +21,13 @@ constexpr int kAllBackwards = std::numeric_limits<int>::max();
 absl::Status JobCore::OnStep(Session* session, v1::Step step) {
   const int rank = session->rank();
   RankStep& state = ranks_[rank];
-  if (version_ == 0 || state.stepped || committing_ || state.full_params) {
+  const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+  const bool entering = state.pass == Pass::kEntering || state.wants_window;
+  if (version_ == 0 || in_trainers || entering || state.stepped || committing_ || state.full_params) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
                      version_ == 0       ? "the job has no parameters yet"
+                     : in_trainers       ? "the optimizer runs in the trainers; EnterPass commits what it wrote"
+                     : entering          ? "the rank is waiting for a pass or a write window"
                      : state.full_params ? "the rank is inside EnterFullParams"
                                          : "the rank has already sent Step for this step");
   }
@@ -39,15 +43,29 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kStep, group_name(static_cast<int>(g)), rank));
   }
+  SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "Step"));
+  state.stepped = true;
+  state.step = std::move(step);
+  state.pass = Pass::kOutside;  // it has stopped reading, and writing
+  state.window = state.wants_window = false;
+  SHARDD_RETURN_IF_ERROR(CloseStep(session));
+  return MaybeDecide();
+}
+
+absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) const {
   for (const auto& [key, pair] : pairs_) {
-    if (key.first == state.closed_backwards && pair.submitted[rank] > 0) {
-      return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
+    if (key.first == ranks_[rank].closed_backwards && pair.submitted[rank] > 0) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
                        absl::StrCat("backward ", key.first, " is still open; call BackwardDone first"));
     }
   }
-  state.stepped = true;
-  state.step = std::move(step);
-  state.closed_backwards = kAllBackwards;
+  return absl::OkStatus();
+}
+
+// The rank submits nothing more in this step.
+absl::Status JobCore::CloseStep(Session* session) {
+  const int rank = session->rank();
+  ranks_[rank].closed_backwards = kAllBackwards;
   step_orders_[rank] = orders_[rank].sequence();
   orders_[rank].BeginStep(captured_order_.get());
   for (auto it = pairs_.begin(); it != pairs_.end();) {
@@ -57,8 +75,7 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
     ForgetIfClosed(key);
   }
   PublishReduced();
-  SHARDD_RETURN_IF_ERROR(MaybeFold());
-  return MaybeDecide();
+  return MaybeFold();
 }
 
 absl::Status JobCore::CompareSteps() const {
@@ -193,6 +210,11 @@ void JobCore::Apply(double norm) {
     DeviceWork work;
     work.label = absl::StrCat("update step ", committed_step_ + 1);
     work.ops = UpdateOps(*plan_, memory_->pointers(), decided_, rank);
+    if (window_open_) {  // trainers have written since the last version, also what has no gradient
+      for (DeviceOp& op : CastOps(*plan_, memory_->pointers(), rank)) {
+        work.ops.push_back(std::move(op));
+      }
+    }
     work.done = done;
     devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
   }
@@ -209,6 +231,23 @@ void JobCore::Commit() {
                                   plan_->params[i].numel * DTypeSizeBytes(plan_->params[i].dtype));
     }
   }
+  present_.assign(present_.size(), false);
+  EndStep();
+  v1::SessionEvent event;
+  event.mutable_committed()->set_step(committed_step_);
+  event.mutable_committed()->set_grad_norm(grad_norm_);
+  event.mutable_committed()->set_clip_factor(decided_.clip_factor);
+  event.mutable_committed()->set_version(version_);
+  for (const auto& session : sessions_) {
+    if (session != nullptr && session->stream != nullptr) {
+      session->stream->Send(event);
+    }
+  }
+  AfterCommit();
+}
+
+// One more step is committed, one more version there; the next step begins.
+void JobCore::EndStep() {
   for (int rank = 0; rank < world_size(); ++rank) {
     trainer_states_[rank] = std::move(*ranks_[rank].step.mutable_trainer_state());
   }
@@ -226,10 +265,10 @@ void JobCore::Commit() {
   }
   committing_ = false;
   deciding_ = false;
+  NoteWindowCommitted();
   pairs_.clear();
   gradients_seen_ = false;
   departures_told_ = 0;
-  present_.assign(present_.size(), false);
   for (RankStep& rank : ranks_) {
     rank.stepped = false;
     rank.closed_backwards = 0;
@@ -243,17 +282,6 @@ void JobCore::Commit() {
   if (pool_ != nullptr) {
     pool_->Invalidate();
   }
-  v1::SessionEvent event;
-  event.mutable_committed()->set_step(committed_step_);
-  event.mutable_committed()->set_grad_norm(grad_norm_);
-  event.mutable_committed()->set_clip_factor(decided_.clip_factor);
-  event.mutable_committed()->set_version(version_);
-  for (const auto& session : sessions_) {
-    if (session != nullptr && session->stream != nullptr) {
-      session->stream->Send(event);
-    }
-  }
-  AfterCommit();
 }
 
 // The new version is there: whoever waits for it is let go, then what had to wait for the commit is done.
@@ -280,6 +308,11 @@ void JobCore::AfterCommit() {
     }
   }
   MaybeGrantFullParams();
+  if (absl::Status status = MaybeBeginPass(); !status.ok()) {
+    Abort(std::move(status), {});
+    return;
+  }
+  MaybeOpenWindows();
   for (int rank = 0; rank < world_size() && pooled_; ++rank) {
     while (!ranks_[rank].deferred_unshards.empty()) {
       const int group = ranks_[rank].deferred_unshards.front();

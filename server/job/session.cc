@@ -40,6 +40,10 @@ absl::string_view OpcodeName(Opcode opcode) {
       return "EnterPass";
     case Opcode::kWaitGradientSlot:
       return "WaitGradientSlot";
+    case Opcode::kLeavePass:
+      return "LeavePass";
+    case Opcode::kOpenWindow:
+      return "OpenWindow";
     case Opcode::kInvalid:
       break;
   }
@@ -83,6 +87,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   page.version.store(TimelineValue(epoch, 0));
   page.consumed.store(TimelineValue(epoch, 0));
   page.full_params.store(TimelineValue(epoch, 0));
+  page.passes.store(TimelineValue(epoch, 0));
+  page.windows.store(TimelineValue(epoch, 0));
   for (int s = 0; s < slots; ++s) {
     session->page_.slot(s).released.store(TimelineValue(epoch, 0));
   }
@@ -188,12 +194,25 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
       }
       break;
     }
+    case Opcode::kEnterPass: {
+      const char* state = record.arg0 >= 0 && record.arg0 <= kMaxTrainerStateBytes
+                              ? Staging(layout_.payload_offset_bytes, record.arg0)
+                              : nullptr;
+      if (state == nullptr) {
+        return absl::InvalidArgumentError(absl::StrCat("EnterPass: trainer state is out of range (got ", record.arg0,
+                                                       " bytes, want 0 to ", kMaxTrainerStateBytes, "; rank=", rank_,
+                                                       ")"));
+      }
+      command.trainer_state.assign(state, static_cast<size_t>(record.arg0));
+      break;
+    }
     case Opcode::kBackwardDone:
     case Opcode::kWriteParameters:
     case Opcode::kCommitParameters:
     case Opcode::kEnterFullParams:
     case Opcode::kLeaveFullParams:
-    case Opcode::kEnterPass:
+    case Opcode::kLeavePass:
+    case Opcode::kOpenWindow:
       break;
     case Opcode::kInvalid:
     default:
@@ -281,6 +300,14 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
       break;
     case v1::Command::kEnterPass:
       command.opcode = Opcode::kEnterPass;
+      command.flags = in.enter_pass().stepped() ? kStepped : 0;
+      command.trainer_state = in.enter_pass().trainer_state();
+      break;
+    case v1::Command::kLeavePass:
+      command.opcode = Opcode::kLeavePass;
+      break;
+    case v1::Command::kOpenWindow:
+      command.opcode = Opcode::kOpenWindow;
       break;
     case v1::Command::KIND_NOT_SET:
       return absl::InvalidArgumentError(absl::StrCat("command: kind is not set (rank=", rank_, ")"));
@@ -309,6 +336,16 @@ void Session::PublishFullParams() {
   TimelineStore(page_.page().full_params, TimelineValue(epoch_, ++full_params_), waiting());
 }
 
+void Session::PublishPass() {
+  last_progress_time = MonotonicNow();
+  TimelineStore(page_.page().passes, TimelineValue(epoch_, ++passes_), waiting());
+}
+
+void Session::PublishWindow() {
+  last_progress_time = MonotonicNow();
+  TimelineStore(page_.page().windows, TimelineValue(epoch_, ++windows_), waiting());
+}
+
 void Session::EndStepBackwards() {
   PublishReduced(std::numeric_limits<int>::max());
   backwards_before_step_ = backwards_;
@@ -334,6 +371,8 @@ void Session::Poison(uint64_t epoch) {
   TimelineStore(page.consumed, value, waiting());
   TimelineStore(page.full_params, value, waiting());
   TimelineStore(page.reduced, value, waiting());
+  TimelineStore(page.passes, value, waiting());
+  TimelineStore(page.windows, value, waiting());
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
   }

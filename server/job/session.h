@@ -40,7 +40,8 @@ struct RankCommand {
   int64_t arg2 = 0;
   std::vector<bool> present;  // SubmitGradients; by index_in_group
   std::vector<bool> fresh;
-  v1::Step step;  // Step
+  v1::Step step;              // Step
+  std::string trainer_state;  // EnterPass
 };
 
 // What outlives the session for as long as device work reads it.
@@ -88,6 +89,8 @@ class Session {
   void CountUnshard(int group) { ++asked_[group]; }
   void PublishUnsharded(int group, int64_t pool_offset_bytes);
   void PublishFullParams();
+  void PublishPass();
+  void PublishWindow();
   // This rank has closed one more backward; a step that is committed ends the counting of `closed` from 0.
   void CountBackward() { ++backwards_; }
   void EndStepBackwards();
@@ -128,6 +131,8 @@ class Session {
   // The daemon never reads its own page back.
   uint64_t consumed_ = 0;
   uint64_t full_params_ = 0;
+  uint64_t passes_ = 0;
+  uint64_t windows_ = 0;
   uint64_t backwards_ = 0;              // closed
   uint64_t backwards_before_step_ = 0;  // of them, in earlier steps
   uint64_t reduced_ = 0;

@@ -23,8 +23,8 @@ extern char** environ;
 
 namespace shardd::testing_client {
 
-bool Eventually(const std::function<bool()>& condition) {
-  const absl::Time deadline = absl::Now() + kLimit;
+bool Eventually(const std::function<bool()>& condition, absl::Duration limit) {
+  const absl::Time deadline = absl::Now() + limit;
   while (!condition()) {
     if (absl::Now() >= deadline) {
       return false;

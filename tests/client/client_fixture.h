@@ -20,7 +20,7 @@ namespace shardd::testing_client {
 inline constexpr absl::Duration kLimit = absl::Seconds(60);
 
 // Polls until `condition` holds; false after kLimit.
-bool Eventually(const std::function<bool()>& condition);
+bool Eventually(const std::function<bool()>& condition, absl::Duration limit = kLimit);
 
 // A folder under /tmp, removed with everything in it.
 class TempDir {

@@ -45,9 +45,21 @@ TEST(Config, WhatIsNotServedSaysSoAndWhatToDo) {
     EXPECT_TRUE(Refused(b.spec(), absl::StatusCode::kUnimplemented,
                         {"strategy", v1::Strategy_Name(strategy), "use STRATEGY_FULL_SHARD"}));
   }
+}
+
+TEST(Config, JobsWhoseTrainersWritePlanTheCopyToGoBackTo) {
   SpecBuilder b = Model();
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  EXPECT_EQ(b.Plan().memory.kept_bytes, 0);
   b.config().set_trainers_never_write(false);
-  EXPECT_TRUE(Refused(b.spec(), absl::StatusCode::kUnimplemented, {"trainers_never_write", "want true", "declare"}));
+  EXPECT_EQ(b.Plan().config.keep_every(), 1);
+  EXPECT_EQ(b.Plan().memory.kept_bytes, b.Plan().memory.shards_bytes);
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  b.config().mutable_optimizer()->set_trainer_states(2);
+  EXPECT_EQ(b.Plan().config.keep_every(), 10);
+  EXPECT_EQ(b.Plan().memory.kept_bytes, b.Plan().memory.shards_bytes + b.Plan().memory.optimizer_bytes);
+  b.config().set_trainers_never_write(true);
+  EXPECT_TRUE(Invalid(b.spec(), {"trainers_never_write", "got true"}));
 }
 
 TEST(Config, ValuesOutOfRangeAreRefusedByName) {

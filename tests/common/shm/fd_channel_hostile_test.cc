@@ -51,16 +51,16 @@ class HostileDaemonTest : public FdChannelTest {
 
 TEST_F(HostileDaemonTest, AnswersOutsideTheProtocolAreInternalAndLeaveNoDescriptorOpen) {
   const UniqueFd event = Eventfd();
-  const std::vector<int> seven(kSessionFdCount, event.get());
-  EXPECT_EQ(CodeFor(Header(0, 0, 7), seven), 0);  // the honest one, for comparison
-  EXPECT_EQ(CodeFor(Header(0, 0, 7, "HTTP"), seven), kInternal);
-  EXPECT_EQ(CodeFor(Header(17, 0, 0), seven), kInternal);
-  EXPECT_EQ(CodeFor(Header(-1, 0, 0), seven), kInternal);
-  EXPECT_EQ(CodeFor(Header(5, UINT32_MAX, 0), seven), kInternal);
-  EXPECT_EQ(CodeFor(Header(0, 0, 7)), kInternal);
-  EXPECT_EQ(CodeFor(Header(0, 0, 7), {event.get()}), kInternal);
-  EXPECT_EQ(CodeFor(Header(0, 0, 6), std::vector<int>(6, event.get())), kInternal);
-  EXPECT_EQ(CodeFor(Header(0, 0, 8), seven), kInternal);
+  const std::vector<int> all(kSessionFdCount, event.get());
+  EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount), all), 0);  // the honest one, for comparison
+  EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount, "HTTP"), all), kInternal);
+  EXPECT_EQ(CodeFor(Header(17, 0, 0), all), kInternal);
+  EXPECT_EQ(CodeFor(Header(-1, 0, 0), all), kInternal);
+  EXPECT_EQ(CodeFor(Header(5, UINT32_MAX, 0), all), kInternal);
+  EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount)), kInternal);
+  EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount), {event.get()}), kInternal);
+  EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount - 1), std::vector<int>(kSessionFdCount - 1, event.get())), kInternal);
+  EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount + 1), all), kInternal);
 }
 
 TEST_F(HostileDaemonTest, SurplusDescriptorsAreClosed) {

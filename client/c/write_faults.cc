@@ -1,0 +1,117 @@
+#include "client/c/write_faults.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "client/c/client_job.h"
+
+namespace shardd {
+namespace {
+
+struct Range {
+  std::atomic<ClientJob*> job{nullptr};
+  std::atomic<const char*> begin{nullptr};
+  std::atomic<int64_t> size_bytes{0};
+};
+Range ranges[WriteFaults::kMaxJobs];
+std::mutex ranges_mutex;                   // writers
+std::atomic_flag busy = ATOMIC_FLAG_INIT;  // the handler: threads of one parallel loop fault together
+struct sigaction previous;
+
+void PassOn(int signal, siginfo_t* info, void* context) {
+  if ((previous.sa_flags & SA_SIGINFO) != 0) {
+    previous.sa_sigaction(signal, info, context);
+  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    previous.sa_handler(signal);
+  } else {
+    // The store is tried again, and then nobody is in its way.
+    struct sigaction plain = {};
+    plain.sa_handler = SIG_DFL;
+    sigaction(SIGSEGV, &plain, nullptr);
+  }
+}
+
+void OnFault(int signal, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  const char* address = static_cast<const char*>(info->si_addr);
+  if (info->si_code == SEGV_ACCERR) {
+    for (Range& range : ranges) {
+      const char* begin = range.begin.load(std::memory_order_acquire);
+      ClientJob* job = range.job.load(std::memory_order_acquire);
+      if (job == nullptr || begin == nullptr || address < begin ||
+          address >= begin + range.size_bytes.load(std::memory_order_acquire)) {
+        continue;
+      }
+      while (busy.test_and_set(std::memory_order_acquire)) {
+        sched_yield();
+      }
+      const bool again = job->OnWriteFault(address);
+      busy.clear(std::memory_order_release);
+      if (again) {
+        errno = saved_errno;
+        return;
+      }
+    }
+  }
+  PassOn(signal, info, context);
+  errno = saved_errno;
+}
+
+absl::Status Install() {
+  static absl::Status* const installed = [] {
+    struct sigaction action = {};
+    action.sa_sigaction = &OnFault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    return new absl::Status(sigaction(SIGSEGV, &action, &previous) == 0
+                                ? absl::OkStatus()
+                                : absl::InternalError(absl::StrCat("watch writes: sigaction: ", strerror(errno))));
+  }();
+  return *installed;
+}
+
+}  // namespace
+
+absl::Status WriteFaults::Watch(ClientJob* job, const void* begin, int64_t size_bytes) {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  if (absl::Status status = Install(); !status.ok()) {
+    return status;
+  }
+  Range* free = nullptr;
+  for (Range& range : ranges) {
+    if (range.job.load() == job) {
+      free = &range;
+      break;
+    }
+    if (range.job.load() == nullptr && free == nullptr) {
+      free = &range;
+    }
+  }
+  if (free == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("watch writes: too many jobs in this process (got ", kMaxJobs + 1,
+                                                     ", want at most ", kMaxJobs,
+                                                     "); call shardd_open_window before writing instead"));
+  }
+  free->begin.store(nullptr);
+  free->size_bytes.store(size_bytes);
+  free->job.store(job);
+  free->begin.store(static_cast<const char*>(begin), std::memory_order_release);
+  return absl::OkStatus();
+}
+
+void WriteFaults::Forget(ClientJob* job) {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  for (Range& range : ranges) {
+    if (range.job.load() == job) {
+      range.begin.store(nullptr);
+      range.job.store(nullptr);
+    }
+  }
+}
+
+}  // namespace shardd

@@ -1,0 +1,26 @@
+#ifndef SHARDD_CLIENT_C_WRITE_FAULTS_H_
+#define SHARDD_CLIENT_C_WRITE_FAULTS_H_
+
+// Which job a store into protected memory belongs to. One SIGSEGV handler for the process; what is not ours goes on to
+// the handler that was there before.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace shardd {
+
+class ClientJob;
+
+class WriteFaults {
+ public:
+  static constexpr int kMaxJobs = 16;
+  // Stores into [begin, begin + size_bytes) are `job`'s from now on. RESOURCE_EXHAUSTED: more than kMaxJobs. Replaces
+  // what the job had before. Thread-safe, as Forget.
+  static absl::Status Watch(ClientJob* job, const void* begin, int64_t size_bytes);
+  static void Forget(ClientJob* job);
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_WRITE_FAULTS_H_

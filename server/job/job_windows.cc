@@ -1,0 +1,302 @@
+// Jobs whose trainers write: passes that ranks enter together, and write windows between them.
+//
+//   rank:  kOutside --OpenWindow--> (window) --EnterPass--> kEntering --all have--> kInside --LeavePass--> kOutside
+//
+// What a reader sees never changes under it: windows open when no rank is inside, passes begin when no window is open.
+// Where a pass begins, what was written becomes the next version. A rank that dies in between leaves torn shards: the
+// job goes back to the copy that was kept before a window opened.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/job/job_core.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+namespace {
+
+absl::Status NeverWrite(int rank, absl::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, ": the job's trainers never write (got trainers_never_write true, want false; rank=", rank, ")"));
+}
+
+}  // namespace
+
+absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
+  const int rank = session->rank();
+  RankStep& state = ranks_[rank];
+  if (!trainers_write()) {
+    return NeverWrite(rank, "EnterPass");
+  }
+  if (version_ == 0 || state.full_params || state.pass != Pass::kOutside || state.wants_window) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
+                     version_ == 0                   ? "the job has no parameters yet"
+                     : state.full_params             ? "the rank is inside EnterFullParams"
+                     : state.wants_window            ? "the rank is waiting for its write window"
+                     : state.pass == Pass::kEntering ? "the rank is entering already"
+                                                     : "the rank is inside one; LeavePass first");
+  }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterPass"));
+  const bool stepped = (command.flags & kStepped) != 0;
+  if (stepped) {
+    if (state.stepped) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
+                       "the rank has sent Step for this step");
+    }
+    if (static_cast<int64_t>(command.trainer_state.size()) > kMaxTrainerStateBytes) {
+      return RankError(absl::StatusCode::kInvalidArgument, rank, "EnterPass",
+                       absl::StrCat("trainer state is too large (got ", command.trainer_state.size(), ", want at most ",
+                                    kMaxTrainerStateBytes, " bytes)"));
+    }
+    SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterPass"));
+    state.step.Clear();
+    state.step.set_trainer_state(std::move(command.trainer_state));
+  }
+  state.pass = Pass::kEntering;
+  state.pass_stepped = stepped;
+  state.window = false;
+  if (stepped) {
+    SHARDD_RETURN_IF_ERROR(CloseStep(session));
+  }
+  SHARDD_RETURN_IF_ERROR(MaybeBeginPass());
+  MaybeOpenWindows();
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::OnLeavePass(Session* session) {
+  const int rank = session->rank();
+  if (!trainers_write()) {
+    return NeverWrite(rank, "LeavePass");
+  }
+  if (ranks_[rank].pass != Pass::kInside) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeavePass", "the rank is not inside a pass");
+  }
+  ranks_[rank].pass = Pass::kOutside;
+  MaybeOpenWindows();
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::OnOpenWindow(Session* session) {
+  const int rank = session->rank();
+  RankStep& state = ranks_[rank];
+  if (!trainers_write()) {
+    return NeverWrite(rank, "OpenWindow");
+  }
+  if (version_ == 0 || state.full_params || state.pass != Pass::kOutside || state.wants_window || state.window) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
+                     version_ == 0                        ? "the job has no parameters yet"
+                     : state.full_params                  ? "the rank is inside EnterFullParams"
+                     : state.window || state.wants_window ? "the rank has asked for it already"
+                                                          : "the rank is inside a pass; LeavePass first");
+  }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
+  state.wants_window = true;
+  MaybeOpenWindows();
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::MaybeBeginPass() {
+  if (!trainers_write() || committing_ || deciding_ || closed_ || pending_reductions_ > 0 ||
+      !std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pass == Pass::kEntering; })) {
+    return absl::OkStatus();
+  }
+  const auto has_stepped = [](const RankStep& r) { return r.stepped; };
+  if (const auto one = std::find_if(ranks_.begin(), ranks_.end(), has_stepped); one != ranks_.end()) {
+    const auto other = std::find_if_not(ranks_.begin(), ranks_.end(), has_stepped);
+    return other == ranks_.end()
+               ? absl::OkStatus()  // the commit comes first
+               : RankError(absl::StatusCode::kFailedPrecondition, static_cast<int>(other - ranks_.begin()), "EnterPass",
+                           absl::StrCat("the rank enters a pass without the Step that rank ", one - ranks_.begin(),
+                                        " has sent"));
+  }
+  const bool stepped = ranks_[0].pass_stepped;
+  for (int rank = 1; rank < world_size(); ++rank) {
+    if (ranks_[rank].pass_stepped != stepped) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
+                       absl::StrCat("ranks differ in whether they made an optimizer step (got ", !stepped, " on rank ",
+                                    rank, ", ", stepped, " on rank 0)"));
+    }
+  }
+  if (!window_open_ && !stepped) {
+    BeginPass();
+    return absl::OkStatus();
+  }
+  SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
+  committing_ = true;
+  auto done = Join(world_size(), [this, stepped](absl::Status status) {
+    committing_ = false;
+    if (!status.ok()) {
+      Close(absl::StrCat("commit of a write window: ", status.message()));
+      return;
+    }
+    FinishWindow(stepped);
+  });
+  for (int rank = 0; rank < world_size(); ++rank) {
+    DeviceWork work;
+    work.label = absl::StrCat("cast version ", version_ + 1);
+    work.ops = window_open_ ? CastOps(*plan_, memory_->pointers(), rank) : std::vector<DeviceOp>();
+    work.done = done;
+    devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
+  }
+  return absl::OkStatus();
+}
+
+void JobCore::FinishWindow(bool stepped) {
+  if (closed_) {
+    return;
+  }
+  for (RankStep& rank : ranks_) {
+    rank.pass_stepped = false;  // said once
+  }
+  if (stepped) {
+    EndStep();
+  } else {
+    ++version_;
+    NoteWindowCommitted();
+    if (pool_ != nullptr) {
+      pool_->Invalidate();
+    }
+    if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
+      LogError(absl::StrCat("job ", name(), ": ", status.message()));
+    }
+  }
+  AfterCommit();  // lets them in, unless somebody died meanwhile
+}
+
+void JobCore::NoteWindowCommitted() {
+  if (std::exchange(window_open_, false)) {
+    ++kept_age_;
+    counters_.set_windows(counters_.windows() + 1);
+  }
+}
+
+void JobCore::BeginPass() {
+  counters_.set_passes(counters_.passes() + 1);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    ranks_[rank].pass = Pass::kInside;
+    ranks_[rank].pass_stepped = false;
+    sessions_[rank]->PublishPass();
+  }
+}
+
+void JobCore::MaybeOpenWindows() {
+  if (!trainers_write() || committing_ || deciding_ || keeping_ || closed_ ||
+      std::any_of(ranks_.begin(), ranks_.end(),
+                  [](const RankStep& r) { return r.pass == Pass::kInside || r.stepped || r.full_params; }) ||
+      std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window; })) {
+    return;
+  }
+  if (!window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every())) {
+    Keep();
+    return;
+  }
+  window_open_ = true;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (std::exchange(ranks_[rank].wants_window, false)) {
+      ranks_[rank].window = true;
+      sessions_[rank]->PublishWindow();
+    }
+  }
+}
+
+// Nobody writes: the shards are the committed version.
+void JobCore::Keep() {
+  keeping_ = true;
+  kept_ = false;
+  auto kept = [self = shared_from_this(), this, epoch = epoch_](absl::Status status) {
+    if (epoch != epoch_ || closed_) {
+      return;
+    }
+    keeping_ = false;
+    if (!status.ok()) {
+      Abort(absl::Status(status.code(), absl::StrCat("OpenWindow: keep a copy of the shards: ", status.message())), {});
+      return;
+    }
+    kept_ = true;
+    kept_step_ = committed_step_;
+    kept_states_ = trainer_states_;
+    kept_age_ = 0;
+    MaybeOpenWindows();
+  };
+  if (memory_->kept() != nullptr) {
+    CopyKept(/*back=*/false, std::move(kept));
+    return;
+  }
+  // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
+  reaper_->Post([self = shared_from_this(), this, kept = std::move(kept)] {
+    absl::Status made = memory_->MakeKept(*plan_);
+    loop_->Post([self, this, made = std::move(made), kept] {
+      if (made.ok() && !closed_) {
+        CopyKept(/*back=*/false, kept);
+      } else {
+        kept(made);
+      }
+    });
+  });
+}
+
+// Each device copies an equal part.
+void JobCore::CopyKept(bool back, std::function<void(absl::Status)> done) {
+  struct Part {
+    char* slab;
+    char* kept;
+    int64_t size_bytes;
+  };
+  char* const kept = memory_->kept()->At<char>(0);
+  std::vector<Part> parts = {{memory_->shards()->At<char>(0), kept, plan_->memory.shards_bytes}};
+  if (plan_->memory.kept_bytes > plan_->memory.shards_bytes) {
+    parts.push_back(
+        {memory_->optimizer()->At<char>(0), kept + plan_->memory.shards_bytes, plan_->memory.optimizer_bytes});
+  }
+  auto joined = Join(world_size(), std::move(done));
+  for (int rank = 0; rank < world_size(); ++rank) {
+    DeviceWork work;
+    work.label = absl::StrCat(back ? "go back to step " : "keep step ", back ? kept_step_ : committed_step_);
+    for (const Part& part : parts) {
+      const int64_t begin = part.size_bytes / world_size() * rank;
+      const int64_t end = rank + 1 == world_size() ? part.size_bytes : part.size_bytes / world_size() * (rank + 1);
+      char* const slab = part.slab + begin;
+      char* const copy = part.kept + begin;
+      work.ops.push_back(CopyOp{back ? copy : slab, back ? slab : copy, end - begin});
+    }
+    work.done = joined;
+    devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
+  }
+}
+
+// An epoch ended with a window open. Nobody attaches before it is done.
+void JobCore::GoBackToKept() {
+  restoring_ = true;
+  committed_step_ = kept_step_;
+  trainer_states_ = kept_states_;
+  kept_age_ = 0;
+  Event(-1, "restore", absl::StrCat("a write window was open: shards go back to the copy of step ", kept_step_));
+  CopyKept(/*back=*/true, [this](absl::Status status) {
+    if (!status.ok()) {
+      Close(absl::StrCat("go back to step ", kept_step_, ": ", status.message()));
+      return;
+    }
+    auto cast = Join(world_size(), [this](absl::Status status) {
+      restoring_ = false;
+      if (!status.ok()) {
+        Close(absl::StrCat("go back to step ", kept_step_, ": ", status.message()));
+        return;
+      }
+      ++version_;
+      if (absl::Status written = journal_->WriteHeader({epoch_, committed_step_, version_}); !written.ok()) {
+        LogError(absl::StrCat("job ", name(), ": ", written.message()));
+      }
+    });
+    for (int rank = 0; rank < world_size(); ++rank) {
+      DeviceWork work;
+      work.label = absl::StrCat("cast step ", kept_step_);
+      work.ops = CastOps(*plan_, memory_->pointers(), rank);
+      work.done = cast;
+      devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
+    }
+  });
+}
+
+}  // namespace shardd

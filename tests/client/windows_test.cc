@@ -1,0 +1,214 @@
+// Trainers that write their own shards, through the C ABI and a real daemon: an optimizer of their own, edits by plain
+// stores, and what a store at the wrong time does.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "client/c/shardd.h"
+#include "tests/client/client_fixture.h"
+
+namespace shardd::testing_client {
+namespace {
+
+constexpr int kWorld = 2;
+
+v1::JobSpec TrainersSpec(const std::string& name) {
+  v1::JobSpec spec = SmallSpec(name, kWorld);
+  v1::JobConfig& config = *spec.mutable_config();
+  config.set_trainers_never_write(false);
+  config.mutable_optimizer()->Clear();
+  config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  config.mutable_optimizer()->set_trainer_states(1);
+  return spec;
+}
+
+struct World {
+  explicit World(const v1::JobSpec& spec) : daemon(kWorld), ranks(kWorld) {
+    for (int i = 0; i < kWorld; ++i) {
+      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
+    }
+    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
+  }
+  void Each(const std::function<void(int, Rank&)>& body) {
+    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
+  }
+  Daemon daemon;
+  std::vector<Rank> ranks;
+};
+
+float* Shard(Rank& rank, int param) {
+  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
+}
+
+// A forward and a backward; gradients of all parameters are `gradient`.
+void Pass(Rank& rank, float gradient) {
+  const int groups = rank.Info().group_count;
+  for (int group = 0; group < groups; ++group) {
+    rank.Unshard(group, SHARDD_FORWARD);
+    ASSERT_C_OK(shardd_reshard(rank.job(), group));
+  }
+  for (int group = groups - 1; group >= 0; --group) {
+    rank.Unshard(group, SHARDD_BACKWARD);
+    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
+    const shardd_group_info info = rank.GroupInfo(group);
+    for (int i = 0; i < info.param_count; ++i) {
+      if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
+        std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, gradient);
+      }
+    }
+    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, nullptr));
+    ASSERT_C_OK(shardd_reshard(rank.job(), group));
+  }
+  ASSERT_C_OK(shardd_backward_done(rank.job(), 1));
+}
+
+// SGD with momentum 0.5 over this rank's half of every parameter, momentum kept in the daemon.
+void OwnStep(Rank& rank, int index, float lr) {
+  for (int p = 0; p < rank.Info().param_count; ++p) {
+    const int64_t numel = rank.ParamInfo(p).numel;
+    auto* gradient = static_cast<float*>(shardd_gradient_shard_data(rank.job(), p));
+    auto* momentum = static_cast<float*>(shardd_optimizer_state_data(rank.job(), p, 0));
+    if (gradient == nullptr) {
+      continue;
+    }
+    ASSERT_NE(momentum, nullptr);
+    for (int64_t i = numel * index / kWorld; i < numel * (index + 1) / kWorld; ++i) {
+      momentum[i] = 0.5f * momentum[i] + gradient[i];
+      Shard(rank, p)[i] -= lr * momentum[i];
+    }
+  }
+}
+
+TEST(Windows, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
+  World world(TrainersSpec("drift"));
+  constexpr int kSteps = 12;
+  world.Each([](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    float want = 1;
+    float momentum = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      ASSERT_C_OK(shardd_enter_pass(rank.job(), step > 0, "state", 5));
+      // One rank is late in even steps, the other in odd ones.
+      absl::SleepFor(absl::Milliseconds(step % kWorld == index ? 3 : 0));
+      rank.Unshard(0, SHARDD_FORWARD);
+      EXPECT_EQ(rank.First(rank.GroupInfo(0).params[0]), want) << "step " << step << " rank " << index;
+      ASSERT_C_OK(shardd_reshard(rank.job(), 0));
+      Pass(rank, static_cast<float>(index + step));
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      ASSERT_C_OK(shardd_wait_gradients(rank.job()));
+      OwnStep(rank, index, 0.25f);  // the first store opens the window
+      const float mean = static_cast<float>(step) + 0.5f;
+      momentum = 0.5f * momentum + mean + 0.0f;
+      want -= 0.25f * momentum;
+    }
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, nullptr, 0));
+    EXPECT_EQ(rank.Info().committed_step, kSteps);
+    rank.Unshard(0, SHARDD_FORWARD);
+    EXPECT_EQ(rank.First(rank.GroupInfo(0).params[0]), want);
+    ASSERT_C_OK(shardd_reshard(rank.job(), 0));
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+TEST(Windows, StoreWaitsUntilTheOtherRankHasReadAndThenAllSeeIt) {
+  World world(TrainersSpec("store"));
+  std::atomic<bool> left = false;
+  world.Each([&](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    if (index == 0) {
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      *Shard(rank, 0) = 7;  // faults, and waits
+      EXPECT_TRUE(left.load());
+    } else {
+      rank.Unshard(0, SHARDD_FORWARD);
+      EXPECT_FALSE(Eventually([&] { return *Shard(rank, 0) != 1 || left.load(); }, absl::Milliseconds(200)));
+      ASSERT_C_OK(shardd_reshard(rank.job(), 0));
+      left = true;
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+    }
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    EXPECT_EQ(*Shard(rank, 0), 7);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+TEST(Windows, StoresOfSeveralThreadsOpenOneWindow) {
+  World world(TrainersSpec("threads"));
+  world.Each([&](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] { Shard(rank, 0)[4 * index + t] = static_cast<float>(10 * index + t); });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    for (int i = 0; i < 8; ++i) {
+      EXPECT_EQ(Shard(rank, 0)[i], static_cast<float>(10 * (i / 4) + i % 4));
+    }
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+TEST(Windows, StoreInsideAPassReachesNobodyAndTheNextCallNamesTheParameter) {
+  World world(TrainersSpec("inside"));
+  std::atomic<int> stored = 0;
+  world.Each([&](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    if (index == 0) {
+      *Shard(rank, 0) = 7;
+      stored = 1;
+      EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kFailedPrecondition, "written inside a pass");
+    } else {
+      EXPECT_TRUE(Eventually([&] { return stored.load() == 1; }));
+      EXPECT_EQ(*Shard(rank, 0), 1);
+    }
+  });
+}
+
+TEST(Windows, FaultsOfOthersAreNotOurs) {
+  World world(TrainersSpec("others"));
+  ASSERT_C_OK(shardd_watch_writes(world.ranks[0].job(), 1));
+  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST(Windows, TheLastWindowIsCommittedWhereARankFinishes) {
+  World world(TrainersSpec("finish"));
+  std::atomic<int> written = 0;
+  world.Each([&](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_open_window(rank.job()));
+    *Shard(rank, index) = 3;
+    ++written;
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, "last", 4));
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+    EXPECT_EQ(rank.Info().committed_step, 1);
+  });
+  EXPECT_EQ(written, 2);
+}
+
+TEST(Windows, CallsOutOfTurnAreRefusedAndLoseNothing) {
+  World world(TrainersSpec("turn"));
+  world.Each([&](int, Rank& rank) {
+    EXPECT_C_ERROR(shardd_leave_pass(rank.job()), kFailedPrecondition, "not inside");
+    EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kFailedPrecondition, "shardd_enter_pass first");
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    EXPECT_C_ERROR(shardd_enter_pass(rank.job(), 0, nullptr, 0), kFailedPrecondition, "inside one");
+    EXPECT_C_ERROR(shardd_open_window(rank.job()), kFailedPrecondition, "inside a pass");
+    EXPECT_C_ERROR(shardd_step(rank.job(), nullptr, 0, 0, nullptr, 0), kFailedPrecondition, "runs in the trainers");
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+  Daemon daemon;
+  Rank plain;
+  ASSERT_C_OK(plain.Attach(daemon.address(), SmallSpec("plain", 1), 0));
+  EXPECT_C_ERROR(shardd_enter_pass(plain.job(), 0, nullptr, 0), kFailedPrecondition, "never write");
+  EXPECT_C_ERROR(shardd_watch_writes(plain.job(), 1), kFailedPrecondition, "never write");
+}
+
+}  // namespace
+}  // namespace shardd::testing_client

@@ -1,0 +1,252 @@
+#ifndef SHARDD_TESTS_SERVER_JOB_JOB_CORE_FIXTURE_H_
+#define SHARDD_TESTS_SERVER_JOB_JOB_CORE_FIXTURE_H_
+
+// One job of two ranks with its loop and devices, without a port or a second process. Device work of the optimizer
+// stream can be held, so that the moment between a decision and its end can be hit.
+
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "server/collective/local/local_collective.h"
+#include "server/job/job_core.h"
+#include "tests/common/plan/spec_builder.h"
+#include "tests/common/shm/process_util.h"
+
+namespace shardd {
+
+constexpr absl::Duration kPatience = absl::Seconds(10);
+
+// Keeps what comes on the optimizer stream while it is held.
+class HeldDevice final : public Device {
+ public:
+  explicit HeldDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
+  const std::string& name() const override { return device_->name(); }
+  void Submit(StreamId stream, DeviceWork work) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (held_ && stream == StreamId::kOptimizer) {
+        kept_.push_back(std::move(work));
+        return;
+      }
+    }
+    device_->Submit(stream, std::move(work));
+  }
+  std::vector<StreamStatus> Status() const override { return device_->Status(); }
+  void Shutdown() override { device_->Shutdown(); }
+
+  void Hold() {
+    absl::MutexLock lock(&mutex_);
+    held_ = true;
+  }
+  // With an error: the work is not done.
+  void Release(const absl::Status& status = absl::OkStatus()) {
+    std::vector<DeviceWork> kept;
+    {
+      absl::MutexLock lock(&mutex_);
+      held_ = false;
+      kept.swap(kept_);
+    }
+    for (DeviceWork& work : kept) {
+      if (status.ok()) {
+        device_->Submit(StreamId::kOptimizer, std::move(work));
+      } else {
+        work.done(status);
+      }
+    }
+  }
+  bool Waiting() const {
+    absl::MutexLock lock(&mutex_);
+    return !kept_.empty();
+  }
+
+ private:
+  const std::unique_ptr<Device> device_;
+  mutable absl::Mutex mutex_;
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<DeviceWork> kept_ ABSL_GUARDED_BY(mutex_);
+};
+
+class Events final : public SessionStream {
+ public:
+  void Send(v1::SessionEvent event) override {
+    absl::MutexLock lock(&mutex_);
+    events_.push_back(std::move(event));
+  }
+  void Finish(absl::Status) override {}
+  int Count(v1::SessionEvent::KindCase kind) const {
+    absl::MutexLock lock(&mutex_);
+    int count = 0;
+    for (const v1::SessionEvent& event : events_) {
+      count += event.kind_case() == kind ? 1 : 0;
+    }
+    return count;
+  }
+  v1::SessionEvent::Aborted Aborted() const {
+    absl::MutexLock lock(&mutex_);
+    return events_.empty() ? v1::SessionEvent::Aborted() : events_.back().aborted();
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::vector<v1::SessionEvent> events_ ABSL_GUARDED_BY(mutex_);
+};
+
+class JobCoreTest : public ::testing::Test {
+ protected:
+  JobCoreTest() : JobCoreTest(SgdJob()) {}
+  explicit JobCoreTest(const SpecBuilder& builder_in) {
+    SpecBuilder builder = builder_in;
+    plan_ = std::make_shared<const ShardPlan>(builder.Plan());
+    JobCore::Init init;
+    init.id = 1;
+    init.uid = getuid();
+    init.spec = builder.spec();
+    init.plan = plan_;
+    const std::string directory = folder_.path() + "/job";
+    auto memory = JobMemory::Create(*plan_, "job", folder_.path(), directory);
+    auto journal = Journal::Create(folder_.path() + "/journal", plan_->memory.journal_bytes / 2);
+    EXPECT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
+    init.memory = *std::move(memory);
+    init.journal = *std::move(journal);
+    auto devices = *MakeDevices("cpu:2");
+    for (auto& device : devices) {
+      devices_.push_back(std::make_unique<HeldDevice>(std::move(device)));
+      init.devices.push_back(devices_.back().get());
+    }
+    init.collective = std::make_unique<LocalCollective>(init.devices);
+    init.loop = &loop_;
+    init.reaper = &reaper_;
+    init.events = &events_;
+    OnLoop([&] { job_ = std::make_shared<JobCore>(std::move(init)); });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Attach(rank);
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      v1::Command command;
+      command.mutable_commit_parameters();
+      Send(rank, command);
+    }
+    EXPECT_TRUE(Until([&] { return job_->version() == 1; }));
+  }
+  static SpecBuilder SgdJob() {
+    SpecBuilder builder(kRanks);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+    builder.Param(0, "w", {64});
+    return builder;
+  }
+  ~JobCoreTest() override {
+    OnLoop([&] { job_->Close("the test has ended"); });
+    for (const auto& device : devices_) {
+      device->Release();
+      device->Shutdown();
+    }
+    OnLoop([&] { job_.reset(); });
+    loop_.Stop();
+    reaper_.Stop();
+  }
+
+  void OnLoop(const std::function<void()>& body) {
+    loop_.RunAndWait([&] { body(); });
+  }
+  bool Until(const std::function<bool()>& condition) {
+    return testing::PollUntil(
+        [&] {
+          bool result = false;
+          OnLoop([&] { result = condition(); });
+          return result;
+        },
+        kPatience);
+  }
+
+  void Attach(int rank) {
+    auto session = Session::Create(plan_, ++sessions_made_, rank, epoch());
+    ASSERT_TRUE(session.ok()) << session.status();
+    streams_[rank] = std::make_shared<Events>();
+    OnLoop([&] {
+      Session* added = session->get();
+      const absl::Status status = job_->AddSession(*std::move(session));
+      ASSERT_TRUE(status.ok()) << status;
+      job_->SessionLive(added, streams_[rank]);
+    });
+  }
+  void Send(int rank, const v1::Command& command) {
+    v1::CommandBatch batch;
+    *batch.add_commands() = command;
+    OnLoop([&] {
+      if (Session* session = job_->session(rank); session != nullptr) {
+        job_->ExecuteFromStream(session, batch);
+      }
+    });
+  }
+  // Gradients of 1, one backward, and Step.
+  void Train(int rank) {
+    OnLoop([&] {
+      ASSERT_NE(job_->session(rank), nullptr) << "rank " << rank;
+      auto* slot = reinterpret_cast<float*>(const_cast<char*>(job_->session(rank)->slot(0)));
+      std::fill(slot, slot + 64, 1.0f);
+    });
+    v1::Command command;
+    command.mutable_unshard()->set_phase(v1::PHASE_BACKWARD);
+    Send(rank, command);
+    command.mutable_submit_gradients()->set_group(0);
+    Send(rank, command);
+    command.mutable_reshard()->set_group(0);
+    Send(rank, command);
+    command.mutable_backward_done()->set_last(true);
+    Send(rank, command);
+    v1::HyperParameters* group = command.mutable_step()->add_groups();
+    group->set_lr(0.5);
+    command.mutable_step()->set_trainer_state(absl::StrCat("state of rank ", rank));
+    Send(rank, command);
+  }
+  void TrainUntilDecided() {
+    for (const auto& device : devices_) {
+      device->Hold();
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Train(rank);
+    }
+    ASSERT_TRUE(testing::PollUntil([&] { return devices_[0]->Waiting() && devices_[1]->Waiting(); }, kPatience));
+  }
+  void Release(const absl::Status& status = absl::OkStatus()) {
+    for (const auto& device : devices_) {
+      device->Release(status);
+    }
+  }
+  uint64_t epoch() {
+    uint64_t result = 0;
+    OnLoop([&] { result = job_->epoch(); });
+    return result;
+  }
+  int64_t committed() {
+    int64_t result = 0;
+    OnLoop([&] { result = job_->committed_step(); });
+    return result;
+  }
+  float value() { return *job_->memory().shards()->At<float>(0); }
+
+  static constexpr int kRanks = 2;
+  testing::TempDir folder_;
+  EventLog events_;
+  std::shared_ptr<const ShardPlan> plan_;
+  std::vector<std::unique_ptr<HeldDevice>> devices_;
+  std::shared_ptr<Events> streams_[kRanks];
+  uint64_t sessions_made_ = 0;
+  CoreLoop reaper_;
+  CoreLoop loop_;
+  std::shared_ptr<JobCore> job_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_TESTS_SERVER_JOB_JOB_CORE_FIXTURE_H_

@@ -1,0 +1,239 @@
+// Passes and write windows: who waits for whom, what becomes a version, and what a death in a window leaves.
+
+#include <algorithm>
+
+#include "tests/server/job/job_core_fixture.h"
+
+namespace shardd {
+namespace {
+
+SpecBuilder TrainersWrite(int keep_every) {
+  SpecBuilder builder(2);
+  builder.config().set_trainers_never_write(false);
+  builder.config().set_keep_every(keep_every);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  builder.config().mutable_optimizer()->set_trainer_states(1);
+  builder.Param(0, "w", {64});
+  return builder;
+}
+
+class WindowsTest : public JobCoreTest {
+ protected:
+  explicit WindowsTest(const SpecBuilder& builder = TrainersWrite(3)) : JobCoreTest(builder) {}
+
+  void Enter(int rank, bool stepped = false) {
+    v1::Command command;
+    command.mutable_enter_pass()->set_stepped(stepped);
+    command.mutable_enter_pass()->set_trainer_state(absl::StrCat("state ", rank, " of step ", committed() + 1));
+    Send(rank, command);
+  }
+  void Leave(int rank) {
+    v1::Command command;
+    command.mutable_leave_pass();
+    Send(rank, command);
+  }
+  void Ask(int rank) {
+    v1::Command command;
+    command.mutable_open_window();
+    Send(rank, command);
+  }
+  void UnshardForward(int rank) {
+    v1::Command command;
+    command.mutable_unshard()->set_phase(v1::PHASE_FORWARD);
+    Send(rank, command);
+    command.mutable_reshard()->set_group(0);
+    Send(rank, command);
+  }
+  uint64_t Passes(int rank) { return Word(rank, &DaemonPage::passes); }
+  uint64_t Windows(int rank) { return Word(rank, &DaemonPage::windows); }
+  uint64_t version() {
+    uint64_t result = 0;
+    OnLoop([&] { result = job_->version(); });
+    return result;
+  }
+  // Both ranks write `value` into parameter and state, as a step of their optimizer, and enter the next pass.
+  void StepTo(float value) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Ask(rank);
+    }
+    ASSERT_TRUE(Until([&] { return job_->session(0) != nullptr && Windows(0) > seen_ && Windows(1) > seen_; }));
+    ++seen_;
+    Write(value);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Enter(rank, /*stepped=*/true);
+    }
+    const int64_t step = committed();
+    ASSERT_TRUE(Until([&] { return job_->committed_step() >= step && Passes(0) > 0 && Passes(1) > 0; }));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Leave(rank);
+    }
+  }
+  void Write(float value) {
+    std::fill_n(job_->memory().shards()->At<float>(0), 64, value);
+    std::fill_n(job_->memory().optimizer()->At<float>(0), 64, -value);
+  }
+  float state() { return *job_->memory().optimizer()->At<float>(0); }
+  uint64_t seen_ = 0;  // windows of this epoch
+
+ private:
+  uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
+    uint64_t result = 0;
+    const auto read = [&] {
+      if (Session* session = job_->session(rank); session != nullptr) {
+        result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
+      }
+    };
+    loop_.InLoop() ? read() : OnLoop(read);
+    return result;
+  }
+};
+
+TEST_F(WindowsTest, PassBeginsForAllWhenTheLastHasEntered) {
+  Enter(0);
+  EXPECT_EQ(Passes(0), 0u);
+  Enter(1);
+  EXPECT_EQ(Passes(0), 1u);
+  EXPECT_EQ(Passes(1), 1u);
+  EXPECT_EQ(version(), 1u) << "nobody wrote";
+}
+
+TEST_F(WindowsTest, WindowWaitsForTheLastReaderAndItsWritesAreTheNextVersion) {
+  Enter(0);
+  Enter(1);
+  UnshardForward(0);
+  Leave(0);
+  Ask(0);
+  OnLoop([] {});
+  EXPECT_EQ(Windows(0), 0u) << "rank 1 still reads";
+  Leave(1);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  Enter(1);
+  EXPECT_EQ(Passes(1), 1u) << "rank 0 still writes";
+  Write(5);
+  Enter(0);
+  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  ASSERT_TRUE(Until([&] { return Passes(0) == 2 && Passes(1) == 2; }));
+  EXPECT_EQ(committed(), 0) << "an edit, no step";
+}
+
+TEST_F(WindowsTest, UnshardOutsideOfAPassIsAnErrorThatSaysWhatToDo) {
+  UnshardForward(0);
+  ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
+  EXPECT_NE(streams_[0]->Aborted().message().find("EnterPass first"), std::string::npos);
+}
+
+TEST_F(WindowsTest, StepOfAnOptimizerInTheTrainersIsRefused) {
+  Train(0);
+  ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
+}
+
+TEST_F(WindowsTest, RanksThatDisagreeOnTheStepAreNamed) {
+  Enter(0, true);
+  Enter(1, false);
+  ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
+  EXPECT_NE(streams_[0]->Aborted().message().find("differ in whether they made an optimizer step"), std::string::npos);
+}
+
+TEST_F(WindowsTest, DeathInAWindowGoesBackToTheKeptCopyStatesIncluded) {
+  StepTo(1);
+  StepTo(2);  // kept before step 1, at age 2 now
+  EXPECT_EQ(committed(), 2);
+  Ask(0);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 3; }));
+  Write(99);  // torn
+  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return job_->version() == 4; }));
+  EXPECT_EQ(committed(), 0) << "at most keep_every steps are lost";
+  EXPECT_EQ(value(), 0.0f);
+  EXPECT_EQ(state(), -0.0f);
+  EXPECT_EQ(streams_[1]->Aborted().committed_step(), 0);
+}
+
+TEST_F(WindowsTest, CopyIsRenewedAfterKeepEveryWindows) {
+  for (int step = 1; step <= 3; ++step) {
+    StepTo(static_cast<float>(step));
+  }
+  Ask(0);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 4; }));
+  Write(99);
+  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return job_->version() == 5; }));
+  EXPECT_EQ(committed(), 3);
+  EXPECT_EQ(value(), 3.0f);
+  EXPECT_EQ(state(), -3.0f);
+  EXPECT_EQ(streams_[1]->Aborted().trainer_state(), "state 1 of step 3");
+}
+
+TEST_F(WindowsTest, DeathOutsideOfWindowsLosesNothing) {
+  StepTo(1);
+  Enter(0);
+  Enter(1);
+  ASSERT_TRUE(Until([&] { return Passes(0) == 2; }));
+  const uint64_t before = epoch();
+  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  EXPECT_EQ(epoch(), before + 1);
+  EXPECT_EQ(committed(), 1);
+  EXPECT_EQ(value(), 1.0f);
+}
+
+TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
+  StepTo(1);
+  Ask(0);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 2; }));
+  for (const auto& device : devices_) {
+    device->Hold();
+  }
+  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  auto session = Session::Create(plan_, 77, 0, epoch());
+  ASSERT_TRUE(session.ok());
+  OnLoop([&] {
+    const absl::Status status = job_->AddSession(*std::move(session));
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  });
+  Release();
+  ASSERT_TRUE(Until([&] { return job_->version() == 3; }));
+  Attach(0);
+}
+
+class EditsTest : public WindowsTest {
+ protected:
+  static SpecBuilder Spec() {
+    SpecBuilder builder = SgdJob();
+    builder.config().set_trainers_never_write(false);
+    builder.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+    builder.config().mutable_mixed_precision()->set_reduce_dtype(v1::DTYPE_FLOAT32);
+    return builder;
+  }
+  EditsTest() : WindowsTest(Spec()) {}
+  // bfloat16 is the upper half of a float.
+  uint16_t* memory_bf16() { return job_->memory().parameters()->At<uint16_t>(0); }
+  float Cast() {
+    const uint32_t bits = static_cast<uint32_t>(*memory_bf16()) << 16;
+    float result = 0;
+    std::memcpy(&result, &bits, sizeof(result));
+    return result;
+  }
+};
+
+TEST_F(EditsTest, EditBetweenStepsIsInTheVersionAndInItsCastCopy) {
+  Ask(0);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  Enter(0);
+  Enter(1);
+  ASSERT_TRUE(Until([&] { return Passes(0) == 1; }));
+  EXPECT_EQ(Cast(), 4.0f);
+}
+
+TEST_F(EditsTest, DeathInAnEditLosesTheEditAndNoStep) {
+  Ask(1);
+  ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
+  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  EXPECT_EQ(value(), 0.0f);
+  EXPECT_EQ(Cast(), 0.0f);
+}
+
+}  // namespace
+}  // namespace shardd
