@@ -114,7 +114,7 @@ TEST_F(Lifecycle, AMebibyteOfTrainerStateIsHandedToTheReplacement) {
 TEST_F(Lifecycle, AJobIsKeptForItsGraceTimeAndFreedAfterIt) {
   StartDaemon();
   const Footprint before = DaemonFootprint();
-  const Args args = {{"steps", "3"}, {"grace_ms", "700"}, {"finish", "0"}};
+  const Args args = {{"steps", "3"}, {"grace_ms", "3000"}, {"finish", "0"}};
   ExpectAllOk(RunRanks(args, {}, [] {}));
   EXPECT_EQ(Job().committed_step(), 3);
   EXPECT_TRUE(PollUntil([&] { return Job().name().empty(); }));

@@ -342,9 +342,8 @@ TEST(Tree, JobNamesThatAreNoFileNamesAreRefused) {
   EXPECT_EQ(longest.Plan().params.size(), 1u);
 }
 
-// Processor seconds. An ordinary build on an idle core takes 1 s and 2 s; sanitizers and neighbours get their factor.
-constexpr double kMillionLimitSeconds = 20;
-
+// Processor seconds, printed and not judged: an ordinary build on an idle core takes 1 s and 2 s. What grows faster
+// than the tree meets the time limit of the test.
 double PlanSeconds(const v1::JobSpec& spec, absl::StatusOr<ShardPlan>& plan) {
   const std::clock_t start = std::clock();
   plan = PlanShards(spec);
@@ -361,7 +360,6 @@ TEST(Tree, AMillionParametersInOneModuleArePlannedInReasonableTime) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   RecordProperty("seconds", absl::StrCat(seconds));
   std::cout << "  " << kMaxParameters << " parameters, one group: " << seconds << " s\n";
-  EXPECT_LT(seconds, kMillionLimitSeconds);
   b.Param(0, "one_more", {3});
   EXPECT_TRUE(Invalid(b.spec(), {"too many parameters"}));
 }
@@ -377,7 +375,6 @@ TEST(Tree, AMillionModulesEachAGroupArePlannedInReasonableTime) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->groups.size(), static_cast<size_t>(kMaxModules - 1));
   std::cout << "  " << kMaxModules << " modules, each a group: " << seconds << " s\n";
-  EXPECT_LT(seconds, kMillionLimitSeconds);
   b.Add(0, "one_more");
   EXPECT_TRUE(Invalid(b.spec(), {"number of modules"}));
 }
