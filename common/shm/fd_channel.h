@@ -10,6 +10,7 @@
 //   descriptors, in order: kFd... below
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -47,9 +48,11 @@ struct FdRequest {
 
 // Client: connects to `socket_path`, sends, receives. Bounded by `timeout`. Descriptors arrive with CLOEXEC; exactly
 // kSessionFdCount are returned, in order; surplus ones are closed, absent ones are invalid (valid() == false). A
-// refusal of the daemon comes back as its own status; UNAVAILABLE: no daemon there, or it hung up.
+// refusal of the daemon comes back as its own status; UNAVAILABLE: no daemon there, or it hung up. `interrupted` is
+// asked every 50 ms of waiting and after each signal; true ends it with CANCELLED.
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
-                                                      absl::string_view token, absl::Duration timeout);
+                                                      absl::string_view token, absl::Duration timeout,
+                                                      const std::function<bool()>& interrupted = nullptr);
 
 // Daemon, on an accepted socket; never blocks. UNAVAILABLE: nothing has arrived, call again when readable. A request
 // travels in one sendmsg, so anything but all of it (short, long, end of stream) is INVALID_ARGUMENT, as is what is not

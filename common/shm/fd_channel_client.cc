@@ -28,23 +28,38 @@ absl::Status TimedOut(const std::string& path, absl::string_view waiting_for) {
   return absl::DeadlineExceededError(absl::StrCat(kFetch, " \"", path, "\": no ", waiting_for, " in time"));
 }
 
-// Waits until the socket is ready for `events`; false at the deadline.
-bool WaitReady(int socket, short events, absl::Time deadline) {
+// How long a wait may last, and who may end it.
+struct Limit {
+  absl::Time deadline;
+  const std::function<bool()>& interrupted;
+};
+
+absl::Status CheckInterrupt(const std::string& path, const Limit& limit) {
+  return limit.interrupted != nullptr && limit.interrupted()
+             ? absl::CancelledError(absl::StrCat(kFetch, " \"", path, "\": interrupted"))
+             : absl::OkStatus();
+}
+
+// Waits until the socket is ready for `events`.
+absl::Status WaitReady(const std::string& path, int socket, short events, const Limit& limit,
+                       absl::string_view waiting_for) {
+  const int64_t slice_ms = limit.interrupted != nullptr ? 50 : 60'000;
   while (true) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = limit.deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
-      return false;
+      return TimedOut(path, waiting_for);
     }
-    const int64_t left_ms = std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, 60'000);
+    const int64_t left_ms = std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, slice_ms);
     pollfd entry = {.fd = socket, .events = events, .revents = 0};
     const int ready = poll(&entry, 1, static_cast<int>(left_ms));
     if (ready > 0 || (ready < 0 && errno != EINTR)) {
-      return true;  // also on an error of the socket: the next call on it says what it is
+      return absl::OkStatus();  // also on an error of the socket: the next call on it says what it is
     }
+    SHARDD_RETURN_IF_ERROR(CheckInterrupt(path, limit));
   }
 }
 
-absl::StatusOr<UniqueFd> Connect(const std::string& path, absl::Time deadline) {
+absl::StatusOr<UniqueFd> Connect(const std::string& path, const Limit& limit) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -57,9 +72,10 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path, absl::Time deadline) {
   }
   while (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     if (errno == EAGAIN) {  // the daemon's backlog is full; nothing to poll for on a Unix socket
-      if (absl::Now() >= deadline) {
+      if (absl::Now() >= limit.deadline) {
         return TimedOut(path, "room in the daemon's backlog");
       }
+      SHARDD_RETURN_IF_ERROR(CheckInterrupt(path, limit));
       absl::SleepFor(absl::Milliseconds(1));
     } else if (errno == ENOENT || errno == ECONNREFUSED) {
       return absl::UnavailableError(
@@ -97,13 +113,11 @@ bool IsDevNull(int fd) {
 }
 
 // Reads until `bytes` is full; appends the descriptors that come along to `fds`.
-absl::Status ReceiveExactly(const std::string& path, int socket, char* bytes, size_t size_bytes, absl::Time deadline,
+absl::Status ReceiveExactly(const std::string& path, int socket, char* bytes, size_t size_bytes, const Limit& limit,
                             std::vector<UniqueFd>& fds) {
   size_t done = 0;
   while (done < size_bytes) {
-    if (!WaitReady(socket, POLLIN, deadline)) {
-      return TimedOut(path, "answer");
-    }
+    SHARDD_RETURN_IF_ERROR(WaitReady(path, socket, POLLIN, limit, "answer"));
     iovec buffer = {.iov_base = bytes + done, .iov_len = size_bytes - done};
     alignas(cmsghdr) char control[CMSG_SPACE(shm_internal::kMaxDescriptors * sizeof(int))];
     msghdr message{};
@@ -132,26 +146,27 @@ absl::Status ReceiveExactly(const std::string& path, int socket, char* bytes, si
 }  // namespace
 
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
-                                                      absl::string_view token, absl::Duration timeout) {
+                                                      absl::string_view token, absl::Duration timeout,
+                                                      const std::function<bool()>& interrupted) {
   if (token.size() != static_cast<size_t>(kTokenBytes)) {
     return absl::InvalidArgumentError(absl::StrCat(kFetch, " \"", socket_path, "\": token has a wrong size (got ",
                                                    token.size(), " bytes, want ", kTokenBytes, ")"));
   }
-  const absl::Time deadline = absl::Now() + timeout;
-  SHARDD_ASSIGN_OR_RETURN(const UniqueFd socket, Connect(socket_path, deadline));
+  const Limit limit = {absl::Now() + timeout, interrupted};
+  SHARDD_ASSIGN_OR_RETURN(const UniqueFd socket, Connect(socket_path, limit));
   SHARDD_RETURN_IF_ERROR(SendRequest(socket_path, socket.get(), session_id, token));
 
   std::vector<UniqueFd> fds;
   shm_internal::ReplyWire wire{};
   SHARDD_RETURN_IF_ERROR(
-      ReceiveExactly(socket_path, socket.get(), reinterpret_cast<char*>(&wire), sizeof(wire), deadline, fds));
+      ReceiveExactly(socket_path, socket.get(), reinterpret_cast<char*>(&wire), sizeof(wire), limit, fds));
   if (std::memcmp(wire.magic, shm_internal::kFdMagic, sizeof(wire.magic)) != 0 || wire.code < 0 || wire.code > 16 ||
       wire.text_bytes > shm_internal::kMaxReplyTextBytes) {
     return absl::InternalError(
         absl::StrCat(kFetch, " \"", socket_path, "\": the answer is not of this protocol (want \"SHFD\")"));
   }
   std::string text(wire.text_bytes, '\0');
-  SHARDD_RETURN_IF_ERROR(ReceiveExactly(socket_path, socket.get(), text.data(), text.size(), deadline, fds));
+  SHARDD_RETURN_IF_ERROR(ReceiveExactly(socket_path, socket.get(), text.data(), text.size(), limit, fds));
   if (wire.code != 0) {
     return absl::Status(static_cast<absl::StatusCode>(wire.code), text);
   }

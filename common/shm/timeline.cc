@@ -1,5 +1,6 @@
 #include "common/shm/timeline.h"
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -90,8 +91,11 @@ WaitResult shm_internal::TimelineWaitSliced(const TimelineWord& word, uint64_t t
     }
     const int64_t slice_ns = std::min(absl::ToInt64Nanoseconds(slice), deadline_ns - now_ns);
     const timespec timeout = {.tv_sec = slice_ns / 1'000'000'000, .tv_nsec = slice_ns % 1'000'000'000};
-    // EAGAIN (the value has changed), EINTR, ETIMEDOUT and a wake are all one: look again.
-    Futex(word, FUTEX_WAIT, static_cast<uint32_t>(value), &timeout);
+    // EAGAIN (the value has changed), ETIMEDOUT and a wake are all one: look again.
+    if (Futex(word, FUTEX_WAIT, static_cast<uint32_t>(value), &timeout) != 0 && errno == EINTR) {
+      result = word.load(std::memory_order_seq_cst) >= target ? WaitResult::kReached : WaitResult::kInterrupted;
+      break;
+    }
   }
   waiting.fetch_sub(1, std::memory_order_seq_cst);
   return result;

@@ -32,6 +32,7 @@ void TimelineStore(TimelineWord& word, uint64_t value, const std::atomic<uint32_
 enum class WaitResult {
   kReached,  // word >= target; its epoch may be later than the target's
   kTimedOut,
+  kInterrupted,  // a signal handler has run on this thread; whoever has no reason to stop waits again
 };
 
 // Waits until word >= target: a load; then a bounded spin with sched_yield (`spin`); then FUTEX_WAIT on the low half

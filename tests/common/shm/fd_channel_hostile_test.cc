@@ -100,6 +100,13 @@ TEST_F(HostileDaemonTest, SilentDaemonCostsTheTimeoutAndNoMore) {
   EXPECT_EQ(CountFds(), fds);
 }
 
+TEST_F(HostileDaemonTest, SilentDaemonIsLeftWhenTheCallerIsInterrupted) {
+  int asked = 0;
+  const auto result = FetchSessionFds(path(), 42, token_, 10 * kLimit, [&] { return ++asked == 3; });
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled) << result.status();
+  EXPECT_EQ(asked, 3);
+}
+
 TEST_F(HostileDaemonTest, FullBacklogCostsTheTimeoutAndNoMore) {
   std::vector<UniqueFd> waiting;
   for (int i = 0; i < 9; ++i) {  // the backlog is 8: the kernel takes one more

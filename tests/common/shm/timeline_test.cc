@@ -1,6 +1,7 @@
 #include "common/shm/timeline.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <string>
@@ -179,6 +180,34 @@ TEST_F(TimelineTest, LostWakeCostsASliceAndNeverTheDeadline) {
   ASSERT_TRUE(testing::PollUntil([this] { return shared_->client_waiting == 1; }));
   const std::atomic<uint32_t> hostile{0};  // somebody has cleared the flag: the writer believes that nobody sleeps
   TimelineStore(shared_->daemon_word, 1, &hostile);
+  EXPECT_EQ(waiter.Wait(), 0);
+}
+
+TEST_F(TimelineTest, ASignalHandlerEndsTheWaitAtOnce) {
+  Child waiter([this] {
+    struct sigaction action {};
+    action.sa_handler = [](int) {};
+    action.sa_flags = SA_RESTART;  // as most hosts install theirs
+    CHILD_CHECK(sigaction(SIGUSR1, &action, nullptr) == 0);
+    // No slice of its own: only the signal can end this before the limit.
+    CHILD_CHECK(shm_internal::TimelineWaitSliced(shared_->daemon_word, 1, shared_->client_waiting,
+                                                 absl::Now() + 10 * kLimit, absl::ZeroDuration(),
+                                                 10 * kLimit) == WaitResult::kInterrupted);
+    CHILD_CHECK(shared_->client_waiting == 0);
+    // The next wait is none the worse for it.
+    CHILD_CHECK(signal(SIGUSR1, SIG_IGN) != SIG_ERR);
+    shared_->client_word = 1;
+    CHILD_CHECK(TimelineWait(shared_->daemon_word, 1, shared_->client_waiting, absl::Now() + kLimit) ==
+                WaitResult::kReached);
+    return 0;
+  });
+  ASSERT_TRUE(testing::PollUntil([this] { return shared_->client_waiting == 1; }));
+  // Again and again: the first may come just before it sleeps.
+  EXPECT_TRUE(testing::PollUntil([&] {
+    waiter.Kill(SIGUSR1);
+    return shared_->client_word == 1;
+  }));
+  TimelineStore(shared_->daemon_word, 1, &shared_->client_waiting);
   EXPECT_EQ(waiter.Wait(), 0);
 }
 
