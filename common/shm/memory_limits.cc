@@ -135,17 +135,20 @@ absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir, const
   return limits;
 }
 
+absl::string_view FullStateDirRemedy() {
+  return "mount a larger tmpfs there or choose another state directory (containers give 64 MiB of /dev/shm by default: "
+         "docker --shm-size, in a pod an emptyDir with medium: Memory)";
+}
+
 absl::Status CheckMemory(const MemoryLimits& limits, int64_t tmpfs_bytes, int64_t memfd_bytes) {
   if (tmpfs_bytes < 0 || memfd_bytes < 0 || tmpfs_bytes > INT64_MAX - memfd_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("reserve memory: sizes are out of range (got ", tmpfs_bytes, " and ", memfd_bytes, " bytes)"));
   }
   if (tmpfs_bytes > limits.tmpfs_free_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "reserve memory in state directory \"", limits.state_dir, "\": too little space (got ", limits.tmpfs_free_bytes,
-        " bytes free, want ", tmpfs_bytes, " bytes); mount a larger tmpfs there or choose another state directory ",
-        "(containers give 64 MiB of /dev/shm by default: docker --shm-size, in a pod an emptyDir with medium: "
-        "Memory)"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("reserve memory in state directory \"", limits.state_dir, "\": too little space (got ",
+                     limits.tmpfs_free_bytes, " bytes free, want ", tmpfs_bytes, " bytes); ", FullStateDirRemedy()));
   }
   // tmpfs pages are memory too; files on a disk are not.
   const int64_t memory_bytes = limits.is_tmpfs ? tmpfs_bytes + memfd_bytes : memfd_bytes;

@@ -41,10 +41,9 @@ absl::Status NoSpace(absl::string_view name, int fd, int64_t size_bytes, const s
     return absl::ResourceExhaustedError(absl::StrCat("allocate slab \"", name, "\": out of memory (want ", size_bytes,
                                                      " bytes); give the daemon more memory or raise its cgroup limit"));
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "allocate slab \"", name, "\": no space in the file system of ", path, " (got ", free_text, " bytes free, want ",
-      size_bytes, " bytes); mount a larger tmpfs there or choose another state directory (in containers /dev/shm has ",
-      "64 MiB by default: docker --shm-size, in a pod an emptyDir with medium: Memory)"));
+  return absl::ResourceExhaustedError(absl::StrCat("allocate slab \"", name, "\": no space in the file system of ",
+                                                   path, " (got ", free_text, " bytes free, want ", size_bytes,
+                                                   " bytes); ", FullStateDirRemedy()));
 }
 
 absl::StatusOr<UniqueFd> CreateFile(absl::string_view name, const std::string& path) {

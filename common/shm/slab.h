@@ -104,8 +104,11 @@ struct MemoryLimits {
 // `root`: prefix of /proc and /sys/fs/cgroup, for tests.
 absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir, const std::string& root = "");
 
+// What to do about a state directory that is full: the end of every such error's text.
+absl::string_view FullStateDirRemedy();
+
 // RESOURCE_EXHAUSTED, naming both numbers and the remedy, when `tmpfs_bytes` do not fit into the state directory or
-// tmpfs_bytes + memfd_bytes not into memory. Containers give 64 MiB of /dev/shm by default: the text says so.
+// tmpfs_bytes + memfd_bytes not into memory.
 absl::Status CheckMemory(const MemoryLimits& limits, int64_t tmpfs_bytes, int64_t memfd_bytes);
 
 }  // namespace shardd

@@ -178,7 +178,12 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   const std::string directory = absl::StrCat(options_.state_dir, "/job-", getpid(), "-", found.new_id);
   SHARDD_ASSIGN_OR_RETURN(init.memory,
                           JobMemory::Create(*shared_plan, name, options_.state_dir, directory, found.reserved_bytes));
-  SHARDD_ASSIGN_OR_RETURN(init.journal, Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2));
+  absl::StatusOr<std::unique_ptr<Journal>> journal =
+      Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2);
+  if (!journal.ok()) {
+    return absl::Status(journal.status().code(), absl::StrCat(what, ": ", journal.status().message()));
+  }
+  init.journal = *std::move(journal);
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
     init.devices.push_back(devices_[rank % devices_.size()].get());
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/slab.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -54,8 +55,9 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(const std::string& path
   }
   // Allocated now: a decision must not fail for want of space.
   if (const int error = posix_fallocate(fd.get(), 0, kHeaderBytes + 2 * place_bytes); error != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("journal: allocate ", kHeaderBytes + 2 * place_bytes, " bytes at ",
-                                                     path, ": ", std::strerror(error)));
+    const std::string what = absl::StrCat("journal: allocate ", kHeaderBytes + 2 * place_bytes, " bytes at ", path,
+                                          ": ", std::strerror(error));
+    return absl::ResourceExhaustedError(absl::StrCat(what, "; ", FullStateDirRemedy()));
   }
   return std::unique_ptr<Journal>(new Journal(std::move(fd), place_bytes));
 }
