@@ -143,5 +143,22 @@ TEST_F(AnotherUser, HasJobsOfItsOwn) {
   ExpectJobIntact();
 }
 
+TEST_F(AnotherUser, HasAQuotaOfJobsOfItsOwn) {
+  StartDaemonWithJob({"--max_jobs_per_uid=1"});
+  OpenTheDoor();
+  UniqueFd connected;
+  RunAsUid(kStranger, [&] { connected = ConnectTo(socket()); });
+  ASSERT_TRUE(connected.valid());
+  RawClient stranger(socket(), std::move(connected));
+  const v1::JobSpec first = SpecOf({{"name", "first"}, {"world", "1"}});
+  const v1::JobSpec second = SpecOf({{"name", "second"}, {"world", "1"}});
+  EXPECT_TRUE(stranger.Open(first).ok());
+  ExpectStatus(stranger.Open(second).status(), absl::StatusCode::kResourceExhausted,
+               absl::StrCat("too many jobs of uid ", kStranger));
+  ExpectStatus(RawClient(socket()).Open(second).status(), absl::StatusCode::kResourceExhausted,
+               "too many jobs of uid 0");
+  EXPECT_EQ(Job().committed_step(), 5);
+}
+
 }  // namespace
 }  // namespace shardd::faults

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/fd_channel.h"
+#include "common/shm/session_view.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
 
@@ -27,8 +28,6 @@ namespace {
 
 using e2e::Args;
 
-constexpr int64_t kPage = 4096;
-
 // 0 or errno, of a call that gives -1 on failure.
 int ErrorOf(int64_t result) { return result == -1 ? errno : 0; }
 
@@ -39,18 +38,18 @@ int64_t SizeOf(int fd) {
 
 // errno of a shared mapping that can be written, 0 where it is given.
 int MapForWriting(int fd) {
-  void* data = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* data = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   const int error = data == MAP_FAILED ? errno : 0;
-  if (data != MAP_FAILED) munmap(data, kPage);
+  if (data != MAP_FAILED) munmap(data, kPageBytes);
   return error;
 }
 
 // errno of lifting the protection of a mapping that was made to read.
 int ProtectForWriting(int fd) {
-  void* data = mmap(nullptr, kPage, PROT_READ, MAP_SHARED, fd, 0);
+  void* data = mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return -errno;
-  const int error = ErrorOf(mprotect(data, kPage, PROT_READ | PROT_WRITE));
-  munmap(data, kPage);
+  const int error = ErrorOf(mprotect(data, kPageBytes, PROT_READ | PROT_WRITE));
+  munmap(data, kPageBytes);
   return error;
 }
 
@@ -61,6 +60,22 @@ struct Shape {
   std::vector<int> read_only;  // SessionFd
 };
 std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << shape.name; }
+
+// The object cannot be shrunk under the daemon, nor grown past what was planned, nor closed to it.
+void ExpectSizeIsSealed(int fd) {
+  const int64_t size_bytes = SizeOf(fd);
+  ASSERT_GT(size_bytes, 0);
+  EXPECT_EQ(ErrorOf(ftruncate(fd, 0)), EPERM);
+  EXPECT_EQ(ErrorOf(ftruncate(fd, size_bytes - 1)), EPERM);
+  EXPECT_EQ(ErrorOf(ftruncate(fd, size_bytes + kPageBytes)), EPERM);
+  EXPECT_EQ(ErrorOf(fallocate(fd, 0, size_bytes, int64_t{1} << 30)), EPERM);
+  for (const int seal : {F_SEAL_WRITE, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK}) {
+    EXPECT_EQ(ErrorOf(fcntl(fd, F_ADD_SEALS, seal)), EPERM) << seal;
+  }
+  EXPECT_EQ(SizeOf(fd), size_bytes);
+  // Emptying it is the client's right; the daemon then reads zeros.
+  EXPECT_EQ(ErrorOf(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes)), 0);
+}
 
 class Descriptors : public BadInput, public ::testing::WithParamInterface<Shape> {
  protected:
@@ -87,21 +102,31 @@ TEST_P(Descriptors, OfWhatAClientWritesKeepTheirSize) {
     ASSERT_NO_FATAL_FAILURE(EnterAndFetch(client));
     for (const int which : {kFdSessionMemory, kFdGradients}) {
       SCOPED_TRACE(which);
-      const int fd = fds_[which].get();
-      const int64_t size_bytes = SizeOf(fd);
-      ASSERT_GT(size_bytes, 0);
-      EXPECT_EQ(ErrorOf(ftruncate(fd, 0)), EPERM);
-      EXPECT_EQ(ErrorOf(ftruncate(fd, size_bytes - 1)), EPERM);
-      EXPECT_EQ(ErrorOf(ftruncate(fd, size_bytes + kPage)), EPERM);
-      EXPECT_EQ(ErrorOf(fallocate(fd, 0, size_bytes, int64_t{1} << 30)), EPERM);
-      for (const int seal : {F_SEAL_WRITE, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK}) {
-        EXPECT_EQ(ErrorOf(fcntl(fd, F_ADD_SEALS, seal)), EPERM) << seal;
-      }
-      EXPECT_EQ(SizeOf(fd), size_bytes);
-      // Emptying it is the client's right; the daemon then reads zeros.
-      EXPECT_EQ(ErrorOf(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes)), 0);
+      ExpectSizeIsSealed(fds_[which].get());
     }
     EXPECT_TRUE(DaemonAlive());
+  }
+  ExpectJobIntact();
+}
+
+// Shards and optimizer state too, where the optimizer is the trainers' own.
+TEST_F(BadInput, DescriptorsOfWhatTrainersWriteKeepTheirSize) {
+  StartDaemonWithJob();
+  {
+    v1::JobSpec spec = SpecOf({{"name", "writes"}, {"world", "1"}});
+    spec.mutable_config()->set_trainers_never_write(false);
+    spec.mutable_config()->mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+    spec.mutable_config()->mutable_optimizer()->set_trainer_states(2);
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(spec, 0).ok());
+    auto fds = FetchSessionFds(socket(), client.session().session_id(), client.session().token(), testing::kLimit);
+    ASSERT_TRUE(fds.ok()) << fds.status();
+    for (const int which : {kFdSessionMemory, kFdShards, kFdOptimizer, kFdGradients}) {
+      SCOPED_TRACE(which);
+      ExpectSizeIsSealed((*fds)[which].get());
+    }
+    client.Send(Record(Opcode::kCommitParameters));  // reads what was emptied
+    EXPECT_TRUE(testing::PollUntil([this] { return HasEvent("writes", "parameters", "version 1"); }));
   }
   ExpectJobIntact();
 }
@@ -125,7 +150,7 @@ TEST_P(Descriptors, OfWhatAClientReadsCannotBeWritten) {
       EXPECT_EQ(ProtectForWriting(fd), EACCES);
       EXPECT_EQ(ErrorOf(pwrite(fd, "x", 1, 0)), EBADF);
       EXPECT_NE(ErrorOf(ftruncate(fd, 0)), 0);
-      EXPECT_NE(ErrorOf(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPage)), 0);
+      EXPECT_NE(ErrorOf(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPageBytes)), 0);
       EXPECT_NE(ErrorOf(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE)), 0);
       EXPECT_EQ(SizeOf(fd), size_bytes);
     }

@@ -1,78 +1,137 @@
 // Quotas, and a machine that is full.
 
-#include <sys/mount.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/session_view.h"
 #include "tests/faults/bad_input.h"
+#include "tests/faults/own_mounts.h"
 
 namespace shardd::faults {
 namespace {
 
 using e2e::TrainerReport;
 
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// Quotas -------------------------------------------------------------------------------------------------------------
+
 TEST_F(BadInput, TheQuotaOfJobsIsKept) {
-  StartDaemon({"--max_jobs_per_uid=1"});
+  StartDaemonWithJob({"--max_jobs_per_uid=2"});
   RawClient client(socket());
-  ASSERT_TRUE(client.Open(SpecOf({{"name", "first"}})).ok());
-  ExpectStatus(client.Open(SpecOf({{"name", "second"}})).status(), absl::StatusCode::kResourceExhausted,
-               "--max_jobs_per_uid");
-  EXPECT_TRUE(client.Open(SpecOf({{"name", "first"}})).ok());  // joining is not opening
+  const auto second = client.Open(SpecOf({{"name", "second"}}));
+  ASSERT_TRUE(second.ok()) << second.status();
+  ExpectStatus(client.Open(SpecOf({{"name", "third"}})).status(), absl::StatusCode::kResourceExhausted,
+               "(got 3, want at most 2); close one or raise --max_jobs_per_uid");
+  EXPECT_TRUE(client.Open(SpecOf({{"name", "second"}})).ok());  // joining is not opening
+  EXPECT_TRUE(Job("third").name().empty());
+  ASSERT_TRUE(client.Close(second->job_id()).ok());
+  ExpectJobIntact();  // and the place that was given back is another's
 }
 
+// To the byte: two jobs of the same size are allowed, and fit.
 TEST_F(BadInput, TheQuotaOfBytesIsKept) {
-  StartDaemon({"--max_bytes_per_uid=6000000"});
+  const auto plan = PlanShards(SpecOf(job_));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const int64_t quota_bytes = 2 * plan->memory.TotalBytes(1);
+  StartDaemonWithJob({absl::StrCat("--max_bytes_per_uid=", quota_bytes)});
+  const e2e::Footprint before = DaemonFootprint();
   RawClient client(socket());
-  v1::JobSpec large = SpecOf({{"name", "large"}});
-  SetShape(large, {2'000'000});
-  ExpectStatus(client.Open(large).status(), absl::StatusCode::kResourceExhausted, "--max_bytes_per_uid");
-  ExpectServesOthers();
+  v1::JobSpec larger = SpecOf({{"name", "larger"}, {"world", "1"}});
+  AddParameters(larger, 1 << 14);
+  const absl::Status status = client.Open(larger).status();
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "quota of uid");
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted,
+               absl::StrCat("want at most ", quota_bytes, "); raise --max_bytes_per_uid"));
+  EXPECT_EQ(DaemonFootprint().state_files, before.state_files);
+  ExpectJobIntact();
 }
 
-// A file system of its own as the state directory; away with the test.
-class SmallTmpfs {
- public:
-  explicit SmallTmpfs(const std::string& path) : path_(path) {
-    mkdir(path.c_str(), 0700);
-    mounted_ = mount("tmpfs", path.c_str(), "tmpfs", 0, "size=12m,mode=0700") == 0;
-  }
-  ~SmallTmpfs() {
-    if (mounted_) umount2(path_.c_str(), MNT_DETACH);
-  }
-  bool mounted() const { return mounted_; }
+// A full state directory ---------------------------------------------------------------------------------------------
 
- private:
-  const std::string path_;
-  bool mounted_ = false;
+class FullStateDir : public BadInput {
+ protected:
+  // As large as containers give it.
+  static constexpr int64_t kShmBytes = 64 * kMiB;
+
+  void StartDaemonWithJobOnSmallTmpfs() {
+    ASSERT_TRUE(MountTmpfs(File("small"), kShmBytes));
+    StartDaemonWithJob({"--state_dir=" + File("small")});
+  }
+  // What is missing and what to do about it, in the words of those who run containers.
+  static void ExpectRemedy(const absl::Status& status) {
+    for (const char* text : {"mount a larger tmpfs there or choose another state directory", "64 MiB",
+                             "docker --shm-size", "emptyDir with medium: Memory"}) {
+      ExpectStatus(status, absl::StatusCode::kResourceExhausted, text);
+    }
+  }
+  // The job goes on, and when there is room again others do too.
+  void ExpectJobTrainsThenOthersToo(const std::function<void()>& make_room) {
+    const std::vector<TrainerReport> reports = RunRanks(job_.With({{"steps", "8"}}));
+    ExpectAllOk(reports);
+    EXPECT_EQ(reports[0].Note("attached"), "attached 5");
+    make_room();
+    ExpectServesOthers();
+    ExpectSame(reports, {Report(other_, 0)});
+  }
 };
 
-TEST_F(BadInput, AFullTmpfsRefusesTheJobThatDoesNotFit) {
-  const SmallTmpfs tmpfs(File("small"));
-  if (!tmpfs.mounted()) {
-    GTEST_SKIP() << "mounting a tmpfs needs privileges that this run does not have: " << std::strerror(errno);
-  }
-  StartDaemon({"--state_dir=" + File("small")});
-  ExpectAllOk(RunRanks(job_.With({{"steps", "5"}, {"finish", "0"}, {"wait_step", "1"}})));
+TEST_F(FullStateDir, RefusesTheJobThatDoesNotFitAndSaysWhatToDo) {
+  if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
+  ASSERT_NO_FATAL_FAILURE(StartDaemonWithJobOnSmallTmpfs());
+  const int64_t free_bytes = FreeBytes(File("small"));
   RawClient client(socket());
-  v1::JobSpec large = SpecOf({{"name", "large"}});
-  SetShape(large, {4 << 20});
+  v1::JobSpec large = SpecOf({{"name", "large"}, {"world", "1"}});
+  SetShape(large, {kShmBytes / 4});  // fp32: as much as there is, and optimizer state beside it
   const absl::Status status = client.Open(large).status();
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "large");
-  // Small ones until there is no room, also not for a journal.
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"large\"");
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted, absl::StrCat("got ", free_bytes, " bytes free, want "));
+  ExpectRemedy(status);
+  EXPECT_EQ(FreeBytes(File("small")), free_bytes);
+  ExpectJobIntact();
+}
+
+TEST_F(FullStateDir, RefusesTheJobsForWhichNothingIsLeft) {
+  if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
+  ASSERT_NO_FATAL_FAILURE(StartDaemonWithJobOnSmallTmpfs());
+  RawClient client(socket());
+  std::vector<uint64_t> fillers;
   absl::Status last;
-  for (int i = 0; i < 64 && last.ok(); ++i) {
-    last = client.Open(SpecOf({{"name", absl::StrCat("filler", i)}})).status();
+  for (int i = 0; i < 60 && last.ok(); ++i) {  // below the quota of jobs
+    const auto filler = client.Open(SpecOf({{"name", absl::StrCat("filler", i)}}));
+    last = filler.status();
+    if (filler.ok()) fillers.push_back(filler->job_id());
   }
-  EXPECT_EQ(last.code(), absl::StatusCode::kResourceExhausted) << last;
-  const std::vector<TrainerReport> reports = RunRanks(job_.With({{"steps", "8"}}));
-  ExpectAllOk(reports);
-  EXPECT_EQ(reports[0].Note("attached"), "attached 5");
-  EXPECT_TRUE(DaemonAlive());
+  EXPECT_GT(fillers.size(), 3u);
+  ExpectRemedy(last);
+  ExpectJobTrainsThenOthersToo([&] {
+    for (const uint64_t filler : fillers) EXPECT_TRUE(client.Close(filler).ok());
+  });
+}
+
+// All that was planned fits, to the byte; the journal is the last and takes a page more, and what was made before it
+// goes again.
+TEST_F(FullStateDir, WithoutSpaceForTheJournalRefusesTheJob) {
+  if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
+  ASSERT_NO_FATAL_FAILURE(StartDaemonWithJobOnSmallTmpfs());
+  const v1::JobSpec spec = SpecOf({{"name", "nearly"}, {"world", "1"}});
+  const auto plan = PlanShards(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const MemoryPlan& memory = plan->memory;
+  const int64_t left_bytes =
+      RoundUpToPage(memory.shards_bytes) + RoundUpToPage(memory.optimizer_bytes) + RoundUpToPage(memory.journal_bytes);
+  ASSERT_TRUE(FillTo(File("small"), left_bytes));
+  const e2e::Footprint before = DaemonFootprint();
+  const absl::Status status = RawClient(socket()).Open(spec).status();
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"nearly\": journal: allocate ");
+  ExpectRemedy(status);
+  EXPECT_EQ(FreeBytes(File("small")), left_bytes);
+  EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
+  ExpectJobTrainsThenOthersToo([&] { unlink(File("small/filling").c_str()); });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/trainer.h"
+#include "tests/faults/own_mounts.h"
 #include "tests/faults/raw_client.h"
 
 namespace {
@@ -37,6 +38,7 @@ int main(int argc, char** argv) {
     const shardd::e2e::Args args = shardd::e2e::Args::Parse(argc, argv, 2);
     return args.Int("half_attach") != 0 ? HalfAttach(args) : shardd::e2e::Trainer(args).Run();
   }
+  shardd::faults::EnterOwnMountsIfTold(&argc, argv);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

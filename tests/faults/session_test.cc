@@ -63,8 +63,10 @@ INSTANTIATE_TEST_SUITE_P(
                  c.Announce(TimelineValue(c.session().epoch(), 1));
                },
                kInvalid, "out of range"},
-        Misuse{"EnterPass", [](auto& c) { c.Send(Record(Opcode::kEnterPass, 0, 1)); }, absl::StatusCode::kUnimplemented,
-               "EnterPass"}),
+        Misuse{"EnterPass", [](auto& c) { c.Send(Record(Opcode::kEnterPass)); }, kPrecondition, "trainers never write"},
+        Misuse{"LeavePass", [](auto& c) { c.Send(Record(Opcode::kLeavePass)); }, kPrecondition, "trainers never write"},
+        Misuse{"OpenWindow", [](auto& c) { c.Send(Record(Opcode::kOpenWindow)); }, kPrecondition,
+               "trainers never write"}),
     [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,0 +1,88 @@
+// Clients that send faster than they are served.
+
+#include <atomic>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/plan/session_layout.h"
+#include "google/protobuf/unknown_field_set.h"
+#include "tests/faults/bad_input.h"
+#include "tests/faults/commands.h"
+#include "tests/testing/sanitizers.h"
+
+namespace shardd::faults {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+class Flood : public BadInput {
+ protected:
+  // What the daemon has in memory now.
+  int64_t ResidentBytes() const {
+    std::ifstream status(absl::StrCat("/proc/", daemon_pid(), "/status"));
+    for (std::string line; std::getline(status, line);) {
+      if (absl::StartsWith(line, "VmRSS:")) return std::atoll(line.c_str() + 6) * 1024;
+    }
+    ADD_FAILURE() << "no VmRSS";
+    return 0;
+  }
+};
+
+// Batches that take several times as long to execute as to receive, from a client that reads no event: they wait in
+// the client, not in the daemon, and the loop is there for others between any two of them.
+TEST_F(Flood, OfCommandsWaitsInTheClient) {
+  constexpr int64_t kNumel = kMiB / 4;
+  constexpr int64_t kPaddingBytes = 4 * kMiB;
+  constexpr int kWritesPerBatch = 512;  // of 1 MiB each
+  constexpr int kLeastBatches = 64;
+  // A few batches in several shapes (on the way, decoded, being executed), where all of them would be 256 MiB.
+  constexpr int64_t kMostBytes = (testing::kSanitized ? 192 : 96) * kMiB;
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    v1::JobSpec spec = SpecOf({{"name", "flood"}, {"world", "1"}});
+    SetShape(spec, {kNumel});
+    ASSERT_TRUE(client.Enter(spec, 0).ok());
+    client.Send(Record(Opcode::kCommitParameters));
+    ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("flood", "parameters", "version 1"); }));
+    client.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
+    ASSERT_TRUE(client.Consumed());
+
+    v1::SessionRequest request;
+    for (int i = 0; i < kWritesPerBatch; ++i) {
+      v1::WriteParameters& write = *request.mutable_commands()->add_commands()->mutable_write_parameters();
+      write.set_numel(kNumel);
+      write.set_staging_offset_bytes(client.layout().payload_offset_bytes);
+    }
+    ASSERT_TRUE(client.stream().Write(request));  // old values are kept from now on: they are no backlog
+    ASSERT_TRUE(testing::PollUntil([this] { return Ranks("flood")[0].commands() == 2 + kWritesPerBatch; }));
+    const int64_t before = ResidentBytes();
+    request.mutable_commands()
+        ->GetReflection()
+        ->MutableUnknownFields(request.mutable_commands())
+        ->AddLengthDelimited(1000, std::string(kPaddingBytes, 'x'));
+
+    std::atomic<bool> served = false;
+    std::atomic<int> batches = 0;
+    std::atomic<int64_t> most = 0;
+    std::thread flooding([&] {
+      while ((!served || batches < kLeastBatches) && client.stream().Write(request)) {
+        ++batches;
+        most = std::max<int64_t>(most, ResidentBytes());
+      }
+    });
+    ExpectServesOthers();
+    served = true;
+    flooding.join();
+    EXPECT_GE(batches, kLeastBatches) << "the daemon ended the session: " << client.stream().End();
+    EXPECT_LT(most - before, kMostBytes);
+    EXPECT_EQ(Ranks("flood")[0].session_id(), client.session().session_id());
+  }
+  ExpectJobIntact();
+}
+
+}  // namespace
+}  // namespace shardd::faults
