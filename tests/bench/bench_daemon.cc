@@ -1,85 +1,31 @@
 #include "tests/bench/bench_daemon.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <vector>
-
-extern char** environ;
 
 namespace shardd::bench {
 namespace {
 
-pid_t g_daemon = -1;  // must not outlive this process: it holds the same standard output
-
 [[noreturn]] void Die(const std::string& text) {
-  if (g_daemon > 0) {
-    kill(g_daemon, SIGKILL);
-  }
   std::fprintf(stderr, "bench: %s\n", text.c_str());
   std::_Exit(1);
 }
 
-bool Accepts(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const bool ok = connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
-  close(fd);
-  return ok;
-}
-
 }  // namespace
 
-BenchDaemon::BenchDaemon(int devices) {
-  char pattern[] = "/dev/shm/shardd-bench-XXXXXX";
-  if (mkdtemp(pattern) == nullptr) {
-    Die("mkdtemp");
+BenchDaemon::BenchDaemon(int devices)
+    : daemon_(folder_.path(), "cpu:" + std::to_string(devices), {"--log_level=warning"}) {
+  if (!daemon_.listened()) {
+    Die("the daemon did not come up: " + testing::ReadWholeFile(daemon_.log()));
   }
-  directory_ = pattern;
-  const std::string socket_path = directory_ + "/socket";
-  address_ = "unix:" + socket_path;
-  const std::string flags[] = {SHARDD_DAEMON_PATH, "--listen=" + address_, "--devices=cpu:" + std::to_string(devices),
-                               "--state_dir=" + directory_ + "/state", "--log_level=warning"};
-  std::vector<char*> argv;
-  for (const std::string& flag : flags) {
-    argv.push_back(const_cast<char*>(flag.c_str()));
-  }
-  argv.push_back(nullptr);
-  if (posix_spawn(&pid_, SHARDD_DAEMON_PATH, nullptr, nullptr, argv.data(), environ) != 0) {
-    Die(std::string("spawn ") + SHARDD_DAEMON_PATH);
-  }
-  g_daemon = pid_;
-  for (int i = 0; i < 1000 && !Accepts(socket_path); ++i) {
-    usleep(10'000);
-  }
-  if (!Accepts(socket_path)) {
-    Die("the daemon did not come up");
-  }
-}
-
-BenchDaemon::~BenchDaemon() {
-  kill(pid_, SIGTERM);
-  waitpid(pid_, nullptr, 0);
-  g_daemon = -1;
-  std::error_code error;
-  std::filesystem::remove_all(directory_, error);
 }
 
 double BenchDaemon::CpuSeconds() const {
-  std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
+  std::ifstream file("/proc/" + std::to_string(daemon_.pid()) + "/stat");
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   std::istringstream fields(text.substr(text.rfind(')') + 2));
   std::string skip;

@@ -1,29 +1,27 @@
 #ifndef SHARDD_TESTS_BENCH_BENCH_DAEMON_H_
 #define SHARDD_TESTS_BENCH_BENCH_DAEMON_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "client/cpp/shardd.h"
+#include "tests/testing/daemon_process.h"
+#include "tests/testing/files.h"
 
 namespace shardd::bench {
 
 // A daemon with `devices` CPU devices on a socket of its own; killed with this object. Exits the process with a message
-// when it does not come up within ten seconds.
+// when it does not come up.
 class BenchDaemon {
  public:
   explicit BenchDaemon(int devices);
-  ~BenchDaemon();
-  const std::string& address() const { return address_; }
+  std::string address() const { return daemon_.address(); }
   double CpuSeconds() const;  // user and system time of the daemon so far
 
  private:
-  std::string directory_;
-  std::string address_;
-  pid_t pid_ = -1;
+  testing::TempDir folder_;
+  testing::DaemonProcess daemon_;
 };
 
 // `groups` fully sharded modules of `numel` fp32 elements each.

@@ -108,7 +108,7 @@ TEST(Attach, ADeadDaemonIsUnavailableWithinASecondAndItsSuccessorIsFound) {
   Daemon daemon;
   Rank rank;
   ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 2), 0));
-  daemon.process().Signal(SIGKILL);
+  daemon.process().Kill();
   const absl::Time start = absl::Now();
   // Rank 1 never comes: without the daemon's death this would wait for the limit.
   EXPECT_C_ERROR(shardd_commit_parameters(rank.job()), kUnavailable, "daemon");

@@ -1,115 +1,26 @@
 #include "tests/client/client_fixture.h"
 
-#include <fcntl.h>
 #include <google/protobuf/util/json_util.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/c/connect.h"
 #include "grpcpp/grpcpp.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 
-extern char** environ;
-
 namespace shardd::testing_client {
 
-bool Eventually(const std::function<bool()>& condition, absl::Duration limit) {
-  const absl::Time deadline = absl::Now() + limit;
-  while (!condition()) {
-    if (absl::Now() >= deadline) {
-      return false;
-    }
-    absl::SleepFor(absl::Milliseconds(2));
-  }
-  return true;
+Child SpawnProgram(const std::string& program, const std::vector<std::string>& environment, const std::string& log) {
+  return testing::Spawn({"/proc/self/exe", "--program=" + program}, {.environment = environment, .log = log});
 }
-
-TempDir::TempDir() {
-  char path[] = "/tmp/shardd-client-test-XXXXXX";
-  path_ = mkdtemp(path);
-}
-TempDir::~TempDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-Process::Process(const std::vector<std::string>& argv, const std::vector<std::string>& environment,
-                 const std::string& log) {
-  std::vector<char*> arguments;
-  for (const std::string& argument : argv) {
-    arguments.push_back(const_cast<char*>(argument.c_str()));
-  }
-  arguments.push_back(nullptr);
-  std::vector<char*> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    variables.push_back(*entry);
-  }
-  for (const std::string& entry : environment) {
-    variables.insert(variables.begin(), const_cast<char*>(entry.c_str()));  // getenv takes the first
-  }
-  variables.push_back(nullptr);
-  pid_ = fork();
-  if (pid_ == 0) {
-    if (!log.empty()) {
-      const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-      dup2(fd, 1);
-      dup2(fd, 2);
-    }
-    execve(arguments[0], arguments.data(), variables.data());
-    _exit(127);
-  }
-}
-
-Process Process::Self(const std::string& program, const std::vector<std::string>& environment, const std::string& log) {
-  return Process({"/proc/self/exe", "--program=" + program}, environment, log);
-}
-
-Process::Process(Process&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
-
-Process::~Process() {
-  if (pid_ > 0) {
-    Signal(SIGKILL);
-    (void)waitpid(pid_, nullptr, 0);
-  }
-}
-
-void Process::Signal(int signal) const {
-  if (pid_ > 0) {
-    kill(pid_, signal);
-  }
-}
-
-int Process::Wait() {
-  int status = 0;
-  pid_t got = 0;
-  if (!Eventually([&] { return (got = waitpid(pid_, &status, WNOHANG)) != 0; })) {
-    return -1;
-  }
-  if (got == pid_) {
-    pid_ = -1;
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-Daemon::Daemon(int devices) : devices_(devices) { Restart(); }
 
 void Daemon::Restart() {
-  processes_.clear();
-  processes_.push_back(Process({SHARDD_DAEMON_PATH, "--listen=" + address(), absl::StrCat("--devices=cpu:", devices_),
-                                "--state_dir=" + state_.path()},
-                               {}, log()));
-  if (!Eventually([this] { return ConnectUnix(socket_path()).ok(); })) {
-    ADD_FAILURE() << "the daemon does not listen; its log:\n" << ReadFile(log());
+  daemon_.reset();
+  daemon_ = std::make_unique<testing::DaemonProcess>(dir_.path(), absl::StrCat("cpu:", devices_));
+  if (!daemon_->listened()) {
+    ADD_FAILURE() << "the daemon does not listen; its log:\n" << ReadWholeFile(log());
   }
 }
 
@@ -138,13 +49,6 @@ std::string LastCommand(const std::string& address, const std::string& job, int 
   reference.set_job(job);
   const v1::ListRanksResponse ranks = Ask(address, reference, &v1::JobsService::Stub::ListRanks);
   return rank < ranks.ranks_size() ? ranks.ranks(rank).last_command() : "";
-}
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
 }
 
 v1::JobSpec SmallSpec(const std::string& name, int world_size) {

@@ -7,79 +7,53 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "client/c/shardd.h"
 #include "shardd/v1/model.pb.h"
+#include "tests/testing/daemon_process.h"
+#include "tests/testing/files.h"
+#include "tests/testing/poll.h"
+#include "tests/testing/process.h"
 
 namespace shardd::testing_client {
 
-// Longer than anything here takes on a busy machine with sanitizers; only a hang gets there.
-inline constexpr absl::Duration kLimit = absl::Seconds(60);
+using testing::Child;
+using testing::kLimit;
+using testing::ReadWholeFile;
+using testing::TempDir;
 
 // Polls until `condition` holds; false after kLimit.
-bool Eventually(const std::function<bool()>& condition, absl::Duration limit = kLimit);
+inline bool Eventually(const std::function<bool()>& condition, absl::Duration limit = testing::kLimit) {
+  return testing::PollUntil(condition, limit);
+}
 
-// A folder under /tmp, removed with everything in it.
-class TempDir {
- public:
-  TempDir();
-  ~TempDir();
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-// A process started with fork and exec; killed and reaped with this object at the latest.
-class Process {
- public:
-  // Output goes to `log` (created, truncated) or, when empty, where ours goes. `environment`: "NAME=value", added to
-  // ours.
-  explicit Process(const std::vector<std::string>& argv, const std::vector<std::string>& environment = {},
+// This test binary itself as a process, running the program of that name (programs.cc).
+Child SpawnProgram(const std::string& program, const std::vector<std::string>& environment,
                    const std::string& log = "");
-  // This test binary itself, running the program of that name (programs.cc).
-  static Process Self(const std::string& program, const std::vector<std::string>& environment,
-                      const std::string& log = "");
-  Process(Process&& other) noexcept;
-  Process(const Process&) = delete;
-  ~Process();
-  pid_t pid() const { return pid_; }
-  void Signal(int signal) const;
-  // The exit code, 128 + signal, or -1 when it has not ended after kLimit.
-  int Wait();
-
- private:
-  Process() = default;
-  pid_t pid_ = -1;
-};
 
 // A daemon of its own for one test, with its socket and state in a folder of its own.
 class Daemon {
  public:
-  explicit Daemon(int devices = 2);
+  explicit Daemon(int devices = 2) : devices_(devices) { Restart(); }
   void Restart();
-  std::string address() const { return "unix:" + socket_path(); }
-  std::string socket_path() const { return dir_.path() + "/shardd.sock"; }
-  std::string log() const { return dir_.path() + "/shardd.log"; }
-  Process& process() { return processes_.back(); }
+  std::string address() const { return daemon_->address(); }
+  std::string socket_path() const { return daemon_->socket_path(); }
+  std::string log() const { return daemon_->log(); }
+  Child& process() { return daemon_->process(); }
 
  private:
   TempDir dir_;
-  TempDir state_;
-  int devices_;
-  std::vector<Process> processes_;
+  const int devices_;
+  std::unique_ptr<testing::DaemonProcess> daemon_;
 };
 
 // What the daemon says of itself and of a rank, over its jobs service.
 pid_t DaemonPid(const std::string& address);
 std::string LastCommand(const std::string& address, const std::string& job, int rank);
-
-std::string ReadFile(const std::string& path);
 
 // Two fully sharded blocks of one weight and one bias under a root with a head and, if asked, a frozen parameter; SGD.
 v1::JobSpec SmallSpec(const std::string& name, int world_size);

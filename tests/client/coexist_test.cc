@@ -26,15 +26,15 @@ TEST_P(Coexist, ATrainerWorksBesideTorchAndAnotherGrpcAndProtobuf) {
   }
   Daemon daemon;
   TempDir dir;
-  std::ofstream(dir.path() + "/spec.json") << ToJson(SmallSpec("job", 1));
-  Process process({python, source + "/tests/client/coexist.py", SHARDD_LIBRARY_PATH, daemon.address(),
-                   dir.path() + "/spec.json", GetParam()},
-                  {}, dir.path() + "/output");
+  dir.Write("spec.json", ToJson(SmallSpec("job", 1)));
+  Child process = testing::Spawn({python, source + "/tests/client/coexist.py", SHARDD_LIBRARY_PATH, daemon.address(),
+                                  dir.File("spec.json"), GetParam()},
+                                 {.log = dir.File("output")});
   const int code = process.Wait();
   if (code == kNoTorch) {
     GTEST_SKIP() << "torch is not installed in " << python;
   }
-  const std::string output = ReadFile(dir.path() + "/output");
+  const std::string output = ReadWholeFile(dir.File("output"));
   EXPECT_EQ(code, 0) << output;
   EXPECT_NE(output.find("ok\n"), std::string::npos) << output;
 }

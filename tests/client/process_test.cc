@@ -88,7 +88,7 @@ TEST_P(ExitPrograms, ExitWithoutDetachIsPromptAndClean) {
   Daemon daemon;
   for (int round = 0; round < 10; ++round) {
     const absl::Time start = absl::Now();
-    Process process = Process::Self(GetParam(), {"TEST_WORLD=1", "TEST_RANK=0", "TEST_ADDRESS=" + daemon.address()});
+    Child process = SpawnProgram(GetParam(), {"TEST_WORLD=1", "TEST_RANK=0", "TEST_ADDRESS=" + daemon.address()});
     EXPECT_EQ(process.Wait(), 0);
     // gRPC's shutdown would take 10 s once in a while.
     EXPECT_LT(absl::Now() - start, absl::Seconds(8));
@@ -136,13 +136,13 @@ class Autostart : public ::testing::Test {
     unsetenv("SHARDD_DAEMON");
   }
   std::string Output(int rank) const { return absl::StrCat(runtime_.path(), "/output-", rank); }
-  std::string DaemonLog() const { return ReadFile(runtime_.path() + "/shardd/shardd.log"); }
+  std::string DaemonLog() const { return ReadWholeFile(runtime_.path() + "/shardd/shardd.log"); }
   void StartTrainer(int rank, int world) {
     // The trainer's standard input is our pipe: it stays until we close it.
     const int saved = dup(0);
     dup2(input_[0], 0);
     trainers_.push_back(
-        Process::Self("stay", {absl::StrCat("TEST_RANK=", rank), absl::StrCat("TEST_WORLD=", world)}, Output(rank)));
+        SpawnProgram("stay", {absl::StrCat("TEST_RANK=", rank), absl::StrCat("TEST_WORLD=", world)}, Output(rank)));
     dup2(saved, 0);
     close(saved);
   }
@@ -153,7 +153,7 @@ class Autostart : public ::testing::Test {
         end = -1;
       }
     }
-    for (Process& trainer : trainers_) {
+    for (Child& trainer : trainers_) {
       EXPECT_EQ(trainer.Wait(), 0) << DaemonLog();
     }
     trainers_.clear();
@@ -161,7 +161,7 @@ class Autostart : public ::testing::Test {
 
   TempDir runtime_;
   int input_[2] = {-1, -1};
-  std::vector<Process> trainers_;
+  std::vector<Child> trainers_;
 };
 
 TEST_F(Autostart, RanksThatStartAtTheSameMomentGetOneDaemonWithNothingOfTheirs) {
@@ -176,13 +176,13 @@ TEST_F(Autostart, RanksThatStartAtTheSameMomentGetOneDaemonWithNothingOfTheirs) 
   int created = 0;
   std::set<pid_t> pids;
   for (int rank = 0; rank < kRanks; ++rank) {
-    ASSERT_TRUE(Eventually([&] { return ReadFile(Output(rank)).find('\n') != std::string::npos; }))
-        << ReadFile(Output(rank)) << DaemonLog();
-    std::istringstream line(ReadFile(Output(rank)));
+    ASSERT_TRUE(Eventually([&] { return ReadWholeFile(Output(rank)).find('\n') != std::string::npos; }))
+        << ReadWholeFile(Output(rank)) << DaemonLog();
+    std::istringstream line(ReadWholeFile(Output(rank)));
     std::string address;
     int created_here = -1;
     line >> address >> created_here;
-    ASSERT_EQ(address, "unix:" + runtime_.path() + "/shardd/shardd.sock") << ReadFile(Output(rank));
+    ASSERT_EQ(address, "unix:" + runtime_.path() + "/shardd/shardd.sock") << ReadWholeFile(Output(rank));
     created += created_here;
     pids.insert(DaemonPid(address));
   }

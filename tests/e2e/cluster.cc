@@ -1,9 +1,6 @@
 #include "tests/e2e/cluster.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,23 +22,6 @@ using testing::PollUntil;
 
 namespace {
 
-// In a forked child, without a look at the heap: becomes `argv`, in a process group of its own, output to `log`.
-void Become(const std::vector<char*>& argv, const char* log) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-  dup2(fd, STDOUT_FILENO);
-  dup2(fd, STDERR_FILENO);
-  execv(argv[0], argv.data());
-}
-
-std::unique_ptr<Child> Spawn(const std::vector<std::string>& command, const std::string& log) {
-  std::vector<char*> argv;
-  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  return std::make_unique<Child>(Child::Exec([&] { Become(argv, log.c_str()); }));
-}
-
 int CountEntries(const std::string& path) {
   int count = 0;
   std::error_code error;
@@ -61,7 +41,7 @@ std::ostream& operator<<(std::ostream& out, const Footprint& f) {
 
 Cluster::~Cluster() {
   if (HasFailure()) {
-    std::ifstream log(File("daemon.log"));
+    std::ifstream log(daemon_ == nullptr ? "" : daemon_->log());
     std::vector<std::string> lines;
     for (std::string line; std::getline(log, line);) lines.push_back(line);
     for (size_t i = lines.size() < 40 ? 0 : lines.size() - 40; i < lines.size(); ++i) {
@@ -77,20 +57,15 @@ void Cluster::EndRanks() {
 }
 
 void Cluster::StartDaemon(const std::vector<std::string>& flags, const std::string& devices) {
-  socket_ = File("shardd.sock");
-  state_dir_ = File("state");
-  std::vector<std::string> command = {SHARDD_DAEMON_PATH, "--listen=unix:" + socket_, "--state_dir=" + state_dir_,
-                                      "--devices=" + devices};
-  command.insert(command.end(), flags.begin(), flags.end());
-  daemon_ = Spawn(command, File("daemon.log"));
-  jobs_ = v1::JobsService::NewStub(grpc::CreateChannel("unix:" + socket_, grpc::InsecureChannelCredentials()));
-  ASSERT_TRUE(PollUntil([this] { return access(socket_.c_str(), F_OK) == 0; })) << "the daemon does not listen";
+  daemon_ = std::make_unique<testing::DaemonProcess>(folder_.path(), devices, flags);
+  ASSERT_TRUE(daemon_->listened());
+  jobs_ = v1::JobsService::NewStub(grpc::CreateChannel(daemon_->address(), grpc::InsecureChannelCredentials()));
   ASSERT_EQ(DaemonStatus().pid(), daemon_->pid());
 }
 
 int Cluster::StopDaemon() {
-  daemon_->Kill(SIGTERM);
-  return daemon_->Wait();
+  daemon_->process().Kill(SIGTERM);
+  return daemon_->process().Wait();
 }
 
 bool Cluster::DaemonAlive() { return DaemonStatus().pid() == daemon_->pid(); }
@@ -101,9 +76,9 @@ Footprint Cluster::DaemonFootprint() const {
   footprint.descriptors = CountEntries(proc + "/fd");
   std::ifstream maps(proc + "/maps");
   for (std::string line; std::getline(maps, line);) {
-    footprint.shared_maps += absl::StrContains(line, "memfd:") || absl::StrContains(line, state_dir_) ? 1 : 0;
+    footprint.shared_maps += absl::StrContains(line, "memfd:") || absl::StrContains(line, state_dir()) ? 1 : 0;
   }
-  footprint.state_files = CountEntries(state_dir_);
+  footprint.state_files = CountEntries(state_dir());
   return footprint;
 }
 
@@ -124,11 +99,11 @@ Child Cluster::StartRank(int rank, const Args& args) {
   const std::string spec = absl::StrCat(folder, "/spec.", rank);
   std::ofstream(spec) << SpecJson(args);
   std::vector<std::string> command = {"/proc/self/exe",   "--worker",     absl::StrCat("rank=", rank),
-                                      "folder=" + folder, "spec=" + spec, "address=unix:" + socket_};
+                                      "folder=" + folder, "spec=" + spec, "address=" + daemon_->address()};
   for (const auto& [name, value] : args.values()) command.push_back(absl::StrCat(name, "=", value));
-  std::unique_ptr<Child> child = Spawn(command, absl::StrCat(folder, "/log.", rank));
-  groups_.insert(child->pid());
-  return std::move(*child);
+  Child child = testing::Spawn(command, {.log = absl::StrCat(folder, "/log.", rank), .own_group = true});
+  groups_.insert(child.pid());
+  return child;
 }
 
 std::vector<TrainerReport> Cluster::RunRanks(const Args& given, const std::map<int, Args>& per_rank,

@@ -17,10 +17,11 @@
 #include "gtest/gtest.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 #include "shardd/v1/model.pb.h"
-#include "tests/common/shm/process_util.h"
 #include "tests/e2e/args.h"
 #include "tests/e2e/reference.h"
 #include "tests/e2e/trainer.h"
+#include "tests/testing/daemon_process.h"
+#include "tests/testing/files.h"
 
 namespace shardd::e2e {
 
@@ -42,14 +43,14 @@ class Cluster : public ::testing::Test {
   // Starts a daemon and waits until it answers. `flags` come last.
   void StartDaemon(const std::vector<std::string>& flags = {}, const std::string& devices = "cpu:2");
   // Another one beside it would need another socket: one at a time.
-  int StopDaemon();                                // SIGTERM; its exit code
-  int WaitForDaemon() { return daemon_->Wait(); }  // its exit code
+  int StopDaemon();                                          // SIGTERM; its exit code
+  int WaitForDaemon() { return daemon_->process().Wait(); }  // its exit code
   bool DaemonAlive();
   pid_t daemon_pid() const { return daemon_->pid(); }
   Footprint DaemonFootprint() const;
-  const std::string& socket() const { return socket_; }
-  const std::string& state_dir() const { return state_dir_; }
-  std::string File(const std::string& name) const { return folder_.path() + "/" + name; }
+  std::string socket() const { return daemon_->socket_path(); }
+  std::string state_dir() const { return daemon_->state_dir(); }
+  std::string File(const std::string& name) const { return folder_.File(name); }
 
   // One rank as a process. Its report is read by Report.
   testing::Child StartRank(int rank, const Args& args);
@@ -79,9 +80,7 @@ class Cluster : public ::testing::Test {
 
  private:
   testing::TempDir folder_;
-  std::string socket_;
-  std::string state_dir_;
-  std::unique_ptr<testing::Child> daemon_;
+  std::unique_ptr<testing::DaemonProcess> daemon_;
   std::unique_ptr<v1::JobsService::Stub> jobs_;
   std::set<pid_t> groups_;  // process groups of ranks, ended with the test
 };

@@ -6,9 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,27 +14,6 @@
 #include "grpcpp/create_channel_posix.h"
 
 namespace shardd::testing_service {
-
-bool Eventually(const std::function<bool()>& condition) {
-  const absl::Time deadline = absl::Now() + kPatience;
-  while (!condition()) {
-    if (absl::Now() > deadline) {
-      return false;
-    }
-    absl::SleepFor(absl::Milliseconds(2));
-  }
-  return true;
-}
-
-TempDir::TempDir() {
-  char name[] = "/tmp/shardd-test-XXXXXX";
-  path_ = ::mkdtemp(name) == nullptr ? "" : name;
-}
-
-TempDir::~TempDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 UniqueFd ConnectTo(const std::string& path) {
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

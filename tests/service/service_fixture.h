@@ -22,6 +22,8 @@
 #include "server/service/listener.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/jobs.grpc.pb.h"
+#include "tests/testing/files.h"
+#include "tests/testing/poll.h"
 #include "tests/testing/run_as_uid.h"
 
 namespace shardd::testing_service {
@@ -29,27 +31,17 @@ namespace shardd::testing_service {
 // No wait of these tests is longer; reaching it is a failure.
 inline constexpr absl::Duration kPatience = absl::Seconds(20);
 
+using testing::RunAsUid;
+using testing::TempDir;
+
 // Polls `condition` until it holds; false after kPatience.
-bool Eventually(const std::function<bool()>& condition);
-
-// A directory of its own under /tmp, removed with what is in it.
-class TempDir {
- public:
-  TempDir();
-  ~TempDir();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+inline bool Eventually(const std::function<bool()>& condition) { return testing::PollUntil(condition, kPatience); }
 
 // Raw connections, as a client that is not ours would make them.
 UniqueFd ConnectTo(const std::string& path);
 void SendBytes(int socket, absl::string_view bytes);
 // True when the peer closes within `within`; bytes that arrive before are skipped.
 bool IsClosedWithin(int socket, absl::Duration within);
-
-using testing::RunAsUid;
 
 // Answers every call at once with what is set here; records who asked what.
 class FakeJobsSource : public JobsSource {

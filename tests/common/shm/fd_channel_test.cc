@@ -1,5 +1,6 @@
 #include "common/shm/fd_channel.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,5 +1,6 @@
 // What a hostile receiver of a descriptor can and cannot do. The receiver is another process, with its own descriptor.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/futex.h>
 #include <sys/mman.h>

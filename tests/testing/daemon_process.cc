@@ -1,0 +1,38 @@
+#include "tests/testing/daemon_process.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace shardd::testing {
+namespace {
+
+bool Accepts(const std::string& path) {
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  std::strncpy(name.sun_path, path.c_str(), sizeof(name.sun_path) - 1);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool connected = connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0;
+  close(fd);
+  return connected;
+}
+
+std::vector<std::string> Command(const DaemonProcess& daemon, const std::string& devices,
+                                 const std::vector<std::string>& flags) {
+  std::vector<std::string> command = {SHARDD_DAEMON_PATH, "--listen=" + daemon.address(),
+                                      "--state_dir=" + daemon.state_dir(), "--devices=" + devices};
+  command.insert(command.end(), flags.begin(), flags.end());
+  return command;
+}
+
+}  // namespace
+
+DaemonProcess::DaemonProcess(const std::string& folder, const std::string& devices,
+                             const std::vector<std::string>& flags)
+    : folder_(folder), process_(Spawn(Command(*this, devices, flags), {.log = log(), .own_group = true})) {
+  PollUntil([this] { return (listened_ = Accepts(socket_path())) || process_.Ended(); });
+}
+
+}  // namespace shardd::testing
