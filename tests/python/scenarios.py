@@ -109,9 +109,10 @@ def refusals() -> dict[str, str]:
     attempt("comm", lambda: module.set_custom_all_gather(None))
     attempt("hook", lambda: module.set_all_reduce_hook(lambda t: None))
     attempt("optimizer", lambda: optim.AdamW(nn.Linear(2, 2).parameters()))
-    stock = torch.optim.AdamW(module.parameters())
+    ours = optim.AdamW(module.parameters())
     module(torch.ones(1, 4)).sum().backward()
-    attempt("stock", stock.step)
+    ours.step()
+    attempt("stock", torch.optim.AdamW(module.parameters()).step)
     attempt("deepcopy", lambda: __import__("copy").deepcopy(module))
     scalar = nn.Module()
     scalar.register_parameter("s", nn.Parameter(torch.ones(())))
@@ -436,3 +437,247 @@ def survive_a_death(steps: int) -> dict[str, Any]:
             step, state = reattach(model)
             losses = state or []
     return {"losses": losses, "aborted": aborted}
+
+
+def _train(model: Any, optimizer: Any, steps: range, forward: Any = None) -> list[float]:
+    losses = []
+    for step in steps:
+        loss = loss_of(forward or model, step, 0, dist.get_rank())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def ways_of_setting_up(impl: str) -> dict[str, list[float]]:
+    """Losses of four steps for each way; the same program on torch's fully_shard and on shardd's."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    if impl == "shardd":
+        from shardd.torch import fully_shard
+        from shardd.torch.optim import SGD
+    else:
+        from torch.distributed.fsdp import fully_shard
+        from torch.optim import SGD
+    out: dict[str, list[float]] = {}
+
+    def sharded(**kwargs: Any) -> Model:
+        model = build(Case())
+        for layer in model.layers:
+            fully_shard(layer, **kwargs)
+        return fully_shard(model, **kwargs)
+
+    def run(name: str, model: Any, forward: Any = None, optimizer: Any = None) -> None:
+        out[name] = _train(
+            model, optimizer or SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), range(4), forward
+        )
+
+    # Parameters that fully_shard leaves alone keep their own optimizer.
+    model = build(Case())
+    ignored = {model.embed.weight}
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model, ignored_params=ignored)
+    run("ignored", model, optimizer=SGD([p for p in model.parameters() if p not in ignored], lr=0.1))
+    # On meta, then materialised and given values.
+    values = {n: v.clone() for n, v in build(Case()).state_dict().items()}
+    with torch.device("meta"):
+        model = build(Case())
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    model.to_empty(device="cpu")
+    from torch.distributed.tensor import distribute_tensor
+
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(distribute_tensor(values[name], parameter.device_mesh, parameter.placements))
+    model.bias.copy_(values["bias"])
+    run("meta", model)
+    # First use without gradients, in inference mode (torch cannot go on from there); model.to() that changes nothing; a
+    # method that is a forward.
+    model = sharded()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with torch.inference_mode() if impl == "shardd" else torch.no_grad():
+        loss_of(model, 9, 0, 0)
+    run("inference", model, optimizer=optimizer)
+    model.to("cpu").float()
+    out["to"] = _train(model, optimizer, range(4, 6))
+    model = sharded()
+    model.scored = type(model).forward.__get__(model)  # type: ignore[assignment]
+    register_fsdp_forward_method(model, "scored")
+    run("method", model, forward=model.scored)
+    # Unsharded by hand, kept after backward, resharded by hand.
+    model = sharded(reshard_after_forward=False)
+    model.set_reshard_after_backward(False)
+    handle = model.layers[0].unshard(async_op=True)
+    handle.wait()
+    model.set_modules_to_forward_prefetch([model.layers[0]])
+    model.set_modules_to_backward_prefetch([model.layers[1]])
+    optimizer = SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(4):
+        loss = loss_of(model, step, 0, dist.get_rank())
+        loss.backward()
+        for module in [*model.layers, model]:
+            module.reshard()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        losses.append(loss.item())
+    out["by-hand"] = losses
+    # Loss scaling.
+    model = sharded()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0, growth_interval=2)
+    losses = []
+    for step in range(4):
+        loss = loss_of(model, step, 0, dist.get_rank())
+        scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses += [loss.item(), scaler.get_scale()]
+    out["scaler"] = losses
+    return out
+
+
+def both_ways() -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    return ways_of_setting_up("torch"), ways_of_setting_up("shardd")
+
+
+def policies() -> dict[str, Any]:
+    import functools
+
+    from torch.distributed.fsdp.wrap import (
+        CustomPolicy,
+        ModuleWrapPolicy,
+        size_based_auto_wrap_policy,
+        transformer_auto_wrap_policy,
+    )
+
+    from models import Block
+    from shardd.torch import fully_shard
+
+    out = {}
+    for name, policy in {
+        "class": Block,
+        "classes": {Block, nn.Embedding},
+        "module-wrap": ModuleWrapPolicy({Block}),
+        "custom": CustomPolicy(lambda m: isinstance(m, Block)),
+        "function": lambda m: isinstance(m, nn.Linear),
+        "transformer": functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
+        "size": functools.partial(size_based_auto_wrap_policy, min_num_params=400),
+    }.items():
+        model = fully_shard(build(Case()), policy=policy)
+        out[name] = sorted(n for n, m in model.named_modules() if type(m).__name__.startswith("FSDP"))
+    return out
+
+
+def clip_in_the_daemon() -> dict[str, Any]:
+    from shardd.torch import clip_grad_norm_
+
+    rank = dist.get_rank()
+    results = []
+    for way in ("torch", "ours", "daemon"):
+        model, optimizer = _model()
+        norms = []
+        for step in range(3):
+            loss_of(model, step, 0, rank).backward()
+            if way == "daemon":
+                optimizer.step(max_grad_norm=0.2)
+                norms.append(optimizer.last_grad_norm)
+            else:
+                if way == "torch":
+                    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.2).full_tensor()
+                else:
+                    norm = clip_grad_norm_(model.parameters(), 0.2)
+                norms.append(norm.item())
+                optimizer.step()
+            optimizer.zero_grad()
+        results.append((norms, {n: p.full_tensor().clone() for n, p in model.named_parameters()}))
+    infinite = _model()[0]
+    loss_of(infinite, 0, 0, rank).backward()
+    want = max(p.grad.full_tensor().abs().max().item() for p in infinite.parameters())  # torch cannot: empty shards
+    got = clip_grad_norm_(infinite.parameters(), 1e9, norm_type=float("inf")).item()
+    return {"results": results, "infinite": (got, want)}
+
+
+def unused_on_one_rank(declare: bool) -> dict[str, Any]:
+    """Rank 1 leaves a block out of its forward; with set_reduce_scatter_unused_params that is a zero."""
+    import shardd
+
+    model, optimizer = _model()
+    rank = dist.get_rank()
+    model.set_reduce_scatter_unused_params(declare)
+    if rank == 1:
+        model.order = [0, 2]
+    losses = []
+    try:
+        losses = _train(model, optimizer, range(3))
+    except shardd.Error as error:
+        return {"losses": losses, "error": str(error)}
+    return {"losses": losses, "error": "", "weight": model.layers[1].up.weight.full_tensor().clone()}
+
+
+def plan_of_a_model() -> dict[str, Any]:
+    from shardd.torch import fully_shard, memory_plan
+    from shardd.torch.optim import AdamW
+
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    AdamW(model.parameters())
+    return memory_plan(model, 8)
+
+
+def stock_optimizer(impl: str, kind: str) -> dict[str, Any]:
+    """A torch optimizer on the shards, in-place edits between passes, ranks that drift apart."""
+    if impl == "shardd":
+        from shardd.torch import fully_shard
+    else:
+        from torch.distributed.fsdp import fully_shard
+    rank = dist.get_rank()
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    optimizer = {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
+        "foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    }[kind](model.parameters())
+    average = {n: p.detach().clone() for n, p in model.named_parameters()}
+    losses = []
+    for step in range(5):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if step % 2 == rank:
+            time.sleep(0.05)  # one rank is late, in turn; nothing may come of it
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.clamp_(-0.9, 0.9)
+                average[name].mul_(0.9).add_(parameter, alpha=0.1)
+            kept = {n: p.detach().clone() for n, p in model.named_parameters()}
+            for name, parameter in model.named_parameters():  # the average around an evaluation
+                parameter.data.copy_(average[name])
+            losses.append(loss_of(model, 50, 0, 0).item())
+            model.reshard()  # torch leaves the root unsharded after a forward
+            for name, parameter in model.named_parameters():
+                parameter.copy_(kept[name])
+        losses.append(loss.item())
+    state = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    loss_of(model, 60, 0, rank).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        losses.append(loss_of(model, 61, 0, 0).item())
+    out: dict[str, Any] = {"losses": losses}
+    if impl == "shardd":
+        out["counters"] = _counters(model)
+    return out
+
+
+def both_with_stock_optimizer(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return stock_optimizer("torch", kind), stock_optimizer("shardd", kind)

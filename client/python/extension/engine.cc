@@ -185,7 +185,7 @@ Engine::StepResult Engine::Step(const std::vector<shardd_hyperparameters>& group
 void Engine::Reattach() {
   ++generation_;
   forward_root_ = nullptr;
-  final_queued_ = settled_ = false;
+  final_queued_ = settled_ = inside_pass_ = stepped_ = false;
   for (Unit* unit : units_) {
     unit->ForgetMemory();
   }
@@ -242,15 +242,75 @@ void Engine::RootPreForward(Unit* unit) {
   }
   if (forward_root_ == nullptr) {
     forward_root_ = unit;
+    pass_by_hand_ = false;
+    EnterPass();
   }
 }
 
-py::object Engine::EndForward(const Unit* unit, py::object output) {
+void Engine::EnterPassByHand() {
+  if (trainers_write_ && !inside_pass_) {
+    EnterPass();
+    pass_by_hand_ = true;
+  }
+}
+
+void Engine::LeavePassByHand() {
+  if (pass_by_hand_ && std::none_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->unsharded(); })) {
+    LeavePass();
+  }
+}
+
+void Engine::SetTrainersWrite() {
+  Check(job().WatchWrites());
+  trainers_write_ = true;
+}
+
+void Engine::MarkStepped(std::string state) {
+  stepped_ = true;
+  stepped_state_ = std::move(state);
+}
+
+void Engine::EnterPass() {
+  if (!trainers_write_ || inside_pass_) {
+    return;
+  }
+  {
+    const NoGil no_gil;
+    Check(job().EnterPass(stepped_, stepped_state_));
+  }
+  inside_pass_ = true;
+  if (stepped_) {
+    stepped_ = false;
+    ++steps_;
+    for (Unit* unit : units_) {
+      unit->EndStep();
+    }
+  }
+}
+
+void Engine::LeavePass() {
+  if (!inside_pass_) {
+    return;
+  }
+  for (Unit* unit : units_) {
+    unit->ToSharded();
+  }
+  inside_pass_ = pass_by_hand_ = false;
+  Check(job().LeavePass());
+}
+
+py::object Engine::EndForward(const Unit* unit, py::object output, bool has_backward) {
   if (forward_root_ != unit) {
     return output;
   }
   forward_root_ = nullptr;
-  return complete_partial_.is_none() ? output : complete_partial_(std::move(output));
+  if (!complete_partial_.is_none()) {
+    output = complete_partial_(std::move(output));
+  }
+  if (!has_backward) {
+    LeavePass();
+  }
+  return output;
 }
 
 void Engine::QueueFinal() {
@@ -288,12 +348,14 @@ void Engine::FinalCallback(uint64_t generation) {
     show = show || unit->HasPendingGradients();
   }
   if (!show) {
+    LeavePass();
     return;
   }
   {
     const NoGil no_gil;
     Check(Take(shardd_wait_gradients(job().c_job())));
   }
+  LeavePass();
   for (Unit* unit : units_) {
     unit->ShowGradients();
   }
@@ -312,6 +374,7 @@ void Engine::ResetIteration() {
     for (Unit* unit : units_) {
       unit->EndBackward();
     }
+    LeavePass();
     return;
   }
   // The daemon cannot take gradients back: the backward is closed with what it has, and what comes next replaces it.
@@ -323,6 +386,7 @@ void Engine::ResetIteration() {
     unit->EndBackward();
     unit->DropGradients();
   }
+  LeavePass();
 }
 
 }  // namespace shardd::python

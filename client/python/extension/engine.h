@@ -65,6 +65,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int FindParam(const std::string& fqn);
   int FindGroup(const std::string& name);
 
+  // The trainers' optimizer writes the shards, between passes: a pass begins with the root's forward and ends with its
+  // backward, or with the forward where there is none. The first store into a shard opens a write window.
+  void SetTrainersWrite();
+  // What was written since the last pass is an optimizer step: it is committed where the next pass begins, with
+  // `state`.
+  void MarkStepped(std::string state);
+
   // Drops the forward or backward that an exception ended.
   void ResetIteration();
   // `complete(output)` is called with the root's output, and gives what takes its place. None: nothing to do.
@@ -74,8 +81,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // From units.
   void RootPreForward(Unit* unit);
+  // An unshard outside of forward and backward is a pass of its own, until the unit is resharded by hand or a forward
+  // takes it over.
+  void EnterPassByHand();
+  void LeavePassByHand();
   // The root's output ends the forward: units of which only some modules ran are ended with it.
-  pybind11::object EndForward(const Unit* unit, pybind11::object output);
+  pybind11::object EndForward(const Unit* unit, pybind11::object output, bool has_backward);
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
   void QueueFinal();
   // The unit's group has written into a slot that `group` shares; it is submitted first.
@@ -92,6 +103,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   explicit Engine(std::unique_ptr<Job> job);
   void FinalCallback(uint64_t generation);
+  void EnterPass();
+  void LeavePass();
   void ReshardAll();
   void FindSlots();
 
@@ -100,6 +113,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   pybind11::object complete_partial_ = pybind11::none();
   Unit* forward_root_ = nullptr;
   bool final_queued_ = false;
+  bool trainers_write_ = false;
+  bool inside_pass_ = false;
+  bool pass_by_hand_ = false;
+  bool stepped_ = false;
+  std::string stepped_state_;
   bool settled_ = false;
   uint64_t generation_ = 1;
   int64_t steps_ = 0;

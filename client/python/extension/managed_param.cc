@@ -44,7 +44,6 @@ ManagedParam::ManagedParam(Options options, py::object sharded, at::Tensor local
       first_element(options.first_element),
       trainable(options.trainable),
       sharded_(std::move(sharded)),
-      sharded_tensor_(THPVariable_Unpack(sharded_.ptr())),
       local_(std::move(local)),
       unsharded_(std::move(unsharded)),
       unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),
@@ -54,6 +53,8 @@ ManagedParam::ManagedParam(Options options, py::object sharded, at::Tensor local
   at::Tensor tensor = unsharded_tensor_;
   storage_.Adopt(tensor);
 }
+
+const at::Tensor& ManagedParam::sharded_tensor() const { return THPVariable_Unpack(sharded_.ptr()); }
 
 void ManagedParam::Register(bool unsharded) {
   PyObject* param = unsharded ? unsharded_.ptr() : sharded_.ptr();
@@ -76,15 +77,15 @@ void ManagedParam::Register(bool unsharded) {
       py::setattr(module, place.name, py::handle(param));
     }
   }
-  if (unsharded && unsharded_tensor_.requires_grad() != sharded_tensor_.requires_grad()) {
-    if (sharded_tensor_.requires_grad() && !trainable) {
+  if (unsharded && unsharded_tensor_.requires_grad() != sharded_tensor().requires_grad()) {
+    if (sharded_tensor().requires_grad() && !trainable) {
       Check(Status(Code::kFailedPrecondition,
                    "unshard parameter \"" + fqn +
                        "\": requires_grad was set after the model was registered with it frozen, so the job has no "
                        "gradient memory for it; set requires_grad before the first forward"));
     }
     at::Tensor tensor = unsharded_tensor_;
-    tensor.set_requires_grad(sharded_tensor_.requires_grad());
+    tensor.set_requires_grad(sharded_tensor().requires_grad());
   }
 }
 
@@ -117,8 +118,7 @@ void ManagedParam::CopyGradientOut() {
 
 void ManagedParam::ForgetGradient() {
   CopyGradientOut();
-  at::Tensor tensor = sharded_tensor_;
-  tensor.mutable_grad() = at::Tensor();
+  sharded_tensor().mutable_grad() = at::Tensor();
   slot_ = at::Tensor();
   gradient_memory_ = nullptr;
   carry_ = at::Tensor();
@@ -166,7 +166,7 @@ bool ManagedParam::GradientIsHeldElsewhere() const {
 }
 
 bool ManagedParam::BeginGradient(int64_t steps) {
-  const at::Tensor& shown = sharded_tensor_.grad();
+  const at::Tensor& shown = sharded_tensor().grad();
   if (!shown.defined()) {
     if (pending) {
       return false;
@@ -205,9 +205,8 @@ void ManagedParam::ShowGradient(int64_t steps) {
     carry_ = at::Tensor();
   }
   const at::Tensor& gradient = THPVariable_Unpack(gradient_.ptr());
-  at::Tensor tensor = sharded_tensor_;
-  if (!tensor.grad().is_same(gradient)) {
-    tensor.mutable_grad() = gradient;
+  if (!sharded_tensor().grad().is_same(gradient)) {
+    sharded_tensor().mutable_grad() = gradient;
   }
   const auto* variable = reinterpret_cast<THPVariable*>(sharded_.ptr());
   if (variable->post_accumulate_grad_hooks == nullptr || variable->post_accumulate_grad_hooks == Py_None) {
@@ -221,7 +220,7 @@ void ManagedParam::ShowGradient(int64_t steps) {
 }
 
 std::string ManagedParam::GradientMismatch(int64_t steps) const {
-  const at::Tensor& shown = sharded_tensor_.grad();
+  const at::Tensor& shown = sharded_tensor().grad();
   if (!shown.defined()) {
     if (!in_job) {
       return "";

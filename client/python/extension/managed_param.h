@@ -71,7 +71,8 @@ class ManagedParam {
   std::string GradientMismatch(int64_t steps) const;
 
   int64_t element_bytes() const { return static_cast<int64_t>(local_.element_size()); }  // of the stored parameter
-  const at::Tensor& sharded_tensor() const { return sharded_tensor_; }
+  // Never held as a tensor: module.to() swaps what is behind the Python object, and counts references.
+  const at::Tensor& sharded_tensor() const;
   at::Tensor& slot() { return slot_; }
   bool in_slot = false;      // this backward's gradient is there, not submitted
   bool pending = false;      // the job holds a gradient that `.grad` does not show yet
@@ -86,7 +87,6 @@ class ManagedParam {
   bool GradientIsHeldElsewhere() const;
 
   pybind11::object sharded_;
-  const at::Tensor sharded_tensor_;
   at::Tensor local_;
   pybind11::object unsharded_;
   const at::Tensor unsharded_tensor_;

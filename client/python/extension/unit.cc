@@ -192,12 +192,11 @@ py::object Unit::PostForward(py::handle output) {
     Reshard();
   }
   group_training_ = Training::kIdle;
-  if (c10::GradMode::is_enabled() && RegisterPreBackward(output)) {
-    ran_forward_ = true;
-  }
+  const bool has_backward = c10::GradMode::is_enabled() && RegisterPreBackward(output);
+  ran_forward_ = ran_forward_ || has_backward;
   state_training_ = Training::kIdle;
   py::object result = CastOutput(output);
-  return engine_->EndForward(this, std::move(result));
+  return engine_->EndForward(this, std::move(result), has_backward);
 }
 
 void Unit::Unshard() {
@@ -209,6 +208,7 @@ void Unit::Unshard() {
     return;
   }
   Job& job = engine_->job();
+  engine_->EnterPassByHand();
   for (Group& group : groups_) {
     Check(job.group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
     ++group.holds;
@@ -236,6 +236,13 @@ void Unit::Reshard() {
     return;
   }
   ToSharded();
+}
+
+void Unit::ReshardByHand() {
+  Reshard();
+  if (engine_ != nullptr) {
+    engine_->LeavePassByHand();
+  }
 }
 
 void Unit::ToSharded() {
@@ -349,7 +356,14 @@ void Unit::SubmitRest() {
       PrepareSlot(group);
       group.dirty = true;
     }
-    if (group.dirty) {
+    if (group.dirty && !ran_forward_) {
+      // The rank has not touched the group: it takes part in its backward all the same.
+      ParameterGroup handle = engine_->job().group(group.id);
+      Check(handle.UnshardAsync(SHARDD_BACKWARD));
+      Check(handle.Wait());
+      Submit(group);
+      Check(handle.Reshard());
+    } else if (group.dirty) {
       Submit(group);
     }
   }

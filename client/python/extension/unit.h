@@ -68,7 +68,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void OnGradient(size_t param, const at::Tensor& gradient);
 
   void Unshard();
-  void Reshard();    // as the training state says
+  void Reshard();  // as the training state says
+  void ReshardByHand();
   void ToSharded();  // whatever the state
   bool unsharded() const { return unsharded_; }
   Training group_training() const { return group_training_; }

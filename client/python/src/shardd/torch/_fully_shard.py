@@ -24,6 +24,10 @@ __all__ = ["FSDPModule", "fully_shard"]
 _cls_to_sharded_cls: dict[type, type] = {}
 
 
+def _address(fsdp_param: Any) -> int:
+    return int(fsdp_param.sharded_param._local_tensor.untyped_storage().data_ptr())
+
+
 class FSDPModule(TorchFSDPModule):
     """What ``fully_shard`` makes of a module's class; a subclass of torch's."""
 
@@ -39,9 +43,14 @@ class FSDPModule(TorchFSDPModule):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         state = self._get_fsdp_state()
-        if isinstance(state, ShardState):
-            state._register_again()  # dtype, device and storage may change
-        return super()._apply(*args, **kwargs)
+        if not isinstance(state, ShardState) or state._job is None or state._unit is None:
+            return super()._apply(*args, **kwargs)
+        # Most calls change nothing (model.to of where it is). What moves a shard out of the job is a new plan.
+        before = [(p.sharded_param.dtype, _address(p)) for p in state._unit.fsdp_params]
+        result = super()._apply(*args, **kwargs)
+        if before != [(p.sharded_param.dtype, _address(p)) for p in state._unit.fsdp_params]:
+            state._register_again()
+        return result
 
 
 def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 
 from shardd.torch import _spec
 from shardd.torch._extension import _C
@@ -48,7 +49,8 @@ class TorchJob:
         self.name: str = description.spec["name"]
         self.closed = False
         self.resumed_step = 0
-        self.params = description.params
+        # Weak, as is the root: the daemon's job lives no longer than the model.
+        self._params = [(place.fqn, weakref.ref(place.fsdp_param)) for place in description.params]
         self.write_depth = 0
         self._root = weakref.ref(root)
         self.optimizer: weakref.ref[DaemonOptimizer] | None = None
@@ -106,7 +108,10 @@ class TorchJob:
         engine.load_memory()
         if optimizers:
             job.optimizer = weakref.ref(optimizers[0])
+        else:
+            engine.set_trainers_write()
         _jobs.append(job)
+        weakref.finalize(root, job.close, True).atexit = False  # a model that is dropped gives its job up
         logger.info('job "%s" registered in %.2f s', identity.name, time.monotonic() - started)
         return job
 
@@ -174,28 +179,36 @@ class TorchJob:
             "first_element": first_row * (size.numel() // size[0] if size[0] else 0),
             "trainable": info["requires_grad"],
         }
-        unit._add_param(options, sharded, local, unsharded, places, fsdp_param.to_sharded_dtensor)
+        unit._add_param(options, sharded, local, unsharded, places, _gradient_maker(fsdp_param))
 
     def _write_all(self, rank: int, world_size: int) -> None:
         engine = self.engine
         assert engine is not None
-        for place in self.params:
-            size = place.fsdp_param._orig_size
-            local = place.fsdp_param.sharded_param._local_tensor  # type: ignore[attr-defined]
+        for fqn, ref in self._params:
+            fsdp_param = ref()
+            if fsdp_param is None:
+                continue
+            size = fsdp_param._orig_size
+            local = fsdp_param.sharded_param._local_tensor  # type: ignore[attr-defined]
             if local.numel():
                 first = rows_before(size[0], rank, world_size) * (size.numel() // size[0])
-                engine.write(engine.find_param(place.fqn), local.detach(), first)
+                engine.write(engine.find_param(fqn), local.detach(), first)
         engine.commit()
 
     def _give_values(self, rank: int, world_size: int) -> None:
         self._write_all(rank, world_size)
 
+    @property
+    def trainers_write(self) -> bool:
+        """No optimizer of the daemon: the program writes its shards between passes."""
+        return self.optimizer is None
+
     # Values written by the program after registration.
 
     def open_write(self) -> None:
         """Sharded parameters may be written until ``commit_write``; calls nest."""
-        if self.engine is None or not self.engine.alive:
-            return
+        if self.engine is None or not self.engine.alive or self.trainers_write:
+            return  # a store into a shard opens a window by itself
         if self.write_depth == 0:
             root = self.root()
             assert root is not None
@@ -235,6 +248,12 @@ class TorchJob:
                 engine.detach(finished)
             except RuntimeError as error:
                 logger.debug('close job "%s": %s', self.name, error)  # it was over already
+
+
+def _gradient_maker(fsdp_param: FSDPParam) -> Any:
+    """Wraps a local tensor as the parameter's DTensor. Holds nothing but the spec: the extension keeps it."""
+    spec = fsdp_param._sharding_spec
+    return lambda local: _from_local_no_grad(local, spec)
 
 
 def _own_storage(fsdp_param: FSDPParam) -> torch.Tensor:

@@ -138,7 +138,7 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         "mixedPrecision": mixed,
         "optimizer": _optimizer(params, optimizers),
         "gradientDivideFactor": divide_factor,
-        "trainersNeverWrite": True,
+        "trainersNeverWrite": bool(optimizers),
     }
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor)
@@ -146,7 +146,7 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
 
 def _optimizer(params: list[ParamPlace], optimizers: list[DaemonOptimizer]) -> dict[str, Any]:
     if not optimizers:
-        return {"kind": "OPTIMIZER_KIND_NONE"}
+        return {"kind": "OPTIMIZER_KIND_TRAINER"}  # one in the trainers, or none
     if len(optimizers) > 1:
         raise NotImplementedError(
             f"register model: several optimizers of shardd have its parameters (got {len(optimizers)}, want 1); use one "

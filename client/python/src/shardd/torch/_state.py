@@ -126,11 +126,13 @@ class ShardState(FSDPState):
         if self._job is not None and self._job.alive:
             return
         root = self._find_root()
-        if root._is_root is None:
-            root._lazy_init()
-        elif root._job is not None and root._job.closed:
-            raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
-        job = TorchJob.register(root)
+        # What is made here outlives an inference_mode or no_grad around the first use.
+        with torch.inference_mode(False), torch.no_grad():
+            if root._is_root is None:
+                root._lazy_init()
+            elif root._job is not None and root._job.closed:
+                raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
+            job = TorchJob.register(root)
         for state in root._state_ctx.all_states:
             assert isinstance(state, ShardState)
             state._job = job

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardd.torch import _job
 from shardd.torch._state import ShardState, root_states
@@ -184,19 +184,37 @@ def _refuse_flags(name: str, **flags: bool) -> None:
             raise NotImplementedError(f"{name}: {flag}=True is not served by the daemon's optimizer")
 
 
-def _guard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """A stock optimizer would write shards, which the job maps read-only."""
-    if isinstance(optimizer, DaemonOptimizer):
-        return
+def _jobs_of(optimizer: Optimizer) -> list[_job.TorchJob]:
+    found: dict[int, _job.TorchJob] = {}
     for group in optimizer.param_groups:
         for param in group["params"]:
             ref = getattr(param, "_shardd_job", None)
             job = None if ref is None else ref()
             if job is not None and job.alive:
-                raise NotImplementedError(
-                    f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which only the '
-                    f"daemon writes; use shardd.torch.optim.AdamW or SGD"
-                )
+                found[id(job)] = job
+    return list(found.values())
 
 
-register_optimizer_step_pre_hook(_guard)
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """A stock optimizer writes shards, which a job that was opened for the daemon's optimizer does not allow."""
+    if isinstance(optimizer, DaemonOptimizer):
+        return
+    for job in _jobs_of(optimizer):
+        if not job.trainers_write:
+            raise NotImplementedError(
+                f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which the daemon\'s '
+                "optimizer updates; use one optimizer, the daemon's or torch's"
+            )
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Only marks: the commit is one, where the next pass begins."""
+    if isinstance(optimizer, DaemonOptimizer):
+        return
+    for job in _jobs_of(optimizer):
+        if job.engine is not None:
+            job.engine.mark_stepped(_job.pickled_ride())
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
