@@ -209,7 +209,7 @@ absl::Status ParamInfo(const shardd_job* job, int32_t index, shardd_param_info* 
 }
 
 absl::Status Step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count, double max_grad_norm,
-                  const void* state, size_t state_bytes) {
+                  double loss_scale, const void* state, size_t state_bytes) {
   SHARDD_RETURN_IF_ERROR(CheckJob("step", job));
   if (group_count < 0 || (group_count > 0 && groups == nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat("step: groups do not fit their number (got ", group_count, " of ",
@@ -231,6 +231,7 @@ absl::Status Step(shardd_job* job, const shardd_hyperparameters* groups, int32_t
     out->set_nesterov(groups[i].nesterov != 0);
   }
   step.set_max_grad_norm(max_grad_norm);
+  step.set_loss_scale(loss_scale);
   return job->impl->Step(std::move(step), absl::string_view(static_cast<const char*>(state), state_bytes));
 }
 
@@ -245,6 +246,7 @@ absl::Status WaitStep(shardd_job* job, shardd_step_result* result) {
     value.committed_step = got.committed_step;
     value.grad_norm = got.grad_norm;
     value.clip_factor = got.clip_factor;
+    value.skipped = got.skipped ? 1 : 0;
     Fill(result, value);
   }
   return absl::OkStatus();
@@ -437,7 +439,14 @@ shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* co
 
 shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
                            double max_grad_norm, const void* state, size_t state_bytes) {
-  return ToC(shardd::Step(job, groups, group_count, max_grad_norm, state, state_bytes));
+  return ToC(shardd::Step(job, groups, group_count, max_grad_norm, 0, state, state_bytes));
+}
+shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* options) {
+  if (absl::Status status = shardd::CheckStruct("step_with", options); !status.ok()) {
+    return ToC(status);
+  }
+  return ToC(shardd::Step(job, options->groups, options->group_count, options->max_grad_norm, options->loss_scale,
+                          options->state, options->state_bytes));
 }
 shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result) {
   return ToC(shardd::WaitStep(job, result));

@@ -46,6 +46,7 @@ struct StepResult {
   int64_t committed_step = 0;
   double grad_norm = 0;
   double clip_factor = 1;
+  bool skipped = false;
 };
 
 // Thread-compatible. ABORTED, UNAVAILABLE and whatever else ended the session are sticky until Reattach.

@@ -80,9 +80,9 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
     return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
   }
   if (plan.memory.optimizer_bytes > 0) {
-    const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-    SHARDD_RETURN_IF_ERROR(
-        MapOne(fds, kFdOptimizer, "the optimizer's state", plan.memory.optimizer_bytes, in_trainers, &optimizer_));
+    optimizer_fd_ = std::move(fds[kFdOptimizer]);
+    optimizer_bytes_ = plan.memory.optimizer_bytes;
+    optimizer_writable_ = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   }
   if (plan.memory.parameters_bytes > 0) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdParameters, "the cast parameters", plan.memory.parameters_bytes,
@@ -106,6 +106,16 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
   }
   memory_.page().magic = ClientPage::kMagic;
   return absl::OkStatus();
+}
+
+char* ClientSession::optimizer() {
+  if (optimizer_fd_.valid()) {
+    if (auto mapped = MappedSlab::Map(std::move(optimizer_fd_), optimizer_bytes_, optimizer_writable_); mapped.ok()) {
+      optimizer_ = *std::move(mapped);
+    }
+    optimizer_fd_.reset();
+  }
+  return optimizer_.At<char>(0);
 }
 
 absl::Status ClientSession::Failure() {

@@ -62,7 +62,8 @@ class ClientSession {
   const char* parameters() const { return parameters_.At<const char>(0); }  // nullptr: none
   const char* pool() const { return pool_.At<const char>(0); }              // nullptr: none
   char* gradients() const { return gradients_.At<char>(0); }                // nullptr: none
-  char* optimizer() const { return optimizer_.At<char>(0); }                // nullptr: none
+  // Mapped with the first call: most trainers never look. nullptr: none, or it cannot be mapped.
+  char* optimizer();
   const MappedSlab& shards_slab() const { return shards_; }
   ClientStream& stream() { return *stream_; }
   const SessionCounters& counters() const { return counters_; }
@@ -132,6 +133,9 @@ class ClientSession {
   MappedSlab parameters_;
   MappedSlab pool_;
   MappedSlab gradients_;
+  UniqueFd optimizer_fd_;  // until it is mapped
+  int64_t optimizer_bytes_ = 0;
+  bool optimizer_writable_ = false;
   MappedSlab optimizer_;
   SessionMemoryView memory_;
   ReadOnlyDaemonPageView daemon_page_;

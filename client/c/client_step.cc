@@ -17,17 +17,16 @@ absl::Status CheckHyperParameters(int index, const v1::HyperParameters& group, v
     return absl::InvalidArgumentError(
         absl::StrCat("optimizer group ", index, ": ", field, " is out of range (got ", got, ", want ", want, ")"));
   };
+  const bool is_adam = kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM;
   const struct {
     const char* field;
     double value;
     bool bounded;  // below 1
     bool used;
-  } fields[] = {{"lr", group.lr(), false, true},
-                {"weight_decay", group.weight_decay(), false, true},
-                {"beta1", group.beta1(), true, kind == v1::OPTIMIZER_KIND_ADAMW},
-                {"beta2", group.beta2(), true, kind == v1::OPTIMIZER_KIND_ADAMW},
-                {"eps", group.eps(), false, kind == v1::OPTIMIZER_KIND_ADAMW},
-                {"momentum", group.momentum(), false, kind == v1::OPTIMIZER_KIND_SGD}};
+  } fields[] = {
+      {"lr", group.lr(), false, true},         {"weight_decay", group.weight_decay(), false, true},
+      {"beta1", group.beta1(), true, is_adam}, {"beta2", group.beta2(), true, is_adam},
+      {"eps", group.eps(), false, is_adam},    {"momentum", group.momentum(), false, kind == v1::OPTIMIZER_KIND_SGD}};
   for (const auto& field : fields) {
     const double high = field.bounded ? 1 : std::numeric_limits<double>::infinity();
     if (field.used && !(field.value >= 0 && field.value < high)) {
@@ -54,7 +53,8 @@ absl::Status CheckHyperParameters(int index, const v1::HyperParameters& group, v
 absl::Status ClientJob::CheckStep(const v1::Step& step, absl::string_view state) const {
   const std::string object = absl::StrCat("step job \"", spec().name(), "\": ");
   const v1::OptimizerKind kind = plan_.config.optimizer().kind();
-  const bool updates = kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_SGD;
+  const bool updates =
+      kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM || kind == v1::OPTIMIZER_KIND_SGD;
   const int want_groups = updates ? plan_.config.optimizer().groups_size() + 1 : 0;
   if (step.groups_size() != want_groups) {
     return absl::InvalidArgumentError(absl::StrCat(object, "wrong number of optimizer groups (got ", step.groups_size(),
@@ -73,6 +73,10 @@ absl::Status ClientJob::CheckStep(const v1::Step& step, absl::string_view state)
   if (!(step.max_grad_norm() >= 0)) {
     return absl::InvalidArgumentError(absl::StrCat(object, "max_grad_norm is out of range (got ", step.max_grad_norm(),
                                                    ", want 0 or more; rank=", rank(), ")"));
+  }
+  if (!(step.loss_scale() >= 0) || std::isinf(step.loss_scale())) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "loss_scale is out of range (got ", step.loss_scale(),
+                                                   ", want finite, 0 or more; rank=", rank(), ")"));
   }
   if (expected_version_ == 0) {
     return absl::FailedPreconditionError(absl::StrCat(object, "the parameters have no values yet (version 0; rank=",
@@ -150,6 +154,7 @@ absl::StatusOr<StepResult> ClientJob::WaitStep() {
   result.committed_step = committed->step();
   result.grad_norm = committed->grad_norm();
   result.clip_factor = committed->clip_factor();
+  result.skipped = committed->skipped();
   return result;
 }
 

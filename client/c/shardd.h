@@ -184,11 +184,26 @@ typedef struct shardd_hyperparameters { /* of one optimizer group; torch's meani
  * 1 MiB) is committed with the step. Waits only while an earlier step is not committed. */
 SHARDD_API shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
                                       double max_grad_norm, const void* state, size_t state_bytes);
+/* The same with all that a step can be told. Zero-initialise, set struct_size. */
+typedef struct shardd_step_options {
+  size_t struct_size;
+  const shardd_hyperparameters* groups;
+  int32_t group_count;
+  double max_grad_norm; /* 0: not clipped */
+  /* The gradients are those of the loss times this: divided out before norm and update. A gradient that is not finite
+   * on any rank then skips the update on all (shardd_step_result.skipped); the step counts. 0: not scaled, not looked
+   * at. */
+  double loss_scale;
+  const void* state;
+  size_t state_bytes;
+} shardd_step_options;
+SHARDD_API shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* options);
 typedef struct shardd_step_result {
   size_t struct_size;
   int64_t committed_step;
   double grad_norm;   /* before clipping; 0 when not asked for */
   double clip_factor; /* 1: not clipped */
+  int32_t skipped;    /* loss_scale was given and a gradient of some rank is not finite: nothing was updated */
 } shardd_step_result;
 /* Until the last shardd_step is committed. Not needed between steps: the next unshard waits for it. [waits] */
 SHARDD_API shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result);

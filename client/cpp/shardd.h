@@ -61,6 +61,30 @@ class [[nodiscard]] Status {
 
 class Job;
 
+// What the loss is multiplied with so that fp16 gradients do not vanish: torch.amp.GradScaler's rule and defaults. Give
+// scale() to shardd_step_options::loss_scale, and what came of the step to Update. The same on all ranks by itself:
+// `skipped` is.
+class LossScaler {
+ public:
+  explicit LossScaler(double scale = 65536, double growth = 2, double backoff = 0.5, int growth_interval = 2000)
+      : scale_(scale), growth_(growth), backoff_(backoff), growth_interval_(growth_interval) {}
+  double scale() const { return scale_; }
+  void Update(bool skipped) {
+    if (skipped) {
+      scale_ *= backoff_;
+      good_ = 0;
+    } else if (++good_ == growth_interval_) {
+      scale_ *= growth_;
+      good_ = 0;
+    }
+  }
+
+ private:
+  double scale_, growth_, backoff_;
+  int growth_interval_;
+  int good_ = 0;  // steps in a row
+};
+
 // A view of one parameter, valid as long as its source says.
 struct ParameterView {
   const void* data = nullptr;
@@ -198,6 +222,11 @@ class Job {
               const std::string& trainer_state = "") {
     return Status::Take(shardd_step(job_, groups.data(), static_cast<int32_t>(groups.size()), max_grad_norm,
                                     trainer_state.data(), trainer_state.size()));
+  }
+  // With all that a step can be told; `options.struct_size` is set here.
+  Status StepWith(shardd_step_options options) {
+    options.struct_size = sizeof(options);
+    return Status::Take(shardd_step_with(job_, &options));
   }
   Status WaitStep(shardd_step_result* result = nullptr) { return Status::Take(shardd_wait_step(job_, result)); }
 

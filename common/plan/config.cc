@@ -192,6 +192,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfi
 
 int OptimizerStates(const v1::OptimizerConfig& optimizer) {
   switch (optimizer.kind()) {
+    case v1::OPTIMIZER_KIND_ADAM:
     case v1::OPTIMIZER_KIND_ADAMW:
       return 2;
     case v1::OPTIMIZER_KIND_SGD:

@@ -39,6 +39,9 @@ struct AdamWParams {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   int64_t step = 0;       // this update's number for these parameters, from 1
   double grad_scale = 1;  // clip factor
+  // torch.optim.Adam: p is not shrunk, the gradient gets weight_decay * p added instead: g' = g*grad_scale +
+  // weight_decay*p.
+  bool coupled_decay = false;
 };
 // p: `param_dtype` fp32, bf16 or fp16 (computed in fp32, rounded once); g, m, v: fp32.
 // cast_dst: nullptr, or receives p in `cast_dtype` (the copy that the next forward reads).

@@ -11,16 +11,22 @@ using tensor::Select;
 // AdamWParams with everything that does not depend on the element computed in double and rounded once, as PyTorch
 // passes scalars to its kernels.
 struct AdamWScalars {
-  float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_sqrt_correction2, eps;
+  float grad_scale, coupled, decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_sqrt_correction2, eps;
 };
 
 AdamWScalars MakeAdamWScalars(const AdamWParams& params) {
   const double correction1 = 1 - std::pow(params.beta1, static_cast<double>(params.step));
   const double correction2 = 1 - std::pow(params.beta2, static_cast<double>(params.step));
-  return {static_cast<float>(params.grad_scale),          static_cast<float>(1 - params.lr * params.weight_decay),
-          static_cast<float>(1 - params.beta1),           static_cast<float>(params.beta2),
-          static_cast<float>(1 - params.beta2),           static_cast<float>(params.lr / correction1),
-          static_cast<float>(1 / std::sqrt(correction2)), static_cast<float>(params.eps)};
+  const double decay = params.coupled_decay ? 0 : params.lr * params.weight_decay;
+  return {static_cast<float>(params.grad_scale),
+          static_cast<float>(params.coupled_decay ? params.weight_decay : 0),
+          static_cast<float>(1 - decay),
+          static_cast<float>(1 - params.beta1),
+          static_cast<float>(params.beta2),
+          static_cast<float>(1 - params.beta2),
+          static_cast<float>(params.lr / correction1),
+          static_cast<float>(1 / std::sqrt(correction2)),
+          static_cast<float>(params.eps)};
 }
 
 template <typename Param>
@@ -33,8 +39,9 @@ struct AdamWBody {
     float* __restrict m = exp_avg;
     float* __restrict v = exp_avg_sq;
     for (int64_t i = 0; i < numel; ++i) {
-      const float gi = g[i] * c.grad_scale;
-      const float pi = Param::Load(p[i]) * c.decay;
+      const float old = Param::Load(p[i]);
+      const float gi = g[i] * c.grad_scale + c.coupled * old;
+      const float pi = old * c.decay;
       const float mi = m[i] + c.one_minus_beta1 * (gi - m[i]);
       const float vi = v[i] * c.beta2 + (gi * gi) * c.one_minus_beta2;
       const float denominator = __builtin_sqrtf(vi) * c.inverse_sqrt_correction2 + c.eps;

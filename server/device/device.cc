@@ -43,6 +43,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeDevices(absl::string_vi
     return refuse("number of devices is out of range");
   }
   std::vector<std::unique_ptr<Device>> devices;
+  devices.reserve(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) devices.push_back(std::make_unique<CpuDevice>(absl::StrCat("cpu:", i)));
   return devices;
 }

@@ -249,6 +249,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool committing_ = false;  // a decided step or a parameters commit is being applied
   DecidedStep decided_;
   double grad_norm_ = 0;
+  double clip_factor_ = 1;
+  bool skipped_ = false;
   bool full_params_granted_ = false;
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version

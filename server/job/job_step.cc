@@ -83,6 +83,9 @@ absl::Status JobCore::CompareSteps() const {
   for (int rank = 1; rank < world_size(); ++rank) {
     const v1::Step& other = ranks_[rank].step;
     std::string difference;
+    if (other.loss_scale() != first.loss_scale()) {
+      difference = absl::StrCat("loss_scale (got ", other.loss_scale(), ", want ", first.loss_scale(), ")");
+    }
     if (other.max_grad_norm() != first.max_grad_norm()) {
       difference = absl::StrCat("max_grad_norm (got ", other.max_grad_norm(), ", want ", first.max_grad_norm(), ")");
     }
@@ -141,7 +144,7 @@ absl::Status JobCore::MaybeDecide() {
 }
 
 void JobCore::Decide() {
-  if (ranks_[0].step.max_grad_norm() <= 0) {
+  if (ranks_[0].step.max_grad_norm() <= 0 && ranks_[0].step.loss_scale() <= 0) {
     Apply(0);
     return;
   }
@@ -171,10 +174,15 @@ void JobCore::Decide() {
 
 void JobCore::Apply(double norm) {
   const v1::Step& step = ranks_[0].step;
+  const double unscale = step.loss_scale() > 0 ? 1 / step.loss_scale() : 1;
+  // A gradient that is not finite makes the norm so, whichever rank it comes from.
+  skipped_ = step.loss_scale() > 0 && !std::isfinite(norm);
+  norm *= unscale;
   grad_norm_ = norm;
   decided_.groups.assign(step.groups().begin(), step.groups().end());
-  decided_.clip_factor = ClipFactor(norm, step.max_grad_norm());
-  decided_.present = present_;
+  clip_factor_ = ClipFactor(norm, step.max_grad_norm());
+  decided_.clip_factor = clip_factor_ * unscale;
+  decided_.present = skipped_ ? std::vector<bool>(present_.size(), false) : present_;
   decided_.step_counts = step_counts_;
   v1::DecidedStepRecord record;
   record.set_epoch(epoch_);
@@ -184,7 +192,7 @@ void JobCore::Apply(double norm) {
   record.set_grad_norm(norm);
   std::string present(MaskBytes(static_cast<int64_t>(present_.size())), '\0');
   for (size_t i = 0; i < present_.size(); ++i) {
-    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), present_[i]);
+    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), decided_.present[i]);
   }
   record.set_present(std::move(present));
   record.mutable_step_counts()->Add(step_counts_.begin(), step_counts_.end());
@@ -236,7 +244,8 @@ void JobCore::Commit() {
   v1::SessionEvent event;
   event.mutable_committed()->set_step(committed_step_);
   event.mutable_committed()->set_grad_norm(grad_norm_);
-  event.mutable_committed()->set_clip_factor(decided_.clip_factor);
+  event.mutable_committed()->set_clip_factor(skipped_ ? 0 : clip_factor_);
+  event.mutable_committed()->set_skipped(skipped_);
   event.mutable_committed()->set_version(version_);
   for (const auto& session : sessions_) {
     if (session != nullptr && session->stream != nullptr) {

@@ -125,7 +125,7 @@ absl::Status JobCore::MaybeBeginPass() {
   }
   SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
   committing_ = true;
-  auto done = Join(world_size(), [this, stepped](absl::Status status) {
+  auto done = Join(world_size(), [this, stepped](const absl::Status& status) {
     committing_ = false;
     if (!status.ok()) {
       Close(absl::StrCat("commit of a write window: ", status.message()));
@@ -205,7 +205,7 @@ void JobCore::MaybeOpenWindows() {
 void JobCore::Keep() {
   keeping_ = true;
   kept_ = false;
-  auto kept = [self = shared_from_this(), this, epoch = epoch_](absl::Status status) {
+  auto kept = [self = shared_from_this(), this, epoch = epoch_](const absl::Status& status) {
     if (epoch != epoch_ || closed_) {
       return;
     }
@@ -273,15 +273,15 @@ void JobCore::GoBackToKept() {
   trainer_states_ = kept_states_;
   kept_age_ = 0;
   Event(-1, "restore", absl::StrCat("a write window was open: shards go back to the copy of step ", kept_step_));
-  CopyKept(/*back=*/true, [this](absl::Status status) {
+  CopyKept(/*back=*/true, [this](const absl::Status& status) {
     if (!status.ok()) {
       Close(absl::StrCat("go back to step ", kept_step_, ": ", status.message()));
       return;
     }
-    auto cast = Join(world_size(), [this](absl::Status status) {
+    auto cast = Join(world_size(), [this](const absl::Status& done) {
       restoring_ = false;
-      if (!status.ok()) {
-        Close(absl::StrCat("go back to step ", kept_step_, ": ", status.message()));
+      if (!done.ok()) {
+        Close(absl::StrCat("go back to step ", kept_step_, ": ", done.message()));
         return;
       }
       ++version_;

@@ -58,10 +58,12 @@ struct Addresses {
   float* state1 = nullptr;  // only where the plan has two states
 };
 
+bool IsAdam(v1::OptimizerKind kind) { return kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM; }
+
 DeviceOp MakeAdamWOp(const FlatParamPlan& flat, const Addresses& at, const v1::HyperParameters& h, double clip_factor,
-                     int64_t step, int64_t numel) {
+                     int64_t step, int64_t numel, bool coupled_decay) {
   AdamWOp op;
-  op.params = {h.lr(), h.beta1(), h.beta2(), h.eps(), h.weight_decay(), step, clip_factor};
+  op.params = {h.lr(), h.beta1(), h.beta2(), h.eps(), h.weight_decay(), step, clip_factor, coupled_decay};
   op.p = at.param;
   op.param_dtype = flat.dtype;
   op.g = at.gradient;
@@ -122,7 +124,7 @@ absl::Status CheckSgd(int group, const v1::HyperParameters& h, bool has_buffer) 
 
 absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
   const v1::OptimizerConfig& optimizer = plan.config.optimizer();
-  const bool adamw = optimizer.kind() == v1::OPTIMIZER_KIND_ADAMW;
+  const bool adamw = IsAdam(optimizer.kind());
   const bool sgd = optimizer.kind() == v1::OPTIMIZER_KIND_SGD;
   const int want = adamw || sgd ? optimizer.groups_size() + 1 : 0;
   if (step.groups_size() != want) {
@@ -132,6 +134,10 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
   if (!(step.max_grad_norm() >= 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("step: max_grad_norm is out of range (got ", step.max_grad_norm(), ", want >= 0)"));
+  }
+  if (!(step.loss_scale() >= 0) || std::isinf(step.loss_scale())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step: loss_scale is out of range (got ", step.loss_scale(), ", want finite, >= 0)"));
   }
   for (int i = 0; i < step.groups_size(); ++i) {
     const v1::HyperParameters& h = step.groups(i);
@@ -163,7 +169,7 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank) {
   std::vector<DeviceOp> ops;
   const v1::OptimizerKind kind = plan.config.optimizer().kind();
-  if (kind != v1::OPTIMIZER_KIND_ADAMW && kind != v1::OPTIMIZER_KIND_SGD) return ops;
+  if (!IsAdam(kind) && kind != v1::OPTIMIZER_KIND_SGD) return ops;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
     if (!IsTrained(flat)) continue;
@@ -177,8 +183,9 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
       const v1::HyperParameters& h = step.groups[plan.params[range.param].optimizer_group];
       const Addresses at(flat, slabs, range.offset);
       const int64_t number = step.step_counts[range.param] + 1;
-      ops.push_back(kind == v1::OPTIMIZER_KIND_ADAMW ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel)
-                                                     : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
+      ops.push_back(IsAdam(kind) ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel,
+                                               kind == v1::OPTIMIZER_KIND_ADAM)
+                                 : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
     }
   }
   return ops;

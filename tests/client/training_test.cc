@@ -293,5 +293,44 @@ TEST(Training, ADelayedRankHoldsNobodyUpBeforeTheCommit) {
   });
 }
 
+// Gradients of a loss times 8; one rank's overflows in the second step.
+TEST(Training, ScaledGradientsAreUnscaledAndANonFiniteOneSkipsTheUpdateOfAll) {
+  World world(SmallSpec("scaled", 2));
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    const shardd_hyperparameters group = Sgd(0.125);
+    LossScaler scaler(8, 2, 0.5, 2);
+    for (int step = 1; step <= 4; ++step) {
+      const bool overflows = step == 2;
+      Pass(rank, overflows && index == 1 ? INFINITY : static_cast<float>(2 * scaler.scale()));
+      ASSERT_C_OK(shardd_backward_done(rank.job(), 1));
+      shardd_step_options options = {};
+      options.struct_size = sizeof(options);
+      options.groups = &group;
+      options.group_count = 1;
+      options.loss_scale = scaler.scale();
+      ASSERT_C_OK(shardd_step_with(rank.job(), &options));
+      shardd_step_result result = {};
+      result.struct_size = sizeof(result);
+      ASSERT_C_OK(shardd_wait_step(rank.job(), &result));
+      EXPECT_EQ(result.committed_step, step) << "a skipped step counts";
+      EXPECT_EQ(result.skipped, overflows ? 1 : 0);
+      EXPECT_EQ(std::isfinite(result.grad_norm), !overflows);
+      scaler.Update(result.skipped != 0);
+      EXPECT_EQ(scaler.scale(), step == 1 ? 8 : step == 4 ? 8 : 4) << "step " << step;
+    }
+    const int b = rank.Group("b");
+    rank.Unshard(b, SHARDD_FORWARD);
+    EXPECT_EQ(rank.First(rank.GroupInfo(b).params[0]), 1 - 3 * 0.125f * 2) << "three updates by a gradient of 2";
+    ASSERT_C_OK(shardd_reshard(rank.job(), b));
+    shardd_step_options options = {};
+    options.struct_size = sizeof(options);
+    options.groups = &group;
+    options.group_count = 1;
+    options.loss_scale = -1;
+    EXPECT_C_ERROR(shardd_step_with(rank.job(), &options), kInvalidArgument, "loss_scale");
+  });
+}
+
 }  // namespace
 }  // namespace shardd::testing_client

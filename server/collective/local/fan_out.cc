@@ -49,7 +49,7 @@ void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& l
               parts.end());
   if (parts.empty() || !status.ok()) {
     // With an error of the request, that is the first one.
-    fallback->Submit(stream, {label, {}, [status = std::move(status), done = std::move(done)](absl::Status run) {
+    fallback->Submit(stream, {label, {}, [status = std::move(status), done = std::move(done)](const absl::Status& run) {
                                 if (done) done(status.ok() ? run : status);
                               }});
     return;

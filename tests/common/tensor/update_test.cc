@@ -30,6 +30,12 @@ constexpr AdamWRow kAdamW[] = {
     {1e-3, 0.0, 0.95, 1e-6, 0.5, {-0.562687159f, -0.813187838f, -1.06234419f, 1.24766088f, 0.998943865f}},
 };
 
+// The same with torch.optim.Adam, whose weight decay goes through the gradient.
+constexpr AdamWRow kAdam[] = {
+    {1e-2, 0.9, 0.999, 1e-8, 1e-2, {-0.579674423f, -0.815807223f, -1.05730605f, 1.26356816f, 1.02025437f}},
+    {0.1, 0.5, 0.75, 1e-3, 0.25, {-0.500144601f, -0.84256947f, -0.985122025f, 1.21525216f, 1.07239687f}},
+};
+
 struct SgdRow {
   double lr, momentum, dampening, weight_decay;
   bool nesterov;
@@ -52,6 +58,18 @@ TEST_P(UpdateTest, AdamWGivesPyTorchsParameters) {
       const std::vector<float> g = Values(kN, 1 + step);
       AdamWUpdate({row.lr, row.beta1, row.beta2, row.eps, row.weight_decay, step, 1}, p.data(), v1::DTYPE_FLOAT32,
                   g.data(), m.data(), v.data(), nullptr, v1::DTYPE_UNSPECIFIED, kN);
+    }
+    for (int i = 0; i < kN; ++i) EXPECT_NEAR(p[i], row.want[i], 3e-7f * std::fabs(row.want[i])) << "lr " << row.lr;
+  }
+}
+
+TEST_P(UpdateTest, AdamGivesPyTorchsParameters) {
+  for (const AdamWRow& row : kAdam) {
+    std::vector<float> p = Values(kN, 1), m(kN), v(kN);
+    for (int step = 1; step <= 3; ++step) {
+      const std::vector<float> g = Values(kN, 1 + step);
+      AdamWUpdate({row.lr, row.beta1, row.beta2, row.eps, row.weight_decay, step, 1, /*coupled_decay=*/true}, p.data(),
+                  v1::DTYPE_FLOAT32, g.data(), m.data(), v.data(), nullptr, v1::DTYPE_UNSPECIFIED, kN);
     }
     for (int i = 0; i < kN; ++i) EXPECT_NEAR(p[i], row.want[i], 3e-7f * std::fabs(row.want[i])) << "lr " << row.lr;
   }
