@@ -124,6 +124,19 @@ TEST(TorchAdaptor, GivesTheSameResultOnEveryRun) {
   }
 }
 
+// The daemon holds the ranks' requests against each other, and in strict mode no departure goes through.
+TEST(TorchAdaptor, ModulesNamedOneByOneAndByClassRunInTheSameOrder) {
+  for (const char* model : {"plain", "tied", "towers"}) {
+    WorkerOptions options{.ranks = 2, .model = model, .steps = 5, .strict_order = true, .by_name = 1};
+    Ranks ranks(2);
+    const std::vector<json> results = ranks.RunSharded(options);
+    ExpectParity(results, ranks.RunReference(options), kFloat32);
+    for (const json& result : results) {
+      EXPECT_EQ(result["reattached"], 0) << model;
+    }
+  }
+}
+
 TEST(TorchAdaptor, FullParametersComeUnderEveryNameOfATiedOne) {
   Ranks ranks(2);
   const std::vector<json> results = ranks.RunSharded({.ranks = 2, .model = "tied", .steps = 2});

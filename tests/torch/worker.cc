@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "client/torch/module_tree.h"
 #include "tests/torch/model.h"
 #include "tests/torch/worker_options.h"
 
@@ -51,7 +52,17 @@ shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch:
   shard.address = options.address;
   shard.timeout_ms = 60'000;
   shard.replace = options.replace;
-  shard.fully_shard_classes = {"Cell", "Table"};
+  shard.strict_order = options.strict_order;
+  if (options.by_name == options.rank) {
+    for (const auto& module : model.named_modules("", /*include_self=*/false)) {
+      const std::string name = shardd::ModuleClassName(*module.value());
+      if (name == "Cell" || name == "Table") {
+        shard.fully_shard_fqns.push_back(module.key());
+      }
+    }
+  } else {
+    shard.fully_shard_classes = {"Cell", "Table"};
+  }
   shard.strategy = options.strategy == "no_shard"        ? shardd::Strategy::kNoShard
                    : options.strategy == "shard_grad_op" ? shardd::Strategy::kShardGradOp
                                                          : shardd::Strategy::kFullShard;

@@ -37,7 +37,9 @@ struct WorkerOptions {
   std::map<std::string, std::string> left_out = {};
   std::string own_job = {};  // FQN of a cell that is sharded in a job of its own and already_sharded in the other
   bool same_data = false;    // all ranks have rank 0's, so what they update alone stays equal
-  int kill_at = -1;          // the rank ends itself with SIGKILL in the backward of this step
+  bool strict_order = false;
+  int by_name = -1;  // this rank says by name which modules are sharded, the others by class
+  int kill_at = -1;  // the rank ends itself with SIGKILL in the backward of this step
 };
 
 std::string ToJson(const WorkerOptions& options);
