@@ -81,7 +81,7 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
                           Listener::Create(
                               path, server->server(), &peers,
-                              [&core](FdRequest request, PeerCredentials peer, FdReply reply) {
+                              [&core](FdRequest request, PeerCredentials peer, const FdReply& reply) {
                                 core->FetchFds(std::move(request), peer, reply);
                               },
                               listening));

@@ -103,7 +103,7 @@ void JobCore::FillSlot(int slot, int group) {
   request.shards = memory_->pointers().shards;
   request.destination = memory_->pool()->At<char>(slot * plan_->pool_slot_bytes);
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
-  collective_->AllGather(std::move(request), Join(1, [this, slot, group, epoch = epoch_](absl::Status status) {
+  collective_->AllGather(std::move(request), Join(1, [this, slot, group, epoch = epoch_](const absl::Status& status) {
                            // Also when the epoch went on: until now the slot could not be given to another group.
                            const std::vector<int> waiting = pool_->Filled(slot);
                            if (epoch != epoch_ || closed_) {
@@ -235,7 +235,7 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   }
   committing_ = true;
   undo_.clear();  // from here on it completes forward
-  auto done = Join(world_size(), [this](absl::Status status) {
+  auto done = Join(world_size(), [this](const absl::Status& status) {
     if (!status.ok()) {
       LogError(absl::StrCat("job ", name(), ": commit of parameters: ", status.message()));
       committing_ = false;

@@ -204,7 +204,7 @@ void JobCore::Apply(double norm) {
     return;
   }
   committing_ = true;
-  auto done = Join(world_size(), [this](absl::Status status) {
+  auto done = Join(world_size(), [this](const absl::Status& status) {
     if (!status.ok()) {
       // Device work fails only when the daemon is going down; shards may be torn.
       LogError(absl::StrCat("job ", name(), ": update of step ", committed_step_ + 1, ": ", status.message()));

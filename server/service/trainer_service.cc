@@ -241,7 +241,7 @@ grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* 
     return FinishNow(context, peer.status());
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->CloseJob(*peer, request->job_id(), [done = MakeDone(reactor, response)](absl::Status status) {
+  core_->CloseJob(*peer, request->job_id(), [done = MakeDone(reactor, response)](const absl::Status& status) {
     done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
   });
   return reactor;
