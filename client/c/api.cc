@@ -429,11 +429,18 @@ void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t 
   return shardd::ParamIsUsable(job, param) ? job->impl->OptimizerStateData(param, state) : nullptr;
 }
 shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context) {
-  if (absl::Status status = shardd::CheckJob("set_interrupt", job); !status.ok()) {
+  if (absl::Status status = shardd::CheckNotForked("set_interrupt"); !status.ok()) {
     return ToC(status);
   }
-  job->impl->SetInterrupt(interrupted == nullptr ? std::function<bool()>()
-                                                 : std::function<bool()>([=] { return interrupted(context) != 0; }));
+  shardd::Interrupt::Question question;
+  if (interrupted != nullptr) {
+    question = [=] { return interrupted(context) != 0; };
+  }
+  if (job == nullptr) {
+    shardd::Interrupt::SetForProcess(std::move(question));
+  } else {
+    job->impl->SetInterrupt(std::move(question));
+  }
   return nullptr;
 }
 

@@ -76,7 +76,7 @@ bool IsExecutableFile(const std::string& path) {
 }
 
 // Exclusive among starters, until closed.
-absl::StatusOr<UniqueFd> LockFolder(const std::string& folder, absl::Time deadline) {
+absl::StatusOr<UniqueFd> LockFolder(const std::string& folder, absl::Time deadline, const Interrupt& interrupt) {
   const std::string path = absl::StrCat(folder, "/autostart.lock");
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) {
@@ -91,7 +91,7 @@ absl::StatusOr<UniqueFd> LockFolder(const std::string& folder, absl::Time deadli
       return absl::DeadlineExceededError(
           absl::StrCat("start daemon: another process has held \"", path, "\" all the time"));
     }
-    absl::SleepFor(kPollInterval);
+    SHARDD_RETURN_IF_ERROR(interrupt.Sleep(kPollInterval, "start daemon"));
   }
   return fd;
 }
@@ -138,6 +138,10 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
       return absl::UnavailableError(absl::StrCat("start daemon \"", binary,
                                                  "\": it ended before it listened; its log \"", log_path,
                                                  "\" ends with:\n", LogTail(log.get(), log_start)));
+    }
+    if (absl::Status interrupted = options.interrupt->Check("start daemon"); !interrupted.ok()) {
+      TerminateDetached(process);
+      return interrupted;
     }
     if (absl::Now() >= deadline) {
       TerminateDetached(process);
@@ -210,7 +214,7 @@ absl::StatusOr<std::string> FindOrStartDaemon(const AutostartOptions& options) {
   if (ConnectUnix(socket_path).ok()) {
     return socket_path;
   }
-  SHARDD_ASSIGN_OR_RETURN(const UniqueFd lock, LockFolder(folder, deadline));
+  SHARDD_ASSIGN_OR_RETURN(const UniqueFd lock, LockFolder(folder, deadline, *options.interrupt));
   // Another starter may have been first.
   if (!ConnectUnix(socket_path).ok()) {
     SHARDD_RETURN_IF_ERROR(StartDaemon(options, folder, socket_path, deadline));

@@ -13,17 +13,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/c/interrupt.h"
 
 namespace shardd {
 
 struct AutostartOptions {
   int devices = 1;  // CPU devices of a daemon that has to be started
   absl::Time deadline = absl::InfiniteFuture();
+  const Interrupt* interrupt = &Interrupt::Never();  // of the waits
 };
 
 // Path of a socket on which this user's daemon accepts connections; starts one if none does. Blocks at most 20 s.
 // NOT_FOUND: no daemon binary (says where was looked). PERMISSION_DENIED: the folder belongs to somebody else or is
-// open to others. UNAVAILABLE: the daemon died or never listened (with the end of its log).
+// open to others. CANCELLED: interrupted. UNAVAILABLE: the daemon died or never listened (with the end of its log).
 absl::StatusOr<std::string> FindOrStartDaemon(const AutostartOptions& options);
 
 // The daemon's binary: SHARDD_DAEMON, beside this library, ../bin of it, PATH.

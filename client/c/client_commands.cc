@@ -58,6 +58,8 @@ absl::Status ClientJob::Unshard(int index, HandleEvent event) {
                                                       "\": the rank is outside of a pass (rank=", rank(),
                                                       "); call shardd_enter_pass first"));
   }
+  const WaitFor reason{"unshard", &group_name(index), "space in the command ring"};
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1 + group(index).also_unshards.size(), reason)));
   SHARDD_RETURN_IF_ERROR(ApplyWithTied(index, event));
   // Tied parameters first: they are needed with the group, and the pool serves in order.
   for (const int other : group(index).also_unshards) {
@@ -135,8 +137,9 @@ const void* ClientJob::ParameterData(int index) const {
 
 absl::Status ClientJob::Reshard(int index) {
   SHARDD_RETURN_IF_ERROR(Live());
-  SHARDD_RETURN_IF_ERROR(ApplyWithTied(index, HandleEvent::kReshard));
   const WaitFor reason{"reshard", &group_name(index), "space in the command ring"};
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1 + group(index).also_unshards.size(), reason)));
+  SHARDD_RETURN_IF_ERROR(ApplyWithTied(index, HandleEvent::kReshard));
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kReshard, index), /*act=*/pooled(), reason)));
   for (const int other : group(index).also_unshards) {
     SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kReshard, other), /*act=*/pooled(), reason)));
@@ -228,6 +231,7 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
   if (present != nullptr || fresh != nullptr) {
     SHARDD_RETURN_IF_ERROR(Note(session_->WaitConsumed(mask_record, reason)));
   }
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
   SHARDD_RETURN_IF_ERROR(handle(index).Apply(HandleEvent::kSubmitGradients, group.name, rank()));
   uint8_t* masks = session_->memory().At<uint8_t>(layout_.mask_offset_bytes[static_cast<size_t>(index)]);
   if (present != nullptr) {
@@ -260,8 +264,9 @@ absl::Status ClientJob::BackwardDone(bool last) {
         "); call shardd_step first"));
   }
   SHARDD_RETURN_IF_ERROR(WaitCommitted("backward_done", nullptr));
-  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kBackwardDone));
   const WaitFor reason{"backward_done", nullptr, "space in the command ring"};
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kBackwardDone));
   SHARDD_RETURN_IF_ERROR(Note(
       session_->Send(Record(Opcode::kBackwardDone, 0, progress_.backwards, last ? kLast : 0), /*act=*/true, reason)));
   ++progress_.backwards;

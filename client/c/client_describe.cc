@@ -1,24 +1,22 @@
 // What the daemon says of the job, for trainers and tests that want its own count of the work done.
 
 #include <google/protobuf/util/json_util.h>
-#include <grpcpp/grpcpp.h>
 
 #include "absl/strings/str_cat.h"
 #include "client/c/client_job.h"
 #include "client/c/connect.h"
-#include "common/status/grpc_status.h"
+#include "client/c/unary_call.h"
 #include "common/status/status_macros.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 
 namespace shardd {
 
 absl::StatusOr<std::string> ClientJob::DescribeJson() {
-  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_));
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
   auto stub = v1::JobsService::NewStub(channel);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
   v1::ListJobsResponse response;
-  SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub->ListJobs(&context, v1::ListJobsRequest(), &response)));
+  SHARDD_RETURN_IF_ERROR(UnaryCall("describe_job", stub.get(), &v1::JobsService::Stub::AsyncListJobs,
+                                   v1::ListJobsRequest(), absl::Now() + options_.timeout, interrupt_, &response));
   for (const v1::Job& job : response.jobs()) {
     if (job.name() != spec().name()) {
       continue;

@@ -71,7 +71,7 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
     if (!retry || absl::Now() + pause >= deadline) {
       return status;
     }
-    absl::SleepFor(pause);
+    SHARDD_RETURN_IF_ERROR(interrupt_.Sleep(pause, again ? "reattach" : "attach"));
     pause = std::min(2 * pause, kLongestRetry);
   }
 }
@@ -79,10 +79,11 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
 absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   if (!attached_before_) {  // later it is this daemon or none: another one does not have the job
     target_.found_here = options_.address.empty();
-    SHARDD_ASSIGN_OR_RETURN(target_, ResolveTarget(options_.address, options_.local_world, deadline));
+    SHARDD_ASSIGN_OR_RETURN(target_, ResolveTarget(options_.address, options_.local_world, deadline, interrupt_));
   }
-  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_));
-  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened, OpenJob(channel, options_.spec, plan_.digest, deadline));
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
+  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
+                          OpenJob(channel, options_.spec, plan_.digest, deadline, interrupt_));
   if (expected_version_ > 0 && !opened.initialized()) {
     return absl::NotFoundError(absl::StrCat(
         "reattach job \"", spec().name(), "\": the daemon has no parameters of it any more (got version 0, want ",
@@ -91,7 +92,7 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   // Never once this process has had a session: its holder might be ourselves.
   const bool replace = options_.replace && !attached_before_;
   SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
-                          AttachRank(channel, opened.job_id(), options_.rank, replace, deadline));
+                          AttachRank(channel, opened.job_id(), options_.rank, replace, deadline, interrupt_));
   attached_before_ = true;
   ClientSession::Options session_options;
   session_options.plan = &plan_;
@@ -99,6 +100,7 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   session_options.rank = options_.rank;
   session_options.timeout = options_.timeout;
   session_options.deadline = deadline;
+  session_options.interrupt = &interrupt_;
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<ClientSession> session,
                           ClientSession::Open(target_, channel, attach, session_options));
   job_id_ = opened.job_id();
@@ -109,7 +111,6 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
 
 void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
   session_ = std::move(session);
-  session_->set_interrupt(interrupt_);
   if (watch_writes_) {
     (void)WriteFaults::Watch(this, session_->shards_slab().data(), session_->shards_slab().size_bytes());
   }
@@ -154,7 +155,7 @@ absl::Status ClientJob::Detach(bool finished) {
     const TimelineWord& consumed = session_->daemon_page().page().consumed;
     session_->Wake();
     while (status.ok() && !session_->Reached(consumed, session_->submitted()) && absl::Now() < deadline) {
-      status = session_->WaitBriefly(consumed, session_->submitted());
+      status = session_->WaitBriefly(consumed, session_->submitted(), "detach");
     }
     if (status.ok()) {
       status = session_->Detach(finished, deadline);
@@ -162,7 +163,7 @@ absl::Status ClientJob::Detach(bool finished) {
   }
   session_->Close();
   // A session that was over already has nothing left to detach; only `finished` could not be said.
-  return finished ? status : absl::OkStatus();
+  return finished || absl::IsCancelled(status) ? status : absl::OkStatus();
 }
 
 absl::Status ClientJob::Live() {
@@ -173,7 +174,8 @@ absl::Status ClientJob::Live() {
 }
 
 absl::Status ClientJob::Note(absl::Status status) {
-  if (status.ok() || !failure_.ok() || !session_->Over()) {
+  // An interrupted wait says nothing of the session, even if that has ended meanwhile: the next call finds out why.
+  if (status.ok() || !failure_.ok() || absl::IsCancelled(status) || !session_->Over()) {
     return status;
   }
   RetireSteps();

@@ -16,9 +16,9 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/c/client_session.h"
+#include "client/c/interrupt.h"
 #include "common/handle/handle.h"
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
@@ -91,7 +92,7 @@ class ClientJob {
   const void* StoredParameterData(int param) const;
   void* GradientShardData(int param) const;
   absl::Status WaitGradients();
-  void SetInterrupt(std::function<bool()> interrupt);
+  void SetInterrupt(Interrupt::Question question) { interrupt_.Set(std::move(question)); }
   // Jobs whose trainers write.
   absl::Status EnterPass(bool stepped, absl::string_view state);
   absl::Status LeavePass();
@@ -191,7 +192,7 @@ class ClientJob {
 
   // Constant after Attach.
   AttachOptions options_;
-  std::function<bool()> interrupt_;
+  Interrupt interrupt_;
   ShardPlan plan_;
   SessionLayout layout_;
   std::vector<std::vector<uint8_t>> trainable_masks_;  // by group

@@ -16,7 +16,7 @@ namespace shardd {
 namespace {
 
 // How long a waiter sleeps before it looks whether the stream still lives. An epoch that advances wakes it at once.
-constexpr absl::Duration kSlice = absl::Milliseconds(50);
+constexpr absl::Duration kSlice = Interrupt::kSlice;
 constexpr absl::Duration kSpin = absl::Microseconds(20);
 // The epoch word is faster than the event that explains it.
 constexpr absl::Duration kExplanationGrace = absl::Seconds(1);
@@ -51,12 +51,17 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
   self->epoch_ = attach.epoch();
   self->rank_ = options.rank;
   self->timeout_ = options.timeout;
+  self->interrupt_ = options.interrupt;
   SHARDD_ASSIGN_OR_RETURN(self->stream_, ClientStream::Open(channel, attach.session_id(), attach.token()));
-  SHARDD_RETURN_IF_ERROR(EndedWhileAttaching(self->stream_->WaitAttached(options.deadline)));
-  auto fds = FetchSessionFds(target.socket_path, attach.session_id(), attach.token(), options.deadline - absl::Now());
+  SHARDD_RETURN_IF_ERROR(EndedWhileAttaching(self->stream_->WaitAttached(options.deadline, *options.interrupt)));
+  auto fds = FetchSessionFds(target.socket_path, attach.session_id(), attach.token(), options.deadline - absl::Now(),
+                             [&] { return options.interrupt->Raised(); });
+  if (absl::IsCancelled(fds.status())) {
+    return Interrupt::Cancelled("attach");
+  }
   if (!fds.ok()) {
     // The session may have been ended meanwhile; that says more.
-    const absl::Status ended = self->stream_->EndStatus(absl::Now() + kExplanationGrace);
+    const absl::Status ended = self->stream_->EndStatus(absl::Now() + kExplanationGrace, *options.interrupt);
     return EndedWhileAttaching(ended.ok() ? fds.status() : ended);
   }
   SHARDD_RETURN_IF_ERROR(self->Map(*std::move(fds), *options.plan, *options.layout));
@@ -119,7 +124,7 @@ char* ClientSession::optimizer() {
 }
 
 absl::Status ClientSession::Failure() {
-  const absl::Status status = stream_->EndStatus(absl::Now() + kExplanationGrace);
+  const absl::Status status = stream_->EndStatus(absl::Now() + kExplanationGrace, interrupt());
   if (!status.ok()) {
     return status;
   }
@@ -158,8 +163,9 @@ bool ClientSession::Spin(const TimelineWord& word, uint64_t sequence) const {
   return true;
 }
 
-absl::Status ClientSession::WaitBriefly(const TimelineWord& word, uint64_t sequence) {
-  return Slice(word, sequence, absl::InfiniteFuture());
+absl::Status ClientSession::WaitBriefly(const TimelineWord& word, uint64_t sequence, const char* call) {
+  const absl::Status status = Slice(word, sequence, absl::InfiniteFuture());
+  return status.ok() && !Reached(word, sequence) ? interrupt().Check(call) : status;
 }
 
 absl::Status ClientSession::WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
@@ -170,7 +176,7 @@ absl::Status ClientSession::WaitSlow(const TimelineWord& word, uint64_t sequence
   do {
     const absl::Duration left = absl::FromChrono(deadline - Clock::now());
     status = Slice(word, sequence, absl::Now() + left);
-    if (status.ok() && !Reached(word, sequence) && interrupt_ != nullptr && !in_signal_ && interrupt_()) {
+    if (status.ok() && !Reached(word, sequence) && interrupt().Raised()) {
       status = absl::CancelledError(absl::StrCat(reason.call, ": interrupted (rank=", rank_, ")"));
     }
     if (status.ok() && !Reached(word, sequence) && Clock::now() >= deadline) {
@@ -198,13 +204,17 @@ void ClientSession::RingDoorbell() {
   ++counters_.doorbells;
 }
 
-absl::Status ClientSession::Send(const CommandRecord& command, bool act, const WaitFor& reason) {
-  if (submitted_ - consumed_seen_ >= kRingRecords) {
-    consumed_seen_ = std::min(SequenceOf(daemon_page_.page().consumed), submitted_);
-    if (submitted_ - consumed_seen_ >= kRingRecords) {
-      SHARDD_RETURN_IF_ERROR(WaitConsumed(submitted_ - kRingRecords + 1, reason));
-    }
+absl::Status ClientSession::WaitSpace(uint64_t records, const WaitFor& reason) {
+  const uint64_t end = submitted_ + std::min<uint64_t>(records, kRingRecords);
+  if (end - consumed_seen_ <= kRingRecords) {
+    return absl::OkStatus();
   }
+  consumed_seen_ = std::min(SequenceOf(daemon_page_.page().consumed), submitted_);
+  return end - consumed_seen_ <= kRingRecords ? absl::OkStatus() : WaitConsumed(end - kRingRecords, reason);
+}
+
+absl::Status ClientSession::Send(const CommandRecord& command, bool act, const WaitFor& reason) {
+  SHARDD_RETURN_IF_ERROR(WaitSpace(1, reason));
   CommandRecord& place = memory_.record(submitted_);
   place = command;
   place.sequence = submitted_;

@@ -8,7 +8,6 @@
 // load).
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "absl/time/time.h"
 #include "client/c/client_stream.h"
 #include "client/c/connect.h"
+#include "client/c/interrupt.h"
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
 #include "common/shm/session_view.h"
@@ -45,8 +45,9 @@ class ClientSession {
     const ShardPlan* plan = nullptr;        // outlives the session
     const SessionLayout* layout = nullptr;  // outlives the session
     int rank = 0;
-    absl::Duration timeout;  // of every wait
-    absl::Time deadline;     // of Open
+    absl::Duration timeout;                // of every wait
+    absl::Time deadline;                   // of Open
+    const Interrupt* interrupt = nullptr;  // of all waits; outlives the session
   };
   // Opens the stream, waits for `attached`, fetches and maps the descriptors. ABORTED when the epoch advances
   // meanwhile.
@@ -69,8 +70,6 @@ class ClientSession {
   const SessionCounters& counters() const { return counters_; }
   // Nothing of the host's may run: the wait is inside a signal handler.
   void set_in_signal(bool in_signal) { in_signal_ = in_signal; }
-  // Asked every 50 ms of a wait, on the thread that waits: true ends the wait with CANCELLED.
-  void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
 
   // Two loads: the stream has ended or the epoch has advanced.
   bool Over() const {
@@ -89,7 +88,7 @@ class ClientSession {
     const uint64_t value = word.load(std::memory_order_acquire);
     return TimelineEpoch(value) == epoch_ ? TimelineSequence(value) : 0;
   }
-  // Until Reached, at most the timeout. DEADLINE_EXCEEDED naming `reason`; else as Live.
+  // Until Reached, at most the timeout. DEADLINE_EXCEEDED or CANCELLED naming `reason`; else as Live.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
     return Reached(word, sequence) ? absl::OkStatus() : WaitSlow(word, sequence, reason);
   }
@@ -97,10 +96,12 @@ class ClientSession {
   // Looks at the word for some 20 us, giving the processor to others in between.
   bool Spin(const TimelineWord& word, uint64_t sequence) const;
   // As Wait, at most 50 ms; OK when they have passed.
-  absl::Status WaitBriefly(const TimelineWord& word, uint64_t sequence);
+  absl::Status WaitBriefly(const TimelineWord& word, uint64_t sequence, const char* call);
 
   // Ring records written so far; the number of the last one.
   uint64_t submitted() const { return submitted_; }
+  // Until so many records can be sent without waiting: before a command changes anything, because a wait can fail.
+  absl::Status WaitSpace(uint64_t records, const WaitFor& reason);
   // Writes a record. `act`: the daemon must act on it, so it is woken if it sleeps. Waits only while the ring is full.
   absl::Status Send(const CommandRecord& command, bool act, const WaitFor& reason);
   // Wakes the daemon if it sleeps, for records that needed no action.
@@ -109,7 +110,7 @@ class ClientSession {
   absl::Status WaitConsumed(uint64_t number, const WaitFor& reason);
 
   // Ends the session in order; at most until `deadline`.
-  absl::Status Detach(bool finished, absl::Time deadline) { return stream_->Detach(finished, deadline); }
+  absl::Status Detach(bool finished, absl::Time deadline) { return stream_->Detach(finished, deadline, interrupt()); }
   // Cancels the stream; memory stays mapped.
   void Close() { stream_->Close(); }
 
@@ -117,6 +118,7 @@ class ClientSession {
   ClientSession() = default;
   absl::Status Map(std::vector<UniqueFd> fds, const ShardPlan& plan, const SessionLayout& layout);
   absl::Status Failure();
+  const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : *interrupt_; }
   absl::Status WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
   absl::Status Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const;
   void RingDoorbell();
@@ -126,6 +128,7 @@ class ClientSession {
   uint64_t epoch_ = 0;
   int rank_ = 0;
   absl::Duration timeout_;
+  const Interrupt* interrupt_ = nullptr;
   UniqueFd doorbell_;
   MappedSlab session_slab_;
   MappedSlab daemon_slab_;
@@ -144,7 +147,6 @@ class ClientSession {
   uint64_t consumed_seen_ = 0;  // a lower bound of what the daemon has consumed
   uint64_t rung_at_ = 0;        // `submitted_` when the daemon was last known to be awake
   SessionCounters counters_;
-  std::function<bool()> interrupt_;
   bool in_signal_ = false;
   // Last: its reader ends before anything else goes.
   std::unique_ptr<ClientStream> stream_;

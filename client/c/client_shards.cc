@@ -1,7 +1,5 @@
 // What a trainer that looks at shards directly needs: where they lie, and when they may be looked at.
 
-#include <utility>
-
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
 
@@ -29,13 +27,6 @@ absl::Status ClientJob::WaitGradients() {
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"wait_gradients", nullptr, "the reduction of the backwards closed so far"};
   return Note(session_->Wait(session_->daemon_page().page().reduced, progress_.backwards_closed, reason));
-}
-
-void ClientJob::SetInterrupt(std::function<bool()> interrupt) {
-  interrupt_ = std::move(interrupt);
-  if (session_ != nullptr) {
-    session_->set_interrupt(interrupt_);
-  }
 }
 
 }  // namespace shardd

@@ -108,6 +108,7 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
   SHARDD_RETURN_IF_ERROR(WaitCommitted("step", nullptr));
   const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitConsumed(progress_.payload_record, reason)));
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
   SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kStep));
   payload.copy(session_->memory().At<char>(layout_.payload_offset_bytes), payload.size());
   CommandRecord record = {};
@@ -143,7 +144,9 @@ absl::StatusOr<StepResult> ClientJob::WaitStep() {
       Note(session_->Wait(session_->daemon_page().page().version, progress_.last_step_version, reason)));
   RetireSteps();
   // The version is there; the event with the norm follows on the stream.
-  const auto committed = session_->stream().WaitCommitted(progress_.last_step, absl::Now() + options_.timeout);
+  SHARDD_ASSIGN_OR_RETURN(
+      const absl::optional<v1::SessionEvent::Committed> committed,
+      session_->stream().WaitCommitted(progress_.last_step, absl::Now() + options_.timeout, interrupt_));
   if (!committed.has_value()) {
     SHARDD_RETURN_IF_ERROR(Live());
     return absl::DeadlineExceededError(

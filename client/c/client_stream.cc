@@ -10,6 +10,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "common/status/grpc_status.h"
+#include "common/status/status_macros.h"
 
 namespace shardd {
 namespace {
@@ -134,20 +135,35 @@ absl::Status ClientStream::EndStatusLocked() const {
   }
 }
 
-absl::Status ClientStream::WaitAttached(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
+absl::Status ClientStream::Await(const std::function<bool()>& done, absl::Time deadline, const Interrupt& interrupt,
+                                 const char* call) {
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithDeadline(absl::Condition(&done), std::min(deadline, absl::Now() + Interrupt::kSlice)) ||
+          absl::Now() >= deadline) {
+        return absl::OkStatus();
+      }
+    }
+    SHARDD_RETURN_IF_ERROR(interrupt.Check(call));
+  }
+}
+
+absl::Status ClientStream::WaitAttached(absl::Time deadline, const Interrupt& interrupt) {
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return attached_ || ended_ || aborted_.has_value(); };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&done), deadline)) {
+  SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "attach"));
+  absl::MutexLock lock(&mutex_);
+  if (!done()) {
     return absl::DeadlineExceededError("session: the daemon has not confirmed it in time");
   }
   const absl::Status status = EndStatusLocked();
   return attached_ && status.ok() ? absl::OkStatus() : status;
 }
 
-absl::Status ClientStream::EndStatus(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
+absl::Status ClientStream::EndStatus(absl::Time deadline, const Interrupt& interrupt) {
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ended_ || aborted_.has_value(); };
-  (void)mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
+  SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "session"));
+  absl::MutexLock lock(&mutex_);
   return EndStatusLocked();
 }
 
@@ -161,26 +177,29 @@ std::string ClientStream::waiting_for() {
   return waiting_for_;
 }
 
-absl::optional<v1::SessionEvent::Committed> ClientStream::WaitCommitted(int64_t step, absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
+absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> ClientStream::WaitCommitted(int64_t step,
+                                                                                        absl::Time deadline,
+                                                                                        const Interrupt& interrupt) {
   const auto done = [this, step]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return ended_ || aborted_.has_value() || (committed_.has_value() && committed_->step() >= step);
   };
-  (void)mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
+  SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "wait_step"));
+  absl::MutexLock lock(&mutex_);
   if (committed_.has_value() && committed_->step() >= step) {
     return committed_;
   }
   return absl::nullopt;
 }
 
-absl::Status ClientStream::Detach(bool finished, absl::Time deadline) {
+absl::Status ClientStream::Detach(bool finished, absl::Time deadline, const Interrupt& interrupt) {
   v1::SessionRequest request;
   request.mutable_detach()->set_finished(finished);
   // Not followed by WritesDone: a closed write side would end the stream before the answer.
   (void)stream_->Write(request);
-  absl::MutexLock lock(&mutex_);
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return detached_ || ended_ || aborted_.has_value(); };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&done), deadline)) {
+  SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "detach"));
+  absl::MutexLock lock(&mutex_);
+  if (!done()) {
     return absl::DeadlineExceededError("detach: the daemon has not answered in time");
   }
   return detached_ ? absl::OkStatus() : EndStatusLocked();

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,13 +16,14 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
+#include "client/c/interrupt.h"
 #include "grpcpp/channel.h"
 #include "shardd/v1/trainer.grpc.pb.h"
 
 namespace shardd {
 
-// Thread-compatible (one caller); the reader thread is its own. Destroying it cancels the stream: to the daemon the
-// rank is lost unless Detach has succeeded.
+// Thread-compatible (one caller); the reader thread is its own. Waits end with CANCELLED when they are interrupted.
+// Destroying it cancels the stream: to the daemon the rank is lost unless Detach has succeeded.
 class ClientStream {
  public:
   // Opens the stream, sends hello, starts the reader. Does not wait for the daemon.
@@ -32,7 +34,7 @@ class ClientStream {
   ClientStream& operator=(const ClientStream&) = delete;
 
   // Until the session is live. DEADLINE_EXCEEDED, or as EndStatus.
-  absl::Status WaitAttached(absl::Time deadline);
+  absl::Status WaitAttached(absl::Time deadline, const Interrupt& interrupt);
 
   // One load: the session is over, or the stream has broken. Thread-safe.
   bool over() const { return over_.load(std::memory_order_acquire); }
@@ -40,17 +42,18 @@ class ClientStream {
   // Why it is over; OK while it is not. ABORTED with the event's text; NOT_FOUND when the job was closed; UNAVAILABLE
   // when the daemon is gone; what the daemon said when it refused the session. Waits until `deadline` for the end to
   // arrive.
-  absl::Status EndStatus(absl::Time deadline);
+  absl::Status EndStatus(absl::Time deadline, const Interrupt& interrupt);
   absl::optional<v1::SessionEvent::Aborted> aborted();
 
   // For whom the daemon says that this rank waits; empty: for nobody.
   std::string waiting_for();
 
   // The event of step `step` or a later one, if it has come by `deadline`; nullopt also when the stream ends.
-  absl::optional<v1::SessionEvent::Committed> WaitCommitted(int64_t step, absl::Time deadline);
+  absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> WaitCommitted(int64_t step, absl::Time deadline,
+                                                                            const Interrupt& interrupt);
 
   // Says detach and waits for the answer. As EndStatus on failure.
-  absl::Status Detach(bool finished, absl::Time deadline);
+  absl::Status Detach(bool finished, absl::Time deadline, const Interrupt& interrupt);
   // Cancels and joins the reader. Idempotent. Does not wait for the daemon.
   void Close();
 
@@ -62,6 +65,9 @@ class ClientStream {
   ClientStream() = default;
   static void* ReaderMain(void* self);
   void Read() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Until `done`, which holds from some moment on, at most until `deadline`. CANCELLED: "<call>: interrupted".
+  absl::Status Await(const std::function<bool()>& done, absl::Time deadline, const Interrupt& interrupt,
+                     const char* call) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status EndStatusLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after Open.

@@ -105,6 +105,7 @@ absl::Status ClientJob::EnterFullParams(bool writeback) {
           "enter_full_params job \"", spec().name(), "\": the parameters have no values yet (version 0; rank=", rank(),
           "); call shardd_commit_parameters first"));
     }
+    SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
     SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kEnterFullParams));
     CommandRecord record = {};
     record.opcode = Opcode::kEnterFullParams;
@@ -146,10 +147,11 @@ absl::Status ClientJob::LeaveFullParams() {
         progress_.full_params != FullParams::kInside ? "shardd_enter_full_params" : "shardd_commit_parameters",
         " first"));
   }
+  const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
   SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kLeaveFullParams));
   CommandRecord record = {};
   record.opcode = Opcode::kLeaveFullParams;
-  const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   progress_.full_params = FullParams::kOutside;
   return absl::OkStatus();

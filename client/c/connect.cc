@@ -10,8 +10,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/autostart.h"
+#include "client/c/unary_call.h"
 #include "common/shm/fd_channel.h"
-#include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "grpcpp/create_channel_posix.h"
@@ -23,19 +23,19 @@ namespace {
 // A module tree with a million parameters is some 100 MiB.
 constexpr int kMaxMessageBytes = 256 << 20;
 // connect() on a Unix socket blocks while the listener's backlog is full.
-constexpr int kConnectTimeoutSeconds = 10;
+constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
 
 std::string HexPrefix(absl::string_view digest) { return absl::BytesToHexString(digest.substr(0, 6)); }
 
 }  // namespace
 
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path) {
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& interrupt) {
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("connect \"", path, "\": no socket (", strerror(errno), ")"));
   }
-  const timeval timeout = {kConnectTimeoutSeconds, 0};
-  (void)setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  const timeval slice = absl::ToTimeval(Interrupt::kSlice);
+  (void)setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice));
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -43,12 +43,17 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path) {
                                                    " characters, want at most ", sizeof(address.sun_path) - 1, ")"));
   }
   memcpy(address.sun_path, path.data(), path.size());
-  int result = 0;
-  do {
-    result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) {
-    const int error = errno;
+  const absl::Time deadline = absl::Now() + kConnectTimeout;
+  int error = 0;
+  while (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    error = errno;
+    if (error != EINTR && (error != EAGAIN || absl::Now() >= deadline)) {
+      break;
+    }
+    error = 0;
+    SHARDD_RETURN_IF_ERROR(interrupt.Check("connect"));
+  }
+  if (error != 0) {
     const std::string text = absl::StrCat("connect \"", path, "\": no daemon there (", strerror(error), ")");
     if (error == EACCES || error == EPERM) {
       return absl::PermissionDeniedError(text);
@@ -60,7 +65,8 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path) {
   return fd;
 }
 
-absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline) {
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline,
+                                     const Interrupt& interrupt) {
   Target target;
   if (address.empty()) {
     const char* from_environment = getenv("SHARDD_ADDRESS");
@@ -70,12 +76,17 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world,
     SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
   } else {
     target.found_here = true;
-    if (ConnectUnix(kSystemSocket).ok()) {
+    const absl::Status system = ConnectUnix(kSystemSocket, interrupt).status();
+    if (absl::IsCancelled(system)) {
+      return system;
+    }
+    if (system.ok()) {
       target.socket_path = kSystemSocket;
     } else {
       AutostartOptions options;
       options.devices = local_world;
       options.deadline = deadline;
+      options.interrupt = &interrupt;
       SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));
     }
   }
@@ -83,8 +94,8 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world,
   return target;
 }
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target) {
-  SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, ConnectUnix(target.socket_path));
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt) {
+  SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, ConnectUnix(target.socket_path, interrupt));
   if (fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
     return absl::InternalError(absl::StrCat("connect \"", target.socket_path, "\": ", strerror(errno)));
   }
@@ -95,16 +106,16 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target) {
 }
 
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            const std::string& plan_digest, absl::Time deadline) {
+                                            const std::string& plan_digest, absl::Time deadline,
+                                            const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
   v1::OpenJobRequest request;
   request.set_protocol_version(kProtocolVersion);
   *request.mutable_spec() = spec;
   request.set_plan_digest(plan_digest);
   v1::OpenJobResponse response;
-  SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub->OpenJob(&context, request, &response)));
+  SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
+                                   interrupt, &response));
   if (response.plan_digest() != plan_digest) {
     return absl::FailedPreconditionError(
         absl::StrCat("open job \"", spec.name(), "\": the daemon plans it differently (got digest ",
@@ -115,16 +126,16 @@ absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>
 }
 
 absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel, uint64_t job_id,
-                                                  int rank, bool replace, absl::Time deadline) {
+                                                  int rank, bool replace, absl::Time deadline,
+                                                  const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
   v1::AttachRankRequest request;
   request.set_job_id(job_id);
   request.set_rank(rank);
   request.set_replace(replace);
   v1::AttachRankResponse response;
-  SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub->AttachRank(&context, request, &response)));
+  SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncAttachRank, request, deadline,
+                                   interrupt, &response));
   return response;
 }
 

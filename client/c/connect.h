@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/c/interrupt.h"
 #include "common/shm/unique_fd.h"
 #include "grpcpp/channel.h"
 #include "shardd/v1/trainer.pb.h"
@@ -25,21 +26,27 @@ struct Target {
   bool found_here = false;  // no address was given: the system's daemon, or one of this user's own
 };
 
+// All of these take what may interrupt their waits; CANCELLED then.
+
 // `address`, else SHARDD_ADDRESS, else the system's daemon where one listens, else this user's own, started if need be
 // with `local_world` CPU devices. Blocks until that daemon accepts connections.
-absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline);
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline,
+                                     const Interrupt& interrupt);
 
 // A connected socket. UNAVAILABLE naming path and error when nobody listens there.
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path);
+// At most 10 s: while a live daemon's backlog is full.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& interrupt = Interrupt::Never());
 
 // A channel over one new connection; it never reconnects by itself. Does not block on a live daemon.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target);
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt);
 
 // Blocks until the daemon has opened the job, at most until `deadline`. FAILED_PRECONDITION where the plans differ.
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            const std::string& plan_digest, absl::Time deadline);
+                                            const std::string& plan_digest, absl::Time deadline,
+                                            const Interrupt& interrupt);
 absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel, uint64_t job_id,
-                                                  int rank, bool replace, absl::Time deadline);
+                                                  int rank, bool replace, absl::Time deadline,
+                                                  const Interrupt& interrupt);
 
 }  // namespace shardd
 

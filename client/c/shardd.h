@@ -14,7 +14,8 @@
  * to 30 s for its successor. NOT_FOUND during training: the job was closed, for good. The first two are sticky until
  * shardd_reattach. FAILED_PRECONDITION and INVALID_ARGUMENT are found before anything is sent and cost the session
  * nothing. Blocking: calls marked [waits] block until the named event, at most options.timeout_ms, then
- * DEADLINE_EXCEEDED with who is waited for. All others return without waiting for another process.
+ * DEADLINE_EXCEEDED with who is waited for, or until the host wants them to end (shardd_set_interrupt), then CANCELLED.
+ * All others return without waiting for another process.
  */
 #ifndef SHARDD_CLIENT_C_SHARDD_H_
 #define SHARDD_CLIENT_C_SHARDD_H_
@@ -222,8 +223,11 @@ SHARDD_API void* shardd_gradient_shard_data(const shardd_job* job, int32_t param
 /* Until every backward that this rank has closed is closed by all ranks and reduced. [waits] */
 SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
 
-/* `interrupted` is called every 50 ms of a wait, on the thread that waits; non-zero ends the wait with CANCELLED, and
- * the call may be made again. NULL: none. */
+/* No wait outlasts Ctrl-C: `interrupted` is called on the thread that waits, at least every 50 ms and in most waits as
+ * soon as a signal handler has run on it, with no lock held. Non-zero ends the call with CANCELLED; the same call may
+ * be made again and goes on waiting, but for shardd_detach, which has freed the job. It must not call this library. job
+ * NULL: for all calls of this process that have none of their own job, shardd_attach among them; any thread may set it.
+ * interrupted NULL: none. A host whose handler sets a flag gives a function that reads it. */
 SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context);
 
 /* Jobs whose trainers write their shards (trainersNeverWrite false) --------------------------------------------------

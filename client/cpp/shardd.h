@@ -149,6 +149,15 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
+  // Ends waits when it returns non-zero: see shardd_set_interrupt. The static one is for every job without its own, and
+  // for Attach.
+  Status SetInterrupt(int (*interrupted)(void*), void* context = nullptr) {
+    return job_ == nullptr ? Status(Code::kFailedPrecondition, "set_interrupt: the job is finished")
+                           : Status::Take(shardd_set_interrupt(job_, interrupted, context));
+  }
+  static Status SetProcessInterrupt(int (*interrupted)(void*), void* context = nullptr) {
+    return Status::Take(shardd_set_interrupt(nullptr, interrupted, context));
+  }
   Status Reattach() { return Status::Take(shardd_reattach(job_)); }
   // This rank needs the job no more.
   Status Finish() { return Status::Take(shardd_detach(std::exchange(job_, nullptr), 1)); }

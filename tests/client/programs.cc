@@ -1,9 +1,11 @@
 // main of the tests. With --program=NAME it is a trainer process that a test started.
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -25,6 +27,7 @@ Status AttachFromEnvironment(std::unique_ptr<Job>* job) {
   options.spec_json = ToJson(SmallSpec("programs", atoi(Variable("TEST_WORLD").c_str())));
   options.rank = atoi(Variable("TEST_RANK").c_str());
   options.address = Variable("TEST_ADDRESS");
+  options.timeout_ms = absl::ToInt64Milliseconds(10 * kLimit);  // no test waits for it
   return Job::Attach(options, job);
 }
 
@@ -69,6 +72,64 @@ int Stay() {
   return 0;
 }
 
+volatile sig_atomic_t signalled = 0;
+
+// Says "waiting", waits for what TEST_WAIT names, says with what code and text that ended. SIGINT ends it, as in any
+// program with a handler that sets a flag. Attached programs first say "attached" and go on when the file TEST_GO is
+// there.
+int WaitUntilInterrupted() {
+  signal(SIGINT, [](int) { signalled = 1; });
+  Status status = Job::SetProcessInterrupt([](void*) -> int { return signalled; });
+  const auto report = [&status] {
+    printf("code %d %s\n", static_cast<int>(status.code()), status.message().c_str());
+    return 0;
+  };
+  const std::string what = Variable("TEST_WAIT");
+  const auto waiting = [] {
+    printf("waiting\n");
+    fflush(stdout);
+  };
+  std::unique_ptr<Job> job;
+  if (what == "attach") {
+    waiting();
+    status = AttachFromEnvironment(&job);
+    return report();
+  }
+  if (status = AttachFromEnvironment(&job); !status.ok()) {
+    return Failed(status);
+  }
+  if (what == "step" || what == "unshard") {
+    const shardd_hyperparameters sgd = Sgd(0.5);
+    if (!(status = job->CommitParameters()).ok() || !(status = job->Step({sgd})).ok()) {
+      return Failed(status);
+    }
+  }
+  printf("attached\n");
+  fflush(stdout);
+  if (!Eventually([] { return access(Variable("TEST_GO").c_str(), F_OK) == 0; })) {
+    return 3;
+  }
+  if (what == "reattach") {
+    status = job->CommitParameters();  // until it knows that the daemon is gone
+  }
+  waiting();
+  if (what == "commit") {
+    status = job->CommitParameters();
+  } else if (what == "step") {
+    status = job->WaitStep();
+  } else if (what == "unshard") {
+    status = job->group(0).Unshard(SHARDD_FORWARD);
+  } else if (what == "reattach") {
+    status = job->Reattach();
+  } else if (what == "describe_job") {
+    char* json = nullptr;
+    status = Status::Take(shardd_describe_job(job->c_job(), &json));
+  } else if (what == "detach") {
+    status = job->Finish();
+  }
+  return report();
+}
+
 int RunProgram(const std::string& name) {
   if (name == "exit_attached") {
     return ExitAttached();
@@ -78,6 +139,9 @@ int RunProgram(const std::string& name) {
   }
   if (name == "stay") {
     return Stay();
+  }
+  if (name == "wait_until_interrupted") {
+    return WaitUntilInterrupted();
   }
   fprintf(stderr, "no such program: %s\n", name.c_str());
   return 2;
