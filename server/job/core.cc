@@ -12,6 +12,7 @@
 namespace shardd {
 namespace {
 
+constexpr int kLargeBatch = 1024;  // commands
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank to hello
 
@@ -176,13 +177,29 @@ Session* Core::FindSessionOf(uint64_t session_id, const SessionStream& stream, J
 }
 
 void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done) {
-  loop_.Post([this, session_id, stream = std::move(stream), batch = std::move(batch), done = std::move(done)] {
-    JobCore* job = nullptr;
-    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
-      job->ExecuteFromStream(session, batch);
+  auto pending = std::make_shared<PendingBatch>();
+  pending->session_id = session_id;
+  pending->stream = std::move(stream);
+  pending->batch = std::move(batch);
+  pending->done = std::move(done);
+  loop_.Post([this, pending] { ExecuteSlice(pending); });
+}
+
+void Core::ExecuteSlice(const std::shared_ptr<PendingBatch>& pending) {
+  JobCore* job = nullptr;
+  if (Session* session = FindSessionOf(pending->session_id, *pending->stream, &job); session != nullptr) {
+    pending->next = job->ExecuteFromStream(session, pending->batch, pending->next);
+    if (pending->next < pending->batch.commands_size()) {
+      loop_.Post([this, pending] { ExecuteSlice(pending); });  // behind what others have posted meanwhile
+      return;
     }
-    done();
-  });
+  }
+  if (pending->batch.commands_size() > kLargeBatch) {  // freeing a million commands is not the loop's work
+    auto gone = std::make_shared<v1::CommandBatch>();
+    gone->Swap(&pending->batch);
+    reaper_.Post([gone = std::move(gone)] {});
+  }
+  pending->done();
 }
 
 void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {

@@ -97,7 +97,17 @@ class Core final : public JobsSource {
   absl::Status Begin(uint32_t uid, absl::string_view what) ABSL_LOCKS_EXCLUDED(requests_mutex_);
   void End(uint32_t uid) ABSL_LOCKS_EXCLUDED(requests_mutex_);
 
+  // A batch of the stream that is being executed, a slice at a time.
+  struct PendingBatch {
+    uint64_t session_id = 0;
+    StreamPtr stream;
+    v1::CommandBatch batch;
+    int next = 0;
+    std::function<void()> done;
+  };
+
   // Loop-confined.
+  void ExecuteSlice(const std::shared_ptr<PendingBatch>& pending);
   bool BeforeSleep();
   void Tick();
   JobCore* FindJob(uint64_t job_id) const;

@@ -385,13 +385,18 @@ bool JobCore::PollRings() {
   return found;
 }
 
-void JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch) {
+int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first) {
   const uint64_t epoch = epoch_;
-  for (const v1::Command& in : batch.commands()) {
+  const int end = batch.commands_size();
+  const absl::Time slice_end = MonotonicNow() + kPollSlice;
+  for (int i = first; i < end; ++i) {
     if (session->broken) {
-      return;
+      return end;
     }
-    absl::StatusOr<RankCommand> command = session->Decode(in);
+    if (i % 16 == 15 && i > first && MonotonicNow() > slice_end) {
+      return i;  // a batch is as long as its client likes
+    }
+    absl::StatusOr<RankCommand> command = session->Decode(batch.commands(i));
     absl::Status status = command.status();
     if (status.ok()) {
       status = Execute(session, *std::move(command));
@@ -403,9 +408,10 @@ void JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch)
       }
     }
     if (epoch_ != epoch) {
-      return;
+      return end;
     }
   }
+  return end;
 }
 
 void JobCore::SetAwake(bool awake) {

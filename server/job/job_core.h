@@ -85,7 +85,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
 
   // Takes commands from all rings; true if there were any.
   bool PollRings();
-  void ExecuteFromStream(Session* session, const v1::CommandBatch& batch);
+  // Executes commands of the batch from number `first` on, for about as long as other jobs can wait. Returns the number
+  // of the one to go on with; behind the last where the batch is done or the session is.
+  int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0);
   void SetAwake(bool awake);
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);

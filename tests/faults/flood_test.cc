@@ -18,8 +18,31 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
+constexpr int64_t kNumel = kMiB / 4;  // of one write: 1 MiB, as much as is staged at once
+
 class Flood : public BadInput {
  protected:
+  // A session of another job that may write its parameters, which takes the daemon's loop a while each time.
+  void EnterAsWriter(RawClient& client) {
+    v1::JobSpec spec = SpecOf({{"name", "flood"}, {"world", "1"}});
+    SetShape(spec, {kNumel});
+    ASSERT_TRUE(client.Enter(spec, 0).ok());
+    client.Send(Record(Opcode::kCommitParameters));
+    ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("flood", "parameters", "version 1"); }));
+    client.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
+    ASSERT_TRUE(client.Consumed());
+  }
+  static v1::SessionRequest Writes(const RawClient& client, int count) {
+    v1::SessionRequest request;
+    for (int i = 0; i < count; ++i) {
+      v1::WriteParameters& write = *request.mutable_commands()->add_commands()->mutable_write_parameters();
+      write.set_numel(kNumel);
+      write.set_staging_offset_bytes(client.layout().payload_offset_bytes);
+    }
+    return request;
+  }
+  uint64_t Executed() { return Ranks("flood")[0].commands(); }
+
   // What the daemon has in memory now.
   int64_t ResidentBytes() const {
     std::ifstream status(absl::StrCat("/proc/", daemon_pid(), "/status"));
@@ -32,38 +55,24 @@ class Flood : public BadInput {
 };
 
 // Batches that take several times as long to execute as to receive, from a client that reads no event: they wait in
-// the client, not in the daemon, and the loop is there for others between any two of them.
+// the client, not in the daemon, and others are served.
 TEST_F(Flood, OfCommandsWaitsInTheClient) {
-  constexpr int64_t kNumel = kMiB / 4;
-  constexpr int64_t kPaddingBytes = 4 * kMiB;
-  constexpr int kWritesPerBatch = 512;  // of 1 MiB each
-  constexpr int kLeastBatches = 64;
-  // A few batches in several shapes (on the way, decoded, being executed), where all of them would be 256 MiB.
-  constexpr int64_t kMostBytes = (testing::kSanitized ? 192 : 96) * kMiB;
+  constexpr int64_t kPaddingBytes = 8 * kMiB;
+  constexpr int kWrites = 4096;
+  constexpr int kLeastBatches = 16;
+  // A few batches in several shapes (on the way, decoded, being executed), where all of them would be 128 MiB.
+  constexpr int64_t kMostBytes = (testing::kSanitized ? 96 : 64) * kMiB;
   StartDaemonWithJob();
   {
     RawClient client(socket());
-    v1::JobSpec spec = SpecOf({{"name", "flood"}, {"world", "1"}});
-    SetShape(spec, {kNumel});
-    ASSERT_TRUE(client.Enter(spec, 0).ok());
-    client.Send(Record(Opcode::kCommitParameters));
-    ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("flood", "parameters", "version 1"); }));
-    client.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
-    ASSERT_TRUE(client.Consumed());
-
-    v1::SessionRequest request;
-    for (int i = 0; i < kWritesPerBatch; ++i) {
-      v1::WriteParameters& write = *request.mutable_commands()->add_commands()->mutable_write_parameters();
-      write.set_numel(kNumel);
-      write.set_staging_offset_bytes(client.layout().payload_offset_bytes);
-    }
+    ASSERT_NO_FATAL_FAILURE(EnterAsWriter(client));
+    v1::SessionRequest request = Writes(client, kWrites);
+    const uint64_t executed = Executed();
     ASSERT_TRUE(client.stream().Write(request));  // old values are kept from now on: they are no backlog
-    ASSERT_TRUE(testing::PollUntil([this] { return Ranks("flood")[0].commands() == 2 + kWritesPerBatch; }));
+    ASSERT_TRUE(testing::PollUntil([&] { return Executed() == executed + kWrites; }));
     const int64_t before = ResidentBytes();
-    request.mutable_commands()
-        ->GetReflection()
-        ->MutableUnknownFields(request.mutable_commands())
-        ->AddLengthDelimited(1000, std::string(kPaddingBytes, 'x'));
+    v1::CommandBatch& batch = *request.mutable_commands();
+    batch.GetReflection()->MutableUnknownFields(&batch)->AddLengthDelimited(1000, std::string(kPaddingBytes, 'x'));
 
     std::atomic<bool> served = false;
     std::atomic<int> batches = 0;
@@ -80,6 +89,22 @@ TEST_F(Flood, OfCommandsWaitsInTheClient) {
     EXPECT_GE(batches, kLeastBatches) << "the daemon ended the session: " << client.stream().End();
     EXPECT_LT(most - before, kMostBytes);
     EXPECT_EQ(Ranks("flood")[0].session_id(), client.session().session_id());
+  }
+  ExpectJobIntact();
+}
+
+// A batch is as long as its client likes; whoever comes meanwhile is served before it has been executed.
+TEST_F(Flood, InOneBatchHoldsUpNobody) {
+  constexpr int kWrites = 400'000;
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_NO_FATAL_FAILURE(EnterAsWriter(client));
+    const uint64_t executed = Executed();
+    ASSERT_TRUE(client.stream().Write(Writes(client, kWrites)));
+    ASSERT_TRUE(testing::PollUntil([&] { return Executed() > executed; }));
+    ExpectServesOthers();
+    EXPECT_LT(Executed(), executed + kWrites);
   }
   ExpectJobIntact();
 }
