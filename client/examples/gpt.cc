@@ -166,7 +166,7 @@ shardd::Status TrainSharded(const gpt::Flags& flags, const std::string& text, gp
   return sharded->Finish();
 }
 
-// What a step costs without optimizer, daemon and other ranks; overhead.py compares with it.
+// What a step costs without optimizer, daemon and other ranks; tests/bench/gpt_overhead.py compares with it.
 void TrainFloor(const gpt::Flags& flags, const std::string& text, gpt::Report* report) {
   gpt::Gpt model = MakeModel(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {

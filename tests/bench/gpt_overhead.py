@@ -3,7 +3,7 @@
 only, nothing shared. The daemon runs on the same cores. Several rounds in turns, medians. The ratio of CPU time (trainers
 and daemon) is the steadier one where the machine has other work, but it does not see waiting.
 
-  overhead.py --bin build/release/bin [--ranks 2] [--steps 12] [--rounds 3] [-- flags of gpt]
+  gpt_overhead.py --bin build/release/bin [--ranks 2] [--steps 12] [--rounds 3] [-- flags of gpt]
 """
 import argparse
 import json
@@ -34,7 +34,7 @@ def run(options, directory, name, extra, env):
                          env=dict(env, RANK=str(rank), WORLD_SIZE=str(options.ranks)))
         for rank, out in enumerate(outs)]
     if any([trainer.wait() for trainer in trainers]):
-        sys.exit(f"overhead.py: {name}: a trainer ended with an error")
+        sys.exit(f"gpt_overhead.py: {name}: a trainer ended with an error")
     seconds, cpu = [], 0
     for out in outs:
         with open(out, encoding="utf-8") as file:
