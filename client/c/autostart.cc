@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -73,6 +74,12 @@ uint32_t Hash(const std::string& text) {
 bool IsExecutableFile(const std::string& path) {
   struct stat info {};
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
+}
+
+// The daemon runs in "/", where a relative path means something else.
+std::string Absolute(const std::string& path) {
+  char folder[PATH_MAX];
+  return path[0] == '/' || getcwd(folder, sizeof(folder)) == nullptr ? path : absl::StrCat(folder, "/", path);
 }
 
 // Exclusive among starters, until closed.
@@ -185,7 +192,7 @@ absl::StatusOr<std::string> FindDaemonBinary() {
       return absl::NotFoundError(
           absl::StrCat("start daemon: SHARDD_DAEMON is no executable file (got \"", given, "\")"));
     }
-    return std::string(given);
+    return Absolute(given);
   }
   std::vector<std::string> looked;
   if (const std::string library = LibraryDir(); !library.empty()) {
@@ -199,7 +206,7 @@ absl::StatusOr<std::string> FindDaemonBinary() {
   }
   for (const std::string& candidate : looked) {
     if (IsExecutableFile(candidate)) {
-      return candidate;
+      return Absolute(candidate);
     }
   }
   return absl::NotFoundError(absl::StrCat("start daemon: no daemon runs and no binary was found (looked for ",

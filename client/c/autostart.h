@@ -28,7 +28,7 @@ struct AutostartOptions {
 // open to others. CANCELLED: interrupted. UNAVAILABLE: the daemon died or never listened (with the end of its log).
 absl::StatusOr<std::string> FindOrStartDaemon(const AutostartOptions& options);
 
-// The daemon's binary: SHARDD_DAEMON, beside this library, ../bin of it, PATH.
+// The daemon's binary, as an absolute path: SHARDD_DAEMON, beside this library, ../bin of it, PATH.
 absl::StatusOr<std::string> FindDaemonBinary();
 
 // This user's folder, made if need be and checked.

@@ -40,8 +40,14 @@ Response Ask(const std::string& address, const Request& request,
 
 }  // namespace
 
-pid_t DaemonPid(const std::string& address) {
-  return static_cast<pid_t>(Ask(address, v1::GetDaemonRequest(), &v1::JobsService::Stub::GetDaemon).pid());
+v1::Daemon GetDaemon(const std::string& address) {
+  return Ask(address, v1::GetDaemonRequest(), &v1::JobsService::Stub::GetDaemon);
+}
+
+void CloseJob(const std::string& address, const std::string& job) {
+  v1::JobRef reference;
+  reference.set_job(job);
+  EXPECT_TRUE(Ask(address, reference, &v1::JobsService::Stub::CloseJobByName).existed());
 }
 
 std::string LastCommand(const std::string& address, const std::string& job, int rank) {

@@ -13,6 +13,7 @@
 
 #include "absl/time/time.h"
 #include "client/c/shardd.h"
+#include "shardd/v1/jobs.pb.h"
 #include "shardd/v1/model.pb.h"
 #include "tests/testing/daemon_process.h"
 #include "tests/testing/files.h"
@@ -52,7 +53,8 @@ class Daemon {
 };
 
 // What the daemon says of itself and of a rank, over its jobs service.
-pid_t DaemonPid(const std::string& address);
+v1::Daemon GetDaemon(const std::string& address);
+void CloseJob(const std::string& address, const std::string& job);
 std::string LastCommand(const std::string& address, const std::string& job, int rank);
 
 // Two fully sharded blocks of one weight and one bias under a root with a head and, if asked, a frozen parameter; SGD.
