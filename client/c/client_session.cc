@@ -24,8 +24,8 @@ constexpr absl::Duration kExplanationGrace = absl::Seconds(1);
 constexpr uint64_t kDrainRecords = kRingRecords / 2;
 
 absl::Status MapOne(std::vector<UniqueFd>& fds, SessionFd which, const char* name, int64_t size_bytes, bool writable,
-                    MappedSlab* slab) {
-  auto mapped = MappedSlab::Map(std::move(fds[which]), size_bytes, writable);
+                    MappedSlab* slab, bool keep_descriptor = false) {
+  auto mapped = MappedSlab::Map(std::move(fds[which]), size_bytes, writable, keep_descriptor);
   if (!mapped.ok()) {
     return absl::Status(mapped.status().code(),
                         absl::StrCat("attach: cannot map ", name, ": ", mapped.status().message()));
@@ -35,7 +35,7 @@ absl::Status MapOne(std::vector<UniqueFd>& fds, SessionFd which, const char* nam
 }
 
 // The daemon has just given this session out: when it does not know it any more, an epoch has passed in between.
-absl::Status EndedWhileAttaching(absl::Status status) {
+absl::Status EndedWhileAttaching(const absl::Status& status) {
   return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)
              ? absl::AbortedError(absl::StrCat("attach: the session ended before it was live: ", status.message()))
              : status;
@@ -79,8 +79,8 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/false, &daemon_slab_));
   const bool trainers_write = !plan.config.trainers_never_write();
-  SHARDD_RETURN_IF_ERROR(
-      MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write, &shards_));
+  SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write,
+                                &shards_, /*keep_descriptor=*/trainers_write));
   if (trainers_write && !shards_.SetWritable(false)) {
     return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
   }
@@ -124,7 +124,7 @@ char* ClientSession::optimizer() {
 }
 
 absl::Status ClientSession::Failure() {
-  const absl::Status status = stream_->EndStatus(absl::Now() + kExplanationGrace, interrupt());
+  absl::Status status = stream_->EndStatus(absl::Now() + kExplanationGrace, interrupt());
   if (!status.ok()) {
     return status;
   }

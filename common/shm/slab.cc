@@ -216,7 +216,7 @@ absl::StatusOr<UniqueFd> Slab::ReadOnlyFd() const {
   return fd;
 }
 
-absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool writable) {
+absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor) {
   if (size_bytes <= 0 || size_bytes > INT64_MAX - 2 * kHugePageBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("map slab: size is out of range (got ", size_bytes, " bytes, want 1 or more)"));
@@ -239,7 +239,7 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
     return ErrnoStatus(errno, "keep from forked children slab", "received");
   }
   SHARDD_RETURN_IF_ERROR(PopulatePages(mapped.data_, size_bytes, writable, "received"));
-  if (writable) {
+  if (keep_descriptor) {
     mapped.fd_ = std::move(fd);
   }
   return mapped;

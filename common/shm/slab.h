@@ -71,10 +71,12 @@ class Slab {
 class MappedSlab {
  public:
   // Checks the object's size against `size_bytes` first (INTERNAL when it is smaller).
-  static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable);
+  // `keep_descriptor`: for MakePrivate; otherwise it is closed.
+  static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor = false);
   // Of a writable mapping: whether stores reach it or fault. One system call; async-signal-safe.
   bool SetWritable(bool writable) const;
-  // Gives this process a copy of its own in place: stores go on and nobody sees them. Async-signal-safe.
+  // REQUIRES: keep_descriptor. Gives this process a copy of its own in place: stores go on and nobody sees them.
+  // Async-signal-safe.
   bool MakePrivate() const;
   MappedSlab() = default;
   MappedSlab(MappedSlab&& other) noexcept;
@@ -90,7 +92,7 @@ class MappedSlab {
  private:
   void* data_ = nullptr;
   int64_t size_bytes_ = 0;
-  UniqueFd fd_;  // kept for writable mappings: MakePrivate
+  UniqueFd fd_;  // keep_descriptor
 };
 
 // What this node can still give, and why not more.

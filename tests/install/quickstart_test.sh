@@ -16,14 +16,14 @@ model=(--layers 2 --width 64 --heads 2 --context 32 --batch 4)
 leftovers() { ls -d /dev/shm/shardd-quickstart.* 2>/dev/null; }
 before=$(leftovers)
 
-"$source/deploy/quickstart.sh" --bin "$bin" --steps 24 --out "$work/out" -- "${model[@]}" >"$work/whole.log" 2>&1 &
+"$source/deploy/quickstart.sh" --bin "$bin" --steps 1000 --out "$work/out" -- "${model[@]}" >"$work/whole.log" 2>&1 &
 group=$!
 wait $group || fail "it ended with status $? (want 0: the replacement went on and the losses are equal)"
 grep -q 'SIGKILL to the trainer of rank 1' "$work/whole.log" || fail "no trainer was killed"
 grep -Eq 'from SIGKILL to the next step committed with the replacement: [0-9.]+ s' "$work/whole.log" || fail "no time of recovery"
 grep -q '<svg' "$work/out/loss.svg" || fail "no loss curve in loss.svg"
-grep -q '"step":24' "$work/out/rank1.jsonl" || fail "rank 1 did not come to step 24"
-grep -q '"step":24' "$work/out/reference.jsonl" || fail "the unsharded run did not come to step 24"
+grep -q '"step":1000' "$work/out/rank1.jsonl" || fail "rank 1 did not come to step 1000"
+grep -q '"step":1000' "$work/out/reference.jsonl" || fail "the unsharded run did not come to step 1000"
 [[ -z $(pgrep -g $group) ]] || fail "processes are left: $(pgrep -lg $group)"
 
 "$source/deploy/quickstart.sh" --bin "$bin" --steps 100000 --out "$work/interrupted" -- "${model[@]}" >"$work/interrupted.log" 2>&1 &
