@@ -59,11 +59,11 @@ class WindowsTest : public JobCoreTest {
     ASSERT_TRUE(Until([&] { return job_->session(0) != nullptr && Windows(0) > seen_ && Windows(1) > seen_; }));
     ++seen_;
     Write(value);
+    const uint64_t passes = Passes(0);
     for (int rank = 0; rank < kRanks; ++rank) {
       Enter(rank, /*stepped=*/true);
     }
-    const int64_t step = committed();
-    ASSERT_TRUE(Until([&] { return job_->committed_step() >= step && Passes(0) > 0 && Passes(1) > 0; }));
+    ASSERT_TRUE(Until([&] { return Passes(0) == passes + 1 && Passes(1) == passes + 1; }));
     for (int rank = 0; rank < kRanks; ++rank) {
       Leave(rank);
     }
