@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,7 +60,8 @@ class FullStateDir : public BadInput {
   static constexpr int64_t kShmBytes = 64 * kMiB;
 
   void StartDaemonWithJobOnSmallTmpfs() {
-    ASSERT_TRUE(MountTmpfs(File("small"), kShmBytes));
+    tmpfs_.emplace(File("small"), kShmBytes);
+    ASSERT_TRUE(tmpfs_->mounted());
     StartDaemonWithJob({"--state_dir=" + File("small")});
   }
   // What is missing and what to do about it, in the words of those who run containers.
@@ -78,6 +80,9 @@ class FullStateDir : public BadInput {
     ExpectServesOthers();
     ExpectSame(reports, {Report(other_, 0)});
   }
+
+ private:
+  std::optional<SmallTmpfs> tmpfs_;
 };
 
 TEST_F(FullStateDir, RefusesTheJobThatDoesNotFitAndSaysWhatToDo) {

@@ -79,9 +79,14 @@ void RunThisTestWithOwnMounts() {
   EXPECT_EQ(code, 0) << "see the output of the process above";
 }
 
-bool MountTmpfs(const std::string& path, int64_t size_bytes) {
+SmallTmpfs::SmallTmpfs(const std::string& path, int64_t size_bytes) : path_(path) {
   mkdir(path.c_str(), 0700);
-  return mount("tmpfs", path.c_str(), "tmpfs", 0, absl::StrCat("size=", size_bytes, ",mode=0700").c_str()) == 0;
+  mounted_ = mount("tmpfs", path.c_str(), "tmpfs", 0, absl::StrCat("size=", size_bytes, ",mode=0700").c_str()) == 0;
+}
+
+SmallTmpfs::~SmallTmpfs() {
+  if (mounted_) umount2(path_.c_str(), MNT_DETACH);
+  rmdir(path_.c_str());
 }
 
 int64_t FreeBytes(const std::string& path) {

@@ -19,8 +19,20 @@ bool HasOwnMounts();
 //   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
 void RunThisTestWithOwnMounts();
 
-// A tmpfs at `path`, which is created. REQUIRES: HasOwnMounts.
-bool MountTmpfs(const std::string& path, int64_t size_bytes);
+// A tmpfs at `path`, which it creates and removes. A daemon that still has files there keeps them. REQUIRES:
+// HasOwnMounts.
+class SmallTmpfs {
+ public:
+  SmallTmpfs(const std::string& path, int64_t size_bytes);
+  ~SmallTmpfs();
+  SmallTmpfs(const SmallTmpfs&) = delete;
+  SmallTmpfs& operator=(const SmallTmpfs&) = delete;
+  bool mounted() const { return mounted_; }
+
+ private:
+  const std::string path_;
+  bool mounted_ = false;
+};
 int64_t FreeBytes(const std::string& path);
 // Until so much is left.
 bool FillTo(const std::string& path, int64_t free_bytes);
