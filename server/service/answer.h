@@ -8,15 +8,16 @@
 #include "absl/status/statusor.h"
 #include "common/status/grpc_status.h"
 #include "grpcpp/grpcpp.h"
+#include "server/service/message.h"
 
 namespace shardd {
 
 // Ends the rpc exactly once: with the source's answer, or with CANCELLED when the source drops its callback. Shared by
-// the copies of that callback (std::function copies).
+// the copies of that callback (std::function copies). `bytes` belong to the rpc.
 template <typename Response>
 class Answer {
  public:
-  Answer(grpc::ServerUnaryReactor* reactor, Response* response) : reactor_(reactor), response_(response) {}
+  Answer(grpc::ServerUnaryReactor* reactor, grpc::ByteBuffer* bytes) : reactor_(reactor), bytes_(bytes) {}
   Answer(const Answer&) = delete;
   Answer& operator=(const Answer&) = delete;
   ~Answer() { Finish(absl::CancelledError("the daemon is shutting down")); }
@@ -27,19 +28,19 @@ class Answer {
       return;
     }
     if (result.ok()) {
-      response_->Swap(&*result);
+      *bytes_ = Encode(*result);
     }
     reactor->Finish(ToGrpcStatus(result.status()));
   }
 
  private:
   grpc::ServerUnaryReactor* reactor_;
-  Response* const response_;
+  grpc::ByteBuffer* const bytes_;
 };
 
 template <typename Response>
-std::function<void(absl::StatusOr<Response>)> MakeDone(grpc::ServerUnaryReactor* reactor, Response* response) {
-  return [answer = std::make_shared<Answer<Response>>(reactor, response)](absl::StatusOr<Response> result) {
+std::function<void(absl::StatusOr<Response>)> MakeDone(grpc::ServerUnaryReactor* reactor, grpc::ByteBuffer* bytes) {
+  return [answer = std::make_shared<Answer<Response>>(reactor, bytes)](absl::StatusOr<Response> result) {
     answer->Finish(std::move(result));
   };
 }

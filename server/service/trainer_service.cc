@@ -13,11 +13,17 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status/grpc_status.h"
+#include "common/status/status_macros.h"
 #include "server/service/answer.h"
 
 namespace shardd {
 namespace {
 
+// A module tree of a million parameters takes about 300 MiB.
+constexpr MessageLimits kJobMessage = {256 << 20, 512 << 20};
+// A step with as much trainer state as there may be is 1 MiB; decoded commands are counted in.
+constexpr MessageLimits kCommandMessage = {32 << 20, 64 << 20};
+constexpr int64_t kMaxDecodedBytesPerUid = int64_t{2} << 30;
 constexpr size_t kMaxQueuedEvents = 256;
 constexpr absl::Duration kFinishPatience = absl::Seconds(10);
 
@@ -27,10 +33,26 @@ grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context, const 
   return reactor;
 }
 
+// Decodes what fits; the memory is the user's until the hold goes.
+absl::StatusOr<DecodedMemory::Hold> DecodeFor(absl::string_view operation, const grpc::ByteBuffer& bytes,
+                                              const MessageLimits& limits, uint32_t uid, DecodedMemory& memory,
+                                              google::protobuf::Message* message) {
+  SHARDD_ASSIGN_OR_RETURN(const int64_t size_bytes,
+                          EstimateDecodedBytes(operation, bytes, *message->GetDescriptor(), limits));
+  DecodedMemory::Hold hold = memory.Take(uid, size_bytes);
+  if (hold == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(operation, ": requests of uid ", uid, " that are under way take too much memory (got ", size_bytes,
+                     " more bytes, want at most ", memory.max_bytes_per_uid(), " together); try again"));
+  }
+  SHARDD_RETURN_IF_ERROR(Decode(operation, bytes, message));
+  return hold;
+}
+
 // The stream of one session. gRPC allows one write at a time and may run callbacks on any thread, also before a start
 // function has returned; the queue and its flags are therefore under one mutex, and nothing of gRPC's is called with it
 // held that could call back (StartWrite and Finish do not).
-class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent> {
+class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // What the core holds. It may outlive the reactor: after OnDone it leads nowhere.
   class Stream final : public SessionStream {
@@ -70,9 +92,14 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
     SessionReactor* reactor_ ABSL_GUARDED_BY(mutex_);
   };
 
-  SessionReactor(Core* core, grpc::CallbackServerContext* context, PeerCredentials peer)
-      : core_(core), context_(context), peer_(peer), stream_(std::make_shared<Stream>(this)) {
-    StartRead(&request_);
+  SessionReactor(Core* core, grpc::CallbackServerContext* context, PeerCredentials peer,
+                 std::shared_ptr<DecodedMemory> decoded)
+      : core_(core),
+        context_(context),
+        peer_(peer),
+        decoded_(std::move(decoded)),
+        stream_(std::make_shared<Stream>(this)) {
+    StartRead(&bytes_);
   }
 
   void OnReadDone(bool ok) override {
@@ -84,14 +111,23 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
       FinishWhenWritten(absl::OkStatus());
       return;
     }
-    switch (request_.kind_case()) {
+    v1::SessionRequest request;
+    // Before hello nothing but that is worth reading.
+    absl::StatusOr<DecodedMemory::Hold> hold = DecodeFor(
+        "session", bytes_, session_id_ == 0 ? kSmallMessage : kCommandMessage, peer_.uid, *decoded_, &request);
+    bytes_.Clear();
+    if (!hold.ok()) {
+      FinishWhenWritten(hold.status());
+      return;  // what it would say next nobody knows
+    }
+    switch (request.kind_case()) {
       case v1::SessionRequest::kHello:
         if (session_id_ != 0) {
           FinishWhenWritten(absl::InvalidArgumentError("session: a second hello"));
           break;
         }
-        session_id_ = request_.hello().session_id();
-        core_->StartSession(session_id_, request_.hello().token(), peer_, stream_,
+        session_id_ = request.hello().session_id();
+        core_->StartSession(session_id_, request.hello().token(), peer_, stream_,
                             [stream = stream_](absl::Status status) {
                               if (!status.ok()) {
                                 stream->Finish(std::move(status));
@@ -103,7 +139,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
           FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
           break;
         }
-        core_->SessionDetach(session_id_, stream_, request_.detach().finished());
+        core_->SessionDetach(session_id_, stream_, request.detach().finished());
         return;  // the last word: nothing more is read, the core ends the stream
       case v1::SessionRequest::kCommands:
         if (session_id_ == 0) {
@@ -111,14 +147,14 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
           break;
         }
         // The next batch is read when this one is executed: flow control then holds back a client that floods.
-        core_->SessionCommands(session_id_, stream_, std::move(*request_.mutable_commands()),
-                               [stream = stream_] { stream->ReadNext(); });
+        core_->SessionCommands(session_id_, stream_, std::move(*request.mutable_commands()),
+                               [stream = stream_, hold = *std::move(hold)] { stream->ReadNext(); });
         return;
       case v1::SessionRequest::KIND_NOT_SET:
         FinishWhenWritten(absl::InvalidArgumentError("session: message of no known kind"));
         break;
     }
-    StartRead(&request_);
+    StartRead(&bytes_);
   }
 
   void OnWriteDone(bool ok) override {
@@ -156,7 +192,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
   void ReadUnlessFinished() {
     absl::MutexLock lock(&mutex_);
     if (!finished_) {
-      StartRead(&request_);
+      StartRead(&bytes_);
     }
   }
   void FinishWhenWritten(absl::Status status) {
@@ -179,7 +215,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
     }
     if (!queue_.empty()) {
       writing_ = true;
-      StartWrite(&queue_.front());
+      written_ = Encode(queue_.front());
+      StartWrite(&written_);
     } else if (finish_.has_value()) {
       finished_ = true;
       Finish(ToGrpcStatus(*finish_));
@@ -190,12 +227,14 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
   Core* const core_;
   grpc::CallbackServerContext* const context_;
   const PeerCredentials peer_;
+  const std::shared_ptr<DecodedMemory> decoded_;
   const std::shared_ptr<Stream> stream_;
   uint64_t session_id_ = 0;
-  v1::SessionRequest request_;
+  grpc::ByteBuffer bytes_;
   // Guarded. Order: Stream::mutex_ before mutex_.
   absl::Mutex mutex_;
   std::deque<v1::SessionEvent> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
+  grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
   grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -203,7 +242,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
 };
 
 // A stream that cannot be served.
-class RefusedReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent> {
+class RefusedReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit RefusedReactor(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
   void OnDone() override { delete this; }
@@ -211,49 +250,68 @@ class RefusedReactor final : public grpc::ServerBidiReactor<v1::SessionRequest, 
 
 }  // namespace
 
-grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* context,
-                                                  const v1::OpenJobRequest* request, v1::OpenJobResponse* response) {
+TrainerService::TrainerService(Core* core, const PeerRegistry* peers)
+    : core_(core), peers_(peers), decoded_(std::make_shared<DecodedMemory>(kMaxDecodedBytesPerUid)) {}
+
+grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                                  grpc::ByteBuffer* response) {
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
   }
+  v1::OpenJobRequest request;
+  absl::StatusOr<DecodedMemory::Hold> hold = DecodeFor("open job", *bytes, kJobMessage, peer->uid, *decoded_, &request);
+  if (!hold.ok()) {
+    return FinishNow(context, hold.status());
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->OpenJob(*peer, *request, MakeDone(reactor, response));
+  core_->OpenJob(*peer, std::move(request),
+                 [hold = *std::move(hold), done = MakeDone<v1::OpenJobResponse>(reactor, response)](
+                     absl::StatusOr<v1::OpenJobResponse> result) { done(std::move(result)); });
   return reactor;
 }
 
 grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext* context,
-                                                     const v1::AttachRankRequest* request,
-                                                     v1::AttachRankResponse* response) {
+                                                     const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
   }
+  v1::AttachRankRequest request;
+  if (absl::Status status = DecodeWithin("attach rank", *bytes, kSmallMessage, &request); !status.ok()) {
+    return FinishNow(context, status);
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->AttachRank(*peer, peers_->DupPidfd(context->peer()), *request, MakeDone(reactor, response));
+  core_->AttachRank(*peer, peers_->DupPidfd(context->peer()), std::move(request),
+                    MakeDone<v1::AttachRankResponse>(reactor, response));
   return reactor;
 }
 
-grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context,
-                                                   const v1::CloseJobRequest* request, v1::CloseJobResponse* response) {
+grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                                   grpc::ByteBuffer* response) {
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
   }
+  v1::CloseJobRequest request;
+  if (absl::Status status = DecodeWithin("close job", *bytes, kSmallMessage, &request); !status.ok()) {
+    return FinishNow(context, status);
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->CloseJob(*peer, request->job_id(), [done = MakeDone(reactor, response)](const absl::Status& status) {
-    done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
-  });
+  core_->CloseJob(*peer, request.job_id(),
+                  [done = MakeDone<v1::CloseJobResponse>(reactor, response)](absl::Status status) {
+                    done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
+                  });
   return reactor;
 }
 
-grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* TrainerService::Session(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainerService::Session(
     grpc::CallbackServerContext* context) {
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
   if (!peer.ok()) {
     return new RefusedReactor(peer.status());
   }
-  return new SessionReactor(core_, context, *peer);
+  return new SessionReactor(core_, context, *peer, decoded_);
 }
 
 }  // namespace shardd

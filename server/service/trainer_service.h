@@ -1,30 +1,39 @@
 #ifndef SHARDD_SERVER_SERVICE_TRAINER_SERVICE_H_
 #define SHARDD_SERVER_SERVICE_TRAINER_SERVICE_H_
 
+#include <memory>
+
 #include "server/job/core.h"
+#include "server/service/message.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/trainer.grpc.pb.h"
 
 namespace shardd {
 
+// Every method takes its requests as bytes (message.h).
+using RawTrainerService = v1::TrainerService::WithRawCallbackMethod_OpenJob<
+    v1::TrainerService::WithRawCallbackMethod_AttachRank<v1::TrainerService::WithRawCallbackMethod_Session<
+        v1::TrainerService::WithRawCallbackMethod_CloseJob<v1::TrainerService::Service>>>>;
+
 // shardd.v1.TrainerService over the core: finds out who calls, hands on, answers. Thread-safe. Callers that did not
 // come through the listener's Unix socket are refused: without SO_PEERCRED there is no owner for a job.
-class TrainerService final : public v1::TrainerService::CallbackService {
+class TrainerService final : public RawTrainerService {
  public:
   // Both outlive the server.
-  TrainerService(Core* core, const PeerRegistry* peers) : core_(core), peers_(peers) {}
+  TrainerService(Core* core, const PeerRegistry* peers);
 
-  grpc::ServerUnaryReactor* OpenJob(grpc::CallbackServerContext* context, const v1::OpenJobRequest* request,
-                                    v1::OpenJobResponse* response) override;
-  grpc::ServerUnaryReactor* AttachRank(grpc::CallbackServerContext* context, const v1::AttachRankRequest* request,
-                                       v1::AttachRankResponse* response) override;
-  grpc::ServerUnaryReactor* CloseJob(grpc::CallbackServerContext* context, const v1::CloseJobRequest* request,
-                                     v1::CloseJobResponse* response) override;
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* OpenJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* AttachRank(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(grpc::CallbackServerContext* context) override;
 
  private:
   Core* const core_;
   const PeerRegistry* const peers_;
+  const std::shared_ptr<DecodedMemory> decoded_;
 };
 
 }  // namespace shardd

@@ -1,5 +1,8 @@
 #include "tests/faults/bad_input.h"
 
+#include <cstdlib>
+#include <fstream>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
@@ -27,6 +30,15 @@ void BadInput::ExpectJobIntact() {
 }
 
 void BadInput::ExpectServesOthers() { ExpectAllOk(RunRanks(other_)); }
+
+int64_t BadInput::ResidentBytes() const {
+  std::ifstream status(absl::StrCat("/proc/", daemon_pid(), "/status"));
+  for (std::string line; std::getline(status, line);) {
+    if (absl::StartsWith(line, "VmRSS:")) return std::atoll(line.c_str() + 6) * 1024;
+  }
+  ADD_FAILURE() << "no VmRSS";
+  return 0;
+}
 
 void ExpectStatus(const absl::Status& status, absl::StatusCode code, const std::string& text) {
   EXPECT_EQ(status.code(), code) << status;

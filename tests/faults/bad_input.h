@@ -22,6 +22,8 @@ class BadInput : public e2e::Cluster {
   // It is what it was: the three steps that follow end where an undisturbed run of eight ends, bit for bit.
   void ExpectJobIntact();
   void ExpectServesOthers();
+  // What the daemon has in memory now.
+  int64_t ResidentBytes() const;
 
   e2e::Args job_ = {{"world", "1"}};
   e2e::Args other_ = {{"world", "1"}, {"name", "bystander"}, {"steps", "8"}};

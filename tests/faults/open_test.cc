@@ -56,6 +56,41 @@ TEST_F(BadInput, AMessageAboveTheLimitIsRefused) {
   ExpectJobIntact();
 }
 
+// Two bytes of a message may take a hundred in memory: what it has is counted before it is decoded.
+TEST_F(BadInput, AMessageOfCountlessEmptyParametersIsRefusedBeforeItIsDecoded) {
+  constexpr int kParameters = 16 << 20;
+  // Nothing near the 1.4 GiB that so many take; the message itself comes in several shapes.
+  constexpr int64_t kMostBytes = 256 << 20;
+  const auto field = [](int number, const std::string& bytes) {
+    std::string text(1, static_cast<char>(number << 3 | 2));
+    for (size_t left = bytes.size(); left > 0; left >>= 7) {
+      text += static_cast<char>((left & 127) | (left > 127 ? 128 : 0));
+    }
+    return text + bytes;
+  };
+  std::string parameters(2 * kParameters, '\0');
+  for (int i = 0; i < kParameters; ++i) parameters[2 * i] = v1::Module::kParametersFieldNumber << 3 | 2;
+  const std::string tree = field(v1::ModuleTree::kModulesFieldNumber, parameters);
+  const std::string message = field(v1::OpenJobRequest::kSpecFieldNumber, field(v1::JobSpec::kTreeFieldNumber, tree));
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    const int64_t before = ResidentBytes();
+    ExpectStatus(client.Call("/shardd.v1.TrainerService/OpenJob", message), absl::StatusCode::kResourceExhausted,
+                 "too many elements");
+    EXPECT_LT(ResidentBytes() - before, kMostBytes);  // what was once taken is seldom given back
+    // Where a name is expected, much less is read.
+    for (const char* method : {"TrainerService/AttachRank", "TrainerService/CloseJob", "JobsService/GetDaemon",
+                               "JobsService/ListRanks", "JobsService/ListEvents", "JobsService/CloseJobByName"}) {
+      ExpectStatus(client.Call(absl::StrCat("/shardd.v1.", method), message), absl::StatusCode::kResourceExhausted,
+                   "message is too large");
+      ExpectStatus(client.Call(absl::StrCat("/shardd.v1.", method), "\x0a\x7f"), absl::StatusCode::kInvalidArgument,
+                   "message is not a shardd.v1.");
+    }
+  }
+  ExpectJobIntact();
+}
+
 struct HostileSpec {
   const char* name;
   std::function<void(v1::JobSpec&)> change;

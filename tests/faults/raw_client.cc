@@ -77,21 +77,30 @@ absl::Status RawStream::End() {
   return aborted.ok() ? end : aborted;
 }
 
-RawClient::RawClient(const std::string& socket_path) : socket_path_(socket_path) {
+namespace {
+
+std::shared_ptr<grpc::Channel> ConnectAnew(const std::string& socket_path) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
   arguments.SetMaxReceiveMessageSize(-1);
-  const auto channel = grpc::CreateCustomChannel("unix:" + socket_path, grpc::InsecureChannelCredentials(), arguments);
-  stub_ = v1::TrainerService::NewStub(channel);
-  jobs_ = v1::JobsService::NewStub(channel);
+  return grpc::CreateCustomChannel("unix:" + socket_path, grpc::InsecureChannelCredentials(), arguments);
 }
 
-RawClient::RawClient(const std::string& socket_path, UniqueFd connected) : socket_path_(socket_path) {
+std::shared_ptr<grpc::Channel> ChannelOn(UniqueFd connected) {
   fcntl(connected.get(), F_SETFL, fcntl(connected.get(), F_GETFL) | O_NONBLOCK);
-  const auto channel = grpc::CreateInsecureChannelFromFd("shardd", connected.release());
-  stub_ = v1::TrainerService::NewStub(channel);
-  jobs_ = v1::JobsService::NewStub(channel);
+  return grpc::CreateInsecureChannelFromFd("shardd", connected.release());
 }
+
+}  // namespace
+
+RawClient::RawClient(const std::string& socket_path, const std::shared_ptr<grpc::Channel>& channel)
+    : socket_path_(socket_path),
+      stub_(v1::TrainerService::NewStub(channel)),
+      jobs_(v1::JobsService::NewStub(channel)),
+      generic_(std::make_unique<grpc::GenericStub>(channel)) {}
+RawClient::RawClient(const std::string& socket_path) : RawClient(socket_path, ConnectAnew(socket_path)) {}
+RawClient::RawClient(const std::string& socket_path, UniqueFd connected)
+    : RawClient(socket_path, ChannelOn(std::move(connected))) {}
 
 absl::StatusOr<v1::OpenJobResponse> RawClient::Open(const v1::OpenJobRequest& request) {
   grpc::ClientContext context;
@@ -127,6 +136,23 @@ absl::Status RawClient::Close(uint64_t job_id) {
   request.set_job_id(job_id);
   v1::CloseJobResponse response;
   return FromGrpcStatus(stub_->CloseJob(&context, request, &response));
+}
+
+absl::Status RawClient::Call(const std::string& method, const std::string& bytes) {
+  grpc::ClientContext context;
+  SetLimit(context);
+  const grpc::Slice slice(bytes);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  grpc::CompletionQueue queue;
+  const auto call = generic_->PrepareUnaryCall(&context, method, request, &queue);
+  grpc::Status status;
+  call->StartCall();
+  call->Finish(&response, &status, &status);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  return FromGrpcStatus(status);
 }
 
 absl::Status RawClient::Enter(const v1::JobSpec& spec, int rank) {

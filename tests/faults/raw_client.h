@@ -14,6 +14,7 @@
 #include "common/shm/fd_channel.h"
 #include "common/shm/session_view.h"
 #include "common/shm/slab.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 #include "shardd/v1/trainer.grpc.pb.h"
@@ -58,6 +59,8 @@ class RawClient {
   absl::StatusOr<v1::OpenJobResponse> Open(const v1::JobSpec& spec);
   absl::StatusOr<v1::AttachRankResponse> Attach(uint64_t job_id, int rank, bool replace = false);
   absl::Status Close(uint64_t job_id);
+  // Any method, "/shardd.v1.TrainerService/OpenJob", with any bytes.
+  absl::Status Call(const std::string& method, const std::string& bytes);
 
   // Open, attach, hello, map: a session of `rank` that can be misused.
   absl::Status Enter(const v1::JobSpec& spec, int rank);
@@ -80,9 +83,12 @@ class RawClient {
   bool Consumed();
 
  private:
+  RawClient(const std::string& socket_path, const std::shared_ptr<grpc::Channel>& channel);
+
   const std::string socket_path_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;
   std::unique_ptr<v1::JobsService::Stub> jobs_;
+  std::unique_ptr<grpc::GenericStub> generic_;
   v1::AttachRankResponse session_;
   ShardPlan plan_;
   SessionLayout layout_;

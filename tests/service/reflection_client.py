@@ -79,8 +79,14 @@ class Client:
         factory = message_factory.MessageFactory(self.pool)
         request = factory.GetPrototype(method.input_type)()
         for field in fields:
-            key, value = field.split("=", 1)
-            setattr(request, key, value)
+            # "a.b=1": nested; numbers as the field's type has them.
+            path, value = field.split("=", 1)
+            *parents, key = path.split(".")
+            target = request
+            for parent in parents:
+                target = getattr(target, parent)
+            kind = type(getattr(target, key))
+            setattr(target, key, kind(value) if kind in (int, float) else value)
         call = self.channel.unary_unary(
             f"/{service}/{method_name}",
             request_serializer=type(request).SerializeToString,

@@ -11,6 +11,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/service/service_fixture.h"
+#include "tests/testing/daemon_process.h"
+#include "tests/testing/files.h"
 
 namespace shardd {
 namespace {
@@ -20,32 +22,43 @@ using ::testing::HasSubstr;
 
 constexpr int kSkipped = 77;
 
-class ReflectionTest : public testing_service::ServiceTest {
- protected:
-  struct Result {
-    int exit_code = -1;
-    std::string output;
-  };
+struct Result {
+  int exit_code = -1;
+  std::string output;
+};
 
-  // Debian's python3: another one in PATH does not see the packaged modules.
-  Result Run(const std::string& arguments) {
-    const std::string command =
-        absl::StrCat("/usr/bin/python3 " SHARDD_SOURCE_DIR "/tests/service/reflection_client.py unix:", path(), " ",
-                     arguments, " 2>&1");
-    Result result;
-    FILE* pipe = ::popen(command.c_str(), "r");
-    if (pipe == nullptr) {
-      return result;
-    }
-    std::array<char, 4096> buffer;
-    size_t bytes;
-    while ((bytes = ::fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
-      result.output.append(buffer.data(), bytes);
-    }
-    const int status = ::pclose(pipe);
-    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+// Debian's python3: another one in PATH does not see the packaged modules.
+Result RunClient(const std::string& address, const std::string& arguments) {
+  const std::string command = absl::StrCat("/usr/bin/python3 " SHARDD_SOURCE_DIR "/tests/service/reflection_client.py ",
+                                           address, " ", arguments, " 2>&1");
+  Result result;
+  FILE* pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) {
     return result;
   }
+  std::array<char, 4096> buffer;
+  size_t bytes;
+  while ((bytes = ::fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
+    result.output.append(buffer.data(), bytes);
+  }
+  const int status = ::pclose(pipe);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+class ReflectionTest : public testing_service::ServiceTest {
+ protected:
+  Result Run(const std::string& arguments) { return RunClient("unix:" + path(), arguments); }
+};
+
+// The daemon itself: its trainer service has no fake behind it.
+class DaemonReflectionTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(daemon_.listened()) << testing::ReadWholeFile(daemon_.log()); }
+  Result Run(const std::string& arguments) { return RunClient(daemon_.address(), arguments); }
+
+  testing::TempDir dir_;
+  testing::DaemonProcess daemon_{dir_.path(), "cpu:1"};
 };
 
 #define RUN_OR_SKIP(result, arguments)                           \
@@ -70,6 +83,20 @@ TEST_F(ReflectionTest, JobsServiceIsDescribedAndCalled) {
   EXPECT_THAT(described.output, HasSubstr("ListRanks(shardd.v1.JobRef) -> shardd.v1.ListRanksResponse"));
   RUN_OR_SKIP(called, "call shardd.v1.JobsService ListRanks job=gpt");
   EXPECT_THAT(called.output, HasSubstr("\"last_command\": \"SubmitGradients layers.3\""));
+}
+
+TEST_F(DaemonReflectionTest, TrainerServiceIsDescribedAndRefusesAClientOfAnotherVersion) {
+  RUN_OR_SKIP(listed, "list");
+  EXPECT_THAT(listed.output, HasSubstr("shardd.v1.TrainerService"));
+  RUN_OR_SKIP(described, "describe shardd.v1.TrainerService");
+  EXPECT_THAT(described.output,
+              AllOf(HasSubstr("OpenJob(shardd.v1.OpenJobRequest) -> shardd.v1.OpenJobResponse"),
+                    HasSubstr("AttachRank(shardd.v1.AttachRankRequest) -> shardd.v1.AttachRankResponse"),
+                    HasSubstr("Session(shardd.v1.SessionRequest) -> shardd.v1.SessionEvent")));
+  const Result called =
+      Run("call shardd.v1.TrainerService OpenJob protocol_version=9999 spec.name=reflected spec.world_size=1");
+  EXPECT_NE(called.exit_code, 0);
+  EXPECT_THAT(called.output, AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("9999")));
 }
 
 TEST_F(ReflectionTest, HealthIsDescribedAndAnswersPerService) {

@@ -195,13 +195,22 @@ TEST_F(ShardctlTest, OneOfSeveralJobsMustBeNamed) {
 
 TEST_F(ShardctlTest, NoSuchJobIsExitCode3) {
   Start();
-  for (const char* command : {"job", "ranks", "groups", "params", "memory", "close"}) {
+  const std::pair<const char*, const char*> operations[] = {{"job", "show"},
+                                                            {"ranks", "list ranks of"},
+                                                            {"groups", "list groups of"},
+                                                            {"params", "list parameters of"},
+                                                            {"memory", "show memory of"},
+                                                            {"close", "close"}};
+  for (const auto& [command, operation] : operations) {
     const Output output = Run({command, "none"});
     EXPECT_EQ(output.exit_code, 3) << command;
     EXPECT_THAT(output.out, IsEmpty()) << command;
-    EXPECT_THAT(output.err, AllOf(HasSubstr("\"none\""), HasSubstr("no such job"))) << command;
+    EXPECT_EQ(output.err, absl::StrCat("shardctl: ", operation,
+                                       " job \"none\": no such job; `shardctl jobs` lists those that are there\n"));
   }
-  EXPECT_EQ(Run({"ranks"}).exit_code, 3) << "there is none to choose";
+  const Output none = Run({"ranks"});
+  EXPECT_EQ(none.exit_code, 3);
+  EXPECT_THAT(none.err, HasSubstr("choose job: there is none; "));
 }
 
 TEST_F(ShardctlTest, ErrorsOfTheDaemonAreExitCode1) {
@@ -233,14 +242,18 @@ TEST_F(ShardctlTest, HelpAndVersionNeedNoDaemon) {
 TEST_F(ShardctlTest, UnreachableDaemonIsExitCode4AndNamesTheSocket) {
   const Output output = Shardctl({"jobs", "--address", dir_.path() + "/none.sock"}, {}).Finish();
   EXPECT_EQ(output.exit_code, 4);
-  EXPECT_THAT(output.err, AllOf(HasSubstr(dir_.path() + "/none.sock"), HasSubstr("no daemon there")));
+  EXPECT_THAT(output.err,
+              AllOf(HasSubstr(dir_.path() + "/none.sock"),
+                    HasSubstr("no daemon there (No such file or directory); start one with `shardd --listen=unix:")));
 }
 
 TEST_F(ShardctlTest, DaemonThatDoesNotAnswerIsExitCode4) {
   std::vector<std::function<void()>> held;
   source_.delivery = [&held](std::function<void()> deliver) { held.push_back(std::move(deliver)); };
   Start();
-  EXPECT_EQ(Run({"jobs", "--timeout=0.2"}).exit_code, 4);
+  const Output output = Run({"jobs", "--timeout=0.2"});
+  EXPECT_EQ(output.exit_code, 4);
+  EXPECT_THAT(output.err, AllOf(HasSubstr(path()), HasSubstr("no answer within 200ms; ")));
 }
 
 TEST_F(ShardctlTest, AddressComesFromTheEnvironment) {
