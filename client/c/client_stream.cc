@@ -111,18 +111,21 @@ void ClientStream::Read() {
 absl::Status ClientStream::EndStatusLocked() const {
   if (aborted_.has_value()) {
     // A job that was closed is not there to attach to again; everything else is.
-    return aborted_->code() == static_cast<int>(absl::StatusCode::kNotFound) ? absl::NotFoundError(aborted_->message())
-                                                                             : absl::AbortedError(aborted_->message());
+    if (aborted_->code() == static_cast<int>(absl::StatusCode::kNotFound)) {
+      return absl::NotFoundError(absl::StrCat(aborted_->message(), "; attach anew for a new job of this name"));
+    }
+    return absl::AbortedError(
+        absl::StrCat(aborted_->message(), "; call shardd_reattach and go on after step ", aborted_->committed_step()));
   }
   if (!ended_) {
     return absl::OkStatus();
   }
   if (closed_here_) {
-    return absl::UnavailableError("session: it was closed by this process");
+    return absl::UnavailableError("session: it was closed by this process; call shardd_reattach");
   }
   switch (end_.error_code()) {
     case grpc::StatusCode::OK:
-      return absl::UnavailableError("session: the daemon has closed it");
+      return absl::UnavailableError("session: the daemon has closed it; call shardd_reattach");
     // gRPC's own ways to say that the other side is gone.
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::CANCELLED:

@@ -54,11 +54,14 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& i
     SHARDD_RETURN_IF_ERROR(interrupt.Check("connect"));
   }
   if (error != 0) {
-    const std::string text = absl::StrCat("connect \"", path, "\": no daemon there (", strerror(error), ")");
     if (error == EACCES || error == EPERM) {
-      return absl::PermissionDeniedError(text);
+      return absl::PermissionDeniedError(
+          absl::StrCat("connect \"", path, "\": this user may not (", strerror(error),
+                       "); be its owner or a member of the socket's group, or unset SHARDD_ADDRESS"));
     }
-    return absl::UnavailableError(text);
+    return absl::UnavailableError(absl::StrCat("connect \"", path, "\": no daemon there (", strerror(error),
+                                               "); start one with `shardd --listen=unix:", path,
+                                               "`, or unset SHARDD_ADDRESS to have one started"));
   }
   const timeval forever = {0, 0};
   (void)setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof(forever));

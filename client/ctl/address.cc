@@ -42,7 +42,9 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path) {
   if (!socket.valid() || ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) != 0 ||
       ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
       ::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) {
-    return absl::UnavailableError(std::strerror(errno));
+    const int error = errno;
+    return error == EACCES || error == EPERM ? absl::PermissionDeniedError(std::strerror(error))
+                                             : absl::UnavailableError(std::strerror(error));
   }
   return socket;
 }
@@ -68,8 +70,15 @@ absl::StatusOr<Connection> ConnectToDaemon(const std::string& address) {
     SHARDD_ASSIGN_OR_RETURN(std::string path, ParseUnixAddress(given));
     absl::StatusOr<UniqueFd> socket = Connect(path);
     if (!socket.ok()) {
-      return absl::UnavailableError(
-          absl::StrCat("connect \"", path, "\": no daemon there (", socket.status().message(), ")"));
+      if (absl::IsPermissionDenied(socket.status())) {
+        return absl::UnavailableError(
+            absl::StrCat("connect \"", path,
+                         "\": this user may not (Permission denied); be its owner or a member "
+                         "of the socket's group"));
+      }
+      return absl::UnavailableError(absl::StrCat("connect \"", path, "\": no daemon there (", socket.status().message(),
+                                                 "); start one with `shardd --listen=unix:", path,
+                                                 "`, or give the --address of one that runs"));
     }
     return Connection{std::move(path), *std::move(socket)};
   }

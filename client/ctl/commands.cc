@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/ctl/address.h"
 #include "client/ctl/views.h"
 #include "common/status/grpc_status.h"
@@ -72,13 +73,13 @@ class Executor {
       case Command::kJob:
         return ShowJob();
       case Command::kRanks:
-        return AnswerOfJob<v1::ListRanksResponse>(&Stub::ListRanks);
+        return AnswerOfJob<v1::ListRanksResponse>("list ranks of", &Stub::ListRanks);
       case Command::kGroups:
-        return AnswerOfJob<v1::ListGroupsResponse>(&Stub::ListGroups);
+        return AnswerOfJob<v1::ListGroupsResponse>("list groups of", &Stub::ListGroups);
       case Command::kParams:
-        return AnswerOfJob<v1::ListParametersResponse>(&Stub::ListParameters);
+        return AnswerOfJob<v1::ListParametersResponse>("list parameters of", &Stub::ListParameters);
       case Command::kMemory:
-        return AnswerOfJob<v1::Memory>(&Stub::GetMemory);
+        return AnswerOfJob<v1::Memory>("show memory of", &Stub::GetMemory);
       case Command::kClose:
         return Close();
       case Command::kHelp:
@@ -97,8 +98,20 @@ class Executor {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
     Response response;
-    SHARDD_RETURN_IF_ERROR(FromGrpcStatus((stub_.get()->*method)(&context, request, &response)));
-    return response;
+    const absl::Status status = FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
+    switch (status.code()) {
+      case absl::StatusCode::kOk:
+        return response;
+      case absl::StatusCode::kDeadlineExceeded:
+        return absl::DeadlineExceededError(absl::StrCat("ask daemon \"", address_, "\": no answer within ",
+                                                        absl::FormatDuration(options_.timeout),
+                                                        "; see what its process does, or give a longer --timeout"));
+      case absl::StatusCode::kUnavailable:
+        return absl::UnavailableError(
+            absl::StrCat("ask daemon \"", address_, "\": it is gone (", status.message(), "); see its log"));
+      default:
+        return status;
+    }
   }
 
   absl::StatusOr<std::string> Json(const google::protobuf::Message& message) const {
@@ -112,10 +125,16 @@ class Executor {
   }
 
   template <typename Response>
-  absl::StatusOr<std::string> AnswerOfJob(Method<Response, v1::JobRef> method) {
+  absl::StatusOr<std::string> AnswerOfJob(const char* operation, Method<Response, v1::JobRef> method) {
     v1::JobRef request;
     SHARDD_ASSIGN_OR_RETURN(*request.mutable_job(), JobName());
-    return Answer<Response>(method, request);
+    absl::StatusOr<std::string> answer = Answer<Response>(method, request);
+    return absl::IsNotFound(answer.status()) ? NoSuchJob(operation, request.job()) : std::move(answer);
+  }
+
+  static absl::Status NoSuchJob(const char* operation, const std::string& name) {
+    return absl::NotFoundError(
+        absl::StrCat(operation, " job \"", name, "\": no such job; `shardctl jobs` lists those that are there"));
   }
 
   // The one that was named, or the only one.
@@ -126,7 +145,7 @@ class Executor {
     SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs,
                             Call<v1::ListJobsResponse>(&v1::JobsService::Stub::ListJobs, v1::ListJobsRequest()));
     if (jobs.jobs().empty()) {
-      return absl::NotFoundError("choose job: there is none");
+      return absl::NotFoundError("choose job: there is none; the first trainer that attaches makes one");
     }
     if (jobs.jobs_size() > 1) {
       return absl::InvalidArgumentError(
@@ -147,7 +166,7 @@ class Executor {
         return options_.json ? Json(job) : Show(job, view_);
       }
     }
-    return absl::NotFoundError(absl::StrCat("find job \"", name, "\": no such job"));
+    return NoSuchJob("show", name);
   }
 
   absl::StatusOr<std::string> Close() {
@@ -156,7 +175,7 @@ class Executor {
     SHARDD_ASSIGN_OR_RETURN(const v1::CloseJobByNameResponse response,
                             Call<v1::CloseJobByNameResponse>(&v1::JobsService::Stub::CloseJobByName, request));
     if (!response.existed()) {
-      return absl::NotFoundError(absl::StrCat("close job \"", options_.job, "\": no such job"));
+      return NoSuchJob("close", options_.job);
     }
     return options_.json ? Json(response) : absl::StatusOr<std::string>(absl::StrCat("closed ", options_.job, "\n"));
   }

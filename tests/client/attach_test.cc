@@ -104,6 +104,24 @@ TEST(Attach, ReattachOfALivingSessionIsRefused) {
   EXPECT_C_ERROR(shardd_reattach(rank.job()), kFailedPrecondition, "alive");
 }
 
+TEST(Attach, WhereNobodyListensTheErrorSaysHowToGetADaemon) {
+  TempDir dir;
+  Rank rank;
+  EXPECT_C_ERROR(rank.Attach("unix:" + dir.File("none.sock"), SmallSpec("job", 1), 0), kUnavailable,
+                 "none.sock\": no daemon there (No such file or directory); start one with `shardd --listen=unix:" +
+                     dir.File("none.sock"));
+}
+
+TEST(Attach, AJobThatIsClosedIsGoneAndTheErrorSaysSo) {
+  Daemon daemon;
+  Rank rank;
+  ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
+  CloseJob(daemon.address(), "job");
+  ASSERT_TRUE(Eventually([&] { return Result(shardd_backward_done(rank.job(), 0)).code() == kNotFound; }));
+  EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kNotFound, "; attach anew");
+  EXPECT_C_ERROR(shardd_reattach(rank.job()), kNotFound, "; attach anew");
+}
+
 TEST(Attach, ADeadDaemonIsUnavailableWithinASecondAndItsSuccessorIsFound) {
   Daemon daemon;
   Rank rank;
@@ -157,7 +175,11 @@ TEST(Attach, AnAbortIsStickyAndSaysWho) {
   ASSERT_C_OK(lost.Attach(daemon.address(), SmallSpec("job", 2), 1));
   ForEachRank(2, [&](int rank) {
     if (rank == 0) {
-      EXPECT_C_ERROR(shardd_commit_parameters(survivor.job()), kAborted, "rank");
+      const Result aborted = shardd_commit_parameters(survivor.job());
+      EXPECT_EQ(aborted.code(), kAborted) << aborted;
+      // Who, and what to do.
+      EXPECT_NE(aborted.message().find("rank=1"), std::string::npos) << aborted;
+      EXPECT_NE(aborted.message().find("; call shardd_reattach and go on after step 0"), std::string::npos) << aborted;
     } else {
       // Once rank 0's command has arrived it waits for this rank.
       EXPECT_TRUE(Eventually([&] { return LastCommand(daemon.address(), "job", 0) == "CommitParameters"; }));

@@ -1,0 +1,151 @@
+// The C ABI: what changes the job.
+
+#include <utility>
+
+#include "client/c/api_internal.h"
+
+namespace shardd::api {
+namespace {
+
+absl::Status Step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count, double max_grad_norm,
+                  double loss_scale, const void* state, size_t state_bytes) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("step", job));
+  if (group_count < 0 || (group_count > 0 && groups == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat("step: groups do not fit their number (got ", group_count, " of ",
+                                                   groups == nullptr ? "NULL" : "them", ")"));
+  }
+  if (state_bytes > 0 && state == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("step: state is NULL (got ", state_bytes, " bytes)"));
+  }
+  v1::Step step;
+  for (int32_t i = 0; i < group_count; ++i) {
+    v1::HyperParameters* out = step.add_groups();
+    out->set_lr(groups[i].lr);
+    out->set_weight_decay(groups[i].weight_decay);
+    out->set_beta1(groups[i].beta1);
+    out->set_beta2(groups[i].beta2);
+    out->set_eps(groups[i].eps);
+    out->set_momentum(groups[i].momentum);
+    out->set_dampening(groups[i].dampening);
+    out->set_nesterov(groups[i].nesterov != 0);
+  }
+  step.set_max_grad_norm(max_grad_norm);
+  step.set_loss_scale(loss_scale);
+  return job->impl->Step(std::move(step), absl::string_view(static_cast<const char*>(state), state_bytes));
+}
+
+absl::Status WaitStep(shardd_job* job, shardd_step_result* result) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("wait_step", job));
+  if (result != nullptr) {
+    SHARDD_RETURN_IF_ERROR(CheckStruct("wait_step", result));
+  }
+  SHARDD_ASSIGN_OR_RETURN(const StepResult got, job->impl->WaitStep());
+  if (result != nullptr) {
+    shardd_step_result value = {};
+    value.committed_step = got.committed_step;
+    value.grad_norm = got.grad_norm;
+    value.clip_factor = got.clip_factor;
+    value.skipped = got.skipped ? 1 : 0;
+    Fill(result, value);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace shardd::api
+
+namespace api = shardd::api;
+using api::ToC;
+
+extern "C" {
+
+shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first, int64_t numel) {
+  SHARDD_CHECKED(api::CheckParam("write_parameter", job, param), job->impl->WriteParameter(param, data, first, numel));
+}
+shardd_status* shardd_commit_parameters(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("commit_parameters", job), job->impl->CommitParameters());
+}
+
+shardd_status* shardd_unshard(shardd_job* job, int32_t group, shardd_phase phase) {
+  if (phase != SHARDD_FORWARD && phase != SHARDD_BACKWARD) {
+    return ToC(absl::InvalidArgumentError(
+        absl::StrCat("unshard: phase is out of range (got ", static_cast<int>(phase), ", want 1 or 2)")));
+  }
+  SHARDD_CHECKED(api::CheckGroup("unshard", job, group),
+                 job->impl->Unshard(group, phase == SHARDD_FORWARD ? shardd::HandleEvent::kUnshardForward
+                                                                   : shardd::HandleEvent::kUnshardBackward));
+}
+shardd_status* shardd_wait_unshard(shardd_job* job, int32_t group) {
+  SHARDD_CHECKED(api::CheckGroup("wait_unshard", job, group), job->impl->WaitUnshard(group));
+}
+const void* shardd_parameter_data(const shardd_job* job, int32_t param) {
+  return api::ParamIsUsable(job, param) ? job->impl->ParameterData(param) : nullptr;
+}
+shardd_status* shardd_reshard(shardd_job* job, int32_t group) {
+  SHARDD_CHECKED(api::CheckGroup("reshard", job, group), job->impl->Reshard(group));
+}
+
+shardd_status* shardd_wait_gradient_slot(shardd_job* job, int32_t group) {
+  SHARDD_CHECKED(api::CheckGroup("wait_gradient_slot", job, group), job->impl->WaitGradientSlot(group));
+}
+void* shardd_gradient_data(const shardd_job* job, int32_t param) {
+  return api::ParamIsUsable(job, param) ? job->impl->GradientData(param) : nullptr;
+}
+shardd_status* shardd_submit_gradients(shardd_job* job, int32_t group, const uint8_t* present, const uint8_t* fresh) {
+  SHARDD_CHECKED(api::CheckGroup("submit_gradients", job, group), job->impl->SubmitGradients(group, present, fresh));
+}
+shardd_status* shardd_backward_done(shardd_job* job, int last) {
+  SHARDD_CHECKED(api::CheckJob("backward_done", job), job->impl->BackwardDone(last != 0));
+}
+
+const void* shardd_stored_parameter_data(const shardd_job* job, int32_t param) {
+  return api::ParamIsUsable(job, param) ? job->impl->StoredParameterData(param) : nullptr;
+}
+void* shardd_gradient_shard_data(const shardd_job* job, int32_t param) {
+  return api::ParamIsUsable(job, param) ? job->impl->GradientShardData(param) : nullptr;
+}
+shardd_status* shardd_wait_gradients(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("wait_gradients", job), job->impl->WaitGradients());
+}
+shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes) {
+  SHARDD_CHECKED(api::CheckJob("enter_pass", job),
+                 state == nullptr && state_bytes > 0
+                     ? absl::InvalidArgumentError("enter_pass: state is NULL with state_bytes above 0")
+                     : job->impl->EnterPass(stepped != 0, {static_cast<const char*>(state), state_bytes}));
+}
+shardd_status* shardd_leave_pass(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("leave_pass", job), job->impl->LeavePass());
+}
+shardd_status* shardd_open_window(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("open_window", job), job->impl->OpenWindow());
+}
+shardd_status* shardd_watch_writes(shardd_job* job, int on) {
+  SHARDD_CHECKED(api::CheckJob("watch_writes", job), job->impl->WatchWrites(on != 0));
+}
+void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state) {
+  return api::ParamIsUsable(job, param) ? job->impl->OptimizerStateData(param, state) : nullptr;
+}
+shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
+                           double max_grad_norm, const void* state, size_t state_bytes) {
+  return ToC(api::Step(job, groups, group_count, max_grad_norm, 0, state, state_bytes));
+}
+shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* options) {
+  if (absl::Status status = api::CheckStruct("step_with", options); !status.ok()) {
+    return ToC(status);
+  }
+  return ToC(api::Step(job, options->groups, options->group_count, options->max_grad_norm, options->loss_scale,
+                       options->state, options->state_bytes));
+}
+shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result) { return ToC(api::WaitStep(job, result)); }
+
+shardd_status* shardd_enter_full_params(shardd_job* job, int writeback) {
+  SHARDD_CHECKED(api::CheckJob("enter_full_params", job), job->impl->EnterFullParams(writeback != 0));
+}
+const void* shardd_full_parameter_data(const shardd_job* job, int32_t param) {
+  return api::ParamIsUsable(job, param) ? job->impl->FullParameterData(param) : nullptr;
+}
+shardd_status* shardd_leave_full_params(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("leave_full_params", job), job->impl->LeaveFullParams());
+}
+
+}  // extern "C"

@@ -1,0 +1,142 @@
+// The C ABI: what is asked of an attached rank and of a spec, and answered without changing anything.
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <string>
+#include <vector>
+
+#include "client/c/api_internal.h"
+#include "client/c/spec_json.h"
+
+namespace shardd::api {
+namespace {
+
+absl::Status JobInfo(const shardd_job* job, shardd_job_info* info) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("get_job_info", job));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("get_job_info", info));
+  ClientJob& impl = *job->impl;
+  shardd_job_info value = {};
+  value.rank = impl.rank();
+  value.world_size = impl.plan().world_size;
+  value.group_count = static_cast<int32_t>(impl.plan().groups.size());
+  value.param_count = static_cast<int32_t>(impl.plan().params.size());
+  value.epoch = impl.epoch();
+  value.committed_step = impl.committed_step();
+  value.version = impl.expected_version();
+  value.created = impl.created() ? 1 : 0;
+  value.device = impl.device().c_str();
+  value.address = impl.address().c_str();
+  Fill(info, value);
+  return absl::OkStatus();
+}
+
+absl::Status GroupInfo(const shardd_job* job, int32_t index, shardd_group_info* info) {
+  SHARDD_RETURN_IF_ERROR(CheckGroup("get_group_info", job, index));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("get_group_info", info));
+  const GroupPlan& group = job->impl->plan().groups[static_cast<size_t>(index)];
+  shardd_group_info value = {};
+  value.name = group.name.c_str();
+  value.param_count = static_cast<int32_t>(group.params.size());
+  value.params = group.params.data();
+  value.reshard_after_forward = group.reshard_after_forward ? 1 : 0;
+  value.trainable = group.gradient_slot >= 0 ? 1 : 0;
+  value.depth = group.depth;
+  value.numel = group.numel;
+  value.also_unshard_count = static_cast<int32_t>(group.also_unshards.size());
+  value.also_unshards = group.also_unshards.data();
+  Fill(info, value);
+  return absl::OkStatus();
+}
+
+absl::Status ParamInfo(const shardd_job* job, int32_t index, shardd_param_info* info) {
+  SHARDD_RETURN_IF_ERROR(CheckParam("get_param_info", job, index));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("get_param_info", info));
+  const ShardPlan& plan = job->impl->plan();
+  const ParamPlan& param = plan.params[static_cast<size_t>(index)];
+  const std::vector<const char*>& aliases = job->aliases[static_cast<size_t>(index)];
+  shardd_param_info value = {};
+  value.fqn = param.fqn.c_str();
+  value.alias_count = static_cast<int32_t>(aliases.size());
+  value.aliases = aliases.data();
+  value.ndim = static_cast<int32_t>(param.shape.size());
+  value.shape = param.shape.data();
+  value.numel = param.numel;
+  value.dtype = static_cast<int32_t>(param.dtype);
+  value.unsharded_dtype = static_cast<int32_t>(plan.flat_params[static_cast<size_t>(param.flat_param)].unsharded_dtype);
+  value.requires_grad = param.requires_grad ? 1 : 0;
+  value.group = param.group;
+  value.index_in_group = param.index_in_group;
+  value.flat_param = param.flat_param;
+  value.offset_numel = param.offset;
+  value.optimizer_group = param.optimizer_group;
+  Fill(info, value);
+  return absl::OkStatus();
+}
+
+absl::Status PlanJson(const char* spec_json, char** json) {
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("plan_json", "json", json));
+  *json = nullptr;
+  SHARDD_RETURN_IF_ERROR(CheckNotForked("plan_json"));
+  SHARDD_ASSIGN_OR_RETURN(const LaunchEnvironment environment, ReadLaunchEnvironment());
+  SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, ParseSpecJson(spec_json, environment));
+  SHARDD_ASSIGN_OR_RETURN(const ShardPlan plan, PlanShards(spec));
+  const std::string text = PlanToJson(spec, plan);
+  *json = strdup(text.c_str());
+  return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("plan_json: out of memory");
+}
+
+absl::Status DescribeJob(shardd_job* job, char** json) {
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("describe_job", "json", json));
+  *json = nullptr;
+  SHARDD_RETURN_IF_ERROR(CheckJob("describe_job", job));
+  SHARDD_ASSIGN_OR_RETURN(const std::string text, job->impl->DescribeJson());
+  *json = strdup(text.c_str());
+  return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("describe_job: out of memory");
+}
+
+absl::Status GetCounters(const shardd_job* job, shardd_counters* counters) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("get_counters", job));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("get_counters", counters));
+  const SessionCounters session = job->impl->counters();
+  shardd_counters value = {};
+  value.commands = job->impl->commands();
+  value.doorbells = session.doorbells;
+  value.waits = session.waits;
+  value.wait_ns = session.wait_ns;
+  Fill(counters, value);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace shardd::api
+
+namespace api = shardd::api;
+using api::ToC;
+
+extern "C" {
+
+shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_info* info) {
+  return ToC(api::JobInfo(job, info));
+}
+shardd_status* shardd_get_group_info(const shardd_job* job, int32_t group, shardd_group_info* info) {
+  return ToC(api::GroupInfo(job, group, info));
+}
+shardd_status* shardd_get_param_info(const shardd_job* job, int32_t param, shardd_param_info* info) {
+  return ToC(api::ParamInfo(job, param, info));
+}
+int32_t shardd_find_param(const shardd_job* job, const char* fqn) {
+  return fqn == nullptr || !api::IsUsable(job) ? -1 : job->impl->plan().FindParam(fqn);
+}
+int32_t shardd_find_group(const shardd_job* job, const char* name) {
+  return name == nullptr || !api::IsUsable(job) ? -1 : job->impl->plan().FindGroup(name);
+}
+
+shardd_status* shardd_plan_json(const char* spec_json, char** json) { return ToC(api::PlanJson(spec_json, json)); }
+void shardd_string_free(char* text) { free(text); }
+shardd_status* shardd_describe_job(shardd_job* job, char** json) { return ToC(api::DescribeJob(job, json)); }
+shardd_status* shardd_get_counters(const shardd_job* job, shardd_counters* counters) {
+  return ToC(api::GetCounters(job, counters));
+}
+
+}  // extern "C"
