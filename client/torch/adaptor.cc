@@ -2,18 +2,9 @@
 
 #include "client/torch/autograd_nodes.h"
 #include "client/torch/job_spec.h"
-#include "client/torch/no_throw.h"
+#include "client/torch/status_error.h"
 
 namespace shardd {
-namespace {
-
-void Check(Status status) {
-  if (!status.ok()) {
-    throw StatusError(std::move(status));
-  }
-}
-
-}  // namespace
 
 Status ShardedModule::Shard(std::shared_ptr<torch::nn::Module> module, const ShardOptions& options,
                             std::unique_ptr<ShardedModule>* sharded) {
@@ -102,12 +93,12 @@ void ShardedModule::Backward(const at::Tensor& loss, bool last) {
   BackwardDone(last);
 }
 
-void ShardedModule::BackwardDone(bool last) { Check(state_->BackwardDone(last)); }
+void ShardedModule::BackwardDone(bool last) { internal::ThrowIfError(state_->BackwardDone(last)); }
 
 void ShardedModule::Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm,
                          const std::string& trainer_state) {
-  Check(state_->ReshardAll());  // forwards that had no backward may hold something still
-  Check(state_->job()->Step(groups, max_grad_norm, trainer_state));
+  internal::ThrowIfError(state_->ReshardAll());  // forwards that had no backward may hold something still
+  internal::ThrowIfError(state_->job()->Step(groups, max_grad_norm, trainer_state));
 }
 
 Status ShardedModule::Try(const std::function<void()>& body) {

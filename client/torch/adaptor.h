@@ -29,6 +29,8 @@
 // Not supported: activation recomputation, double backward, changing requires_grad after Shard.
 // Errors: torch code is exception code, so Run, Backward, BackwardDone and Step throw StatusError; Try turns that into
 // its Status. Everything else returns Status and throws nothing.
+// Interrupts: every wait in here ends with CANCELLED when the host says so (Job::SetProcessInterrupt). A pass that
+// ended so is not taken up again: the trainer ends, and its replacement goes on at the committed step.
 // Threads: as a shardd_job, one thread at a time; the backward of CPU tensors runs on the calling thread.
 
 #include <torch/nn/module.h>

@@ -11,6 +11,10 @@
 //   EndBackward    (node) submit, reshard
 // and BackwardDone() does what is left: groups whose inputs need no gradient have no node, and the root has no end
 // before the end of backward.
+//
+//   sharded_state.cc            forward and backward: who holds which group unsharded
+//   sharded_state_gradients.cc  gradients into slots, the end of a backward
+//   sharded_state_attach.cc     the module and its job: parameters, first values, a new attachment, the end
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function.h>
@@ -22,8 +26,8 @@
 #include <vector>
 
 #include "client/cpp/shardd.h"
-#include "client/torch/no_throw.h"
 #include "client/torch/parameter_storage.h"
+#include "client/torch/status_error.h"
 
 namespace shardd {
 

@@ -111,6 +111,11 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SAN
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
   set_tests_properties(install/consumer PROPERTIES LABELS multiproc TIMEOUT 300 RUN_SERIAL ON)
 endif()
+if(TARGET shardd_torch AND TARGET shardd AND NOT SHARDD_SANITIZE)
+  add_test(NAME install/torch_consumer COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/torch_consumer_test.sh
+    ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
+  set_tests_properties(install/torch_consumer PROPERTIES LABELS multiproc TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+endif()
 if(TARGET gpt AND NOT SHARDD_SANITIZE)
   add_test(NAME install/quickstart COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/quickstart_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR}/bin)

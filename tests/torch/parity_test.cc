@@ -93,6 +93,13 @@ INSTANTIATE_TEST_SUITE_P(, TorchParity, testing::Values(
   Case{"ShardGradOp", {.ranks = 2, .strategy = "shard_grad_op", .accumulate = 2}},
   Case{"NoShard", {.ranks = 2, .strategy = "no_shard", .clip = 0.05}},
   Case{"NoShardDim0Tied", {.ranks = 3, .model = "tied", .strategy = "no_shard", .layout = "dim0"}},
+  // What FULL_SHARD does not do differently with more ranks: few steps are enough.
+  Case{"ShardGradOpOneRank", {.ranks = 1, .strategy = "shard_grad_op", .steps = 15, .accumulate = 2}},
+  Case{"ShardGradOpFourRanks",
+       {.ranks = 4, .model = "absent", .strategy = "shard_grad_op", .layout = "dim0", .steps = 15, .clip = 0.05}},
+  Case{"NoShardOneRank", {.ranks = 1, .model = "tied", .strategy = "no_shard", .steps = 15, .clip = 0.05}},
+  Case{"NoShardFourRanks",
+       {.ranks = 4, .model = "absent", .strategy = "no_shard", .steps = 15, .accumulate = 2, .clip = 0.05}},
   Case{"Tied", {.ranks = 2, .model = "tied"}},
   Case{"TiedShardGradOpDim0", {.ranks = 3, .model = "tied", .strategy = "shard_grad_op", .layout = "dim0"}},
   Case{"Frozen", {.ranks = 2, .model = "frozen", .clip = 0.05}},

@@ -1,5 +1,5 @@
-#ifndef SHARDD_CLIENT_TORCH_NO_THROW_H_
-#define SHARDD_CLIENT_TORCH_NO_THROW_H_
+#ifndef SHARDD_CLIENT_TORCH_STATUS_ERROR_H_
+#define SHARDD_CLIENT_TORCH_STATUS_ERROR_H_
 
 #include <c10/util/Exception.h>
 
@@ -25,6 +25,12 @@ class StatusError : public std::runtime_error {
 
 namespace internal {
 
+inline void ThrowIfError(Status status) {
+  if (!status.ok()) {
+    throw StatusError(std::move(status));
+  }
+}
+
 // The other way round, for functions that return Status and call torch, which throws: `body`'s Status, that of a
 // StatusError, or INTERNAL with what torch says and the `operation` in front ("copy full parameters").
 template <typename Body>
@@ -43,4 +49,4 @@ Status NoThrow(const char* operation, Body&& body) {
 }  // namespace internal
 }  // namespace shardd
 
-#endif  // SHARDD_CLIENT_TORCH_NO_THROW_H_
+#endif  // SHARDD_CLIENT_TORCH_STATUS_ERROR_H_
