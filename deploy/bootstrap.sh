@@ -4,6 +4,7 @@
 #
 #   system packages       with apt (as root; without root it prints the command to run and ends with status 1)
 #   torch, numpy          with pip into .venv of the project; the one libtorch that C++ and Python use
+#   Python's own tools    with pip into .venv: what tests/python and `pip install ./client/python` need
 #   .cache/pic            position independent objects for libshardd.so (deploy/pic_archives.sh)
 set -euo pipefail
 
@@ -28,7 +29,7 @@ packages=(
   libgrpc++-dev libgrpc-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev libssl-dev libc-ares-dev
   libre2-dev zlib1g-dev nlohmann-json3-dev grpc-proto
   # tests
-  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv python3-grpcio python3-protobuf
+  libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-grpcio python3-protobuf
 )
 
 missing=()
@@ -59,32 +60,42 @@ fi
 ((want_torch)) || exit 0
 venv=$root/.venv
 stamp=$venv/shardd-torch
-[[ -f $stamp && $(<"$stamp") == "$torch_version" ]] && exit 0
+tools=(pytest==9.2.0 ruff==0.17.5 mypy==2.4.1 scikit-build-core==1.1.2)
+tools_stamp=$venv/shardd-tools
+has() { [[ -f $1 && $(<"$1") == "$2" ]]; }  # stamp, what it says
+has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && exit 0
 
 # Debian's own interpreter: another python3 in PATH would not be the one whose ABI the wheel and the packages match.
 python=/usr/bin/python3
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
 log=$(mktemp)
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1; }
-# Plain `torch` on PyPI is the CUDA build with gigabytes of libraries. Without a GPU the CPU build is taken, from where
-# pip is configured to look or else from PyTorch's own index; what matters is the version, so the plain one is the last resort.
-echo "bootstrap: installing torch $torch_version and numpy into .venv"
-cpu_index=https://download.pytorch.org/whl/cpu
-if [[ -e /dev/nvidiactl ]]; then
-  pip install "torch==$torch_version" numpy && ok=1 || ok=0
-else
-  { pip install "torch==$torch_version+cpu" numpy ||
-    pip install --extra-index-url "$cpu_index" "torch==$torch_version+cpu" numpy ||
-    pip install "torch==$torch_version" numpy; } && ok=1 || ok=0
-fi
-if ((!ok)); then
+give_up() {
   tail -20 "$log" >&2
-  echo "bootstrap: install torch==$torch_version: pip returned an error (log: $log); --no-torch builds without it" >&2
-  exit 1
-fi
-"$venv/bin/python" -c "import torch; assert torch.__version__.split('+')[0] == '$torch_version', torch.__version__" || {
-  echo "bootstrap: import torch: does not work or is another version (want $torch_version; log: $log)" >&2
+  echo "bootstrap: install $1: pip returned an error (log: $log); --no-torch builds without it" >&2
   exit 1
 }
+if ! has "$stamp" "$torch_version"; then
+  # Plain `torch` on PyPI is the CUDA build with gigabytes of libraries. Without a GPU the CPU build is taken, from where
+  # pip is configured to look or else from PyTorch's own index; what matters is the version, so the plain one is the last resort.
+  echo "bootstrap: installing torch $torch_version and numpy into .venv"
+  cpu_index=https://download.pytorch.org/whl/cpu
+  if [[ -e /dev/nvidiactl ]]; then
+    pip install "torch==$torch_version" numpy || give_up "torch==$torch_version"
+  else
+    pip install "torch==$torch_version+cpu" numpy ||
+      pip install --extra-index-url "$cpu_index" "torch==$torch_version+cpu" numpy ||
+      pip install "torch==$torch_version" numpy || give_up "torch==$torch_version"
+  fi
+  "$venv/bin/python" -c "import torch; assert torch.__version__.split('+')[0] == '$torch_version', torch.__version__" || {
+    echo "bootstrap: import torch: does not work or is another version (want $torch_version; log: $log)" >&2
+    exit 1
+  }
+  echo "$torch_version" >"$stamp"
+fi
+if ! has "$tools_stamp" "${tools[*]}"; then
+  echo "bootstrap: installing ${tools[*]} into .venv"
+  pip install "${tools[@]}" || give_up "${tools[*]}"
+  echo "${tools[*]}" >"$tools_stamp"
+fi
 rm -f "$log"
-echo "$torch_version" >"$stamp"

@@ -5,7 +5,9 @@ and daemon) is the steadier one where the machine has other work, but it does no
 
   gpt_overhead.py --bin build/release/bin [--ranks 2] [--steps 12] [--rounds 3] [-- flags of gpt]
 """
+
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -29,17 +31,21 @@ def run(options, directory, name, extra, env):
     """Median seconds of a step over all ranks, and the trainers' CPU seconds of a step together."""
     outs = [f"{directory}/{name}.{rank}" for rank in range(options.ranks)]
     trainers = [
-        subprocess.Popen([f"{options.bin}/gpt", "--steps", str(options.steps), "--log_every", "0", "--out", out,
-                          "--job", name] + extra + options.flags,
-                         env=dict(env, RANK=str(rank), WORLD_SIZE=str(options.ranks)))
-        for rank, out in enumerate(outs)]
+        subprocess.Popen(
+            [f"{options.bin}/gpt", "--steps", str(options.steps), "--log_every", "0", "--out", out, "--job", name]
+            + extra
+            + options.flags,
+            env=dict(env, RANK=str(rank), WORLD_SIZE=str(options.ranks)),
+        )
+        for rank, out in enumerate(outs)
+    ]
     if any([trainer.wait() for trainer in trainers]):
         sys.exit(f"gpt_overhead.py: {name}: a trainer ended with an error")
     seconds, cpu = [], 0
     for out in outs:
         with open(out, encoding="utf-8") as file:
             lines = [line for line in map(json.loads, file) if "step" in line][WARM_UP_STEPS:]
-        seconds += [b["time"] - a["time"] for a, b in zip(lines, lines[1:])]
+        seconds += [b["time"] - a["time"] for a, b in itertools.pairwise(lines)]
         cpu += (lines[-1]["cpu_s"] - lines[0]["cpu_s"]) / (len(lines) - 1)
     return statistics.median(seconds), cpu
 
@@ -55,8 +61,15 @@ def main():
     directory = tempfile.mkdtemp(prefix="shardd-overhead-", dir="/dev/shm")
     socket = f"{directory}/socket"
     env = dict(os.environ, SHARDD_ADDRESS=f"unix:{socket}", OMP_NUM_THREADS="1")
-    daemon = subprocess.Popen([f"{options.bin}/shardd", f"--devices=cpu:{options.ranks}", f"--listen=unix:{socket}",
-                               f"--state_dir={directory}/state", "--log_level=error"])
+    daemon = subprocess.Popen(
+        [
+            f"{options.bin}/shardd",
+            f"--devices=cpu:{options.ranks}",
+            f"--listen=unix:{socket}",
+            f"--state_dir={directory}/state",
+            "--log_level=error",
+        ]
+    )
     try:
         end = time.monotonic() + DAEMON_LIMIT_S
         while not os.path.exists(socket) and daemon.poll() is None and time.monotonic() < end:
@@ -69,11 +82,16 @@ def main():
             daemon_cpu = (daemon_cpu_s(daemon.pid) - before) / options.steps
             ratios.append(shardd / floor)
             cpu_ratios.append((trainer_cpu + daemon_cpu) / floor_cpu)
-            print(f"round {number}: a step {floor * 1e3:.1f} ms floor, {shardd * 1e3:.1f} ms shardd, ratio {ratios[-1]:.3f}; "
-                  f"CPU {floor_cpu * 1e3:.1f} ms floor, {trainer_cpu * 1e3:.1f} + {daemon_cpu * 1e3:.1f} ms (trainers + "
-                  f"daemon), ratio {cpu_ratios[-1]:.3f}", flush=True)
-        print(f"step overhead, {options.ranks} ranks: ratio {statistics.median(ratios):.3f} (spread {min(ratios):.3f} to "
-              f"{max(ratios):.3f}), of CPU time {statistics.median(cpu_ratios):.3f}")
+            print(
+                f"round {number}: a step {floor * 1e3:.1f} ms floor, {shardd * 1e3:.1f} ms shardd, ratio {ratios[-1]:.3f}; "
+                f"CPU {floor_cpu * 1e3:.1f} ms floor, {trainer_cpu * 1e3:.1f} + {daemon_cpu * 1e3:.1f} ms (trainers + "
+                f"daemon), ratio {cpu_ratios[-1]:.3f}",
+                flush=True,
+            )
+        print(
+            f"step overhead, {options.ranks} ranks: ratio {statistics.median(ratios):.3f} (spread {min(ratios):.3f} to "
+            f"{max(ratios):.3f}), of CPU time {statistics.median(cpu_ratios):.3f}"
+        )
     finally:
         daemon.terminate()
         daemon.wait()

@@ -67,6 +67,7 @@ def shard(model: Any, modules: list[Any], impl: str) -> Any:
 def run_step(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
+
     from model import Gpt, batch, load_text
 
     layers, width, heads, size = SIZES[args.sizes[0]]

@@ -59,13 +59,18 @@ class Others:
         self.grpc = grpc
         # Our own messages once more, in the other protobuf.
         with tempfile.NamedTemporaryFile() as out:
-            subprocess.run(["protoc", "-I", proto_folder, "--include_imports", "--descriptor_set_out", out.name,
-                            "shardd/v1/jobs.proto"], check=True)
+            subprocess.run(
+                ["protoc", f"-I{proto_folder}", "--include_imports", f"-o{out.name}", "shardd/v1/jobs.proto"],
+                check=True,
+            )
             files = descriptor_pb2.FileDescriptorSet.FromString(out.read())
         pool = descriptor_pool.Default()
         for file in files.file:
             pool.Add(file)
-        find = lambda name: message_factory.MessageFactory(pool).GetPrototype(pool.FindMessageTypeByName(name))
+
+        def find(name):
+            return message_factory.MessageFactory(pool).GetPrototype(pool.FindMessageTypeByName(name))
+
         self.request = find("shardd.v1.ListJobsRequest")
         self.response = find("shardd.v1.ListJobsResponse")
         print("loaded torch", torch.__version__, "grpc", grpc.__version__, "protobuf", api_implementation.Type())
@@ -73,9 +78,11 @@ class Others:
     def list_jobs(self):
         """Calls the daemon with the other gRPC; the answer is parsed by the other protobuf."""
         with self.grpc.insecure_channel(address) as channel:
-            call = channel.unary_unary("/shardd.v1.JobsService/ListJobs",
-                                       request_serializer=self.request.SerializeToString,
-                                       response_deserializer=self.response.FromString)
+            call = channel.unary_unary(
+                "/shardd.v1.JobsService/ListJobs",
+                request_serializer=self.request.SerializeToString,
+                response_deserializer=self.response.FromString,
+            )
             jobs = call(self.request(), timeout=LIMIT_S).jobs
         again = self.response.FromString(self.response(jobs=jobs).SerializeToString())
         assert list(again.jobs) == list(jobs), "a message changes when it is written and parsed"
@@ -88,8 +95,13 @@ class Others:
         core.grpc_channel_create.restype = ctypes.c_void_p
         core.grpc_channel_create.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
         core.grpc_channel_check_connectivity_state.argtypes = [ctypes.c_void_p, ctypes.c_int]
-        core.grpc_channel_watch_connectivity_state.argtypes = [ctypes.c_void_p, ctypes.c_int, TimeSpec,
-                                                               ctypes.c_void_p, ctypes.c_void_p]
+        core.grpc_channel_watch_connectivity_state.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int,
+            TimeSpec,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
         core.grpc_channel_destroy.argtypes = [ctypes.c_void_p]
         core.grpc_completion_queue_create_for_next.restype = ctypes.c_void_p
         core.grpc_completion_queue_create_for_next.argtypes = [ctypes.c_void_p]
@@ -124,8 +136,16 @@ class Trainer:
         self.lib = ctypes.CDLL(library)
         self.lib.shardd_status_message.restype = ctypes.c_char_p
         self.lib.shardd_status_message.argtypes = [ctypes.c_void_p]
-        for name in ("attach", "write_parameter", "commit_parameters", "unshard", "wait_unshard", "reshard", "detach",
-                     "parameter_data"):
+        for name in (
+            "attach",
+            "write_parameter",
+            "commit_parameters",
+            "unshard",
+            "wait_unshard",
+            "reshard",
+            "detach",
+            "parameter_data",
+        ):
             getattr(self.lib, "shardd_" + name).restype = ctypes.c_void_p
         with open(spec_file, "rb") as file:
             spec = file.read()
@@ -151,8 +171,11 @@ torch, lib, job = others.torch, trainer.lib, trainer.job
 param = lib.shardd_find_param(job, b"a.weight")
 group = lib.shardd_find_group(job, b"a")
 values = torch.arange(FLOATS, dtype=torch.float32)
-trainer.check(lib.shardd_write_parameter(job, param, ctypes.c_void_p(values.data_ptr()), ctypes.c_int64(0),
-                                         ctypes.c_int64(FLOATS)))
+trainer.check(
+    lib.shardd_write_parameter(
+        job, param, ctypes.c_void_p(values.data_ptr()), ctypes.c_int64(0), ctypes.c_int64(FLOATS)
+    )
+)
 trainer.check(lib.shardd_commit_parameters(job))
 trainer.check(lib.shardd_unshard(job, group, 1))
 # Both at work in the midst of a pass.

@@ -8,12 +8,13 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import rank_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "client" / "python" / "src"
@@ -37,7 +38,7 @@ class Cluster:
         self.folder = folder
         self.port = free_port()
         self.environment = environment or {}
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, rank_server.Rank] = {}
 
     def start(
         self,
@@ -66,11 +67,7 @@ class Cluster:
             env.pop(name, None)
         env.update(self.environment)
         env.update(environment or {})
-        output = open(f"{self.folder}/{rank}.log", "ab")
-        self.processes[rank] = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "rank_main.py"), f"{self.folder}/{rank}"],
-            env=env, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
-        output.close()
+        self.processes[rank] = rank_server.start(f"{self.folder}/{rank}", f"{self.folder}/{rank}.log", env)
 
     def wait(self, limit_s: float, ranks: list[int] | None = None) -> dict[int, int]:
         """Exit statuses; a rank that is not done in time fails the test."""

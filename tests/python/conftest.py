@@ -27,10 +27,10 @@ def _daemon_binary() -> str:
 def daemon() -> Iterator[str]:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-test-") as folder:
         address = f"unix:{folder}/shardd.sock"
-        log = open(f"{folder}/log", "wb")
-        process = subprocess.Popen(
-            [_daemon_binary(), f"--listen={address}", "--devices=cpu:4", f"--state_dir={folder}/state"],
-            stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+        with open(f"{folder}/log", "wb") as log:
+            process = subprocess.Popen(
+                [_daemon_binary(), f"--listen={address}", "--devices=cpu:4", f"--state_dir={folder}/state"],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
         deadline = time.monotonic() + 20
         while not os.path.exists(f"{folder}/shardd.sock"):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -42,4 +42,17 @@ def daemon() -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(timeout=20)
-            log.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The line that .ci/run adds up."""
+
+    def count(*kinds: str) -> int:
+        return sum(len(terminalreporter.stats.get(kind, ())) for kind in kinds)
+
+    skipped = count("skipped", "xfailed")
+    terminalreporter.ensure_newline()
+    terminalreporter.write_line(
+        f"{count('passed')} passed, {count('failed', 'error', 'xpassed')} failed"
+        + (f", {skipped} skipped" if skipped else "")
+    )

@@ -1,4 +1,7 @@
-"""One rank of a test: runs the function that Cluster.start names and stores what it returns."""
+"""One rank of a test: runs the function that Cluster.start names and stores what it returns.
+
+With ``--serve`` a server of ranks: it has imported torch, and forks a process for every line it reads (rank_server.py).
+"""
 
 import importlib
 import json
@@ -7,7 +10,7 @@ import pickle
 import sys
 import warnings
 
-_path = sys.argv[1]
+_path = ""
 
 
 def report(**event: object) -> None:
@@ -39,4 +42,10 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.modules["rank_main"] = sys.modules["__main__"]
+    if sys.argv[1] == "--serve":
+        from rank_server import serve
+
+        _path = serve()  # returns in each rank
+    else:
+        _path = sys.argv[1]
     main()

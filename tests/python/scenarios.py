@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
+
 from models import Case, Model, batch, build, loss_of, shard
 from rank_main import report
-from torch import nn
 
 
 def _model(case: Case | None = None, lr: float = 1e-2) -> tuple[Model, Any]:
@@ -404,10 +405,11 @@ def train_and_be_killed(steps: int, path: str) -> dict[str, Any]:
 
 def survive_a_death(steps: int) -> dict[str, Any]:
     """The survivor of a killed rank goes on in its process: no collective of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     import shardd
     from shardd.torch import fully_shard, reattach, resume, ride
     from shardd.torch.optim import AdamW
-    from torch.distributed.device_mesh import init_device_mesh
 
     rank = int(os.environ["RANK"])
     dist.init_process_group("fake", rank=rank, world_size=2)

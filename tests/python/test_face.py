@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import scenarios
 import torch
+
+import scenarios
 from cluster import run_ranks
 
 

@@ -10,8 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import scenarios
 import torch
+
+import scenarios
 from cluster import PACKAGE, Cluster, free_port
 from models import Case, train_alone
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from cluster import run_ranks
 from models import Case, compare
 

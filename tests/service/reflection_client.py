@@ -3,6 +3,7 @@
 usage: reflection_client.py ADDRESS list | describe SYMBOL | call SERVICE METHOD [FIELD=VALUE]
 exit code 77: a module or file that it needs is not installed.
 """
+
 import os
 import subprocess
 import sys
@@ -46,7 +47,8 @@ class Client:
         self.stream = self.channel.stream_stream(
             "/" + package + "ServerReflection/ServerReflectionInfo",
             request_serializer=self.request_class.SerializeToString,
-            response_deserializer=response_class.FromString)
+            response_deserializer=response_class.FromString,
+        )
         self.pool = descriptor_pool.DescriptorPool()
         self.known = set()
 
@@ -90,7 +92,8 @@ class Client:
         call = self.channel.unary_unary(
             f"/{service}/{method_name}",
             request_serializer=type(request).SerializeToString,
-            response_deserializer=factory.GetPrototype(method.output_type).FromString)
+            response_deserializer=factory.GetPrototype(method.output_type).FromString,
+        )
         return json_format.MessageToJson(call(request, timeout=20), indent=0, preserving_proto_field_name=True)
 
 

@@ -6,6 +6,7 @@
   plot.py recovery RUN... --after TIME                        seconds from TIME to the first step with the replacement
 A RUN of several ranks is one file that they share, or FILE,FILE. A step that was run again counts once, as last run.
 """
+
 import argparse
 import json
 import sys
@@ -74,28 +75,38 @@ def svg_chart(curves, labels, events, width=860, height=420):
     def y_of(value):
         return top + (high - value) / max(high - low, 1e-12) * (height - top - bottom)
 
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-           f'font-size="12"><rect width="100%" height="100%" fill="white"/>']
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
     for i in range(6):
         value = low + (high - low) * i / 5
-        out.append(f'<line x1="{left}" x2="{width - right}" y1="{y_of(value):.1f}" y2="{y_of(value):.1f}" stroke="#ddd"/>'
-                   f'<text x="{left - 6}" y="{y_of(value) + 4:.1f}" text-anchor="end">{value:.2f}</text>')
+        out.append(
+            f'<line x1="{left}" x2="{width - right}" y1="{y_of(value):.1f}" y2="{y_of(value):.1f}" stroke="#ddd"/>'
+            f'<text x="{left - 6}" y="{y_of(value) + 4:.1f}" text-anchor="end">{value:.2f}</text>'
+        )
         step = first + (last - first) * i / 5
         out.append(f'<text x="{x_of(step):.1f}" y="{height - bottom + 18}" text-anchor="middle">{step:.0f}</text>')
-    out.append(f'<text x="{(left + width - right) / 2}" y="{height - 8}" text-anchor="middle">step</text>'
-               f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">loss</text>')
+    out.append(
+        f'<text x="{(left + width - right) / 2}" y="{height - 8}" text-anchor="middle">step</text>'
+        f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">loss</text>'
+    )
     for event in events:
         x = x_of(event["committed_step"])
-        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}" stroke="#c0392b" '
-                   f'stroke-dasharray="4 4"/><text x="{x + 4:.1f}" y="{top + 12}" fill="#c0392b">'
-                   f'rank {event["rank"]} {event["event"]}</text>')
+        out.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}" stroke="#c0392b" '
+            f'stroke-dasharray="4 4"/><text x="{x + 4:.1f}" y="{top + 12}" fill="#c0392b">'
+            f"rank {event['rank']} {event['event']}</text>"
+        )
     for index, (curve, label) in enumerate(zip(curves, labels)):
         path = " ".join(f"{x_of(step):.1f},{y_of(value):.1f}" for step, value in curve.items())
         colour = colours[index % len(colours)]
         style = "" if index == 0 else ' stroke-dasharray="6 3"'
-        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{style}/>'
-                   f'<text x="{width - right - 8}" y="{top + 16 + 16 * index}" text-anchor="end" '
-                   f'fill="{colour}">{label}</text>')
+        out.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{style}/>'
+            f'<text x="{width - right - 8}" y="{top + 16 + 16 * index}" text-anchor="end" '
+            f'fill="{colour}">{label}</text>'
+        )
     out.append("</svg>")
     return "\n".join(out) + "\n"
 
@@ -129,9 +140,11 @@ def compare(options):
                 worst, at = difference, step
     last = max(got)
     equal = worst <= options.tolerance
-    print(f"{len(got)} steps: losses {'equal within rounding' if equal else 'NOT EQUAL'}; largest relative difference "
-          f"{worst:.2e} (step {at}, bound {options.tolerance:.0e}); last loss {got[last][0]['loss']:.6f} sharded, "
-          f"{want[last][0]['loss']:.6f} unsharded")
+    print(
+        f"{len(got)} steps: losses {'equal within rounding' if equal else 'NOT EQUAL'}; largest relative difference "
+        f"{worst:.2e} (step {at}, bound {options.tolerance:.0e}); last loss {got[last][0]['loss']:.6f} sharded, "
+        f"{want[last][0]['loss']:.6f} unsharded"
+    )
     return 0 if equal else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,7 @@ class Gpt(nn.Module):
 def load_text() -> torch.Tensor:
     """The licence texts that every Debian system has, as 7-bit characters."""
     files = sorted({os.path.realpath(path) for path in glob.glob("/usr/share/common-licenses/*")})
-    raw = b"".join(open(path, "rb").read() for path in files)
+    raw = b"".join(Path(path).read_bytes() for path in files)
     return torch.tensor([byte & 127 for byte in raw], dtype=torch.long)
 
 

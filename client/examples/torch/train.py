@@ -16,6 +16,7 @@ import time
 
 import torch
 import torch.distributed as dist
+
 from model import Gpt, batch, load_text
 
 
