@@ -93,9 +93,14 @@ if ! has "$stamp" "$torch_version"; then
   }
   echo "$torch_version" >"$stamp"
 fi
+# Without them everything builds and runs; the tests of the package skip and say so.
 if ! has "$tools_stamp" "${tools[*]}"; then
   echo "bootstrap: installing ${tools[*]} into .venv"
-  pip install "${tools[@]}" || give_up "${tools[*]}"
-  echo "${tools[*]}" >"$tools_stamp"
+  if pip install "${tools[@]}"; then
+    echo "${tools[*]}" >"$tools_stamp"
+  else
+    tail -3 "$log" >&2
+    echo "bootstrap: install Python's tools: pip returned an error; tests/python is left out" >&2
+  fi
 fi
 rm -f "$log"
