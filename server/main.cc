@@ -77,6 +77,9 @@ absl::Status Run() {
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     // One uid's connections leave room for sessions (ten descriptors each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 4);
+    // Descriptors in flight are counted against the same limit, and half of it is enough for them.
+    listening.max_pending = std::min<size_t>(listening.max_pending, files.rlim_cur / 2 / kSessionFdCount);
+    listening.max_pending_per_uid = std::min(listening.max_pending_per_uid, listening.max_pending / 2);
   }
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
                           Listener::Create(

@@ -167,6 +167,12 @@ absl::Status SendFdReply(int socket, const absl::Status& status, const std::vect
   if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) {
     return absl::UnavailableError("send descriptors: the client has closed the connection");
   }
+  if (sent < 0 && errno == ETOOMANYREFS) {
+    return absl::ResourceExhaustedError(
+        "send descriptors: this user has as many in flight as it may have files open (RLIMIT_NOFILE); clients that do "
+        "not "
+        "read their answers hold them");
+  }
   if (sent != static_cast<ssize_t>(sizeof(wire) + text.size())) {
     return absl::InternalError(absl::StrCat("send descriptors: ", sent < 0 ? strerror(errno) : "short write", " (got ",
                                             sent, ", want ", sizeof(wire) + text.size(), " bytes)"));

@@ -59,7 +59,8 @@ absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_
 // this protocol: hang up. Descriptors beyond the one allowed are closed, and so is one that is no pidfd of the peer.
 absl::StatusOr<FdRequest> ReadFdRequest(int socket);
 // Sends status and descriptors (not consumed; -1: absent; none are sent with an error). Does not block: the answer fits
-// into an empty socket buffer.
+// into an empty socket buffer. Descriptors are in flight until the client reads the answer, whatever the sender closes;
+// RESOURCE_EXHAUSTED, and nothing is sent: the user of this process has too many of them.
 absl::Status SendFdReply(int socket, const absl::Status& status, const std::vector<int>& fds);
 
 struct PeerCredentials {

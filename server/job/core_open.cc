@@ -103,7 +103,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   struct Found {
     bool exists = false;
     std::shared_ptr<JobCore> other;  // of this name, with another plan
-    int64_t reserved_bytes = 0;      // planned for sessions of other jobs and not there yet
+    int64_t reserved_bytes = 0;      // promised to other jobs and not there yet
     v1::OpenJobResponse response;
     int jobs_of_uid = 0;
     int64_t bytes_of_uid = 0;
@@ -121,8 +121,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         Found result;
         ReviewJobs();
         for (const auto& [job_name, entry] : jobs_) {
-          result.reserved_bytes +=
-              (entry.job->plan()->world_size - entry.job->attached()) * entry.job->plan()->memory.session_bytes;
+          result.reserved_bytes += entry.job->reserved_bytes();
           if (entry.job->uid() == peer.uid) {
             ++result.jobs_of_uid;
             result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);

@@ -66,6 +66,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   Session* FindSession(uint64_t session_id) const;
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
   int attached() const;
+  // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback.
+  int64_t reserved_bytes() const;
   bool finished() const;  // every rank has said that it needs the job no more
   bool closed() const { return closed_; }
 

@@ -27,8 +27,11 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
                         want.kept_bytes + want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes +
                         want.session_bytes * static_cast<int64_t>(plan.world_size);
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
-  if (absl::Status status = CheckMemory(limits, tmpfs, memfd + reserved_bytes); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
+  const int64_t undo = WritebackUndoBytes(plan);
+  if (absl::Status status = CheckMemory(limits, tmpfs, memfd + undo + reserved_bytes); !status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,
+                                     " bytes for the undo of a writeback, ", reserved_bytes, " promised to others)"));
   }
   if (mkdir(directory.c_str(), 0700) != 0) {
     return absl::InternalError(absl::StrCat("open job \"", job, "\": mkdir ", directory, ": ", std::strerror(errno)));

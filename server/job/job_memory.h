@@ -13,13 +13,17 @@
 
 namespace shardd {
 
+// A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards. Every
+// job may write back, so it is admitted only where there is memory for that too; it is allocated as it is needed.
+inline int64_t WritebackUndoBytes(const ShardPlan& plan) { return plan.memory.shards_bytes; }
+
 // The slabs of one job, one per purpose. Immutable after Create; the bytes are written by the job's device work and, in
 // write windows and before version 1, by its core.
 class JobMemory {
  public:
-  // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan against free space,
-  // memory and cgroup limit, then allocates and populates. Blocks. `directory` is created (0700) for the job's tmpfs
-  // files and removed with them.
+  // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and the undo of a
+  // writeback against free space, memory and cgroup limit, then allocates and populates the plan. Blocks. `directory`
+  // is created (0700) for the job's tmpfs files and removed with them.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
                                                            const std::string& state_dir, const std::string& directory,
                                                            int64_t reserved_bytes = 0);

@@ -296,7 +296,8 @@ absl::Status JobCore::OnEnterFullParams(Session* session, bool writeback) {
                                     ranks_[other].writeback, " on rank ", other, ")"));
     }
   }
-  if (writeback) {  // old bytes are kept until the commit
+  if (writeback) {  // there was memory for the old bytes when the job opened; processes beside the daemon may have it
+                    // now
     SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
     if (absl::Status status = CheckMemory(limits, 0, plan_->memory.shards_bytes); !status.ok()) {
       return RankError(status.code(), rank, "EnterFullParams with writeback", status.message());

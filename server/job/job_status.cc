@@ -155,6 +155,11 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
   }
 }
 
+int64_t JobCore::reserved_bytes() const {
+  const int64_t kept = kept_ ? 0 : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
+  return (world_size() - attached()) * plan_->memory.session_bytes + kept + WritebackUndoBytes(*plan_);
+}
+
 void JobCore::DescribeMemory(v1::Memory* out) const {
   out->set_job(name());
   memory_->Describe(*plan_, out);
@@ -173,6 +178,7 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
     v1::Purpose* undo = out->add_purposes();
     undo->set_purpose("writeback undo");
     undo->set_backing("heap");
+    undo->set_planned_bytes(WritebackUndoBytes(*plan_));
     for (const auto& [chunk, bytes] : undo_) {
       undo->set_allocated_bytes(undo->allocated_bytes() + static_cast<int64_t>(bytes.size()));
     }

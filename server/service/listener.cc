@@ -15,7 +15,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -35,58 +34,6 @@ constexpr int kMaxAcceptsPerWake = 64;
 constexpr absl::Duration kSweepInterval = absl::Seconds(1);
 // Out of descriptors: the backlog keeps the connections meanwhile.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
-
-// Slots of connections that are undecided or wait for their answer. Thread-safe.
-class PendingCount {
- public:
-  bool TryAcquire(uint32_t uid, size_t max_per_uid, size_t max_total) {
-    absl::MutexLock lock(&mutex_);
-    if (total_ >= max_total) {
-      return false;
-    }
-    size_t& of_uid = of_uid_[uid];
-    if (of_uid >= max_per_uid) {
-      return false;
-    }
-    ++of_uid;
-    ++total_;
-    return true;
-  }
-  void Release(uint32_t uid) {
-    absl::MutexLock lock(&mutex_);
-    --total_;
-    const auto it = of_uid_.find(uid);
-    if (--it->second == 0) {
-      of_uid_.erase(it);
-    }
-  }
-  size_t total() const {
-    absl::MutexLock lock(&mutex_);
-    return total_;
-  }
-
- private:
-  mutable absl::Mutex mutex_;
-  size_t total_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<uint32_t, size_t> of_uid_ ABSL_GUARDED_BY(mutex_);
-};
-
-// One taken slot. It shares the count because a reply may outlive the listener.
-class PendingSlot {
- public:
-  PendingSlot(std::shared_ptr<PendingCount> count, uint32_t uid) : count_(std::move(count)), uid_(uid) {}
-  PendingSlot(PendingSlot&&) = default;
-  PendingSlot& operator=(PendingSlot&&) = delete;
-  ~PendingSlot() {
-    if (count_ != nullptr) {
-      count_->Release(uid_);
-    }
-  }
-
- private:
-  std::shared_ptr<PendingCount> count_;
-  uint32_t uid_ = 0;
-};
 
 // What clients do wrong is told a few times a second and counted otherwise: they must not fill the log's disk.
 // Of the accept thread.
@@ -134,30 +81,6 @@ int HighestGrpcFd() {
 
 }  // namespace
 
-class FdReplyState {
- public:
-  FdReplyState(UniqueFd socket, PendingSlot slot) : socket_(std::move(socket)), slot_(std::move(slot)) {}
-  ~FdReplyState() { Answer(absl::CancelledError("fetch descriptors: the daemon dropped the request"), {}); }
-
-  void Answer(const absl::Status& status, const std::vector<int>& fds) {
-    if (answered_.exchange(true)) {
-      return;
-    }
-    if (const absl::Status sent = SendFdReply(socket_.get(), status, fds); !sent.ok()) {
-      LogDebug(absl::StrCat("fd channel: ", sent.ToString()));
-    }
-    // Closed here and not when the last copy goes: the client reads to the end of the stream.
-    ::shutdown(socket_.get(), SHUT_RDWR);
-  }
-
- private:
-  const UniqueFd socket_;
-  const PendingSlot slot_;
-  std::atomic<bool> answered_ = false;
-};
-
-void FdReply::operator()(const absl::Status& status, const std::vector<int>& fds) const { state_->Answer(status, fds); }
-
 class Listener::Impl {
  public:
   Impl(std::unique_ptr<SocketPath> bound, grpc::Server* server, PeerRegistry* registry, Handler handler,
@@ -173,6 +96,7 @@ class Listener::Impl {
   absl::Status Start() {
     epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
     wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    unread_ = std::make_shared<UnreadAnswers>(epoll_.get());
     if (!epoll_.valid() || !wake_.valid() || !Watch(wake_.get(), EPOLLIN) || !Watch(bound_->fd(), EPOLLIN)) {
       return absl::ErrnoToStatus(errno, absl::StrCat("listen \"", path_, "\": cannot set up epoll"));
     }
@@ -194,6 +118,7 @@ class Listener::Impl {
     }
     thread_.join();
     pending_.clear();
+    unread_->Close();
     bound_.reset();
   }
 
@@ -221,6 +146,8 @@ class Listener::Impl {
           // May be gone: the events of one batch do not know of each other.
           if (const auto it = pending_.find(fd); it != pending_.end()) {
             Advance(it);
+          } else {
+            unread_->Advance(fd);
           }
         }
       }
@@ -358,7 +285,7 @@ class Listener::Impl {
   void HandToHandler(PendingIt it, FdRequest request) {
     const PeerCredentials peer = it->second.peer;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
-    FdReply reply(std::make_shared<FdReplyState>(std::move(it->second.socket), std::move(it->second.slot)));
+    FdReply reply(std::move(it->second.socket), std::move(it->second.slot), unread_);
     pending_.erase(it);
     handler_(std::move(request), peer, std::move(reply));
   }
@@ -373,6 +300,7 @@ class Listener::Impl {
   const std::shared_ptr<PendingCount> count_ = std::make_shared<PendingCount>();
   UniqueFd epoll_;
   UniqueFd wake_;
+  std::shared_ptr<UnreadAnswers> unread_;  // shared: a reply may outlive the listener
 
   std::atomic<bool> stopping_ = false;
 

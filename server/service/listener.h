@@ -4,7 +4,7 @@
 // One Unix socket serves gRPC and the fd channel:
 //
 //   accept -> SO_PEERCRED -> first byte  'P' -> PeerRegistry, then gRPC owns the connection
-//                                        'S' -> fd request -> handler -> one answer, closed
+//                                        'S' -> fd request -> handler -> one answer; closed when it was read
 //                                        other, or none within first_byte_timeout -> closed
 //
 // One thread does all of it and never waits for one client: a connection that is silent holds a slot, not a thread.
@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "common/shm/fd_channel.h"
 #include "common/shm/unique_fd.h"
+#include "server/service/fd_reply.h"
 #include "server/service/peer_registry.h"
 
 namespace grpc {
@@ -30,24 +31,12 @@ class Server;
 
 namespace shardd {
 
-class FdReplyState;
-
-// The answer that a client of the fd channel waits for. A copyable handle: the connection closes with the answer, or,
-// with CANCELLED, when the last copy goes without one. Only the first call answers. Thread-safe; never blocks.
-class FdReply {
- public:
-  explicit FdReply(std::shared_ptr<FdReplyState> state) : state_(std::move(state)) {}
-  // `fds` are sent, not consumed.
-  void operator()(const absl::Status& status, const std::vector<int>& fds = {}) const;
-
- private:
-  std::shared_ptr<FdReplyState> state_;
-};
-
 struct ListenerOptions {
   // From accept to the end of the fd request (or to the first byte, for gRPC).
   absl::Duration first_byte_timeout = absl::Seconds(5);
-  // Connections that have not said which protocol they are, or whose answer is open. More are closed at once.
+  // Connections that have not said which protocol they are, whose answer is open, or that have not read it. More are
+  // closed at once. Each may have kSessionFdCount descriptors in flight, which count as open files of the daemon's
+  // user.
   size_t max_pending_per_uid = 64;
   size_t max_pending = 512;
   // Open gRPC connections. A rank needs one.
@@ -77,7 +66,7 @@ class Listener {
   void Stop();
 
   const std::string& path() const;
-  // Undecided connections and open answers, right now.
+  // Undecided connections, open answers and unread ones, right now.
   size_t pending() const;
 
  private:

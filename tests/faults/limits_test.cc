@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/session_view.h"
+#include "common/shm/slab.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/own_mounts.h"
 
@@ -48,6 +49,32 @@ TEST_F(BadInput, TheQuotaOfBytesIsKept) {
   ExpectStatus(status, absl::StatusCode::kResourceExhausted, "quota of uid");
   ExpectStatus(status, absl::StatusCode::kResourceExhausted,
                absl::StrCat("want at most ", quota_bytes, "); raise --max_bytes_per_uid"));
+  EXPECT_EQ(DaemonFootprint().state_files, before.state_files);
+  ExpectJobIntact();
+}
+
+// The job fits, and a writeback of its parameters would not: that is said when it opens, not when it writes back.
+TEST_F(BadInput, AJobThatCouldNotWriteBackIsRefusedWhenItOpens) {
+  StartDaemonWithJob();
+  const auto limits = GetMemoryLimits(state_dir());
+  ASSERT_TRUE(limits.ok()) << limits.status();
+  v1::JobSpec spec = SpecOf({{"name", "large"}, {"world", "1"}});
+  // Two bytes of plan for one of shards, which it may have to keep once more: 0.8 of what is free, and 1.2.
+  spec.mutable_config()->set_trainers_never_write(false);
+  spec.mutable_config()->mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_NONE);
+  for (v1::Module& module : *spec.mutable_tree()->mutable_modules()) {
+    for (v1::Parameter& parameter : *module.mutable_parameters()) parameter.set_requires_grad(false);
+  }
+  const int64_t shards_bytes = static_cast<int64_t>(0.4 * static_cast<double>(limits->memory_free_bytes)) / 64 * 64;
+  SetShape(spec, {shards_bytes / 4});
+  const auto plan = PlanShards(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_LT(plan->memory.TotalBytes(1), limits->memory_free_bytes);
+  const e2e::Footprint before = DaemonFootprint();
+  const absl::Status status = RawClient(socket()).Open(spec).status();
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"large\": reserve memory: too little is left");
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted,
+               absl::StrCat(plan->memory.shards_bytes, " bytes for the undo of a writeback"));
   EXPECT_EQ(DaemonFootprint().state_files, before.state_files);
   ExpectJobIntact();
 }

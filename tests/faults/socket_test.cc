@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/fd_channel.h"
@@ -84,6 +85,37 @@ TEST_F(BadInput, DescriptorsNeedTheTokenOfALiveSession) {
   ASSERT_TRUE(PollUntil([&] { return Job().attached_ranks() == 0; }));
   ExpectStatus(FetchSessionFds(socket(), stale_id, stale_token, testing::kLimit).status(),
                absl::StatusCode::kPermissionDenied, "no such session");
+  ExpectJobIntact();
+}
+
+// What was sent to it and is not read stays open in the kernel, for the daemon: 8 descriptors each, 1600 here.
+TEST_F(BadInput, AClientThatNeverReadsItsDescriptorsHoldsAFewOfThem) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    shm_internal::RequestWire request = {};
+    std::memcpy(request.magic, shm_internal::kFdMagic, sizeof(request.magic));
+    request.protocol_version = kProtocolVersion;
+    request.session_id = client.session().session_id();
+    std::memcpy(request.token, client.session().token().data(), kTokenBytes);
+    std::vector<UniqueFd> lazy;
+    int answers = 0, refused = 0;
+    for (int i = 0; i < 200; ++i) {
+      lazy.push_back(ConnectTo(socket()));
+      const int fd = lazy.back().get();
+      (void)!send(fd, &request, sizeof(request), MSG_NOSIGNAL);  // it may be closed already
+      ASSERT_TRUE(testing::Readable(fd));
+      char byte = 0;
+      (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1 ? answers : refused) += 1;
+    }
+    EXPECT_EQ(answers, 64);
+    EXPECT_EQ(refused, 136);
+    lazy.clear();
+    EXPECT_TRUE(PollUntil([&] {
+      return FetchSessionFds(socket(), client.session().session_id(), client.session().token(), testing::kLimit).ok();
+    }));
+  }
   ExpectJobIntact();
 }
 

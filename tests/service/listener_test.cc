@@ -2,9 +2,11 @@
 
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <optional>
 #include <random>
 #include <string>
@@ -16,6 +18,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "common/shm/fd_channel.h"
+#include "common/shm/fd_channel_internal.h"
+#include "common/version.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/service/service_fixture.h"
@@ -49,6 +53,19 @@ class ListenerTest : public ServiceTest {
   }
 
   absl::Status Fetch() { return FetchSessionFds(path(), 7, kToken, kPatience).status(); }
+  // A client of the fd channel that sends its request and no more.
+  UniqueFd AskAndDoNotRead() {
+    shm_internal::RequestWire request = {};
+    std::memcpy(request.magic, shm_internal::kFdMagic, sizeof(request.magic));
+    request.protocol_version = kProtocolVersion;
+    UniqueFd socket = ConnectTo(path());
+    SendBytes(socket.get(), absl::string_view(reinterpret_cast<const char*>(&request), sizeof(request)));
+    return socket;
+  }
+  static bool HasAnswer(int socket) {
+    char byte = 0;
+    return Eventually([&] { return ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1; });
+  }
   absl::Status Call() {
     v1::Daemon daemon;
     auto context = Context();
@@ -236,6 +253,53 @@ TEST_F(ListenerTest, PendingConnectionsOfAllUidsAreBounded) {
   ASSERT_TRUE(Eventually([&] { return listener_->pending() == 2; }));
   const UniqueFd third = ConnectTo(path());
   EXPECT_TRUE(IsClosedWithin(third.get(), kPatience));
+}
+
+// The kernel keeps descriptors that were sent open, on the daemon's account, until they are read.
+TEST_F(ListenerTest, AnswersThatNobodyReadsHoldTheirSlots) {
+  AnswerWithMemory("x");
+  Start({.max_pending_per_uid = 4});
+  std::vector<UniqueFd> lazy;
+  for (int i = 0; i < 4; ++i) {
+    lazy.push_back(AskAndDoNotRead());
+    ASSERT_TRUE(HasAnswer(lazy.back().get()));
+  }
+  EXPECT_EQ(listener_->pending(), 4u);
+  const UniqueFd fifth = ConnectTo(path());
+  EXPECT_TRUE(IsClosedWithin(fifth.get(), kPatience));
+  if (::geteuid() == 0) {
+    ::chmod(dir_.path().c_str(), 0755);
+    ::chmod((dir_.path() + "/run").c_str(), 0755);
+    ::chmod(path().c_str(), 0666);
+    absl::Status other;
+    RunAsUid(12345, [&] { other = Fetch(); });
+    EXPECT_TRUE(other.ok()) << "another user's slots are its own: " << other;
+  }
+  char byte = 0;
+  EXPECT_EQ(::recv(lazy[0].get(), &byte, 1, MSG_PEEK), 1);
+  EXPECT_EQ(listener_->pending(), 4u) << "looking at an answer is not reading it";
+  EXPECT_TRUE(IsClosedWithin(lazy[0].get(), kPatience));  // reads all of it; its descriptors find no room and are gone
+  EXPECT_TRUE(Eventually([&] { return listener_->pending() == 3; }));
+  lazy[1].reset();
+  EXPECT_TRUE(Eventually([&] { return listener_->pending() == 2; }));
+  EXPECT_TRUE(Fetch().ok());
+}
+
+TEST_F(ListenerTest, UnreadRefusalsHoldNoSlot) {
+  Start({.max_pending_per_uid = 1});
+  const UniqueFd lazy = AskAndDoNotRead();
+  ASSERT_TRUE(HasAnswer(lazy.get()));
+  EXPECT_TRUE(Eventually([&] { return listener_->pending() == 0; }));
+}
+
+TEST_F(ListenerTest, StopLeavesUnreadAnswersToTheirClients) {
+  AnswerWithMemory("x");
+  Start();
+  const UniqueFd lazy = AskAndDoNotRead();
+  ASSERT_TRUE(HasAnswer(lazy.get()));
+  listener_->Stop();
+  EXPECT_EQ(listener_->pending(), 0u);
+  EXPECT_TRUE(HasAnswer(lazy.get()));
 }
 
 TEST_F(ListenerTest, GrpcConnectionsOfOneUidAreBounded) {

@@ -1,0 +1,93 @@
+#ifndef SHARDD_SERVER_SERVICE_FD_REPLY_H_
+#define SHARDD_SERVER_SERVICE_FD_REPLY_H_
+
+// Answers of the fd channel, from the request to the moment at which the client has read them. Descriptors that were
+// sent and not read stay open in the kernel on the daemon's account (RLIMIT_NOFILE bounds them per user, the system has
+// one table of files for all), also after the daemon has closed the socket. So a connection keeps its slot until then.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "common/shm/unique_fd.h"
+
+namespace shardd {
+
+// Slots of connections that are undecided, wait for their answer or have not read it. Thread-safe.
+class PendingCount {
+ public:
+  bool TryAcquire(uint32_t uid, size_t max_per_uid, size_t max_total) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Release(uint32_t uid) ABSL_LOCKS_EXCLUDED(mutex_);
+  size_t total() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  mutable absl::Mutex mutex_;
+  size_t total_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<uint32_t, size_t> of_uid_ ABSL_GUARDED_BY(mutex_);
+};
+
+// One taken slot, given back with the object. It shares the count because a reply may outlive the listener.
+class PendingSlot {
+ public:
+  PendingSlot(std::shared_ptr<PendingCount> count, uint32_t uid) : count_(std::move(count)), uid_(uid) {}
+  PendingSlot(PendingSlot&&) = default;
+  PendingSlot& operator=(PendingSlot&&) = delete;
+  ~PendingSlot() {
+    if (count_ != nullptr) {
+      count_->Release(uid_);
+    }
+  }
+
+ private:
+  std::shared_ptr<PendingCount> count_;
+  uint32_t uid_ = 0;
+};
+
+// Answers with descriptors that the client has not read. Thread-safe; never blocks.
+class UnreadAnswers {
+ public:
+  // `epoll` (not owned) must be open until Close(). Whoever waits on it calls Advance() with the numbers that it
+  // reports.
+  explicit UnreadAnswers(int epoll) : epoll_(epoll) {}
+
+  // Keeps socket and slot until the client has read everything or its end is closed. Nothing is kept after Close().
+  void Add(UniqueFd socket, PendingSlot slot) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets go of `socket` where its answer was read; other numbers are nobody's.
+  void Advance(int socket) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Close() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Unread {
+    UniqueFd socket;
+    PendingSlot slot;
+  };
+  const int epoll_;
+  absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<int, Unread> unread_ ABSL_GUARDED_BY(mutex_);
+};
+
+class FdReplyState;
+
+// The answer that a client of the fd channel waits for. A copyable handle: the connection closes with the answer, or,
+// with CANCELLED, when the last copy goes without one. Only the first call answers. Thread-safe; never blocks.
+class FdReply {
+ public:
+  FdReply(UniqueFd socket, PendingSlot slot, std::shared_ptr<UnreadAnswers> unread);
+  // `fds` are sent, not consumed.
+  void operator()(const absl::Status& status, const std::vector<int>& fds = {}) const;
+
+ private:
+  std::shared_ptr<FdReplyState> state_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_SERVICE_FD_REPLY_H_
