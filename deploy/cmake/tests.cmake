@@ -136,4 +136,18 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND SHARDD_HAVE_TO
     list(APPEND names python/${name})
   endforeach()
   set_tests_properties(${names} PROPERTIES LABELS "python;multiproc" TIMEOUT 900 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+  # Each benchmark against PyTorch, briefly.
+  function(shardd_torch_bench name)
+    add_test(NAME bench/${name} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python
+      ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/${name}.py --bin ${CMAKE_BINARY_DIR}/bin --rounds 1 ${ARGN})
+    set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON
+      FIXTURES_REQUIRED python_extension)
+  endfunction()
+  shardd_torch_bench(torch_step --sizes S --steps 1 --implementations floor fsdp2 shardd)
+  shardd_torch_bench(torch_modules --worlds 2 --modules 4 --implementations sharddf)
+  shardd_torch_bench(torch_memory --size S --steps 1 --implementations shardd)
+  # pip install ./client/python, and a program that has nothing else.
+  add_test(NAME install/python COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/python_test.sh
+    ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  set_tests_properties(install/python PROPERTIES LABELS multiproc TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77)
 endif()

@@ -1,216 +1,125 @@
 #!/usr/bin/env python3
-"""Step time of shardd against torch's fully_shard and against the floor, in one run with interleaved repeats.
+"""Step time of shardd against torch's fully_shard and against the floor: 1, 10 and 85 M parameters, in turns.
 
-    python3 tests/bench/torch_step.py --sizes S M X --reps 3           # needs the package on PYTHONPATH
-    python3 tests/bench/torch_step.py --hooks                          # overhead per wrapped module
+    python3 tests/bench/torch_step.py --sizes S M X
 
-  floor   two processes at once, forward and backward only, no communication
-  fsdp2   torch.distributed.fsdp.fully_shard and torch.optim.AdamW
-  fsdp2f  the same with AdamW(foreach=True)
-  shardd  shardd.torch.fully_shard and the daemon's AdamW; the daemon runs on the same cores
-
-Model, data and clock are the same for all: GPT of 1, 10 or 85 M parameters, vocabulary and context 128, text of the
-machine's licence files; the clock covers forward, backward, optimizer step and zero_grad. Each rank has one thread.
-Prints one JSON line per repeat and a table of medians; losses of the last step are compared between the implementations.
+Model, data and clock are the same for all: GPT, vocabulary and context 128, text of the machine's licence files; the clock
+covers forward, backward, optimizer step and zero_grad. Each rank has one thread; the daemon runs on the same cores. The first
+step of a turn warms the caches and is not counted. Losses of the last step are compared between the implementations.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "examples" / "torch"))
+import torch_fleet
+from torch_fleet import IMPLEMENTATIONS, Fleet, Turn, ratio, shard
 
-# layers, width, heads, batch per rank
+# layers, width, heads, batch per rank; counted steps of a turn
 SIZES = {"S": (5, 128, 4, 8), "M": (6, 384, 6, 8), "X": (12, 768, 12, 2)}
-STEPS = {"S": 20, "M": 10, "X": 5}
+STEPS = {"S": 12, "M": 4, "X": 2}
 CONTEXT = 128
+# share of fsdp2's step, times the floor
+TARGETS = {"S": (0.50, 1.10), "M": (0.70, 1.07), "X": (0.45, 1.17)}
+STOCK_ALLOWANCE = 0.15  # with an optimizer of torch's
 
 
-def process_memory(pid: int | str = "self") -> dict[str, float]:
-    """Proportional set size and its peak resident set, MiB."""
-    memory = {}
-    for path, names in ((f"/proc/{pid}/smaps_rollup", ("Pss",)), (f"/proc/{pid}/status", ("VmHWM",))):
-        with open(path) as file:
-            for line in file:
-                name, _, rest = line.partition(":")
-                if name in names:
-                    memory[name] = int(rest.split()[0]) / 1024
-    return memory
-
-
-def shard(model: Any, modules: list[Any], impl: str) -> Any:
-    """Applies fully_shard; gives the optimizer of the implementation, None for the floor."""
-    if impl == "floor":
-        return None
-    if impl == "shardd":
-        from shardd.torch import fully_shard
-        from shardd.torch.optim import AdamW
-    else:
-        from torch.distributed.fsdp import fully_shard
-        from torch.optim import AdamW
-    for module in modules:
-        fully_shard(module)
-    fully_shard(model)
-    return AdamW(model.parameters(), lr=3e-4, **({"foreach": True} if impl == "fsdp2f" else {}))
-
-
-def run_step(args: argparse.Namespace) -> dict[str, Any]:
+def make(implementation: str, args: argparse.Namespace) -> Turn:
     import torch
     import torch.distributed as dist
 
     from model import Gpt, batch, load_text
 
-    layers, width, heads, size = SIZES[args.sizes[0]]
-    rank = dist.get_rank()
+    layers, width, heads, size = SIZES[args.size]
     text = load_text()
-    base = process_memory()["Pss"]
     torch.manual_seed(1)
     model = Gpt(width, layers, heads, CONTEXT)
-    optimizer = shard(model, list(model.blocks), args.impls[0])
-    times: list[float] = []
-    parts: dict[str, list[float]] = {"forward": [], "backward": [], "step": []}
-    for step in range(args.warmup + args.steps):
-        if step == args.warmup:
-            dist.barrier()
-        data = batch(text, size, CONTEXT, rank, step)
-        start = time.perf_counter()
-        loss = model(*data)
-        forward = time.perf_counter()
-        loss.backward()
-        backward = time.perf_counter()
-        if optimizer is None:
-            model.zero_grad()
-        else:
-            optimizer.step()
-            optimizer.zero_grad()
-        end = time.perf_counter()
-        if step >= args.warmup:
-            times.append(end - start)
-            parts["forward"].append(forward - start)
-            parts["backward"].append(backward - forward)
-            parts["step"].append(end - backward)
-    return {"times": times, "parts": {k: statistics.median(v) for k, v in parts.items()}, "loss": loss.item(),
-            "base_pss": base, **process_memory()}  # fmt: skip
+    optimizer = shard(model, list(model.blocks), implementation)
+    rank = dist.get_rank()
+    done = 0
 
-
-def run_hooks(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
-    x = torch.ones(1, 16)
-
-    def measure(model: Any) -> tuple[float, float]:
-        forwards, backwards = [], []
-        for step in range(60):
-            for parameter in model.parameters():
-                parameter.grad = None
-            dist.barrier()
+    def turn(steps: int) -> dict[str, Any]:
+        nonlocal done
+        parts: dict[str, list[float]] = {"forward": [], "backward": [], "step": [], "all": []}
+        loss = torch.zeros(())
+        for index in range(1 + steps):
+            data = batch(text, size, CONTEXT, rank, done)
+            done += 1
             start = time.perf_counter()
-            y = model(x)
-            middle = time.perf_counter()
-            y.sum().backward()
+            loss = model(*data)
+            forward = time.perf_counter()
+            loss.backward()
+            backward = time.perf_counter()
+            if optimizer is None:
+                model.zero_grad()
+            else:
+                optimizer.step()
+                optimizer.zero_grad()
             end = time.perf_counter()
-            if step >= 10:
-                forwards.append((middle - start) * 1e6 / args.modules)
-                backwards.append((end - middle) * 1e6 / args.modules)
-        return statistics.median(forwards), statistics.median(backwards)
+            if index > 0:
+                for name, value in zip(parts, (forward - start, backward - forward, end - backward, end - start)):
+                    parts[name].append(value)
+        return {**parts, "loss": loss.item()}
 
-    def stack() -> Any:
-        torch.manual_seed(0)
-        return nn.Sequential(*[nn.Linear(16, 16) for _ in range(args.modules)])
-
-    plain = measure(stack())
-    model = stack()
-    shard(model, list(model), args.impls[0])
-    sharded = measure(model)
-    return {"plain_us": plain, "extra_us": [s - p for s, p in zip(sharded, plain)]}
+    return turn
 
 
-def rank_main(args: argparse.Namespace) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    result = run_hooks(args) if args.hooks else run_step(args)
-    with open(os.environ["BENCH_RESULT"] + os.environ["RANK"], "w") as file:
-        json.dump(result, file)
-    dist.barrier()
-
-
-def launch(args: argparse.Namespace, impl: str, size: str) -> list[dict[str, Any]]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--impls", impl, "--sizes", size, "--modules", str(args.modules),
-                   "--steps", str(args.steps or STEPS[size]), "--warmup", str(args.warmup)]  # fmt: skip
-        command += ["--hooks"] if args.hooks else []
-        ranks = []
-        for rank in range(args.world):
-            environment = dict(
-                os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(args.world), MASTER_ADDR="127.0.0.1",
-                LOCAL_WORLD_SIZE=str(args.world), MASTER_PORT=str(port), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-                TORCH_CPP_LOG_LEVEL="ERROR", BENCH_RESULT=f"{folder}/")  # fmt: skip
-            ranks.append(subprocess.Popen(command, env=environment))
-        if any([rank.wait() for rank in ranks]):
-            raise SystemExit(f"{impl} {size}: a rank failed")
-        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(args.world)]
+def measure(args: argparse.Namespace, size: str) -> dict[str, Any]:
+    steps = args.steps or STEPS[size]
+    fleets = []
+    try:
+        for implementation in args.implementations:
+            fleets.append(Fleet(implementation, args, size=size))
+        for fleet in fleets:
+            fleet.turn(args.warmup)
+        turns: dict[str, list[dict[str, Any]]] = {name: [] for name in args.implementations}
+        for _ in range(args.rounds):
+            for fleet in fleets:
+                turns[fleet.implementation].append(fleet.turn(steps)[0])
+    finally:
+        for fleet in fleets:
+            fleet.__exit__()
+    losses = {name: answers[-1]["loss"] for name, answers in turns.items() if name != "floor"}
+    if losses and max(losses.values()) - min(losses.values()) > 2e-3 * max(losses.values()):
+        raise SystemExit(f"{size}: losses differ between implementations: {losses}")
+    medians = {name: [statistics.median(a["all"]) for a in answers] for name, answers in turns.items()}
+    result: dict[str, Any] = {"bench": "torch_step", "size": size, "world": args.world, "rounds": args.rounds,
+                              "losses": losses, "implementations": {}}  # fmt: skip
+    print(
+        f"\n{size}, {args.world} ranks: {'ms':>14}{'forward':>9}{'backward':>9}{'step':>9}   x floor (spread)     of fsdp2 (spread)"
+    )
+    for name, answers in turns.items():
+        entry: dict[str, Any] = {part: statistics.median(value for a in answers for value in a[part]) * 1e3
+                                 for part in ("all", "forward", "backward", "step")}  # fmt: skip
+        line = f"{name:16}{entry['all']:12.2f}{entry['forward']:9.2f}{entry['backward']:9.2f}{entry['step']:9.2f}"
+        for key, base in (("x_floor", "floor"), ("of_fsdp2", "fsdp2")):
+            if base in medians:
+                entry[key] = ratio(medians[name], medians[base])
+                line += "   {:.3f} ({:.3f}-{:.3f})".format(*entry[key])
+        if name.startswith("shardd"):
+            more = STOCK_ALLOWANCE if name == "sharddf" else 0.0
+            of_fsdp2, x_floor = (target + more for target in TARGETS[size])
+            line += f"   wanted: {x_floor:.2f} and {of_fsdp2:.2f}"
+            entry["wanted"] = {"x_floor": x_floor, "of_fsdp2": of_fsdp2}
+        result["implementations"][name] = entry
+        print(line, flush=True)
+    return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["S"], choices=SIZES)
-    parser.add_argument("--impls", nargs="+", default=["floor", "fsdp2", "fsdp2f", "shardd"])
-    parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=0, help="timed steps of a repeat; 0: 20, 10, 5 by size")
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--hooks", action="store_true", help="overhead per wrapped module instead of steps")
-    parser.add_argument("--modules", type=int, default=64)
+    parser = torch_fleet.options(__doc__)
+    parser.add_argument("--sizes", nargs="+", default=["S", "M", "X"], choices=SIZES)
+    parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS), choices=IMPLEMENTATIONS)
+    parser.add_argument("--steps", type=int, default=0, help="counted steps of a turn; 0: 12, 4, 2 by size")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before the first turn")
+    parser.add_argument("--size", default="", help=argparse.SUPPRESS)  # in a rank
     args = parser.parse_args()
-    if "BENCH_RESULT" in os.environ:
-        rank_main(args)
-        return
-    if args.hooks:
-        for impl in args.impls:
-            if impl in ("fsdp2", "shardd"):
-                results = launch(args, impl, "S")
-                print(json.dumps({"bench": "hooks", "impl": impl, "world": args.world, **results[0]}), flush=True)
-        return
-    for size in args.sizes:
-        pooled: dict[str, list[float]] = {impl: [] for impl in args.impls}
-        losses: dict[str, float] = {}
-        for repeat in range(args.reps):
-            for impl in args.impls:
-                results = launch(args, impl, size)
-                pooled[impl] += results[0]["times"]
-                losses[impl] = results[0]["loss"]
-                print(json.dumps({"bench": "step", "size": size, "impl": impl, "world": args.world, "repeat": repeat,
-                                  "median_s": statistics.median(results[0]["times"]), "parts_s": results[0]["parts"],
-                                  "loss": results[0]["loss"],
-                                  "pss_mib": round(sum(r["Pss"] for r in results))}), flush=True)  # fmt: skip
-        trained = [loss for impl, loss in losses.items() if impl != "floor"]
-        if trained and max(trained) - min(trained) > 2e-3 * max(trained):
-            raise SystemExit(f"{size}: losses differ between implementations: {losses}")
-        floor = statistics.median(pooled["floor"]) if pooled.get("floor") else float("nan")
-        stock = statistics.median(pooled["fsdp2"]) if pooled.get("fsdp2") else float("nan")
-        print(f"{'size':6}{'impl':8}{'median s':>10}{'min':>9}{'max':>9}{'n':>5}{'x floor':>9}{'of fsdp2':>10}")
-        for impl, times in pooled.items():
-            median = statistics.median(times)
-            print(f"{size:6}{impl:8}{median:10.4f}{min(times):9.4f}{max(times):9.4f}{len(times):5}{median / floor:9.2f}"
-                  f"{median / stock:10.2f}")  # fmt: skip
+    if args.implementation:
+        torch_fleet.serve(make, args)
+    torch_fleet.store(args, {"results": [measure(args, size) for size in args.sizes]})
 
 
 if __name__ == "__main__":

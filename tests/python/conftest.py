@@ -19,8 +19,8 @@ sys.path.insert(0, str(PACKAGE))
 
 
 def _daemon_binary() -> str:
-    given = os.environ.get("SHARDD_DAEMON")
-    return given or str(ROOT / "build" / "dev" / "bin" / "shardd")
+    """Beside it is shardctl, which tests find through the same variable."""
+    return os.environ.setdefault("SHARDD_DAEMON", str(ROOT / "build" / "dev" / "bin" / "shardd"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,9 @@ skip() {
   exit 77
 }
 [[ -x $python ]] || skip "no .venv"
-for module in torch pytest; do
+needs=(torch pytest)
+[[ ${1:-} != --build-only ]] || needs=(torch)
+for module in "${needs[@]}"; do
   "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$module') is None)" || skip "no $module in .venv"
 done
 for file in bin/shardd bin/shardctl lib/libshardd.so; do

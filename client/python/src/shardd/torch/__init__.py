@@ -16,12 +16,14 @@ from torch.distributed.fsdp import (
 )
 
 from shardd.torch import optim
-from shardd.torch._api import clip_grad_norm_, counters, finish, memory_plan, reattach, resume, ride
+from shardd.torch._api import clip_grad_norm_, counters, finish, reattach, resume, ride
 from shardd.torch._fully_shard import FSDPModule, fully_shard
+from shardd.torch._plan import MemoryPlan, memory_plan
 
 __all__ = [
     "CPUOffloadPolicy",
     "FSDPModule",
+    "MemoryPlan",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "UnshardHandle",

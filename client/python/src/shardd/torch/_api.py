@@ -13,11 +13,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardd.torch import _job
-from shardd.torch._extension import _C
-from shardd.torch._spec import describe
 from shardd.torch._state import ShardState, root_states, state_of
 
-__all__ = ["clip_grad_norm_", "counters", "finish", "memory_plan", "reattach", "resume", "ride"]
+__all__ = ["clip_grad_norm_", "counters", "finish", "reattach", "resume", "ride"]
 
 
 def _root_of(module: nn.Module | None) -> ShardState:
@@ -118,16 +116,3 @@ def clip_grad_norm_(
     if local:
         torch._foreach_mul_(local, factor)
     return norm
-
-
-def memory_plan(module: nn.Module, world_size: int) -> dict[str, Any]:
-    """What the daemon would need for a model that ``fully_shard`` was applied to: groups, and bytes by purpose.
-
-    Nothing runs and nobody is waited for. Build the optimizer first: its state is part of the plan.
-    """
-    root = _root_of(module)
-    if root._is_root is None:
-        root._lazy_init()
-    for state in root._state_ctx.all_states:
-        state._unit.lazy_init()
-    return json.loads(_C.plan_json(json.dumps(describe(root, "memory_plan", world_size, list(_job._optimizers)).spec)))

@@ -1,0 +1,183 @@
+"""Ranks of several implementations at once, of which one at a time works: turns, so that all meet the same machine.
+
+A script gives ``run`` what a rank does: ``make(implementation, arguments)`` prepares it and returns ``turn(steps)``. The parent
+starts a Fleet for each implementation and asks them in turn. Ranks that are not asked wait in a read and cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "client" / "examples" / "torch"))
+
+Turn = Callable[[int], dict[str, Any]]
+
+# floor    as many processes with forward and backward only, nothing shared
+# fsdp2    torch.distributed.fsdp.fully_shard, torch.optim.AdamW; fsdp2f: the same with foreach=True
+# shardd   shardd.torch.fully_shard, the daemon's AdamW; sharddf: torch.optim.AdamW(foreach=True)
+IMPLEMENTATIONS = ("floor", "fsdp2", "fsdp2f", "shardd", "sharddf")
+
+
+def shard(model: Any, modules: list[Any], implementation: str) -> Any:
+    """Applies fully_shard; gives the optimizer of the implementation, None for the floor."""
+    if implementation == "floor":
+        return None
+    if implementation.startswith("shardd"):
+        from shardd.torch import fully_shard
+    else:
+        from torch.distributed.fsdp import fully_shard
+    for module in modules:
+        fully_shard(module)
+    fully_shard(model)
+    if implementation == "shardd":
+        from shardd.torch.optim import AdamW
+
+        return AdamW(model.parameters(), lr=3e-4)
+    from torch.optim import AdamW as StockAdamW
+
+    return StockAdamW(model.parameters(), lr=3e-4, foreach=implementation.endswith("f") or None)
+
+
+def memory_mib(pid: int | str = "self") -> float:
+    """Proportional set size: what is shared is counted once over all processes. 0 for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next(int(line.split()[1]) / 1024 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0.0
+
+
+def serve(make: Callable[[str, argparse.Namespace], Turn], args: argparse.Namespace) -> None:
+    """One rank: answers each number on stdin with a line of JSON."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    dist.init_process_group("gloo")
+    if args.implementation.startswith("shardd"):
+        import shardd.torch  # noqa: F401  (an import, as torch's own are by now)
+    import torch._dynamo
+
+    dist.barrier()
+    base = memory_mib()
+    dist.barrier()
+    turn = make(args.implementation, args)
+    print(json.dumps({"base_mib": base}), file=answers, flush=True)
+    for line in sys.stdin:
+        dist.barrier()
+        print(json.dumps({**turn(int(line)), "pss_mib": memory_mib()}), file=answers, flush=True)
+    os._exit(0)
+
+
+class Fleet:
+    """The ranks of one implementation, and its daemon. Use as a context."""
+
+    def __init__(self, implementation: str, args: argparse.Namespace, **options: Any) -> None:
+        self.implementation = implementation
+        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-bench-")
+        self.daemon: subprocess.Popen[bytes] | None = None
+        environment = dict(os.environ)
+        if implementation.startswith("shardd"):
+            environment["SHARDD_ADDRESS"] = self._start_daemon(Path(args.bin), args.world)
+            path = [str(ROOT / "client" / "python" / "src"), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        environment.update(WORLD_SIZE=str(args.world), LOCAL_WORLD_SIZE=str(args.world), MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT=str(port), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+                           TORCH_CPP_LOG_LEVEL="ERROR")  # fmt: skip
+        command = [sys.executable, sys.argv[0], "--world", str(args.world), "--implementation", implementation]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        self.ranks = [
+            subprocess.Popen(command, env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)), text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for rank in range(args.world)]  # fmt: skip
+        self.base_mib = [answer["base_mib"] for answer in self._answers()]
+
+    def _start_daemon(self, binaries: Path, world: int) -> str:
+        address = f"unix:{self._folder.name}/socket"
+        self.daemon = subprocess.Popen(
+            [str(binaries / "shardd"), f"--devices=cpu:{world}", f"--listen={address}",
+             f"--state_dir={self._folder.name}/state", "--log_level=error"])  # fmt: skip
+        deadline = time.monotonic() + 20
+        while not os.path.exists(address.removeprefix("unix:")):
+            if self.daemon.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{binaries / 'shardd'}: does not listen on {address}")
+            time.sleep(0.01)
+        self.daemon_base_mib = memory_mib(self.daemon.pid)
+        return address
+
+    def ask(self, steps: int) -> None:
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            print(steps, file=rank.stdin, flush=True)
+
+    def _answers(self) -> list[dict[str, Any]]:
+        answers = []
+        for number, rank in enumerate(self.ranks):
+            assert rank.stdout is not None
+            line = rank.stdout.readline()
+            if not line:
+                raise SystemExit(f"{self.implementation}: rank {number} ended with status {rank.wait()}")
+            answers.append(json.loads(line))
+        return answers
+
+    def turn(self, steps: int) -> list[dict[str, Any]]:
+        """What ``turn(steps)`` gives on each rank."""
+        self.ask(steps)
+        return self._answers()
+
+    def memory_mib(self) -> float:
+        """Of all processes together, above what they had before there was a model. Read it while they work."""
+        total = sum(memory_mib(rank.pid) for rank in self.ranks) - sum(self.base_mib)
+        return total + (memory_mib(self.daemon.pid) - self.daemon_base_mib if self.daemon else 0.0)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+        if self.daemon:
+            self.daemon.terminate()
+            self.daemon.wait()
+        self._folder.cleanup()
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each implementation")
+    parser.add_argument("--bin", default=str(ROOT / "build" / "release" / "bin"), help="folder of the daemon")
+    parser.add_argument("--json", default="", help="file for the result")
+    parser.add_argument("--implementation", default="", help=argparse.SUPPRESS)  # in a rank
+    return parser
+
+
+def ratio(values: list[float], base: list[float]) -> tuple[float, float, float]:
+    """Median, smallest and largest of the ratios of turns that followed each other."""
+    ratios = [value / other for value, other in zip(values, base, strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def store(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    print(json.dumps(result), flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
