@@ -98,6 +98,14 @@ shardd_status* shardd_backward_done(shardd_job* job, int last) {
   SHARDD_CHECKED(api::CheckJob("backward_done", job), job->impl->BackwardDone(last != 0));
 }
 
+shardd_status* shardd_abandon_backward(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("abandon_backward", job), job->impl->AbandonBackward());
+}
+shardd_status* shardd_set_gradient_presence(shardd_job* job, int32_t param, int present) {
+  SHARDD_CHECKED(api::CheckParam("set_gradient_presence", job, param),
+                 job->impl->SetGradientPresence(param, present != 0));
+}
+
 const void* shardd_stored_parameter_data(const shardd_job* job, int32_t param) {
   return api::ParamIsUsable(job, param) ? job->impl->StoredParameterData(param) : nullptr;
 }

@@ -7,6 +7,7 @@
 //
 //   client_job.cc       attach, reattach, detach, what is known of steps
 //   client_commands.cc  unshard, reshard, gradients, backward
+//   client_recovery.cc  a forward or backward that user code gave up
 //   client_values.cc    writing parameters, full parameters
 //   client_shards.cc    looking at shards directly
 //   client_describe.cc  what the daemon counts
@@ -82,6 +83,8 @@ class ClientJob {
   void* GradientData(int param) const;
   absl::Status SubmitGradients(int group, const uint8_t* present, const uint8_t* fresh);
   absl::Status BackwardDone(bool last);
+  absl::Status AbandonBackward();
+  absl::Status SetGradientPresence(int param, bool present);
 
   absl::Status WriteParameter(int param, const void* data, int64_t first, int64_t numel);
   absl::Status CommitParameters();

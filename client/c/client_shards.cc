@@ -1,5 +1,6 @@
 // What a trainer that looks at shards directly needs: where they lie, and when they may be looked at.
 
+#include "absl/strings/str_cat.h"
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
 
@@ -27,6 +28,24 @@ absl::Status ClientJob::WaitGradients() {
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"wait_gradients", nullptr, "the reduction of the backwards closed so far"};
   return Note(session_->Wait(session_->daemon_page().page().reduced, progress_.backwards_closed, reason));
+}
+
+absl::Status ClientJob::SetGradientPresence(int index, bool present) {
+  SHARDD_RETURN_IF_ERROR(Live());
+  const ParamPlan& param = this->param(index);
+  if (!param.requires_grad || progress_.backward_open) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("set_gradient_presence \"", param.fqn, "\": ",
+                     param.requires_grad ? "gradients were submitted in a backward that is not closed (rank="
+                                         : "the parameter is frozen (rank=",
+                     rank(), param.requires_grad ? "); call shardd_backward_done first" : ")"));
+  }
+  SHARDD_RETURN_IF_ERROR(WaitCommitted("set_gradient_presence", &param.fqn));
+  CommandRecord record = {};
+  record.opcode = Opcode::kSetGradientPresence;
+  record.group = index;
+  record.arg0 = present ? 1 : 0;
+  return Note(session_->Send(record, /*act=*/false, {"set_gradient_presence", &param.fqn, "space in the ring"}));
 }
 
 }  // namespace shardd

@@ -173,6 +173,19 @@ SHARDD_API shardd_status* shardd_submit_gradients(shardd_job* job, int32_t group
                                                   const uint8_t* fresh);
 /* This backward is closed: a group not submitted by now gets nothing from this rank. last != 0: a step follows. */
 SHARDD_API shardd_status* shardd_backward_done(shardd_job* job, int last);
+/* After an exception in user code, anywhere between the first shardd_unshard of a forward and shardd_backward_done:
+ * every group of this rank is resharded, whoever held it, and the backward that is open is as if it had not begun. No
+ * other rank notices. The rank then does forward and backward again (perhaps of another batch), or closes the backward
+ * as it is (shardd_backward_done, or shardd_step): that is no missing contribution, whatever the configuration says.
+ * Other ranks wait for it as for any backward, so at most JobConfig.silenceTimeoutMs.
+ * Gradients that this rank had submitted in it are taken back as far as they are not added up yet. A group's are where
+ * every other rank had submitted it or closed the backward. Those stay, because sums cannot be taken apart, and stand
+ * for what this rank submits of the group when it does the backward again, which is then dropped: a rank counts once
+ * per group and backward. If all ranks that are in the sum do it again and submit fresh gradients, these replace the
+ * sum; so a backward that failed everywhere and is done again after zero_grad leaves no trace.
+ * What is closed stays: earlier backwards, a step that was sent. A pass stays entered. FAILED_PRECONDITION between
+ * shardd_enter_full_params and shardd_leave_full_params. Nothing has to be open. */
+SHARDD_API shardd_status* shardd_abandon_backward(shardd_job* job);
 
 typedef struct shardd_hyperparameters { /* of one optimizer group; torch's meanings */
   double lr, weight_decay;
@@ -222,6 +235,14 @@ SHARDD_API const void* shardd_stored_parameter_data(const shardd_job* job, int32
 SHARDD_API void* shardd_gradient_shard_data(const shardd_job* job, int32_t param);
 /* Until every backward that this rank has closed is closed by all ranks and reduced. [waits] */
 SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
+/* Says of this rank's shard of a parameter's gradient, after shardd_wait_gradients and before the next backward or
+ * step: present != 0: it holds a gradient, because the trainer has written it; 0: it holds none, the trainer has
+ * dropped it (PyTorch's .grad = None). The last word counts; what is not spoken of is as the backwards have left it.
+ * When the gradient is read next (by the step, or by a backward that adds to it): what some rank has is present, and
+ * the shards of ranks that have none are set to zero; what no rank has is absent: no update, no decay, no step count.
+ * FAILED_PRECONDITION: frozen, or a backward with gradients is open. Waits only while an earlier step is not committed.
+ */
+SHARDD_API shardd_status* shardd_set_gradient_presence(shardd_job* job, int32_t param, int present);
 
 /* No wait outlasts Ctrl-C: `interrupted` is called on the thread that waits, at least every 50 ms and in most waits as
  * soon as a signal handler has run on it, with no lock held. Non-zero ends the call with CANCELLED; the same call may

@@ -226,6 +226,12 @@ class Job {
     return shardd_optimizer_state_data(job_, param, state);
   }
   Status WaitGradients() { return Status::Take(shardd_wait_gradients(job_)); }
+  // This rank's part of the gradient: written by the trainer, or dropped.
+  Status SetGradientPresence(int32_t param, bool present) {
+    return Status::Take(shardd_set_gradient_presence(job_, param, present ? 1 : 0));
+  }
+  // After an exception in user code; see shardd.h.
+  Status AbandonBackward() { return Status::Take(shardd_abandon_backward(job_)); }
   Status BackwardDone(bool last) { return Status::Take(shardd_backward_done(job_, last ? 1 : 0)); }
   Status Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm = 0,
               const std::string& trainer_state = "") {

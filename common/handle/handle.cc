@@ -23,7 +23,7 @@ constexpr int kMaxUsers = 1 << 20;
 
 // users > 0 exactly when storage is not SHARDED, so guards on storage are guards on users too.
 enum class Guard : uint8_t { kNone, kHeld, kNotHeld };
-enum class Storage : uint8_t { kKeep, kAddUser, kDropUser, kReady };
+enum class Storage : uint8_t { kKeep, kAddUser, kDropUser, kDropAll, kReady };
 enum class Next : uint8_t { kStay, kIdle, kForward, kBackwardPre, kBackwardPost, kFullParams };
 
 struct Row {
@@ -57,6 +57,8 @@ constexpr Row kTable[] = {
     {E::kEnterFullParams, kInIdle | kInForward | kInPost, Guard::kNotHeld, Next::kFullParams, Storage::kKeep,
      "full parameters are handed out between passes, never under a reader or before gradients are in"},
     {E::kLeaveFullParams, kInFull, Guard::kNone, Next::kIdle, Storage::kKeep, "the full parameters are given back"},
+    {E::kAbandon, kInTraining, Guard::kNone, Next::kIdle, Storage::kDropAll,
+     "user code gave its forward or backward up: whoever read the parameters reads them no more"},
 };
 
 constexpr bool GuardsOverlap(Guard a, Guard b) { return a == Guard::kNone || b == Guard::kNone || a == b; }
@@ -75,9 +77,9 @@ constexpr bool IsDeterministic() {
 }
 static_assert(IsDeterministic());
 
-constexpr E kEvents[] = {E::kUnshardForward, E::kUnshardBackward, E::kUnshardDone,
-                         E::kReshard,        E::kSubmitGradients, E::kBackwardDone,
-                         E::kStep,           E::kEnterFullParams, E::kLeaveFullParams};
+constexpr E kEvents[] = {E::kUnshardForward,  E::kUnshardBackward, E::kUnshardDone, E::kReshard,
+                         E::kSubmitGradients, E::kBackwardDone,    E::kStep,        E::kEnterFullParams,
+                         E::kLeaveFullParams, E::kAbandon};
 
 constexpr TrainingState kTrainingStates[] = {TrainingState::kIdle, TrainingState::kForward, TrainingState::kBackwardPre,
                                              TrainingState::kBackwardPost, TrainingState::kFullParams};
@@ -141,6 +143,8 @@ absl::string_view StorageText(Storage storage) {
       return "users + 1; SHARDED -> UNSHARDING";
     case Storage::kDropUser:
       return "users - 1; at 0 -> SHARDED";
+    case Storage::kDropAll:
+      return "users = 0; -> SHARDED";
     case Storage::kReady:
       return "UNSHARDING -> UNSHARDED";
   }
@@ -197,6 +201,8 @@ absl::string_view HandleEventName(HandleEvent event) {
       return "EnterFullParams";
     case HandleEvent::kLeaveFullParams:
       return "LeaveFullParams";
+    case HandleEvent::kAbandon:
+      return "Abandon";
   }
   return "?";
 }
@@ -239,6 +245,10 @@ absl::Status Handle::Apply(HandleEvent event, absl::string_view group, int rank)
       if (--users_ == 0) {
         storage_ = StorageState::kSharded;
       }
+      break;
+    case Storage::kDropAll:
+      users_ = 0;
+      storage_ = StorageState::kSharded;
       break;
     case Storage::kReady:
       storage_ = StorageState::kUnsharded;

@@ -38,6 +38,7 @@ enum class HandleEvent {
   kStep,             // to every handle of the rank
   kEnterFullParams,  // to every handle of the rank
   kLeaveFullParams,
+  kAbandon,  // to every handle of the rank: user code gave up its forward or backward
 };
 
 absl::string_view StorageStateName(StorageState state);

@@ -32,6 +32,8 @@ enum class Opcode : uint32_t {
   // group: this rank cannot go on until the group's gradient slot is released. Sent once, with a doorbell, before the
   // client sleeps on the slot's word: when all ranks are stuck so, the daemon adds what it has out of turn.
   kWaitGradientSlot = 11,
+  kAbandonBackward = 14,
+  kSetGradientPresence = 15,  // group = parameter index, arg0 = 1: its gradient shard holds a gradient; 0: it does not
 };
 
 inline constexpr uint32_t kHasPresent = 1;

@@ -32,6 +32,10 @@ struct CopyOp {
   void* dst;
   int64_t size_bytes;
 };
+struct ZeroOp {
+  void* dst;
+  int64_t size_bytes;
+};
 struct CastOp {
   const void* src;
   DType from;
@@ -75,7 +79,7 @@ struct SgdOp {
   DType cast_dtype;
   int64_t numel;
 };
-using DeviceOp = std::variant<CopyOp, CastOp, ReduceOp, SquaredNormOp, AdamWOp, SgdOp>;
+using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, SquaredNormOp, AdamWOp, SgdOp>;
 
 // A batch that runs as one entry of a stream.
 struct DeviceWork {

@@ -310,6 +310,7 @@ void JobCore::ResetStep() {
   }
   pairs_.clear();
   gradients_seen_ = false;
+  presence_said_ = false;
   departures_told_ = 0;
   present_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
@@ -462,6 +463,10 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
       return OnLeavePass(session);
     case Opcode::kOpenWindow:
       return OnOpenWindow(session);
+    case Opcode::kAbandonBackward:
+      return OnAbandonBackward(session);
+    case Opcode::kSetGradientPresence:
+      return OnSetGradientPresence(session, command.group, command.arg0 != 0);
     case Opcode::kInvalid:
       break;
   }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -101,13 +102,21 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
 
  private:
   enum class Pass { kOutside, kEntering, kInside };
+  // What a rank has said of its part of a gradient shard, and how many backwards it had closed then.
+  struct SaidPresence {
+    int closed_backwards = 0;
+    bool present = false;
+  };
   // One rank's place in the running step.
   struct RankStep {
     Pass pass = Pass::kOutside;  // jobs whose trainers write
     bool pass_stepped = false;   // kEntering: what was written is an optimizer step
     bool wants_window = false;
     bool window = false;       // was let in and has neither entered a pass nor stepped
-    int closed_backwards = 0;  // BackwardDone so far; all of them once stepped
+    int closed_backwards = 0;  // BackwardDone so far; kAllBackwards once stepped
+    // Given up by user code, and nothing submitted in them since: what is missing in them is no error.
+    std::set<int> abandoned;
+    std::map<int, SaidPresence> said;  // by parameter
     bool stepped = false;
     v1::Step step;
     bool full_params = false;  // has asked to enter
@@ -128,11 +137,15 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // The submissions for one (backward, group), by rank and occurrence.
   struct Pair {
     std::vector<std::deque<Contribution>> waiting;  // by rank; front: the current occurrence
-    std::vector<int> submitted;                     // by rank
+    std::vector<int> submitted;                     // by rank; without what was taken back
+    std::vector<int> added;                         // by rank: of these, in the gradient shards or on the way
+    // By rank: of these, of an attempt that it has given up; each stands for one submission to come.
+    std::vector<int> stays;
     std::vector<int> folded;       // by rank: occurrences added ahead of their turn, from the current one
     std::vector<uint8_t> touched;  // by index_in_group: written by a part of this occurrence
   };
   using PairKey = std::pair<int, int>;  // (backward, group)
+  static constexpr int kAllBackwards = std::numeric_limits<int>::max();
 
   int world_size() const { return plan_->world_size; }
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
@@ -153,10 +166,12 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status OnCommitParameters(Session* session);
   absl::Status OnEnterFullParams(Session* session, bool writeback);
   absl::Status OnLeaveFullParams(Session* session);
-  absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_step.cc)
+  absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
   absl::Status OnBackwardDone(Session* session, int64_t index);
-  absl::Status OnStep(Session* session, v1::Step step);
-  absl::Status OnEnterPass(Session* session, RankCommand command);  // (job_windows.cc)
+  absl::Status OnAbandonBackward(Session* session);                                   // (job_abandon.cc)
+  absl::Status OnSetGradientPresence(Session* session, int64_t param, bool present);  // (job_presence.cc)
+  absl::Status OnStep(Session* session, v1::Step step);                               // (job_step.cc)
+  absl::Status OnEnterPass(Session* session, RankCommand command);                    // (job_windows.cc)
   absl::Status OnLeavePass(Session* session);
   absl::Status OnOpenWindow(Session* session);
   void OnWaitGradientSlot(Session* session, int group);
@@ -172,15 +187,25 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void SaveForUndo(int64_t offset_bytes, int64_t size_bytes);
   void UndoWrites();
 
-  // Gradients (job_gradients.cc) and the step (job_step.cc)
+  // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
   absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
+  void ReleaseSlot(int rank, int slot);
+  void DropWhatStays(Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
+  absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
+                           std::vector<GradientMode>* modes);
+  // What ranks have said of their gradients before backward `backward` has its effect. Whether anything was zeroed, in
+  // `stream` of the ranks' devices.
+  bool SettlePresence(const std::vector<int>& params, int backward, StreamId stream);
+  bool SettleAllPresence(StreamId stream);
+  void ZeroPart(int param, int rank, const std::vector<bool>& has, std::vector<DeviceOp>* ops) const;
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void OnReduced(int group, const std::vector<int>& ranks);
   absl::Status MaybeFold();
   void PublishReduced();
+  // The step (job_step.cc)
   absl::Status MaybeDecide();
   absl::Status CheckBackwardClosed(int rank, absl::string_view what) const;
   absl::Status CloseStep(Session* session);
@@ -246,6 +271,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   std::map<PairKey, Pair> pairs_;
   std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
   bool gradients_seen_ = false;
+  bool presence_said_ = false;  // some rank's `said` is not empty
   int departures_told_ = 0;
   int pending_reductions_ = 0;
   int pending_fills_ = 0;

@@ -1,4 +1,4 @@
-// Gradients, paired by (backward, group, occurrence), never by position.
+// Gradients as they come: paired by (backward, group, occurrence), never by position. job_reduce.cc adds them.
 
 #include <algorithm>
 #include <limits>
@@ -20,6 +20,8 @@ JobCore::Pair& JobCore::GetPair(PairKey key) {
   if (pair.submitted.empty()) {
     pair.waiting.resize(world_size());
     pair.submitted.assign(world_size(), 0);
+    pair.added.assign(world_size(), 0);
+    pair.stays.assign(world_size(), 0);
     pair.folded.assign(world_size(), 0);
     pair.touched.assign(plan_->groups[key.second].params.size(), 0);
   }
@@ -65,6 +67,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   Pair& pair = GetPair(key);
   pair.waiting[rank].push_back(std::move(contribution));
   ++pair.submitted[rank];
+  state.abandoned.erase(key.first);
   state.slot_holder[slot] = key;
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, what));
   for (int other = 0; other < world_size(); ++other) {
@@ -79,7 +82,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
 // A rank that has closed the backward without a group that others submitted.
 absl::Status JobCore::CheckMissing(int rank, PairKey key, const Pair& pair) const {
   if (plan_->config.allow_missing_contribution() || ranks_[rank].closed_backwards <= key.first ||
-      pair.submitted[rank] > 0) {
+      pair.submitted[rank] > 0 || ranks_[rank].abandoned.count(key.first) > 0) {
     return absl::OkStatus();
   }
   for (int other = 0; other < world_size(); ++other) {
@@ -114,6 +117,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
   }
   const int closed = state.closed_backwards++;
   session->CountBackward();
+  orders_[rank].Mark();
   for (auto it = pairs_.lower_bound({closed, 0}); it != pairs_.end() && it->first.first == closed;) {
     const PairKey key = (it++)->first;
     SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
@@ -140,35 +144,6 @@ void JobCore::PublishReduced() {
   }
 }
 
-absl::Status JobCore::TryReduce(PairKey key) {
-  Pair& pair = pairs_.at(key);
-  while (true) {
-    std::vector<int> ranks;
-    bool any = false;
-    for (int rank = 0; rank < world_size(); ++rank) {
-      if (pair.folded[rank] > 0) {
-        any = true;
-      } else if (!pair.waiting[rank].empty()) {
-        any = true;
-        ranks.push_back(rank);
-      } else if (ranks_[rank].closed_backwards <= key.first) {
-        return absl::OkStatus();  // its contribution may still come
-      }
-    }
-    if (!any) {
-      return absl::OkStatus();
-    }
-    if (!ranks.empty()) {
-      SHARDD_RETURN_IF_ERROR(IssueReduce(key, pair, ranks));
-    }
-    // The occurrence is complete; the next one, if the group was submitted again, has begun.
-    for (int& folded : pair.folded) {
-      folded = std::max(0, folded - 1);
-    }
-    pair.touched.assign(pair.touched.size(), 0);
-  }
-}
-
 // Nothing can come for it any more. Also what keeps a step of many backwards small.
 void JobCore::ForgetIfClosed(PairKey key) {
   const Pair& pair = pairs_.at(key);
@@ -178,166 +153,6 @@ void JobCore::ForgetIfClosed(PairKey key) {
     }
   }
   pairs_.erase(key);
-}
-
-absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks) {
-  const int group = key.second;
-  const GroupPlan& plan = plan_->groups[group];
-  const size_t bits = plan.params.size();
-  ReduceScatterRequest request;
-  request.plan = plan_.get();
-  request.group = group;
-  request.gradients = memory_->pointers().gradients;
-  request.reduce_dtype = plan_->config.mixed_precision().reduce_dtype();
-  request.scale = gradient_scale_;
-  request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
-  request.modes.assign(bits, GradientMode::kAccumulate);
-  std::vector<std::shared_ptr<SessionMemory>>
-      keep;  // slots are read until the work is done, whatever happens meanwhile
-  for (size_t i = 0; i < bits; ++i) {
-    int fresh_rank = -1;
-    int adding_rank = -1;
-    for (int rank : ranks) {
-      const Contribution& contribution = pair.waiting[rank].front();
-      if (contribution.present[i]) {
-        (contribution.fresh[i] ? fresh_rank : adding_rank) = rank;
-      }
-    }
-    const int param = plan.params[i];
-    if (fresh_rank >= 0 && adding_rank >= 0) {
-      return RankError(absl::StatusCode::kFailedPrecondition, fresh_rank,
-                       absl::StrCat("SubmitGradients group \"", group_name(group), "\""),
-                       absl::StrCat("gradient of \"", plan_->params[param].fqn, "\" replaces on rank ", fresh_rank,
-                                    " and adds on rank ", adding_rank, "; all ranks must do the same"));
-    }
-    if (fresh_rank < 0 && adding_rank < 0) {
-      continue;
-    }
-    const bool replaces = fresh_rank >= 0 && pair.touched[i] == 0;
-    if (replaces || !present_[param]) {
-      request.modes[i] = GradientMode::kOverwrite;
-    }
-    present_[param] = true;
-    pair.touched[i] = 1;
-  }
-  for (int rank : ranks) {
-    GradientSource source;
-    source.rank = rank;
-    source.slot = sessions_[rank]->slot(group);
-    source.present = std::move(pair.waiting[rank].front().present);
-    for (size_t i = 0; i < bits; ++i) {
-      if (source.present[i]) {
-        const ParamPlan& param = plan_->params[plan.params[i]];
-        counters_.set_bytes_reduced(counters_.bytes_reduced() +
-                                    param.numel * DTypeSizeBytes(plan_->flat_params[param.flat_param].unsharded_dtype));
-      }
-    }
-    pair.waiting[rank].pop_front();
-    request.sources.push_back(std::move(source));
-    keep.push_back(sessions_[rank]->memory());
-  }
-  ++pending_reductions_;
-  counters_.set_reductions(counters_.reductions() + 1);
-  collective_->ReduceScatter(std::move(request), Join(1, [this, group, ranks, keep = std::move(keep),
-                                                          epoch = epoch_](absl::Status status) mutable {
-                               if (epoch != epoch_ || closed_) {
-                                 reaper_->Post([gone = std::move(keep)] {});
-                                 return;
-                               }
-                               --pending_reductions_;
-                               if (status.ok()) {
-                                 OnReduced(group, ranks);
-                                 PublishReduced();
-                                 status = MaybeFold();
-                               }
-                               if (status.ok()) {
-                                 status = MaybeDecide();
-                               }
-                               if (status.ok() && epoch == epoch_) {
-                                 status = MaybeBeginPass();
-                               }
-                               if (!status.ok() && epoch == epoch_) {
-                                 Abort(std::move(status), {});
-                               }
-                             }));
-  return absl::OkStatus();
-}
-
-void JobCore::OnReduced(int group, const std::vector<int>& ranks) {
-  const int slot = plan_->groups[group].gradient_slot;
-  for (int rank : ranks) {
-    ranks_[rank].slot_holder[slot].reset();
-    if (ranks_[rank].blocked_slot == slot) {
-      ranks_[rank].blocked_slot = -1;
-    }
-    sessions_[rank]->PublishSlotReleased(slot);
-  }
-}
-
-void JobCore::OnWaitGradientSlot(Session* session, int group) {
-  const int slot = plan_->groups[group].gradient_slot;
-  RankStep& state = ranks_[session->rank()];
-  if (slot >= 0 && state.slot_holder[slot].has_value()) {
-    state.blocked_slot = slot;
-  }
-}
-
-// Ranks that run groups in different orders can come to hold each other up: each sleeps until a slot is released whose
-// group another rank submits only later. Such a state is reached whatever the timing, so resolving it when, and only
-// when, every rank is stuck keeps results the same on every run: what the stuck ranks have is added before its turn.
-absl::Status JobCore::MaybeFold() {
-  if (pending_reductions_ > 0 || committing_) {
-    return absl::OkStatus();
-  }
-  bool blocked = false;
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].blocked_slot >= 0) {
-      blocked = true;
-    } else if (!ranks_[rank].stepped && !(ranks_[rank].pass == Pass::kEntering && ranks_[rank].pass_stepped)) {
-      return absl::OkStatus();
-    }
-  }
-  if (!blocked) {
-    return absl::OkStatus();
-  }
-  const auto older_open = [this](int backward) {
-    return std::any_of(ranks_.begin(), ranks_.end(),
-                       [backward](const RankStep& r) { return r.closed_backwards < backward; });
-  };
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].blocked_slot < 0) {
-      continue;
-    }
-    const std::optional<PairKey> key = ranks_[rank].slot_holder[ranks_[rank].blocked_slot];
-    if (!key.has_value()) {
-      continue;
-    }
-    Pair& pair = pairs_.at(*key);
-    if (pair.waiting[rank].empty()) {
-      continue;  // folded for another stuck rank already
-    }
-    const int turn = pair.folded[rank];
-    std::vector<int> ranks;
-    for (int other = 0; other < world_size(); ++other) {
-      if (pair.folded[other] != turn || pair.waiting[other].empty()) {
-        continue;
-      }
-      const std::vector<bool>& fresh = pair.waiting[other].front().fresh;
-      if ((turn > 0 || older_open(key->first)) && std::find(fresh.begin(), fresh.end(), true) != fresh.end()) {
-        return RankError(absl::StatusCode::kFailedPrecondition, other,
-                         absl::StrCat("SubmitGradients group \"", group_name(key->second), "\""),
-                         "a gradient that replaces cannot be added before its turn, and all ranks wait for each other; "
-                         "submit groups in the same order on all ranks");
-      }
-      ranks.push_back(other);
-    }
-    counters_.set_early_folds(counters_.early_folds() + 1);
-    SHARDD_RETURN_IF_ERROR(IssueReduce(*key, pair, ranks));
-    for (int other : ranks) {
-      ++pair.folded[other];
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace shardd

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,11 +11,6 @@
 #include "server/observe/log.h"
 
 namespace shardd {
-namespace {
-
-constexpr int kAllBackwards = std::numeric_limits<int>::max();
-
-}  // namespace
 
 absl::Status JobCore::OnStep(Session* session, v1::Step step) {
   const int rank = session->rank();
@@ -54,7 +48,8 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
 
 absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) const {
   for (const auto& [key, pair] : pairs_) {
-    if (key.first == ranks_[rank].closed_backwards && pair.submitted[rank] > 0) {
+    if (key.first == ranks_[rank].closed_backwards && pair.submitted[rank] > 0 &&
+        ranks_[rank].abandoned.count(key.first) == 0) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
                        absl::StrCat("backward ", key.first, " is still open; call BackwardDone first"));
     }
@@ -144,7 +139,9 @@ absl::Status JobCore::MaybeDecide() {
 }
 
 void JobCore::Decide() {
-  if (ranks_[0].step.max_grad_norm() <= 0 && ranks_[0].step.loss_scale() <= 0) {
+  const bool zeroed = SettleAllPresence(StreamId::kOptimizer);
+  const bool wants_norm = ranks_[0].step.max_grad_norm() > 0 || ranks_[0].step.loss_scale() > 0;
+  if (!wants_norm && !zeroed) {
     Apply(0);
     return;
   }
@@ -166,7 +163,9 @@ void JobCore::Decide() {
   for (int rank = 0; rank < world_size(); ++rank) {
     DeviceWork work;
     work.label = absl::StrCat("norm step ", committed_step_ + 1);
-    work.ops = NormOps(*plan_, memory_->pointers(), present_, rank, &(*squares)[rank]);
+    if (wants_norm) {
+      work.ops = NormOps(*plan_, memory_->pointers(), present_, rank, &(*squares)[rank]);
+    }  // else decided when the zeros are there: gradient shards do not change afterwards
     work.done = done;
     devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
   }
@@ -281,6 +280,7 @@ void JobCore::EndStep() {
   for (RankStep& rank : ranks_) {
     rank.stepped = false;
     rank.closed_backwards = 0;
+    rank.abandoned.clear();
     rank.step.Clear();
   }
   for (const auto& session : sessions_) {

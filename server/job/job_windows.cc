@@ -124,6 +124,9 @@ absl::Status JobCore::MaybeBeginPass() {
     return absl::OkStatus();
   }
   SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
+  if (stepped) {
+    (void)SettleAllPresence(StreamId::kOptimizer);  // before backwards count from 0 again
+  }
   committing_ = true;
   auto done = Join(world_size(), [this, stepped](const absl::Status& status) {
     committing_ = false;

@@ -44,6 +44,10 @@ absl::string_view OpcodeName(Opcode opcode) {
       return "LeavePass";
     case Opcode::kOpenWindow:
       return "OpenWindow";
+    case Opcode::kAbandonBackward:
+      return "AbandonBackward";
+    case Opcode::kSetGradientPresence:
+      return "SetGradientPresence";
     case Opcode::kInvalid:
       break;
   }
@@ -213,6 +217,8 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
     case Opcode::kLeaveFullParams:
     case Opcode::kLeavePass:
     case Opcode::kOpenWindow:
+    case Opcode::kAbandonBackward:
+    case Opcode::kSetGradientPresence:
       break;
     case Opcode::kInvalid:
     default:
@@ -308,6 +314,14 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
       break;
     case v1::Command::kOpenWindow:
       command.opcode = Opcode::kOpenWindow;
+      break;
+    case v1::Command::kAbandonBackward:
+      command.opcode = Opcode::kAbandonBackward;
+      break;
+    case v1::Command::kSetGradientPresence:
+      command.opcode = Opcode::kSetGradientPresence;
+      command.group = in.set_gradient_presence().param();
+      command.arg0 = in.set_gradient_presence().present() ? 1 : 0;
       break;
     case v1::Command::KIND_NOT_SET:
       return absl::InvalidArgumentError(absl::StrCat("command: kind is not set (rank=", rank_, ")"));

@@ -69,14 +69,33 @@ class OrderTracker {
     cursor_ = 0;
     fits_ = false;
     sequence_.clear();
+    Mark();
+  }
+  // A backward is closed: where Rewind goes back to.
+  void Mark() {
+    marked_cursor_ = cursor_;
+    marked_size_ = sequence_.size();
+  }
+  // What was observed since the last mark was given up by user code and will come again.
+  void Rewind() {
+    cursor_ = marked_cursor_;
+    fits_ = false;
+    sequence_.resize(marked_size_);
   }
   // The order was captured while this step was already under way (a rank that stepped early).
   void SetCaptured(const CapturedOrder* captured) {
     std::vector<OrderEntry> seen;
     seen.swap(sequence_);
+    const size_t marked = marked_size_;
     BeginStep(captured);
-    for (const OrderEntry& entry : seen) {
-      Observe(entry);
+    for (size_t i = 0; i < seen.size(); ++i) {
+      if (i == marked) {
+        Mark();
+      }
+      Observe(seen[i]);
+    }
+    if (marked == seen.size()) {
+      Mark();
     }
   }
 
@@ -132,7 +151,9 @@ class OrderTracker {
  private:
   const CapturedOrder* captured_ = nullptr;
   size_t cursor_ = 0;
-  bool fits_ = false;  // the last request did
+  size_t marked_cursor_ = 0;
+  size_t marked_size_ = 0;  // of sequence_
+  bool fits_ = false;       // the last request did
   std::vector<OrderEntry> sequence_;
 };
 

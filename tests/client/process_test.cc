@@ -99,6 +99,8 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_step_with", [&] { return refused(shardd_step_with(job, &step_options)); }},
       {"shardd_wait_step", [&] { return refused(shardd_wait_step(job, &step_result)); }},
       {"shardd_enter_pass", [&] { return refused(shardd_enter_pass(job, 0, nullptr, 0)); }},
+      {"shardd_abandon_backward", [&] { return refused(shardd_abandon_backward(job)); }},
+      {"shardd_set_gradient_presence", [&] { return refused(shardd_set_gradient_presence(job, 0, 1)); }},
       {"shardd_leave_pass", [&] { return refused(shardd_leave_pass(job)); }},
       {"shardd_open_window", [&] { return refused(shardd_open_window(job)); }},
       {"shardd_watch_writes", [&] { return refused(shardd_watch_writes(job, 1)); }},

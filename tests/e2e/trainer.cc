@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "tests/e2e/attach.h"
 #include "tests/e2e/reference.h"
@@ -134,7 +135,15 @@ Status Trainer::TrainStep(int64_t step) {
   const int micros = args_.Int("micro", 1);
   report_.losses[step] = 0;
   for (int micro = 0; micro < micros; ++micro) {
-    RETURN_IF_ERROR(ForwardBackward(step, micro, micro + 1 == micros));
+    const double loss = report_.losses[step];
+    Status status = ForwardBackward(step, micro, micro + 1 == micros);
+    if (status.code() == Code::kUnknown) {
+      RETURN_IF_ERROR(job_->AbandonBackward());
+      moments_.Reach("abandoned", step);
+      report_.losses[step] = loss;
+      status = ForwardBackward(step, micro, micro + 1 == micros);
+    }
+    RETURN_IF_ERROR(status);
   }
   std::vector<shardd_hyperparameters> groups;
   const bool two = args_.Int("two_groups") != 0;
@@ -158,6 +167,12 @@ Status Trainer::TrainStep(int64_t step) {
     report_.clips[step] = result.clip_factor;
   }
   return Status();
+}
+
+Status Trainer::Come(const std::string& moment, int64_t step) {
+  moments_.Reach(moment, step);
+  return moments_.At("fail", moment, step) && !std::exchange(failed_, true) ? Status(Code::kUnknown, "user code failed")
+                                                                            : Status();
 }
 
 std::string Trainer::Odd(const std::string& what, int64_t step) {

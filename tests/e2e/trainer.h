@@ -8,6 +8,8 @@
 //   skip=GROUP@STEP      leaves out the group's gradients
 //   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_writeback (at the end) =VALUE@STEP
 //                        what this rank does otherwise than the others, in that step, once
+//   fail=MOMENT@STEP     its user code fails at that moment of a forward or backward (moments.h), once: it gives the
+//                        backward up and does it again
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 // Results go to the folder: "rank.R" when it has ended (TrainerReport).
 
@@ -36,6 +38,8 @@ class Trainer {
   Status Train();
   Status TrainStep(int64_t step);
   Status ForwardBackward(int64_t step, int micro, bool last);
+  // Reaches the moment; kUnknown where user code fails there.
+  Status Come(const std::string& moment, int64_t step);
   // With the groups one after the other in the order given, whatever depends on what.
   Status OutOfOrder(const std::vector<int>& order, int64_t step, int micro);
   Status ReadGroup(int group, shardd_phase phase, bool hold);
@@ -59,6 +63,7 @@ class Trainer {
   bool raf_[kGroupCount] = {};
   std::vector<int> order_;
   std::set<std::string> odd_;  // done already
+  bool failed_ = false;        // likewise
   Values seen_;                // parameters as last read
   Values gradient_;            // of the current backward
   TrainerReport report_;

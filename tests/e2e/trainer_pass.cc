@@ -75,7 +75,7 @@ Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
   RETURN_IF_ERROR(ReadGroup(kEmbedGroup, SHARDD_FORWARD, !raf_[kEmbedGroup]));
   pass.ForwardEmbed(seen_[kEmbed]);
   RETURN_IF_ERROR(ReadGroup(kMid, SHARDD_FORWARD, true));
-  moments_.Reach("unsharded", step);
+  RETURN_IF_ERROR(Come("unsharded", step));
   ReadParam(kW1);  // once more, as it is now
   pass.ForwardMid(seen_[kW1], seen_[kB1], seen_[kFrozen], seen_[kW2]);
   if (raf_[kMid]) RETURN_IF_ERROR(Release(kMid));
@@ -91,7 +91,7 @@ Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
   pass.BackwardHead(seen_[kEmbed], seen_[kU], gradient_);
   RETURN_IF_ERROR(Submit(kHead, step, micro));
   RETURN_IF_ERROR(Release(kHead));
-  moments_.Reach("some_gradients", step);
+  RETURN_IF_ERROR(Come("some_gradients", step));
   if (raf_[kMid]) RETURN_IF_ERROR(ReadGroup(kMid, SHARDD_BACKWARD, true));
   pass.BackwardMid(seen_[kW1], seen_[kFrozen], seen_[kW2], gradient_);
   RETURN_IF_ERROR(Submit(kMid, step, micro));
@@ -100,7 +100,7 @@ Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
   pass.BackwardEmbed(gradient_);
   RETURN_IF_ERROR(Submit(kEmbedGroup, step, micro));
   RETURN_IF_ERROR(Release(kEmbedGroup));
-  moments_.Reach("root_held", step);
+  RETURN_IF_ERROR(Come("root_held", step));
   const Tensor bias = seen_[kBias];
   ReadParam(kBias);  // still unsharded since forward: the version of this pass, whoever has stepped meanwhile
   if (bias != seen_[kBias]) {

@@ -1,6 +1,7 @@
 #include "server/device/cpu/cpu_ops.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,9 @@ absl::Status CheckUpdate(absl::string_view kind, bool null_pointer, DType param_
 struct Check {
   absl::Status operator()(const CopyOp& op) const {
     return op.src == nullptr || op.dst == nullptr ? Malformed("copy", "null pointer") : absl::OkStatus();
+  }
+  absl::Status operator()(const ZeroOp& op) const {
+    return op.dst == nullptr ? Malformed("zero", "null pointer") : absl::OkStatus();
   }
   absl::Status operator()(const CastOp& op) const {
     if (op.src == nullptr || op.dst == nullptr) return Malformed("cast", "null pointer");
@@ -89,6 +93,7 @@ struct Slice {
   void operator()(const CopyOp& op) const {
     CopyBytes(static_cast<const char*>(op.src) + first, static_cast<char*>(op.dst) + first, count);
   }
+  void operator()(const ZeroOp& op) const { std::memset(static_cast<char*>(op.dst) + first, 0, count); }
   void operator()(const CastOp& op) const {
     Cast(At(op.src, op.from, first), op.from, At(op.dst, op.to, first), op.to, count);
   }
@@ -116,7 +121,6 @@ struct Slice {
 }  // namespace
 
 int64_t CpuOpExtent(const DeviceOp& op) {
-  if (const CopyOp* copy = std::get_if<CopyOp>(&op)) return copy->size_bytes;
   return std::visit(
       [](const auto& o) {
         if constexpr (requires { o.numel; }) {
@@ -128,7 +132,9 @@ int64_t CpuOpExtent(const DeviceOp& op) {
       op);
 }
 
-int64_t CpuOpSlice(const DeviceOp& op) { return std::holds_alternative<CopyOp>(op) ? kSliceBytes : kSliceNumel; }
+int64_t CpuOpSlice(const DeviceOp& op) {
+  return std::holds_alternative<CopyOp>(op) || std::holds_alternative<ZeroOp>(op) ? kSliceBytes : kSliceNumel;
+}
 
 absl::Status CheckCpuOp(const DeviceOp& op) {
   const int64_t extent = CpuOpExtent(op);

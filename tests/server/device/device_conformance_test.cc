@@ -120,6 +120,12 @@ TEST_P(DeviceTest, ReduceAddsScalesAndAccumulates) {
   EXPECT_THAT(dst, ElementsAre(4, 6));
 }
 
+TEST_P(DeviceTest, ZeroWritesItsRangeAndNothingElse) {
+  std::vector<float> values(5, 7.0f);
+  ASSERT_TRUE(RunOp(ZeroOp{values.data() + 1, 3 * sizeof(float)}).ok());
+  EXPECT_THAT(values, ElementsAre(7, 0, 0, 0, 7));
+}
+
 TEST_P(DeviceTest, SquaredNormsOfOneWorkAddUp) {
   const std::vector<float> a = {3, 4}, b = {1};
   double norm = 2;
@@ -235,6 +241,7 @@ TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
   const std::vector<DeviceOp> malformed = {
       CopyOp{nullptr, &x, 4},
       CopyOp{&x, &x, -1},
+      ZeroOp{nullptr, 4},
       CastOp{&x, v1::DTYPE_INT64, &x, f32, 1},
       CastOp{&x, v1::DTYPE_UNSPECIFIED, &x, v1::DTYPE_UNSPECIFIED, 1},
       ReduceOp{{}, f32, v1::DTYPE_UNSPECIFIED, 1, false, &x, 1},

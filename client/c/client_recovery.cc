@@ -1,0 +1,32 @@
+// After an exception in user code between forward and the end of backward: this rank alone goes back, the session
+// lives.
+
+#include "absl/strings/str_cat.h"
+#include "client/c/client_job.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+
+absl::Status ClientJob::AbandonBackward() {
+  SHARDD_RETURN_IF_ERROR(Live());
+  if (progress_.full_params != FullParams::kOutside) {
+    return absl::FailedPreconditionError(absl::StrCat("abandon_backward job \"", spec().name(),
+                                                      "\": full parameters are entered (rank=", rank(),
+                                                      "); call shardd_leave_full_params first"));
+  }
+  const WaitFor reason{"abandon_backward", nullptr, "space in the command ring"};
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kAbandon));
+  CommandRecord record = {};
+  record.opcode = Opcode::kAbandonBackward;
+  // At once: others may wait for what this rank holds, and what is not added up by then is taken back.
+  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+  progress_.backward_open = false;
+  for (Slot& slot : progress_.slots) {
+    slot.holder = -1;  // the gradients that were being written are of no use
+    slot.told = false;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

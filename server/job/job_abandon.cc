@@ -1,0 +1,49 @@
+// User code gave up its forward or backward: the rank goes back to where its last backward was closed, and nobody else
+// does. What is in the sums already cannot be taken out of them; it stands for what the rank submits when it does the
+// backward again (job_reduce.cc).
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/job/job_core.h"
+
+namespace shardd {
+
+absl::Status JobCore::OnAbandonBackward(Session* session) {
+  const int rank = session->rank();
+  RankStep& state = ranks_[rank];
+  for (size_t g = 0; g < session->handles.size(); ++g) {
+    SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kAbandon, group_name(static_cast<int>(g)), rank));
+  }
+  counters_.set_abandons(counters_.abandons() + 1);
+  if (pooled_) {
+    pool_->ReleaseAll(rank);
+    state.awaited_unshards.clear();
+    state.deferred_unshards.clear();
+  }
+  orders_[rank].Rewind();
+  const int backward = state.closed_backwards;
+  if (backward == kAllBackwards) {
+    return absl::OkStatus();  // it has stepped: only the next forward had begun
+  }
+  int taken_back = 0;
+  int stays = 0;
+  for (auto it = pairs_.lower_bound({backward, 0}); it != pairs_.end() && it->first.first == backward; ++it) {
+    Pair& pair = it->second;
+    if (!pair.waiting[rank].empty()) {
+      taken_back += static_cast<int>(pair.waiting[rank].size());
+      pair.waiting[rank].clear();
+      ReleaseSlot(rank, plan_->groups[it->first.second].gradient_slot);
+    }
+    pair.submitted[rank] = pair.stays[rank] = pair.added[rank];
+    stays += pair.added[rank];
+  }
+  state.abandoned.insert(backward);
+  Event(rank, "abandon",
+        absl::StrCat("gave backward ", backward, " up: ", taken_back, " submissions taken back, ", stays,
+                     " added up already"));
+  return absl::OkStatus();
+}
+
+}  // namespace shardd
