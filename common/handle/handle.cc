@@ -219,7 +219,9 @@ absl::Status Handle::Apply(HandleEvent event, absl::string_view group, int rank)
     }
     std::vector<absl::string_view> expected;
     for (HandleEvent other : kEvents) {
-      if (other != HandleEvent::kUnshardDone && FindRow(other, training_, storage_) != nullptr) {
+      // Abandon is no way on, and nearly always legal.
+      if (other != HandleEvent::kUnshardDone && other != HandleEvent::kAbandon &&
+          FindRow(other, training_, storage_) != nullptr) {
         expected.push_back(HandleEventName(other));
       }
     }

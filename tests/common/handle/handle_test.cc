@@ -21,9 +21,9 @@ using S = StorageState;
 using T = TrainingState;
 using testing::HasSubstr;
 
-constexpr E kEvents[] = {E::kUnshardForward, E::kUnshardBackward, E::kUnshardDone,
-                         E::kReshard,        E::kSubmitGradients, E::kBackwardDone,
-                         E::kStep,           E::kEnterFullParams, E::kLeaveFullParams};
+constexpr E kEvents[] = {E::kUnshardForward,  E::kUnshardBackward, E::kUnshardDone, E::kReshard,
+                         E::kSubmitGradients, E::kBackwardDone,    E::kStep,        E::kEnterFullParams,
+                         E::kLeaveFullParams, E::kAbandon};
 
 // A reachable state and how to get there.
 struct State {
@@ -71,46 +71,46 @@ Handle Make(const State& state) {
 
 // What must happen, written out by hand and by (storage, training): "-" is refused. Events in the order of kEvents:
 // UnshardForward, UnshardBackward, UnshardDone, Reshard, SubmitGradients, BackwardDone, Step, EnterFullParams,
-// LeaveFullParams.
+// LeaveFullParams, Abandon.
 const std::map<std::string, std::vector<std::string>>& Oracle() {
   static const auto* const oracle = new std::map<std::string, std::vector<std::string>>{
       {"SHARDED/IDLE",
        {"UNSHARDING(1)/FORWARD", "UNSHARDING(1)/BACKWARD_PRE", "-", "-", "-", "SHARDED/IDLE", "SHARDED/IDLE",
-        "SHARDED/FULL_PARAMS", "-"}},
+        "SHARDED/FULL_PARAMS", "-", "SHARDED/IDLE"}},
       {"UNSHARDING(1)/IDLE",
        {"UNSHARDING(2)/FORWARD", "UNSHARDING(2)/BACKWARD_PRE", "UNSHARDED(1)/IDLE", "SHARDED/IDLE", "-",
-        "UNSHARDING(1)/IDLE", "-", "-", "-"}},
+        "UNSHARDING(1)/IDLE", "-", "-", "-", "SHARDED/IDLE"}},
       {"UNSHARDED(1)/IDLE",
        {"UNSHARDED(2)/FORWARD", "UNSHARDED(2)/BACKWARD_PRE", "UNSHARDED(1)/IDLE", "SHARDED/IDLE", "-",
-        "UNSHARDED(1)/IDLE", "-", "-", "-"}},
+        "UNSHARDED(1)/IDLE", "-", "-", "-", "SHARDED/IDLE"}},
       {"SHARDED/FORWARD",
        {"UNSHARDING(1)/FORWARD", "UNSHARDING(1)/BACKWARD_PRE", "-", "-", "SHARDED/BACKWARD_POST", "SHARDED/FORWARD",
-        "SHARDED/IDLE", "SHARDED/FULL_PARAMS", "-"}},
+        "SHARDED/IDLE", "SHARDED/FULL_PARAMS", "-", "SHARDED/IDLE"}},
       {"UNSHARDING(1)/FORWARD",
        {"UNSHARDING(2)/FORWARD", "UNSHARDING(2)/BACKWARD_PRE", "UNSHARDED(1)/FORWARD", "SHARDED/FORWARD",
-        "UNSHARDING(1)/BACKWARD_POST", "UNSHARDING(1)/FORWARD", "-", "-", "-"}},
+        "UNSHARDING(1)/BACKWARD_POST", "UNSHARDING(1)/FORWARD", "-", "-", "-", "SHARDED/IDLE"}},
       {"UNSHARDED(1)/FORWARD",
        {"UNSHARDED(2)/FORWARD", "UNSHARDED(2)/BACKWARD_PRE", "UNSHARDED(1)/FORWARD", "SHARDED/FORWARD",
-        "UNSHARDED(1)/BACKWARD_POST", "UNSHARDED(1)/FORWARD", "-", "-", "-"}},
+        "UNSHARDED(1)/BACKWARD_POST", "UNSHARDED(1)/FORWARD", "-", "-", "-", "SHARDED/IDLE"}},
       {"SHARDED/BACKWARD_PRE",
        {"UNSHARDING(1)/BACKWARD_PRE", "UNSHARDING(1)/BACKWARD_PRE", "-", "-", "SHARDED/BACKWARD_POST", "SHARDED/IDLE",
-        "SHARDED/IDLE", "-", "-"}},
+        "SHARDED/IDLE", "-", "-", "SHARDED/IDLE"}},
       {"UNSHARDING(1)/BACKWARD_PRE",
        {"UNSHARDING(2)/BACKWARD_PRE", "UNSHARDING(2)/BACKWARD_PRE", "UNSHARDED(1)/BACKWARD_PRE", "SHARDED/BACKWARD_PRE",
-        "UNSHARDING(1)/BACKWARD_POST", "UNSHARDING(1)/IDLE", "-", "-", "-"}},
+        "UNSHARDING(1)/BACKWARD_POST", "UNSHARDING(1)/IDLE", "-", "-", "-", "SHARDED/IDLE"}},
       {"UNSHARDED(1)/BACKWARD_PRE",
        {"UNSHARDED(2)/BACKWARD_PRE", "UNSHARDED(2)/BACKWARD_PRE", "UNSHARDED(1)/BACKWARD_PRE", "SHARDED/BACKWARD_PRE",
-        "UNSHARDED(1)/BACKWARD_POST", "UNSHARDED(1)/IDLE", "-", "-", "-"}},
+        "UNSHARDED(1)/BACKWARD_POST", "UNSHARDED(1)/IDLE", "-", "-", "-", "SHARDED/IDLE"}},
       {"SHARDED/BACKWARD_POST",
        {"UNSHARDING(1)/BACKWARD_POST", "UNSHARDING(1)/BACKWARD_PRE", "-", "-", "SHARDED/BACKWARD_POST", "SHARDED/IDLE",
-        "SHARDED/IDLE", "SHARDED/FULL_PARAMS", "-"}},
+        "SHARDED/IDLE", "SHARDED/FULL_PARAMS", "-", "SHARDED/IDLE"}},
       {"UNSHARDING(1)/BACKWARD_POST",
        {"UNSHARDING(2)/BACKWARD_POST", "UNSHARDING(2)/BACKWARD_PRE", "UNSHARDED(1)/BACKWARD_POST",
-        "SHARDED/BACKWARD_POST", "UNSHARDING(1)/BACKWARD_POST", "UNSHARDING(1)/IDLE", "-", "-", "-"}},
+        "SHARDED/BACKWARD_POST", "UNSHARDING(1)/BACKWARD_POST", "UNSHARDING(1)/IDLE", "-", "-", "-", "SHARDED/IDLE"}},
       {"UNSHARDED(1)/BACKWARD_POST",
        {"UNSHARDED(2)/BACKWARD_POST", "UNSHARDED(2)/BACKWARD_PRE", "UNSHARDED(1)/BACKWARD_POST",
-        "SHARDED/BACKWARD_POST", "UNSHARDED(1)/BACKWARD_POST", "UNSHARDED(1)/IDLE", "-", "-", "-"}},
-      {"SHARDED/FULL_PARAMS", {"-", "-", "-", "-", "-", "-", "-", "-", "SHARDED/IDLE"}},
+        "SHARDED/BACKWARD_POST", "UNSHARDED(1)/BACKWARD_POST", "UNSHARDED(1)/IDLE", "-", "-", "-", "SHARDED/IDLE"}},
+      {"SHARDED/FULL_PARAMS", {"-", "-", "-", "-", "-", "-", "-", "-", "SHARDED/IDLE", "-"}},
   };
   return *oracle;
 }
