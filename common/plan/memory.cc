@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kFp32Bytes = 4;
+constexpr int64_t kSmallSlotsBytes = int64_t{1} << 20;  // gradient slots of small groups at one depth of nesting
 constexpr int64_t kMaxPoolBytes = int64_t{1} << 56;
 
 // Takes a place in a slab, slot or image.
@@ -50,16 +51,21 @@ void AssignGradientSlots(ShardPlan& plan) {
   for (const GroupPlan& group : plan.groups) {
     max_depth = std::max(max_depth, group.depth);
   }
-  std::vector<int> trainable_at(max_depth + 1, 0);
+  std::vector<int> slots_at(max_depth + 1, 0);
+  std::vector<int64_t> largest_at(max_depth + 1, 1);
   for (const GroupPlan& group : plan.groups) {
-    trainable_at[group.depth] += group.gradient_bytes > 0 ? 1 : 0;
+    slots_at[group.depth] += group.gradient_bytes > 0 ? 1 : 0;
+    largest_at[group.depth] = std::max(largest_at[group.depth], group.gradient_bytes);
   }
-  // Two at a depth let one group's gradients be written while its neighbour's are being reduced.
+  // Two at a depth let one group's gradients be written while its neighbour's are being reduced. Small groups get more:
+  // a round trip to the daemon takes longer than their backward.
   std::vector<int> first_slot(max_depth + 1, 0);
   int slots = 0;
   for (int depth = 0; depth <= max_depth; ++depth) {
     first_slot[depth] = slots;
-    slots += std::min(trainable_at[depth], 2);
+    const int64_t most = std::max<int64_t>(2, kSmallSlotsBytes / RoundUp(largest_at[depth], kPageBytes));
+    slots_at[depth] = static_cast<int>(std::min<int64_t>(slots_at[depth], most));
+    slots += slots_at[depth];
   }
   plan.gradient_slots.resize(slots);
   std::vector<int> seen_at(max_depth + 1, 0);
@@ -67,7 +73,7 @@ void AssignGradientSlots(ShardPlan& plan) {
     if (group.gradient_bytes == 0) {
       continue;
     }
-    group.gradient_slot = first_slot[group.depth] + seen_at[group.depth]++ % 2;
+    group.gradient_slot = first_slot[group.depth] + seen_at[group.depth]++ % slots_at[group.depth];
     SlotPlan& slot = plan.gradient_slots[group.gradient_slot];
     slot.size_bytes = std::max(slot.size_bytes, group.gradient_bytes);
   }

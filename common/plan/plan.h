@@ -82,7 +82,8 @@ struct GroupPlan {
 };
 
 // A gradient slot, in each rank's session memory. Groups are given slots statically: at each nesting depth the groups
-// alternate between two (one if there is one group), so a group nested in another never shares its slot.
+// take turns over two, or over as many as fit into 1 MiB (one each, if there are fewer groups), so a group nested in
+// another never shares its slot.
 struct SlotPlan {
   int64_t offset_bytes = 0;  // from the start of the slot area; multiples of 4096
   int64_t size_bytes = 0;

@@ -236,9 +236,10 @@ std::string SpecJson(const Args& args) {
   std::string config;
   for (const auto& [name, value] : fields) absl::StrAppend(&config, config.empty() ? "" : ",", text(name), ":", value);
   const bool marked = args.Int("manual_marks") != 0;
-  return absl::StrCat("{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2),
-                      ",\"tree\":", args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(marked),
-                      marked ? "" : R"(,"policy":{"classes":{"classNames":["Block"]}})", ",\"config\":{", config, "}}");
+  return absl::StrCat(
+      "{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2),
+      ",\"tree\":", args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(marked, args.Int("filler")),
+      marked ? "" : R"(,"policy":{"classes":{"classNames":["Block"]}})", ",\"config\":{", config, "}}");
 }
 
 void ExpectAllOk(const std::vector<TrainerReport>& reports) {

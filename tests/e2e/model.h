@@ -34,7 +34,9 @@ using Tensor = std::vector<float>;
 using Values = std::array<Tensor, kParamCount>;
 
 // The tree as the trainers describe it; proto3 JSON. `marked`: says itself which modules are fully sharded ones.
-inline std::string TreeJson(bool marked = false) {
+// `filler`: elements of one more parameter in mid, which nothing reads and no trainer writes: where groups are as large
+// as that, they share gradient slots.
+inline std::string TreeJson(bool marked = false, int64_t filler = 0) {
   const std::string block =
       std::string(R"("className":"Block",)") + (marked ? R"("mark":"MODULE_MARK_FULLY_SHARD",)" : "");
   auto param = [](const std::string& name, const std::string& shape, bool trains = true,
@@ -46,8 +48,9 @@ inline std::string TreeJson(bool marked = false) {
          param("gain", "") + R"(]},{"name":"embed",)" + block + R"("parameters":[)" +
          param("weight", "7,5", true, "1") + R"(]},{"name":"mid",)" + block + R"("parameters":[)" +
          param("w1", "13,7") + "," + param("b1", "13") + "," + param("frozen", "13", false) + "," +
-         param("w2", "7,13") + R"(]},{"name":"head",)" + block + R"("parameters":[)" + param("tied", "7,5", true, "1") +
-         "," + param("u", "3,5") + "]}]}";
+         param("w2", "7,13") + (filler > 0 ? "," + param("filler", std::to_string(filler)) : "") +
+         R"(]},{"name":"head",)" + block + R"("parameters":[)" + param("tied", "7,5", true, "1") + "," +
+         param("u", "3,5") + "]}]}";
 }
 
 inline Values InitialValues() {

@@ -40,10 +40,11 @@ TEST_F(Order, RanksThatRunGroupsInAnotherOrderTrainRight) {
   EXPECT_TRUE(HasEvent("job", "departure", "embed")) << "a departure names the groups";
 }
 
-// head and embed share a gradient slot, so in opposite orders each rank waits for what the other has not sent yet.
+// head and embed share a gradient slot, as there are two where groups are large: in opposite orders each rank waits for
+// what the other has not sent yet.
 TEST_F(Order, RanksThatHoldEachOtherUpOnASlotTrainRight) {
   StartDaemon({}, "cpu:3");
-  const Args args = {{"world", "3"}, {"order", "head,mid,embed,root"}, {"steps", "30"}};
+  const Args args = {{"world", "3"}, {"order", "head,mid,embed,root"}, {"steps", "30"}, {"filler", "100000"}};
   const std::map<int, Args> reversed = {{1, {{"order", "root,embed,mid,head"}}}};
   v1::Job job;
   const std::vector<TrainerReport> reports = RunRanks(args, reversed, [&] { job = Job(); });

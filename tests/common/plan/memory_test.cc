@@ -145,17 +145,17 @@ TEST(GradientSlots, NeighboursAlternateAndNestedGroupsNeverShare) {
   SpecBuilder b;
   b.Param(0, "w", {10});
   const int a = b.AddSharded(0, "a");
-  b.Param(a, "w", {1000});
+  b.Param(a, "w", {100000});
   b.Param(b.AddSharded(a, "inner"), "w", {10});
   b.Param(b.AddSharded(0, "frozen"), "w", {10}, {.requires_grad = false});
-  b.Param(b.AddSharded(0, "b"), "w", {3000});
-  b.Param(b.AddSharded(0, "c"), "w", {2000});
+  b.Param(b.AddSharded(0, "b"), "w", {300001});
+  b.Param(b.AddSharded(0, "c"), "w", {200000});
   const ShardPlan plan = b.Plan();
   // (root), a, a.inner, frozen, b, c
   EXPECT_THAT(SlotsOf(plan), ElementsAre(0, 1, 3, -1, 2, 1));
   ASSERT_EQ(plan.gradient_slots.size(), 4u);
-  EXPECT_EQ(plan.gradient_slots[1].size_bytes, 8000) << "the larger of a and c";
-  EXPECT_EQ(plan.gradient_slots[2].size_bytes, 12032) << "b, in whole cache lines";
+  EXPECT_EQ(plan.gradient_slots[1].size_bytes, 800000) << "the larger of a and c";
+  EXPECT_EQ(plan.gradient_slots[2].size_bytes, 1200064) << "b, in whole cache lines";
   int64_t end_bytes = 0;
   for (const SlotPlan& slot : plan.gradient_slots) {
     EXPECT_EQ(slot.offset_bytes % 4096, 0);
@@ -163,6 +163,18 @@ TEST(GradientSlots, NeighboursAlternateAndNestedGroupsNeverShare) {
     end_bytes = slot.offset_bytes + slot.size_bytes;
   }
   EXPECT_GE(plan.memory.gradient_slots_bytes, end_bytes);
+}
+
+TEST(GradientSlots, SmallGroupsShareAsLittleAsAMebibyteAllows) {
+  SpecBuilder b;
+  b.Param(0, "w", {10});
+  for (int g = 0; g < 5; ++g) {
+    b.Param(b.AddSharded(0, absl::StrCat("g", g)), "w", {kMiB / 4 / 5 - 1024});
+  }
+  EXPECT_THAT(SlotsOf(b.Plan()), ElementsAre(0, 1, 2, 3, 4, 5));
+  b.Param(b.AddSharded(0, "larger"), "w", {kMiB / 4 / 3 - 1024});
+  EXPECT_THAT(SlotsOf(b.Plan()), ElementsAre(0, 1, 2, 3, 1, 2, 3)) << "three of the largest fit, in whole pages";
+  EXPECT_LE(b.Plan().memory.gradient_slots_bytes, kMiB + 2 * 4096);
 }
 
 TEST(SessionLayoutTest, PartsLieOneAfterTheOtherOnPageBoundaries) {
