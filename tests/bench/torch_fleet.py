@@ -59,6 +59,14 @@ def memory_mib(pid: int | str = "self") -> float:
         return 0.0
 
 
+def processor_s(pid: int) -> float:
+    """Processor time of all threads that live, in seconds."""
+    times = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        times += int(path.read_text().split()[0])
+    return times / 1e9
+
+
 def serve(make: Callable[[str, argparse.Namespace], Turn], args: argparse.Namespace) -> None:
     """One rank: answers each number on stdin with a line of JSON."""
     import torch
@@ -139,9 +147,12 @@ class Fleet:
         return answers
 
     def turn(self, steps: int) -> list[dict[str, Any]]:
-        """What ``turn(steps)`` gives on each rank."""
+        """What ``turn(steps)`` gives on each rank, and ``cpu_s``: processor time of all processes together."""
+        pids = [process.pid for process in [*self.ranks, *([self.daemon] if self.daemon else [])]]
+        before = sum(map(processor_s, pids))
         self.ask(steps)
-        return self._answers()
+        answers = self._answers()
+        return [{**answer, "cpu_s": sum(map(processor_s, pids)) - before} for answer in answers]
 
     def memory_mib(self) -> float:
         """Of all processes together, above what they had before there was a model. Read it while they work."""

@@ -6,6 +6,8 @@
 Model, data and clock are the same for all: GPT, vocabulary and context 128, text of the machine's licence files; the clock
 covers forward, backward, optimizer step and zero_grad. Each rank has one thread; the daemon runs on the same cores. The first
 step of a turn warms the caches and is not counted. Losses of the last step are compared between the implementations.
+`cpu x floor` is processor time of ranks and daemon, that first step included: what the wall time comes to where all cores are
+busy, and steadier than it on a machine that does other things.
 """
 
 from __future__ import annotations
@@ -86,10 +88,11 @@ def measure(args: argparse.Namespace, size: str) -> dict[str, Any]:
     if losses and max(losses.values()) - min(losses.values()) > 2e-3 * max(losses.values()):
         raise SystemExit(f"{size}: losses differ between implementations: {losses}")
     medians = {name: [statistics.median(a["all"]) for a in answers] for name, answers in turns.items()}
+    cpu = {name: [a["cpu_s"] / (steps + 1) for a in answers] for name, answers in turns.items()}
     result: dict[str, Any] = {"bench": "torch_step", "size": size, "world": args.world, "rounds": args.rounds,
                               "losses": losses, "implementations": {}}  # fmt: skip
     print(
-        f"\n{size}, {args.world} ranks: {'ms':>14}{'forward':>9}{'backward':>9}{'step':>9}   x floor (spread)     of fsdp2 (spread)"
+        f"\n{size}, {args.world} ranks: {'ms':>14}{'forward':>9}{'backward':>9}{'step':>9}   x floor (spread)     of fsdp2 (spread)       cpu x floor"
     )
     for name, answers in turns.items():
         entry: dict[str, Any] = {part: statistics.median(value for a in answers for value in a[part]) * 1e3
@@ -99,6 +102,10 @@ def measure(args: argparse.Namespace, size: str) -> dict[str, Any]:
             if base in medians:
                 entry[key] = ratio(medians[name], medians[base])
                 line += "   {:.3f} ({:.3f}-{:.3f})".format(*entry[key])
+        entry["cpu_ms"] = statistics.median(cpu[name]) * 1e3
+        if "floor" in cpu:
+            entry["cpu_x_floor"] = ratio(cpu[name], cpu["floor"])
+            line += "   cpu {:.3f} ({:.3f}-{:.3f})".format(*entry["cpu_x_floor"])
         if name.startswith("shardd"):
             more = STOCK_ALLOWANCE if name == "sharddf" else 0.0
             of_fsdp2, x_floor = (target + more for target in TARGETS[size])
