@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import glob
 import os
 from pathlib import Path
@@ -45,6 +46,24 @@ class Gpt(nn.Module):
             x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.view(-1, VOCABULARY).float(), targets.reshape(-1))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=8, help="per rank")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--kill-at", type=int, default=-1, help="rank 1 dies once in this step (resume.py)")
+    return parser.parse_args()
+
+
+def build(args: argparse.Namespace) -> Gpt:
+    torch.manual_seed(1)
+    return Gpt(args.width, args.layers, args.heads, args.context)
 
 
 def load_text() -> torch.Tensor:
