@@ -124,7 +124,7 @@ def run_ranks(
     function: Callable[..., Any],
     world: int,
     *arguments: Any,
-    limit_s: float = 120,
+    limit_s: float = 300,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """``function(*arguments)`` on every rank, with torch.distributed over gloo; its results by rank."""

@@ -1,4 +1,4 @@
-"""One rank of a test: runs the function that Cluster.start names and stores what it returns.
+"""One rank of a test: runs the function that Cluster.start or torchrun names and stores what it returns.
 
 With ``--serve`` a server of ranks: it has imported torch, and forks a process for every line it reads (rank_server.py).
 """
@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import sys
+import time
 import warnings
 
 _path = ""
@@ -16,7 +17,7 @@ _path = ""
 def report(**event: object) -> None:
     """One line for the test to read while the rank runs."""
     with open(f"{_path}.events", "a") as file:
-        file.write(json.dumps(event) + "\n")
+        file.write(json.dumps({**event, "time": time.time()}) + "\n")
 
 
 def main() -> None:
@@ -48,4 +49,6 @@ if __name__ == "__main__":
         _path = serve()  # returns in each rank
     else:
         _path = sys.argv[1]
+        if os.path.isdir(_path):  # from torchrun, which tells a rank by the environment alone
+            _path = f"{_path}/{os.environ['RANK']}"
     main()

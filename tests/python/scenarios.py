@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from models import Case, Model, batch, build, loss_of, shard
-from rank_main import report
 
 
 def _model(case: Case | None = None, lr: float = 1e-2) -> tuple[Model, Any]:
@@ -166,36 +164,6 @@ def gradients_as_torchs() -> dict[str, Any]:
         facts["mismatch"] = str(error)
     facts["commits"] = _counters(model)["commits"]
     return facts
-
-
-def swap_blocks(bad_step: int, kind: str, steps: int) -> dict[str, Any]:
-    """Rank 1 runs its blocks in another order, or leaves one out, from ``bad_step`` on. Same data on both ranks."""
-    import shardd
-
-    model, optimizer = _model(Case(extra={}))
-    rank = dist.get_rank()
-    losses = []
-    started = time.monotonic()
-    try:
-        for step in range(steps):
-            if step == bad_step and rank == 1:
-                model.order = [0, 2, 1] if kind == "swap" else [0, 2]
-            started = time.monotonic()
-            loss = loss_of(model, step, 0, 0)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    except shardd.Error as error:
-        seconds = time.monotonic() - started
-        os.environ["SHARDD_TEST_FAILED"] = "1"
-        return {
-            "losses": losses,
-            "error": str(error),
-            "seconds": seconds,
-            "aborted": isinstance(error, shardd.StepAborted),
-        }
-    return {"losses": losses, "error": "", "counters": _counters(model)}
 
 
 def exception_then_training(where: str) -> dict[str, Any]:
@@ -359,86 +327,6 @@ def dataloader_workers(method: str) -> dict[str, Any]:
             optimizer.zero_grad()
             losses.append(loss.item())
     return {"losses": losses, "counters": _counters(model)}
-
-
-def wait_for_ever() -> str:
-    """Rank 0 waits in a backward for rank 1, which sleeps; the test sends rank 0 a SIGINT."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    model, _ = _model()
-    rank = dist.get_rank()
-    loss_of(model, 0, 0, rank).backward()
-    if rank == 1:
-        report(event="sleeping")
-        signal.sigwait({signal.SIGUSR1})
-        return "woken"
-    report(event="waiting")
-    try:
-        loss_of(model, 1, 0, rank).backward()
-    except KeyboardInterrupt:
-        report(event="interrupted")
-        return "interrupted"
-    return "not interrupted"
-
-
-def train_and_be_killed(steps: int, path: str) -> dict[str, Any]:
-    """A trainer with data position and random state in its ride; goes on where the job is."""
-    from shardd.torch import resume, ride
-
-    model, optimizer = _model()
-    rank = dist.get_rank()
-    start, state = resume(model)
-    losses: list[float] = [] if state is None else state["losses"]
-    report(event="start", step=start, known=len(losses), pid=os.getpid())
-    for step in range(start, steps):
-        loss = loss_of(model, step, 0, rank)
-        loss.backward()
-        losses = [*losses, loss.item()]
-        ride({"losses": losses})
-        report(event="before", step=step)
-        optimizer.step()
-        optimizer.zero_grad()
-        report(event="step", step=step)
-    counts = _counters(model)
-    return {"losses": losses, "counters": counts,
-            "parameters": {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}}  # fmt: skip
-
-
-def survive_a_death(steps: int) -> dict[str, Any]:
-    """The survivor of a killed rank goes on in its process: no collective of its own."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    import shardd
-    from shardd.torch import fully_shard, reattach, resume, ride
-    from shardd.torch.optim import AdamW
-
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("fake", rank=rank, world_size=2)
-    model = build(Case())
-    mesh = init_device_mesh("cpu", (2,))
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = AdamW(model.parameters(), lr=1e-2)
-    step, state = resume(model)
-    losses: list[float] = state or []
-    report(event="start", step=step, pid=os.getpid())
-    aborted = 0
-    while step < steps:
-        try:
-            loss = loss_of(model, step, 0, rank)
-            loss.backward()
-            ride([*losses, loss.item()])
-            optimizer.step()
-            optimizer.zero_grad()
-            losses = [*losses, loss.item()]
-            step += 1
-            report(event="step", step=step)
-        except shardd.StepAborted as error:
-            aborted += 1
-            report(event="aborted", message=str(error))
-            step, state = reattach(model)
-            losses = state or []
-    return {"losses": losses, "aborted": aborted}
 
 
 def _train(model: Any, optimizer: Any, steps: range, forward: Any = None) -> list[float]:

@@ -56,44 +56,6 @@ def test_state_dicts_schedulers_and_evaluation() -> None:
         assert facts["bytes"] < 8000  # one parameter's rows, not its neighbours'
 
 
-def test_swapped_blocks_train_right() -> None:
-    same = run_ranks(scenarios.swap_blocks, 2, 99, "swap", 5)
-    swapped = run_ranks(scenarios.swap_blocks, 2, 2, "swap", 5)
-    assert swapped[0]["error"] == "" and swapped[1]["error"] == ""
-    assert swapped[0]["losses"][:3] == same[0]["losses"][:3]
-    # The reference in which rank 1 computes in its own order with the right weights of each block.
-    reference = scenarios_reference(5, 2)
-    for rank in range(2):
-        torch.testing.assert_close(
-            torch.tensor(swapped[rank]["losses"]), torch.tensor(reference[rank]), rtol=1e-5, atol=0
-        )
-    assert swapped[0]["counters"]["departures"] > 0
-
-
-def scenarios_reference(steps: int, bad_step: int) -> list[list[float]]:
-    from models import Case, build, loss_of
-
-    model = build(Case())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses: list[list[float]] = [[], []]
-    for step in range(steps):
-        for rank in range(2):
-            model.order = [0, 2, 1] if rank == 1 and step >= bad_step else [0, 1, 2]
-            loss = loss_of(model, step, 0, 0)
-            (loss / 2).backward()
-            losses[rank].append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
-def test_a_skipped_block_is_an_error_on_every_rank_within_a_second() -> None:
-    for result in run_ranks(scenarios.swap_blocks, 2, 2, "skip", 5):
-        assert len(result["losses"]) == 2
-        assert result["aborted"] and result["seconds"] < 1
-        assert "rank 1" in result["error"] and '"layers.1"' in result["error"]
-
-
 def test_an_exception_of_the_program_costs_only_its_step() -> None:
     for where in ("forward", "backward"):
         for result in run_ranks(scenarios.exception_then_training, 2, where):

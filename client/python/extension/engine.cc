@@ -197,6 +197,13 @@ void Engine::Reattach() {
   LoadMemory();
 }
 
+void Engine::LoseMemory() {
+  ++generation_;
+  for (Unit* unit : units_) {
+    unit->LoseMemory();
+  }
+}
+
 void Engine::Detach(bool finished) {
   if (job_ == nullptr) {
     return;

@@ -56,6 +56,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   StepResult Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm, const std::string& state);
   // After ABORTED or UNAVAILABLE: the same rank in the current epoch. Graphs of before are dead.
   void Reattach();
+  // In a forked child: parameters and gradients raise where they are used, instead of reading what is not mapped.
+  void LoseMemory();
   // Nothing of the job can be used afterwards; sharded parameters raise where they are used.
   void Detach(bool finished);
   std::string Describe();
@@ -129,9 +131,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   std::vector<SlotOwner> slot_owners_;
 };
-
-// Without the GIL for its lifetime.
-using NoGil = pybind11::gil_scoped_release;
 
 }  // namespace shardd::python
 

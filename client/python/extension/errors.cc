@@ -2,6 +2,9 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace py = pybind11;
@@ -20,11 +23,33 @@ struct Raised {
 };
 thread_local Raised raised_in_wait;
 
+std::atomic<int> waits_under_way{0};
+std::atomic<bool> waits_end{false};
+constexpr auto kEndOfWaits = std::chrono::seconds(1);
+constexpr auto kPoll = std::chrono::milliseconds(2);
+
 }  // namespace
 
 void SetErrorFactory(py::object make) { error_factory = new py::object(std::move(make)); }
 
+Waiting::Waiting() { waits_under_way.fetch_add(1); }
+Waiting::~Waiting() { waits_under_way.fetch_sub(1); }
+
+bool EndWaits() {
+  const py::gil_scoped_release no_gil;
+  waits_end = true;
+  const auto deadline = std::chrono::steady_clock::now() + kEndOfWaits;
+  while (waits_under_way > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kPoll);
+  }
+  waits_end = false;
+  return waits_under_way == 0;
+}
+
 int PendingSignal(void*) {
+  if (waits_end) {
+    return 1;
+  }
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) {
     return 0;

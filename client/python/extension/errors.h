@@ -19,8 +19,31 @@ void SetErrorFactory(pybind11::object make);
 // the interrupting signal handler raised. Takes the GIL itself.
 void Check(Status status);
 
-// For shardd_set_interrupt: runs pending signal handlers; non-zero when one of them raised.
+// For shardd_set_interrupt: runs pending signal handlers; non-zero when one of them raised, or in EndWaits.
 int PendingSignal(void* context);
+
+// A call that may wait is under way.
+class Waiting {
+ public:
+  Waiting();
+  ~Waiting();
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+};
+
+// The same without the GIL. REQUIRES: the GIL is held.
+class NoGil {
+ public:
+  NoGil() = default;
+
+ private:
+  const Waiting waiting_;
+  const pybind11::gil_scoped_release release_;
+};
+
+// At the end of the interpreter: waits of other threads end with an error, because they could not take the GIL any
+// more. False: one of them has not ended within a second. REQUIRES: the GIL is held.
+bool EndWaits();
 
 }  // namespace shardd::python
 

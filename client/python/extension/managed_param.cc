@@ -23,6 +23,12 @@ c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+// Any later use of the storage's tensors raises `message`.
+void Lose(c10::StorageImpl* storage, const std::string& message) {
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
 // Moves the storage's bytes into memory of its own.
 void CopyOut(c10::StorageImpl* storage) {
   const size_t size_bytes = storage->nbytes();
@@ -128,6 +134,22 @@ void ManagedParam::ForgetGradient() {
 void ManagedParam::ForgetShard() {
   ForgetGradient();
   accumulator_.reset();
+}
+
+void ManagedParam::LoseMemory() {
+  const std::string message =
+      "use of parameter \"" + fqn +
+      "\": its memory is the job's, which a forked process does not have; pass it what it needs "
+      "as ordinary tensors, made before the fork";
+  if (local_.numel() > 0) {
+    Lose(StorageOf(local_), message);
+  }
+  Lose(StorageOf(unsharded_tensor_), message);
+  if (gradient_storage_ != nullptr) {
+    Lose(gradient_storage_.get(), message);
+  }
+  slot_ = at::Tensor();
+  gradient_memory_ = nullptr;
 }
 
 void ManagedParam::SetGradientMemory(void* slot, void* gradient_shard) {

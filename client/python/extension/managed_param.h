@@ -60,6 +60,8 @@ class ManagedParam {
   void ForgetShard();
   // The job's memory is going away, and with it the gradient.
   void ForgetGradient();
+  // In a forked child, where the job's memory is not mapped: every later use raises.
+  void LoseMemory();
   void SetGradientMemory(void* slot, void* gradient_shard);
 
   // Before this backward's first gradient is submitted: whether it replaces what the job holds. Keeps the values of

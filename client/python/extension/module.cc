@@ -177,7 +177,9 @@ PYBIND11_MODULE(_C, m) {
   }
   m.def("version", [] { return std::string(shardd_version()); });
   m.def("set_error_factory", &SetErrorFactory);
+  m.def("end_waits", &EndWaits);
   m.def("set_slow_map", &SetSlowMap);
+  m.def("set_inference_check", &SetInferenceCheck);
   m.def("plan_json", [](const std::string& spec) {
     char* json = nullptr;
     Check(Status::Take(shardd_plan_json(spec.c_str(), &json)));
@@ -202,6 +204,7 @@ PYBIND11_MODULE(_C, m) {
       .def("reattach", &Engine::Reattach)
       .def("set_trainers_write", &Engine::SetTrainersWrite)
       .def("mark_stepped", &Engine::MarkStepped)
+      .def("lose_memory", &Engine::LoseMemory)
       .def("detach", &Engine::Detach)
       .def("describe", &Engine::Describe)
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.trainer_state()); })

@@ -1,9 +1,12 @@
 #include "client/python/extension/nodes.h"
 
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstdlib>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -14,6 +17,14 @@ namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+// Compiled autograd asks each node and hook of a graph for its arguments before anything runs.
+[[noreturn]] void RefuseCompiledAutograd() {
+  Check(Status(Code::kUnimplemented,
+               "backward of a fully sharded module: compiled autograd (torch._dynamo.config.compiled_autograd) would "
+               "trace past the daemon; turn it off, torch.compile itself is served"));
+  std::abort();  // not reached
+}
 
 std::shared_ptr<Unit> Live(const std::weak_ptr<Unit>& weak, uint64_t generation) {
   std::shared_ptr<Unit> unit = weak.lock();
@@ -34,6 +45,7 @@ struct PostBackwardNode : public Node {
     Live(unit, generation)->PostBackward();
     return std::move(gradients);
   }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { RefuseCompiledAutograd(); }
   std::string name() const override { return "ShardedModulePostBackward"; }
   const std::weak_ptr<Unit> unit;
   const uint64_t generation;
@@ -49,9 +61,21 @@ struct AccumulatorNode : public Node {
     }
     return {};
   }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { RefuseCompiledAutograd(); }
   std::string name() const override { return "ShardedGradientAccumulator"; }
   const std::weak_ptr<Unit> unit;
   const size_t param;
+};
+
+struct OutputHook : public torch::autograd::FunctionPreHook {
+  OutputHook(std::weak_ptr<Unit> owner, uint64_t made_in) : unit(std::move(owner)), generation(made_in) {}
+  variable_list operator()(const variable_list& gradients) override {
+    Live(unit, generation)->PreBackward();
+    return gradients;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { RefuseCompiledAutograd(); }
+  const std::weak_ptr<Unit> unit;
+  const uint64_t generation;
 };
 
 }  // namespace
@@ -68,6 +92,11 @@ at::Tensor PostBackwardInputs::Pass(const at::Tensor& input) {
 }
 
 void HookOutput(const at::Tensor& output, std::weak_ptr<Unit> unit, uint64_t generation) {
+  if (const auto& node = output.grad_fn(); node != nullptr) {
+    // As Tensor.register_hook, but for what it says to compiled autograd.
+    node->add_tensor_pre_hook(std::make_unique<OutputHook>(std::move(unit), generation));
+    return;
+  }
   output.register_hook(
       [unit = std::move(unit), generation](const at::TensorBase&) { Live(unit, generation)->PreBackward(); });
 }

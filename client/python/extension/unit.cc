@@ -20,6 +20,9 @@ bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 uint8_t BitOf(const ManagedParam& param) { return static_cast<uint8_t>(1u << (param.index_in_group % 8)); }
 size_t ByteOf(const ManagedParam& param) { return static_cast<size_t>(param.index_in_group) / 8; }
 
+// Never freed: it may be used until the interpreter is gone.
+py::object* inference_check = nullptr;
+
 // `scale` times `gradient` into `slot`, or added to it.
 void WriteGradient(at::Tensor& slot, const at::Tensor& gradient, double scale, bool add) {
   const c10::AutoGradMode no_grad(false);
@@ -36,6 +39,8 @@ void WriteGradient(at::Tensor& slot, const at::Tensor& gradient, double scale, b
 }
 
 }  // namespace
+
+void SetInferenceCheck(py::object check) { inference_check = new py::object(std::move(check)); }
 
 Unit::~Unit() {
   // The last reference may be a graph's, which is freed without the GIL.
@@ -139,8 +144,12 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
     new_args = MapTensors(new_args, cast);
     new_kwargs = MapTensors(new_kwargs, cast);
   }
+  const bool with_gradients = c10::GradMode::is_enabled();
+  if (!with_gradients && inference_check != nullptr) {
+    (*inference_check)();
+  }
   Unshard();
-  if (entering && c10::GradMode::is_enabled()) {
+  if (entering && with_gradients) {
     PostBackwardInputs inputs(weak_from_this(), engine_->generation());
     const auto pass = [&inputs](const at::Tensor& tensor) {
       return tensor.requires_grad() ? inputs.Pass(tensor) : at::Tensor();
@@ -287,6 +296,7 @@ void Unit::PostBackward() {
 void Unit::PrepareSlot(Group& group) {
   engine_->TakeSlot(this, group.id);
   {
+    const Waiting waiting;
     std::optional<NoGil> no_gil;
     if (PyGILState_Check() != 0) {
       no_gil.emplace();
@@ -425,6 +435,12 @@ void Unit::LoadMemory() {
     param->PointShard(shard + param->first_element * param->element_bytes());
     param->SetGradientMemory(shardd_gradient_data(job, param->daemon_param),
                              gradient == nullptr ? nullptr : gradient + param->first_element);
+  }
+}
+
+void Unit::LoseMemory() {
+  for (const auto& param : params_) {
+    param->LoseMemory();
   }
 }
 

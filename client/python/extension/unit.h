@@ -25,6 +25,9 @@
 
 namespace shardd::python {
 
+// `check()` is called before each unit's forward without gradients; what it raises ends the forward.
+void SetInferenceCheck(pybind11::object check);
+
 enum class Training { kIdle, kForward, kPreBackward, kPostBackward };
 
 class Unit : public std::enable_shared_from_this<Unit> {
@@ -87,6 +90,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void DropGradients();
   void LoadMemory();
   void ForgetMemory();
+  void LoseMemory();  // see ManagedParam
   const std::vector<int>& groups() const { return group_ids_; }
 
  private:

@@ -19,6 +19,7 @@ from shardd.torch import optim
 from shardd.torch._api import clip_grad_norm_, counters, finish, reattach, resume, ride
 from shardd.torch._fully_shard import FSDPModule, fully_shard
 from shardd.torch._plan import MemoryPlan, memory_plan
+from shardd.torch._steps import Step, steps
 
 __all__ = [
     "CPUOffloadPolicy",
@@ -26,6 +27,7 @@ __all__ = [
     "MemoryPlan",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "Step",
     "UnshardHandle",
     "clip_grad_norm_",
     "counters",
@@ -38,4 +40,5 @@ __all__ = [
     "resume",
     "ride",
     "share_comm_ctx",
+    "steps",
 ]

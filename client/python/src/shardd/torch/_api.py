@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardd.torch import _job
+from shardd.torch._progress import Progress
 from shardd.torch._state import ShardState, root_states, state_of
 
 __all__ = ["clip_grad_norm_", "counters", "finish", "reattach", "resume", "ride"]
@@ -58,7 +59,9 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     """After ``shardd.StepAborted`` or ``shardd.Unavailable``: attaches again; as ``resume``. Gradients are dropped."""
     job = _job_of(module)
     assert job.engine is not None
-    job.engine.reattach()
+    with Progress(f'job "{job.name}"', shown=job.engine.info()["rank"] == 0) as progress:
+        progress.doing("attaching again, with every rank")
+        job.engine.reattach()
     return resume(module)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch  # noqa: F401  (loads libtorch_python, which the extension is linked against)
 
 from shardd import _C, errors
-from shardd.torch._dynamo import no_dynamo
+from shardd.torch._dynamo import check_compilers, no_dynamo
 
 __all__ = ["_C"]
 
@@ -44,3 +44,4 @@ def _map_slow(value: Any, map_tensors: Callable[[Any], Any]) -> Any:
 
 _C.set_error_factory(errors.from_code)
 _C.set_slow_map(no_dynamo(_map_slow))
+_C.set_inference_check(check_compilers)

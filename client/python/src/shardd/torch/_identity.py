@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 import uuid
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 __all__ = ["Identity", "identify"]
+
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -19,14 +22,56 @@ class Identity:
     resumes: bool  # memory of an earlier attempt is taken over
 
 
-def _start_time(pid: int) -> str:
-    """When the process was started, in clock ticks since boot: with its id it is never used again."""
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on: state, parent, ..."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()[19]
+        return file.read().rpartition(")")[2].split()
 
 
-def identify(index: int, mesh_ranks: list[int], group: dist.ProcessGroup) -> Identity:
-    """For the process's ``index``-th model, on the ranks of its mesh. May wait for those ranks.
+def _is_worker_of(pid: int, run: str) -> bool:
+    """Whether the process was started by torchrun for the run, as a wrapper around a worker is."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return f"TORCHELASTIC_RUN_ID={run}".encode() in file.read().split(b"\0")
+
+
+def _launcher(run: str) -> str:
+    """torchrun's own process, which lives through restarts of its workers: its id and when it was started.
+
+    It is the parent, or further up where workers are started through a script of the user's.
+    """
+    pid = os.getppid()
+    try:
+        while pid > 1 and _is_worker_of(pid, run):
+            pid = int(_stat(pid)[1])
+        return f"{pid}-{_stat(pid)[19]}"  # with its start, an id is never used again
+    except OSError:
+        return str(pid)
+
+
+def _agree(index: str, mesh_ranks: list[int]) -> str:
+    """A new name, the same on all ranks. Waits for the first of them; Ctrl-C ends that."""
+    if len(mesh_ranks) == 1:
+        return uuid.uuid4().hex[:12]
+    store = dist.distributed_c10d._get_default_store()
+    key = f"shardd/{index}/{mesh_ranks[0]}"
+    if dist.get_rank() == mesh_ranks[0]:
+        name = uuid.uuid4().hex[:12]
+        store.set(key, name)
+        return name
+    limit_s = int(os.environ.get("SHARDD_TIMEOUT_MS", "0")) / 1000 or 300.0
+    deadline = time.monotonic() + limit_s
+    while not store.check([key]):  # not get(), which no signal interrupts
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"register model: rank {mesh_ranks[0]} has not named the job after {limit_s:.0f} s "
+                f"(rank={dist.get_rank()}); every rank must use its model"
+            )
+        time.sleep(_POLL_S)
+    return bytes(store.get(key)).decode()
+
+
+def identify(index: str, mesh_ranks: list[int]) -> Identity:
+    """For the model that ``index`` tells apart in the process, on the ranks of its mesh. May wait for the first of those ranks.
 
     Under torchrun: run id, uid and the launcher's process; memory is resumed after a restart by it. With SHARDD_JOB:
     that name, on request. Otherwise a name of its own for every run.
@@ -38,19 +83,10 @@ def identify(index: int, mesh_ranks: list[int], group: dist.ProcessGroup) -> Ide
         return Identity(given + suffix, resumes=True)
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     if run is not None:
-        launcher = os.getppid()
-        try:
-            instance = f"{launcher}-{_start_time(launcher)}"
-        except OSError:
-            instance = str(launcher)
         host = os.environ.get("GROUP_RANK", "0")
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", run)[:40]
-        key = hashlib.sha256(f"{run}\0{os.getuid()}\0{instance}\0{host}".encode()).hexdigest()[:12]
+        key = hashlib.sha256(f"{run}\0{os.getuid()}\0{_launcher(run)}\0{host}".encode()).hexdigest()[:12]
         return Identity(
             f"torch-{readable}-{key}{suffix}", resumes=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         )
-    if dist.get_world_size(group) == 1:
-        return Identity(f"torch-{uuid.uuid4().hex[:12]}{suffix}", resumes=False)
-    box = [uuid.uuid4().hex[:12]]
-    dist.broadcast_object_list(box, src=mesh_ranks[0], group=group)
-    return Identity(f"torch-{box[0]}{suffix}", resumes=False)
+    return Identity(f"torch-{_agree(index, mesh_ranks)}{suffix}", resumes=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import multiprocessing.util
 import os
 import pickle
 import sys
@@ -19,7 +20,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 
 from shardd.torch import _spec
 from shardd.torch._extension import _C
-from shardd.torch._identity import identify
+from shardd.torch._identity import Identity, identify
+from shardd.torch._progress import Progress
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -75,31 +77,70 @@ class TorchJob:
         mesh_info = unit.mesh_info
         group = mesh_info.shard_process_group
         ranks = dist.get_process_group_ranks(group)
-        identity = identify(_next_index(root), ranks, group)
+        identity = identify(root._next_registration(), ranks)
         owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
         optimizers = [o for o in _optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
         rank, world_size = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
         description = _spec.describe(root, identity.name, world_size, optimizers)
+        with Progress(f'job "{identity.name}"', shown=rank == 0) as progress:
+            return cls._open(root, identity, description, rank, optimizers, progress)
+
+    @classmethod
+    def _open(
+        cls,
+        root: ShardState,
+        identity: Identity,
+        description: _spec.Description,
+        rank: int,
+        optimizers: list[DaemonOptimizer],
+        progress: Progress,
+    ) -> TorchJob:
         started = time.monotonic()
+        world_size = description.spec["worldSize"]
+        progress.doing("attaching")
         engine = _C.Engine.attach(
             json.dumps(description.spec), rank, "", identity.resumes, int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
         )
         job = cls(root, engine, description)
+        try:
+            job._fill(identity, description, rank, world_size, optimizers, progress)
+        except BaseException:
+            job.close(False)  # the model may be registered again
+            raise
+        _jobs.append(job)
+        if multiprocessing.parent_process() is not None:
+            multiprocessing.util.Finalize(None, _at_exit_of_child, exitpriority=0)
+        weakref.finalize(root, job.close, True).atexit = False  # a model that is dropped gives its job up
+        logger.info('job "%s" registered in %.2f s', identity.name, time.monotonic() - started)
+        return job
+
+    def _fill(
+        self,
+        identity: Identity,
+        description: _spec.Description,
+        rank: int,
+        world_size: int,
+        optimizers: list[DaemonOptimizer],
+        progress: Progress,
+    ) -> None:
+        """Binds the model's parameters; gives their values, or takes those that an earlier attempt committed."""
+        engine = self.engine
+        assert engine is not None
         info = engine.info()
         if info["version"] > 0 and not identity.resumes:
             raise RuntimeError(
                 f'register model: job "{identity.name}" has parameters already; set SHARDD_JOB to resume one'
             )
-        job._bind(description, rank, world_size)
+        self._bind(description, rank, world_size)
         if info["version"] == 0:
             if identity.resumes and _restart_count() > 0:
                 logger.warning(
                     'job "%s" was not found after a restart; starting from the values that the program gave',
                     identity.name,
                 )
-            job._give_values(rank, world_size)
+            self._write_all(rank, world_size, progress)
         else:
-            job.resumed_step = info["committed_step"]
+            self.resumed_step = info["committed_step"]
             logger.warning(
                 'job "%s" resumed at committed step %d; its parameters replace those that the program gave',
                 identity.name,
@@ -107,13 +148,9 @@ class TorchJob:
             )
         engine.load_memory()
         if optimizers:
-            job.optimizer = weakref.ref(optimizers[0])
+            self.optimizer = weakref.ref(optimizers[0])
         else:
             engine.set_trainers_write()
-        _jobs.append(job)
-        weakref.finalize(root, job.close, True).atexit = False  # a model that is dropped gives its job up
-        logger.info('job "%s" registered in %.2f s', identity.name, time.monotonic() - started)
-        return job
 
     def _bind(self, description: _spec.Description, rank: int, world_size: int) -> None:
         engine = self.engine
@@ -162,6 +199,7 @@ class TorchJob:
         dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
         unsharded = nn.Parameter(torch.empty((), dtype=dtype).expand(size), requires_grad=sharded.requires_grad)
         fsdp_param._unsharded_param = unsharded
+        unsharded._shardd_unsharded = True  # type: ignore[attr-defined]  # see _dynamo.py
         if info["requires_grad"] and fsdp_param.orig_dtype != torch.float32:
             sharded.grad_dtype = torch.float32  # gradients are added up in fp32
         module_info = fsdp_param._module_info
@@ -181,9 +219,12 @@ class TorchJob:
         }
         unit._add_param(options, sharded, local, unsharded, places, _gradient_maker(fsdp_param))
 
-    def _write_all(self, rank: int, world_size: int) -> None:
+    def _write_all(self, rank: int, world_size: int, progress: Progress) -> None:
         engine = self.engine
         assert engine is not None
+        held = [fsdp_param.sharded_param for _, ref in self._params if (fsdp_param := ref()) is not None]
+        total = sum(sharded._local_tensor.nbytes for sharded in held)  # type: ignore[attr-defined]
+        done = 0
         for fqn, ref in self._params:
             fsdp_param = ref()
             if fsdp_param is None:
@@ -191,12 +232,12 @@ class TorchJob:
             size = fsdp_param._orig_size
             local = fsdp_param.sharded_param._local_tensor  # type: ignore[attr-defined]
             if local.numel():
+                progress.doing("giving the parameters", done, total)
                 first = rows_before(size[0], rank, world_size) * (size.numel() // size[0])
                 engine.write(engine.find_param(fqn), local.detach(), first)
+                done += local.nbytes
+        progress.doing("waiting for the other ranks' parameters")
         engine.commit()
-
-    def _give_values(self, rank: int, world_size: int) -> None:
-        self._write_all(rank, world_size)
 
     @property
     def trainers_write(self) -> bool:
@@ -223,11 +264,18 @@ class TorchJob:
         self.write_depth -= 1
         if self.write_depth > 0 or self.engine is None:
             return
-        self.engine.enter_full_params(True)
         info = self.engine.info()
-        self._write_all(info["rank"], info["world_size"])
-        self.engine.leave_full_params()
+        with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
+            progress.doing("waiting for the other ranks to load")
+            self.engine.enter_full_params(True)
+            self._write_all(info["rank"], info["world_size"], progress)
+            self.engine.leave_full_params()
         self.engine.load_memory()
+        logger.warning(
+            'job "%s": values that the program loaded replace the parameters of committed step %d',
+            self.name,
+            info["committed_step"],
+        )
 
     # The end.
 
@@ -268,17 +316,6 @@ def _own_storage(fsdp_param: FSDPParam) -> torch.Tensor:
     return local.detach() if local.requires_grad else local
 
 
-_indices: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-_registrations = 0
-
-
-def _next_index(root: ShardState) -> int:
-    """Registrations are counted, so that all ranks name the same one alike."""
-    global _registrations
-    _registrations += 1
-    return _registrations - 1
-
-
 def _restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
@@ -308,9 +345,39 @@ def _note_exception(previous: Any) -> Any:
 
 def _at_exit() -> None:
     # A process that ends well needs its job no more; one that fails leaves it to the restarted one.
+    if _jobs and not _C.end_waits():
+        return  # a thread is still in a job
     for job in list(_jobs):
         job.close(finished=not _failed)
 
 
+def _note_exit(previous: Any) -> Any:
+    def exit(status: Any = None, /) -> Any:
+        global _failed
+        _failed = _failed or status not in (None, 0)
+        previous(status)
+
+    return exit
+
+
+def _at_exit_of_child() -> None:
+    """multiprocessing ends its children without atexit; an exception on its way out is still seen here."""
+    global _failed
+    _failed = _failed or sys.exc_info()[0] is not None
+    _at_exit()
+
+
+def _forget_in_child() -> None:
+    # The job's memory is not mapped in a forked child, and its session is the parent's.
+    for job in _jobs:
+        engine, job.engine = job.engine, None
+        if engine is not None:
+            engine.lose_memory()
+        job.closed = True
+    _jobs.clear()
+
+
 sys.excepthook = _note_exception(sys.excepthook)
+sys.exit = _note_exit(sys.exit)
+os.register_at_fork(after_in_child=_forget_in_child)
 atexit.register(_at_exit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch.distributed.device_mesh import _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
-from shardd.torch._dynamo import no_dynamo
+from shardd.torch._dynamo import no_dynamo, skip_frame
 from shardd.torch._group import ShardGroup
 from shardd.torch._job import TorchJob
 
 # In the order of their making, so that every rank finds the same roots in the same order.
 _states: list[weakref.ref[ShardState]] = []
+_made = itertools.count()
 
 
 class ShardState(FSDPState):
@@ -29,6 +31,8 @@ class ShardState(FSDPState):
         super().__init__()
         self._unit: ShardGroup | None = None
         self._job: TorchJob | None = None  # of the root; None before registration
+        self._number = next(_made)
+        self._registrations = 0
         _states.append(weakref.ref(self, _states.remove))
 
     def init(
@@ -58,7 +62,7 @@ class ShardState(FSDPState):
             if method is not None:
                 method()
 
-        unit._set_lazy_init(lazy_init)
+        unit._set_lazy_init(skip_frame(lazy_init))
         if len(self._modules) == 1:
             module = self._modules[0]
             module.register_forward_pre_hook(unit._pre_forward_hook(), prepend=True, with_kwargs=True)
@@ -107,6 +111,12 @@ class ShardState(FSDPState):
         return self._unit._post_forward(output)
 
     # Registration.
+
+    def _next_registration(self) -> str:
+        """Tells this model's jobs apart from others', alike on all ranks, whichever thread uses which model first."""
+        self._registrations += 1
+        again = f"-{self._registrations}" if self._registrations > 1 else ""
+        return f"{self._number}{again}"
 
     def _find_root(self) -> ShardState:
         """The state of the outermost module around this one."""

@@ -1,0 +1,98 @@
+"""What ranks do in the tests of forwards that are no straight line. Each function runs on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from life_scenarios import counters_of, train, trainer
+from models import Case, build, loss_of
+
+
+def alone(orders: list[list[int]], world: int) -> list[list[float]]:
+    """Losses of all ranks by step, the blocks in the order of each step, in one unsharded process."""
+    model = build(Case())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses: list[list[float]] = [[] for _ in range(world)]
+    for step, order in enumerate(orders):
+        model.order = order
+        for rank in range(world):
+            loss = loss_of(model, step, 0, rank)
+            (loss / world).backward()
+            losses[rank].append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def uses_of_groups(orders: list[list[int]], stock: bool) -> dict[str, Any]:
+    """Each step its own order of blocks; modules run alone in between, with gradients that are thrown away and without."""
+    model, optimizer = trainer(stock)
+    losses = []
+    for step, order in enumerate(orders):
+        model.order = order
+        losses += train(model, optimizer, range(step, step + 1))
+        with torch.no_grad():
+            model.layers[step % 3](torch.ones(2, 10))
+        model.layers[(step + 1) % 3](torch.ones(2, 10)).sum()  # no backward follows
+    return {"losses": losses, "counters": counters_of(model)}
+
+
+def block_alone(stock: bool) -> dict[str, Any]:
+    """Forward and backward of one block by itself, then of the whole; and the same in one unsharded process."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    results = []
+    for sharded in (True, False):
+        if sharded:
+            model, optimizer = trainer(stock)
+        else:
+            model = build(Case())
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for step in range(4):
+            for other in [rank] if sharded else range(world):
+                x = torch.full((2, 10), 0.1 * (step + other))
+                loss = model.layers[1](x).pow(2).mean() if step % 2 else loss_of(model, step, 0, other)
+                (loss if sharded else loss / world).backward()
+                if other == rank:
+                    losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(losses)
+        if sharded:
+            counts = counters_of(model)
+    return {"ours": results[0], "alone": results[1], "counters": counts}
+
+
+class _Fail(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise ArithmeticError("mine")
+
+
+def exception_then_again(where: str, ranks: tuple[int, ...], stock: bool) -> dict[str, Any]:
+    """The program's own exception in step 1 of some ranks, between forward and backward or in backward; they go on."""
+    model, optimizer = trainer(stock)
+    rank = dist.get_rank()
+    losses = train(model, optimizer, range(1))
+    caught = 0
+    if rank in ranks:
+        handle = model.layers[1].register_forward_pre_hook(lambda _, args: (_Fail.apply(args[0]),))
+        try:
+            loss = loss_of(model, 1, 0, rank)
+            if where == "between":
+                raise ArithmeticError(f"mine, after {loss.item()}")
+            loss.backward()
+        except ArithmeticError:
+            caught += 1
+            del loss
+        handle.remove()
+        optimizer.zero_grad()
+    losses += train(model, optimizer, range(1, 4))
+    return {"losses": losses, "caught": caught, "counters": counters_of(model)}
