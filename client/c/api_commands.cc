@@ -7,15 +7,16 @@
 namespace shardd::api {
 namespace {
 
-absl::Status Step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count, double max_grad_norm,
-                  double loss_scale, const void* state, size_t state_bytes) {
+absl::Status Step(shardd_job* job, const shardd_step_options& options) {
   SHARDD_RETURN_IF_ERROR(CheckJob("step", job));
+  const shardd_hyperparameters* const groups = options.groups;
+  const int32_t group_count = options.group_count;
   if (group_count < 0 || (group_count > 0 && groups == nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat("step: groups do not fit their number (got ", group_count, " of ",
                                                    groups == nullptr ? "NULL" : "them", ")"));
   }
-  if (state_bytes > 0 && state == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("step: state is NULL (got ", state_bytes, " bytes)"));
+  if (options.state_bytes > 0 && options.state == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("step: state is NULL (got ", options.state_bytes, " bytes)"));
   }
   v1::Step step;
   for (int32_t i = 0; i < group_count; ++i) {
@@ -29,9 +30,10 @@ absl::Status Step(shardd_job* job, const shardd_hyperparameters* groups, int32_t
     out->set_dampening(groups[i].dampening);
     out->set_nesterov(groups[i].nesterov != 0);
   }
-  step.set_max_grad_norm(max_grad_norm);
-  step.set_loss_scale(loss_scale);
-  return job->impl->Step(std::move(step), absl::string_view(static_cast<const char*>(state), state_bytes));
+  step.set_max_grad_norm(options.max_grad_norm);
+  step.set_loss_scale(options.loss_scale);
+  step.set_norm_type(options.norm_type);
+  return job->impl->Step(std::move(step), {static_cast<const char*>(options.state), options.state_bytes});
 }
 
 absl::Status WaitStep(shardd_job* job, shardd_step_result* result) {
@@ -135,14 +137,16 @@ void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t 
 }
 shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
                            double max_grad_norm, const void* state, size_t state_bytes) {
-  return ToC(api::Step(job, groups, group_count, max_grad_norm, 0, state, state_bytes));
+  shardd_step_options options = {};
+  options.groups = groups;
+  options.group_count = group_count;
+  options.max_grad_norm = max_grad_norm;
+  options.state = state;
+  options.state_bytes = state_bytes;
+  return ToC(api::Step(job, options));
 }
 shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* options) {
-  if (absl::Status status = api::CheckStruct("step_with", options); !status.ok()) {
-    return ToC(status);
-  }
-  return ToC(api::Step(job, options->groups, options->group_count, options->max_grad_norm, options->loss_scale,
-                       options->state, options->state_bytes));
+  SHARDD_CHECKED(api::CheckStruct("step_with", options), api::Step(job, *options));
 }
 shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result) { return ToC(api::WaitStep(job, result)); }
 

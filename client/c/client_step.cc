@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
+#include "common/tensor/norm.h"
 
 namespace shardd {
 namespace {
@@ -73,6 +74,11 @@ absl::Status ClientJob::CheckStep(const v1::Step& step, absl::string_view state)
   if (!(step.max_grad_norm() >= 0)) {
     return absl::InvalidArgumentError(absl::StrCat(object, "max_grad_norm is out of range (got ", step.max_grad_norm(),
                                                    ", want 0 or more; rank=", rank(), ")"));
+  }
+  if (step.norm_type() != 0 && !Norm::IsOrder(step.norm_type())) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "norm_type is out of range (got ", step.norm_type(),
+                                                   ", want above 0, infinity included, or 0 for 2; rank=", rank(),
+                                                   ")"));
   }
   if (!(step.loss_scale() >= 0) || std::isinf(step.loss_scale())) {
     return absl::InvalidArgumentError(absl::StrCat(object, "loss_scale is out of range (got ", step.loss_scale(),

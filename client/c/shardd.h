@@ -203,19 +203,22 @@ typedef struct shardd_step_options {
   size_t struct_size;
   const shardd_hyperparameters* groups;
   int32_t group_count;
-  double max_grad_norm; /* 0: not clipped */
+  double max_grad_norm; /* 0: not clipped, no norm; infinity: not clipped, but the norm is told */
   /* The gradients are those of the loss times this: divided out before norm and update. A gradient that is not finite
    * on any rank then skips the update on all (shardd_step_result.skipped); the step counts. 0: not scaled, not looked
    * at. */
   double loss_scale;
   const void* state;
   size_t state_bytes;
+  /* Of the norm to clip by, torch.nn.utils.clip_grad_norm_'s: 1, 2, any number above 0, INFINITY. 0: 2. Over all
+   * gradients of the job, each counted once, in double. */
+  double norm_type;
 } shardd_step_options;
 SHARDD_API shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* options);
 typedef struct shardd_step_result {
   size_t struct_size;
   int64_t committed_step;
-  double grad_norm;   /* before clipping; 0 when not asked for */
+  double grad_norm;   /* before clipping, after loss_scale; 0 when not asked for */
   double clip_factor; /* 1: not clipped */
   int32_t skipped;    /* loss_scale was given and a gradient of some rank is not finite: nothing was updated */
 } shardd_step_result;

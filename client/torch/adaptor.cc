@@ -101,6 +101,11 @@ void ShardedModule::Step(const std::vector<shardd_hyperparameters>& groups, doub
   internal::ThrowIfError(state_->job()->Step(groups, max_grad_norm, trainer_state));
 }
 
+void ShardedModule::StepWith(const shardd_step_options& options) {
+  internal::ThrowIfError(state_->ReshardAll());
+  internal::ThrowIfError(state_->job()->StepWith(options));
+}
+
 Status ShardedModule::Try(const std::function<void()>& body) {
   try {
     body();

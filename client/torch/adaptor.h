@@ -77,6 +77,8 @@ class ShardedModule {
   // Does not wait; what is wrong with it shows in the next call.
   void Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm = 0,
             const std::string& trainer_state = "");
+  // With all that a step can be told (loss scale, other norms): see shardd.h. struct_size is set here.
+  void StepWith(const shardd_step_options& options);
 
   // OK, or the Status of the StatusError that `body` threw. Other exceptions pass through.
   static Status Try(const std::function<void()>& body);

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/tensor/kernels.h"
+#include "common/tensor/norm.h"
 
 namespace shardd {
 
@@ -52,11 +53,11 @@ struct ReduceOp {
   float* dst;
   int64_t numel;
 };
-// *result += the squared norm. One SquaredNormOp at a time may name the same result.
-struct SquaredNormOp {
+// Added to *result, which says of which order. One NormOp at a time may name the same result.
+struct NormOp {
   const float* src;
   int64_t numel;
-  double* result;
+  Norm* result;
 };
 struct AdamWOp {
   AdamWParams params;
@@ -79,7 +80,7 @@ struct SgdOp {
   DType cast_dtype;
   int64_t numel;
 };
-using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, SquaredNormOp, AdamWOp, SgdOp>;
+using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp>;
 
 // A batch that runs as one entry of a stream.
 struct DeviceWork {

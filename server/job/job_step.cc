@@ -84,6 +84,9 @@ absl::Status JobCore::CompareSteps() const {
     if (other.max_grad_norm() != first.max_grad_norm()) {
       difference = absl::StrCat("max_grad_norm (got ", other.max_grad_norm(), ", want ", first.max_grad_norm(), ")");
     }
+    if (NormType(other) != NormType(first)) {
+      difference = absl::StrCat("norm_type (got ", NormType(other), ", want ", NormType(first), ")");
+    }
     for (int g = 0; difference.empty() && g < first.groups_size(); ++g) {
       if (other.groups(g).SerializeAsString() != first.groups(g).SerializeAsString()) {
         difference = absl::StrCat("optimizer group ", g, " (got {", other.groups(g).ShortDebugString(), "}, want {",
@@ -145,8 +148,8 @@ void JobCore::Decide() {
     Apply(0);
     return;
   }
-  auto squares = std::make_shared<std::vector<double>>(world_size(), 0.0);
-  auto done = Join(world_size(), [this, squares, epoch = epoch_](absl::Status status) {
+  auto norms = std::make_shared<std::vector<Norm>>(world_size(), Norm(NormType(ranks_[0].step)));
+  auto done = Join(world_size(), [this, norms, epoch = epoch_](absl::Status status) {
     if (epoch != epoch_ || closed_) {
       return;
     }
@@ -154,17 +157,17 @@ void JobCore::Decide() {
       Abort(std::move(status), {});
       return;
     }
-    double sum = 0;
-    for (double square : *squares) {  // in rank order
-      sum += square;
+    Norm total(norms->front().order());
+    for (const Norm& norm : *norms) {  // in rank order
+      total.Add(norm);
     }
-    Apply(std::sqrt(sum));
+    Apply(total.value());
   });
   for (int rank = 0; rank < world_size(); ++rank) {
     DeviceWork work;
     work.label = absl::StrCat("norm step ", committed_step_ + 1);
     if (wants_norm) {
-      work.ops = NormOps(*plan_, memory_->pointers(), present_, rank, &(*squares)[rank]);
+      work.ops = NormOps(*plan_, memory_->pointers(), present_, rank, &(*norms)[rank]);
     }  // else decided when the zeros are there: gradient shards do not change afterwards
     work.done = done;
     devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));

@@ -135,6 +135,10 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
     return absl::InvalidArgumentError(
         absl::StrCat("step: max_grad_norm is out of range (got ", step.max_grad_norm(), ", want >= 0)"));
   }
+  if (step.norm_type() != 0 && !Norm::IsOrder(step.norm_type())) {
+    return absl::InvalidArgumentError(absl::StrCat("step: norm_type is out of range (got ", step.norm_type(),
+                                                   ", want above 0, infinity included, or 0 for 2)"));
+  }
   if (!(step.loss_scale() >= 0) || std::isinf(step.loss_scale())) {
     return absl::InvalidArgumentError(
         absl::StrCat("step: loss_scale is out of range (got ", step.loss_scale(), ", want finite, >= 0)"));
@@ -152,7 +156,7 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step) {
 }
 
 std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,
-                              int rank, double* result) {
+                              int rank, Norm* result) {
   std::vector<DeviceOp> ops;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
@@ -160,7 +164,7 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
     const std::vector<Range> ranges = WorkRanges(
         plan, static_cast<int>(f), rank, [&](int param) { return present[param]; }, [](int, int) { return true; });
     for (const Range& range : ranges) {
-      ops.emplace_back(SquaredNormOp{Addresses(flat, slabs, range.offset).gradient, range.numel, result});
+      ops.emplace_back(NormOp{Addresses(flat, slabs, range.offset).gradient, range.numel, result});
     }
   }
   return ops;
@@ -205,6 +209,8 @@ std::vector<DeviceOp> CastOps(const ShardPlan& plan, const SlabPointers& slabs, 
   }
   return ops;
 }
+
+double NormType(const v1::Step& step) { return step.norm_type() == 0 ? 2 : step.norm_type(); }
 
 double ClipFactor(double norm, double max_norm) {
   if (max_norm == 0) return 1;

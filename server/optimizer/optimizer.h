@@ -31,13 +31,14 @@ struct DecidedStep {
 };
 
 // INVALID_ARGUMENT: wrong number of groups, or a value that PyTorch's optimizer refuses (negative lr, beta outside [0,
-// 1), nesterov without momentum, momentum without a planned buffer), naming group, field and value.
+// 1), nesterov without momentum, momentum without a planned buffer), or a norm that is none; naming group, field and
+// value.
 absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step);
 
-// Operations that add the squared norm of `rank`'s work segments of present parameters to *result. Each gradient is
-// counted once over all ranks.
+// Operations that add `rank`'s work segments of present parameters to *result. Each gradient is counted once over all
+// ranks, replicated and tied ones too; padding and frozen parameters never.
 std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,
-                              int rank, double* result);
+                              int rank, Norm* result);
 
 // Operations that update `rank`'s work segments, shards and cast copy. Adjacent segments with equal treatment are
 // merged.
@@ -45,6 +46,9 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
 
 // Operations that (re)make the cast copy of everything in `rank`'s work segments; empty when there is none.
 std::vector<DeviceOp> CastOps(const ShardPlan& plan, const SlabPointers& slabs, int rank);
+
+// The order of the norm that a step asks for: its norm_type, 2 where it says none.
+double NormType(const v1::Step& step);
 
 // PyTorch's rule: min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.
 double ClipFactor(double norm, double max_norm);

@@ -47,6 +47,11 @@ TEST_F(Agreement, AnotherMaximumOfTheGradientNormIsRefusedWithBothValuesAndTheRa
                          {"hyperparameters of rank 1 differ from rank 0's", "max_grad_norm (got 0.5, want 0.1)"});
 }
 
+TEST_F(Agreement, AnotherOrderOfTheGradientNormIsRefusedWithBothValuesAndTheRank) {
+  ExpectRefusedAndIntact({{"max_norm", "0.1"}}, {{"odd_norm_type", "3@2"}}, 2,
+                         {"hyperparameters of rank 1 differ from rank 0's", "norm_type (got 3, want 2)"});
+}
+
 TEST_F(Agreement, FullParametersWithAndWithoutWritebackAreRefusedWithBothValuesAndRanks) {
   ExpectRefusedAndIntact({}, {{"odd_writeback", "1@8"}}, 8,
                          {"EnterFullParams", "writeback differs between ranks", "1 on rank 1", "0 on rank 0"});

@@ -39,7 +39,11 @@ TEST_P(Parity, FiftyStepsEqualTheUnshardedRun) {
   StartDaemon({}, "cpu:" + std::to_string(world));
   const Args& args = c.args;
   v1::Job job;
-  ExpectParity(args, RunRanks(args, {}, [&] { job = Job(); }), c.tolerance);
+  const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] { job = Job(); });
+  ExpectParity(args, reports, c.tolerance);
+  if (args.Double("max_norm") > 0) {
+    EXPECT_LT(*std::min_element(reports[0].clips.begin(), reports[0].clips.end()), 1) << "it never clipped";
+  }
 
   if (!args.Text("param_dtype").empty() || !args.Text("reduce_dtype").empty()) {
     const Trained in_fp32 = Reference(args.With({{"param_dtype", "fp32"}, {"reduce_dtype", "fp32"}})).Run();
@@ -137,6 +141,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"Clipped", {{"max_norm", "0.05"}, {"world", "3"}}},
                       Case{"ClippedAndAccumulated", {{"max_norm", "0.1"}, {"micro", "2"}, {"optimizer", "sgd"}}},
                       Case{"ClippedNoShardCountsEachGradientOnce", {{"max_norm", "0.05"}, {"strategy", "NO_SHARD"}}},
+                      Case{"ClippedByTheSumOfMagnitudes", {{"max_norm", "0.2"}, {"norm_type", "1"}, {"micro", "2"}}},
+                      Case{"ClippedByTheCubes", {{"max_norm", "0.03"}, {"norm_type", "3"}, {"world", "3"}}},
+                      Case{"ClippedByAnOrderInBetween",
+                           {{"max_norm", "0.05"}, {"norm_type", "1.5"}, {"strategy", "NO_SHARD"}, {"world", "3"}}},
+                      Case{"ClippedByTheLargest",
+                           {{"max_norm", "0.01"}, {"norm_type", "inf"}, {"world", "3"}, {"layout", "DIM0"}}},
                       Case{"DividedByAGivenFactor", {{"divide", "3.5"}, {"optimizer", "sgd"}}},
                       Case{"FreshReplacesWhatWasAccumulated", {{"micro", "2"}, {"fresh", "b1"}, {"world", "3"}}}),
     [](const auto& info) { return info.param.name; });

@@ -4,6 +4,7 @@
 // The same training in one process without any service, from the definitions of PyTorch's AdamW and SGD. Every rank's
 // batch is computed here; optimizer arithmetic is in double, so that it shares no rounding with what it checks.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -113,10 +114,14 @@ class Reference {
     double norm = 0;
     double clip = 1;
     if (max_norm > 0) {
+      const std::string order = args_.Text("norm_type", "2");
       for (int p = 0; p < kParamCount; ++p) {
-        for (int i = 0; present[p] && i < kNumel[p]; ++i) norm += double{gradient[p][i]} * gradient[p][i];
+        for (int i = 0; present[p] && i < kNumel[p]; ++i) {
+          const double x = std::abs(double{gradient[p][i]});
+          norm = order == "inf" ? std::max(norm, x) : norm + std::pow(x, std::stod(order));
+        }
       }
-      norm = std::sqrt(norm);
+      norm = order == "inf" ? norm : std::pow(norm, 1 / std::stod(order));
       clip = std::min(1.0, max_norm / (norm + 1e-6));
     }
     for (int p = 0; p < kParamCount; ++p) {

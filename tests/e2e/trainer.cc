@@ -157,7 +157,16 @@ Status Trainer::TrainStep(int64_t step) {
   std::string state = "step " + std::to_string(step + 1) + " rank " + std::to_string(rank_) + ";";
   state.resize(std::max<size_t>(state.size(), args_.Int("state_bytes")), 'x');
   moments_.Reach("before_step", step);
-  RETURN_IF_ERROR(job_->Step(groups, max_norm, state));
+  shardd_step_options options = {};
+  options.groups = groups.data();
+  options.group_count = static_cast<int32_t>(groups.size());
+  options.max_grad_norm = max_norm;
+  options.norm_type = std::strtod(args_.Text("norm_type", "0").c_str(), nullptr);  // "inf" too
+  options.state = state.data();
+  options.state_bytes = state.size();
+  if (const std::string order = Odd("odd_norm_type", step); !order.empty())
+    options.norm_type = std::atof(order.c_str());
+  RETURN_IF_ERROR(job_->StepWith(options));
   moments_.Reach("step_sent", step);
   if (max_norm > 0 || args_.Int("wait_step") != 0) {
     shardd_step_result result = {};

@@ -6,7 +6,8 @@
 //   orphan=1             leaves a forked child behind that holds every descriptor of it
 //   order=head,mid,...   runs and submits the groups in this order
 //   skip=GROUP@STEP      leaves out the group's gradients
-//   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_writeback (at the end) =VALUE@STEP
+//   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_norm_type, odd_writeback (at the end)
+//   =VALUE@STEP
 //                        what this rank does otherwise than the others, in that step, once
 //   fail=MOMENT@STEP     its user code fails at that moment of a forward or backward (moments.h), once: it gives the
 //                        backward up and does it again

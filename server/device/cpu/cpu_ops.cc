@@ -69,8 +69,8 @@ struct Check {
     }
     return absl::OkStatus();
   }
-  absl::Status operator()(const SquaredNormOp& op) const {
-    return op.src == nullptr || op.result == nullptr ? Malformed("squared norm", "null pointer") : absl::OkStatus();
+  absl::Status operator()(const NormOp& op) const {
+    return op.src == nullptr || op.result == nullptr ? Malformed("norm", "null pointer") : absl::OkStatus();
   }
   absl::Status operator()(const AdamWOp& op) const {
     const bool null_pointer = op.p == nullptr || op.g == nullptr || op.m == nullptr || op.v == nullptr;
@@ -107,7 +107,7 @@ struct Slice {
     for (const void* source : op.sources) sources.push_back(At(source, op.source_dtype, first));
     ReduceSources(sources, op.source_dtype, op.round_to, op.scale, op.accumulate, op.dst + first, count);
   }
-  void operator()(const SquaredNormOp& op) const { *op.result += SquaredNorm(op.src + first, count); }
+  void operator()(const NormOp& op) const { op.result->Add(op.src + first, count); }
   void operator()(const AdamWOp& op) const {
     AdamWUpdate(op.params, At(op.p, op.param_dtype, first), op.param_dtype, op.g + first, op.m + first, op.v + first,
                 At(op.cast_dst, op.cast_dtype, first), op.cast_dtype, count);

@@ -126,13 +126,15 @@ TEST_P(DeviceTest, ZeroWritesItsRangeAndNothingElse) {
   EXPECT_THAT(values, ElementsAre(7, 0, 0, 0, 7));
 }
 
-TEST_P(DeviceTest, SquaredNormsOfOneWorkAddUp) {
-  const std::vector<float> a = {3, 4}, b = {1};
-  double norm = 2;
-  DeviceWork work;
-  work.ops = {SquaredNormOp{a.data(), 2, &norm}, SquaredNormOp{b.data(), 1, &norm}};
-  ASSERT_TRUE(Run(std::move(work)).ok());
-  EXPECT_EQ(norm, 28);
+TEST_P(DeviceTest, NormsOfOneWorkAddUp) {
+  const std::vector<float> a = {3, -4}, b = {12};
+  for (const auto& [order, want] : std::vector<std::pair<double, double>>{{1, 19}, {2, 13}, {INFINITY, 12}}) {
+    Norm norm(order);
+    DeviceWork work;
+    work.ops = {NormOp{a.data(), 2, &norm}, NormOp{b.data(), 1, &norm}};
+    ASSERT_TRUE(Run(std::move(work)).ok());
+    EXPECT_EQ(norm.value(), want) << order;
+  }
 }
 
 TEST_P(DeviceTest, OptimizersUpdateParametersAndTheirCastCopy) {
@@ -159,19 +161,19 @@ TEST_P(DeviceTest, LargeOperationsGiveTheResultOfOneKernelCall) {
     b[i] = static_cast<float>(i % 77);
   }
   DeviceWork work;
-  double norm = 0;
+  Norm norm;
   std::vector<float> p = a, m(a.size()), v(a.size()), p2 = a, m2 = m, v2 = v;
   const AdamWParams params = {1e-2, 0.9, 0.99, 1e-8, 0.1, 1, 1};
   std::vector<uint16_t> cast(a.size()), cast2(a.size());
   work.ops = {ReduceOp{{a.data(), b.data()}, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, 0.5f, false, got.data(), numel},
-              SquaredNormOp{got.data(), numel, &norm},
+              NormOp{got.data(), numel, &norm},
               AdamWOp{params, p.data(), v1::DTYPE_FLOAT32, got.data(), m.data(), v.data(), cast.data(),
                       v1::DTYPE_BFLOAT16, numel}};
   ASSERT_TRUE(Run(std::move(work), StreamId::kOptimizer).ok());
   const void* sources[] = {a.data(), b.data()};
   ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, 0.5f, false, want.data(), numel);
   EXPECT_TRUE(got == want);
-  EXPECT_NEAR(norm, SquaredNorm(want.data(), numel), 1e-12 * norm);
+  EXPECT_NEAR(norm.value(), std::sqrt(SquaredNorm(want.data(), numel)), 1e-12 * norm.value());
   AdamWUpdate(params, p2.data(), v1::DTYPE_FLOAT32, want.data(), m2.data(), v2.data(), cast2.data(), v1::DTYPE_BFLOAT16,
               numel);
   EXPECT_TRUE(p == p2 && m == m2 && v == v2 && cast == cast2);
@@ -236,7 +238,7 @@ TEST_P(DeviceTest, MalformedOperationFailsItsWorkWithTheLabelAndNothingElse) {
 
 TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
   float x = 0;
-  double* no_result = nullptr;
+  Norm* no_result = nullptr;
   const DType f32 = v1::DTYPE_FLOAT32;
   const std::vector<DeviceOp> malformed = {
       CopyOp{nullptr, &x, 4},
@@ -247,7 +249,7 @@ TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
       ReduceOp{{}, f32, v1::DTYPE_UNSPECIFIED, 1, false, &x, 1},
       ReduceOp{{nullptr}, f32, v1::DTYPE_UNSPECIFIED, 1, false, &x, 1},
       ReduceOp{{&x}, f32, v1::DTYPE_FLOAT64, 1, false, &x, 1},
-      SquaredNormOp{&x, 1, no_result},
+      NormOp{&x, 1, no_result},
       AdamWOp{{1, 0, 0, 0, 0, 0, 1}, &x, f32, &x, &x, &x, nullptr, f32, 1},  // step 0
       AdamWOp{{1, 0, 0, 0, 0, 1, 1}, &x, f32, &x, nullptr, &x, nullptr, f32, 1},
       AdamWOp{{1, 0, 0, 0, 0, 1, 1}, &x, v1::DTYPE_FLOAT64, &x, &x, &x, nullptr, f32, 1},

@@ -100,10 +100,10 @@ class OptimizerTest : public testing::Test {
   void RunUpdate(const DecidedStep& step) {
     for (int rank = 0; rank < plan_.world_size; ++rank) Run(UpdateOps(plan_, slabs_, step, rank));
   }
-  double Norm(const std::vector<bool>& present) {
-    double squared = 0;
-    for (int rank = 0; rank < plan_.world_size; ++rank) Run(NormOps(plan_, slabs_, present, rank, &squared));
-    return squared;
+  double GradientNorm(const std::vector<bool>& present, double order = 2) {
+    Norm norm(order);
+    for (int rank = 0; rank < plan_.world_size; ++rank) Run(NormOps(plan_, slabs_, present, rank, &norm));
+    return norm.value();
   }
   int Param(const char* fqn) const { return plan_.FindParam(fqn); }
   std::vector<float> Shard(int param) const { return ReadShard(plan_, *shards_, param); }

@@ -186,12 +186,19 @@ TEST_F(UpdateOpsTest, EachGradientIsCountedOnceInTheNormAndPaddingNever) {
         std::vector<bool> present = AllPresent();
         present[Param("a.norm")] = false;  // stays NaN
         WriteGradients(3, present);
-        double want = 0;
-        for (size_t p = 0; p < present.size(); ++p) {
-          if (!present[p]) continue;
-          for (float x : ParamValues(plan_, static_cast<int>(p), 3)) want += static_cast<double>(x) * x;
+        for (double order : {1.0, 1.5, 2.0, 3.0, 7.25, double{INFINITY}}) {
+          double sum = 0, largest = 0;
+          for (size_t p = 0; p < present.size(); ++p) {
+            if (!present[p]) continue;
+            for (float x : ParamValues(plan_, static_cast<int>(p), 3)) {
+              sum += std::pow(std::abs(double{x}), order);
+              largest = std::max(largest, std::abs(double{x}));
+            }
+          }
+          const double want = std::isinf(order) ? largest : std::pow(sum, 1 / order);
+          EXPECT_NEAR(GradientNorm(present, order), want, 1e-12 * want)
+              << v1::Layout_Name(layout) << " ranks: " << world_size << " order: " << order;
         }
-        EXPECT_NEAR(Norm(present), want, 1e-12 * want) << v1::Layout_Name(layout) << " ranks: " << world_size;
       }
     }
   }
@@ -203,7 +210,9 @@ TEST_F(UpdateOpsTest, ANonFiniteGradientShowsInTheNorm) {
   std::vector<float> bad = ParamValues(plan_, Param("a.gain"), 3);
   bad[4] = INFINITY;
   WriteGradient(plan_, *gradients_, Param("a.gain"), bad);
-  EXPECT_FALSE(std::isfinite(Norm(AllPresent())));
+  for (double order : {1.0, 2.0, 2.5, 3.0, double{INFINITY}}) {
+    EXPECT_FALSE(std::isfinite(GradientNorm(AllPresent(), order))) << order;
+  }
 }
 
 }  // namespace

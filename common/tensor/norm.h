@@ -1,0 +1,39 @@
+#ifndef SHARDD_COMMON_TENSOR_NORM_H_
+#define SHARDD_COMMON_TENSOR_NORM_H_
+
+// The norm of many pieces: (sum |x|^p)^(1/p), or the largest |x| for p infinite. Numerics, decided here: in double
+// throughout, over fixed blocks of 4096 elements, pieces added in the order in which they are given.
+// - p 1, 2, 3 and 4: sums of powers. No power of an fp32 number overflows or vanishes in double.
+// - infinite: exact.
+// - any other p: powers are taken of |x| / s, where s is the largest |x| so far, and sums are rescaled when s grows; so
+//   neither overflow nor underflow, however large p is. Uses std::pow: within a few ulp between machines, equal on one.
+// A NaN makes the value NaN; an infinity without a NaN makes it infinite.
+
+#include <cstdint>
+
+namespace shardd {
+
+// Thread-compatible; a copy is independent.
+class Norm {
+ public:
+  // Above 0, infinity included.
+  static bool IsOrder(double p);
+  explicit Norm(double p = 2) : p_(p) {}  // REQUIRES: IsOrder(p)
+  double order() const { return p_; }
+  void Add(const float* src, int64_t numel);
+  void Add(const Norm& other);  // REQUIRES: the same order
+  double value() const;
+
+ private:
+  void AddScaled(double scale, double sum);
+
+  double p_;
+  // Powers that are summed directly: scale 1. Infinite: the largest, in scale_. Others: the sum is in units of
+  // scale_^p.
+  double scale_ = 0;
+  double sum_ = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_TENSOR_NORM_H_
