@@ -32,6 +32,11 @@ void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DT
 // A non-finite element makes the result non-finite.
 double SquaredNorm(const float* src, int64_t numel);
 
+// The same where sums are kept in a lower precision, as a tensor of dtype `keep` would: r = keep(scale * sum),
+// dst[i] = accumulate ? keep(dst[i] + r) : r. keep: bf16 or fp16.
+void ReduceSourcesKeeping(absl::Span<const void* const> sources, DType source_dtype, DType round_to, DType keep,
+                          float scale, bool accumulate, float* dst, int64_t numel);
+
 // PyTorch's AdamW (torch.optim.AdamW, decoupled weight decay), per element, in fp32:
 //   g' = g * grad_scale; p *= 1 - lr*weight_decay; m += (1-beta1)*(g'-m); v = beta2*v + (1-beta2)*g'*g';
 //   p -= lr/bias_correction1 * m / (sqrt(v)/sqrt(bias_correction2) + eps);   bias_correctionN = 1 - betaN^step

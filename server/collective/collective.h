@@ -37,6 +37,8 @@ struct ReduceScatterRequest {
   char* gradients = nullptr;            // start of slab "gradients"
   DType reduce_dtype = v1::DTYPE_UNSPECIFIED;
   float scale = 1;  // 1 / divide factor
+  // Sums are kept in reduce_dtype, or in the sources' dtype where there is none.
+  bool keep_low_precision = false;
   std::string label;
 };
 

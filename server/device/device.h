@@ -52,6 +52,7 @@ struct ReduceOp {
   bool accumulate;
   float* dst;
   int64_t numel;
+  DType keep = v1::DTYPE_UNSPECIFIED;  // bf16 or fp16: sums are kept in it (ReduceSourcesKeeping)
 };
 // Added to *result, which says of which order. One NormOp at a time may name the same result.
 struct NormOp {

@@ -227,6 +227,8 @@ std::string SpecJson(const Args& args) {
       absl::StrAppend(&precision, precision.empty() ? "" : ",", text(field), ":", text(dtypes.at(args.Text(arg))));
     }
   }
+  if (args.Int("keep_low") != 0)
+    absl::StrAppend(&precision, precision.empty() ? "" : ",", R"("keepLowPrecisionGrads":true)");
   fields.push_back({"mixedPrecision", "{" + precision + "}"});
   std::string optimizer =
       args.Text("optimizer", "adamw") == "sgd" ? R"("kind":"OPTIMIZER_KIND_SGD")" : R"("kind":"OPTIMIZER_KIND_ADAMW")";

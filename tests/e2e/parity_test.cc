@@ -48,6 +48,10 @@ TEST_P(Parity, FiftyStepsEqualTheUnshardedRun) {
   if (!args.Text("param_dtype").empty() || !args.Text("reduce_dtype").empty()) {
     const Trained in_fp32 = Reference(args.With({{"param_dtype", "fp32"}, {"reduce_dtype", "fp32"}})).Run();
     EXPECT_GT(LargestDifference(in_fp32, Reference(args).Run()), c.tolerance) << "full precision would pass as well";
+    if (args.Int("keep_low") != 0) {
+      const Trained not_kept = Reference(args.With({{"keep_low", "0"}})).Run();
+      EXPECT_GT(LargestDifference(not_kept, Reference(args).Run()), 0) << "sums in fp32 would pass as well";
+    }
   }
 
   const int micro = args.Int("micro", 1);
@@ -164,6 +168,22 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"AllInBf16WithAdamW",
              {{"param_dtype", "bf16"}, {"reduce_dtype", "bf16"}, {"micro", "2"}, {"max_norm", "0.1"}},
              1e-2},
+        Case{"SummedNotAveragedInBf16",
+             {{"divide", "1"}, {"reduce_dtype", "bf16"}, {"optimizer", "sgd"}, {"lr", "0.05"}, {"micro", "2"}}},
+        Case{
+            "DividedByAFactorInFp16OfBf16Parameters",
+            {{"divide", "5"}, {"param_dtype", "bf16"}, {"reduce_dtype", "fp16"}, {"optimizer", "sgd"}, {"world", "3"}}},
+        Case{"KeptInBf16",
+             {{"keep_low", "1"}, {"reduce_dtype", "bf16"}, {"optimizer", "sgd"}, {"micro", "3"}, {"world", "3"}}},
+        Case{"KeptInTheDtypeOfParameters",
+             {{"keep_low", "1"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"micro", "2"}, {"layout", "DIM0"}}},
+        Case{"KeptInFp16SummedAndClipped",
+             {{"keep_low", "1"},
+              {"reduce_dtype", "fp16"},
+              {"divide", "1"},
+              {"max_norm", "0.1"},
+              {"optimizer", "sgd"},
+              {"micro", "2"}}},
         Case{"Bf16Dim0ShardGradOp",
              {{"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"layout", "DIM0"}, {"strategy", "SHARD_GRAD_OP"}}}),
     [](const auto& info) { return info.param.name; });

@@ -69,7 +69,10 @@ class Reference {
         for (int p = 0; p < kParamCount; ++p) {
           if (!here[p]) continue;
           const bool replaces = IsFresh(args_.Text("fresh"), micro, p) || !present[p];
-          for (int i = 0; i < kNumel[p]; ++i) sum[p][i] = (replaces ? 0.0f : sum[p][i]) + all[p][i] * scale;
+          for (int i = 0; i < kNumel[p]; ++i) {
+            const float part = Kept(all[p][i] * scale);
+            sum[p][i] = replaces ? part : Kept(sum[p][i] + part);
+          }
           present[p] = true;
         }
       }
@@ -81,6 +84,11 @@ class Reference {
   }
 
  private:
+  // Sums are kept in the dtype in which they are added up, where that is asked for.
+  float Kept(float x) const {
+    const std::string reduce = args_.Text("reduce_dtype");
+    return args_.Int("keep_low") == 0 ? x : RoundTo(reduce.empty() ? args_.Text("param_dtype", "fp32") : reduce, x);
+  }
   float Gradient(int rank, int64_t step, int micro, Values& g) const {
     Values v = values_;
     const std::string dtype = args_.Text("param_dtype", "fp32");

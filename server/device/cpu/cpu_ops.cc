@@ -67,6 +67,9 @@ struct Check {
     if (op.round_to != v1::DTYPE_UNSPECIFIED && !IsTrainable(op.round_to)) {
       return Malformed("reduce", absl::StrCat("reduce dtype is not trainable (got ", DTypeName(op.round_to), ")"));
     }
+    if (op.keep != v1::DTYPE_UNSPECIFIED && op.keep != v1::DTYPE_BFLOAT16 && op.keep != v1::DTYPE_FLOAT16) {
+      return Malformed("reduce", absl::StrCat("no dtype to keep sums in (got ", DTypeName(op.keep), ")"));
+    }
     return absl::OkStatus();
   }
   absl::Status operator()(const NormOp& op) const {
@@ -99,13 +102,21 @@ struct Slice {
   }
   void operator()(const ReduceOp& op) const {
     if (first == 0) {
-      ReduceSources(op.sources, op.source_dtype, op.round_to, op.scale, op.accumulate, op.dst, count);
+      Reduce(op, op.sources);
       return;
     }
     std::vector<const void*> sources;
     sources.reserve(op.sources.size());
     for (const void* source : op.sources) sources.push_back(At(source, op.source_dtype, first));
-    ReduceSources(sources, op.source_dtype, op.round_to, op.scale, op.accumulate, op.dst + first, count);
+    Reduce(op, sources);
+  }
+  void Reduce(const ReduceOp& op, const std::vector<const void*>& sources) const {
+    if (op.keep == v1::DTYPE_UNSPECIFIED) {
+      ReduceSources(sources, op.source_dtype, op.round_to, op.scale, op.accumulate, op.dst + first, count);
+    } else {
+      ReduceSourcesKeeping(sources, op.source_dtype, op.round_to, op.keep, op.scale, op.accumulate, op.dst + first,
+                           count);
+    }
   }
   void operator()(const NormOp& op) const { op.result->Add(op.src + first, count); }
   void operator()(const AdamWOp& op) const {

@@ -111,6 +111,32 @@ TEST_P(ReduceTest, RoundingToFp16OverflowsToInfinityAsItWouldOnTheWire) {
   EXPECT_EQ(dst, INFINITY);
 }
 
+// As tensors of the lower dtype: x = (a + b + c) * scale rounded; later y += x, rounded again.
+TEST_P(ReduceTest, SumsKeptInLowerPrecisionAreRoundedAfterEachReduction) {
+  for (DType keep : {v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+    const auto round = [keep](float x) {
+      return keep == v1::DTYPE_BFLOAT16 ? tensor::Bf16ToFloat(tensor::FloatToBf16(x))
+                                        : tensor::HalfToFloat(tensor::FloatToHalf(x));
+    };
+    for (int64_t numel : {1, 31, 1024, 3001}) {
+      for (DType wire : {kNone, keep}) {
+        const std::vector<float> a = Randoms(numel, 1), b = Randoms(numel, 2), c = Randoms(numel, 3);
+        const std::vector<const void*> sources = {a.data(), b.data(), c.data()};
+        std::vector<float> got(static_cast<size_t>(numel), NAN), want(static_cast<size_t>(numel));
+        for (const bool accumulate : {false, true, true}) {
+          ReduceSourcesKeeping(sources, v1::DTYPE_FLOAT32, wire, keep, 0.3f, accumulate, got.data(), numel);
+          for (size_t i = 0; i < want.size(); ++i) {
+            const auto sent = [&](float x) { return wire == kNone ? x : round(x); };
+            const float sum = round((sent(a[i]) + sent(b[i]) + sent(c[i])) * 0.3f);
+            want[i] = accumulate ? round(want[i] + sum) : sum;
+          }
+          EXPECT_EQ(got, want) << DTypeName(keep) << " " << numel << " " << accumulate;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(ReduceTest, SquaredNormIsExactEnoughAndTheSameOnEveryMachine) {
   for (int64_t numel : {1, 31, 32, 33, 4095, 4096, 4097, 100'003}) {
     const std::vector<float> values = Randoms(numel, 3);
