@@ -36,6 +36,21 @@ absl::Status Step(shardd_job* job, const shardd_step_options& options) {
   return job->impl->Step(std::move(step), {static_cast<const char*>(options.state), options.state_bytes});
 }
 
+absl::Status EnterFullParams(shardd_job* job, const shardd_full_params_options* given) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("enter_full_params", job));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("enter_full_params", given));
+  if (given->group != -1) {
+    SHARDD_RETURN_IF_ERROR(CheckGroup("enter_full_params", job, given->group));
+  }
+  FullParamsOptions options;
+  options.group = given->group;
+  options.recurse = given->recurse != 0;
+  options.writeback = given->writeback != 0;
+  options.rank0_only = given->rank0_only != 0;
+  options.with_grads = given->with_grads != 0;
+  return job->impl->EnterFullParams(options);
+}
+
 absl::Status WaitStep(shardd_job* job, shardd_step_result* result) {
   SHARDD_RETURN_IF_ERROR(CheckJob("wait_step", job));
   if (result != nullptr) {
@@ -151,7 +166,18 @@ shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* opti
 shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result) { return ToC(api::WaitStep(job, result)); }
 
 shardd_status* shardd_enter_full_params(shardd_job* job, int writeback) {
-  SHARDD_CHECKED(api::CheckJob("enter_full_params", job), job->impl->EnterFullParams(writeback != 0));
+  shardd::FullParamsOptions options;
+  options.writeback = writeback != 0;
+  SHARDD_CHECKED(api::CheckJob("enter_full_params", job), job->impl->EnterFullParams(options));
+}
+shardd_status* shardd_enter_full_params_with(shardd_job* job, const shardd_full_params_options* options) {
+  return ToC(api::EnterFullParams(job, options));
+}
+const void* shardd_full_gradient_data(const shardd_job* job, int32_t param) {
+  return api::ParamIsUsable(job, param) ? job->impl->FullGradientData(param) : nullptr;
+}
+shardd_status* shardd_write_gradient(shardd_job* job, int32_t param, const void* data, int64_t first, int64_t numel) {
+  SHARDD_CHECKED(api::CheckParam("write_gradient", job, param), job->impl->WriteGradient(param, data, first, numel));
 }
 const void* shardd_full_parameter_data(const shardd_job* job, int32_t param) {
   return api::ParamIsUsable(job, param) ? job->impl->FullParameterData(param) : nullptr;

@@ -8,7 +8,8 @@
 //   client_job.cc       attach, reattach, detach, what is known of steps
 //   client_commands.cc  unshard, reshard, gradients, backward
 //   client_recovery.cc  a forward or backward that user code gave up
-//   client_values.cc    writing parameters, full parameters
+//   client_values.cc    writing parameters and gradients
+//   client_full_params.cc  full parameters
 //   client_shards.cc    looking at shards directly
 //   client_describe.cc  what the daemon counts
 //   client_step.cc      the optimizer step
@@ -42,6 +43,14 @@ struct AttachOptions {
   std::string address;  // empty: found or started
   bool replace = false;
   absl::Duration timeout;
+};
+
+struct FullParamsOptions {
+  int group = -1;  // -1: the whole model
+  bool recurse = true;
+  bool writeback = false;
+  bool rank0_only = false;
+  bool with_grads = false;
 };
 
 struct StepResult {
@@ -88,8 +97,11 @@ class ClientJob {
 
   absl::Status WriteParameter(int param, const void* data, int64_t first, int64_t numel);
   absl::Status CommitParameters();
-  absl::Status EnterFullParams(bool writeback);
+  absl::Status WriteGradient(int param, const void* data, int64_t first, int64_t numel);
+  // REQUIRES: options.group within the plan.
+  absl::Status EnterFullParams(const FullParamsOptions& options);
   const void* FullParameterData(int param) const;
+  const void* FullGradientData(int param) const;
   absl::Status LeaveFullParams();
 
   const void* StoredParameterData(int param) const;
@@ -141,7 +153,10 @@ class ClientJob {
     bool last_closed = false;
     bool backward_open = false;  // gradients were submitted since the last BackwardDone
     FullParams full_params = FullParams::kOutside;
-    bool writeback = false;  // entered with it and not committed yet
+    FullParamsOptions full;       // as entered
+    std::vector<bool> summoned;   // by parameter
+    std::string gradients_there;  // mask by parameter
+    bool writeback = false;       // entered with it and not committed yet
     bool commit_sent = false;
     uint64_t full_params_entered = 0;
     bool inside_pass = false;
@@ -188,7 +203,12 @@ class ClientJob {
   // Until the step sent last is committed: what follows belongs to the next one.
   absl::Status WaitCommitted(const char* call, const std::string* group);
   absl::Status CheckMask(int group, const char* which, const uint8_t* mask) const;
-  absl::Status WriteChunk(int param, const char* data, int64_t first, int64_t numel);
+  absl::Status CheckRange(const char* call, int param, const void* data, int64_t first, int64_t numel) const;
+  absl::Status CheckSummoned(const char* call, int param) const;
+  // Elements of `element_bytes` each; `flags` of the record.
+  absl::Status WriteElements(int param, const char* data, int64_t first, int64_t numel, int64_t element_bytes,
+                             uint32_t flags);
+  bool Gives(int param) const;
   absl::StatusOr<int64_t> Stage(const void* data, int64_t size_bytes);
   absl::Status CheckWrites(const char* call) const;
   absl::Status CheckStep(const v1::Step& step, absl::string_view state) const;

@@ -97,6 +97,9 @@ void ClientStream::Read() {
       case v1::SessionEvent::kWaiting:
         waiting_for_ = std::move(*event.mutable_waiting()->mutable_for_what());
         break;
+      case v1::SessionEvent::kFullParams:
+        full_params_ = std::move(*event.mutable_full_params());
+        break;
       case v1::SessionEvent::KIND_NOT_SET:
         break;  // an event of a later daemon; nothing here depends on it
     }
@@ -190,6 +193,20 @@ absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> ClientStream::WaitCo
   absl::MutexLock lock(&mutex_);
   if (committed_.has_value() && committed_->step() >= step) {
     return committed_;
+  }
+  return absl::nullopt;
+}
+
+absl::StatusOr<absl::optional<v1::SessionEvent::FullParams>> ClientStream::WaitFullParams(uint64_t number,
+                                                                                          absl::Time deadline,
+                                                                                          const Interrupt& interrupt) {
+  const auto done = [this, number]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return ended_ || aborted_.has_value() || (full_params_.has_value() && full_params_->number() >= number);
+  };
+  SHARDD_RETURN_IF_ERROR(Await(done, deadline, interrupt, "enter_full_params"));
+  absl::MutexLock lock(&mutex_);
+  if (full_params_.has_value() && full_params_->number() >= number) {
+    return full_params_;
   }
   return absl::nullopt;
 }

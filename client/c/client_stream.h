@@ -52,6 +52,10 @@ class ClientStream {
   absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> WaitCommitted(int64_t step, absl::Time deadline,
                                                                             const Interrupt& interrupt);
 
+  // The same for the event of the `number`th EnterFullParams with gradients.
+  absl::StatusOr<absl::optional<v1::SessionEvent::FullParams>> WaitFullParams(uint64_t number, absl::Time deadline,
+                                                                              const Interrupt& interrupt);
+
   // Says detach and waits for the answer. As EndStatus on failure.
   absl::Status Detach(bool finished, absl::Time deadline, const Interrupt& interrupt);
   // Cancels and joins the reader. Idempotent. Does not wait for the daemon.
@@ -85,6 +89,7 @@ class ClientStream {
   bool closed_here_ ABSL_GUARDED_BY(mutex_) = false;
   std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
   absl::optional<v1::SessionEvent::Committed> committed_ ABSL_GUARDED_BY(mutex_);
+  absl::optional<v1::SessionEvent::FullParams> full_params_ ABSL_GUARDED_BY(mutex_);
   absl::optional<v1::SessionEvent::Aborted> aborted_ ABSL_GUARDED_BY(mutex_);
   grpc::Status end_ ABSL_GUARDED_BY(mutex_);
   // Guarded by the mutex of the list of live streams: the exit handler joins too.

@@ -31,31 +31,56 @@ absl::StatusOr<int64_t> ClientJob::Stage(const void* data, int64_t size_bytes) {
   return offset;
 }
 
-absl::Status ClientJob::WriteChunk(int index, const char* data, int64_t first, int64_t numel) {
-  CommandRecord record = {};
-  SHARDD_ASSIGN_OR_RETURN(record.arg2, Stage(data, numel * DTypeSizeBytes(param(index).dtype)));
-  record.opcode = Opcode::kWriteParameters;
-  record.group = index;
-  record.arg0 = first;
-  record.arg1 = numel;
-  const WaitFor reason{"write_parameter", nullptr, "space in the command ring"};
-  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
-  progress_.half_record[progress_.half] = session_->submitted();
-  progress_.payload_record = session_->submitted();
+absl::Status ClientJob::WriteElements(int index, const char* data, int64_t first, int64_t numel, int64_t element_bytes,
+                                      uint32_t flags) {
+  const int64_t chunk_numel = kHalfBytes / element_bytes;
+  for (int64_t done = 0; done < numel; done += chunk_numel) {
+    const int64_t count = std::min(chunk_numel, numel - done);
+    CommandRecord record = {};
+    SHARDD_ASSIGN_OR_RETURN(record.arg2, Stage(data + done * element_bytes, count * element_bytes));
+    record.opcode = Opcode::kWriteParameters;
+    record.flags = flags;
+    record.group = index;
+    record.arg0 = first + done;
+    record.arg1 = count;
+    const WaitFor reason{"write_parameter", nullptr, "space in the command ring"};
+    SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+    progress_.half_record[progress_.half] = session_->submitted();
+    progress_.payload_record = session_->submitted();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ClientJob::CheckRange(const char* call, int index, const void* data, int64_t first, int64_t numel) const {
+  const ParamPlan& param = this->param(index);
+  if (first < 0 || numel < 0 || first > param.numel || numel > param.numel - first) {
+    return absl::InvalidArgumentError(absl::StrCat(call, " \"", param.fqn, "\": range is outside of it (got [", first,
+                                                   ", ", first, " + ", numel, "), want within [0, ", param.numel,
+                                                   "); rank=", rank(), ")"));
+  }
+  if (numel > 0 && data == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(call, " \"", param.fqn, "\": data is NULL"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ClientJob::CheckSummoned(const char* call, int index) const {
+  const bool others = progress_.full.rank0_only && rank() != 0;
+  if (others || !progress_.summoned[static_cast<size_t>(index)]) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(call, " \"", param(index).fqn, "\": ",
+                     others ? std::string("rank 0 alone writes (rank0_only")
+                            : absl::StrCat("not among the parameters of group \"", group_name(progress_.full.group),
+                                           "\" that were entered (recurse ", int{progress_.full.recurse}),
+                     "; rank=", rank(), ")"));
+  }
   return absl::OkStatus();
 }
 
 absl::Status ClientJob::WriteParameter(int index, const void* data, int64_t first, int64_t numel) {
   SHARDD_RETURN_IF_ERROR(Live());
+  SHARDD_RETURN_IF_ERROR(CheckRange("write_parameter", index, data, first, numel));
   const ParamPlan& param = this->param(index);
-  if (first < 0 || numel < 0 || first > param.numel || numel > param.numel - first) {
-    return absl::InvalidArgumentError(absl::StrCat("write_parameter \"", param.fqn, "\": range is outside of it (got [",
-                                                   first, ", ", first, " + ", numel, "), want within [0, ", param.numel,
-                                                   "); rank=", rank(), ")"));
-  }
-  if (numel > 0 && data == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("write_parameter \"", param.fqn, "\": data is NULL"));
-  }
   const bool initial = expected_version_ == 0;
   if (progress_.commit_sent || !(initial || (progress_.full_params == FullParams::kInside && progress_.writeback))) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -63,14 +88,28 @@ absl::Status ClientJob::WriteParameter(int index, const void* data, int64_t firs
         "; rank=", rank(), "); write before the first shardd_commit_parameters, or between ",
         "shardd_enter_full_params with writeback and shardd_commit_parameters"));
   }
-  const int64_t element_bytes = DTypeSizeBytes(param.dtype);
-  const int64_t chunk_numel = kHalfBytes / element_bytes;
-  const char* bytes = static_cast<const char*>(data);
-  for (int64_t done = 0; done < numel; done += chunk_numel) {
-    const int64_t count = std::min(chunk_numel, numel - done);
-    SHARDD_RETURN_IF_ERROR(WriteChunk(index, bytes + done * element_bytes, first + done, count));
+  if (!initial) {
+    SHARDD_RETURN_IF_ERROR(CheckSummoned("write_parameter", index));
   }
-  return absl::OkStatus();
+  return WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(param.dtype), 0);
+}
+
+absl::Status ClientJob::WriteGradient(int index, const void* data, int64_t first, int64_t numel) {
+  SHARDD_RETURN_IF_ERROR(Live());
+  SHARDD_RETURN_IF_ERROR(CheckRange("write_gradient", index, data, first, numel));
+  const ParamPlan& param = this->param(index);
+  const bool inside = progress_.full_params == FullParams::kInside && progress_.writeback && progress_.full.with_grads;
+  if (!inside || progress_.commit_sent || !param.requires_grad) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "write_gradient \"", param.fqn, "\": ",
+        param.requires_grad ? "gradients cannot be written now (rank=" : "the parameter is frozen (rank=", rank(),
+        param.requires_grad ? "); write between shardd_enter_full_params_with writeback and with_grads and "
+                              "shardd_commit_parameters"
+                            : ")"));
+  }
+  SHARDD_RETURN_IF_ERROR(CheckSummoned("write_gradient", index));
+  return WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
+                       kOfGradient);
 }
 
 absl::Status ClientJob::CommitParameters() {
@@ -93,67 +132,6 @@ absl::Status ClientJob::CommitParameters() {
   ++expected_version_;
   progress_.commit_sent = false;
   progress_.writeback = false;
-  return absl::OkStatus();
-}
-
-absl::Status ClientJob::EnterFullParams(bool writeback) {
-  SHARDD_RETURN_IF_ERROR(Live());
-  const WaitFor reason{"enter_full_params", nullptr, "the other ranks' entry"};
-  if (progress_.full_params != FullParams::kEntering) {
-    if (expected_version_ == 0) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "enter_full_params job \"", spec().name(), "\": the parameters have no values yet (version 0; rank=", rank(),
-          "); call shardd_commit_parameters first"));
-    }
-    SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
-    SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kEnterFullParams));
-    CommandRecord record = {};
-    record.opcode = Opcode::kEnterFullParams;
-    record.flags = writeback ? kWriteback : 0;
-    SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
-    progress_.full_params = FullParams::kEntering;
-    progress_.writeback = writeback;
-    ++progress_.full_params_entered;
-  } else if (writeback != progress_.writeback) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("enter_full_params job \"", spec().name(), "\": it was asked for with another writeback (got ",
-                     int{writeback}, ", want ", int{progress_.writeback}, "; rank=", rank(), ")"));
-  }
-  const DaemonPage& page = session_->daemon_page().page();
-  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.full_params, progress_.full_params_entered, reason)));
-  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.version, expected_version_, reason)));
-  progress_.full_params = FullParams::kInside;
-  return absl::OkStatus();
-}
-
-const void* ClientJob::FullParameterData(int index) const {
-  if (progress_.full_params != FullParams::kInside) {
-    return nullptr;
-  }
-  const ParamPlan& param = this->param(index);
-  const FlatParamPlan& flat = flat_of(param);
-  return session_->shards() + flat.shards_offset_bytes + param.offset * DTypeSizeBytes(flat.dtype);
-}
-
-absl::Status ClientJob::LeaveFullParams() {
-  SHARDD_RETURN_IF_ERROR(Live());
-  if (progress_.full_params != FullParams::kInside || progress_.writeback) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "leave_full_params job \"", spec().name(), "\": ",
-        progress_.full_params != FullParams::kInside
-            ? "full parameters are not entered"
-            : "they were entered with writeback and the other ranks wait for this one's commit",
-        " (rank=", rank(), "); call ",
-        progress_.full_params != FullParams::kInside ? "shardd_enter_full_params" : "shardd_commit_parameters",
-        " first"));
-  }
-  const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
-  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
-  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kLeaveFullParams));
-  CommandRecord record = {};
-  record.opcode = Opcode::kLeaveFullParams;
-  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
-  progress_.full_params = FullParams::kOutside;
   return absl::OkStatus();
 }
 

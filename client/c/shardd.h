@@ -284,8 +284,27 @@ SHARDD_API void* shardd_optimizer_state_data(const shardd_job* job, int32_t para
 
 /* Returns when every rank has entered. [waits] */
 SHARDD_API shardd_status* shardd_enter_full_params(shardd_job* job, int writeback);
-/* The stored parameter, numel elements of its own dtype, read-only. NULL outside enter .. leave. */
+/* The same with all that can be said; equal on all ranks. Zero-initialise, set struct_size, group and recurse. */
+typedef struct shardd_full_params_options {
+  size_t struct_size;
+  int32_t group;          /* only what belongs to this group's module; -1: the whole model */
+  int32_t recurse;        /* 1: and to modules beneath it. 0 without a group is refused */
+  int32_t writeback;      /* shardd_write_parameter is allowed, shardd_commit_parameters has to follow on all ranks */
+  int32_t rank0_only;     /* only rank 0 is given anything, and writes; what it wrote is everybody's after the commit */
+  int32_t offload_to_cpu; /* given in host memory: on a CPU device it is anyway */
+  int32_t with_grads;     /* gradients too, as reduced so far; with writeback they may be written */
+} shardd_full_params_options;
+SHARDD_API shardd_status* shardd_enter_full_params_with(shardd_job* job, const shardd_full_params_options* options);
+/* The stored parameter, numel elements of its own dtype, read-only. NULL outside enter .. leave, for a parameter that
+ * was not asked for, and on the other ranks with rank0_only. */
 SHARDD_API const void* shardd_full_parameter_data(const shardd_job* job, int32_t param);
+/* Its gradient, numel fp32 elements, read-only; NULL also without with_grads and where there is none. */
+SHARDD_API const void* shardd_full_gradient_data(const shardd_job* job, int32_t param);
+/* Writes elements [first, first + numel) of its gradient, fp32, before shardd_commit_parameters. One that was absent is
+ * present afterwards, zero where nobody wrote. Unlike parameters it is there at once: gradients belong to the running
+ * step and are dropped with it. [waits: for staging space] */
+SHARDD_API shardd_status* shardd_write_gradient(shardd_job* job, int32_t param, const void* data, int64_t first,
+                                                int64_t numel);
 SHARDD_API shardd_status* shardd_leave_full_params(shardd_job* job);
 
 /* Introspection ---------------------------------------------------------------------------------------------------- */

@@ -245,23 +245,49 @@ class Job {
   }
   Status WaitStep(shardd_step_result* result = nullptr) { return Status::Take(shardd_wait_step(job_, result)); }
 
-  // UnshardParams(true, [&] { ... read full_parameter_data ... WriteParameter ... }): enter, run, commit, leave. Where
-  // `body` throws, a job that was entered without writeback is left; one with writeback stays entered, because what was
-  // written so far would become everybody's: detach then.
+  struct FullParams {  // as shardd_full_params_options
+    int32_t group = -1;
+    bool recurse = true;
+    bool writeback = false;
+    bool rank0_only = false;
+    bool offload_to_cpu = false;
+    bool with_grads = false;
+  };
+  // UnshardParams({.writeback = true}, [&] { ... read full_parameter_data ... WriteParameter ... }): enter, run,
+  // commit, leave. Where `body` throws, a job that was entered without writeback is left; one with writeback stays
+  // entered, because what was written so far would become everybody's: detach then.
   template <typename Body>
-  Status UnshardParams(bool writeback, Body&& body) {
-    Status status = Status::Take(shardd_enter_full_params(job_, writeback ? 1 : 0));
+  Status UnshardParams(const FullParams& options, Body&& body) {
+    shardd_full_params_options c{};
+    c.struct_size = sizeof(c);
+    c.group = options.group;
+    c.recurse = options.recurse ? 1 : 0;
+    c.writeback = options.writeback ? 1 : 0;
+    c.rank0_only = options.rank0_only ? 1 : 0;
+    c.offload_to_cpu = options.offload_to_cpu ? 1 : 0;
+    c.with_grads = options.with_grads ? 1 : 0;
+    Status status = Status::Take(shardd_enter_full_params_with(job_, &c));
     if (!status.ok()) {
       return status;
     }
-    LeaveOnUnwind guard{writeback ? nullptr : job_};
+    LeaveOnUnwind guard{options.writeback ? nullptr : job_};
     body();
     guard.job = nullptr;
-    if (writeback) {
+    if (options.writeback) {
       status = CommitParameters();
     }
     Status left = Status::Take(shardd_leave_full_params(job_));
     return status.ok() ? left : status;
+  }
+  template <typename Body>
+  Status UnshardParams(bool writeback, Body&& body) {
+    FullParams options;
+    options.writeback = writeback;
+    return UnshardParams(options, std::forward<Body>(body));
+  }
+  const void* full_gradient_data(int32_t param) const { return shardd_full_gradient_data(job_, param); }
+  Status WriteGradient(int32_t param, const void* data, int64_t first, int64_t numel) {
+    return Status::Take(shardd_write_gradient(job_, param, data, first, numel));
   }
   const void* full_parameter_data(int32_t param) const { return shardd_full_parameter_data(job_, param); }
 

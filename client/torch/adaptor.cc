@@ -129,6 +129,58 @@ Status ShardedModule::Finish() {
   return job == nullptr ? Status() : job->Finish();
 }
 
+Status ShardedModule::UnshardParams(const FullParamsOptions& options,
+                                    const std::function<void(std::vector<FullParameter>&)>& body) {
+  Job::FullParams full;
+  full.recurse = options.recurse;
+  full.writeback = options.writeback;
+  full.rank0_only = options.rank0_only;
+  full.offload_to_cpu = options.offload_to_cpu;
+  full.with_grads = options.with_grads;
+  if (!options.module.empty()) {
+    full.group = job().FindGroup(options.module);
+    if (full.group < 0) {
+      return Status(Code::kInvalidArgument,
+                    "unshard params: no such fully sharded module (got \"" + options.module + "\")");
+    }
+  }
+  Status written;
+  Status status = job().UnshardParams(full, [&] {
+    std::vector<FullParameter> parameters;
+    std::vector<int32_t> indices;
+    for (size_t i = 0; i < state_->params().size(); ++i) {
+      const internal::ParamState& param = state_->params()[i];
+      const int32_t index = static_cast<int32_t>(i);
+      void* const value = const_cast<void*>(job().full_parameter_data(index));
+      if (value == nullptr) {
+        continue;
+      }
+      void* const grad = const_cast<void*>(job().full_gradient_data(index));
+      const auto& shape = param.storage->shape();
+      parameters.push_back({job().parameter_info(index).fqn, at::from_blob(value, shape, param.stored_dtype).clone(),
+                            grad == nullptr ? at::Tensor() : at::from_blob(grad, shape, at::kFloat).clone()});
+      indices.push_back(index);
+    }
+    body(parameters);
+    const shardd_job_info info = job().info();
+    const int64_t parts = options.rank0_only ? 1 : info.world_size;
+    for (size_t i = 0; options.writeback && i < parameters.size() && written.ok(); ++i) {
+      const internal::ParamState& param = state_->params()[static_cast<size_t>(indices[i])];
+      const at::Tensor value = parameters[i].value.to(param.stored_dtype).contiguous();
+      const int64_t numel = value.numel();
+      const int64_t first = numel * info.rank / parts;
+      const int64_t count = options.rank0_only ? numel : numel * (info.rank + 1) / parts - first;
+      written = job().WriteParameter(
+          indices[i], static_cast<const char*>(value.data_ptr()) + first * value.element_size(), first, count);
+      if (written.ok() && options.with_grads && parameters[i].grad.defined()) {
+        const at::Tensor grad = parameters[i].grad.to(at::kFloat).contiguous();
+        written = job().WriteGradient(indices[i], grad.data_ptr<float>() + first, first, count);
+      }
+    }
+  });
+  return status.ok() ? written : status;
+}
+
 Status ShardedModule::CopyFullParameters(std::vector<std::pair<std::string, at::Tensor>>* parameters) {
   parameters->clear();
   Status copied;

@@ -83,6 +83,11 @@ class ShardedModule {
   // OK, or the Status of the StatusError that `body` threw. Other exceptions pass through.
   static Status Try(const std::function<void()>& body);
 
+  // After an exception of user code in a forward or backward, in the same session and without the other ranks: all is
+  // resharded, graphs made since the last BackwardDone are dead, and the backward can be done again. What became of
+  // gradients that were submitted already: shardd_abandon_backward in shardd.h.
+  Status AbandonBackward() { return state_->AbandonBackward(); }
+
   // Until the last step is committed.
   Status WaitStep(shardd_step_result* result = nullptr) { return state_->job()->WaitStep(result); }
   // After ABORTED or UNAVAILABLE: attaches again and re-homes every storage. Graphs made before are dead: running them
@@ -94,6 +99,25 @@ class ShardedModule {
   // The stored parameters, as (FQN, copy in the stored dtype), in plan order: the managed part of a state dict. A tied
   // parameter comes under each of its names, with one copy for all of them. All ranks together, outside a pass.
   Status CopyFullParameters(std::vector<std::pair<std::string, at::Tensor>>* parameters);
+
+  struct FullParameter {
+    std::string fqn;
+    at::Tensor value;  // a copy in the stored dtype
+    at::Tensor grad;   // with_grads: a copy in fp32 of what is reduced so far; undefined: none
+  };
+  struct FullParamsOptions {
+    std::string module;           // FQN of a fully sharded module; empty: the whole model
+    bool recurse = true;          // with a module: those beneath it too
+    bool writeback = true;        // what `body` leaves in values and grads becomes everybody's
+    bool rank0_only = false;      // only rank 0 is given parameters; what it leaves is written back whole
+    bool offload_to_cpu = false;  // copies are in host memory either way
+    bool with_grads = false;
+  };
+  // Runs `body` with full parameters, in plan order, each once under its own name; on other ranks with rank0_only
+  // with none. All ranks together, outside forward and backward. Without rank0_only each rank writes back an equal part
+  // of every parameter, so edits have to be the same on all ranks. What `body` throws passes through on this rank; with
+  // writeback the job is then left as it was, and the session has to end: the other ranks wait for the edit.
+  Status UnshardParams(const FullParamsOptions& options, const std::function<void(std::vector<FullParameter>&)>& body);
 
   // REQUIRES: Finish has not been called.
   Job& job() { return *state_->job(); }

@@ -28,7 +28,8 @@ Json PolicyJson(const ShardOptions& options) {
 }
 
 Json OptimizerJson(const ShardOptions& options) {
-  static constexpr const char* kKinds[] = {"OPTIMIZER_KIND_NONE", "OPTIMIZER_KIND_ADAMW", "OPTIMIZER_KIND_SGD"};
+  static constexpr const char* kKinds[] = {"OPTIMIZER_KIND_NONE", "OPTIMIZER_KIND_ADAMW", "OPTIMIZER_KIND_SGD",
+                                           "OPTIMIZER_KIND_ADAM"};
   Json optimizer = {{"kind", kKinds[static_cast<int>(options.optimizer)]}, {"momentum", options.momentum}};
   for (const auto& fqns : options.optimizer_groups) {
     optimizer["groups"].push_back({{"fqns", fqns}});
@@ -49,6 +50,7 @@ Json ConfigJson(const ShardOptions& options) {
   if (options.reduce_dtype) {
     mixed["reduceDtype"] = DTypeName(*options.reduce_dtype);
   }
+  mixed["keepLowPrecisionGrads"] = options.keep_low_precision_grads;
   return {{"strategy", kStrategies[static_cast<int>(options.strategy)]},
           {"layout", kLayouts[static_cast<int>(options.layout)]},
           {"mixedPrecision", std::move(mixed)},

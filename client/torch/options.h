@@ -32,7 +32,7 @@ enum class BackwardPrefetch {
   kPost,  // ... when this one's backward has ended
   kNone,
 };
-enum class OptimizerKind { kNone, kAdamW, kSgd };
+enum class OptimizerKind { kNone, kAdamW, kSgd, kAdam };
 
 struct ShardOptions {
   // Where and who. Empty or negative: from the environment, see client/c/shardd.h (RANK, WORLD_SIZE, SHARDD_ADDRESS).
@@ -68,6 +68,7 @@ struct ShardOptions {
   // With param_dtype the module's parameters become tensors of that dtype; shards keep the dtype they had.
   std::optional<at::ScalarType> param_dtype;
   std::optional<at::ScalarType> reduce_dtype;
+  bool keep_low_precision_grads = false;  // sums are kept in reduce_dtype, else in param_dtype
 
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   bool momentum = false;  // kSgd: plan a momentum buffer

@@ -117,6 +117,8 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
   // Gives back every group, whoever holds it.
   Status ReshardAll();
   Status Reattach();
+  // User code gave its forward or backward up: nothing is held, graphs are dead.
+  Status AbandonBackward();
   // The job is over: what remains of the module raises, graphs are dead.
   std::unique_ptr<Job> TakeJob();
 

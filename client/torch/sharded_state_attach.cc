@@ -160,6 +160,12 @@ Status ShardedState::Reattach() {
   return status;
 }
 
+Status ShardedState::AbandonBackward() {
+  ForgetMemory();
+  LoadGradientSlots();
+  return job_->AbandonBackward();
+}
+
 std::unique_ptr<Job> ShardedState::TakeJob() {
   ForgetMemory();
   return std::move(job_);

@@ -22,9 +22,10 @@ enum class Opcode : uint32_t {
   kSubmitGradients = 3,  // group; flags: kHasPresent, kHasFresh (masks area); arg0 = ClientPage::done value to wait for
   kBackwardDone = 4,     // arg0 = index, flags: kLast
   kStep = 5,             // arg0 = bytes of the serialized v1::Step in the payload area
-  kWriteParameters = 6,  // group = parameter index, arg0 = first element, arg1 = numel, arg2 = staging offset bytes
+  kWriteParameters = 6,  // flags: kOfGradient; group = parameter index, arg0 = first element, arg1 = numel, arg2 =
+                         // staging offset bytes
   kCommitParameters = 7,
-  kEnterFullParams = 8,  // flags: kWriteback
+  kEnterFullParams = 8,  // group, or -1: all; flags: kWriteback, kRank0Only, kWithGrads, kNotRecurse
   kLeaveFullParams = 9,
   kEnterPass = 10,  // flags: kStepped; then arg0 = bytes of the trainer state in the payload area
   kLeavePass = 12,
@@ -41,6 +42,10 @@ inline constexpr uint32_t kHasFresh = 2;
 inline constexpr uint32_t kLast = 4;
 inline constexpr uint32_t kWriteback = 8;
 inline constexpr uint32_t kStepped = 16;
+inline constexpr uint32_t kRank0Only = 32;
+inline constexpr uint32_t kWithGrads = 64;
+inline constexpr uint32_t kNotRecurse = 128;
+inline constexpr uint32_t kOfGradient = 256;
 
 struct alignas(64) CommandRecord {
   uint64_t sequence;

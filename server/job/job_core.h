@@ -9,8 +9,6 @@
 // for it.
 
 #include <cstdint>
-#include <deque>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +25,7 @@
 #include "server/job/job_memory.h"
 #include "server/job/journal.h"
 #include "server/job/session.h"
+#include "server/job/step_state.h"
 #include "server/observe/events.h"
 #include "server/schedule/order.h"
 #include "server/schedule/unshard_pool.h"
@@ -52,7 +51,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   };
   explicit JobCore(Init init);
 
-  // Membership ------------------------------------------------------------------------------------- (job_core.cc)
+  // Membership -------------------------------------------------------------------------------------
+  // (job_membership.cc)
   uint64_t id() const { return id_; }
   uint32_t uid() const { return uid_; }
   const std::string& name() const { return spec_.name(); }
@@ -101,52 +101,6 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void DescribeMemory(v1::Memory* out) const;
 
  private:
-  enum class Pass { kOutside, kEntering, kInside };
-  // What a rank has said of its part of a gradient shard, and how many backwards it had closed then.
-  struct SaidPresence {
-    int closed_backwards = 0;
-    bool present = false;
-  };
-  // One rank's place in the running step.
-  struct RankStep {
-    Pass pass = Pass::kOutside;  // jobs whose trainers write
-    bool pass_stepped = false;   // kEntering: what was written is an optimizer step
-    bool wants_window = false;
-    bool window = false;       // was let in and has neither entered a pass nor stepped
-    int closed_backwards = 0;  // BackwardDone so far; kAllBackwards once stepped
-    // Given up by user code, and nothing submitted in them since: what is missing in them is no error.
-    std::set<int> abandoned;
-    std::map<int, SaidPresence> said;  // by parameter
-    bool stepped = false;
-    v1::Step step;
-    bool full_params = false;  // has asked to enter
-    bool inside = false;       // was let in and has not left
-    bool writeback = false;
-    bool committed_params = false;
-    bool finished = false;
-    std::optional<bool> pending_detach;  // asked for after Step; its value: finished
-    int blocked_slot = -1;               // its client sleeps until this gradient slot is released
-    std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
-    std::set<int> awaited_unshards;     // POOLED: groups whose slot is being filled for this rank
-    std::deque<int> deferred_unshards;  // POOLED: asked for after Step, before the commit
-  };
-  struct Contribution {
-    std::vector<bool> present;
-    std::vector<bool> fresh;
-  };
-  // The submissions for one (backward, group), by rank and occurrence.
-  struct Pair {
-    std::vector<std::deque<Contribution>> waiting;  // by rank; front: the current occurrence
-    std::vector<int> submitted;                     // by rank; without what was taken back
-    std::vector<int> added;                         // by rank: of these, in the gradient shards or on the way
-    // By rank: of these, of an attempt that it has given up; each stands for one submission to come.
-    std::vector<int> stays;
-    std::vector<int> folded;       // by rank: occurrences added ahead of their turn, from the current one
-    std::vector<uint8_t> touched;  // by index_in_group: written by a part of this occurrence
-  };
-  using PairKey = std::pair<int, int>;  // (backward, group)
-  static constexpr int kAllBackwards = std::numeric_limits<int>::max();
-
   int world_size() const { return plan_->world_size; }
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void Event(int rank, absl::string_view kind, std::string text);
@@ -162,9 +116,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_params.cc)
   absl::Status OnReshard(Session* session, int group);
-  absl::Status OnWriteParameters(Session* session, const RankCommand& command);
+  absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
   absl::Status OnCommitParameters(Session* session);
-  absl::Status OnEnterFullParams(Session* session, bool writeback);
+  absl::Status OnEnterFullParams(Session* session, const RankCommand& command);  // (job_full_params.cc)
   absl::Status OnLeaveFullParams(Session* session);
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
   absl::Status OnBackwardDone(Session* session, int64_t index);
@@ -182,7 +136,10 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status UnshardIntoPool(int rank, int group);
   void PrefetchNext(int rank, OrderEntry::Kind kind);
   void FillSlot(int slot, int group);
-  void MaybeGrantFullParams();
+  absl::Status CompareFullParams(int rank, const FullParams& asked) const;
+  absl::Status MaybeGrantFullParams();
+  void GrantFullParams();
+  absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
   void SaveForUndo(int64_t offset_bytes, int64_t size_bytes);
   void UndoWrites();
@@ -205,7 +162,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void OnReduced(int group, const std::vector<int>& ranks);
   absl::Status MaybeFold();
   void PublishReduced();
-  // The step (job_step.cc)
+  // The step (job_step.cc, job_commit.cc)
   absl::Status MaybeDecide();
   absl::Status CheckBackwardClosed(int rank, absl::string_view what) const;
   absl::Status CloseStep(Session* session);
@@ -282,6 +239,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   double clip_factor_ = 1;
   bool skipped_ = false;
   bool full_params_granted_ = false;
+  std::vector<bool> summoned_;  // by parameter, while granted
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version
   bool keeping_ = false;

@@ -15,7 +15,7 @@ constexpr int kMaxBackwards = 1 << 14;  // of a step: what is paired is kept unt
 
 }  // namespace
 
-JobCore::Pair& JobCore::GetPair(PairKey key) {
+Pair& JobCore::GetPair(PairKey key) {
   Pair& pair = pairs_[key];
   if (pair.submitted.empty()) {
     pair.waiting.resize(world_size());

@@ -293,13 +293,18 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
       command.arg0 = in.write_parameters().first_element();
       command.arg1 = in.write_parameters().numel();
       command.arg2 = in.write_parameters().staging_offset_bytes();
+      command.flags = in.write_parameters().of_gradient() ? kOfGradient : 0;
       break;
     case v1::Command::kCommitParameters:
       command.opcode = Opcode::kCommitParameters;
       break;
     case v1::Command::kEnterFullParams:
       command.opcode = Opcode::kEnterFullParams;
-      command.flags = in.enter_full_params().writeback() ? kWriteback : 0;
+      command.group = in.enter_full_params().scope() - 1;
+      command.flags = (in.enter_full_params().writeback() ? kWriteback : 0) |
+                      (in.enter_full_params().rank0_only() ? kRank0Only : 0) |
+                      (in.enter_full_params().with_grads() ? kWithGrads : 0) |
+                      (in.enter_full_params().not_recurse() ? kNotRecurse : 0);
       break;
     case v1::Command::kLeaveFullParams:
       command.opcode = Opcode::kLeaveFullParams;

@@ -89,6 +89,7 @@ class Session {
   void CountUnshard(int group) { ++asked_[group]; }
   void PublishUnsharded(int group, int64_t pool_offset_bytes);
   void PublishFullParams();
+  uint64_t next_full_params() const { return full_params_ + 1; }
   void PublishPass();
   void PublishWindow();
   // This rank has closed one more backward; a step that is committed ends the counting of `closed` from 0.

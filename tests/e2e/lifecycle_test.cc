@@ -61,6 +61,15 @@ TEST_F(Lifecycle, FullParametersWrittenBackAreTheNextVersionOnEveryRank) {
   ExpectSame({written[1]}, {written[0]});
 }
 
+TEST_F(Lifecycle, FullParametersWrittenBackByRankZeroAloneAreTheSameEverywhere) {
+  StartDaemon();
+  const Args args = {{"steps", "6"}, {"writeback_at_end", "1"}, {"rank0_only", "1"}, {"layout", "DIM0"}};
+  const std::vector<TrainerReport> written = RunRanks(args);
+  ExpectAllOk(written);
+  const std::vector<TrainerReport> by_all = RunRanks(args.With({{"rank0_only", "0"}, {"name", "all"}}));
+  ExpectSame(written, by_all);
+}
+
 TEST_F(Lifecycle, FullParametersOfABf16JobAreFullPrecision) {
   StartDaemon();
   const Args args = {{"steps", "3"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}};

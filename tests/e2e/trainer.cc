@@ -116,13 +116,21 @@ Status Trainer::Train() {
   });
 }
 
-// Adds one to every element of mid.b1 (each rank its part) as a commit of its own.
+// Adds one to every element of mid.b1 (each rank its part, or rank 0 all of it) as a commit of its own.
 Status Trainer::Writeback(int64_t step) {
   Status inner;
-  Status status = job_->UnshardParams(true, [&] {
+  Job::FullParams options;
+  options.writeback = true;
+  options.rank0_only = args_.Int("rank0_only") != 0;
+  options.group = options.rank0_only ? group_[kMid] : -1;
+  Status status = job_->UnshardParams(options, [&] {
+    moments_.Reach("full_params", step);
     const float* data = static_cast<const float*>(job_->full_parameter_data(param_[kB1]));
-    const int world = job_->info().world_size;
-    for (int i = rank_; i < kNumel[kB1] && inner.ok(); i += world) {
+    if (data == nullptr) {
+      return;
+    }
+    const int parts = options.rank0_only ? 1 : job_->info().world_size;
+    for (int i = rank_; i < kNumel[kB1] && inner.ok(); i += parts) {
       const float value = data[i] + 1;
       inner = job_->WriteParameter(param_[kB1], &value, i, 1);
       moments_.Reach("writeback", step);

@@ -85,19 +85,19 @@ class Kill : public Cluster {
         absl::Milliseconds(kAbortLimitMs)));
   }
 
-  // Rank 1 dies at `moment`, is replaced, and all ends as if nothing had been.
-  void KillAndReplace(const std::string& moment, const Args& extra = {}) {
+  // Rank `dies` does so at `moment`, is replaced, and all ends as if nothing had been.
+  void KillAndReplace(const std::string& moment, const Args& extra = {}, int dies = 1) {
     StartDaemon();
     const Args args = Args({{"steps", "10"}, {"recover", "1"}}).With(extra);
-    Child survivor = StartRank(0, args);
-    Child victim = StartRank(1, args.With({{"kill", moment}}));
+    Child survivor = StartRank(1 - dies, args);
+    Child victim = StartRank(dies, args.With({{"kill", moment}}));
     EXPECT_EQ(victim.Wait(), kKilled);
-    Child replacement = StartRank(1, args);
+    Child replacement = StartRank(dies, args);
     EXPECT_EQ(replacement.Wait(), 0);
     EXPECT_EQ(survivor.Wait(), 0);
     const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
     ExpectAllOk(reports);
-    ExpectToldInTime(args, 1, 0);
+    ExpectToldInTime(args, dies, 1 - dies);
     ExpectSame(reports, WithoutCrash(args));
     ExpectNothingLeaks();
   }
@@ -122,6 +122,14 @@ TEST_F(Kill, DuringTheInitialWrites) { KillAndReplace("initial@0"); }
 
 TEST_F(Kill, DuringWritebackOfFullParametersLeavesTheOldValues) {
   KillAndReplace("writeback@10", {{"writeback_at_end", "1"}});
+}
+
+TEST_F(Kill, OfTheOnlyRankThatWritesBackLeavesTheOldValues) {
+  KillAndReplace("writeback@10", {{"writeback_at_end", "1"}, {"rank0_only", "1"}}, /*dies=*/0);
+}
+
+TEST_F(Kill, OfARankThatOnlyWaitsForTheOneThatWritesBackLeavesTheOldValues) {
+  KillAndReplace("full_params@10", {{"writeback_at_end", "1"}, {"rank0_only", "1"}});
 }
 
 // The child keeps its parent's connection open, but no session, no slab and no memory of the job.

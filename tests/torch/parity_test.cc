@@ -112,6 +112,13 @@ INSTANTIATE_TEST_SUITE_P(, TorchParity, testing::Values(
   Case{"OverlappingMicroBatches", {.ranks = 2, .accumulate = 2, .overlap = true}},
   Case{"Pooled", {.ranks = 2, .unshard_mode = "pooled"}},
   Case{"PooledTiedWithoutPrefetch", {.ranks = 2, .model = "tied", .unshard_mode = "pooled", .prefetch = "none"}},
+  Case{"ClippedByTheLargestTied", {.ranks = 3, .model = "tied", .steps = 15, .clip = 0.01, .norm = "inf"}},
+  Case{"ClippedByTheSumOfMagnitudesFrozen", {.ranks = 2, .model = "frozen", .steps = 15, .clip = 0.5, .norm = "1"}},
+  Case{"ClippedByCubesUnevenRows", {.ranks = 4, .layout = "dim0", .steps = 15, .clip = 0.03, .norm = "3"}},
+  Case{"ClippedInBetweenNoShard", {.ranks = 2, .strategy = "no_shard", .steps = 15, .clip = 0.1, .norm = "1.5"}},
+  Case{"Adam", {.ranks = 2, .optimizer = "adam", .steps = 25, .clip = 0.05}},
+  Case{"AdamGroupsDim0", {.ranks = 3, .layout = "dim0", .optimizer = "adam", .steps = 25, .two_groups = true}},
+  Case{"BackwardGivenUpAndDoneAgain", {.ranks = 2, .steps = 10, .accumulate = 2, .fail_at = 4}},
   Case{"SgdNesterov", {.ranks = 3, .optimizer = "sgd", .clip = 1.0}},
   Case{"OptimizerGroups", {.ranks = 2, .two_groups = true}},
   Case{"SgdGroupsNoShard", {.ranks = 2, .strategy = "no_shard", .optimizer = "sgd", .two_groups = true}},
@@ -246,6 +253,33 @@ TEST(TorchAdaptor, ShardRefusesWhatItCannotDoWithAStatusAndLeavesTheModuleAlone)
     EXPECT_NE(got.find(text), std::string::npos) << what << ": " << got;
   }
   EXPECT_TRUE(results[0]["still usable"]);
+}
+
+// strategy full_shard: rank 0 alone; no_shard: all ranks.
+TEST(TorchAdaptor, FullParametersThatAreEditedAreEverybodysAndGradientsThoseOfTheStep) {
+  for (const char* strategy : {"full_shard", "no_shard"}) {
+    Ranks ranks(2);
+    const std::vector<json> results = ranks.RunSharded(
+        {.mode = "full_params", .ranks = 2, .model = "frozen", .strategy = strategy, .optimizer = "sgd"});
+    const bool rank0_only = std::string(strategy) == "full_shard";
+    ASSERT_TRUE(results[0].contains("after") && results[1].contains("after"));
+    EXPECT_EQ(results[1].contains("before"), !rank0_only) << "nothing is given to the others";
+    int frozen = 0;
+    for (const auto& [fqn, before] : results[0]["before"].items()) {
+      for (size_t i = 0; i < before.size(); ++i) {
+        EXPECT_EQ(results[0]["after"][fqn][i], static_cast<float>(before[i].get<float>() + 1)) << fqn << " " << i;
+      }
+      frozen += results[0]["has gradient"][fqn].get<bool>() ? 0 : 1;
+    }
+    EXPECT_GT(frozen, 0);
+    EXPECT_LT(frozen, static_cast<int>(results[0]["before"].size()));
+    EXPECT_EQ(results[0]["after"], results[1]["after"]);
+    for (const std::string fqn : results[1]["of cell1"]) {
+      EXPECT_EQ(fqn.rfind("cell1.", 0), 0u) << fqn;
+    }
+    const std::string refused = results[0]["refused"];
+    EXPECT_NE(refused.find("no such fully sharded module (got \"nowhere\")"), std::string::npos) << refused;
+  }
 }
 
 TEST(TorchAdaptor, TensorsHaveStoragesOfTheirOwnAndRaiseWhileResharded) {

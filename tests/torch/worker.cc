@@ -98,7 +98,15 @@ shardd::Status TrainSharded(const WorkerOptions& options) {
         own_job.sharded->Step(groups);
       }
       own.Step(options, step);
-      sharded->Step(groups, options.clip, "step " + std::to_string(step + 1));
+      const std::string state = "step " + std::to_string(step + 1);
+      shardd_step_options step_options{};
+      step_options.groups = groups.data();
+      step_options.group_count = static_cast<int32_t>(groups.size());
+      step_options.max_grad_norm = options.clip;
+      step_options.norm_type = std::stod(options.norm);
+      step_options.state = state.data();
+      step_options.state_bytes = state.size();
+      sharded->StepWith(step_options);
     });
     if (status.ok() && step + 1 == options.steps) {
       status = sharded->WaitStep();
@@ -164,9 +172,10 @@ int RunWorker(const std::string& options_json) {
     TrainReference(options);
     return 0;
   }
-  const shardd::Status status = options.mode == "probe"      ? Probe(options)
-                                : options.mode == "refusals" ? Refusals(options)
-                                                             : TrainSharded(options);
+  const shardd::Status status = options.mode == "probe"         ? Probe(options)
+                                : options.mode == "refusals"    ? Refusals(options)
+                                : options.mode == "full_params" ? FullParams(options)
+                                                                : TrainSharded(options);
   if (!status.ok()) {
     std::fprintf(stderr, "worker rank %d: %s\n", options.rank, status.message().c_str());
     return 1;

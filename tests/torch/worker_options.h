@@ -10,7 +10,7 @@
 namespace shardd_test {
 
 struct WorkerOptions {
-  // train; probe: what the module's tensors are, without training; refusals: what Shard refuses
+  // train; probe: what the module's tensors are, without training; refusals: what Shard refuses; full_params
   std::string mode = "train";
   std::string address = {};  // empty: the unsharded reference, one process for all ranks
   std::string out = {};      // the results, JSON
@@ -31,6 +31,8 @@ struct WorkerOptions {
   int accumulate = 1;
   bool overlap = false;  // all micro-batches forward, then all backward
   double clip = 0;
+  std::string norm = "2";   // of clipping: a number, or inf
+  int fail_at = -1;         // user code throws in the backward of this step, once; it is done again
   bool two_groups = false;  // biases are optimizer group 1, with their own hyperparameters
   bool replace = false;
   // FQN -> ignored, replicate or already_sharded. The trainer updates these itself.

@@ -1,6 +1,7 @@
 // The same training by one process without shardd.
 
 #include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
@@ -52,6 +53,8 @@ void TrainReference(const WorkerOptions& options) {
   }
   if (options.optimizer == "adamw") {
     optimizer = std::make_unique<torch::optim::AdamW>(param_groups);
+  } else if (options.optimizer == "adam") {
+    optimizer = std::make_unique<torch::optim::Adam>(param_groups);
   } else {
     optimizer = std::make_unique<torch::optim::SGD>(param_groups, torch::optim::SGDOptions(1e-2));
   }
@@ -83,12 +86,15 @@ void TrainReference(const WorkerOptions& options) {
     if (options.clip > 0) {
       std::vector<at::Tensor> all = groups[0];
       all.insert(all.end(), groups[1].begin(), groups[1].end());
-      torch::nn::utils::clip_grad_norm_(all, options.clip);
+      torch::nn::utils::clip_grad_norm_(all, options.clip, std::stod(options.norm));
     }
     for (size_t g = 0; g < optimizer->param_groups().size(); ++g) {
       const shardd_hyperparameters hyper = Hyper(options, step, static_cast<int>(g));
       if (options.optimizer == "adamw") {
         SetHyper(hyper, &static_cast<torch::optim::AdamWOptions&>(optimizer->param_groups()[g].options()));
+      } else if (options.optimizer == "adam") {
+        auto& target = static_cast<torch::optim::AdamOptions&>(optimizer->param_groups()[g].options());
+        target.lr(hyper.lr).weight_decay(hyper.weight_decay).betas({hyper.beta1, hyper.beta2}).eps(hyper.eps);
       } else {
         auto& target = static_cast<torch::optim::SGDOptions&>(optimizer->param_groups()[g].options());
         target.lr(hyper.lr).weight_decay(hyper.weight_decay).momentum(hyper.momentum).nesterov(true);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,7 @@ using Json = nlohmann::json;
 shardd_hyperparameters Hyper(const WorkerOptions& options, int step, int group) {
   shardd_hyperparameters hyper{};
   const double scale = (group == 0 ? 1.0 : 0.5) * (1.0 - 0.01 * step);
-  if (options.optimizer == "adamw") {
+  if (options.optimizer != "sgd") {
     hyper.lr = 2e-3 * scale;
     hyper.weight_decay = group == 0 ? 0.1 : 0;
     hyper.beta1 = 0.9;
@@ -62,7 +63,9 @@ shardd::ShardOptions MakeShardOptions(const WorkerOptions& options, const torch:
   shard.backward_prefetch = options.prefetch == "none"   ? shardd::BackwardPrefetch::kNone
                             : options.prefetch == "post" ? shardd::BackwardPrefetch::kPost
                                                          : shardd::BackwardPrefetch::kPre;
-  shard.optimizer = options.optimizer == "adamw" ? shardd::OptimizerKind::kAdamW : shardd::OptimizerKind::kSgd;
+  shard.optimizer = options.optimizer == "adamw"  ? shardd::OptimizerKind::kAdamW
+                    : options.optimizer == "adam" ? shardd::OptimizerKind::kAdam
+                                                  : shardd::OptimizerKind::kSgd;
   shard.momentum = options.optimizer == "sgd";
   if (options.dtype == "bf16") {
     shard.param_dtype = at::kBFloat16;
@@ -110,6 +113,19 @@ double RunStep(const WorkerOptions& options, int step, NetImpl& net, shardd::Sha
   for (int micro = 0; micro < options.accumulate; ++micro) {
     const Position at = PositionOf(options, options.rank, step, micro);
     const Batch batch = MakeBatch(at, dtype);
+    if (step == options.fail_at && micro == 0) {
+      at::Tensor failing = sharded->Run(net, batch.x, batch.index, batch.target, at);
+      try {
+        failing.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("user code"); });
+        failing.backward();
+        throw std::logic_error("the backward did not fail");
+      } catch (const std::runtime_error&) {
+        const shardd::Status status = sharded->AbandonBackward();
+        if (!status.ok()) {
+          throw std::logic_error("abandon: " + status.message());
+        }
+      }
+    }
     losses.push_back(sharded->Run(net, batch.x, batch.index, batch.target, at) / options.accumulate);
     sum += losses.back().item<double>();
     if (!options.overlap) {

@@ -31,6 +31,7 @@ nlohmann::json ToJson(const at::Tensor& tensor);
 void TrainReference(const WorkerOptions& options);
 shardd::Status Probe(const WorkerOptions& options);
 shardd::Status Refusals(const WorkerOptions& options);
+shardd::Status FullParams(const WorkerOptions& options);
 
 }  // namespace shardd_test
 

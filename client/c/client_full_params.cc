@@ -1,0 +1,111 @@
+// Full parameters: entered by all ranks together, read by all or by rank 0, written where that was asked for.
+
+#include "absl/strings/str_cat.h"
+#include "client/c/client_job.h"
+#include "common/plan/summon.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+bool Same(const FullParamsOptions& a, const FullParamsOptions& b) {
+  return a.group == b.group && a.recurse == b.recurse && a.writeback == b.writeback && a.rank0_only == b.rank0_only &&
+         a.with_grads == b.with_grads;
+}
+
+}  // namespace
+
+absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
+  SHARDD_RETURN_IF_ERROR(Live());
+  const std::string object = absl::StrCat("enter_full_params job \"", spec().name(), "\": ");
+  const WaitFor reason{"enter_full_params", nullptr, "the other ranks' entry"};
+  if (progress_.full_params != FullParams::kEntering) {
+    if (options.group < 0 && !options.recurse) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(object, "recurse 0 names no module (got group -1, want one; rank=", rank(), ")"));
+    }
+    if (expected_version_ == 0) {
+      return absl::FailedPreconditionError(absl::StrCat(object, "the parameters have no values yet (version 0; rank=",
+                                                        rank(), "); call shardd_commit_parameters first"));
+    }
+    if (options.with_grads && (plan_.memory.gradients_bytes == 0 || progress_.backward_open)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(object, "with_grads: ",
+                       progress_.backward_open ? "gradients were submitted in a backward that is not closed (rank="
+                                               : "no parameter of the job is trained (rank=",
+                       rank(), progress_.backward_open ? "); call shardd_backward_done first" : ")"));
+    }
+    SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+    SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kEnterFullParams));
+    CommandRecord record = {};
+    record.opcode = Opcode::kEnterFullParams;
+    record.group = options.group;
+    record.flags = (options.writeback ? kWriteback : 0) | (options.rank0_only ? kRank0Only : 0) |
+                   (options.with_grads ? kWithGrads : 0) | (options.recurse ? 0 : kNotRecurse);
+    SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+    progress_.full_params = FullParams::kEntering;
+    progress_.full = options;
+    progress_.summoned = SummonedParams(spec(), plan_, options.group, options.recurse);
+    progress_.writeback = options.writeback;
+    ++progress_.full_params_entered;
+  } else if (!Same(options, progress_.full)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        object, "it was asked for with another writeback, rank0_only, with_grads, recurse or group (rank=", rank(),
+        ")"));
+  }
+  const DaemonPage& page = session_->daemon_page().page();
+  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.full_params, progress_.full_params_entered, reason)));
+  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.version, expected_version_, reason)));
+  if (options.with_grads) {  // the word is there; what it brings follows on the stream
+    SHARDD_ASSIGN_OR_RETURN(
+        const absl::optional<v1::SessionEvent::FullParams> entered,
+        session_->stream().WaitFullParams(progress_.full_params_entered, absl::Now() + options_.timeout, interrupt_));
+    if (!entered.has_value() ||
+        entered->present().size() != static_cast<size_t>(MaskBytes(static_cast<int64_t>(plan_.params.size())))) {
+      SHARDD_RETURN_IF_ERROR(Live());
+      return absl::DeadlineExceededError(absl::StrCat(object, "which gradients there are did not come within ",
+                                                      absl::FormatDuration(options_.timeout), " (rank=", rank(), ")"));
+    }
+    progress_.gradients_there = entered->present();
+  }
+  progress_.full_params = FullParams::kInside;
+  return absl::OkStatus();
+}
+
+bool ClientJob::Gives(int index) const {
+  return progress_.full_params == FullParams::kInside && (rank() == 0 || !progress_.full.rank0_only) &&
+         progress_.summoned[static_cast<size_t>(index)];
+}
+
+const void* ClientJob::FullParameterData(int index) const {
+  return Gives(index) ? StoredParameterData(index) : nullptr;
+}
+
+const void* ClientJob::FullGradientData(int index) const {
+  const auto* there = reinterpret_cast<const uint8_t*>(progress_.gradients_there.data());
+  return Gives(index) && progress_.full.with_grads && MaskBit(there, index) ? GradientShardData(index) : nullptr;
+}
+
+absl::Status ClientJob::LeaveFullParams() {
+  SHARDD_RETURN_IF_ERROR(Live());
+  if (progress_.full_params != FullParams::kInside || progress_.writeback) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "leave_full_params job \"", spec().name(), "\": ",
+        progress_.full_params != FullParams::kInside
+            ? "full parameters are not entered"
+            : "they were entered with writeback and the other ranks wait for this one's commit",
+        " (rank=", rank(), "); call ",
+        progress_.full_params != FullParams::kInside ? "shardd_enter_full_params" : "shardd_commit_parameters",
+        " first"));
+  }
+  const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kLeaveFullParams));
+  CommandRecord record = {};
+  record.opcode = Opcode::kLeaveFullParams;
+  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+  progress_.full_params = FullParams::kOutside;
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

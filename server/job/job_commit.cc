@@ -1,0 +1,212 @@
+// The step is decided, journaled, applied and committed; then what had to wait for it is done.
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/shm/session_view.h"
+#include "server/job/job_core.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+
+void JobCore::Decide() {
+  const bool zeroed = SettleAllPresence(StreamId::kOptimizer);
+  const bool wants_norm = ranks_[0].step.max_grad_norm() > 0 || ranks_[0].step.loss_scale() > 0;
+  if (!wants_norm && !zeroed) {
+    Apply(0);
+    return;
+  }
+  auto norms = std::make_shared<std::vector<Norm>>(world_size(), Norm(NormType(ranks_[0].step)));
+  auto done = Join(world_size(), [this, norms, epoch = epoch_](absl::Status status) {
+    if (epoch != epoch_ || closed_) {
+      return;
+    }
+    if (!status.ok()) {
+      Abort(std::move(status), {});
+      return;
+    }
+    Norm total(norms->front().order());
+    for (const Norm& norm : *norms) {  // in rank order
+      total.Add(norm);
+    }
+    Apply(total.value());
+  });
+  for (int rank = 0; rank < world_size(); ++rank) {
+    DeviceWork work;
+    work.label = absl::StrCat("norm step ", committed_step_ + 1);
+    if (wants_norm) {
+      work.ops = NormOps(*plan_, memory_->pointers(), present_, rank, &(*norms)[rank]);
+    }  // else decided when the zeros are there: gradient shards do not change afterwards
+    work.done = done;
+    devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
+  }
+}
+
+void JobCore::Apply(double norm) {
+  const v1::Step& step = ranks_[0].step;
+  const double unscale = step.loss_scale() > 0 ? 1 / step.loss_scale() : 1;
+  // A gradient that is not finite makes the norm so, whichever rank it comes from.
+  skipped_ = step.loss_scale() > 0 && !std::isfinite(norm);
+  norm *= unscale;
+  grad_norm_ = norm;
+  decided_.groups.assign(step.groups().begin(), step.groups().end());
+  clip_factor_ = ClipFactor(norm, step.max_grad_norm());
+  decided_.clip_factor = clip_factor_ * unscale;
+  decided_.present = skipped_ ? std::vector<bool>(present_.size(), false) : present_;
+  decided_.step_counts = step_counts_;
+  v1::DecidedStepRecord record;
+  record.set_epoch(epoch_);
+  record.set_step(committed_step_ + 1);
+  *record.mutable_groups() = step.groups();
+  record.set_clip_factor(decided_.clip_factor);
+  record.set_grad_norm(norm);
+  std::string present(MaskBytes(static_cast<int64_t>(present_.size())), '\0');
+  for (size_t i = 0; i < present_.size(); ++i) {
+    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), decided_.present[i]);
+  }
+  record.set_present(std::move(present));
+  record.mutable_step_counts()->Add(step_counts_.begin(), step_counts_.end());
+  for (const RankStep& rank : ranks_) {
+    record.add_trainer_states(rank.step.trainer_state());
+  }
+  if (absl::Status status = journal_->WriteDecided(record); !status.ok()) {
+    Abort(std::move(status), {});  // nothing has changed yet
+    return;
+  }
+  committing_ = true;
+  auto done = Join(world_size(), [this](const absl::Status& status) {
+    if (!status.ok()) {
+      // Device work fails only when the daemon is going down; shards may be torn.
+      LogError(absl::StrCat("job ", name(), ": update of step ", committed_step_ + 1, ": ", status.message()));
+      committing_ = false;
+      Close(absl::StrCat("update of step ", committed_step_ + 1, ": ", status.message()));
+      return;
+    }
+    Commit();
+  });
+  for (int rank = 0; rank < world_size(); ++rank) {
+    DeviceWork work;
+    work.label = absl::StrCat("update step ", committed_step_ + 1);
+    work.ops = UpdateOps(*plan_, memory_->pointers(), decided_, rank);
+    if (window_open_) {  // trainers have written since the last version, also what has no gradient
+      for (DeviceOp& op : CastOps(*plan_, memory_->pointers(), rank)) {
+        work.ops.push_back(std::move(op));
+      }
+    }
+    work.done = done;
+    devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
+  }
+}
+
+void JobCore::Commit() {
+  if (closed_) {
+    return;
+  }
+  for (size_t i = 0; i < present_.size(); ++i) {
+    if (decided_.present[i]) {
+      ++step_counts_[i];
+      counters_.set_bytes_updated(counters_.bytes_updated() +
+                                  plan_->params[i].numel * DTypeSizeBytes(plan_->params[i].dtype));
+    }
+  }
+  present_.assign(present_.size(), false);
+  EndStep();
+  v1::SessionEvent event;
+  event.mutable_committed()->set_step(committed_step_);
+  event.mutable_committed()->set_grad_norm(grad_norm_);
+  event.mutable_committed()->set_clip_factor(skipped_ ? 0 : clip_factor_);
+  event.mutable_committed()->set_skipped(skipped_);
+  event.mutable_committed()->set_version(version_);
+  for (const auto& session : sessions_) {
+    if (session != nullptr && session->stream != nullptr) {
+      session->stream->Send(event);
+    }
+  }
+  AfterCommit();
+}
+
+// One more step is committed, one more version there; the next step begins.
+void JobCore::EndStep() {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    trainer_states_[rank] = std::move(*ranks_[rank].step.mutable_trainer_state());
+  }
+  if (captured_order_ == nullptr && !step_orders_[0].empty()) {
+    captured_order_ = std::make_unique<const CapturedOrder>(step_orders_[0]);
+    for (OrderTracker& tracker : orders_) {
+      tracker.SetCaptured(captured_order_.get());
+    }
+  }
+  ++committed_step_;
+  ++version_;
+  counters_.set_commits(counters_.commits() + 1);
+  if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
+    LogError(absl::StrCat("job ", name(), ": ", status.message()));
+  }
+  committing_ = false;
+  deciding_ = false;
+  NoteWindowCommitted();
+  pairs_.clear();
+  gradients_seen_ = false;
+  departures_told_ = 0;
+  for (RankStep& rank : ranks_) {
+    rank.stepped = false;
+    rank.closed_backwards = 0;
+    rank.abandoned.clear();
+    rank.step.Clear();
+  }
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      session->EndStepBackwards();
+    }
+  }
+  if (pool_ != nullptr) {
+    pool_->Invalidate();
+  }
+}
+
+// The new version is there: whoever waits for it is let go, then what had to wait for the commit is done.
+void JobCore::AfterCommit() {
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      session->PublishVersion(version_);
+    }
+  }
+  if (pending_abort_.has_value()) {
+    auto [cause, lost] = *std::move(pending_abort_);
+    pending_abort_.reset();
+    Abort(std::move(cause), std::move(lost));
+    return;
+  }
+  const uint64_t epoch = epoch_;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (const std::optional<bool> finished = std::exchange(ranks_[rank].pending_detach, std::nullopt);
+        finished.has_value() && sessions_[rank] != nullptr) {
+      Detach(rank, *finished);
+    }
+    if (epoch_ != epoch) {
+      return;
+    }
+  }
+  absl::Status status = MaybeGrantFullParams();
+  if (status.ok()) {
+    status = MaybeBeginPass();
+  }
+  if (!status.ok()) {
+    Abort(std::move(status), {});
+    return;
+  }
+  MaybeOpenWindows();
+  for (int rank = 0; rank < world_size() && pooled_; ++rank) {
+    while (!ranks_[rank].deferred_unshards.empty()) {
+      const int group = ranks_[rank].deferred_unshards.front();
+      ranks_[rank].deferred_unshards.pop_front();
+      if (absl::Status status = UnshardIntoPool(rank, group); !status.ok()) {
+        Abort(std::move(status), {});
+        return;
+      }
+    }
+  }
+}
+
+}  // namespace shardd

@@ -1,0 +1,189 @@
+// Full parameters: all ranks enter together, some of them read, perhaps write, and leave.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/plan/summon.h"
+#include "common/shm/session_view.h"
+#include "common/status/status_macros.h"
+#include "server/job/job_core.h"
+
+namespace shardd {
+
+absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& command) {
+  const int rank = session->rank();
+  FullParams asked;
+  asked.writeback = (command.flags & kWriteback) != 0;
+  asked.rank0_only = (command.flags & kRank0Only) != 0;
+  asked.with_grads = (command.flags & kWithGrads) != 0;
+  asked.recurse = (command.flags & kNotRecurse) == 0;
+  asked.group = command.group;
+  if (version_ == 0 || ranks_[rank].full_params) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                     version_ == 0 ? "the job has no parameters yet" : "the rank is inside already");
+  }
+  const int groups = static_cast<int>(plan_->groups.size());
+  if (asked.group < -1 || asked.group >= groups || (asked.group < 0 && !asked.recurse)) {
+    return RankError(absl::StatusCode::kInvalidArgument, rank, "EnterFullParams",
+                     asked.group == -1
+                         ? "recurse false names no module; name a group"
+                         : absl::StrCat("no such group (got ", asked.group, ", want -1 to ", groups - 1, ")"));
+  }
+  if (asked.with_grads && plan_->memory.gradients_bytes == 0) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                     "with_grads: no parameter of the job is trained");
+  }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterFullParams"));
+  if (window_open_ || ranks_[rank].wants_window || ranks_[rank].pass != Pass::kOutside) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                     "a pass or a write window is open; EnterPass and LeavePass first");
+  }
+  for (size_t g = 0; g < session->handles.size(); ++g) {
+    SHARDD_RETURN_IF_ERROR(
+        session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));
+  }
+  SHARDD_RETURN_IF_ERROR(CompareFullParams(rank, asked));
+  if (asked.writeback) {  // there was memory for the old bytes when the job opened; processes beside the daemon may
+                          // have it now
+    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
+    if (absl::Status status = CheckMemory(limits, 0, plan_->memory.shards_bytes); !status.ok()) {
+      return RankError(status.code(), rank, "EnterFullParams with writeback", status.message());
+    }
+  }
+  ranks_[rank].full_params = true;
+  ranks_[rank].full = asked;
+  ranks_[rank].writeback = asked.writeback;
+  return MaybeGrantFullParams();
+}
+
+absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const {
+  for (int other = 0; other < world_size(); ++other) {
+    if (!ranks_[other].full_params || ranks_[other].inside) {
+      continue;
+    }
+    const FullParams& before = ranks_[other].full;
+    const struct {
+      const char* name;
+      int got;
+      int want;
+    } fields[] = {{"writeback", asked.writeback, before.writeback},
+                  {"rank0_only", asked.rank0_only, before.rank0_only},
+                  {"with_grads", asked.with_grads, before.with_grads},
+                  {"recurse", asked.recurse, before.recurse},
+                  {"group", asked.group, before.group}};
+    for (const auto& field : fields) {
+      if (field.got != field.want) {
+        return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                         absl::StrCat(field.name, " differs between ranks (got ", field.got, " on rank ", rank, ", ",
+                                      field.want, " on rank ", other, ")"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::MaybeGrantFullParams() {
+  const bool all =
+      std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params && !r.stepped; });
+  if (!all || full_params_granted_ || committing_ || closed_) {
+    return absl::OkStatus();
+  }
+  if (!ranks_[0].full.with_grads) {
+    GrantFullParams();
+    return absl::OkStatus();
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterFullParams with_grads"));
+    if (ranks_[rank].closed_backwards != ranks_[0].closed_backwards) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                       absl::StrCat("with_grads: ranks have closed different numbers of backwards (got ",
+                                    ranks_[rank].closed_backwards, " on rank ", rank, ", ", ranks_[0].closed_backwards,
+                                    " on rank 0)"));
+    }
+  }
+  // Behind all reductions, which are submitted by now because every backward is closed everywhere.
+  full_params_granted_ = true;
+  (void)SettleAllPresence(StreamId::kPostBackward);
+  auto reduced = Join(world_size(), [this, epoch = epoch_](absl::Status status) {
+    if (epoch != epoch_ || closed_) {
+      return;
+    }
+    if (!status.ok()) {
+      Abort(std::move(status), {});
+      return;
+    }
+    GrantFullParams();
+  });
+  for (int rank = 0; rank < world_size(); ++rank) {
+    DeviceWork work;
+    work.label = "full parameters with gradients";
+    work.done = reduced;
+    devices_[rank]->Submit(StreamId::kPostBackward, std::move(work));
+  }
+  return absl::OkStatus();
+}
+
+void JobCore::GrantFullParams() {
+  const FullParams& asked = ranks_[0].full;
+  full_params_granted_ = true;
+  summoned_ = SummonedParams(spec_, *plan_, asked.group, asked.recurse);
+  std::string present(MaskBytes(static_cast<int64_t>(present_.size())), '\0');
+  for (size_t i = 0; i < present_.size(); ++i) {
+    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), present_[i]);
+  }
+  Event(-1, "full_params",
+        absl::StrCat("entered", asked.group >= 0 ? absl::StrCat(" for \"", group_name(asked.group), "\"") : "",
+                     asked.writeback ? " with writeback" : "", asked.with_grads ? " with gradients" : "",
+                     asked.rank0_only ? " on rank 0 only" : ""));
+  for (int rank = 0; rank < world_size(); ++rank) {
+    ranks_[rank].inside = true;
+    Session* session = sessions_[rank].get();
+    if (asked.with_grads && session->stream != nullptr) {
+      v1::SessionEvent event;
+      event.mutable_full_params()->set_number(session->next_full_params());
+      event.mutable_full_params()->set_present(present);
+      session->stream->Send(std::move(event));
+    }
+    session->PublishFullParams();
+  }
+}
+
+// Whether the rank may write the parameter, now that it is inside.
+absl::Status JobCore::CheckSummoned(int rank, int param, absl::string_view what) const {
+  if (!summoned_[param]) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
+                     absl::StrCat("not among the parameters of group \"", group_name(ranks_[rank].full.group),
+                                  "\" that were entered"));
+  }
+  if (ranks_[rank].full.rank0_only && rank != 0) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "rank 0 alone writes (rank0_only)");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::OnLeaveFullParams(Session* session) {
+  const int rank = session->rank();
+  if (!ranks_[rank].inside) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the rank is not inside");
+  }
+  for (size_t g = 0; g < session->handles.size(); ++g) {
+    SHARDD_RETURN_IF_ERROR(
+        session->handles[g].Apply(HandleEvent::kLeaveFullParams, group_name(static_cast<int>(g)), rank));
+  }
+  if (committing_) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the commit is not finished");
+  }
+  ranks_[rank].full_params = false;
+  ranks_[rank].inside = false;
+  ranks_[rank].writeback = false;
+  ranks_[rank].committed_params = false;
+  if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
+    full_params_granted_ = false;
+    UndoWrites();                   // writes that nobody committed
+    return MaybeGrantFullParams();  // somebody may wait for the next time already
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

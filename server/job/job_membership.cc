@@ -1,0 +1,254 @@
+// Who is there: sessions come, detach and are lost; the epoch advances; the job ends.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/job/job_core.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+
+Session* JobCore::FindSession(uint64_t session_id) const {
+  for (const auto& session : sessions_) {
+    if (session != nullptr && session->id() == session_id) {
+      return session.get();
+    }
+  }
+  return nullptr;
+}
+
+int JobCore::attached() const {
+  return static_cast<int>(
+      std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
+}
+
+bool JobCore::finished() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return rank.finished; });
+}
+
+absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
+  const int rank = session->rank();
+  if (closed_) {
+    return absl::NotFoundError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the job was closed"));
+  }
+  if (session->epoch() != epoch_) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced (got ",
+                                           session->epoch(), ", want ", epoch_, "); attach again"));
+  }
+  if (restoring_) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": its shards go back to the copy of step ", kept_step_,
+                                           "; attach again"));
+  }
+  if (sessions_[rank] != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
+        ", pid=", sessions_[rank]->peer.pid, "); end it first, or attach with replace"));
+  }
+  session->PublishVersion(version_);
+  session->last_command_time = MonotonicNow();
+  ranks_[rank].finished = false;
+  // Never read: the client shares the descriptor and could make a read block. The ring is looked at before the loop
+  // sleeps.
+  loop_->AddFd(
+      session->doorbell(), [] {}, /*edge=*/true);
+  UniqueFd pidfd = std::move(session->pidfd);
+  sessions_[rank] = std::move(session);
+  WatchProcess(sessions_[rank].get(), std::move(pidfd));
+  counters_.set_attaches(counters_.attaches() + 1);
+  return absl::OkStatus();
+}
+
+void JobCore::WatchProcess(Session* session, UniqueFd pidfd) {
+  if (session->pidfd.valid() || !pidfd.valid()) {
+    return;
+  }
+  session->pidfd = std::move(pidfd);
+  // Readable once the process has ended, also before its hello and while forked children hold its sockets open.
+  loop_->AddFd(session->pidfd.get(), [this, rank = session->rank(), session_id = session->id()] {
+    if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
+      SessionLost(rank, "its process ended");
+    }
+  });
+}
+
+void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> stream) {
+  session->stream = std::move(stream);
+  const int rank = session->rank();
+  v1::SessionEvent event;
+  event.mutable_attached();
+  session->stream->Send(std::move(event));
+  Event(rank, "attach",
+        absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
+}
+
+void JobCore::EndSession(int rank) {
+  Session* session = sessions_[rank].get();
+  loop_->RemoveFd(session->doorbell());
+  if (session->pidfd.valid()) {
+    loop_->RemoveFd(session->pidfd.get());
+  }
+  reaper_->Post([gone = std::move(sessions_[rank])] {});
+  sessions_[rank] = nullptr;
+}
+
+void JobCore::Detach(int rank, bool finished) {
+  Session* session = sessions_[rank].get();
+  if (ranks_[rank].stepped || committing_) {
+    ranks_[rank].pending_detach = finished;  // its step is still to be committed (AfterCommit)
+    return;
+  }
+  v1::SessionEvent event;
+  event.mutable_detached();
+  if (session->stream != nullptr) {
+    session->stream->Send(std::move(event));
+    session->stream->Finish(absl::OkStatus());
+  }
+  Event(rank, "detach", finished ? "finished" : "the job is kept");
+  EndSession(rank);
+  ranks_[rank].finished = finished;
+  // Whoever was let in to read full parameters needs nobody any more; everything else that ranks do together does.
+  const bool midway = gradients_seen_ || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
+                        const bool only_reads = r.inside && !r.writeback && !r.finished;
+                        return r.stepped || r.window || r.pass != Pass::kOutside || r.committed_params ||
+                               r.closed_backwards > 0 || (r.full_params && !only_reads);
+                      });
+  if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
+    Abort(RankError(absl::StatusCode::kAborted, rank, "session",
+                    finished ? "the rank finished while others were in a step" : "the rank detached"),
+          {rank});
+    return;
+  }
+  // A successor begins with nothing of its predecessor's.
+  ranks_[rank] = RankStep();
+  ranks_[rank].finished = true;
+  ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
+  orders_[rank].BeginStep(captured_order_.get());
+  if (pool_ != nullptr) {
+    pool_->ReleaseAll(rank);
+  }
+}
+
+void JobCore::SessionLost(int rank, const std::string& why) {
+  Session* session = sessions_[rank].get();
+  if (std::exchange(session->lost, true)) {
+    return;  // known; a commit under way comes first
+  }
+  if (session->pidfd.valid()) {
+    loop_->RemoveFd(session->pidfd.get());  // it stays readable
+  }
+  if (ranks_[rank].pending_detach.has_value() && (committing_ || attached() == world_size())) {
+    return;  // it has done its part of the step and said good-bye; its gradients are here (AfterCommit)
+  }
+  const std::string last =
+      session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
+  Event(rank, "lost", absl::StrCat(why, "; ", last));
+  Abort(RankError(absl::StatusCode::kAborted, rank, "session",
+                  absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+        {rank});
+}
+
+void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
+  if (closed_) {
+    return;
+  }
+  if (committing_) {
+    // A decided step always completes forward; those who died in between are found out afterwards.
+    if (!pending_abort_.has_value()) {
+      pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
+    } else {
+      pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
+    }
+    return;
+  }
+  ++epoch_;
+  counters_.set_aborts(counters_.aborts() + 1);
+  Event(-1, "abort", std::string(cause.message()));
+  UndoWrites();
+  if (window_open_) {
+    GoBackToKept();
+  }
+  for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
+    if (session != nullptr) {
+      session->Poison(epoch_);
+    }
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    Session* session = sessions_[rank].get();
+    if (session == nullptr) {
+      continue;
+    }
+    if (session->stream != nullptr) {
+      v1::SessionEvent event;
+      v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
+      aborted->set_epoch(epoch_);
+      aborted->set_code(static_cast<int>(cause.code()));
+      aborted->set_message(std::string(cause.message()));
+      aborted->set_committed_step(committed_step_);
+      aborted->set_trainer_state(trainer_states_[rank]);
+      for (int lost : lost_ranks) {
+        aborted->add_lost_ranks(lost);
+      }
+      session->stream->Send(std::move(event));
+      session->stream->Finish(absl::OkStatus());
+    }
+    EndSession(rank);
+  }
+  ResetStep();
+  if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
+    LogError(absl::StrCat("job ", name(), ": ", status.message()));
+  }
+}
+
+void JobCore::ResetStep() {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const bool finished = ranks_[rank].finished;
+    ranks_[rank] = RankStep();
+    ranks_[rank].finished = finished;
+    ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
+    orders_[rank].BeginStep(captured_order_.get());
+    step_orders_[rank].clear();
+  }
+  pairs_.clear();
+  gradients_seen_ = false;
+  presence_said_ = false;
+  departures_told_ = 0;
+  present_.assign(plan_->params.size(), false);
+  // Counted from the new epoch on: completions of older device work look at the epoch first.
+  pending_reductions_ = 0;
+  pending_fills_ = 0;
+  deciding_ = false;
+  window_open_ = false;
+  keeping_ = false;
+  full_params_granted_ = false;
+  if (pool_ != nullptr) {
+    pool_->Invalidate();
+  }
+}
+
+void JobCore::Close(const std::string& why) {
+  if (closed_) {
+    return;
+  }
+  Event(-1, "close", why);
+  ++epoch_;
+  closed_ = true;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (Session* session = sessions_[rank].get(); session != nullptr) {
+      session->Poison(epoch_);
+      if (session->stream != nullptr) {
+        v1::SessionEvent event;
+        event.mutable_aborted()->set_epoch(epoch_);
+        event.mutable_aborted()->set_code(static_cast<int>(absl::StatusCode::kNotFound));
+        event.mutable_aborted()->set_message(absl::StrCat("job \"", name(), "\" was closed: ", why));
+        event.mutable_aborted()->set_committed_step(committed_step_);
+        session->stream->Send(std::move(event));
+        session->stream->Finish(absl::OkStatus());
+      }
+      EndSession(rank);
+    }
+  }
+}
+
+}  // namespace shardd

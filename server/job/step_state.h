@@ -1,0 +1,75 @@
+#ifndef SHARDD_SERVER_JOB_STEP_STATE_H_
+#define SHARDD_SERVER_JOB_STEP_STATE_H_
+
+// What a job knows of its running step, by rank and by gradient: all that an abort drops. Plain data of JobCore.
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "shardd/v1/trainer.pb.h"
+
+namespace shardd {
+
+enum class Pass { kOutside, kEntering, kInside };
+// What a rank has said of its part of a gradient shard, and how many backwards it had closed then.
+struct SaidPresence {
+  int closed_backwards = 0;
+  bool present = false;
+};
+struct FullParams {  // what a rank asks for; equal on all
+  bool writeback = false;
+  bool rank0_only = false;
+  bool with_grads = false;
+  bool recurse = true;
+  int group = -1;  // -1: the whole model
+};
+// One rank's place in the running step.
+struct RankStep {
+  Pass pass = Pass::kOutside;  // jobs whose trainers write
+  bool pass_stepped = false;   // kEntering: what was written is an optimizer step
+  bool wants_window = false;
+  bool window = false;       // was let in and has neither entered a pass nor stepped
+  int closed_backwards = 0;  // BackwardDone so far; kAllBackwards once stepped
+  // Given up by user code, and nothing submitted in them since: what is missing in them is no error.
+  std::set<int> abandoned;
+  std::map<int, SaidPresence> said;  // by parameter
+  bool stepped = false;
+  v1::Step step;
+  bool full_params = false;  // has asked to enter
+  bool inside = false;       // was let in and has not left
+  FullParams full;
+  bool writeback = false;  // of these, not committed yet
+  bool committed_params = false;
+  bool finished = false;
+  std::optional<bool> pending_detach;  // asked for after Step; its value: finished
+  int blocked_slot = -1;               // its client sleeps until this gradient slot is released
+  std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
+  std::set<int> awaited_unshards;     // POOLED: groups whose slot is being filled for this rank
+  std::deque<int> deferred_unshards;  // POOLED: asked for after Step, before the commit
+};
+struct Contribution {
+  std::vector<bool> present;
+  std::vector<bool> fresh;
+};
+// The submissions for one (backward, group), by rank and occurrence.
+struct Pair {
+  std::vector<std::deque<Contribution>> waiting;  // by rank; front: the current occurrence
+  std::vector<int> submitted;                     // by rank; without what was taken back
+  std::vector<int> added;                         // by rank: of these, in the gradient shards or on the way
+  // By rank: of these, of an attempt that it has given up; each stands for one submission to come.
+  std::vector<int> stays;
+  std::vector<int> folded;       // by rank: occurrences added ahead of their turn, from the current one
+  std::vector<uint8_t> touched;  // by index_in_group: written by a part of this occurrence
+};
+using PairKey = std::pair<int, int>;  // (backward, group)
+inline constexpr int kAllBackwards = std::numeric_limits<int>::max();
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_STEP_STATE_H_
