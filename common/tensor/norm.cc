@@ -18,7 +18,7 @@ template <int kPower>
 SHARDD_ALWAYS_INLINE double Power(float value) {
   const double x = static_cast<double>(value);
   if constexpr (kPower == 2) return x * x;
-  const double magnitude = std::abs(x);
+  [[maybe_unused]] const double magnitude = std::abs(x);
   if constexpr (kPower == 1) return magnitude;
   if constexpr (kPower == 3) return x * x * magnitude;
   return (x * x) * (x * x);

@@ -1,5 +1,7 @@
 #include "tests/e2e/blocks.h"
 
+#include <algorithm>
+
 #include "common/tensor/float_bits.h"
 #include "tests/e2e/attach.h"
 
@@ -66,6 +68,12 @@ Status BlocksTrainer::TrainAll() {
 Status BlocksTrainer::TrainStep(int64_t step) {
   const int groups = job_->info().group_count;
   double loss = 0;
+  if (args_.Int("trainers_write") != 0) {
+    if (step > 0) {
+      RETURN_IF_ERROR(Edit());
+    }
+    RETURN_IF_ERROR(job_->EnterPass());
+  }
   for (int g = 0; g < groups; ++g) {
     RETURN_IF_ERROR(
         WithGroup(g, SHARDD_FORWARD, [&](int param) { loss += bf16_ ? Loss<uint16_t>(param) : Loss<float>(param); }));
@@ -84,6 +92,21 @@ Status BlocksTrainer::TrainStep(int64_t step) {
   adamw.beta2 = 0.99;
   adamw.eps = 1e-8;
   return job_->Step({adamw}, args_.Double("max_norm"), "step " + std::to_string(step + 1));
+}
+
+// Rank r clamps what it holds of every parameter, in a write window.
+Status BlocksTrainer::Edit() {
+  RETURN_IF_ERROR(job_->WaitStep());
+  RETURN_IF_ERROR(job_->OpenWindow());
+  const shardd_job_info info = job_->info();
+  for (int param = 0; param < info.param_count; ++param) {
+    auto* const values = static_cast<float*>(job_->shard_data(param));
+    const int64_t numel = job_->parameter_info(param).numel;
+    for (int64_t i = numel * info.rank / info.world_size; i < numel * (info.rank + 1) / info.world_size; ++i) {
+      values[i] = std::min(std::max(values[i], -10.0f), 10.0f);
+    }
+  }
+  return Status();
 }
 
 template <typename Body>

@@ -30,6 +30,7 @@ class BlocksTrainer {
  private:
   Status TrainAll();
   Status TrainStep(int64_t step);
+  Status Edit();
   // Calls body(parameter index) for each parameter of the group while it is unsharded.
   template <typename Body>
   Status WithGroup(int group, shardd_phase phase, Body&& body);

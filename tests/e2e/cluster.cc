@@ -207,7 +207,8 @@ std::string SpecJson(const Args& args) {
   static const std::map<std::string, std::string> dtypes = {
       {"fp32", "DTYPE_FLOAT32"}, {"bf16", "DTYPE_BFLOAT16"}, {"fp16", "DTYPE_FLOAT16"}};
   auto text = [](const std::string& value) { return "\"" + value + "\""; };
-  std::vector<std::pair<std::string, std::string>> fields = {{"trainersNeverWrite", "true"}};
+  std::vector<std::pair<std::string, std::string>> fields = {
+      {"trainersNeverWrite", args.Int("trainers_write") != 0 ? "false" : "true"}};
   auto add = [&](const char* arg, const char* field, const std::string& prefix) {
     if (!args.Text(arg).empty()) fields.push_back({field, text(prefix + args.Text(arg))});
   };

@@ -117,7 +117,8 @@ INSTANTIATE_TEST_SUITE_P(Modes, Memory,
                          ::testing::Values(Case{"ZeroCopy", {}}, Case{"Pooled", {{"unshard_mode", "POOLED"}}},
                                            Case{"CastCopyInBf16", {{"param_dtype", "bf16"}}},
                                            Case{"PooledInBf16", {{"unshard_mode", "POOLED"}, {"param_dtype", "bf16"}}},
-                                           Case{"NoShard", {{"strategy", "NO_SHARD"}}}),
+                                           Case{"NoShard", {{"strategy", "NO_SHARD"}}},
+                                           Case{"CopyToGoBackToOfTrainersThatWrite", {{"trainers_write", "1"}}}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
