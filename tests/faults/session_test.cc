@@ -189,6 +189,25 @@ INSTANTIATE_TEST_SUITE_P(
                  c.Send(Record(Opcode::kUnshard, 9));
                },
                kInvalid, "no such group"},
+        Misuse{"FullParametersOfAnUnknownGroup", [](auto& c) { c.Send(Record(Opcode::kEnterFullParams, 1 << 30)); },
+               kInvalid, "no such group"},
+        Misuse{"FullParametersOfNoModule",
+               [](auto& c) { c.Send(Record(Opcode::kEnterFullParams, -1, 0, 0, 0, kNotRecurse)); }, kInvalid,
+               "recurse false names no module"},
+        Misuse{"WritebackOfAGradientThatWasNotAskedFor",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
+                 c.Send(Record(Opcode::kWriteParameters, 0, 0, 1, c.layout().payload_offset_bytes, kOfGradient));
+               },
+               kPrecondition, "with_grads"},
+        Misuse{"AbandonInsideFullParameters",
+               [](auto& c) {
+                 c.Send(Record(Opcode::kEnterFullParams));
+                 c.Send(Record(Opcode::kAbandonBackward));
+               },
+               kPrecondition, "Abandon"},
+        Misuse{"PresenceOfAnUnknownParameter", [](auto& c) { c.Send(Record(Opcode::kSetGradientPresence, -1, 1)); },
+               kInvalid, "no such parameter"},
         Misuse{"SecondHello", [](auto& c) { c.stream().Hello(c.session().session_id(), c.session().token()); },
                kInvalid, "second hello"},
         Misuse{"MessageOfNoKind", [](auto& c) { (void)c.stream().Write(v1::SessionRequest()); }, kInvalid,
