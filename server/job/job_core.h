@@ -155,7 +155,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // `stream` of the ranks' devices.
   bool SettlePresence(const std::vector<int>& params, int backward, StreamId stream);
   bool SettleAllPresence(StreamId stream);
-  void ZeroPart(int param, int rank, const std::vector<bool>& has, std::vector<DeviceOp>* ops) const;
+  void ZeroPart(int param, int rank, const std::vector<bool>& has, std::vector<std::vector<DeviceOp>>* zeros) const;
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);

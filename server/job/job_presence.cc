@@ -46,7 +46,7 @@ bool JobCore::SettlePresence(const std::vector<int>& params, int backward, Strea
   if (!presence_said_) {
     return false;
   }
-  std::vector<std::vector<DeviceOp>> zeros(world_size());
+  std::vector<std::vector<DeviceOp>> zeros(world_size());  // by device
   bool left = false;
   for (int param : params) {
     std::vector<bool> has(world_size(), present_[param]);
@@ -66,7 +66,7 @@ bool JobCore::SettlePresence(const std::vector<int>& params, int backward, Strea
     if (present_[param]) {
       for (int rank = 0; rank < world_size(); ++rank) {
         if (!has[rank]) {
-          ZeroPart(param, rank, has, &zeros[rank]);
+          ZeroPart(param, rank, has, &zeros);
         }
       }
     }
@@ -82,7 +82,7 @@ bool JobCore::SettlePresence(const std::vector<int>& params, int backward, Strea
     }
     any = true;
     DeviceWork work;
-    work.label = absl::StrCat("zero gradients of rank ", rank, " step ", committed_step_ + 1);
+    work.label = absl::StrCat("zero absent gradients step ", committed_step_ + 1);
     work.ops = std::move(zeros[rank]);
     work.done = Join(1, [](const absl::Status&) {});  // what follows in the stream fails alike
     devices_[rank]->Submit(stream, std::move(work));
@@ -102,8 +102,9 @@ bool JobCore::SettleAllPresence(StreamId stream) {
 }
 
 // The part of the parameter's gradient shard that `rank` owns, unless a rank that has a gradient owns it as well
-// (strategies that replicate).
-void JobCore::ZeroPart(int param, int rank, const std::vector<bool>& has, std::vector<DeviceOp>* ops) const {
+// (strategies that replicate). `zeros`: by device.
+void JobCore::ZeroPart(int param, int rank, const std::vector<bool>& has,
+                       std::vector<std::vector<DeviceOp>>* zeros) const {
   const int flat_param = plan_->params[param].flat_param;
   const FlatParamPlan& flat = plan_->flat_params[flat_param];
   const auto part_of = [&](int owner) {
@@ -121,10 +122,18 @@ void JobCore::ZeroPart(int param, int rank, const std::vector<bool>& has, std::v
       return;
     }
   }
-  for (const Segment& segment : part) {
-    auto* const first =
-        reinterpret_cast<float*>(memory_->pointers().gradients + flat.gradients_offset_bytes) + segment.offset;
-    ops->emplace_back(ZeroOp{first, segment.numel * static_cast<int64_t>(sizeof(float))});
+  // By the device that works on an element anyway, so that its streams keep the order.
+  auto* const gradients = reinterpret_cast<float*>(memory_->pointers().gradients + flat.gradients_offset_bytes);
+  for (int worker = 0; worker < world_size(); ++worker) {
+    for (const Segment& work : WorkSegments(*plan_, flat_param, worker)) {
+      for (const Segment& segment : part) {
+        const int64_t begin = std::max(work.offset, segment.offset);
+        const int64_t end = std::min(work.offset + work.numel, segment.offset + segment.numel);
+        if (work.param == param && begin < end) {
+          (*zeros)[worker].emplace_back(ZeroOp{gradients + begin, (end - begin) * static_cast<int64_t>(sizeof(float))});
+        }
+      }
+    }
   }
 }
 
