@@ -37,6 +37,10 @@ ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; e
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
 ABSL_FLAG(int64_t, max_bytes_per_uid, 0, "bytes of slabs that one user's jobs may have together; 0: no quota");
+ABSL_FLAG(
+    bool, reflection, true,
+    "serve gRPC reflection and channelz. gRPC decodes their requests itself, without the daemon's limits on memory: "
+    "turn them off where users of the socket are not trusted");
 ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empty: SHARDD_LOG_LEVEL, else info");
 
 namespace shardd {
@@ -72,14 +76,16 @@ absl::Status Run() {
   services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core.get(), &peers)});
   services.push_back(
       {v1::JobsService::service_full_name(), std::make_unique<JobsService>(core.get(), &peers, geteuid())});
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services)));
+  GrpcServerOptions serving;
+  serving.reflection = absl::GetFlag(FLAGS_reflection);
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
   ListenerOptions listening;
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     // One uid's connections leave room for sessions (ten descriptors each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 4);
     // Descriptors in flight are counted against the same limit, and half of it is enough for them.
-    listening.max_pending = std::min<size_t>(listening.max_pending, files.rlim_cur / 2 / kSessionFdCount);
-    listening.max_pending_per_uid = std::min(listening.max_pending_per_uid, listening.max_pending / 2);
+    listening.max_unread = std::min<size_t>(listening.max_unread, files.rlim_cur / 2 / kSessionFdCount);
+    listening.max_unread_per_uid = std::min(listening.max_unread_per_uid, listening.max_unread / 2);
   }
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
                           Listener::Create(

@@ -27,10 +27,15 @@ class Answer {
     if (reactor == nullptr) {
       return;
     }
-    if (result.ok()) {
-      *bytes_ = Encode(*result);
+    absl::Status status = result.status();
+    if (status.ok()) {
+      absl::StatusOr<grpc::ByteBuffer> bytes = Encode(*result);
+      status = bytes.status();
+      if (status.ok()) {
+        *bytes_ = *std::move(bytes);
+      }
     }
-    reactor->Finish(ToGrpcStatus(result.status()));
+    reactor->Finish(ToGrpcStatus(status));
   }
 
  private:

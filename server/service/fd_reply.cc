@@ -53,6 +53,13 @@ size_t PendingCount::total() const {
   return total_;
 }
 
+std::optional<PendingSlot> UnreadAnswers::Reserve(uint32_t uid) {
+  if (!count_->TryAcquire(uid, limits_.per_uid, limits_.total)) {
+    return std::nullopt;
+  }
+  return PendingSlot(count_, uid);
+}
+
 void UnreadAnswers::Add(UniqueFd socket, PendingSlot slot) {
   absl::MutexLock lock(&mutex_);
   if (closed_) {
@@ -93,8 +100,14 @@ class FdReplyState {
     if (answered_.exchange(true)) {
       return;
     }
-    absl::Status sent = SendFdReply(socket_.get(), status, fds);
+    std::optional<PendingSlot> unread = fds.empty() ? std::nullopt : unread_->Reserve(slot_.uid());
+    absl::Status sent = fds.empty() || unread.has_value()
+                            ? SendFdReply(socket_.get(), status, fds)
+                            : absl::ResourceExhaustedError(
+                                  absl::StrCat("fetch descriptors: too many answers are not read (uid=", slot_.uid(),
+                                               "); read them or close their connections"));
     if (absl::IsResourceExhausted(sent)) {
+      unread.reset();
       LogWarning(absl::StrCat("fd channel: ", sent.message()));
       sent = SendFdReply(socket_.get(), sent, {});
     }
@@ -103,8 +116,8 @@ class FdReplyState {
     }
     // Here and not when the last copy goes: the client reads to the end of the stream.
     ::shutdown(socket_.get(), SHUT_RDWR);
-    if (!fds.empty() && !WasRead(socket_.get())) {
-      unread_->Add(std::move(socket_), std::move(slot_));
+    if (unread.has_value() && !WasRead(socket_.get())) {
+      unread_->Add(std::move(socket_), std::move(*unread));
     }
   }
 

@@ -3,12 +3,14 @@
 
 // Answers of the fd channel, from the request to the moment at which the client has read them. Descriptors that were
 // sent and not read stay open in the kernel on the daemon's account (RLIMIT_NOFILE bounds them per user, the system has
-// one table of files for all), also after the daemon has closed the socket. So a connection keeps its slot until then.
+// one table of files for all), also after the daemon has closed the socket. So an answer has a slot until then, of a
+// count of its own: whoever does not read is refused descriptors, and nobody is refused a connection.
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,9 +22,13 @@
 
 namespace shardd {
 
-// Slots of connections that are undecided, wait for their answer or have not read it. Thread-safe.
+// Slots of connections, or of answers, by uid. Thread-safe.
 class PendingCount {
  public:
+  struct Limits {
+    size_t per_uid;
+    size_t total;
+  };
   bool TryAcquire(uint32_t uid, size_t max_per_uid, size_t max_total) ABSL_LOCKS_EXCLUDED(mutex_);
   void Release(uint32_t uid) ABSL_LOCKS_EXCLUDED(mutex_);
   size_t total() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -44,6 +50,7 @@ class PendingSlot {
       count_->Release(uid_);
     }
   }
+  uint32_t uid() const { return uid_; }
 
  private:
   std::shared_ptr<PendingCount> count_;
@@ -55,8 +62,11 @@ class UnreadAnswers {
  public:
   // `epoll` (not owned) must be open until Close(). Whoever waits on it calls Advance() with the numbers that it
   // reports.
-  explicit UnreadAnswers(int epoll) : epoll_(epoll) {}
+  UnreadAnswers(int epoll, PendingCount::Limits limits) : epoll_(epoll), limits_(limits) {}
 
+  // A slot for an answer with descriptors, none where the user has too many that are not read.
+  std::optional<PendingSlot> Reserve(uint32_t uid);
+  size_t count() const { return count_->total(); }
   // Keeps socket and slot until the client has read everything or its end is closed. Nothing is kept after Close().
   void Add(UniqueFd socket, PendingSlot slot) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets go of `socket` where its answer was read; other numbers are nobody's.
@@ -69,6 +79,8 @@ class UnreadAnswers {
     PendingSlot slot;
   };
   const int epoll_;
+  const PendingCount::Limits limits_;
+  const std::shared_ptr<PendingCount> count_ = std::make_shared<PendingCount>();
   absl::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<int, Unread> unread_ ABSL_GUARDED_BY(mutex_);

@@ -7,6 +7,8 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
 
 namespace shardd {
@@ -25,6 +27,17 @@ void InstallPluginsOnce() {
   (void)installed;
 }
 
+// Takes reflection and channelz out of a builder again: linking them is enough for the library to put them in.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins, [](const std::unique_ptr<grpc::ServerBuilderPlugin>& plugin) {
+      return plugin->name() == "proto_server_reflection" || plugin->name() == "channelz_service";
+    });
+  }
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(std::vector<NamedService> services,
@@ -37,6 +50,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(std::vector<Named
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.SetResourceQuota(grpc::ResourceQuota("shardd").Resize(options.max_buffer_bytes));
+  if (!options.reflection) {
+    builder.SetOption(std::make_unique<WithoutReflection>());
+  }
   for (const NamedService& named : services) {
     builder.RegisterService(named.service.get());
   }

@@ -23,6 +23,9 @@ struct GrpcServerOptions {
   // Of all connections together, for messages that are being received.
   size_t max_buffer_bytes = size_t{1} << 30;
   int max_concurrent_streams = 256;  // of one connection
+  // Reflection and channelz. gRPC decodes their requests itself, up to max_message_bytes of each, which in memory can
+  // be many times as much.
+  bool reflection = true;
 };
 
 // A gRPC server without a port: connections come from Listener. Serves the given services and grpc.health.v1 (for ""

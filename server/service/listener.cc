@@ -96,7 +96,8 @@ class Listener::Impl {
   absl::Status Start() {
     epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
     wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    unread_ = std::make_shared<UnreadAnswers>(epoll_.get());
+    unread_ = std::make_shared<UnreadAnswers>(epoll_.get(),
+                                              PendingCount::Limits{options_.max_unread_per_uid, options_.max_unread});
     if (!epoll_.valid() || !wake_.valid() || !Watch(wake_.get(), EPOLLIN) || !Watch(bound_->fd(), EPOLLIN)) {
       return absl::ErrnoToStatus(errno, absl::StrCat("listen \"", path_, "\": cannot set up epoll"));
     }
@@ -124,6 +125,7 @@ class Listener::Impl {
 
   const std::string& path() const { return path_; }
   size_t pending() const { return count_->total(); }
+  size_t unread() const { return unread_->count(); }
 
  private:
   bool Watch(int fd, uint32_t events) {
@@ -329,5 +331,6 @@ Listener::~Listener() { Stop(); }
 void Listener::Stop() { impl_->Stop(); }
 const std::string& Listener::path() const { return impl_->path(); }
 size_t Listener::pending() const { return impl_->pending(); }
+size_t Listener::unread() const { return impl_->unread(); }
 
 }  // namespace shardd

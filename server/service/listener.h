@@ -34,11 +34,13 @@ namespace shardd {
 struct ListenerOptions {
   // From accept to the end of the fd request (or to the first byte, for gRPC).
   absl::Duration first_byte_timeout = absl::Seconds(5);
-  // Connections that have not said which protocol they are, whose answer is open, or that have not read it. More are
-  // closed at once. Each may have kSessionFdCount descriptors in flight, which count as open files of the daemon's
-  // user.
+  // Connections that have not said which protocol they are, or whose answer is open. More are closed at once.
   size_t max_pending_per_uid = 64;
   size_t max_pending = 512;
+  // Answers with descriptors that the client has not read. More are RESOURCE_EXHAUSTED. Each may have kSessionFdCount
+  // descriptors in flight, which count as open files of the daemon's user.
+  size_t max_unread_per_uid = 64;
+  size_t max_unread = 512;
   // Open gRPC connections. A rank needs one.
   size_t max_connections_per_uid = 2048;
 };
@@ -66,8 +68,10 @@ class Listener {
   void Stop();
 
   const std::string& path() const;
-  // Undecided connections, open answers and unread ones, right now.
+  // Undecided connections and open answers, right now.
   size_t pending() const;
+  // Answers with descriptors that wait to be read, right now.
+  size_t unread() const;
 
  private:
   class Impl;

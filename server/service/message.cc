@@ -130,11 +130,13 @@ absl::Status DecodeWithin(absl::string_view operation, const grpc::ByteBuffer& b
   return Decode(operation, bytes, message);
 }
 
-grpc::ByteBuffer Encode(const google::protobuf::Message& message) {
+absl::StatusOr<grpc::ByteBuffer> Encode(const google::protobuf::Message& message) {
   grpc::ByteBuffer bytes;
   bool own = false;
-  // Fails only where a message is larger than protobuf allows; then it is empty, which no client takes for an answer.
-  (void)grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &bytes, &own);
+  if (!grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &bytes, &own).ok()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("answer with a ", message.GetDescriptor()->full_name(), ": it is too large for one message"));
+  }
   return bytes;
 }
 

@@ -38,7 +38,8 @@ absl::Status Decode(absl::string_view operation, const grpc::ByteBuffer& bytes, 
 absl::Status DecodeWithin(absl::string_view operation, const grpc::ByteBuffer& bytes, const MessageLimits& limits,
                           google::protobuf::Message* message);
 
-grpc::ByteBuffer Encode(const google::protobuf::Message& message);
+// RESOURCE_EXHAUSTED: larger than protobuf allows.
+absl::StatusOr<grpc::ByteBuffer> Encode(const google::protobuf::Message& message);
 
 // What the decoded requests of each user take together while they wait to be served. Thread-safe.
 class DecodedMemory : public std::enable_shared_from_this<DecodedMemory> {

@@ -214,9 +214,14 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       return;
     }
     if (!queue_.empty()) {
-      writing_ = true;
-      written_ = Encode(queue_.front());
-      StartWrite(&written_);
+      if (absl::StatusOr<grpc::ByteBuffer> bytes = Encode(queue_.front()); bytes.ok()) {
+        writing_ = true;
+        written_ = *std::move(bytes);
+        StartWrite(&written_);
+      } else {  // the client cannot go on without it
+        finished_ = true;
+        Finish(ToGrpcStatus(bytes.status()));
+      }
     } else if (finish_.has_value()) {
       finished_ = true;
       Finish(ToGrpcStatus(*finish_));

@@ -104,10 +104,17 @@ TEST_F(BadInput, AClientThatNeverReadsItsDescriptorsHoldsAFewOfThem) {
     for (int i = 0; i < 200; ++i) {
       lazy.push_back(ConnectTo(socket()));
       const int fd = lazy.back().get();
-      (void)!send(fd, &request, sizeof(request), MSG_NOSIGNAL);  // it may be closed already
+      ASSERT_EQ(send(fd, &request, sizeof(request), MSG_NOSIGNAL), static_cast<ssize_t>(sizeof(request)));
       ASSERT_TRUE(testing::Readable(fd));
-      char byte = 0;
-      (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1 ? answers : refused) += 1;
+      shm_internal::ReplyWire reply = {};
+      ASSERT_EQ(recv(fd, &reply, sizeof(reply), MSG_PEEK), static_cast<ssize_t>(sizeof(reply)));  // and not more
+      if (reply.code == static_cast<int32_t>(absl::StatusCode::kResourceExhausted)) {
+        EXPECT_EQ(reply.descriptors, 0u);
+        ++refused;
+      } else {
+        EXPECT_EQ(reply.code, 0);
+        ++answers;
+      }
     }
     EXPECT_EQ(answers, 64);
     EXPECT_EQ(refused, 136);

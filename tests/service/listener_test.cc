@@ -256,17 +256,18 @@ TEST_F(ListenerTest, PendingConnectionsOfAllUidsAreBounded) {
 }
 
 // The kernel keeps descriptors that were sent open, on the daemon's account, until they are read.
-TEST_F(ListenerTest, AnswersThatNobodyReadsHoldTheirSlots) {
+TEST_F(ListenerTest, AnswersThatNobodyReadsAreBoundedAndHoldUpNoConnection) {
   AnswerWithMemory("x");
-  Start({.max_pending_per_uid = 4});
+  Start({.max_unread_per_uid = 4});
   std::vector<UniqueFd> lazy;
   for (int i = 0; i < 4; ++i) {
     lazy.push_back(AskAndDoNotRead());
     ASSERT_TRUE(HasAnswer(lazy.back().get()));
   }
-  EXPECT_EQ(listener_->pending(), 4u);
-  const UniqueFd fifth = ConnectTo(path());
-  EXPECT_TRUE(IsClosedWithin(fifth.get(), kPatience));
+  EXPECT_EQ(listener_->unread(), 4u);
+  EXPECT_TRUE(Eventually([&] { return listener_->pending() == 0; }));
+  EXPECT_EQ(Fetch().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Call().ok()) << "connections are not refused for it";
   if (::geteuid() == 0) {
     ::chmod(dir_.path().c_str(), 0755);
     ::chmod((dir_.path() + "/run").c_str(), 0755);
@@ -277,19 +278,19 @@ TEST_F(ListenerTest, AnswersThatNobodyReadsHoldTheirSlots) {
   }
   char byte = 0;
   EXPECT_EQ(::recv(lazy[0].get(), &byte, 1, MSG_PEEK), 1);
-  EXPECT_EQ(listener_->pending(), 4u) << "looking at an answer is not reading it";
+  EXPECT_EQ(listener_->unread(), 4u) << "looking at an answer is not reading it";
   EXPECT_TRUE(IsClosedWithin(lazy[0].get(), kPatience));  // reads all of it; its descriptors find no room and are gone
-  EXPECT_TRUE(Eventually([&] { return listener_->pending() == 3; }));
+  EXPECT_TRUE(Eventually([&] { return listener_->unread() == 3; }));
   lazy[1].reset();
-  EXPECT_TRUE(Eventually([&] { return listener_->pending() == 2; }));
+  EXPECT_TRUE(Eventually([&] { return listener_->unread() == 2; }));
   EXPECT_TRUE(Fetch().ok());
 }
 
 TEST_F(ListenerTest, UnreadRefusalsHoldNoSlot) {
-  Start({.max_pending_per_uid = 1});
+  Start({.max_unread_per_uid = 1});
   const UniqueFd lazy = AskAndDoNotRead();
   ASSERT_TRUE(HasAnswer(lazy.get()));
-  EXPECT_TRUE(Eventually([&] { return listener_->pending() == 0; }));
+  EXPECT_EQ(listener_->unread(), 0u);
 }
 
 TEST_F(ListenerTest, StopLeavesUnreadAnswersToTheirClients) {
@@ -298,7 +299,7 @@ TEST_F(ListenerTest, StopLeavesUnreadAnswersToTheirClients) {
   const UniqueFd lazy = AskAndDoNotRead();
   ASSERT_TRUE(HasAnswer(lazy.get()));
   listener_->Stop();
-  EXPECT_EQ(listener_->pending(), 0u);
+  EXPECT_EQ(listener_->unread(), 0u);
   EXPECT_TRUE(HasAnswer(lazy.get()));
 }
 

@@ -138,7 +138,7 @@ TEST(MessageTest, WhatIsNoMessageIsMalformed) {
 TEST(MessageTest, WhatIsEncodedIsDecodedAgain) {
   const v1::OpenJobRequest request = RequestWithParameters(7);
   v1::OpenJobRequest decoded;
-  ASSERT_TRUE(DecodeWithin("open job", Encode(request), kRoomy, &decoded).ok());
+  ASSERT_TRUE(DecodeWithin("open job", Encode(request).value(), kRoomy, &decoded).ok());
   EXPECT_EQ(decoded.SerializeAsString(), request.SerializeAsString());
   ASSERT_TRUE(DecodeWithin("open job", grpc::ByteBuffer(), kRoomy, &decoded).ok()) << "a call without a body";
   EXPECT_EQ(decoded.ByteSizeLong(), 0u);

@@ -99,6 +99,18 @@ TEST_F(DaemonReflectionTest, TrainerServiceIsDescribedAndRefusesAClientOfAnother
   EXPECT_THAT(called.output, AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("9999")));
 }
 
+TEST(Reflection, CanBeTurnedOffAndHealthStays) {
+  const testing::TempDir dir;
+  testing::DaemonProcess daemon(dir.path(), "cpu:1", {"--reflection=false"});
+  ASSERT_TRUE(daemon.listened());
+  const Result listed = RunClient(daemon.address(), "list");
+  if (listed.exit_code == kSkipped) {
+    GTEST_SKIP() << listed.output;
+  }
+  EXPECT_NE(listed.exit_code, 0);
+  EXPECT_THAT(listed.output, HasSubstr("UNIMPLEMENTED"));
+}
+
 TEST_F(ReflectionTest, HealthIsDescribedAndAnswersPerService) {
   Start();
   RUN_OR_SKIP(described, "describe grpc.health.v1.Health");

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/tensor/float_bits.h"
 #include "tests/common/tensor/isa_test_util.h"
 
 namespace shardd {
