@@ -33,12 +33,21 @@ absl::Status ClientJob::WaitGradients() {
 absl::Status ClientJob::SetGradientPresence(int index, bool present) {
   SHARDD_RETURN_IF_ERROR(Live());
   const ParamPlan& param = this->param(index);
-  if (!param.requires_grad || progress_.backward_open) {
+  const auto refuse = [&](const char* fact, const char* remedy) {
     return absl::FailedPreconditionError(
-        absl::StrCat("set_gradient_presence \"", param.fqn, "\": ",
-                     param.requires_grad ? "gradients were submitted in a backward that is not closed (rank="
-                                         : "the parameter is frozen (rank=",
-                     rank(), param.requires_grad ? "); call shardd_backward_done first" : ")"));
+        absl::StrCat("set_gradient_presence \"", param.fqn, "\": ", fact, " (rank=", rank(), ")", remedy));
+  };
+  if (!param.requires_grad) {
+    return refuse("the parameter is frozen", "");
+  }
+  if (progress_.backward_open) {
+    return refuse("gradients were submitted in a backward that is not closed", "; call shardd_backward_done first");
+  }
+  if (progress_.entering_pass) {  // what it enters may be committing the step by now
+    return refuse("the rank is entering a pass", "; call shardd_enter_pass again until it is inside");
+  }
+  if (progress_.full_params != FullParams::kOutside) {
+    return refuse("full parameters are entered", "; call shardd_leave_full_params first");
   }
   SHARDD_RETURN_IF_ERROR(WaitCommitted("set_gradient_presence", &param.fqn));
   CommandRecord record = {};

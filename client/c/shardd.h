@@ -181,8 +181,10 @@ SHARDD_API shardd_status* shardd_backward_done(shardd_job* job, int last);
  * Gradients that this rank had submitted in it are taken back as far as they are not added up yet. A group's are where
  * every other rank had submitted it or closed the backward. Those stay, because sums cannot be taken apart, and stand
  * for what this rank submits of the group when it does the backward again, which is then dropped: a rank counts once
- * per group and backward. If all ranks that are in the sum do it again and submit fresh gradients, these replace the
- * sum; so a backward that failed everywhere and is done again after zero_grad leaves no trace.
+ * per group and backward. If all ranks that are in the sum do it again and submit nothing but fresh gradients of the
+ * group, these replace the sums, and what none of them submits is absent, unless earlier backwards are in its sum; so a
+ * backward that failed everywhere and is done again after zero_grad leaves no trace. The exception: where ranks run
+ * groups in so different orders that the second try is added before its turn, the first one stays.
  * What is closed stays: earlier backwards, a step that was sent. A pass stays entered. FAILED_PRECONDITION between
  * shardd_enter_full_params and shardd_leave_full_params. Nothing has to be open. */
 SHARDD_API shardd_status* shardd_abandon_backward(shardd_job* job);
@@ -243,8 +245,12 @@ SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
  * dropped it (PyTorch's .grad = None). The last word counts; what is not spoken of is as the backwards have left it.
  * When the gradient is read next (by the step, or by a backward that adds to it): what some rank has is present, and
  * the shards of ranks that have none are set to zero; what no rank has is absent: no update, no decay, no step count.
- * FAILED_PRECONDITION: frozen, or a backward with gradients is open. Waits only while an earlier step is not committed.
- */
+ * After shardd_abandon_backward it is said of what was there before that backward: a gradient that has the first try of
+ * it in its sum is dropped only if all ranks say so; one rank's 0 is without effect.
+ * FAILED_PRECONDITION: frozen, a backward with gradients is open, the rank is entering a pass, or full parameters are
+ * entered. Ranks that run groups in different orders can come to wait for each other, and gradients are then added
+ * before their turn; all ranks get ABORTED where a rank speaks of such a gradient afterwards, or has spoken of it while
+ * another rank is still in an earlier backward. Waits only while an earlier step is not committed. */
 SHARDD_API shardd_status* shardd_set_gradient_presence(shardd_job* job, int32_t param, int present);
 
 /* No wait outlasts Ctrl-C: `interrupted` is called on the thread that waits, at least every 50 ms and in most waits as

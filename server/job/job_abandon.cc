@@ -9,6 +9,11 @@
 #include "server/job/job_core.h"
 
 namespace shardd {
+namespace {
+
+constexpr int kAbandonsToldPerStep = 8;
+
+}  // namespace
 
 absl::Status JobCore::OnAbandonBackward(Session* session) {
   const int rank = session->rank();
@@ -40,10 +45,20 @@ absl::Status JobCore::OnAbandonBackward(Session* session) {
     stays += pair.added[rank];
   }
   state.abandoned.insert(backward);
+  TellAbandon(rank, backward, taken_back, stays);
+  return absl::OkStatus();
+}
+
+// A rank may give up as often as it likes: what changed nothing is not told, and of the rest a few are.
+void JobCore::TellAbandon(int rank, int backward, int taken_back, int stays) {
+  if ((taken_back == 0 && stays == 0) || abandons_told_ == kAbandonsToldPerStep) {
+    return;
+  }
+  ++abandons_told_;
   Event(rank, "abandon",
         absl::StrCat("gave backward ", backward, " up: ", taken_back, " submissions taken back, ", stays,
-                     " added up already"));
-  return absl::OkStatus();
+                     " added up already",
+                     abandons_told_ < kAbandonsToldPerStep ? "" : "; more of this step are only counted"));
 }
 
 }  // namespace shardd

@@ -1,5 +1,6 @@
 // The step is decided, journaled, applied and committed; then what had to wait for it is done.
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -11,14 +12,15 @@
 namespace shardd {
 
 void JobCore::Decide() {
-  const bool zeroed = SettleAllPresence(StreamId::kOptimizer);
+  DeviceOps zeros = SettleAllPresence();
+  const bool zeroed = std::any_of(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); });
   const bool wants_norm = ranks_[0].step.max_grad_norm() > 0 || ranks_[0].step.loss_scale() > 0;
   if (!wants_norm && !zeroed) {
     Apply(0);
     return;
   }
   auto norms = std::make_shared<std::vector<Norm>>(world_size(), Norm(NormType(ranks_[0].step)));
-  auto done = Join(world_size(), [this, norms, epoch = epoch_](absl::Status status) {
+  const auto measured = [this, norms, epoch = epoch_](absl::Status status) {
     if (epoch != epoch_ || closed_) {
       return;
     }
@@ -31,13 +33,17 @@ void JobCore::Decide() {
       total.Add(norm);
     }
     Apply(total.value());
-  });
+  };
+  const auto done = zeroed ? JoinGradientWork(world_size(), measured) : Join(world_size(), measured);
   for (int rank = 0; rank < world_size(); ++rank) {
     DeviceWork work;
     work.label = absl::StrCat("norm step ", committed_step_ + 1);
+    work.ops = std::move(zeros[rank]);  // decided when they are there: gradient shards do not change afterwards
     if (wants_norm) {
-      work.ops = NormOps(*plan_, memory_->pointers(), present_, rank, &(*norms)[rank]);
-    }  // else decided when the zeros are there: gradient shards do not change afterwards
+      for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), present_, rank, &(*norms)[rank])) {
+        work.ops.push_back(std::move(op));
+      }
+    }
     work.done = done;
     devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
   }
@@ -149,6 +155,7 @@ void JobCore::EndStep() {
   pairs_.clear();
   gradients_seen_ = false;
   departures_told_ = 0;
+  abandons_told_ = 0;
   for (RankStep& rank : ranks_) {
     rank.stepped = false;
     rank.closed_backwards = 0;

@@ -107,6 +107,14 @@ std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(ab
   };
 }
 
+std::function<void(absl::Status)> JobCore::JoinGradientWork(int count, std::function<void(absl::Status)> on_loop) {
+  ++gradient_work_;
+  return Join(count, [this, on_loop = std::move(on_loop)](absl::Status status) {
+    --gradient_work_;
+    on_loop(std::move(status));
+  });
+}
+
 bool JobCore::PollRings() {
   bool found = false;
   for (int rank = 0; rank < world_size(); ++rank) {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/plan/plan.h"
@@ -32,6 +33,8 @@
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
+
+using DeviceOps = std::vector<std::vector<DeviceOp>>;  // by device, which is by rank
 
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
 class JobCore : public std::enable_shared_from_this<JobCore> {
@@ -111,6 +114,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void ResetStep();
   // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.
   std::function<void(absl::Status)> Join(int count, std::function<void(absl::Status)> on_loop);
+  // The same for work that writes gradient shards.
+  std::function<void(absl::Status)> JoinGradientWork(int count, std::function<void(absl::Status)> on_loop);
 
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
@@ -122,7 +127,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status OnLeaveFullParams(Session* session);
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
   absl::Status OnBackwardDone(Session* session, int64_t index);
-  absl::Status OnAbandonBackward(Session* session);                                   // (job_abandon.cc)
+  absl::Status OnAbandonBackward(Session* session);  // (job_abandon.cc)
+  void TellAbandon(int rank, int backward, int taken_back, int stays);
   absl::Status OnSetGradientPresence(Session* session, int64_t param, bool present);  // (job_presence.cc)
   absl::Status OnStep(Session* session, v1::Step step);                               // (job_step.cc)
   absl::Status OnEnterPass(Session* session, RankCommand command);                    // (job_windows.cc)
@@ -148,14 +154,15 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   Pair& GetPair(PairKey key);
   absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
   void ReleaseSlot(int rank, int slot);
-  void DropWhatStays(Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
+  void DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
+  void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            std::vector<GradientMode>* modes);
-  // What ranks have said of their gradients before backward `backward` has its effect. Whether anything was zeroed, in
-  // `stream` of the ranks' devices.
-  bool SettlePresence(const std::vector<int>& params, int backward, StreamId stream);
-  bool SettleAllPresence(StreamId stream);
-  void ZeroPart(int param, int rank, const std::vector<bool>& has, std::vector<std::vector<DeviceOp>>* zeros) const;
+  // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be zeroed
+  // before anything else is done with the gradients.
+  DeviceOps SettlePresence(const std::vector<int>& params, int backward);
+  DeviceOps SettleAllPresence();
+  void ZeroParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* zeros) const;
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
@@ -230,7 +237,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool gradients_seen_ = false;
   bool presence_said_ = false;  // some rank's `said` is not empty
   int departures_told_ = 0;
+  int abandons_told_ = 0;
   int pending_reductions_ = 0;
+  int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch
   int pending_fills_ = 0;
   bool deciding_ = false;
   bool committing_ = false;  // a decided step or a parameters commit is being applied

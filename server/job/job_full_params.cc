@@ -104,8 +104,8 @@ absl::Status JobCore::MaybeGrantFullParams() {
   }
   // Behind all reductions, which are submitted by now because every backward is closed everywhere.
   full_params_granted_ = true;
-  (void)SettleAllPresence(StreamId::kPostBackward);
-  auto reduced = Join(world_size(), [this, epoch = epoch_](absl::Status status) {
+  DeviceOps zeros = SettleAllPresence();
+  auto reduced = JoinGradientWork(world_size(), [this, epoch = epoch_](absl::Status status) {
     if (epoch != epoch_ || closed_) {
       return;
     }
@@ -118,6 +118,7 @@ absl::Status JobCore::MaybeGrantFullParams() {
   for (int rank = 0; rank < world_size(); ++rank) {
     DeviceWork work;
     work.label = "full parameters with gradients";
+    work.ops = std::move(zeros[rank]);
     work.done = reduced;
     devices_[rank]->Submit(StreamId::kPostBackward, std::move(work));
   }

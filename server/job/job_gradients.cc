@@ -24,6 +24,7 @@ Pair& JobCore::GetPair(PairKey key) {
     pair.stays.assign(world_size(), 0);
     pair.folded.assign(world_size(), 0);
     pair.touched.assign(plan_->groups[key.second].params.size(), 0);
+    pair.own.assign(plan_->groups[key.second].params.size(), 0);
   }
   return pair;
 }

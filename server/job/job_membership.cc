@@ -41,6 +41,11 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
                                            "\": its shards go back to the copy of step ", kept_step_,
                                            "; attach again"));
   }
+  if (gradient_work_ > 0) {  // it would write into what the rank is about to give
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": work on gradients of the epoch that ended is still under way; attach "
+                                           "again"));
+  }
   if (sessions_[rank] != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat(
         "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
@@ -214,6 +219,7 @@ void JobCore::ResetStep() {
   gradients_seen_ = false;
   presence_said_ = false;
   departures_told_ = 0;
+  abandons_told_ = 0;
   present_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;

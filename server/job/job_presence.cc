@@ -2,7 +2,9 @@
 // of submissions: what any rank has is present, a rank that has none counts as zero, what none has is absent.
 
 #include <algorithm>
-#include <limits>
+#include <iterator>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,8 +30,9 @@ absl::Status JobCore::OnSetGradientPresence(Session* session, int64_t param, boo
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the step is being committed");
   }
   SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, what));
-  for (const auto& [key, pair] : pairs_) {
-    if (key.first >= state.closed_backwards && key.second == plan.group &&
+  for (auto it = pairs_.lower_bound({state.closed_backwards, 0}); it != pairs_.end(); ++it) {
+    const auto& [key, pair] = *it;
+    if (key.second == plan.group &&
         std::any_of(pair.folded.begin(), pair.folded.end(), [](int folded) { return folded > 0; })) {
       return RankError(
           absl::StatusCode::kFailedPrecondition, rank, what,
@@ -37,100 +40,113 @@ absl::Status JobCore::OnSetGradientPresence(Session* session, int64_t param, boo
                        " were added to it before their turn, because ranks run groups in different orders"));
     }
   }
-  state.said[index] = {state.closed_backwards, present};
+  const int place = state.closed_backwards;
+  const auto pair = pairs_.find({place, plan.group});  // of a first try, which AbandonBackward has given up
+  if (present && pair != pairs_.end()) {
+    pair->second.own[plan.index_in_group] = 0;  // it holds what the trainer has written, too
+  }
+  const bool older_open = std::any_of(ranks_.begin(), ranks_.end(),
+                                      [place](const RankStep& other) { return other.closed_backwards < place; });
+  if (present == present_[index] && !older_open) {
+    state.said.erase(index);  // as it is anyway: nothing that comes before its place is missing
+    return absl::OkStatus();
+  }
+  // After AbandonBackward the sum may hold the first try of the backward that comes behind this word, the other ranks'
+  // gradients with it. It cannot be taken apart, so it goes only where all ranks drop theirs.
+  const bool of_first_try = !present && pair != pairs_.end() && pair->second.added[rank] > 0;
+  state.said[index] = {place, present, of_first_try};
   presence_said_ = true;
   return absl::OkStatus();
 }
 
-bool JobCore::SettlePresence(const std::vector<int>& params, int backward, StreamId stream) {
+DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) {
+  DeviceOps zeros(world_size());
   if (!presence_said_) {
-    return false;
+    return zeros;
   }
-  std::vector<std::vector<DeviceOp>> zeros(world_size());  // by device
-  bool left = false;
+  absl::flat_hash_map<int, std::vector<bool>> lacking;  // by parameter that some ranks have and some do not: who has
   for (int param : params) {
-    std::vector<bool> has(world_size(), present_[param]);
-    bool said = false;
+    std::vector<std::pair<int, SaidPresence>> words;  // by rank
+    size_t of_first_tries = 0;
     for (int rank = 0; rank < world_size(); ++rank) {
       auto& of_rank = ranks_[rank].said;
+      if (of_rank.empty()) {
+        continue;
+      }
       if (const auto it = of_rank.find(param); it != of_rank.end() && it->second.closed_backwards <= backward) {
-        has[rank] = it->second.present;
+        words.emplace_back(rank, it->second);
+        of_first_tries += it->second.of_first_try ? 1 : 0;
         of_rank.erase(it);
-        said = true;
       }
     }
-    if (!said) {
+    if (words.empty()) {
       continue;
     }
-    present_[param] = std::find(has.begin(), has.end(), true) != has.end();
-    if (present_[param]) {
-      for (int rank = 0; rank < world_size(); ++rank) {
-        if (!has[rank]) {
-          ZeroPart(param, rank, has, &zeros);
+    std::vector<bool> has(world_size(), present_[param]);
+    for (const auto& [rank, word] : words) {
+      if (!word.of_first_try || of_first_tries == ranks_.size()) {
+        has[rank] = word.present;
+      }
+    }
+    const auto having = std::count(has.begin(), has.end(), true);
+    present_[param] = having > 0;
+    if (having > 0 && having < world_size()) {
+      lacking.emplace(param, std::move(has));
+    }
+  }
+  presence_said_ = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return !rank.said.empty(); });
+  ZeroParts(lacking, &zeros);
+  return zeros;
+}
+
+DeviceOps JobCore::SettleAllPresence() {
+  std::set<int> params;
+  for (const RankStep& rank : ranks_) {
+    for (const auto& [param, word] : rank.said) {
+      params.insert(param);
+    }
+  }
+  return SettlePresence({params.begin(), params.end()}, kAllBackwards);
+}
+
+// The parts of gradient shards whose owners have nothing in them, unless a rank that has something owns them as well
+// (strategies that replicate). `has`: by parameter, by rank. Each flat parameter is walked once, whatever was said of
+// it: this runs on the loop.
+void JobCore::ZeroParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* zeros) const {
+  struct Part {
+    int64_t end = 0;
+    bool given = false;
+  };
+  std::set<int> flat_params;
+  for (const auto& [param, ranks] : has) {
+    flat_params.insert(plan_->params[param].flat_param);
+  }
+  for (int flat_param : flat_params) {
+    std::map<int64_t, Part> parts;  // by their first element; those of two ranks are equal or apart
+    for (int rank = 0; rank < world_size(); ++rank) {
+      for (const Segment& segment : RankSegments(*plan_, flat_param, rank)) {
+        if (const auto it = has.find(segment.param); it != has.end()) {
+          Part& part = parts[segment.offset];
+          part.end = segment.offset + segment.numel;
+          part.given = part.given || it->second[rank];
         }
       }
     }
-  }
-  for (const RankStep& rank : ranks_) {
-    left = left || !rank.said.empty();
-  }
-  presence_said_ = left;
-  bool any = false;
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (zeros[rank].empty()) {
-      continue;
-    }
-    any = true;
-    DeviceWork work;
-    work.label = absl::StrCat("zero absent gradients step ", committed_step_ + 1);
-    work.ops = std::move(zeros[rank]);
-    work.done = Join(1, [](const absl::Status&) {});  // what follows in the stream fails alike
-    devices_[rank]->Submit(stream, std::move(work));
-  }
-  return any;
-}
-
-bool JobCore::SettleAllPresence(StreamId stream) {
-  if (!presence_said_) {
-    return false;
-  }
-  std::vector<int> params(plan_->params.size());
-  for (size_t i = 0; i < params.size(); ++i) {
-    params[i] = static_cast<int>(i);
-  }
-  return SettlePresence(params, kAllBackwards, stream);
-}
-
-// The part of the parameter's gradient shard that `rank` owns, unless a rank that has a gradient owns it as well
-// (strategies that replicate). `zeros`: by device.
-void JobCore::ZeroPart(int param, int rank, const std::vector<bool>& has,
-                       std::vector<std::vector<DeviceOp>>* zeros) const {
-  const int flat_param = plan_->params[param].flat_param;
-  const FlatParamPlan& flat = plan_->flat_params[flat_param];
-  const auto part_of = [&](int owner) {
-    std::vector<Segment> part = RankSegments(*plan_, flat_param, owner);
-    std::erase_if(part, [param](const Segment& segment) { return segment.param != param; });
-    return part;
-  };
-  const std::vector<Segment> part = part_of(rank);
-  for (int other = 0; other < world_size() && !part.empty(); ++other) {
-    if (!has[other]) {
-      continue;
-    }
-    const std::vector<Segment> of_other = part_of(other);  // equal to `part` or apart from it
-    if (!of_other.empty() && of_other.front().offset == part.front().offset) {
-      return;
-    }
-  }
-  // By the device that works on an element anyway, so that its streams keep the order.
-  auto* const gradients = reinterpret_cast<float*>(memory_->pointers().gradients + flat.gradients_offset_bytes);
-  for (int worker = 0; worker < world_size(); ++worker) {
-    for (const Segment& work : WorkSegments(*plan_, flat_param, worker)) {
-      for (const Segment& segment : part) {
-        const int64_t begin = std::max(work.offset, segment.offset);
-        const int64_t end = std::min(work.offset + work.numel, segment.offset + segment.numel);
-        if (work.param == param && begin < end) {
-          (*zeros)[worker].emplace_back(ZeroOp{gradients + begin, (end - begin) * static_cast<int64_t>(sizeof(float))});
+    std::erase_if(parts, [](const auto& part) { return part.second.given; });
+    // By the device that works on an element anyway, so that its streams keep the order.
+    auto* const gradients =
+        reinterpret_cast<float*>(memory_->pointers().gradients + plan_->flat_params[flat_param].gradients_offset_bytes);
+    for (int worker = 0; worker < world_size(); ++worker) {
+      for (const Segment& work : WorkSegments(*plan_, flat_param, worker)) {
+        auto it = parts.upper_bound(work.offset);
+        it = it == parts.begin() ? it : std::prev(it);
+        for (; it != parts.end() && it->first < work.offset + work.numel; ++it) {
+          const int64_t begin = std::max(work.offset, it->first);
+          const int64_t end = std::min(work.offset + work.numel, it->second.end);
+          if (begin < end) {
+            (*zeros)[worker].emplace_back(
+                ZeroOp{gradients + begin, (end - begin) * static_cast<int64_t>(sizeof(float))});
+          }
         }
       }
     }

@@ -41,7 +41,7 @@ absl::Status JobCore::TryReduce(PairKey key) {
 // A rank that gave a backward up and does it again counts once per group in it: its first contribution cannot be taken
 // out of the sums, so that one stays. Only where every rank that is in the sums does it again can the new ones take
 // their place, if they replace (ChooseModes). `again`, by rank: its contribution meets an older one of its own.
-void JobCore::DropWhatStays(Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again) {
+void JobCore::DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again) {
   again->assign(world_size(), false);
   for (int rank : ranks) {
     (*again)[rank] = pair.stays[rank] > 0;
@@ -60,6 +60,38 @@ void JobCore::DropWhatStays(Pair& pair, const std::vector<int>& ranks, std::vect
       std::vector<bool>& present = pair.waiting[rank].front().present;
       present.assign(present.size(), false);
     }
+  }
+  if (all && std::find(again->begin(), again->end(), true) != again->end()) {
+    BeginAnew(key, pair, ranks);
+  }
+}
+
+// All do it again. Where everything that they give is fresh, the first try leaves no trace: nor in what the second
+// leaves out, unless older gradients are in those sums, nor in the count of what is added.
+void JobCore::BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks) {
+  const std::vector<int>& params = plan_->groups[key.second].params;
+  std::vector<bool> given(params.size(), false);
+  for (int rank : ranks) {
+    const Contribution& contribution = pair.waiting[rank].front();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (contribution.present[i] && !contribution.fresh[i]) {
+        return;
+      }
+      given[i] = given[i] || contribution.present[i];
+    }
+  }
+  if (std::find(given.begin(), given.end(), true) == given.end()) {
+    return;  // nothing says that gradients were dropped
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!given[i] && pair.own[i] != 0) {
+      present_[params[i]] = false;
+    }
+  }
+  pair.stays.assign(pair.stays.size(), 0);
+  pair.added.assign(pair.added.size(), 0);
+  for (int rank : ranks) {
+    pair.added[rank] = 1;
   }
 }
 
@@ -97,6 +129,7 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
     const bool replaces = fresh_rank >= 0 && pair.touched[i] == 0;
     if (replaces || !present_[param]) {
       (*modes)[i] = GradientMode::kOverwrite;
+      pair.own[i] = 1;
     }
     present_[param] = true;
     pair.touched[i] = 1;
@@ -108,9 +141,9 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   const int group = key.second;
   const GroupPlan& plan = plan_->groups[group];
   const size_t bits = plan.params.size();
-  (void)SettlePresence(plan.params, key.first, StreamId::kPostBackward);
+  DeviceOps zeros = SettlePresence(plan.params, key.first);
   std::vector<bool> again;
-  DropWhatStays(pair, ranks, &again);
+  DropWhatStays(key, pair, ranks, &again);
   ReduceScatterRequest request;
   request.plan = plan_.get();
   request.group = group;
@@ -140,28 +173,41 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   }
   ++pending_reductions_;
   counters_.set_reductions(counters_.reductions() + 1);
-  collective_->ReduceScatter(std::move(request), Join(1, [this, group, ranks, keep = std::move(keep),
-                                                          epoch = epoch_](absl::Status status) mutable {
-                               if (epoch != epoch_ || closed_) {
-                                 reaper_->Post([gone = std::move(keep)] {});
-                                 return;
-                               }
-                               --pending_reductions_;
-                               if (status.ok()) {
-                                 OnReduced(group, ranks);
-                                 PublishReduced();
-                                 status = MaybeFold();
-                               }
-                               if (status.ok()) {
-                                 status = MaybeDecide();
-                               }
-                               if (status.ok() && epoch == epoch_) {
-                                 status = MaybeBeginPass();
-                               }
-                               if (!status.ok() && epoch == epoch_) {
-                                 Abort(std::move(status), {});
-                               }
-                             }));
+  // The zeros are part of the reduction: it has ended when they are there too.
+  const int parts =
+      1 + static_cast<int>(std::count_if(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); }));
+  const auto done = JoinGradientWork(
+      parts, [this, group, ranks, keep = std::move(keep), epoch = epoch_](absl::Status status) mutable {
+        if (epoch != epoch_ || closed_) {
+          reaper_->Post([gone = std::move(keep)] {});
+          return;
+        }
+        --pending_reductions_;
+        if (status.ok()) {
+          OnReduced(group, ranks);
+          PublishReduced();
+          status = MaybeFold();
+        }
+        if (status.ok()) {
+          status = MaybeDecide();
+        }
+        if (status.ok() && epoch == epoch_) {
+          status = MaybeBeginPass();
+        }
+        if (!status.ok() && epoch == epoch_) {
+          Abort(std::move(status), {});
+        }
+      });
+  for (int device = 0; device < world_size(); ++device) {
+    if (!zeros[device].empty()) {
+      DeviceWork work;
+      work.label = absl::StrCat("zero absent ", group_name(group), " step ", committed_step_ + 1);
+      work.ops = std::move(zeros[device]);
+      work.done = done;
+      devices_[device]->Submit(StreamId::kPostBackward, std::move(work));
+    }
+  }
+  collective_->ReduceScatter(std::move(request), done);
   return absl::OkStatus();
 }
 
@@ -222,7 +268,7 @@ absl::Status JobCore::MaybeFold() {
     if (pair.waiting[rank].empty()) {
       continue;  // folded for another stuck rank already
     }
-    for (int other = 0; other < world_size(); ++other) {
+    for (int other = 0; older_open(key->first) && other < world_size(); ++other) {
       for (int param : plan_->groups[key->second].params) {
         const auto said = ranks_[other].said.find(param);
         if (said != ranks_[other].said.end() && said->second.closed_backwards <= key->first) {

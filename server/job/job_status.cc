@@ -25,6 +25,9 @@ JobCore::Wait JobCore::WaitingFor(int rank) const {
       for (int other = 0; other < world_size(); ++other) {
         const bool missing =
             pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
+        if (other != rank && missing && pair.added[other] > pair.stays[other]) {  // it gave its part
+          return {other, absl::StrCat("BackwardDone of backward ", key.first)};
+        }
         if (other != rank && missing) {
           return {other, absl::StrCat("SubmitGradients \"", group_name(key.second), "\" of backward ", key.first)};
         }

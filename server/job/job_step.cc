@@ -44,11 +44,11 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
 }
 
 absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) const {
-  for (const auto& [key, pair] : pairs_) {
-    if (key.first == ranks_[rank].closed_backwards && pair.submitted[rank] > 0 &&
-        ranks_[rank].abandoned.count(key.first) == 0) {
+  const int open = ranks_[rank].closed_backwards;
+  for (auto it = pairs_.lower_bound({open, 0}); it != pairs_.end() && it->first.first == open; ++it) {
+    if (it->second.submitted[rank] > 0 && ranks_[rank].abandoned.count(open) == 0) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                       absl::StrCat("backward ", key.first, " is still open; call BackwardDone first"));
+                       absl::StrCat("backward ", open, " is still open; call BackwardDone first"));
     }
   }
   return absl::OkStatus();

@@ -124,11 +124,9 @@ absl::Status JobCore::MaybeBeginPass() {
     return absl::OkStatus();
   }
   SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
-  if (stepped) {
-    (void)SettleAllPresence(StreamId::kOptimizer);  // before backwards count from 0 again
-  }
+  DeviceOps ops = stepped ? SettleAllPresence() : DeviceOps(world_size());  // before backwards count from 0 again
   committing_ = true;
-  auto done = Join(world_size(), [this, stepped](const absl::Status& status) {
+  auto done = Join(world_size(), [this, stepped](const absl::Status& status) {  // an abort waits for it
     committing_ = false;
     if (!status.ok()) {
       Close(absl::StrCat("commit of a write window: ", status.message()));
@@ -139,7 +137,12 @@ absl::Status JobCore::MaybeBeginPass() {
   for (int rank = 0; rank < world_size(); ++rank) {
     DeviceWork work;
     work.label = absl::StrCat("cast version ", version_ + 1);
-    work.ops = window_open_ ? CastOps(*plan_, memory_->pointers(), rank) : std::vector<DeviceOp>();
+    work.ops = std::move(ops[rank]);
+    if (window_open_) {
+      for (DeviceOp& op : CastOps(*plan_, memory_->pointers(), rank)) {
+        work.ops.push_back(std::move(op));
+      }
+    }
     work.done = done;
     devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
   }

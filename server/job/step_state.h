@@ -21,6 +21,8 @@ enum class Pass { kOutside, kEntering, kInside };
 struct SaidPresence {
   int closed_backwards = 0;
   bool present = false;
+  // Not present, though the sum holds a first try of the rank's that it has given up: counts if all ranks say so.
+  bool of_first_try = false;
 };
 struct FullParams {  // what a rank asks for; equal on all
   bool writeback = false;
@@ -66,6 +68,7 @@ struct Pair {
   std::vector<int> stays;
   std::vector<int> folded;       // by rank: occurrences added ahead of their turn, from the current one
   std::vector<uint8_t> touched;  // by index_in_group: written by a part of this occurrence
+  std::vector<uint8_t> own;      // by index_in_group: the sum began in this backward, which gave all of it
 };
 using PairKey = std::pair<int, int>;  // (backward, group)
 inline constexpr int kAllBackwards = std::numeric_limits<int>::max();

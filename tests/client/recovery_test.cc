@@ -64,10 +64,21 @@ TEST(Recovery, GivenUpBackwardIsDoneAgainWithoutAttachingAnew) {
     v1::JobSpec spec = SmallSpec("job", kWorld);
     if (pooled) {
       spec.mutable_config()->set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+      for (const char* name : {"c", "d", "e", "f", "g", "h"}) {  // more groups than a rank may hold
+        *spec.mutable_tree()->add_modules() = spec.tree().modules(1);
+        spec.mutable_tree()->mutable_modules()->rbegin()->set_name(name);
+      }
     }
     World world(spec);
-    world.Each([](int index, Rank& rank) {
+    world.Each([pooled](int index, Rank& rank) {
       if (index == 0) {
+        for (const char* name : {"c", "d", "e", "f", "g", "h"}) {
+          if (pooled) {
+            rank.Unshard(rank.Group("(root)"), SHARDD_FORWARD);
+            rank.Unshard(rank.Group(name), SHARDD_FORWARD);
+            ASSERT_C_OK(shardd_abandon_backward(rank.job()));
+          }
+        }
         rank.Unshard(rank.Group("(root)"), SHARDD_FORWARD);
         rank.Unshard(rank.Group("a"), SHARDD_FORWARD);
         Submit(rank, rank.Group("b"), 100);  // and fails, with three groups held
@@ -155,6 +166,10 @@ TEST(GradientPresence, WhatCannotBeSaidIsRefusedByNameAndCostsNothing) {
     ASSERT_C_OK(shardd_reshard(rank.job(), group));
     ASSERT_C_OK(shardd_backward_done(rank.job(), 0));
     Step(rank);
+    ASSERT_C_OK(shardd_enter_full_params(rank.job(), 0));
+    EXPECT_C_ERROR(shardd_set_gradient_presence(rank.job(), rank.Param("b.bias"), 0), kFailedPrecondition,
+                   "call shardd_leave_full_params first");
+    ASSERT_C_OK(shardd_leave_full_params(rank.job()));
     EXPECT_EQ(rank.Info().epoch, 1u);
   });
 }

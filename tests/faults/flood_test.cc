@@ -98,5 +98,43 @@ TEST_F(Flood, InOneBatchHoldsUpNobody) {
   ExpectJobIntact();
 }
 
+// What is said of each parameter of one large group is settled at the step, on the daemon's loop.
+TEST_F(Flood, OfWordsAboutGradientsOfALargeGroupHoldsUpNobody) {
+  constexpr int kParameters = 100'000;
+  StartDaemonWithJob();
+  {
+    v1::JobSpec spec = SpecOf({{"name", "flood"}, {"world", "2"}});
+    AddParameters(spec, kParameters);
+    for (v1::Parameter& parameter : *spec.mutable_tree()->mutable_modules(0)->mutable_parameters()) {
+      parameter.set_requires_grad(true);
+    }
+    RawClient speaker(socket());
+    RawClient silent(socket());
+    ASSERT_TRUE(speaker.Enter(spec, 0).ok());
+    ASSERT_TRUE(silent.Enter(spec, 1).ok());
+    speaker.Send(Record(Opcode::kCommitParameters));
+    silent.Send(Record(Opcode::kCommitParameters));
+    ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("flood", "parameters", "version 1"); }));
+    v1::SessionRequest request;
+    for (size_t i = 0; i < speaker.plan().params.size(); ++i) {  // rank 1 has none of them: its parts are zeroed
+      if (speaker.plan().params[i].requires_grad) {
+        v1::SetGradientPresence& word = *request.mutable_commands()->add_commands()->mutable_set_gradient_presence();
+        word.set_param(static_cast<int>(i));
+        word.set_present(true);
+      }
+    }
+    const uint64_t executed = Executed();
+    const uint64_t words = static_cast<uint64_t>(request.commands().commands_size());
+    ASSERT_GE(words, static_cast<uint64_t>(kParameters));
+    ASSERT_TRUE(speaker.stream().Write(request));
+    ASSERT_TRUE(testing::PollUntil([&] { return Executed() == executed + words; }));
+    SendStep(speaker, GoodStep());
+    SendStep(silent, GoodStep());
+    ExpectServesOthers();
+    EXPECT_TRUE(testing::PollUntil([this] { return Job("flood").committed_step() == 1; }));
+  }
+  ExpectJobIntact();
+}
+
 }  // namespace
 }  // namespace shardd::faults

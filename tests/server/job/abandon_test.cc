@@ -185,6 +185,108 @@ TEST_F(AbandonTest, RankThatFallsSilentAfterwardsIsNamedAtTheDeadline) {
   EXPECT_NE(Error().find("rank 0 has sent nothing"), std::string::npos) << Error();
 }
 
+TEST_F(AbandonTest, GroupThatIsSubmittedTwiceInTheSecondTryCountsTwice) {
+  for (float value : {100.0f, 200.0f}) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Submit(rank, kB, value);
+    }
+  }
+  AwaitAdded(0, kB);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Abandon(rank);
+  }
+  for (bool fresh : {true, false}) {
+    Submit(0, kB, 2, fresh);
+    Submit(1, kB, 4, fresh);
+  }
+  Done(0);
+  Done(1);
+  StepAll(1);
+  EXPECT_EQ(First(kB), -6);
+}
+
+TEST_F(AbandonTest, SomeAreToldAndAllAreCounted) {
+  const auto told = [this] {
+    const std::vector<v1::Event> events = events_.List("job", 1000);
+    return std::count_if(events.begin(), events.end(), [](const v1::Event& e) { return e.kind() == "abandon"; });
+  };
+  for (int time = 0; time < 20; ++time) {
+    Abandon(0);
+  }
+  EXPECT_EQ(told(), 0) << "nothing was given up";
+  for (int time = 0; time < 20; ++time) {
+    Submit(0, kB, 1);
+    Abandon(0);
+  }
+  EXPECT_EQ(told(), 8);
+  EXPECT_EQ(Counters().abandons(), 40u);
+}
+
+TEST_F(AbandonTest, SecondTryThatWaitsForARankWhoseGradientsAreThereNamesTheEndOfItsBackward) {
+  for (int group : {kB, kA}) {
+    Submit(1, group, 4);
+    Submit(0, group, 10);
+  }
+  AwaitAdded(0, kB);
+  AwaitAdded(0, kA);
+  Abandon(0);
+  Backward(0, 2);
+  v1::ListRanksResponse ranks;
+  OnLoop([&] { job_->DescribeRanks(&ranks); });
+  EXPECT_EQ(ranks.ranks(0).waiting_for(), "rank 1: BackwardDone of backward 0");
+}
+
+class TwoParametersAbandonTest : public GradientsTest {
+ protected:
+  static SpecBuilder TwoParameters() {
+    SpecBuilder builder = TwoGroups();
+    builder.Param(1, "v", {kNumel});
+    return builder;
+  }
+  TwoParametersAbandonTest() : GradientsTest(TwoParameters()) {}
+  // Fresh gradients in group a; masks of w (1) and v (2).
+  void SubmitAll(float value, char present) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Submit(rank, kA, value, /*fresh=*/true, std::string(1, present));
+    }
+    AwaitAdded(0, kA);
+  }
+  void AbandonAll() {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Abandon(rank);
+    }
+  }
+  void DoneAll() {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Done(rank);
+    }
+  }
+  float V() { return Shard(kA)[kNumel]; }
+};
+
+TEST_F(TwoParametersAbandonTest, WhatTheSecondTryOfAllLeavesOutIsAbsent) {
+  std::fill_n(Shard(kA), 2 * kNumel, 1.0f);
+  SubmitAll(100, 3);
+  AbandonAll();
+  SubmitAll(2, 1);
+  DoneAll();
+  StepAll(1, /*weight_decay=*/0.5);
+  EXPECT_EQ(First(kA), 0.5f - 2);
+  EXPECT_EQ(V(), 1) << "no update and no decay";
+}
+
+TEST_F(TwoParametersAbandonTest, WhatEarlierBackwardsGaveStaysWhereTheSecondTryLeavesItOut) {
+  SubmitAll(5, 2);
+  DoneAll();
+  SubmitAll(100, 1);
+  AbandonAll();
+  SubmitAll(2, 1);
+  DoneAll();
+  StepAll(1);
+  EXPECT_EQ(First(kA), -2);
+  EXPECT_EQ(V(), -5);
+}
+
 class StrictAbandonTest : public GradientsTest {
  protected:
   static SpecBuilder Strict() {
@@ -217,6 +319,9 @@ class PooledAbandonTest : public GradientsTest {
  protected:
   static SpecBuilder Pooled() {
     SpecBuilder builder = TwoGroups();
+    for (const char* name : {"c", "d", "e", "f"}) {  // far more groups than a rank may hold
+      builder.Param(builder.AddSharded(0, name), "w", {kNumel});
+    }
     builder.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
     builder.config().set_max_inflight_unshards(1);
     builder.config().set_strategy(v1::STRATEGY_FULL_SHARD);
@@ -226,9 +331,11 @@ class PooledAbandonTest : public GradientsTest {
 };
 
 TEST_F(PooledAbandonTest, SlotsOfThePoolAreGivenBack) {
-  for (int time = 0; time < 4; ++time) {
-    for (int group = 0; group < plan_->pool_quota; ++group) {
-      Unshard(0, group, v1::PHASE_FORWARD);
+  const int groups = static_cast<int>(plan_->groups.size());
+  ASSERT_LE(2 * plan_->pool_quota, groups) << "or what was held would do for the next time";
+  for (int time = 0; time < 2; ++time) {
+    for (int i = 0; i < plan_->pool_quota; ++i) {
+      Unshard(0, time * plan_->pool_quota + i, v1::PHASE_FORWARD);
     }
     Abandon(0);
   }

@@ -39,21 +39,23 @@ class GradientsTest : public JobCoreTest {
     command.mutable_reshard()->set_group(group);
     Send(rank, command);
   }
-  // Waits for the slot first, as a client does.
-  void Submit(int rank, int group, float value, bool fresh = false) {
+  // Waits for the slot first, as a client does. `present`: the mask; empty: all.
+  void Submit(int rank, int group, float value, bool fresh = false, const std::string& present = "") {
     AwaitAdded(rank, group);
     const int slot = plan_->groups[group].gradient_slot;
     OnLoop([&] {
       auto* numbers = reinterpret_cast<float*>(const_cast<char*>(job_->session(rank)->slot(group)));
-      std::fill(numbers, numbers + kNumel, value);
+      std::fill(numbers, numbers + plan_->groups[group].gradient_bytes / sizeof(float), value);
     });
     ++submissions_[rank][slot];
     Unshard(rank, group);
     v1::Command command;
     command.mutable_submit_gradients()->set_group(group);
     if (fresh) {
-      command.mutable_submit_gradients()->set_fresh(std::string(1, '\1'));
+      command.mutable_submit_gradients()->set_fresh(
+          std::string(1, static_cast<char>((1 << plan_->groups[group].params.size()) - 1)));
     }
+    command.mutable_submit_gradients()->set_present(present);
     Send(rank, command);
     Reshard(rank, group);
   }

@@ -26,7 +26,7 @@ namespace shardd {
 
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
-// Keeps what comes on the optimizer stream while it is held.
+// Keeps what comes on one stream, the optimizer's unless another is named, while it is held.
 class HeldDevice final : public Device {
  public:
   explicit HeldDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
@@ -34,7 +34,7 @@ class HeldDevice final : public Device {
   void Submit(StreamId stream, DeviceWork work) override {
     {
       absl::MutexLock lock(&mutex_);
-      if (held_ && stream == StreamId::kOptimizer) {
+      if (held_ && stream == stream_) {
         kept_.push_back(std::move(work));
         return;
       }
@@ -44,21 +44,24 @@ class HeldDevice final : public Device {
   std::vector<StreamStatus> Status() const override { return device_->Status(); }
   void Shutdown() override { device_->Shutdown(); }
 
-  void Hold() {
+  void Hold(StreamId stream = StreamId::kOptimizer) {
     absl::MutexLock lock(&mutex_);
     held_ = true;
+    stream_ = stream;
   }
   // With an error: the work is not done.
   void Release(const absl::Status& status = absl::OkStatus()) {
     std::vector<DeviceWork> kept;
+    StreamId stream;
     {
       absl::MutexLock lock(&mutex_);
       held_ = false;
+      stream = stream_;
       kept.swap(kept_);
     }
     for (DeviceWork& work : kept) {
       if (status.ok()) {
-        device_->Submit(StreamId::kOptimizer, std::move(work));
+        device_->Submit(stream, std::move(work));
       } else {
         work.done(status);
       }
@@ -73,6 +76,7 @@ class HeldDevice final : public Device {
   const std::unique_ptr<Device> device_;
   mutable absl::Mutex mutex_;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;
+  StreamId stream_ ABSL_GUARDED_BY(mutex_) = StreamId::kOptimizer;
   std::vector<DeviceWork> kept_ ABSL_GUARDED_BY(mutex_);
 };
 

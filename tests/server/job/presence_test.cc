@@ -1,5 +1,7 @@
 // Gradients that trainers drop or write between backward and step.
 
+#include "common/plan/session_layout.h"
+#include "common/shm/session_view.h"
 #include "tests/server/job/gradients_fixture.h"
 
 namespace shardd {
@@ -166,6 +168,116 @@ TEST_F(PresenceTest, AfterAnAbandonedBackwardAllDroppedAndDoneAgainItLeavesNoTra
   BackwardOfAll();
   StepAll(1);
   EXPECT_EQ(First(kB), -3);
+}
+
+TEST_F(PresenceTest, DroppedByOneRankThatDoesItsBackwardAgainCostsNobodysGradient) {
+  Backward(1, 4, /*fresh=*/true);
+  Submit(0, kB, 10, /*fresh=*/true);
+  AwaitAdded(0, kB);
+  Abandon(0);
+  Say(0, kB, false);  // zero_grad, before it does again what is in the sum with rank 1's already
+  Backward(0, 2, /*fresh=*/true);
+  StepAll(1);
+  EXPECT_EQ(First(kB), -7);
+  EXPECT_EQ(Last(kB), -7);
+  EXPECT_EQ(First(kA), -3);
+}
+
+TEST_F(PresenceTest, NobodyAttachesWhileZerosOfAnEpochThatEndedAreUnderWay) {
+  BackwardOfAll();
+  Say(0, kB, false);
+  devices_[0]->Hold();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Step(rank);
+  }
+  ASSERT_TRUE(testing::PollUntil([&] { return devices_[0]->Waiting(); }, kPatience)) << "the zeros";
+  OnLoop([&] { job_->Abort(absl::AbortedError("test"), {}); });
+  const auto attach = [&] {
+    absl::Status status;
+    auto session = Session::Create(plan_, ++sessions_made_, 0, epoch());
+    OnLoop([&] { status = job_->AddSession(*std::move(session)); });
+    return status;
+  };
+  const absl::Status early = attach();
+  EXPECT_TRUE(absl::IsAborted(early)) << early;
+  devices_[0]->Release();
+  EXPECT_TRUE(testing::PollUntil([&] { return attach().ok(); }, kPatience));
+}
+
+TEST_F(PresenceTest, ReductionThatAddsNothingEndsWithItsZeros) {
+  BackwardOfAll();
+  AwaitAdded(1, kB);
+  Say(1, kB, false);
+  devices_[1]->Hold(StreamId::kPostBackward);
+  const uint64_t before = Word(0, plan_->groups[kB].gradient_slot);
+  const std::string nothing(1, '\0');
+  for (int group : {kB, kA}) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Submit(rank, group, 0, /*fresh=*/false, nothing);
+    }
+  }
+  AwaitAdded(0, kA);  // behind it on rank 0's device
+  EXPECT_TRUE(devices_[1]->Waiting());
+  EXPECT_EQ(Word(0, plan_->groups[kB].gradient_slot), before) << "rank 1's part is not zero yet";
+  devices_[1]->Release();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Done(rank);
+  }
+  StepAll(1);
+  EXPECT_EQ(First(kB), -3);
+  EXPECT_EQ(Last(kB), 0);
+}
+
+// Groups too large for slots of their own: a and c share one, and ranks that begin with different ones stop each other.
+class FoldedPresenceTest : public PresenceTest {
+ protected:
+  static constexpr int kC = 3;
+  static constexpr int kLarge = 1 << 17;
+  static SpecBuilder LargeGroups() {
+    SpecBuilder builder(kRanks);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+    builder.Param(0, "root", {kNumel});
+    for (const char* name : {"a", "b", "c"}) {
+      builder.Param(builder.AddSharded(0, name), "w", {kLarge});
+    }
+    return builder;
+  }
+  FoldedPresenceTest() : PresenceTest(LargeGroups()) {}
+  // By the ring, as its first record.
+  void AwaitSlot(int rank, int group) {
+    OnLoop([&] {
+      const SessionLayout layout = MakeSessionLayout(*plan_);
+      const SessionMemoryView view(job_->session(rank)->memory()->memory->data(), layout.ring_offset_bytes,
+                                   layout.masks_offset_bytes);
+      CommandRecord record = {};
+      record.opcode = Opcode::kWaitGradientSlot;
+      record.group = group;
+      view.record(0) = record;
+      view.page().submitted.store(TimelineValue(job_->epoch(), 1));
+      job_->PollRings();
+    });
+  }
+};
+
+TEST_F(FoldedPresenceTest, WhatWasSaidBeforeABackwardWhoseGradientsAreAddedEarlyIsSettledThere) {
+  ASSERT_EQ(plan_->groups[kA].gradient_slot, plan_->groups[kC].gradient_slot);
+  std::fill_n(Gradient(kA), kLarge, 5.0f);
+  Say(0, kA, true);  // of its half; the other one is rank 1's, who gives nothing
+  Say(0, kC, false);
+  Say(1, kC, false);
+  Submit(0, kA, 2);
+  Submit(1, kC, 4);
+  AwaitSlot(0, kC);
+  AwaitSlot(1, kA);
+  Submit(0, kC, 2);
+  Submit(1, kA, 4);
+  Done(0);
+  Done(1);
+  StepAll(1);
+  EXPECT_EQ(Counters().early_folds(), 2u);
+  EXPECT_EQ(Shard(kA)[0], -8);
+  EXPECT_EQ(Shard(kA)[kLarge - 1], -3);
+  EXPECT_EQ(Shard(kC)[0], -3);
 }
 
 class FrozenPresenceTest : public PresenceTest {
