@@ -74,7 +74,8 @@ def memory_plan(module: nn.Module, world_size: int | None = None, *, quiet: bool
     """Prints (unless ``quiet``) what a model that ``fully_shard`` was applied to needs on a node, by purpose.
 
     ``world_size``: number of ranks; by default that of its mesh. Nothing is allocated and nobody is waited for. These are
-    the numbers that the daemon admits the job by, and reports. Build the optimizer first: its state is part of the plan.
+    the numbers that the daemon reports; to admit the job it wants as much as the shards beside them free, for the undo of a
+    writeback of full parameters. Build the optimizer first: its state is part of the plan.
     """
     state = state_of(module)
     if state is None:
