@@ -90,6 +90,11 @@ class Kill : public Cluster {
     StartDaemon();
     const Args args = Args({{"steps", "10"}, {"recover", "1"}}).With(extra);
     Child survivor = StartRank(1 - dies, args);
+    // One that attaches after the death has nothing to be told.
+    ASSERT_TRUE(PollUntil([&] {
+      const std::vector<v1::Rank> ranks = Ranks();
+      return ranks.size() == 2 && ranks[1 - dies].state() != v1::RANK_STATE_ABSENT;
+    }));
     Child victim = StartRank(dies, args.With({{"kill", moment}}));
     EXPECT_EQ(victim.Wait(), kKilled);
     Child replacement = StartRank(dies, args);
