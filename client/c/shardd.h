@@ -302,7 +302,8 @@ typedef struct shardd_full_params_options {
 } shardd_full_params_options;
 SHARDD_API shardd_status* shardd_enter_full_params_with(shardd_job* job, const shardd_full_params_options* options);
 /* The stored parameter, numel elements of its own dtype, read-only. NULL outside enter .. leave, for a parameter that
- * was not asked for, and on the other ranks with rank0_only. */
+ * was not asked for, and on the other ranks with rank0_only. What any rank writes shows at once on all: who edits what
+ * others still copy enters twice, first without writeback. */
 SHARDD_API const void* shardd_full_parameter_data(const shardd_job* job, int32_t param);
 /* Its gradient, numel fp32 elements, read-only; NULL also without with_grads and where there is none. */
 SHARDD_API const void* shardd_full_gradient_data(const shardd_job* job, int32_t param);

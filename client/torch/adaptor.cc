@@ -144,10 +144,12 @@ Status ShardedModule::UnshardParams(const FullParamsOptions& options,
                     "unshard params: no such fully sharded module (got \"" + options.module + "\")");
     }
   }
-  Status written;
-  Status status = job().UnshardParams(full, [&] {
-    std::vector<FullParameter> parameters;
-    std::vector<int32_t> indices;
+  std::vector<FullParameter> parameters;
+  std::vector<int32_t> indices;
+  // Read and written in turn: what a rank writes is seen at once, and others may still be copying.
+  Job::FullParams reading = full;
+  reading.writeback = false;
+  Status status = job().UnshardParams(reading, [&] {
     for (size_t i = 0; i < state_->params().size(); ++i) {
       const internal::ParamState& param = state_->params()[i];
       const int32_t index = static_cast<int32_t>(i);
@@ -162,9 +164,15 @@ Status ShardedModule::UnshardParams(const FullParamsOptions& options,
       indices.push_back(index);
     }
     body(parameters);
+  });
+  if (!status.ok() || !options.writeback) {
+    return status;
+  }
+  Status written;
+  status = job().UnshardParams(full, [&] {
     const shardd_job_info info = job().info();
     const int64_t parts = options.rank0_only ? 1 : info.world_size;
-    for (size_t i = 0; options.writeback && i < parameters.size() && written.ok(); ++i) {
+    for (size_t i = 0; i < parameters.size() && written.ok(); ++i) {
       const internal::ParamState& param = state_->params()[static_cast<size_t>(indices[i])];
       const at::Tensor value = parameters[i].value.to(param.stored_dtype).contiguous();
       const int64_t numel = value.numel();

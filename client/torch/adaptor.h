@@ -114,9 +114,9 @@ class ShardedModule {
     bool with_grads = false;
   };
   // Runs `body` with full parameters, in plan order, each once under its own name; on other ranks with rank0_only
-  // with none. All ranks together, outside forward and backward. Without rank0_only each rank writes back an equal part
-  // of every parameter, so edits have to be the same on all ranks. What `body` throws passes through on this rank; with
-  // writeback the job is then left as it was, and the session has to end: the other ranks wait for the edit.
+  // with none. All ranks together, outside forward and backward. What `body` leaves is written when all ranks have run
+  // it; without rank0_only each rank writes an equal part of every parameter, so edits have to be the same on all
+  // ranks. What `body` throws passes through, and nothing is written; the other ranks then wait for this one's edit.
   Status UnshardParams(const FullParamsOptions& options, const std::function<void(std::vector<FullParameter>&)>& body);
 
   // REQUIRES: Finish has not been called.
