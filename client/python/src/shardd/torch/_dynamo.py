@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -33,35 +33,13 @@ def skip_frame(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return function
 
 
-def _refuse_freezing(*args: Any, **kwargs: Any) -> NoReturn:
-    raise NotImplementedError(
-        "compile a fully sharded module: torch._inductor.config.freezing (TORCHINDUCTOR_FREEZING) makes constants of "
-        "parameters, which are the daemon's and change with each step; turn it off for this model"
-    )
-
-
 @skip_frame
 def check_compilers() -> None:
-    """Called before a forward without gradients, the only one that inductor freezes.
-
-    What it compiles after this goes through `freeze`; where the parameters are a fully sharded module's, it is refused.
-    """
+    """Called before a forward without gradients, the only one that inductor freezes, and one that runs uncompiled alike:
+    whether what is traced now or later ends in frozen constants cannot be told from here."""
     config = sys.modules.get("torch._inductor.config")
-    if config is None or not config.freezing:
-        return
-    import torch._inductor.freezing as freezing
-
-    original = freezing.freeze
-    if getattr(original, "_shardd", False):
-        return
-
-    @functools.wraps(original)
-    def freeze(*args: Any, **kwargs: Any) -> Any:
-        context = torch._guards.TracingContext.try_get()
-        for value in (context.params_flat if context is not None else None) or ():
-            if getattr(value, "_shardd_unsharded", False):
-                _refuse_freezing()
-        return original(*args, **kwargs)
-
-    freeze._shardd = True  # type: ignore[attr-defined]
-    freezing.freeze = freeze
+    if config is not None and config.freezing:
+        raise NotImplementedError(
+            "run a fully sharded module without gradients: torch._inductor.config.freezing (TORCHINDUCTOR_FREEZING) makes "
+            "constants of parameters, which are the daemon's and change with each step; turn it off for this model"
+        )

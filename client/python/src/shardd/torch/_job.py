@@ -199,7 +199,6 @@ class TorchJob:
         dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
         unsharded = nn.Parameter(torch.empty((), dtype=dtype).expand(size), requires_grad=sharded.requires_grad)
         fsdp_param._unsharded_param = unsharded
-        unsharded._shardd_unsharded = True  # type: ignore[attr-defined]  # see _dynamo.py
         if info["requires_grad"] and fsdp_param.orig_dtype != torch.float32:
             sharded.grad_dtype = torch.float32  # gradients are added up in fp32
         module_info = fsdp_param._module_info
