@@ -45,6 +45,7 @@ absl::Status GroupInfo(const shardd_job* job, int32_t index, shardd_group_info* 
   value.numel = group.numel;
   value.also_unshard_count = static_cast<int32_t>(group.also_unshards.size());
   value.also_unshards = group.also_unshards.data();
+  value.post_forward_shard_size = group.post_forward_shard_size;
   Fill(info, value);
   return absl::OkStatus();
 }
@@ -71,6 +72,44 @@ absl::Status ParamInfo(const shardd_job* job, int32_t index, shardd_param_info* 
   value.offset_numel = param.offset;
   value.optimizer_group = param.optimizer_group;
   Fill(info, value);
+  return absl::OkStatus();
+}
+
+absl::Status ShardInfo(const shardd_job* job, shardd_shard_info* info) {
+  SHARDD_RETURN_IF_ERROR(CheckJob("get_shard_info", job));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("get_shard_info", info));
+  const Placement& placement = job->impl->plan().placement;
+  const auto rank = static_cast<size_t>(job->impl->rank());
+  shardd_shard_info value = {};
+  value.shard_world_size = placement.shard_world_size;
+  value.shard_index = placement.shard_index[rank];
+  value.replicas = placement.replicas;
+  value.replica_index = placement.replica_index[rank];
+  Fill(info, value);
+  return absl::OkStatus();
+}
+
+absl::Status GetShardRange(const shardd_job* job, int32_t param, shardd_shard_range* range) {
+  SHARDD_RETURN_IF_ERROR(CheckParam("get_shard_range", job, param));
+  SHARDD_RETURN_IF_ERROR(CheckStruct("get_shard_range", range));
+  const ShardPlan& plan = job->impl->plan();
+  const int rank = job->impl->rank();
+  const ParamRange own = OwnedRange(plan, Purpose::kParameters, param, rank);
+  const ParamRange gradient = OwnedRange(plan, Purpose::kGradients, param, rank);
+  const ParamRange optimizer = OwnedRange(plan, Purpose::kOptimizer, param, rank);
+  shardd_shard_range value = {};
+  value.first = own.first;
+  value.numel = own.numel;
+  if (plan.params[static_cast<size_t>(param)].requires_grad) {
+    value.gradient_first = gradient.first;
+    value.gradient_numel = gradient.numel;
+    value.optimizer_first = optimizer.first;
+    value.optimizer_numel = optimizer.numel;
+  }
+  const ParamRange write = WriteRange(plan, param, rank);
+  value.write_first = write.first;
+  value.write_numel = write.numel;
+  Fill(range, value);
   return absl::OkStatus();
 }
 
@@ -124,6 +163,12 @@ shardd_status* shardd_get_group_info(const shardd_job* job, int32_t group, shard
 }
 shardd_status* shardd_get_param_info(const shardd_job* job, int32_t param, shardd_param_info* info) {
   return ToC(api::ParamInfo(job, param, info));
+}
+shardd_status* shardd_get_shard_info(const shardd_job* job, shardd_shard_info* info) {
+  return ToC(api::ShardInfo(job, info));
+}
+shardd_status* shardd_get_shard_range(const shardd_job* job, int32_t param, shardd_shard_range* range) {
+  return ToC(api::GetShardRange(job, param, range));
 }
 int32_t shardd_find_param(const shardd_job* job, const char* fqn) {
   return fqn == nullptr || !api::IsUsable(job) ? -1 : job->impl->plan().FindParam(fqn);

@@ -192,6 +192,10 @@ class ClientJob {
   const FlatParamPlan& flat_of(const ParamPlan& param) const {
     return plan_.flat_params[static_cast<size_t>(param.flat_param)];
   }
+  // Which of the copies in a slab is this rank's.
+  int64_t copy_of(int copies) const {
+    return copies > 1 ? plan_.placement.replica_index[static_cast<size_t>(rank())] : 0;
+  }
   Handle& handle(int index) { return progress_.handles[static_cast<size_t>(index)]; }
   const Handle& handle(int index) const { return progress_.handles[static_cast<size_t>(index)]; }
 

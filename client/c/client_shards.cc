@@ -12,7 +12,8 @@ const void* ClientJob::StoredParameterData(int index) const {
   }
   const ParamPlan& param = this->param(index);
   const FlatParamPlan& flat = flat_of(param);
-  return session_->shards() + flat.shards_offset_bytes + param.offset * DTypeSizeBytes(flat.dtype);
+  return session_->shards() + copy_of(plan_.shard_copies) * plan_.shards_stride_bytes + flat.shards_offset_bytes +
+         param.offset * DTypeSizeBytes(flat.dtype);
 }
 
 void* ClientJob::GradientShardData(int index) const {
@@ -21,7 +22,8 @@ void* ClientJob::GradientShardData(int index) const {
   if (session_ == nullptr || session_->gradients() == nullptr || flat.gradients_offset_bytes < 0) {
     return nullptr;
   }
-  return session_->gradients() + flat.gradients_offset_bytes + param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
+  return session_->gradients() + copy_of(plan_.gradient_copies) * plan_.gradients_stride_bytes +
+         flat.gradients_offset_bytes + param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
 }
 
 absl::Status ClientJob::WaitGradients() {

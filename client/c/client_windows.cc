@@ -155,7 +155,7 @@ bool ClientJob::OnWriteFault(const void* address) {
     return false;
   }
   if (status.message().empty()) {
-    const int64_t offset = static_cast<const char*>(address) - session_->shards();
+    const int64_t offset = (static_cast<const char*>(address) - session_->shards()) % plan_.shards_stride_bytes;
     std::string name = "?";
     for (const ParamPlan& param : plan_.params) {
       const FlatParamPlan& flat = flat_of(param);
@@ -182,7 +182,8 @@ void* ClientJob::OptimizerStateData(int index, int state) const {
       state >= plan_.optimizer_states) {
     return nullptr;
   }
-  return session_->optimizer() + flat.optimizer_offset_bytes + state * flat.StateStrideBytes() +
+  return session_->optimizer() + copy_of(plan_.optimizer_copies) * plan_.optimizer_stride_bytes +
+         flat.optimizer_offset_bytes + state * flat.StateStrideBytes() +
          param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
 }
 

@@ -110,6 +110,8 @@ typedef struct shardd_group_info {
   int64_t numel;
   int32_t also_unshard_count; /* groups that hold tied parameters used by modules of this one */
   const int32_t* also_unshards;
+  /* Over how many ranks the parameters are cut from the end of forward to backward; 1: not resharded. */
+  int32_t post_forward_shard_size;
 } shardd_group_info;
 SHARDD_API shardd_status* shardd_get_group_info(const shardd_job* job, int32_t group, shardd_group_info* info);
 
@@ -131,6 +133,29 @@ typedef struct shardd_param_info {
   int32_t optimizer_group;
 } shardd_param_info;
 SHARDD_API shardd_status* shardd_get_param_info(const shardd_job* job, int32_t param, shardd_param_info* info);
+
+/* The rank's place: shard `shard_index` of its shard group, which is one of `replicas` that hold the same. */
+typedef struct shardd_shard_info {
+  size_t struct_size;
+  int32_t shard_world_size; /* ranks of a shard group */
+  int32_t shard_index;
+  int32_t replicas;
+  int32_t replica_index;
+} shardd_shard_info;
+SHARDD_API shardd_status* shardd_get_shard_info(const shardd_job* job, shardd_shard_info* info);
+
+/* What of a parameter the rank holds, elements [first, first + numel) of it, by what is held; numel 0: nothing. */
+typedef struct shardd_shard_range {
+  size_t struct_size;
+  int64_t first, numel;                     /* of the parameter: its shard */
+  int64_t gradient_first, gradient_numel;   /* of the reduced gradient */
+  int64_t optimizer_first, optimizer_numel; /* of the optimizer state */
+  /* Of the shards, and of the states of an optimizer in the trainers, what this rank's trainer writes in a window. The
+   * optimizer's range, or its shard with an optimizer of the daemon; nothing where a rank of an earlier replica writes
+   * the same (JobConfig.replica_copies false). */
+  int64_t write_first, write_numel;
+} shardd_shard_range;
+SHARDD_API shardd_status* shardd_get_shard_range(const shardd_job* job, int32_t param, shardd_shard_range* range);
 
 SHARDD_API int32_t shardd_find_param(const shardd_job* job,
                                      const char* fqn); /* -1: unknown; aliases and wrapper prefixes are understood */
@@ -230,9 +255,10 @@ SHARDD_API shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* 
 /* Shards in place: for trainers that show their users shards, where all ranks of the job are on this node ------------
  */
 
-/* The stored parameter, numel elements of its own dtype, read-only, at any time. Layout DIM0: a rank's rows of it are
- * its shard. It changes at commits only: look at it after shardd_wait_step or shardd_commit_parameters. Valid while
- * attached. */
+/* The stored parameter, numel elements of its own dtype, read-only, at any time; the rank's shard of it is what
+ * shardd_get_shard_range says (layout DIM0: whole rows). Of the rank's replica, where each has copies of its own
+ * (JobConfig.replica_copies; likewise for gradients and states below). It changes at commits only: look at it after
+ * shardd_wait_step or shardd_commit_parameters. Valid while attached. */
 SHARDD_API const void* shardd_stored_parameter_data(const shardd_job* job, int32_t param);
 /* What the backwards of this step have added up to, numel fp32 elements; NULL for a frozen parameter. It may be looked
  * at after shardd_wait_gradients, and the rank's own part written (clipping, unscaling) until the rank's next
@@ -273,8 +299,9 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
 SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes);
 /* The rank reads no more until its next pass. shardd_step says so too. */
 SHARDD_API shardd_status* shardd_leave_pass(shardd_job* job);
-/* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its own shard, until
- * shardd_enter_pass or shardd_step. Nothing where the window is open already. [waits] */
+/* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its write range
+ * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already. [waits]
+ */
 SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
 /* on != 0: a store into a shard outside of a pass opens the window by itself (a SIGSEGV handler, installed with the
  * first call; other faults go to the handler before it). A store inside a pass reaches nobody and makes every later

@@ -78,8 +78,22 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
   Json root;
   root["name"] = spec.name();
   root["world_size"] = plan.world_size;
-  root["shard_world_size"] = plan.shard_world_size;
+  root["shard_world_size"] = plan.placement.shard_world_size;
   root["strategy"] = Word(v1::Strategy_Name(plan.config.strategy()), sizeof("STRATEGY_") - 1);
+  root["replicas"] = plan.placement.replicas;
+  root["shard_groups"] = Json::array();
+  for (const v1::ShardGroup& group : plan.config.shard_groups()) {
+    root["shard_groups"].push_back(std::vector<int>(group.ranks().begin(), group.ranks().end()));
+  }
+  const auto spread = [](v1::Spread value) { return Word(v1::Spread_Name(value), sizeof("SPREAD_") - 1); };
+  root["placement"] = {{"parameters", spread(plan.config.placement().parameters())},
+                       {"gradients", spread(plan.config.placement().gradients())},
+                       {"optimizer", spread(plan.config.placement().optimizer())}};
+  const PlacedMemory placed = PredictPlacedMemory(plan);
+  root["placed_bytes_per_rank"] = {{"parameters", placed.parameters_bytes},
+                                   {"gradients", placed.gradients_bytes},
+                                   {"optimizer", placed.optimizer_bytes},
+                                   {"post_forward", placed.post_forward_bytes}};
   root["layout"] = Word(v1::Layout_Name(plan.config.layout()), sizeof("LAYOUT_") - 1);
   root["unshard_mode"] = Word(v1::UnshardMode_Name(plan.config.unshard_mode()), sizeof("UNSHARD_MODE_") - 1);
   root["digest"] = absl::BytesToHexString(plan.digest);
@@ -100,6 +114,7 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
     entry["depth"] = group.depth;
     entry["numel"] = group.numel;
     entry["reshard_after_forward"] = group.reshard_after_forward;
+    entry["post_forward_shard_size"] = group.post_forward_shard_size;
     entry["trainable"] = group.gradient_slot >= 0;
     entry["gradient_slot"] = group.gradient_slot;
     entry["unsharded_bytes"] = group.unsharded_bytes;

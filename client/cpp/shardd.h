@@ -182,6 +182,18 @@ class Job {
     shardd_status_free(shardd_get_param_info(job_, param, &info));
     return info;
   }
+  shardd_shard_info shard_info() const {
+    shardd_shard_info info{};
+    info.struct_size = sizeof(info);
+    shardd_status_free(shardd_get_shard_info(job_, &info));
+    return info;
+  }
+  shardd_shard_range shard_range(int32_t param) const {
+    shardd_shard_range range{};
+    range.struct_size = sizeof(range);
+    shardd_status_free(shardd_get_shard_range(job_, param, &range));
+    return range;
+  }
   // Every name of every parameter with its index, in plan order: a tied parameter has several, its own first.
   std::vector<std::pair<std::string, int32_t>> ParameterNames() const {
     std::vector<std::pair<std::string, int32_t>> names;
@@ -219,7 +231,7 @@ class Job {
   Status LeavePass() { return Status::Take(shardd_leave_pass(job_)); }
   Status OpenWindow() { return Status::Take(shardd_open_window(job_)); }
   Status WatchWrites(bool on = true) { return Status::Take(shardd_watch_writes(job_, on ? 1 : 0)); }
-  // The stored parameter; writable in a window.
+  // The stored parameter; in a window shard_range(param) says what of it may be written.
   void* shard_data(int32_t param) const { return const_cast<void*>(shardd_stored_parameter_data(job_, param)); }
   void* gradient_shard_data(int32_t param) const { return shardd_gradient_shard_data(job_, param); }
   void* optimizer_state_data(int32_t param, int32_t state) const {

@@ -47,6 +47,16 @@ std::string OrDefault(Enum value, absl::string_view otherwise) {
 
 void AddConfig(const v1::JobConfig& config, KeyValues* out) {
   out->Add("strategy", OrDefault(config.strategy(), "full_shard"));
+  if (config.shard_groups_size() > 0) {
+    out->Add("shard groups", absl::StrJoin(config.shard_groups(), " ", [](std::string* text, const auto& group) {
+               absl::StrAppend(text, "[", absl::StrJoin(group.ranks(), " "), "]");
+             }));
+  }
+  if (config.has_placement()) {
+    out->Add("placement", absl::StrCat("parameters ", ShortEnumName(config.placement().parameters()), ", gradients ",
+                                       ShortEnumName(config.placement().gradients()), ", optimizer ",
+                                       ShortEnumName(config.placement().optimizer())));
+  }
   out->Add("layout", OrDefault(config.layout(), "flat"));
   out->Add("unshard", OrDefault(config.unshard_mode(), "zero_copy"));
   out->Add("param dtype", OrDefault(config.mixed_precision().param_dtype(), "as stored"));

@@ -38,7 +38,8 @@ Json OptimizerJson(const ShardOptions& options) {
 }
 
 Json ConfigJson(const ShardOptions& options) {
-  static constexpr const char* kStrategies[] = {"STRATEGY_FULL_SHARD", "STRATEGY_SHARD_GRAD_OP", "STRATEGY_NO_SHARD"};
+  static constexpr const char* kStrategies[] = {"STRATEGY_FULL_SHARD", "STRATEGY_SHARD_GRAD_OP", "STRATEGY_NO_SHARD",
+                                                "STRATEGY_HYBRID_SHARD", "STRATEGY_HYBRID_SHARD_ZERO2"};
   static constexpr const char* kLayouts[] = {"LAYOUT_FLAT", "LAYOUT_DIM0"};
   static constexpr const char* kModes[] = {"UNSHARD_MODE_ZERO_COPY", "UNSHARD_MODE_POOLED"};
   static constexpr const char* kPrefetch[] = {"BACKWARD_PREFETCH_PRE", "BACKWARD_PREFETCH_POST",
@@ -51,7 +52,13 @@ Json ConfigJson(const ShardOptions& options) {
     mixed["reduceDtype"] = DTypeName(*options.reduce_dtype);
   }
   mixed["keepLowPrecisionGrads"] = options.keep_low_precision_grads;
+  Json groups = Json::array();
+  for (const std::vector<int>& ranks : options.shard_groups) {
+    groups.push_back({{"ranks", ranks}});
+  }
   return {{"strategy", kStrategies[static_cast<int>(options.strategy)]},
+          {"shardGroupSize", options.shard_group_size},
+          {"shardGroups", std::move(groups)},
           {"layout", kLayouts[static_cast<int>(options.layout)]},
           {"mixedPrecision", std::move(mixed)},
           {"unshardMode", kModes[static_cast<int>(options.unshard_mode)]},

@@ -233,6 +233,9 @@ Status ModuleTreeJson(const torch::nn::Module& root, const ShardOptions& options
     if (override_it != options.reshard_after_forward.end()) {
       entry["reshardAfterForward"] = override_it->second ? "OVERRIDE_YES" : "OVERRIDE_NO";
     }
+    if (const auto size = options.post_forward_shard_size.find(name); size != options.post_forward_shard_size.end()) {
+      entry["postForwardShardSize"] = size->second;
+    }
     entry["parameters"] = ParametersJson(name, *module.value(), left_out, &ties);
     list.push_back(std::move(entry));
   }

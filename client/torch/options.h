@@ -15,9 +15,11 @@
 namespace shardd {
 
 enum class Strategy {
-  kFullShard,    // reshard after forward, unshard again for backward
-  kShardGradOp,  // unsharded from forward to the end of backward
-  kNoShard,      // every rank owns everything; gradients are all-reduced
+  kFullShard,         // reshard after forward, unshard again for backward
+  kShardGradOp,       // unsharded from forward to the end of backward
+  kNoShard,           // every rank owns everything
+  kHybridShard,       // kFullShard within shard groups, which are replicas of one another
+  kHybridShardZero2,  // kShardGradOp likewise
 };
 enum class ShardLayout {
   kFlat,  // the group's flat parameter is cut into equal shards
@@ -50,6 +52,7 @@ struct ShardOptions {
   std::vector<std::string> fully_shard_fqns;
   int64_t min_numel = 0;                              // 0: no such rule
   std::map<std::string, bool> reshard_after_forward;  // by FQN of a fully sharded module: overrides the strategy's rule
+  std::map<std::string, int> post_forward_shard_size;  // by FQN likewise: reshard_after_forward as an integer
 
   // What is left out and not entered, by FQN: modules, with everything below them, or single parameters. They stay
   // ordinary tensors of the trainer, get their .grad from Backward and are the trainer's to update; they may not share
@@ -60,6 +63,10 @@ struct ShardOptions {
   std::vector<std::string> already_sharded;  // tensor parallel, or sharded by another ShardedModule
 
   Strategy strategy = Strategy::kFullShard;
+  // Hybrid strategies: ranks of one shard group, or which ranks (JobConfig.shard_group_size and shard_groups). Neither:
+  // all ranks of the node.
+  int shard_group_size = 0;
+  std::vector<std::vector<int>> shard_groups;
   ShardLayout layout = ShardLayout::kFlat;
   UnshardMode unshard_mode = UnshardMode::kZeroCopy;
   int max_inflight_unshards = 0;  // kPooled: 0 is the daemon's default

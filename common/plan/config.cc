@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/plan/config_internal.h"
+#include "common/plan/placement_internal.h"
 #include "common/plan/plan.h"
 #include "common/status/status_macros.h"
 #include "google/protobuf/descriptor.h"
@@ -36,15 +37,6 @@ absl::Status CheckEnums(const v1::JobConfig& config) {
   SHARDD_RETURN_IF_ERROR(CheckEnum("unshard_mode", config.unshard_mode(), v1::UnshardMode_IsValid));
   SHARDD_RETURN_IF_ERROR(CheckEnum("backward_prefetch", config.backward_prefetch(), v1::BackwardPrefetch_IsValid));
   return CheckEnum("optimizer.kind", config.optimizer().kind(), v1::OptimizerKind_IsValid);
-}
-
-absl::Status CheckServed(const v1::JobConfig& config) {
-  if (config.strategy() == v1::STRATEGY_HYBRID_SHARD || config.strategy() == v1::STRATEGY_HYBRID_SHARD_ZERO2) {
-    return absl::UnimplementedError(absl::StrCat("plan config strategy: not served yet (got ",
-                                                 v1::Strategy_Name(config.strategy()),
-                                                 "); use STRATEGY_FULL_SHARD or STRATEGY_SHARD_GRAD_OP"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CheckLowPrecision(absl::string_view field, DType dtype) {
@@ -133,8 +125,11 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
   for (int i = 0; i < descriptor.field_count(); ++i) {
     const google::protobuf::FieldDescriptor& field = *descriptor.field(i);
     const std::string path = absl::StrCat(prefix, field.name());
-    if (field.is_repeated()) {
-      // Only optimizer.groups is repeated. How many there are is how many hyperparameters a Step carries.
+    if (field.is_repeated() && field.number() == v1::JobConfig::kShardGroupsFieldNumber &&
+        &descriptor == v1::JobConfig::descriptor()) {
+      fields.emplace_back(path, ShardGroupsText(static_cast<const v1::JobConfig&>(message)));
+    } else if (field.is_repeated()) {
+      // optimizer.groups: how many there are is how many hyperparameters a Step carries.
       fields.emplace_back(path + ".size", absl::StrCat(message.GetReflection()->FieldSize(message, &field)));
     } else if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) {
       AppendFields(message.GetReflection()->GetMessage(message, &field), path + ".", fields);
@@ -148,12 +143,12 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
 
 absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_size) {
   SHARDD_RETURN_IF_ERROR(CheckEnums(config));
-  SHARDD_RETURN_IF_ERROR(CheckServed(config));
   SHARDD_RETURN_IF_ERROR(CheckValues(config));
   v1::JobConfig filled = config;
   if (filled.strategy() == v1::STRATEGY_UNSPECIFIED) {
     filled.set_strategy(v1::STRATEGY_FULL_SHARD);
   }
+  SHARDD_RETURN_IF_ERROR(FillPlacement(filled, world_size));
   if (filled.layout() == v1::LAYOUT_UNSPECIFIED) {
     filled.set_layout(v1::LAYOUT_FLAT);
   }

@@ -16,7 +16,7 @@ namespace shardd {
 namespace plan_internal {
 namespace {
 
-constexpr absl::string_view kFormat = "shardd plan 1";
+constexpr absl::string_view kFormat = "shardd plan 2";
 
 class CanonicalHasher {
  public:
@@ -166,6 +166,10 @@ std::string FirstGroupDifference(const ShardPlan& got, const ShardPlan& want) {
       return absl::StrCat(label, Differs("reshard_after_forward", other.reshard_after_forward ? "true" : "false",
                                          group.reshard_after_forward ? "true" : "false"));
     }
+    if (other.post_forward_shard_size != group.post_forward_shard_size) {
+      return absl::StrCat(label, Differs("post_forward_shard_size", absl::StrCat(other.post_forward_shard_size),
+                                         absl::StrCat(group.post_forward_shard_size)));
+    }
     if (other.also_unshards != group.also_unshards) {
       return absl::StrCat(label, Differs("groups that hold its tied parameters", GroupNames(got, other.also_unshards),
                                          GroupNames(want, group.also_unshards)));
@@ -210,6 +214,7 @@ absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
     hasher.Text(group.name);
     hasher.Int(group.depth);
     hasher.Int(group.reshard_after_forward);
+    hasher.Int(group.post_forward_shard_size);
     hasher.Int(static_cast<int64_t>(group.also_unshards.size()));
     for (int other : group.also_unshards) {
       hasher.Int(other);

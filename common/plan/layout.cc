@@ -7,24 +7,41 @@ namespace plan_internal {
 namespace {
 
 struct RowRange {
-  int64_t first = 0;  // elements of the parameter
+  int64_t first = 0;
+  int64_t end = 0;
+};
+
+// torch.chunk: chunks of ceil(rows / chunks) rows; the last ones may be short or empty.
+RowRange ChunkOf(RowRange rows, int chunks, int chunk) {
+  const int64_t size = (rows.end - rows.first + chunks - 1) / chunks;
+  const int64_t first = std::min(rows.end, rows.first + size * chunk);
+  return {first, std::min(rows.end, first + size)};
+}
+
+// Elements of the parameter.
+struct ElementRange {
+  int64_t first = 0;
   int64_t numel = 0;
 };
 
-// torch.chunk along dimension 0: chunks of ceil(rows / world) rows; the last ones may be short or empty.
-RowRange ChunkOf(const ParamPlan& param, int shard_world_size, int shard) {
-  const int64_t rows = param.shape.empty() ? 1 : param.shape[0];
-  const int64_t row_numel = param.numel / rows;
-  const int64_t chunk_rows = (rows + shard_world_size - 1) / shard_world_size;
-  const int64_t first = std::min(rows, chunk_rows * shard);
-  const int64_t last = std::min(rows, first + chunk_rows);
-  return {first * row_numel, (last - first) * row_numel};
+// DIM0: piece `piece` of `pieces`. Cut over the world, the rows of a shard are chunked once more over the replicas.
+ElementRange PieceOfParam(const ShardPlan& plan, const ParamPlan& param, int pieces, int piece) {
+  const Placement& placement = plan.placement;
+  RowRange rows = {0, param.shape.empty() ? 1 : param.shape[0]};
+  const int64_t row_numel = param.numel / rows.end;
+  if (pieces == placement.shard_world_size) {
+    rows = ChunkOf(rows, pieces, piece);
+  } else if (pieces > 1) {
+    rows = ChunkOf(rows, placement.shard_world_size, piece / placement.replicas);
+    rows = ChunkOf(rows, placement.replicas, piece % placement.replicas);
+  }
+  return {rows.first * row_numel, (rows.end - rows.first) * row_numel};
 }
 
 int64_t LargestShardNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
   int64_t numel = 0;
-  for (int p : flat.params) {
-    numel += ChunkOf(plan.params[p], plan.shard_world_size, 0).numel;  // shard 0 is never the smaller one
+  for (int p : flat.params) {  // piece 0 is never the smaller one
+    numel += PieceOfParam(plan, plan.params[p], plan.placement.pieces(Purpose::kParameters), 0).numel;
   }
   return numel;
 }
@@ -69,6 +86,10 @@ int64_t AlignmentNumel(const FlatParamPlan& flat) {
   return kParamAlignmentBytes / std::min(DTypeSizeBytes(flat.dtype), DTypeSizeBytes(flat.unsharded_dtype));
 }
 
+Purpose WritersPurpose(const ShardPlan& plan) {
+  return plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER ? Purpose::kOptimizer : Purpose::kParameters;
+}
+
 void LayOutFlatParams(ShardPlan& plan) {
   plan.flat_params.reserve(plan.groups.size());
   for (size_t g = 0; g < plan.groups.size(); ++g) {
@@ -106,52 +127,139 @@ void LayOutFlatParams(ShardPlan& plan) {
       flat.padded_numel = flat.numel;
       flat.shard_numel = LargestShardNumel(plan, flat);
     } else {
-      flat.padded_numel = RoundUp(flat.numel, plan.shard_world_size * AlignmentNumel(flat));
-      flat.shard_numel = flat.padded_numel / plan.shard_world_size;
+      // Equal pieces of whatever is cut most finely.
+      flat.padded_numel = RoundUp(flat.numel, plan.placement.pieces(Purpose::kOptimizer) * AlignmentNumel(flat));
+      flat.shard_numel = flat.padded_numel / plan.placement.pieces(Purpose::kParameters);
     }
   }
 }
 
 }  // namespace plan_internal
 
-using plan_internal::ChunkOf;
+using plan_internal::ElementRange;
 using plan_internal::InRange;
+using plan_internal::PieceOfParam;
 using plan_internal::SegmentsInRange;
 
-std::vector<Segment> RankSegments(const ShardPlan& plan, int flat_param, int rank) {
-  if (!InRange(plan, flat_param, rank)) {
-    return {};
+namespace {
+
+// The first holder, of all or, where replicas have copies, in its replica.
+bool MayWrite(const ShardPlan& plan, int rank) {
+  const Purpose purpose = plan_internal::WritersPurpose(plan);
+  if (plan.shard_copies == 1) {
+    return plan.placement.IsFirstHolder(purpose, rank);
   }
-  const FlatParamPlan& flat = plan.flat_params[flat_param];
-  if (plan.shard_world_size == 1) {
+  return plan.placement.pieces(purpose) > 1 || plan.placement.shard_index[rank] == 0;
+}
+
+// Piece `piece` of `pieces` of a flat parameter.
+std::vector<Segment> PieceSegments(const ShardPlan& plan, const FlatParamPlan& flat, int pieces, int piece) {
+  if (pieces == 1) {
     return SegmentsInRange(plan, flat, 0, flat.numel);
   }
   if (plan.config.layout() != v1::LAYOUT_DIM0) {
-    return SegmentsInRange(plan, flat, rank * flat.shard_numel, (rank + 1) * flat.shard_numel);
+    const int64_t numel = flat.padded_numel / pieces;
+    return SegmentsInRange(plan, flat, piece * numel, (piece + 1) * numel);
   }
   std::vector<Segment> segments;
   for (int p : flat.params) {
-    const auto chunk = ChunkOf(plan.params[p], plan.shard_world_size, rank);
-    if (chunk.numel > 0) {
-      segments.push_back({p, plan.params[p].offset + chunk.first, chunk.numel});
+    const ElementRange range = PieceOfParam(plan, plan.params[p], pieces, piece);
+    if (range.numel > 0) {
+      segments.push_back({p, plan.params[p].offset + range.first, range.numel});
     }
   }
   return segments;
+}
+
+// Part `part` of `parts` of what the spans [first, second) hold together, cut between units of the flat parameter.
+std::vector<Segment> EvenPart(const ShardPlan& plan, const FlatParamPlan& flat,
+                              const std::vector<std::pair<int64_t, int64_t>>& spans, int parts, int part) {
+  const int64_t unit = plan_internal::AlignmentNumel(flat);
+  int64_t units = 0;
+  for (const auto& [first, end] : spans) {
+    units += (end - first + unit - 1) / unit;
+  }
+  int64_t begin = units * part / parts;
+  int64_t left = units * (part + 1) / parts - begin;
+  std::vector<Segment> segments;
+  for (const auto& [first, end] : spans) {
+    const int64_t span_units = (end - first + unit - 1) / unit;
+    const int64_t skipped = std::min(begin, span_units);
+    const int64_t taken = std::min(left, span_units - skipped);
+    begin -= skipped;
+    left -= taken;
+    const auto piece =
+        SegmentsInRange(plan, flat, first + skipped * unit, std::min(end, first + (skipped + taken) * unit));
+    segments.insert(segments.end(), piece.begin(), piece.end());
+  }
+  return segments;
+}
+
+}  // namespace
+
+std::vector<Segment> OwnedSegments(const ShardPlan& plan, Purpose purpose, int flat_param, int rank) {
+  if (!InRange(plan, flat_param, rank)) {
+    return {};
+  }
+  return PieceSegments(plan, plan.flat_params[flat_param], plan.placement.pieces(purpose),
+                       plan.placement.PieceOf(purpose, rank));
+}
+
+std::vector<Segment> RankSegments(const ShardPlan& plan, int flat_param, int rank) {
+  return OwnedSegments(plan, Purpose::kParameters, flat_param, rank);
+}
+
+std::vector<Segment> WriteSegments(const ShardPlan& plan, int flat_param, int rank) {
+  if (!InRange(plan, flat_param, rank) || !MayWrite(plan, rank)) {
+    return {};
+  }
+  return OwnedSegments(plan, plan_internal::WritersPurpose(plan), flat_param, rank);
+}
+
+ParamRange WriteRange(const ShardPlan& plan, int param, int rank) {
+  return MayWrite(plan, rank) ? OwnedRange(plan, plan_internal::WritersPurpose(plan), param, rank) : ParamRange();
 }
 
 std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int rank) {
   if (!InRange(plan, flat_param, rank)) {
     return {};
   }
-  if (plan.shard_world_size == plan.world_size) {
-    return RankSegments(plan, flat_param, rank);
-  }
   const FlatParamPlan& flat = plan.flat_params[flat_param];
-  const int64_t unit = plan_internal::AlignmentNumel(flat);
-  const int64_t units = (flat.numel + unit - 1) / unit;
-  const int64_t begin = units * rank / plan.world_size * unit;
-  const int64_t end = units * (rank + 1) / plan.world_size * unit;
-  return SegmentsInRange(plan, flat, begin, end);
+  // Where nothing is cut over the shard groups, nothing need end where their shards do.
+  const int shards = plan.placement.pieces(Purpose::kOptimizer) == 1 ? 1 : plan.placement.shard_world_size;
+  if (shards == plan.world_size) {
+    return PieceSegments(plan, flat, shards, plan.placement.shard_index[rank]);
+  }
+  const int parts = plan.world_size / shards;
+  const int work = plan.placement.shard_index[rank] * plan.placement.replicas + plan.placement.replica_index[rank];
+  const int shard = work / parts;
+  std::vector<std::pair<int64_t, int64_t>> spans;
+  if (shards == 1 || plan.config.layout() != v1::LAYOUT_DIM0) {
+    const int64_t numel = flat.padded_numel / shards;
+    spans.emplace_back(std::min(flat.numel, shard * numel), std::min(flat.numel, (shard + 1) * numel));
+  } else {
+    for (const Segment& segment : PieceSegments(plan, flat, shards, shard)) {
+      spans.emplace_back(segment.offset, segment.offset + segment.numel);
+    }
+  }
+  return EvenPart(plan, flat, spans, parts, work % parts);
+}
+
+ParamRange OwnedRange(const ShardPlan& plan, Purpose purpose, int param, int rank) {
+  const ParamPlan& of = plan.params[param];
+  const int pieces = plan.placement.pieces(purpose);
+  const int piece = plan.placement.PieceOf(purpose, rank);
+  if (pieces == 1) {
+    return {0, of.numel};
+  }
+  if (plan.config.layout() == v1::LAYOUT_DIM0) {
+    const ElementRange range = PieceOfParam(plan, of, pieces, piece);
+    return {range.first, range.numel};
+  }
+  const int64_t numel = plan.flat_params[of.flat_param].padded_numel / pieces;
+  const int64_t first = std::clamp<int64_t>(piece * numel - of.offset, 0, of.numel);
+  const int64_t end = std::clamp<int64_t>((piece + 1) * numel - of.offset, 0, of.numel);
+  return {first, end - first};
 }
 
 int ShardPlan::ParamAt(int flat_param, int64_t offset) const {

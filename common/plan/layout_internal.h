@@ -15,6 +15,9 @@ constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + mul
 // Elements between possible starts of parameters, and between shards of FLAT.
 int64_t AlignmentNumel(const FlatParamPlan& flat);
 
+// By whose placement trainers write shards: each its optimizer's part, or, to edit what the daemon updates, its shard.
+Purpose WritersPurpose(const ShardPlan& plan);
+
 // Fills plan.flat_params, the groups' flat_params, numel, image sizes and offsets within images, and the parameters'
 // places, from plan.params (group, dtype, shape, ...), plan.groups[].params, plan.config and world sizes.
 void LayOutFlatParams(ShardPlan& plan);

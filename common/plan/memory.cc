@@ -46,6 +46,29 @@ void LayOutSlabs(ShardPlan& plan) {
   }
 }
 
+// What trainers of several replicas may write lies in its slab once for each of them: they all read, change and write
+// it, and what is theirs must not change under them.
+void CopyForReplicas(ShardPlan& plan) {
+  // Cut over the world every row has one holder anyway.
+  const auto copies = [&plan](Purpose purpose) {
+    const bool shared = plan.placement.pieces(purpose) < plan.world_size;
+    return plan.config.replica_copies() && shared ? plan.placement.replicas : 1;
+  };
+  plan.gradient_copies = copies(Purpose::kGradients);
+  if (!plan.config.trainers_never_write()) {
+    plan.shard_copies = copies(WritersPurpose(plan));
+  }
+  if (plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) {
+    plan.optimizer_copies = plan.shard_copies;
+  }
+  plan.shards_stride_bytes = plan.memory.shards_bytes;
+  plan.optimizer_stride_bytes = plan.memory.optimizer_bytes;
+  plan.gradients_stride_bytes = plan.memory.gradients_bytes;
+  plan.memory.shards_bytes *= plan.shard_copies;
+  plan.memory.optimizer_bytes *= plan.optimizer_copies;
+  plan.memory.gradients_bytes *= plan.gradient_copies;
+}
+
 void AssignGradientSlots(ShardPlan& plan) {
   int max_depth = 0;
   for (const GroupPlan& group : plan.groups) {
@@ -145,6 +168,7 @@ absl::Status SizePool(ShardPlan& plan) {
 
 absl::Status LayOutMemory(ShardPlan& plan) {
   LayOutSlabs(plan);
+  CopyForReplicas(plan);
   AssignGradientSlots(plan);
   SHARDD_RETURN_IF_ERROR(SizePool(plan));
   const SessionLayout session = MakeSessionLayout(plan);
@@ -164,6 +188,41 @@ absl::Status LayOutMemory(ShardPlan& plan) {
 
 int64_t FlatParamPlan::StateStrideBytes() const {
   return plan_internal::RoundUp(padded_numel * plan_internal::kFp32Bytes, kSlabAlignmentBytes);
+}
+
+PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
+  PlacedMemory most;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    PlacedMemory own;
+    for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+      const FlatParamPlan& flat = plan.flat_params[f];
+      const auto owned_numel = [&](Purpose purpose) {
+        int64_t numel = 0;
+        for (const Segment& segment : OwnedSegments(plan, purpose, static_cast<int>(f), rank)) {
+          numel += segment.numel;
+        }
+        return numel;
+      };
+      own.parameters_bytes += owned_numel(Purpose::kParameters) * DTypeSizeBytes(flat.dtype);
+      if (flat.requires_grad) {
+        own.gradients_bytes += owned_numel(Purpose::kGradients) * plan_internal::kFp32Bytes;
+        own.optimizer_bytes += owned_numel(Purpose::kOptimizer) * plan_internal::kFp32Bytes * plan.optimizer_states;
+      }
+    }
+    most.parameters_bytes = std::max(most.parameters_bytes, own.parameters_bytes);
+    most.gradients_bytes = std::max(most.gradients_bytes, own.gradients_bytes);
+    most.optimizer_bytes = std::max(most.optimizer_bytes, own.optimizer_bytes);
+  }
+  // What is kept beyond the shards themselves; whole parameters in the stored dtype are theirs.
+  for (const FlatParamPlan& flat : plan.flat_params) {
+    const GroupPlan& group = plan.groups[flat.group];
+    const int cut = group.post_forward_shard_size;
+    const bool in_shards = plan.placement.pieces(Purpose::kParameters) == 1 && flat.unsharded_dtype == flat.dtype;
+    if (!in_shards && (!group.reshard_after_forward || cut < plan.placement.shard_world_size)) {
+      most.post_forward_bytes += (flat.padded_numel + cut - 1) / cut * DTypeSizeBytes(flat.unsharded_dtype);
+    }
+  }
+  return most;
 }
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {

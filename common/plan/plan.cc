@@ -22,12 +22,32 @@ using plan_internal::TreeParam;
 
 constexpr absl::string_view kRootName = "(root)";
 
-bool ReshardAfterForward(const v1::JobConfig& config, const v1::Module& module, bool is_root) {
-  if (module.reshard_after_forward() != v1::OVERRIDE_UNSPECIFIED) {
-    return module.reshard_after_forward() == v1::OVERRIDE_YES;
+// Fills what happens to the group's parameters between forward and backward.
+absl::Status DecideReshard(const ShardPlan& plan, const v1::Module& module, bool is_root, GroupPlan& group) {
+  const int shards = plan.placement.shard_world_size;
+  const int asked = module.post_forward_shard_size();
+  const v1::Override override = module.reshard_after_forward();
+  const auto error = [&](const auto&... fact) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("plan group ", Quoted(group.name), ": post_forward_shard_size ", fact...));
+  };
+  if (asked < 0 || (asked > 0 && shards % asked != 0)) {
+    return error("is no divisor of the shard group's size (got ", asked, ", shard group of ", shards, ")");
   }
-  // Backward begins where forward ends, in the root: giving its parameters back would only fetch them again.
-  return config.strategy() == v1::STRATEGY_FULL_SHARD && !is_root;
+  if (asked > 0 && override == (asked == 1 ? v1::OVERRIDE_YES : v1::OVERRIDE_NO)) {
+    return error("contradicts reshard_after_forward (got ", asked, " with ", v1::Override_Name(override),
+                 "); 1 means that the group is not resharded");
+  }
+  if (asked > 0) {
+    group.reshard_after_forward = asked > 1;
+  } else if (override != v1::OVERRIDE_UNSPECIFIED) {
+    group.reshard_after_forward = override == v1::OVERRIDE_YES;
+  } else {
+    // Backward begins where forward ends, in the root: giving its parameters back would only fetch them again.
+    group.reshard_after_forward = plan.placement.reshard_after_forward && !is_root;
+  }
+  group.post_forward_shard_size = !group.reshard_after_forward ? 1 : asked > 0 ? asked : shards;
+  return absl::OkStatus();
 }
 
 // Groups, parameters and who uses whose, without layout.
@@ -76,8 +96,7 @@ class Grouper {
       group.name = managed_.fqns[m].empty() ? std::string(kRootName) : managed_.fqns[m];
       group.module = m;
       group.depth = above;
-      group.reshard_after_forward =
-          ReshardAfterForward(plan_.config, tree_.modules(m), /*is_root=*/managed_.fqns[m].empty());
+      SHARDD_RETURN_IF_ERROR(DecideReshard(plan_, tree_.modules(m), /*is_root=*/managed_.fqns[m].empty(), group));
       group_of_module_[m] = static_cast<int>(plan_.groups.size());
       if (!plan_.group_by_name.emplace(group.name, group_of_module_[m]).second) {
         return absl::InvalidArgumentError(
@@ -179,7 +198,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
   ShardPlan plan;
   plan.world_size = spec.world_size();
   SHARDD_ASSIGN_OR_RETURN(plan.config, plan_internal::FillConfig(spec.config(), spec.world_size()));
-  plan.shard_world_size = plan.config.strategy() == v1::STRATEGY_NO_SHARD ? 1 : plan.world_size;
+  plan.placement = MakePlacement(plan.config, plan.world_size);
   plan.optimizer_states = plan_internal::OptimizerStates(plan.config.optimizer());
 
   SHARDD_ASSIGN_OR_RETURN(const ManagedTree managed, plan_internal::ReadTree(spec.tree()));

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/plan/placement.h"
 #include "common/tensor/dtype.h"
 #include "shardd/v1/model.pb.h"
 
@@ -54,8 +55,8 @@ struct FlatParamPlan {
   bool requires_grad = false;
   std::vector<int> params;   // indices into ShardPlan::params, in offset order
   int64_t numel = 0;         // with inner padding, without the tail's
-  int64_t padded_numel = 0;  // FLAT: shard_numel * shard world size; DIM0: numel
-  int64_t shard_numel = 0;   // FLAT: of each rank; DIM0: of the largest
+  int64_t padded_numel = 0;  // FLAT: a multiple of every number of pieces; DIM0: numel
+  int64_t shard_numel = 0;   // of a rank's parameters. FLAT: of each rank; DIM0: of the largest
   // Byte offsets within slabs; -1 where there is none.
   int64_t shards_offset_bytes = -1;     // slab "shards", elements of `dtype`
   int64_t params_offset_bytes = -1;     // slab "parameters", elements of `unsharded_dtype`; -1: unsharded from shards
@@ -72,6 +73,8 @@ struct GroupPlan {
   int module = 0;    // index into the tree
   int depth = 0;     // number of fully sharded modules above it
   bool reshard_after_forward = true;
+  // Over how many ranks its parameters are cut from the end of forward to backward: 1 where it is not resharded.
+  int post_forward_shard_size = 1;
   std::vector<int> params;         // indices into ShardPlan::params, by index_in_group
   std::vector<int> flat_params;    // indices into ShardPlan::flat_params
   std::vector<int> also_unshards;  // groups that hold tied parameters which modules of this group use; ascending
@@ -89,7 +92,7 @@ struct SlotPlan {
   int64_t size_bytes = 0;
 };
 
-// Bytes by purpose, on this node, with all ranks of the job on it.
+// Bytes by purpose, on this node, with all ranks of the job on it. Copies of replicas included.
 struct MemoryPlan {
   int64_t shards_bytes = 0;
   int64_t parameters_bytes = 0;  // the cast copy; 0 when unsharded from shards or pooled
@@ -101,6 +104,21 @@ struct MemoryPlan {
   int64_t kept_bytes = 0;            // jobs whose trainers write: the copy to go back to, made with the first window
   int64_t journal_bytes = 0;         // two decided steps, trainers' states included
   int64_t TotalBytes(int world_size) const;
+};
+
+// Bytes by purpose of one rank, the largest, where ranks have memory of their own: what the placement comes to. Without
+// padding between parameters.
+struct PlacedMemory {
+  int64_t parameters_bytes = 0;    // its shards, in the stored dtypes
+  int64_t gradients_bytes = 0;     // reduced, fp32
+  int64_t optimizer_bytes = 0;     // all states, fp32
+  int64_t post_forward_bytes = 0;  // of unsharded parameters, kept from the end of forward to backward
+};
+
+// Elements [first, first + numel) of one parameter; numel may be 0.
+struct ParamRange {
+  int64_t first = 0;
+  int64_t numel = 0;
 };
 
 // A piece of a parameter that one rank owns: elements [offset, offset + numel) of the flat parameter.
@@ -123,8 +141,16 @@ struct ShardMetadata {
 
 struct ShardPlan {
   int world_size = 0;
-  int shard_world_size = 0;  // 1 for NO_SHARD
-  v1::JobConfig config;      // with defaults filled in
+  v1::JobConfig config;  // with defaults filled in
+  Placement placement;
+  // How often shards, optimizer state and gradient shards lie in their slabs: once, or once per replica
+  // (JobConfig.replica_copies). Copy c begins c strides behind copy 0, which is what the daemon reads and updates.
+  int shard_copies = 1;
+  int optimizer_copies = 1;
+  int gradient_copies = 1;
+  int64_t shards_stride_bytes = 0;
+  int64_t optimizer_stride_bytes = 0;
+  int64_t gradients_stride_bytes = 0;
   std::vector<ParamPlan> params;
   std::vector<FlatParamPlan> flat_params;
   std::vector<GroupPlan> groups;  // left-to-right, depth-first pre-order of their modules
@@ -152,12 +178,31 @@ struct ShardPlan {
 // not served yet. A tree with nothing to manage is an error (S1: empty list).
 absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec);
 
-// The pieces of flat parameter `flat_param` that `rank` owns, in offset order; empty shards give none. With NO_SHARD
-// every rank owns everything.
+// The pieces of flat parameter `flat_param` that `rank` holds of what is placed for `purpose`, in offset order; empty
+// shards give none. What is replicated, every rank holds.
+std::vector<Segment> OwnedSegments(const ShardPlan& plan, Purpose purpose, int flat_param, int rank);
+
+// Of the parameters: the rank's shard.
 std::vector<Segment> RankSegments(const ShardPlan& plan, int flat_param, int rank);
 
-// As RankSegments, but a partition among the ranks also with NO_SHARD: who does the work for which element.
+// What the rank, as a trainer, may write of shards, and with an optimizer in the trainers of its state: what it holds
+// the optimizer state of; with the daemon's, its shard. Where several ranks hold the same and it is stored once, the
+// first of them writes for all, because a second update of the same bytes would be one too many: that is replica 0 of
+// the shard group, so that the ranks of replica 0 together write every row once. The others have nothing to write.
+std::vector<Segment> WriteSegments(const ShardPlan& plan, int flat_param, int rank);
+
+// A partition among the ranks in every placement: who does the daemon's work (sums, norms, updates) for which element.
+// Within the rank's shard, evenly over its replicas.
 std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int rank);
+
+// OwnedSegments of one parameter, which is one range. REQUIRES: param and rank within the plan.
+ParamRange OwnedRange(const ShardPlan& plan, Purpose purpose, int param, int rank);
+
+// WriteSegments likewise.
+ParamRange WriteRange(const ShardPlan& plan, int param, int rank);
+
+// What the largest rank would hold without shared memory.
+PlacedMemory PredictPlacedMemory(const ShardPlan& plan);
 
 // INVALID_ARGUMENT for a rank or flat parameter out of range.
 absl::StatusOr<ShardMetadata> GetShardMetadata(const ShardPlan& plan, int flat_param, int rank);

@@ -34,7 +34,7 @@ struct ReduceScatterRequest {
   int group = 0;
   std::vector<GradientSource> sources;  // ascending ranks; added in this order
   std::vector<GradientMode> modes;      // by index_in_group; parameters present in no source are not touched
-  char* gradients = nullptr;            // start of slab "gradients"
+  char* gradients = nullptr;            // start of slab "gradients"; the sum goes to each of plan->gradient_copies
   DType reduce_dtype = v1::DTYPE_UNSPECIFIED;
   float scale = 1;  // 1 / divide factor
   // Sums are kept in reduce_dtype, or in the sources' dtype where there is none.

@@ -147,6 +147,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void GrantFullParams();
   absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
+  void ClearParameter(int index);
   void SaveForUndo(int64_t offset_bytes, int64_t size_bytes);
   void UndoWrites();
 

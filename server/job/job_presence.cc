@@ -124,7 +124,7 @@ void JobCore::ZeroParts(const absl::flat_hash_map<int, std::vector<bool>>& has, 
   for (int flat_param : flat_params) {
     std::map<int64_t, Part> parts;  // by their first element; those of two ranks are equal or apart
     for (int rank = 0; rank < world_size(); ++rank) {
-      for (const Segment& segment : RankSegments(*plan_, flat_param, rank)) {
+      for (const Segment& segment : OwnedSegments(*plan_, Purpose::kGradients, flat_param, rank)) {
         if (const auto it = has.find(segment.param); it != has.end()) {
           Part& part = parts[segment.offset];
           part.end = segment.offset + segment.numel;

@@ -57,27 +57,44 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
                      absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", size, " bytes)"));
   }
   if (of_gradient) {
-    char* const gradient = memory_->pointers().gradients + flat.gradients_offset_bytes + param.offset * element;
-    if (!present_[command.group]) {  // what lies there is of no step
-      std::memset(gradient, 0, param.numel * element);
+    for (int copy = 0; copy < plan_->gradient_copies; ++copy) {
+      char* const gradient = memory_->pointers().gradients + copy * plan_->gradients_stride_bytes +
+                             flat.gradients_offset_bytes + param.offset * element;
+      if (!present_[command.group]) {  // what lies there is of no step
+        std::memset(gradient, 0, param.numel * element);
+      }
+      std::memcpy(gradient + command.arg0 * element, source, size);
     }
     present_[command.group] = true;
-    std::memcpy(gradient + command.arg0 * element, source, size);
     return absl::OkStatus();
   }
   const int64_t offset = flat.shards_offset_bytes + (param.offset + command.arg0) * element;
-  char* destination = memory_->shards()->At<char>(offset);
-  if (version_ != 0) {
-    SaveForUndo(offset, size);
-  } else if (uint64_t& written_in = initial_writes_[command.group]; written_in != epoch_) {
-    if (written_in != 0) {  // by an attempt that was given up: initial values are those of one attempt
-      std::memset(memory_->shards()->At<char>(flat.shards_offset_bytes + param.offset * element), 0,
-                  param.numel * element);
+  if (version_ == 0) {
+    uint64_t& written_in = initial_writes_[command.group];
+    if (written_in != epoch_ && written_in != 0) {  // by an attempt that was given up: initial values are one's
+      ClearParameter(command.group);
     }
     written_in = epoch_;
   }
-  std::memcpy(destination, source, size);
+  for (int copy = 0; copy < plan_->shard_copies; ++copy) {
+    const int64_t place = offset + copy * plan_->shards_stride_bytes;
+    if (version_ != 0) {
+      SaveForUndo(place, size);
+    }
+    std::memcpy(memory_->shards()->At<char>(place), source, size);
+  }
   return absl::OkStatus();
+}
+
+void JobCore::ClearParameter(int index) {
+  const ParamPlan& param = plan_->params[index];
+  const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
+  const int64_t element = DTypeSizeBytes(param.dtype);
+  for (int copy = 0; copy < plan_->shard_copies; ++copy) {
+    std::memset(memory_->shards()->At<char>(copy * plan_->shards_stride_bytes + flat.shards_offset_bytes +
+                                            param.offset * element),
+                0, param.numel * element);
+  }
 }
 
 // Each chunk is kept once, as it was before the first write: never more than the shards themselves.
@@ -114,12 +131,8 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   }
   if (version_ == 0) {
     for (const auto& [index, written_in] : initial_writes_) {
-      const ParamPlan& param = plan_->params[index];
-      const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
-      const int64_t element = DTypeSizeBytes(param.dtype);
       if (written_in != epoch_) {
-        std::memset(memory_->shards()->At<char>(flat.shards_offset_bytes + param.offset * element), 0,
-                    param.numel * element);
+        ClearParameter(index);
       }
     }
     initial_writes_.clear();

@@ -190,6 +190,11 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
       ops.push_back(IsAdam(kind) ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel,
                                                kind == v1::OPTIMIZER_KIND_ADAM)
                                  : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
+      // Replicas that edit shards of their own see the new values as the others do.
+      for (int copy = 1; copy < plan.shard_copies; ++copy) {
+        ops.emplace_back(
+            CopyOp{at.param, at.param + copy * plan.shards_stride_bytes, range.numel * DTypeSizeBytes(flat.dtype)});
+      }
     }
   }
   return ops;

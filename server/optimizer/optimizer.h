@@ -40,8 +40,8 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step);
 std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,
                               int rank, Norm* result);
 
-// Operations that update `rank`'s work segments, shards and cast copy. Adjacent segments with equal treatment are
-// merged.
+// Operations that update `rank`'s work segments: shards, every replica's copy of them and the cast copy. Adjacent
+// segments with equal treatment are merged.
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank);
 
 // Operations that (re)make the cast copy of everything in `rank`'s work segments; empty when there is none.

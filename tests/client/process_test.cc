@@ -54,6 +54,8 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
   auto job_info = Sized<shardd_job_info>();
   auto group_info = Sized<shardd_group_info>();
   auto param_info = Sized<shardd_param_info>();
+  auto shard_info = Sized<shardd_shard_info>();
+  auto shard_range = Sized<shardd_shard_range>();
   auto step_options = Sized<shardd_step_options>();
   auto step_result = Sized<shardd_step_result>();
   auto counters = Sized<shardd_counters>();
@@ -78,6 +80,8 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_get_job_info", [&] { return refused(shardd_get_job_info(job, &job_info)); }},
       {"shardd_trainer_state", [&] { return shardd_trainer_state(job, &size) == nullptr && size == 0; }},
       {"shardd_get_group_info", [&] { return refused(shardd_get_group_info(job, group, &group_info)); }},
+      {"shardd_get_shard_info", [&] { return refused(shardd_get_shard_info(job, &shard_info)); }},
+      {"shardd_get_shard_range", [&] { return refused(shardd_get_shard_range(job, param, &shard_range)); }},
       {"shardd_get_param_info", [&] { return refused(shardd_get_param_info(job, param, &param_info)); }},
       {"shardd_find_param", [&] { return shardd_find_param(job, "a.weight") == -1; }},
       {"shardd_find_group", [&] { return shardd_find_group(job, "a") == -1; }},

@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "tests/e2e/blocks.h"
@@ -221,6 +222,19 @@ std::string SpecJson(const Args& args) {
   if (args.Int("allow_missing") != 0) fields.push_back({"allowMissingContribution", "true"});
   if (args.Int("silence_ms") != 0) fields.push_back({"silenceTimeoutMs", args.Text("silence_ms")});
   if (args.Int("grace_ms") != 0) fields.push_back({"graceMs", args.Text("grace_ms")});
+  if (args.Int("group_size") != 0) fields.push_back({"shardGroupSize", args.Text("group_size")});
+  if (!args.Text("groups").empty()) {  // "0,2;1,3"
+    fields.push_back(
+        {"shardGroups",
+         absl::StrCat("[{\"ranks\":[", absl::StrReplaceAll(args.Text("groups"), {{";", "]},{\"ranks\":["}}), "]}]")});
+  }
+  std::string placement;
+  for (const char* what : {"parameters", "gradients", "optimizer"}) {
+    if (const std::string spread = args.Text(absl::StrCat("place_", what)); !spread.empty()) {
+      absl::StrAppend(&placement, placement.empty() ? "" : ",", text(what), ":", text("SPREAD_" + spread));
+    }
+  }
+  if (!placement.empty()) fields.push_back({"placement", "{" + placement + "}"});
   if (args.Double("divide") != 0) fields.push_back({"gradientDivideFactor", args.Text("divide")});
   std::string precision;
   for (const auto& [arg, field] : {std::pair{"param_dtype", "paramDtype"}, {"reduce_dtype", "reduceDtype"}}) {

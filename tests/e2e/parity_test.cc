@@ -103,6 +103,51 @@ std::vector<Case> Matrix() {
 INSTANTIATE_TEST_SUITE_P(Matrix, Parity, ::testing::ValuesIn(Matrix()),
                          [](const auto& info) { return info.param.name; });
 
+// Four ranks in every split into shard groups, neighbours and not: gradients of all ranks meet in one set of shards,
+// also over two micro-batches, and clipping counts each once.
+std::vector<Case> Splits() {
+  const std::vector<std::pair<std::string, Args>> splits = {{"2x2", {{"group_size", "2"}}},
+                                                            {"2x2Crossed", {{"groups", "3,0;1,2"}}},
+                                                            {"1x4", {{"group_size", "4"}}},
+                                                            {"4x1", {{"group_size", "1"}}}};
+  std::vector<Case> cases;
+  for (const auto& [split, groups] : splits) {
+    for (const auto& [strategy, name] : {std::pair{"HYBRID_SHARD", "Hybrid"}, {"HYBRID_SHARD_ZERO2", "HybridZero2"}}) {
+      for (const auto& [layout, suffix] : {std::pair{"FLAT", "Flat"}, {"DIM0", "Dim0"}}) {
+        cases.push_back({absl::StrCat(name, suffix, "As", split), groups.With({{"world", "4"},
+                                                                               {"strategy", strategy},
+                                                                               {"layout", layout},
+                                                                               {"micro", "2"},
+                                                                               {"max_norm", "0.1"},
+                                                                               {"lr", "0.003"}})});
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Splits, Parity, ::testing::ValuesIn(Splits()),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Placements, Parity,
+    ::testing::Values(
+        Case{"ZeroStage1", {{"world", "3"}, {"strategy", "NO_SHARD"}, {"place_optimizer", "WORLD"}}},
+        Case{"ZeroStage2",
+             {{"world", "3"}, {"strategy", "NO_SHARD"}, {"place_gradients", "WORLD"}, {"layout", "DIM0"}}},
+        Case{"HybridWithOptimizerOverTheWorld",
+             {{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"place_optimizer", "WORLD"}}},
+        Case{"ZeroStage2WithinFullShard",
+             {{"world", "4"}, {"strategy", "FULL_SHARD"}, {"place_parameters", "REPLICATED"}, {"max_norm", "0.1"}}},
+        Case{"HybridPooledInBf16",
+             {{"world", "4"},
+              {"strategy", "HYBRID_SHARD"},
+              {"group_size", "2"},
+              {"unshard_mode", "POOLED"},
+              {"param_dtype", "bf16"},
+              {"optimizer", "sgd"}}}),
+    [](const auto& info) { return info.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(Sharding, Parity,
                          ::testing::Values(Case{"Dim0", {{"world", "3"}, {"layout", "DIM0"}}},
                                            Case{"ShardGradOp", {{"strategy", "SHARD_GRAD_OP"}}},

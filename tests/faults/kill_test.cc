@@ -111,6 +111,28 @@ class Kill : public Cluster {
   Footprint before_;
 };
 
+// One rank of a replica: the other replica has the same shards, and neither loses anything.
+TEST_F(Kill, InAHybridJobLosesNothing) {
+  StartDaemon("cpu:4");
+  const Args args = {{"steps", "10"},     {"recover", "1"}, {"world", "4"}, {"strategy", "HYBRID_SHARD"},
+                     {"group_size", "2"}, {"micro", "2"}};
+  std::vector<Child> survivors;
+  for (int rank = 0; rank < 3; ++rank) survivors.push_back(StartRank(rank, args));
+  Child victim = StartRank(3, args.With({{"kill", "submitted_mid@4"}}));
+  EXPECT_EQ(victim.Wait(), kKilled);
+  Child replacement = StartRank(3, args);
+  EXPECT_EQ(replacement.Wait(), 0);
+  std::vector<TrainerReport> reports;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(survivors[rank].Wait(), 0);
+    ExpectToldInTime(args, 3, rank);
+  }
+  for (int rank = 0; rank < 4; ++rank) reports.push_back(Report(args, rank));
+  ExpectAllOk(reports);
+  ExpectSame(reports, WithoutCrash(args));
+  ExpectNothingLeaks();
+}
+
 TEST_F(Kill, BetweenUnshardAndReshard) { KillAndReplace("unsharded@4"); }
 
 TEST_F(Kill, BetweenUnshardAndReshardOfAPooledGroup) {

@@ -159,8 +159,16 @@ INSTANTIATE_TEST_SUITE_P(
         HostileSpec{"DivideFactorNotANumber",
                     [](auto& s) { s.mutable_config()->set_gradient_divide_factor(std::nan("")); }},
         HostileSpec{"GraceTimeNegative", [](auto& s) { s.mutable_config()->set_grace_ms(-1); }},
-        HostileSpec{"HybridShard", [](auto& s) { s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD); },
-                    absl::StatusCode::kUnimplemented},
+        HostileSpec{"ShardGroupsBeyondTheWorld",
+                    [](auto& s) {
+                      s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD);
+                      s.mutable_config()->add_shard_groups()->add_ranks(1 << 30);
+                    }},
+        HostileSpec{"ShardGroupSizeNegative",
+                    [](auto& s) {
+                      s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD);
+                      s.mutable_config()->set_shard_group_size(-1);
+                    }},
         HostileSpec{"KeepEveryNegative", [](auto& s) { s.mutable_config()->set_keep_every(-1); }},
         HostileSpec{"StatesOfAnOptimizerThatIsTheDaemons",
                     [](auto& s) { s.mutable_config()->mutable_optimizer()->set_trainer_states(1); }},

@@ -88,6 +88,15 @@ ReduceOp MakeReduceOp(const ReduceScatterRequest& request, const Run& run) {
   return op;
 }
 
+// Replicas that have gradient shards of their own get the sum as soon as it is there, from the same device.
+void CopyToReplicas(const ShardPlan& plan, const Run& run, char* gradients, std::vector<DeviceOp>& ops) {
+  char* const sum = gradients + plan.flat_params[run.flat_param].gradients_offset_bytes +
+                    run.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
+  for (int copy = 1; copy < plan.gradient_copies; ++copy) {
+    ops.push_back(CopyOp{sum, sum + copy * plan.gradients_stride_bytes, run.numel * DTypeSizeBytes(v1::DTYPE_FLOAT32)});
+  }
+}
+
 }  // namespace
 
 LocalCollective::LocalCollective(std::vector<Device*> devices) : devices_(std::move(devices)) {}
@@ -128,7 +137,10 @@ void LocalCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
       std::vector<DeviceOp>& ops = PartOf(parts, devices_[rank]).ops;
       Run run;
       const auto flush = [&] {
-        if (run.numel > 0) ops.push_back(MakeReduceOp(request, run));
+        if (run.numel > 0) {
+          ops.push_back(MakeReduceOp(request, run));
+          CopyToReplicas(*request.plan, run, request.gradients, ops);
+        }
         run.numel = 0;
       };
       for (const RankSegment& item : (*segments)[rank]) {

@@ -38,15 +38,6 @@ TEST(Config, DefaultsSpelledOutGiveTheSameDigest) {
   EXPECT_EQ(b.Plan().digest, digest);
 }
 
-TEST(Config, WhatIsNotServedSaysSoAndWhatToDo) {
-  for (v1::Strategy strategy : {v1::STRATEGY_HYBRID_SHARD, v1::STRATEGY_HYBRID_SHARD_ZERO2}) {
-    SpecBuilder b = Model();
-    b.config().set_strategy(strategy);
-    EXPECT_TRUE(Refused(b.spec(), absl::StatusCode::kUnimplemented,
-                        {"strategy", v1::Strategy_Name(strategy), "use STRATEGY_FULL_SHARD"}));
-  }
-}
-
 TEST(Config, JobsWhoseTrainersWritePlanTheCopyToGoBackTo) {
   SpecBuilder b = Model();
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);

@@ -154,7 +154,7 @@ TEST(NoShard, EveryRankOwnsEverythingButWorkIsPartitioned) {
     b.Param(0, "a", {5});
     b.Param(0, "b", {3, 7});
     const ShardPlan plan = b.Plan();
-    EXPECT_EQ(plan.shard_world_size, 1);
+    EXPECT_EQ(plan.placement.shard_world_size, 1);
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_THAT(ShardOf(plan, 0, rank), ElementsAre(Range{"a", 0, 5}, Range{"b", 0, 21}));
     }

@@ -4,86 +4,10 @@
 #include <set>
 
 #include "google/protobuf/stubs/logging.h"
-#include "tests/common/plan/random_spec.h"
+#include "tests/common/plan/property_fixture.h"
 
 namespace shardd {
 namespace {
-
-constexpr uint32_t kSeeds = 1500;
-
-class Property : public testing::Test {
- protected:
-  // Calls check(spec, plan) for every seed.
-  template <typename Check>
-  void ForAll(Check check) {
-    for (uint32_t seed = 1; seed <= kSeeds && !HasFatalFailure(); ++seed) {
-      SCOPED_TRACE(testing::Message() << "seed " << seed);
-      RandomSpec random(seed);
-      const absl::StatusOr<ShardPlan> plan = PlanShards(random.spec());
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      check(random.spec(), *plan);
-    }
-  }
-};
-
-// How often each element of a flat parameter is claimed.
-std::vector<int> Claims(const ShardPlan& plan, int flat_param,
-                        std::vector<Segment> (*segments)(const ShardPlan&, int, int)) {
-  std::vector<int> claims(plan.flat_params[flat_param].padded_numel, 0);
-  for (int rank = 0; rank < plan.world_size; ++rank) {
-    int64_t end = 0;
-    for (const Segment& segment : segments(plan, flat_param, rank)) {
-      EXPECT_GT(segment.numel, 0);
-      EXPECT_GE(segment.offset, end) << "segments must be in offset order";
-      end = segment.offset + segment.numel;
-      const ParamPlan& param = plan.params[segment.param];
-      EXPECT_EQ(param.flat_param, flat_param);
-      EXPECT_GE(segment.offset, param.offset);
-      EXPECT_LE(end, param.offset + param.numel);
-      for (int64_t i = segment.offset; i < end; ++i) {
-        ++claims[i];
-      }
-    }
-  }
-  return claims;
-}
-
-std::vector<int> ExpectedClaims(const ShardPlan& plan, int flat_param, int per_element) {
-  std::vector<int> claims(plan.flat_params[flat_param].padded_numel, 0);
-  for (int p : plan.flat_params[flat_param].params) {
-    for (int64_t i = 0; i < plan.params[p].numel; ++i) {
-      claims[plan.params[p].offset + i] = per_element;
-    }
-  }
-  return claims;
-}
-
-TEST_F(Property, ShardsCoverEveryElementOnceAndNoPadding) {
-  ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
-    const int owners = plan.shard_world_size == 1 ? plan.world_size : 1;
-    for (size_t f = 0; f < plan.flat_params.size(); ++f) {
-      ASSERT_EQ(Claims(plan, f, RankSegments), ExpectedClaims(plan, f, owners));
-    }
-  });
-}
-
-TEST_F(Property, WorkIsAPartitionInEveryStrategyAndAligned) {
-  ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
-    for (size_t f = 0; f < plan.flat_params.size(); ++f) {
-      ASSERT_EQ(Claims(plan, f, WorkSegments), ExpectedClaims(plan, f, 1));
-      const FlatParamPlan& flat = plan.flat_params[f];
-      if (plan.config.layout() == v1::LAYOUT_DIM0 && plan.shard_world_size > 1) {
-        continue;  // rows start where they start
-      }
-      for (int rank = 0; rank < plan.world_size; ++rank) {
-        for (const Segment& segment : WorkSegments(plan, f, rank)) {
-          ASSERT_EQ(segment.offset * DTypeSizeBytes(flat.dtype) % kParamAlignmentBytes, 0);
-          ASSERT_EQ(segment.offset * DTypeSizeBytes(flat.unsharded_dtype) % kParamAlignmentBytes, 0);
-        }
-      }
-    }
-  });
-}
 
 TEST_F(Property, FlatShardsAreEqualAndTheirMetadataAddsUp) {
   ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
@@ -92,11 +16,11 @@ TEST_F(Property, FlatShardsAreEqualAndTheirMetadataAddsUp) {
     }
     for (size_t f = 0; f < plan.flat_params.size(); ++f) {
       const FlatParamPlan& flat = plan.flat_params[f];
-      ASSERT_EQ(flat.padded_numel, flat.shard_numel * plan.shard_world_size);
+      ASSERT_EQ(flat.padded_numel, flat.shard_numel * plan.placement.pieces(Purpose::kParameters));
       ASSERT_EQ(flat.shard_numel * DTypeSizeBytes(flat.dtype) % kParamAlignmentBytes, 0);
       ASSERT_EQ(flat.shard_numel * DTypeSizeBytes(flat.unsharded_dtype) % kParamAlignmentBytes, 0);
       ASSERT_LE(flat.numel, flat.padded_numel);
-      ASSERT_LT(flat.padded_numel - flat.numel, plan.shard_world_size * 16);
+      ASSERT_LT(flat.padded_numel - flat.numel, plan.placement.pieces(Purpose::kOptimizer) * 16);
       for (int rank = 0; rank < plan.world_size; ++rank) {
         const absl::StatusOr<ShardMetadata> metadata = GetShardMetadata(plan, f, rank);
         int64_t numel = metadata->padding_numel;
@@ -106,50 +30,6 @@ TEST_F(Property, FlatShardsAreEqualAndTheirMetadataAddsUp) {
         ASSERT_GE(metadata->padding_numel, 0);
         ASSERT_EQ(numel, flat.shard_numel);
       }
-    }
-  });
-}
-
-// torch.chunk(tensor, chunks, dim=0), by its documentation: chunks of ceil(rows / chunks) rows until none are left.
-std::vector<std::vector<int64_t>> ChunkedElements(int64_t rows, int64_t row_numel, int chunks) {
-  std::vector<std::vector<int64_t>> elements(chunks);
-  const int64_t chunk_rows = (rows + chunks - 1) / chunks;
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < row_numel; ++i) {
-      elements[row / chunk_rows].push_back(row * row_numel + i);
-    }
-  }
-  return elements;
-}
-
-TEST_F(Property, Dim0ShardsAreChunkedRows) {
-  ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
-    if (plan.config.layout() != v1::LAYOUT_DIM0 || plan.shard_world_size == 1) {
-      return;
-    }
-    std::map<int, std::vector<std::vector<int64_t>>> owned;  // by parameter, rank
-    for (size_t f = 0; f < plan.flat_params.size(); ++f) {
-      int64_t largest = 0;
-      for (int rank = 0; rank < plan.world_size; ++rank) {
-        int64_t numel = 0;
-        const absl::StatusOr<ShardMetadata> metadata = GetShardMetadata(plan, f, rank);
-        ASSERT_EQ(metadata->padding_numel, 0);
-        for (const ShardMetadata::Piece& piece : metadata->pieces) {
-          numel += piece.numel;
-          owned[piece.param].resize(plan.world_size);
-          for (int64_t i = 0; i < piece.numel; ++i) {
-            owned[piece.param][rank].push_back(piece.first + i);
-          }
-        }
-        largest = std::max(largest, numel);
-      }
-      ASSERT_EQ(plan.flat_params[f].shard_numel, largest);
-      ASSERT_EQ(plan.flat_params[f].padded_numel, plan.flat_params[f].numel);
-    }
-    for (size_t p = 0; p < plan.params.size(); ++p) {
-      const ParamPlan& param = plan.params[p];
-      const int64_t rows = param.shape.empty() ? 1 : param.shape[0];
-      ASSERT_EQ(owned[p], ChunkedElements(rows, param.numel / rows, plan.world_size)) << param.fqn;
     }
   });
 }
@@ -324,7 +204,10 @@ TEST_F(Property, NothingOverlapsInAnySlabOrSlot) {
     for (const FlatParamPlan& flat : plan.flat_params) {
       const int64_t unsharded_bytes = flat.padded_numel * DTypeSizeBytes(flat.unsharded_dtype);
       const bool is_pooled = plan.config.unshard_mode() == v1::UNSHARD_MODE_POOLED;
-      shards.Add(flat.shards_offset_bytes, flat.padded_numel * DTypeSizeBytes(flat.dtype));
+      for (int copy = 0; copy < plan.shard_copies; ++copy) {
+        shards.Add(flat.shards_offset_bytes + copy * plan.shards_stride_bytes,
+                   flat.padded_numel * DTypeSizeBytes(flat.dtype));
+      }
       ASSERT_EQ(flat.pool_offset_bytes >= 0, is_pooled);
       ASSERT_EQ(flat.params_offset_bytes >= 0, !is_pooled && flat.dtype != flat.unsharded_dtype);
       ASSERT_EQ(flat.gradients_offset_bytes >= 0, flat.requires_grad);
@@ -337,10 +220,14 @@ TEST_F(Property, NothingOverlapsInAnySlabOrSlot) {
         parameters.Add(flat.params_offset_bytes, unsharded_bytes);
       }
       if (flat.requires_grad) {
-        gradients.Add(flat.gradients_offset_bytes, flat.padded_numel * 4);
+        for (int copy = 0; copy < plan.gradient_copies; ++copy) {
+          gradients.Add(flat.gradients_offset_bytes + copy * plan.gradients_stride_bytes, flat.padded_numel * 4);
+        }
         slot_images[flat.group].Add(flat.slot_offset_bytes, unsharded_bytes);
-        for (int k = 0; k < plan.optimizer_states; ++k) {
-          optimizer.Add(flat.optimizer_offset_bytes + k * flat.StateStrideBytes(), flat.padded_numel * 4);
+        for (int k = 0; k < plan.optimizer_states * plan.optimizer_copies; ++k) {
+          const int64_t copy_bytes = k / plan.optimizer_states * plan.optimizer_stride_bytes;
+          optimizer.Add(copy_bytes + flat.optimizer_offset_bytes + k % plan.optimizer_states * flat.StateStrideBytes(),
+                        flat.padded_numel * 4);
         }
       }
     }

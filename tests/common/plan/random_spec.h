@@ -1,7 +1,10 @@
 #ifndef SHARDD_TESTS_COMMON_PLAN_RANDOM_SPEC_H_
 #define SHARDD_TESTS_COMMON_PLAN_RANDOM_SPEC_H_
 
+#include <numeric>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "tests/common/plan/spec_builder.h"
 
@@ -88,7 +91,8 @@ class RandomSpec {
   void Configure() {
     v1::JobConfig& config = builder_.config();
     config.set_layout(Below(2) == 0 ? v1::LAYOUT_FLAT : v1::LAYOUT_DIM0);
-    config.set_strategy(static_cast<v1::Strategy>(Below(4)));
+    config.set_strategy(static_cast<v1::Strategy>(Below(6)));
+    Place(config);
     config.set_unshard_mode(static_cast<v1::UnshardMode>(Below(3)));
     if (Below(2) == 0) {
       config.mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
@@ -106,6 +110,38 @@ class RandomSpec {
         break;
       default:
         break;
+    }
+  }
+
+  // A split of the world where the strategy has one, neighbours or any; and a placement finer than the strategy's.
+  void Place(v1::JobConfig& config) {
+    const int world_size = builder_.spec().world_size();
+    if (config.strategy() == v1::STRATEGY_HYBRID_SHARD || config.strategy() == v1::STRATEGY_HYBRID_SHARD_ZERO2) {
+      int size = 1 + Below(world_size);
+      while (world_size % size != 0) --size;
+      std::vector<int> ranks(static_cast<size_t>(world_size));
+      std::iota(ranks.begin(), ranks.end(), 0);
+      switch (Below(3)) {
+        case 0:
+          break;  // all ranks of the node
+        case 1:
+          config.set_shard_group_size(size);
+          break;
+        default:
+          for (size_t i = ranks.size() - 1; i > 0; --i) std::swap(ranks[i], ranks[Below(static_cast<int>(i) + 1)]);
+          for (int i = 0; i < world_size; ++i) {
+            (i % size == 0 ? config.add_shard_groups() : config.mutable_shard_groups(i / size))
+                ->add_ranks(ranks[static_cast<size_t>(i)]);
+          }
+      }
+      config.set_replica_copies(Below(2) == 0);
+    }
+    if (Below(3) == 0) {
+      const int parameters = 1 + Below(3);
+      const int gradients = parameters + Below(4 - parameters);
+      config.mutable_placement()->set_parameters(static_cast<v1::Spread>(parameters));
+      config.mutable_placement()->set_gradients(static_cast<v1::Spread>(gradients));
+      config.mutable_placement()->set_optimizer(static_cast<v1::Spread>(gradients + Below(4 - gradients)));
     }
   }
 

@@ -1,5 +1,6 @@
 // What every Collective must do with gradients. A new implementation joins with one line in collective_fixture.h.
 
+#include <cstring>
 #include <limits>
 
 #include "tests/server/collective/collective_fixture.h"
@@ -116,6 +117,31 @@ TEST_P(ReduceScatterTest, EveryLayoutStrategyDTypeAndWorldSizeAddsUpAndTouchesNo
             ExpectOnlyWritten(gradients, before, want);
           }
         }
+      }
+    }
+  }
+}
+
+TEST_P(ReduceScatterTest, EveryReplicaThatHasACopyGetsTheSumOfAllRanks) {
+  for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
+    SpecBuilder builder = OddModel(4, layout, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_UNSPECIFIED);
+    builder.config().set_shard_group_size(2);
+    builder.config().set_replica_copies(true);
+    Start(builder.Plan(), 3);
+    ASSERT_EQ(plan_.gradient_copies, 2);
+    for (group_ = 0; group_ < static_cast<int>(plan_.groups.size()); ++group_) {
+      FillAllSlots();
+      Bytes gradients(plan_.memory.gradients_bytes, 0xff);
+      Bytes once(plan_.gradients_stride_bytes, 0xff);
+      for (int param : plan_.groups[group_].params) {
+        if (plan_.params[param].requires_grad) WriteGradient(plan_, once, param, Expected(param));
+      }
+      ASSERT_TRUE(Reduce(Request(gradients)).ok());
+      for (int copy = 0; copy < 2; ++copy) {
+        EXPECT_EQ(std::memcmp(gradients.data() + copy * plan_.gradients_stride_bytes, once.data(),
+                              static_cast<size_t>(plan_.gradients_stride_bytes)),
+                  0)
+            << "copy " << copy << " of group " << group_;
       }
     }
   }

@@ -1,0 +1,232 @@
+// Hybrid jobs through the C ABI and a real daemon: which rank holds and writes what, and trainers that clip or step
+// their own shards where several replicas hold the same.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/c/shardd.h"
+#include "tests/client/client_fixture.h"
+
+namespace shardd::testing_client {
+namespace {
+
+constexpr int kWorld = 4;
+
+// Two shard groups, {0, 2} and {1, 3}: ranks 0 and 1 hold the same, 2 and 3 as well.
+v1::JobSpec HybridSpec(const std::string& name, bool copies) {
+  v1::JobSpec spec = SmallSpec(name, kWorld);
+  v1::JobConfig& config = *spec.mutable_config();
+  config.set_strategy(v1::STRATEGY_HYBRID_SHARD);
+  config.set_layout(v1::LAYOUT_DIM0);
+  for (const auto& [first, second] : {std::pair{0, 2}, {1, 3}}) {
+    v1::ShardGroup* group = config.add_shard_groups();
+    group->add_ranks(first);
+    group->add_ranks(second);
+  }
+  config.set_replica_copies(copies);
+  return spec;
+}
+
+v1::JobSpec TrainersSpec(const std::string& name, bool copies) {
+  v1::JobSpec spec = HybridSpec(name, copies);
+  v1::JobConfig& config = *spec.mutable_config();
+  config.set_trainers_never_write(false);
+  config.mutable_optimizer()->Clear();
+  config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  config.mutable_optimizer()->set_trainer_states(1);
+  return spec;
+}
+
+struct World {
+  explicit World(const v1::JobSpec& spec) : daemon(kWorld), ranks(kWorld) {
+    for (int i = 0; i < kWorld; ++i) {
+      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
+    }
+  }
+  void Each(const std::function<void(int, Rank&)>& body) {
+    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
+  }
+  Daemon daemon;
+  std::vector<Rank> ranks;
+};
+
+shardd_shard_range RangeOf(const Rank& rank, int param) {
+  shardd_shard_range range = {};
+  range.struct_size = sizeof(range);
+  EXPECT_C_OK(shardd_get_shard_range(rank.job(), param, &range));
+  return range;
+}
+
+// Gradients of all parameters are `gradient`, and replace what was there.
+void Backward(Rank& rank, float gradient) {
+  for (int group = rank.Info().group_count - 1; group >= 0; --group) {
+    rank.Unshard(group, SHARDD_FORWARD);
+    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
+    const shardd_group_info info = rank.GroupInfo(group);
+    std::vector<uint8_t> fresh(static_cast<size_t>(info.param_count + 7) / 8, 0);
+    for (int i = 0; i < info.param_count; ++i) {
+      if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
+        std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, gradient);
+        fresh[static_cast<size_t>(i) / 8] |= static_cast<uint8_t>(1 << (i % 8));
+      }
+    }
+    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, fresh.data()));
+    ASSERT_C_OK(shardd_reshard(rank.job(), group));
+  }
+  ASSERT_C_OK(shardd_backward_done(rank.job(), 1));
+}
+
+// Every element of every trained parameter, as the rank reads it.
+void ExpectAll(Rank& rank, float want) {
+  for (int group = 0; group < rank.Info().group_count; ++group) {
+    rank.Unshard(group, SHARDD_FORWARD);
+    const shardd_group_info info = rank.GroupInfo(group);
+    for (int i = 0; i < info.param_count; ++i) {
+      const shardd_param_info param = rank.ParamInfo(info.params[i]);
+      if (param.requires_grad == 0) continue;
+      const auto* data = static_cast<const float*>(shardd_parameter_data(rank.job(), info.params[i]));
+      EXPECT_EQ(std::count(data, data + param.numel, want), param.numel)
+          << param.fqn << ": got " << data[0] << ", want " << want << " on rank " << rank.Info().rank;
+    }
+    ASSERT_C_OK(shardd_reshard(rank.job(), group));
+  }
+}
+
+TEST(Hybrid, RanksFindTheirShardsByTheirPlaceInTheGroup) {
+  World world(HybridSpec("places", false));
+  for (int index = 0; index < kWorld; ++index) {
+    const Rank& rank = world.ranks[static_cast<size_t>(index)];
+    shardd_shard_info info = {};
+    info.struct_size = sizeof(info);
+    ASSERT_C_OK(shardd_get_shard_info(rank.job(), &info));
+    EXPECT_EQ(info.shard_world_size, 2);
+    EXPECT_EQ(info.replicas, 2);
+    EXPECT_EQ(info.shard_index, index / 2);
+    EXPECT_EQ(info.replica_index, index % 2);
+    const shardd_shard_range range = RangeOf(rank, rank.Param("a.weight"));  // 33 rows of 17: 17 and 16 rows
+    EXPECT_EQ(range.first, index < 2 ? 0 : 17 * 17);
+    EXPECT_EQ(range.numel, (index < 2 ? 17 : 16) * 17);
+    EXPECT_EQ(range.gradient_first, range.first);
+    EXPECT_EQ(range.optimizer_numel, range.numel);
+    EXPECT_EQ(range.write_numel, index % 2 == 0 ? range.numel : 0) << "replica 0 writes for both";
+    EXPECT_EQ(RangeOf(rank, rank.Param("frozen")).optimizer_numel, 0);
+    EXPECT_EQ(rank.GroupInfo(rank.Group("a")).post_forward_shard_size, 2);
+  }
+  EXPECT_C_ERROR(shardd_get_shard_range(world.ranks[0].job(), 99, nullptr), kInvalidArgument, "got 99");
+}
+
+// Every rank halves its shard of the gradient, as clipping does. Done twice to the same bytes it would be a quarter.
+TEST(Hybrid, GradientsThatEveryRankScalesAreScaledOnce) {
+  World world(HybridSpec("clip", /*copies=*/true));
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    Backward(rank, static_cast<float>(index));  // mean: 1.5
+    ASSERT_C_OK(shardd_wait_gradients(rank.job()));
+    for (int p = 0; p < rank.Info().param_count; ++p) {
+      auto* gradient = static_cast<float*>(shardd_gradient_shard_data(rank.job(), p));
+      const shardd_shard_range range = RangeOf(rank, p);
+      for (int64_t i = range.gradient_first; i < range.gradient_first + range.gradient_numel; ++i) {
+        EXPECT_EQ(gradient[i], 1.5f);
+        gradient[i] *= 0.5f;
+      }
+    }
+    const shardd_hyperparameters sgd = Sgd(1);
+    ASSERT_C_OK(shardd_step(rank.job(), &sgd, 1, 0, nullptr, 0));
+    ExpectAll(rank, 0.25f);
+  });
+}
+
+class HybridTrainers : public ::testing::TestWithParam<bool> {};
+
+// SGD with momentum 0.5 in the trainers: each steps what it may write, in place, next to what others hold.
+TEST_P(HybridTrainers, StepEveryRowOnce) {
+  World world(TrainersSpec("trainers", GetParam()));
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    float want = 1, momentum = 0;
+    for (int step = 0; step < 5; ++step) {
+      ASSERT_C_OK(shardd_enter_pass(rank.job(), step > 0, nullptr, 0));
+      ExpectAll(rank, want);
+      Backward(rank, static_cast<float>(index + step));
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      ASSERT_C_OK(shardd_wait_gradients(rank.job()));
+      ASSERT_C_OK(shardd_open_window(rank.job()));
+      for (int p = 0; p < rank.Info().param_count; ++p) {
+        const auto* gradient = static_cast<const float*>(shardd_gradient_shard_data(rank.job(), p));
+        auto* state = static_cast<float*>(shardd_optimizer_state_data(rank.job(), p, 0));
+        auto* shard = static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), p)));
+        const shardd_shard_range range = RangeOf(rank, p);
+        for (int64_t i = range.write_first; gradient != nullptr && i < range.write_first + range.write_numel; ++i) {
+          state[i] = 0.5f * state[i] + gradient[i];
+          shard[i] -= 0.25f * state[i];
+        }
+      }
+      momentum = 0.5f * momentum + (static_cast<float>(step) + 1.5f);
+      want -= 0.25f * momentum;
+    }
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, nullptr, 0));
+    ExpectAll(rank, want);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Storage, HybridTrainers, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "PerReplica" : "Once"; });
+
+// Halving is no edit that may be done twice; then a step of the daemon's optimizer, which all replicas see.
+TEST(Hybrid, EditsOfEveryRankCountOnceAndTheDaemonsStepReachesEveryCopy) {
+  v1::JobSpec spec = HybridSpec("edits", /*copies=*/true);
+  spec.mutable_config()->set_trainers_never_write(false);
+  World world(spec);
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    float want = 1;
+    for (int step = 0; step < 3; ++step) {
+      ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+      Backward(rank, static_cast<float>(index));  // mean: 1.5
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      ASSERT_C_OK(shardd_open_window(rank.job()));
+      for (int p = 0; p < rank.Info().param_count; ++p) {
+        auto* shard = static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), p)));
+        const shardd_shard_range range = RangeOf(rank, p);
+        EXPECT_EQ(range.write_numel, range.numel);
+        for (int64_t i = range.first; i < range.first + range.numel; ++i) shard[i] *= 0.5f;
+      }
+      const shardd_hyperparameters sgd = Sgd(0.5);
+      ASSERT_C_OK(shardd_step(rank.job(), &sgd, 1, 0, nullptr, 0));
+      ASSERT_C_OK(shardd_wait_step(rank.job(), nullptr));
+      want = want / 2 - 0.75f;
+      const int param = rank.Param("a.weight");
+      const shardd_shard_range range = RangeOf(rank, param);
+      EXPECT_EQ(static_cast<const float*>(shardd_stored_parameter_data(rank.job(), param))[range.first], want);
+    }
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    ExpectAll(rank, want);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+// A writeback reaches every replica's copy.
+TEST(Hybrid, WritebackReachesEveryCopy) {
+  World world(TrainersSpec("writeback", /*copies=*/true));
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    ASSERT_C_OK(shardd_enter_full_params(rank.job(), 1));
+    const int param = rank.Param("b.bias");
+    if (index == 3) {
+      const std::vector<float> values(33, 7);
+      ASSERT_C_OK(shardd_write_parameter(rank.job(), param, values.data(), 0, 33));
+    }
+    ASSERT_C_OK(shardd_commit_parameters(rank.job()));
+    EXPECT_EQ(*static_cast<const float*>(shardd_stored_parameter_data(rank.job(), param)), 7);
+    ASSERT_C_OK(shardd_leave_full_params(rank.job()));
+  });
+}
+
+}  // namespace
+}  // namespace shardd::testing_client
