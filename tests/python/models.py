@@ -67,6 +67,9 @@ class Case:
     clip: float = 0.0
     accumulate: int = 1
     sync: bool = True  # communicate on every micro-batch
+    all_reduce: bool = True  # between replicas on every micro-batch
+    mesh: tuple[int, ...] = ()  # of all ranks; empty: one dimension
+    stock: bool = False  # torch's own optimizer on shardd's model
     divide: float | None = None
     param_dtype: str = ""
     reduce_dtype: str = ""
@@ -94,7 +97,7 @@ def shard(model: Model, case: Case, fully_shard: Any) -> None:
     dtypes = {"": None, "bf16": torch.bfloat16, "fp32": torch.float32}
     policy = MixedPrecisionPolicy(param_dtype=dtypes[case.param_dtype], reduce_dtype=dtypes[case.reduce_dtype])
     kwargs = {
-        "mesh": init_device_mesh("cpu", (dist.get_world_size(),)),
+        "mesh": init_device_mesh("cpu", case.mesh or (dist.get_world_size(),)),
         "mp_policy": policy,
         "reshard_after_forward": case.reshard,
     }
@@ -132,9 +135,11 @@ def train_sharded(case: Case, impl: str) -> dict[str, Any]:
     rank = dist.get_rank()
     if impl == "shardd":
         from shardd.torch import fully_shard
-        from shardd.torch.optim import SGD, AdamW
     else:
         from torch.distributed.fsdp import fully_shard
+    if impl == "shardd" and not case.stock:
+        from shardd.torch.optim import SGD, AdamW
+    else:
         from torch.optim import SGD, AdamW
     model = build(case)
     shard(model, case, fully_shard)
@@ -152,21 +157,24 @@ def train_sharded(case: Case, impl: str) -> dict[str, Any]:
         else:
             for layer in model.layers:
                 layer.compile(backend=case.compile)
-    losses, norms = [], []
+    losses, norms, shown = [], [], []
     for step in range(case.steps):
         for micro in range(case.accumulate):
             last = micro == case.accumulate - 1
             if not case.sync:
                 model.set_requires_gradient_sync(last)
+            if not case.all_reduce:
+                model.set_requires_all_reduce(last)
             loss = loss_of(run, step, micro, rank) / case.accumulate
             loss.backward()
             losses.append(loss.item())
+            shown.append(next(model.parameters()).grad is not None)
         if case.clip:
             norm = nn.utils.clip_grad_norm_(model.parameters(), case.clip)
             norms.append(norm.full_tensor().item() if hasattr(norm, "full_tensor") else norm.item())
         optimizer.step()
         optimizer.zero_grad()
-    result: dict[str, Any] = {"losses": losses, "norms": norms}
+    result: dict[str, Any] = {"losses": losses, "norms": norms, "shown": shown}
     after = dict(model.named_parameters())
     result["same_objects"] = all(after[name] is before[name] for name in before)
     state = model.state_dict()
@@ -174,6 +182,7 @@ def train_sharded(case: Case, impl: str) -> dict[str, Any]:
     result["parameters"] = {
         name: value.full_tensor().detach().clone() for name, value in state.items() if hasattr(value, "full_tensor")
     }
+    result["placements"] = {name: str(p.placements) for name, p in after.items()}
     result["local_shapes"] = {name: tuple(p.to_local().shape) for name, p in after.items()}
     if impl == "shardd":
         from shardd.torch import counters, finish

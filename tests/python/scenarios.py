@@ -98,9 +98,8 @@ def refusals() -> dict[str, str]:
         except (NotImplementedError, ValueError, TypeError, AssertionError, RuntimeError) as error:
             texts[name] = f"{type(error).__name__}: {error}"
 
-    mesh2 = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    attempt("mesh", lambda: fully_shard(nn.Linear(4, 4), mesh=mesh2))
-    attempt("integer", lambda: fully_shard(nn.Linear(4, 4), reshard_after_forward=2))
+    mesh3 = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "other", "shard"))
+    attempt("mesh", lambda: fully_shard(nn.Linear(4, 4), mesh=mesh3))
     attempt("factor", lambda: fully_shard(nn.Linear(4, 4), reshard_after_forward=3))
     attempt("placement", lambda: fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(p.ndim - 1)))
     attempt("container", lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))

@@ -25,6 +25,8 @@ def check(
         _close(ours["norms"], stock["norms"], tolerance * 10)
         assert ours["keys"] == stock["keys"]
         assert ours["local_shapes"] == stock["local_shapes"]
+        assert ours["placements"] == stock["placements"]
+        assert ours["shown"] == stock["shown"]
         assert ours["same_objects"]
         for name, value in stock["parameters"].items():
             torch.testing.assert_close(

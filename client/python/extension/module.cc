@@ -227,6 +227,7 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<>())
       .def_readwrite("reduce_grads", &Unit::reduce_grads)
       .def_readwrite("all_reduce_grads", &Unit::all_reduce_grads)
+      .def_readwrite("_hybrid", &Unit::hybrid)
       .def_readwrite("reshard_after_backward", &Unit::reshard_after_backward)
       .def_readwrite("unshard_in_backward", &Unit::unshard_in_backward)
       .def_readwrite("reduce_scatter_unused_params", &Unit::reduce_scatter_unused_params)

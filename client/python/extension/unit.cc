@@ -391,11 +391,11 @@ void Unit::EndBackward() {
 }
 
 bool Unit::HasPendingGradients() const {
-  return reduce_grads && std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
+  return shows_gradients() && std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
 }
 
 void Unit::ShowGradients() {
-  if (!reduce_grads) {
+  if (!shows_gradients()) {
     return;
   }
   for (const auto& param : params_) {

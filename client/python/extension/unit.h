@@ -40,6 +40,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Attributes of torch's FSDPParamGroup that FSDPModule's methods set, and what a policy says.
   bool reduce_grads = true;
   bool all_reduce_grads = true;
+  bool hybrid = false;  // a 2-D mesh: gradients that are not all-reduced yet are not shown
+  bool shows_gradients() const { return reduce_grads && (all_reduce_grads || !hybrid); }
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
   bool reduce_scatter_unused_params = false;

@@ -44,6 +44,7 @@ class Engine:
 class Unit:
     reduce_grads: bool
     all_reduce_grads: bool
+    _hybrid: bool
     reshard_after_backward: bool
     unshard_in_backward: bool
     reduce_scatter_unused_params: bool

@@ -97,7 +97,7 @@ def clip_grad_norm_(
     sharded = [g for g in grads if isinstance(g, DTensor)]
     local = [g._local_tensor for g in sharded] + [g for g in grads if not isinstance(g, DTensor)]
     norm_type = float(norm_type)
-    groups = {g.device_mesh.get_group() for g in sharded}
+    groups = {g.device_mesh.get_group(g.device_mesh.ndim - 1) for g in sharded}  # of shards: replicas hold the same
     if len(groups) > 1:
         raise NotImplementedError(f"clip_grad_norm_: gradients are on several meshes (got {len(groups)}, want 1)")
     infinite = norm_type == float("inf")

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_init
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp.wrap import _Policy
 from torch.distributed.tensor import DTensor, Shard
 
@@ -96,25 +96,13 @@ def _modules_of_function(policy: Callable[..., bool], root: nn.Module) -> list[n
     return chosen
 
 
-def _check_arguments(mesh: DeviceMesh, reshard_after_forward: bool | int | None, dp_mesh_dims: Any) -> None:
+def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
     if dp_mesh_dims is not None:
         raise NotImplementedError("fully_shard: dp_mesh_dims is not supported; pass the data parallel sub-mesh as mesh")
     if mesh.device_type != "cpu":
         raise NotImplementedError(f"fully_shard: mesh is on {mesh.device_type}; shardd serves CPU devices so far")
-    if mesh.ndim != 1:
-        raise NotImplementedError(
-            f"fully_shard: mesh has {mesh.ndim} dimensions; hybrid sharding is not served yet, pass a 1-D mesh"
-        )
-    is_count = isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool)
-    if (
-        is_count
-        and reshard_after_forward not in (1, mesh.size())
-        and mesh.size() % max(reshard_after_forward or 0, 1) == 0
-    ):
-        raise NotImplementedError(
-            f"fully_shard: reshard_after_forward={reshard_after_forward} is not served yet (got an integer, want True, "
-            f"False, None or the world size {mesh.size()}); on one node resharding moves no bytes"
-        )
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"fully_shard: mesh has {mesh.ndim} dimensions (want 1: shard, or 2: replicate and shard)")
 
 
 def _check_params(params: list[nn.Parameter], shard_placement_fn: Callable[..., Any] | None) -> None:
@@ -147,9 +135,9 @@ def _apply(
 ) -> Any:
     _fsdp_init._validate_module(module, "fully_shard")
     mesh = mesh or _fsdp_init._init_default_mesh()
-    _check_arguments(mesh, reshard_after_forward, dp_mesh_dims)
+    _check_arguments(mesh, dp_mesh_dims)
     mesh_info = _fsdp_init._get_mesh_info(mesh, None)
-    assert isinstance(mesh_info, FSDPMeshInfo) and not isinstance(mesh_info, HSDPMeshInfo)
+    assert isinstance(mesh_info, FSDPMeshInfo)
     device = _fsdp_init._get_device_from_mesh(mesh)
     automatic = reshard_after_forward is None
     post_forward_mesh_info = _fsdp_init._get_post_forward_mesh_info(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
     FSDPCommContext,
@@ -25,6 +27,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("shardd.torch")
 
 _TRAINING_STATES = (TrainingState.IDLE, TrainingState.FORWARD, TrainingState.PRE_BACKWARD, TrainingState.POST_BACKWARD)
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks of a mesh as those of a job: row by row, so that a shard group is a run of neighbours."""
+
+    ranks: list[int]  # of the default group, by rank in the job
+    rank: int  # of this process, in the job
+
+
+def members_of(mesh_info: FSDPMeshInfo) -> Members:
+    if not isinstance(mesh_info, HSDPMeshInfo):
+        return Members(dist.get_process_group_ranks(mesh_info.shard_process_group), mesh_info.shard_mesh_rank)
+    ranks = [int(rank) for rank in mesh_info.mesh.mesh.flatten()]
+    return Members(ranks, mesh_info.replicate_mesh_rank * mesh_info.shard_mesh_size + mesh_info.shard_mesh_rank)
 
 
 def _refuse(what: str, instead: str) -> NotImplementedError:
@@ -56,6 +73,7 @@ class ShardGroup(_C.Unit):
             for param, info in zip(params, infos)
         ]
         self.mesh_info = mesh_info
+        self._hybrid = self._is_hsdp
         self.post_forward_mesh_info = post_forward_mesh_info
         self.device = device
         self.mp_policy = mp_policy
@@ -85,6 +103,11 @@ class ShardGroup(_C.Unit):
         self._post_forward_mesh_info = value
         self._reshard_after_forward = value is not None
 
+    def post_forward_shard_size(self) -> int:
+        """Over how many ranks the parameters are cut between forward and backward; 1: not resharded."""
+        info = self._post_forward_mesh_info
+        return 1 if info is None else info.shard_mesh_size
+
     @property
     def gradient_divide_factor(self) -> float | None:
         return self._gradient_divide_factor
@@ -98,7 +121,7 @@ class ShardGroup(_C.Unit):
 
     def divide_factor(self) -> float:
         """What gradients are to be divided by."""
-        return self._gradient_divide_factor or float(self.mesh_info.shard_mesh_size)
+        return self._gradient_divide_factor or float(self.mesh_info.mesh.size())
 
     def _update_gradient_scale(self, job_divide_factor: float | None = None) -> None:
         # The job divides by one factor, given when it is made; what a group wants otherwise goes in as gradients are
@@ -135,7 +158,10 @@ class ShardGroup(_C.Unit):
         raise _refuse("set_all_reduce_hook", "change gradients after backward, through the sharded parameters' .grad")
 
     _all_reduce_hook_stream = None
-    _is_hsdp = False
+
+    @property
+    def _is_hsdp(self) -> bool:
+        return isinstance(self.mesh_info, HSDPMeshInfo)
 
     def set_symm_mem(self, backend: str = "NCCL") -> None:
         logger.info("set_symm_mem_for_comm(%r): nothing to do, the daemon owns its buffers", backend)

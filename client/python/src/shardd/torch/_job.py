@@ -14,12 +14,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 
 from shardd.torch import _spec
 from shardd.torch._extension import _C
+from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
 from shardd.torch._progress import Progress
 
@@ -41,6 +41,11 @@ def rows_before(size: int, rank: int, world_size: int) -> int:
     """Rows of the ranks before this one, as torch.chunk cuts ``size`` rows."""
     chunk = -(-size // world_size)
     return min(rank * chunk, size)
+
+
+def _first_row(fsdp_param: FSDPParam) -> int:
+    mesh_info = fsdp_param.mesh_info
+    return rows_before(fsdp_param._orig_size[0], mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size)
 
 
 class TorchJob:
@@ -74,14 +79,12 @@ class TorchJob:
             state._unit.lazy_init()
         unit = root._unit
         assert unit is not None
-        mesh_info = unit.mesh_info
-        group = mesh_info.shard_process_group
-        ranks = dist.get_process_group_ranks(group)
-        identity = identify(root._next_registration(), ranks)
+        members = members_of(unit.mesh_info)
+        identity = identify(root._next_registration(), members.ranks)
         owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
         optimizers = [o for o in _optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
-        rank, world_size = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
-        description = _spec.describe(root, identity.name, world_size, optimizers)
+        rank = members.rank
+        description = _spec.describe(root, identity.name, len(members.ranks), optimizers)
         with Progress(f'job "{identity.name}"', shown=rank == 0) as progress:
             return cls._open(root, identity, description, rank, optimizers, progress)
 
@@ -96,14 +99,13 @@ class TorchJob:
         progress: Progress,
     ) -> TorchJob:
         started = time.monotonic()
-        world_size = description.spec["worldSize"]
         progress.doing("attaching")
         engine = _C.Engine.attach(
             json.dumps(description.spec), rank, "", identity.resumes, int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
         )
         job = cls(root, engine, description)
         try:
-            job._fill(identity, description, rank, world_size, optimizers, progress)
+            job._fill(identity, description, optimizers, progress)
         except BaseException:
             job.close(False)  # the model may be registered again
             raise
@@ -118,8 +120,6 @@ class TorchJob:
         self,
         identity: Identity,
         description: _spec.Description,
-        rank: int,
-        world_size: int,
         optimizers: list[DaemonOptimizer],
         progress: Progress,
     ) -> None:
@@ -131,14 +131,14 @@ class TorchJob:
             raise RuntimeError(
                 f'register model: job "{identity.name}" has parameters already; set SHARDD_JOB to resume one'
             )
-        self._bind(description, rank, world_size)
+        self._bind(description)
         if info["version"] == 0:
             if identity.resumes and _restart_count() > 0:
                 logger.warning(
                     'job "%s" was not found after a restart; starting from the values that the program gave',
                     identity.name,
                 )
-            self._write_all(rank, world_size, progress)
+            self._write_all(progress)
         else:
             self.resumed_step = info["committed_step"]
             logger.warning(
@@ -152,7 +152,7 @@ class TorchJob:
         else:
             engine.set_trainers_write()
 
-    def _bind(self, description: _spec.Description, rank: int, world_size: int) -> None:
+    def _bind(self, description: _spec.Description) -> None:
         engine = self.engine
         assert engine is not None
         facts = {}
@@ -170,7 +170,7 @@ class TorchJob:
             unit._bind(engine, groups)
             unit._update_gradient_scale(description.divide_factor)
             for fsdp_param in unit.fsdp_params:
-                self._add_param(unit, fsdp_param, groups, *facts[id(fsdp_param)], rank, world_size)
+                self._add_param(unit, fsdp_param, groups, *facts[id(fsdp_param)])
         root = self.root()
         if partial and root is not None:
             complete = weakref.WeakMethod(root._complete_partial)
@@ -188,14 +188,12 @@ class TorchJob:
         groups: list[int],
         index: int,
         info: dict[str, Any],
-        rank: int,
-        world_size: int,
     ) -> None:
         size = fsdp_param._orig_size
         sharded = fsdp_param.sharded_param
         sharded._shardd_job = weakref.ref(self)  # type: ignore[attr-defined]
         local = _own_storage(fsdp_param)
-        first_row = rows_before(size[0], rank, world_size)
+        first_row = _first_row(fsdp_param)
         dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
         unsharded = nn.Parameter(torch.empty((), dtype=dtype).expand(size), requires_grad=sharded.requires_grad)
         fsdp_param._unsharded_param = unsharded
@@ -218,7 +216,7 @@ class TorchJob:
         }
         unit._add_param(options, sharded, local, unsharded, places, _gradient_maker(fsdp_param))
 
-    def _write_all(self, rank: int, world_size: int, progress: Progress) -> None:
+    def _write_all(self, progress: Progress) -> None:
         engine = self.engine
         assert engine is not None
         held = [fsdp_param.sharded_param for _, ref in self._params if (fsdp_param := ref()) is not None]
@@ -230,9 +228,10 @@ class TorchJob:
                 continue
             size = fsdp_param._orig_size
             local = fsdp_param.sharded_param._local_tensor  # type: ignore[attr-defined]
-            if local.numel():
+            # Replicas hold the same; the first gives it.
+            if local.numel() and getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0:
                 progress.doing("giving the parameters", done, total)
-                first = rows_before(size[0], rank, world_size) * (size.numel() // size[0])
+                first = _first_row(fsdp_param) * (size.numel() // size[0])
                 engine.write(engine.find_param(fqn), local.detach(), first)
                 done += local.nbytes
         progress.doing("waiting for the other ranks' parameters")
@@ -267,7 +266,7 @@ class TorchJob:
         with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
             progress.doing("waiting for the other ranks to load")
             self.engine.enter_full_params(True)
-            self._write_all(info["rank"], info["world_size"], progress)
+            self._write_all(progress)
             self.engine.leave_full_params()
         self.engine.load_memory()
         logger.warning(

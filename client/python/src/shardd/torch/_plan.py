@@ -88,7 +88,7 @@ def memory_plan(module: nn.Module, world_size: int | None = None, *, quiet: bool
         inner._unit.lazy_init()
     if world_size is None:
         assert root._unit is not None
-        world_size = root._unit.mesh_info.shard_mesh_size if root._unit.fsdp_params else dist.get_world_size()
+        world_size = root._unit.mesh_info.mesh.size() if root._unit.fsdp_params else dist.get_world_size()
     owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
     optimizers = [o for o in _job._optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
     description = describe(root, "memory_plan", world_size, optimizers)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -65,12 +66,12 @@ def _uniform(values: dict[str, Any], what: str) -> Any:
 
 def _tree(root: torch.nn.Module, states: list[ShardState]) -> tuple[dict[str, Any], list[ParamPlace]]:
     places: dict[tuple[int, str], tuple[ShardGroup, FSDPParam]] = {}
-    overrides: dict[int, str] = {}
+    units: dict[int, ShardGroup] = {}  # by module that fully_shard was applied to
     for state in states:
         unit = state._unit
         assert unit is not None
         for module in state._modules:
-            overrides[id(module)] = "OVERRIDE_YES" if unit._reshard_after_forward else "OVERRIDE_NO"
+            units[id(module)] = unit
         for fsdp_param in unit.fsdp_params:
             info = fsdp_param._module_info
             places[id(info.module), info.param_name] = (unit, fsdp_param)
@@ -106,9 +107,12 @@ def _tree(root: torch.nn.Module, states: list[ShardState]) -> tuple[dict[str, An
         entry: dict[str, Any] = {"name": name, "className": type(module).__name__, "parent": parent}
         if parameters:
             entry["parameters"] = parameters
-        if id(module) in overrides:
+        if id(module) in units:
+            unit = units[id(module)]
             entry["mark"] = "MODULE_MARK_FULLY_SHARD"
-            entry["reshardAfterForward"] = overrides[id(module)]
+            entry["reshardAfterForward"] = "OVERRIDE_YES" if unit._reshard_after_forward else "OVERRIDE_NO"
+            if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size:
+                entry["postForwardShardSize"] = unit.post_forward_shard_size()
         modules.append(entry)
     return {"modules": modules}, list(found.values())
 
@@ -133,7 +137,7 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     factors = {group.divide_factor() for group in groups.values()}
     divide_factor = factors.pop() if len(factors) == 1 else float(world_size)
     config: dict[str, Any] = {
-        "strategy": "STRATEGY_FULL_SHARD",
+        **_strategy(params[0].group.mesh_info),
         "layout": "LAYOUT_DIM0",
         "mixedPrecision": mixed,
         "optimizer": _optimizer(params, optimizers),
@@ -142,6 +146,18 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     }
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor)
+
+
+def _strategy(mesh_info: FSDPMeshInfo) -> dict[str, Any]:
+    if not isinstance(mesh_info, HSDPMeshInfo):
+        return {"strategy": "STRATEGY_FULL_SHARD"}
+    # The ranks of the job are the mesh row by row. Every rank clips and edits its own shards, as in PyTorch, so each
+    # replica has some to write.
+    return {
+        "strategy": "STRATEGY_HYBRID_SHARD",
+        "shardGroupSize": mesh_info.shard_mesh_size,
+        "replicaCopies": mesh_info.replicate_mesh_size > 1,
+    }
 
 
 def _optimizer(params: list[ParamPlace], optimizers: list[DaemonOptimizer]) -> dict[str, Any]:
