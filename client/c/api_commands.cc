@@ -79,6 +79,14 @@ extern "C" {
 shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first, int64_t numel) {
   SHARDD_CHECKED(api::CheckParam("write_parameter", job, param), job->impl->WriteParameter(param, data, first, numel));
 }
+shardd_status* shardd_write_optimizer_state(shardd_job* job, int32_t param, int32_t state, const float* data,
+                                            int64_t first, int64_t numel) {
+  SHARDD_CHECKED(api::CheckParam("write_optimizer_state", job, param),
+                 job->impl->WriteOptimizerState(param, state, data, first, numel));
+}
+shardd_status* shardd_write_update_count(shardd_job* job, int32_t param, int64_t count) {
+  SHARDD_CHECKED(api::CheckParam("write_update_count", job, param), job->impl->WriteUpdateCount(param, count));
+}
 shardd_status* shardd_commit_parameters(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("commit_parameters", job), job->impl->CommitParameters());
 }
@@ -140,6 +148,12 @@ shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state
 }
 shardd_status* shardd_leave_pass(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("leave_pass", job), job->impl->LeavePass());
+}
+shardd_status* shardd_pause_pass(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("pause_pass", job), job->impl->PausePass());
+}
+int32_t shardd_inside_pass(const shardd_job* job) {
+  return api::CheckJob("inside_pass", job).ok() && job->impl->inside_pass() ? 1 : 0;
 }
 shardd_status* shardd_open_window(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("open_window", job), job->impl->OpenWindow());

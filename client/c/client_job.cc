@@ -111,8 +111,9 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
 
 void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
   session_ = std::move(session);
+  WriteFaults::Forget(this);
   if (watch_writes_) {
-    (void)WriteFaults::Watch(this, session_->shards_slab().data(), session_->shards_slab().size_bytes());
+    (void)WatchSlabs();
   }
   failure_ = absl::OkStatus();
   device_ = attach.device();

@@ -96,6 +96,8 @@ class ClientJob {
   absl::Status SetGradientPresence(int param, bool present);
 
   absl::Status WriteParameter(int param, const void* data, int64_t first, int64_t numel);
+  absl::Status WriteOptimizerState(int param, int state, const float* data, int64_t first, int64_t numel);
+  absl::Status WriteUpdateCount(int param, int64_t count);
   absl::Status CommitParameters();
   absl::Status WriteGradient(int param, const void* data, int64_t first, int64_t numel);
   // REQUIRES: options.group within the plan.
@@ -111,12 +113,15 @@ class ClientJob {
   // Jobs whose trainers write.
   absl::Status EnterPass(bool stepped, absl::string_view state);
   absl::Status LeavePass();
+  absl::Status PausePass();
+  bool inside_pass() const { return progress_.inside_pass; }
   absl::Status OpenWindow();
   // A store into protected shards opens the window by itself from now on.
   absl::Status WatchWrites(bool watch);
   // The store at `address` has faulted. Whether it may be tried again. Async-signal-safe but for what an error costs.
   bool OnWriteFault(const void* address);
-  void* OptimizerStateData(int param, int state) const;
+  // Maps the optimizer state with the first call. Null: no such state.
+  void* OptimizerStateData(int param, int state);
   // The daemon's v1::Job as JSON. One unary call.
   absl::StatusOr<std::string> DescribeJson();
 
@@ -160,6 +165,8 @@ class ClientJob {
     bool commit_sent = false;
     uint64_t full_params_entered = 0;
     bool inside_pass = false;
+    bool paused = false;         // inside, and a store may leave it
+    std::string written;         // what such a store wrote; until the next pass
     bool entering_pass = false;  // the record is sent; an interrupted wait goes on
     bool entering_stepped = false;
     std::string entering_state;
@@ -213,8 +220,12 @@ class ClientJob {
   absl::Status WriteElements(int param, const char* data, int64_t first, int64_t numel, int64_t element_bytes,
                              uint32_t flags);
   bool Gives(int param) const;
+  absl::Status CheckWritable(const char* call, int param) const;
   absl::StatusOr<int64_t> Stage(const void* data, int64_t size_bytes);
   absl::Status CheckWrites(const char* call) const;
+  absl::Status WatchSlabs();
+  absl::Status AllowWrite(const void* address);
+  std::string ParameterAt(const void* address) const;  // whose shard or optimizer state it is
   absl::Status CheckStep(const v1::Step& step, absl::string_view state) const;
 
   // Constant after Attach.

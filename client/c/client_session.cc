@@ -80,7 +80,7 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
       MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/false, &daemon_slab_));
   const bool trainers_write = !plan.config.trainers_never_write();
   SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write,
-                                &shards_, /*keep_descriptor=*/trainers_write));
+                                &shards_, /*keep_descriptor=*/true));
   if (trainers_write && !shards_.SetWritable(false)) {
     return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
   }
@@ -91,7 +91,7 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
   }
   if (plan.memory.parameters_bytes > 0) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdParameters, "the cast parameters", plan.memory.parameters_bytes,
-                                  /*writable=*/false, &parameters_));
+                                  /*writable=*/false, &parameters_, /*keep_descriptor=*/true));
   }
   if (plan.memory.unsharded_pool_bytes > 0) {
     SHARDD_RETURN_IF_ERROR(
@@ -113,9 +113,25 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
   return absl::OkStatus();
 }
 
+bool ClientSession::SetShardsWritable(bool writable) {
+  window_ = writable;
+  return shards_.SetWritable(writable) &&
+         (!optimizer_writable_ || optimizer_.data() == nullptr || optimizer_.SetWritable(writable));
+}
+
+bool ClientSession::WindowCovers(const void* address) const {
+  const auto in = [address](const MappedSlab& slab) {
+    const auto* begin = static_cast<const char*>(slab.data());
+    return begin != nullptr && address >= begin && address < begin + slab.size_bytes();
+  };
+  return window_ && (in(shards_) || (optimizer_writable_ && in(optimizer_)));
+}
+
 char* ClientSession::optimizer() {
   if (optimizer_fd_.valid()) {
-    if (auto mapped = MappedSlab::Map(std::move(optimizer_fd_), optimizer_bytes_, optimizer_writable_); mapped.ok()) {
+    if (auto mapped = MappedSlab::Map(std::move(optimizer_fd_), optimizer_bytes_, optimizer_writable_,
+                                      /*keep_descriptor=*/true);
+        mapped.ok() && (!optimizer_writable_ || mapped->SetWritable(window_))) {
       optimizer_ = *std::move(mapped);
     }
     optimizer_fd_.reset();

@@ -7,6 +7,7 @@
 // A call on the hot path: Live() (two loads), Send() (a record, a store; sometimes an eventfd write), Reached() (a
 // load).
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -66,6 +67,15 @@ class ClientSession {
   // Mapped with the first call: most trainers never look. nullptr: none, or it cannot be mapped.
   char* optimizer();
   const MappedSlab& shards_slab() const { return shards_; }
+  const MappedSlab& parameters_slab() const { return parameters_; }  // may be empty
+  const MappedSlab& optimizer_slab() const { return optimizer_; }    // empty until optimizer() was called
+  // Into which no store goes outside of windows.
+  std::array<const MappedSlab*, 3> watched_slabs() const { return {&shards_, &optimizer_, &parameters_}; }
+  // A store at `address` reaches its slab while a window is open.
+  bool WindowCovers(const void* address) const;
+  // A write window opens or closes: whether stores into the shards, and into state that trainers keep, reach them or
+  // fault. Async-signal-safe. REQUIRES: the job's trainers write.
+  bool SetShardsWritable(bool writable);
   ClientStream& stream() { return *stream_; }
   const SessionCounters& counters() const { return counters_; }
   // Nothing of the host's may run: the wait is inside a signal handler.
@@ -138,7 +148,8 @@ class ClientSession {
   MappedSlab gradients_;
   UniqueFd optimizer_fd_;  // until it is mapped
   int64_t optimizer_bytes_ = 0;
-  bool optimizer_writable_ = false;
+  bool optimizer_writable_ = false;  // in windows
+  bool window_ = false;
   MappedSlab optimizer_;
   SessionMemoryView memory_;
   ReadOnlyDaemonPageView daemon_page_;

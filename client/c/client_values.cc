@@ -80,18 +80,8 @@ absl::Status ClientJob::CheckSummoned(const char* call, int index) const {
 absl::Status ClientJob::WriteParameter(int index, const void* data, int64_t first, int64_t numel) {
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckRange("write_parameter", index, data, first, numel));
-  const ParamPlan& param = this->param(index);
-  const bool initial = expected_version_ == 0;
-  if (progress_.commit_sent || !(initial || (progress_.full_params == FullParams::kInside && progress_.writeback))) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "write_parameter \"", param.fqn, "\": parameters cannot be written now (version ", expected_version_,
-        "; rank=", rank(), "); write before the first shardd_commit_parameters, or between ",
-        "shardd_enter_full_params with writeback and shardd_commit_parameters"));
-  }
-  if (!initial) {
-    SHARDD_RETURN_IF_ERROR(CheckSummoned("write_parameter", index));
-  }
-  return WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(param.dtype), 0);
+  SHARDD_RETURN_IF_ERROR(CheckWritable("write_parameter", index));
+  return WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(param(index).dtype), 0);
 }
 
 absl::Status ClientJob::WriteGradient(int index, const void* data, int64_t first, int64_t numel) {
@@ -110,6 +100,49 @@ absl::Status ClientJob::WriteGradient(int index, const void* data, int64_t first
   SHARDD_RETURN_IF_ERROR(CheckSummoned("write_gradient", index));
   return WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
                        kOfGradient);
+}
+
+absl::Status ClientJob::CheckWritable(const char* call, int index) const {
+  const bool initial = expected_version_ == 0;
+  if (progress_.commit_sent || !(initial || (progress_.full_params == FullParams::kInside && progress_.writeback))) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(call, " \"", param(index).fqn, "\": parameters cannot be written now (version ", expected_version_,
+                     "; rank=", rank(), "); write before the first shardd_commit_parameters, or between ",
+                     "shardd_enter_full_params with writeback and shardd_commit_parameters"));
+  }
+  return initial ? absl::OkStatus() : CheckSummoned(call, index);
+}
+
+absl::Status ClientJob::WriteOptimizerState(int index, int state, const float* data, int64_t first, int64_t numel) {
+  SHARDD_RETURN_IF_ERROR(Live());
+  const bool daemons = plan_.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  const int states = daemons && param(index).requires_grad ? plan_.optimizer_states : 0;
+  if (state < 0 || state >= states) {
+    return absl::InvalidArgumentError(absl::StrCat("write_optimizer_state \"", param(index).fqn,
+                                                   "\": the daemon keeps no such state (got ", state,
+                                                   ", want less than ", states, "; rank=", rank(), ")"));
+  }
+  SHARDD_RETURN_IF_ERROR(CheckRange("write_optimizer_state", index, data, first, numel));
+  SHARDD_RETURN_IF_ERROR(CheckWritable("write_optimizer_state", index));
+  return WriteElements(index, reinterpret_cast<const char*>(data), first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
+                       static_cast<uint32_t>(state + 1) << kWrittenStateShift);
+}
+
+absl::Status ClientJob::WriteUpdateCount(int index, int64_t count) {
+  SHARDD_RETURN_IF_ERROR(Live());
+  if (count < 0 || !param(index).requires_grad) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("write_update_count \"", param(index).fqn,
+                     "\": ", param(index).requires_grad ? "out of range (got " : "the parameter is frozen (got ", count,
+                     ", want 0 or more; rank=", rank(), ")"));
+  }
+  SHARDD_RETURN_IF_ERROR(CheckWritable("write_update_count", index));
+  CommandRecord record = {};
+  record.opcode = Opcode::kWriteParameters;
+  record.flags = ~uint32_t{0} << kWrittenStateShift;  // -1
+  record.group = index;
+  record.arg0 = count;
+  return Note(session_->Send(record, /*act=*/false, {"write_update_count", nullptr, "space in the command ring"}));
 }
 
 absl::Status ClientJob::CommitParameters() {

@@ -47,7 +47,7 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
     }
     SHARDD_RETURN_IF_ERROR(Note(session_->WaitConsumed(progress_.payload_record, reason)));
     if (std::exchange(progress_.window, false)) {
-      (void)session_->shards_slab().SetWritable(false);
+      (void)session_->SetShardsWritable(false);
     }
     if (stepped) {
       state.copy(session_->memory().At<char>(layout_.payload_offset_bytes), state.size());
@@ -70,6 +70,8 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
   RetireSteps();
   progress_.entering_pass = false;
   progress_.inside_pass = true;
+  progress_.paused = false;
+  progress_.written.clear();
   expected_version_ = session_->SequenceOf(page.version);
   if (progress_.entering_stepped) {
     ++committed_step_;
@@ -95,6 +97,17 @@ absl::Status ClientJob::LeavePass() {
   return absl::OkStatus();
 }
 
+absl::Status ClientJob::PausePass() {
+  SHARDD_RETURN_IF_ERROR(Live());
+  SHARDD_RETURN_IF_ERROR(CheckWrites("pause_pass"));
+  if (!progress_.inside_pass) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("pause_pass job \"", spec().name(), "\": the rank is not inside a pass (rank=", rank(), ")"));
+  }
+  progress_.paused = true;
+  return absl::OkStatus();
+}
+
 absl::Status ClientJob::OpenWindow() {
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("open_window"));
@@ -117,7 +130,7 @@ absl::Status ClientJob::OpenWindow() {
   SHARDD_RETURN_IF_ERROR(Note(session_->Wait(session_->daemon_page().page().windows, progress_.windows, reason)));
   progress_.wants_window = false;
   progress_.window = true;
-  if (!session_->shards_slab().SetWritable(true)) {
+  if (!session_->SetShardsWritable(true)) {
     return absl::InternalError(absl::StrCat("open_window job \"", spec().name(), "\": mprotect (rank=", rank(), ")"));
   }
   return absl::OkStatus();
@@ -125,65 +138,122 @@ absl::Status ClientJob::OpenWindow() {
 
 absl::Status ClientJob::WatchWrites(bool watch) {
   SHARDD_RETURN_IF_ERROR(Live());
-  if (plan_.config.trainers_never_write()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("watch_writes job \"", spec().name(), "\": its trainers never write (rank=", rank(), ")"));
-  }
   watch_writes_ = watch;
   if (!watch) {
     WriteFaults::Forget(this);
     return absl::OkStatus();
   }
-  return WriteFaults::Watch(this, session_->shards_slab().data(), session_->shards_slab().size_bytes());
+  return WatchSlabs();
+}
+
+absl::Status ClientJob::WatchSlabs() {
+  int which = 0;
+  for (const MappedSlab* slab : session_->watched_slabs()) {
+    if (slab->data() != nullptr) {
+      SHARDD_RETURN_IF_ERROR(WriteFaults::Watch(this, which, slab->data(), slab->size_bytes()));
+    }
+    ++which;
+  }
+  return absl::OkStatus();
+}
+
+std::string ClientJob::ParameterAt(const void* address) const {
+  for (const ParamPlan& param : plan_.params) {
+    const FlatParamPlan& flat = flat_of(param);
+    const auto holds = [&](const MappedSlab& slab, int64_t offset_bytes, int64_t element_bytes) {
+      const char* begin = slab.At<const char>(offset_bytes) + param.offset * element_bytes;
+      return slab.data() != nullptr && offset_bytes >= 0 && address >= begin &&
+             address < begin + param.numel * element_bytes;
+    };
+    if (holds(session_->shards_slab(), flat.shards_offset_bytes, DTypeSizeBytes(param.dtype))) {
+      return absl::StrCat("parameter \"", param.fqn, "\"");
+    }
+    if (holds(session_->parameters_slab(), flat.params_offset_bytes, DTypeSizeBytes(flat.unsharded_dtype))) {
+      return absl::StrCat("unsharded parameter \"", param.fqn, "\"");
+    }
+    for (int state = 0; state < plan_.optimizer_states && flat.optimizer_offset_bytes >= 0; ++state) {
+      if (holds(session_->optimizer_slab(), flat.optimizer_offset_bytes + state * flat.StateStrideBytes(),
+                DTypeSizeBytes(v1::DTYPE_FLOAT32))) {
+        return absl::StrCat("optimizer state of \"", param.fqn, "\"");
+      }
+    }
+  }
+  return "padding";
+}
+
+// Why the store may not be; OK: it may, and the window is open.
+absl::Status ClientJob::AllowWrite(const void* address) {
+  const auto in = [address](const MappedSlab& slab) {
+    const auto* begin = static_cast<const char*>(slab.data());
+    return begin != nullptr && address >= begin && address < begin + slab.size_bytes();
+  };
+  const auto refuse = [&](absl::string_view why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("write ", ParameterAt(address), ": ", why, " (rank=", rank(), ")"));
+  };
+  if (in(session_->parameters_slab())) {
+    return refuse("its cast copy is made by the daemon; reshard, and write the shard");
+  }
+  if (plan_.config.trainers_never_write()) {
+    return refuse("the job was opened with trainers that never write (got trainersNeverWrite true, want false)");
+  }
+  if (in(session_->optimizer_slab()) && plan_.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER) {
+    return refuse("it is the daemon's; load optimizer state instead");
+  }
+  if (progress_.entering_pass || (progress_.inside_pass && !progress_.paused)) {
+    return refuse(
+        "written inside a pass, while other ranks may read it; write between a backward, or a forward without "
+        "gradients, and the next forward");
+  }
+  session_->set_in_signal(true);
+  absl::Status status;
+  if (progress_.inside_pass) {
+    progress_.written = ParameterAt(address);
+    status = LeavePass();
+  }
+  if (status.ok()) {
+    status = OpenWindow();
+  }
+  session_->set_in_signal(false);
+  return status;
 }
 
 bool ClientJob::OnWriteFault(const void* address) {
-  if (progress_.window) {
+  if (progress_.window && session_->WindowCovers(address)) {
     return true;  // another thread's fault has opened it
   }
-  absl::Status status = absl::FailedPreconditionError("");
-  if (!progress_.inside_pass && !progress_.entering_pass) {
-    session_->set_in_signal(true);
-    status = OpenWindow();
-    session_->set_in_signal(false);
-    if (status.ok()) {
-      return true;
-    }
+  absl::Status status = AllowWrite(address);
+  if (status.ok()) {
+    return true;
   }
   // The store cannot be undone and nobody may see it: it goes to a copy of this process, and the next call says why.
-  if (!session_->shards_slab().MakePrivate()) {
-    return false;
-  }
-  if (status.message().empty()) {
-    const int64_t offset = (static_cast<const char*>(address) - session_->shards()) % plan_.shards_stride_bytes;
-    std::string name = "?";
-    for (const ParamPlan& param : plan_.params) {
-      const FlatParamPlan& flat = flat_of(param);
-      const int64_t element = DTypeSizeBytes(param.dtype);
-      const int64_t begin = flat.shards_offset_bytes + param.offset * element;
-      if (offset >= begin && offset < begin + param.numel * element) {
-        name = param.fqn;
-      }
+  for (const MappedSlab* slab : session_->watched_slabs()) {
+    if (slab->data() != nullptr && !slab->MakePrivate()) {
+      return false;
     }
-    status = absl::FailedPreconditionError(absl::StrCat(
-        "write parameter \"", name, "\": written inside a pass, while other ranks may read it (rank=", rank(),
-        "); write between the backward and the next forward"));
   }
   if (failure_.ok()) {
-    failure_ = status;
+    failure_ = std::move(status);
   }
   return true;
 }
 
-void* ClientJob::OptimizerStateData(int index, int state) const {
+void* ClientJob::OptimizerStateData(int index, int state) {
   const ParamPlan& param = this->param(index);
   const FlatParamPlan& flat = flat_of(param);
-  if (session_ == nullptr || session_->optimizer() == nullptr || flat.optimizer_offset_bytes < 0 || state < 0 ||
-      state >= plan_.optimizer_states) {
+  if (session_ == nullptr || flat.optimizer_offset_bytes < 0 || state < 0 || state >= plan_.optimizer_states) {
     return nullptr;
   }
-  return session_->optimizer() + copy_of(plan_.optimizer_copies) * plan_.optimizer_stride_bytes +
-         flat.optimizer_offset_bytes + state * flat.StateStrideBytes() +
+  const bool mapped = session_->optimizer_slab().data() != nullptr;
+  char* const base = session_->optimizer();
+  if (base == nullptr) {
+    return nullptr;
+  }
+  if (!mapped && watch_writes_) {
+    (void)WatchSlabs();
+  }
+  return base + copy_of(plan_.optimizer_copies) * plan_.optimizer_stride_bytes + flat.optimizer_offset_bytes +
+         state * flat.StateStrideBytes() +
          param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
 }
 

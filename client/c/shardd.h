@@ -168,6 +168,14 @@ SHARDD_API int32_t shardd_find_group(const shardd_job* job, const char* name); /
  * wins. Values are copied before the call returns. [waits: for staging space] */
 SHARDD_API shardd_status* shardd_write_parameter(shardd_job* job, int32_t param, const void* data, int64_t first,
                                                  int64_t numel);
+/* The same for fp32 state `state` (0 ..) of a trainable parameter, in a job whose optimizer the daemon runs: AdamW has
+ * exp_avg and exp_avg_sq, SGD with momentum has momentum_buffer. Elements that nobody writes keep what they have; 0 at
+ * first. [waits: for staging space] */
+SHARDD_API shardd_status* shardd_write_optimizer_state(shardd_job* job, int32_t param, int32_t state, const float* data,
+                                                       int64_t first, int64_t numel);
+/* How many updates the parameter has had: what bias correction counts from, and what makes SGD's first update the one
+ * that fills momentum_buffer. Legal where shardd_write_parameter is. shardd_describe_job tells it (update_counts). */
+SHARDD_API shardd_status* shardd_write_update_count(shardd_job* job, int32_t param, int64_t count);
 /* This rank has written what it had to. Returns when all ranks have said so and the new version is there. [waits] */
 SHARDD_API shardd_status* shardd_commit_parameters(shardd_job* job);
 
@@ -299,13 +307,19 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
 SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes);
 /* The rank reads no more until its next pass. shardd_step says so too. */
 SHARDD_API shardd_status* shardd_leave_pass(shardd_job* job);
+/* Inside a pass: the rank reads nothing until its next shardd_unshard, which may not come. With shardd_watch_writes a
+ * store then leaves the pass and opens the window; shardd_unshard after that fails with FAILED_PRECONDITION and the
+ * parameter's name, until the next shardd_enter_pass. For a forward of which nobody knows whether it has a backward. */
+SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
+SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
 /* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its write range
  * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already. [waits]
  */
 SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
-/* on != 0: a store into a shard outside of a pass opens the window by itself (a SIGSEGV handler, installed with the
- * first call; other faults go to the handler before it). A store inside a pass reaches nobody and makes every later
- * call fail with FAILED_PRECONDITION and the parameter's name. System calls that write into a shard fail with EFAULT
+/* on != 0: a store into a shard, or into the trainers' optimizer state, outside of a pass opens the window by itself (a
+ * SIGSEGV handler, installed with the first call; other faults go to the handler before it). A store inside a pass, or
+ * in a job whose trainers never write, reaches nobody and makes every later call fail with FAILED_PRECONDITION and the
+ * parameter's name. System calls that write into a shard fail with EFAULT
  * instead: open the window first. */
 SHARDD_API shardd_status* shardd_watch_writes(shardd_job* job, int on);
 /* fp32 optimizer state `state` (0 ..) of the whole parameter, numel elements; read-only, but for an optimizer in the

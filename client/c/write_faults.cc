@@ -17,8 +17,9 @@ struct Range {
   std::atomic<ClientJob*> job{nullptr};
   std::atomic<const char*> begin{nullptr};
   std::atomic<int64_t> size_bytes{0};
+  int which = 0;
 };
-Range ranges[WriteFaults::kMaxJobs];
+Range ranges[WriteFaults::kMaxJobs * WriteFaults::kRanges];
 std::mutex ranges_mutex;                   // writers
 std::atomic_flag busy = ATOMIC_FLAG_INIT;  // the handler: threads of one parallel loop fault together
 struct sigaction previous;
@@ -77,14 +78,14 @@ absl::Status Install() {
 
 }  // namespace
 
-absl::Status WriteFaults::Watch(ClientJob* job, const void* begin, int64_t size_bytes) {
+absl::Status WriteFaults::Watch(ClientJob* job, int which, const void* begin, int64_t size_bytes) {
   std::lock_guard<std::mutex> lock(ranges_mutex);
   if (absl::Status status = Install(); !status.ok()) {
     return status;
   }
   Range* free = nullptr;
   for (Range& range : ranges) {
-    if (range.job.load() == job) {
+    if (range.job.load() == job && range.which == which) {
       free = &range;
       break;
     }
@@ -99,6 +100,7 @@ absl::Status WriteFaults::Watch(ClientJob* job, const void* begin, int64_t size_
   }
   free->begin.store(nullptr);
   free->size_bytes.store(size_bytes);
+  free->which = which;
   free->job.store(job);
   free->begin.store(static_cast<const char*>(begin), std::memory_order_release);
   return absl::OkStatus();

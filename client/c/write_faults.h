@@ -15,9 +15,10 @@ class ClientJob;
 class WriteFaults {
  public:
   static constexpr int kMaxJobs = 16;
+  static constexpr int kRanges = 3;  // of a job: its shards, its optimizer state, cast parameters
   // Stores into [begin, begin + size_bytes) are `job`'s from now on. RESOURCE_EXHAUSTED: more than kMaxJobs. Replaces
-  // what the job had before. Thread-safe, as Forget.
-  static absl::Status Watch(ClientJob* job, const void* begin, int64_t size_bytes);
+  // what the job had as its range `which` before. Thread-safe, as Forget.
+  static absl::Status Watch(ClientJob* job, int which, const void* begin, int64_t size_bytes);
   static void Forget(ClientJob* job);
 };
 

@@ -229,6 +229,8 @@ class Job {
     return Status::Take(shardd_enter_pass(job_, stepped ? 1 : 0, state.data(), state.size()));
   }
   Status LeavePass() { return Status::Take(shardd_leave_pass(job_)); }
+  Status PausePass() { return Status::Take(shardd_pause_pass(job_)); }
+  bool inside_pass() const { return shardd_inside_pass(job_) != 0; }
   Status OpenWindow() { return Status::Take(shardd_open_window(job_)); }
   Status WatchWrites(bool on = true) { return Status::Take(shardd_watch_writes(job_, on ? 1 : 0)); }
   // The stored parameter; in a window shard_range(param) says what of it may be written.

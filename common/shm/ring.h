@@ -22,8 +22,9 @@ enum class Opcode : uint32_t {
   kSubmitGradients = 3,  // group; flags: kHasPresent, kHasFresh (masks area); arg0 = ClientPage::done value to wait for
   kBackwardDone = 4,     // arg0 = index, flags: kLast
   kStep = 5,             // arg0 = bytes of the serialized v1::Step in the payload area
-  kWriteParameters = 6,  // flags: kOfGradient; group = parameter index, arg0 = first element, arg1 = numel, arg2 =
-                         // staging offset bytes
+  // flags: kOfGradient, or from bit kWrittenStateShift on WriteParameters.optimizer_state in 16 bits; group = parameter
+  // index, arg0 = first element, arg1 = numel, arg2 = staging offset bytes
+  kWriteParameters = 6,
   kCommitParameters = 7,
   kEnterFullParams = 8,  // group, or -1: all; flags: kWriteback, kRank0Only, kWithGrads, kNotRecurse
   kLeaveFullParams = 9,
@@ -46,6 +47,7 @@ inline constexpr uint32_t kRank0Only = 32;
 inline constexpr uint32_t kWithGrads = 64;
 inline constexpr uint32_t kNotRecurse = 128;
 inline constexpr uint32_t kOfGradient = 256;
+inline constexpr int kWrittenStateShift = 16;
 
 struct alignas(64) CommandRecord {
   uint64_t sequence;

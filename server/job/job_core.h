@@ -147,8 +147,17 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void GrantFullParams();
   absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
-  void ClearParameter(int index);
-  void SaveForUndo(int64_t offset_bytes, int64_t size_bytes);
+  // A part of a parameter that ranks may write.
+  struct Written {
+    const Slab* slab = nullptr;
+    int64_t offset_bytes = 0;  // of the first copy
+    int64_t element_bytes = 0;
+    int copies = 0;
+    int64_t stride_bytes = 0;  // from one copy to the next
+  };
+  Written WrittenPart(const ParamPlan& param, int what) const;
+  static void Clear(const Written& written, int64_t numel);
+  absl::Status SaveForUndo(int rank, const Slab* slab, int64_t offset_bytes, int64_t size_bytes);
   void UndoWrites();
 
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
@@ -258,9 +267,12 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   int64_t kept_step_ = 0;
   std::vector<std::string> kept_states_;
   int kept_age_ = 0;
-  std::map<int, uint64_t> initial_writes_;  // before version 1: by parameter, the epoch that wrote it
-  std::map<int64_t, std::string> undo_;     // of writebacks not yet committed: old bytes by 64 KiB chunk
-  std::unique_ptr<UnshardPool> pool_;       // POOLED
+  // Before version 1: by parameter and part (WrittenPart), the epoch that wrote it.
+  std::map<std::pair<int, int>, uint64_t> initial_writes_;
+  // Of writes not yet committed: old bytes by 64 KiB chunk of a slab, old counts of updates by parameter.
+  std::map<std::pair<const Slab*, int64_t>, std::string> undo_;
+  std::map<int, int64_t> undo_counts_;
+  std::unique_ptr<UnshardPool> pool_;  // POOLED
   v1::Counters counters_;
 };
 

@@ -113,6 +113,9 @@ void JobCore::Describe(v1::Job* out) const {
   *out->mutable_counters() = counters_;
   out->set_created_unix_ms(UnixMillis(created_));
   out->set_plan_digest(absl::BytesToHexString(plan_->digest));
+  if (std::any_of(step_counts_.begin(), step_counts_.end(), [](int64_t count) { return count > 0; })) {
+    out->mutable_update_counts()->Add(step_counts_.begin(), step_counts_.end());
+  }
 }
 
 void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
@@ -182,7 +185,7 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
     undo->set_purpose("writeback undo");
     undo->set_backing("heap");
     undo->set_planned_bytes(WritebackUndoBytes(*plan_));
-    for (const auto& [chunk, bytes] : undo_) {
+    for (const auto& [place, bytes] : undo_) {
       undo->set_allocated_bytes(undo->allocated_bytes() + static_cast<int64_t>(bytes.size()));
     }
   }

@@ -40,7 +40,9 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
   state.pass = Pass::kOutside;  // it has stopped reading, and writing
   state.window = state.wants_window = false;
   SHARDD_RETURN_IF_ERROR(CloseStep(session));
-  return MaybeDecide();
+  SHARDD_RETURN_IF_ERROR(MaybeDecide());
+  MaybeOpenWindows();  // it was perhaps the last that read
+  return absl::OkStatus();
 }
 
 absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) const {

@@ -1,4 +1,5 @@
-// Values from trainers: initial ones, writeback of full parameters, and their commit.
+// Values from trainers: initial ones, writeback of full parameters, and with them the state of the daemon's optimizer.
+// Nothing of it is in a version before every rank has sent CommitParameters; old bytes are kept until then.
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +16,25 @@ namespace {
 constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
 
 }  // namespace
+
+// Where `what` of a parameter lies: 0 itself, k > 0 its optimizer state k - 1. Null: the job has no such state.
+JobCore::Written JobCore::WrittenPart(const ParamPlan& param, int what) const {
+  const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
+  if (what == 0) {
+    const int64_t element_bytes = DTypeSizeBytes(param.dtype);
+    return {memory_->shards(), flat.shards_offset_bytes + param.offset * element_bytes, element_bytes,
+            plan_->shard_copies, plan_->shards_stride_bytes};
+  }
+  const bool updates = plan_->config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  if (!updates || !param.requires_grad || flat.optimizer_offset_bytes < 0 || what < 0 ||
+      what > plan_->optimizer_states) {
+    return {};
+  }
+  const int64_t element_bytes = DTypeSizeBytes(v1::DTYPE_FLOAT32);
+  return {memory_->optimizer(),
+          flat.optimizer_offset_bytes + (what - 1) * flat.StateStrideBytes() + param.offset * element_bytes,
+          element_bytes, plan_->optimizer_copies, plan_->optimizer_stride_bytes};
+}
 
 absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& command) {
   const int rank = session->rank();
@@ -37,6 +57,22 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   if (writeback) {
     SHARDD_RETURN_IF_ERROR(CheckSummoned(rank, command.group, what));
   }
+  const int state = static_cast<int16_t>(command.flags >> kWrittenStateShift);
+  const Written written = WrittenPart(param, std::max(state, -state));  // a count belongs to the first state
+  if (state < -1 || (written.slab == nullptr && state >= 0) || (state == -1 && !param.requires_grad)) {
+    return RankError(absl::StatusCode::kInvalidArgument, rank, what,
+                     absl::StrCat("no such optimizer state (got ", state, ", want -1 to ",
+                                  param.requires_grad ? plan_->optimizer_states : 0, ")"));
+  }
+  if (state == -1) {
+    if (command.arg0 < 0) {
+      return RankError(absl::StatusCode::kInvalidArgument, rank, what,
+                       absl::StrCat("count of updates is out of range (got ", command.arg0, ", want 0 or more)"));
+    }
+    undo_counts_.try_emplace(command.group, step_counts_[command.group]);
+    step_counts_[command.group] = command.arg0;
+    return absl::OkStatus();
+  }
   if (command.arg0 < 0 || command.arg1 < 0 || command.arg0 > param.numel || command.arg1 > param.numel - command.arg0) {
     return RankError(absl::StatusCode::kInvalidArgument, rank, what,
                      absl::StrCat("elements are out of range (got ", command.arg0, " + ", command.arg1,
@@ -49,7 +85,7 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
                      param.requires_grad ? "gradients may be written after EnterFullParams(writeback, with_grads)"
                                          : "a frozen parameter has no gradient");
   }
-  const int64_t element = of_gradient ? sizeof(float) : DTypeSizeBytes(param.dtype);
+  const int64_t element = of_gradient ? sizeof(float) : written.element_bytes;
   const int64_t size = command.arg1 * element;
   const char* source = session->Staging(command.arg2, size);
   if (source == nullptr) {
@@ -68,51 +104,58 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     present_[command.group] = true;
     return absl::OkStatus();
   }
-  const int64_t offset = flat.shards_offset_bytes + (param.offset + command.arg0) * element;
+  const int64_t offset_bytes = written.offset_bytes + command.arg0 * element;
   if (version_ == 0) {
-    uint64_t& written_in = initial_writes_[command.group];
+    uint64_t& written_in = initial_writes_[{command.group, state}];
     if (written_in != epoch_ && written_in != 0) {  // by an attempt that was given up: initial values are one's
-      ClearParameter(command.group);
+      Clear(written, param.numel);
     }
     written_in = epoch_;
   }
-  for (int copy = 0; copy < plan_->shard_copies; ++copy) {
-    const int64_t place = offset + copy * plan_->shards_stride_bytes;
+  for (int copy = 0; copy < written.copies; ++copy) {
+    const int64_t place = offset_bytes + copy * written.stride_bytes;
     if (version_ != 0) {
-      SaveForUndo(place, size);
+      SHARDD_RETURN_IF_ERROR(SaveForUndo(rank, written.slab, place, size));
     }
-    std::memcpy(memory_->shards()->At<char>(place), source, size);
+    std::memcpy(written.slab->At<char>(place), source, size);
   }
   return absl::OkStatus();
 }
 
-void JobCore::ClearParameter(int index) {
-  const ParamPlan& param = plan_->params[index];
-  const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
-  const int64_t element = DTypeSizeBytes(param.dtype);
-  for (int copy = 0; copy < plan_->shard_copies; ++copy) {
-    std::memset(memory_->shards()->At<char>(copy * plan_->shards_stride_bytes + flat.shards_offset_bytes +
-                                            param.offset * element),
-                0, param.numel * element);
+void JobCore::Clear(const Written& written, int64_t numel) {
+  for (int copy = 0; copy < written.copies; ++copy) {
+    std::memset(written.slab->At<char>(written.offset_bytes + copy * written.stride_bytes), 0,
+                numel * written.element_bytes);
   }
 }
 
-// Each chunk is kept once, as it was before the first write: never more than the shards themselves.
-void JobCore::SaveForUndo(int64_t offset_bytes, int64_t size_bytes) {
-  for (int64_t chunk = offset_bytes / kUndoChunkBytes; chunk * kUndoChunkBytes < offset_bytes + size_bytes; ++chunk) {
-    const int64_t begin = chunk * kUndoChunkBytes;
-    const int64_t size = std::min(kUndoChunkBytes, memory_->shards()->size_bytes() - begin);
-    if (auto [it, added] = undo_.try_emplace(chunk); added) {
-      it->second.assign(memory_->shards()->At<char>(begin), size);
+// Each chunk is kept once, as it was before the first write: never more than the slabs themselves.
+absl::Status JobCore::SaveForUndo(int rank, const Slab* slab, int64_t offset_bytes, int64_t size_bytes) {
+  if (slab == memory_->optimizer() && undo_.lower_bound({slab, 0}) == undo_.upper_bound({slab, INT64_MAX})) {
+    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
+    if (absl::Status status = CheckMemory(limits, 0, plan_->memory.optimizer_bytes); !status.ok()) {
+      return RankError(status.code(), rank, "WriteParameters of optimizer state", status.message());
     }
   }
+  for (int64_t chunk = offset_bytes / kUndoChunkBytes; chunk * kUndoChunkBytes < offset_bytes + size_bytes; ++chunk) {
+    const int64_t begin = chunk * kUndoChunkBytes;
+    const int64_t size = std::min(kUndoChunkBytes, slab->size_bytes() - begin);
+    if (auto [it, added] = undo_.try_emplace({slab, chunk}); added) {
+      it->second.assign(slab->At<char>(begin), size);
+    }
+  }
+  return absl::OkStatus();
 }
 
 void JobCore::UndoWrites() {
-  for (const auto& [chunk, bytes] : undo_) {
-    std::memcpy(memory_->shards()->At<char>(chunk * kUndoChunkBytes), bytes.data(), bytes.size());
+  for (const auto& [place, bytes] : undo_) {
+    std::memcpy(place.first->At<char>(place.second * kUndoChunkBytes), bytes.data(), bytes.size());
   }
   undo_.clear();
+  for (const auto& [param, count] : undo_counts_) {
+    step_counts_[param] = count;
+  }
+  undo_counts_.clear();
 }
 
 absl::Status JobCore::OnCommitParameters(Session* session) {
@@ -130,15 +173,17 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
     return absl::OkStatus();
   }
   if (version_ == 0) {
-    for (const auto& [index, written_in] : initial_writes_) {
+    for (const auto& [part, written_in] : initial_writes_) {
       if (written_in != epoch_) {
-        ClearParameter(index);
+        const ParamPlan& param = plan_->params[part.first];
+        Clear(WrittenPart(param, part.second), param.numel);
       }
     }
     initial_writes_.clear();
   }
   committing_ = true;
   undo_.clear();  // from here on it completes forward
+  undo_counts_.clear();
   auto done = Join(world_size(), [this](const absl::Status& status) {
     if (!status.ok()) {
       LogError(absl::StrCat("job ", name(), ": commit of parameters: ", status.message()));

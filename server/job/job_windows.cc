@@ -188,10 +188,13 @@ void JobCore::BeginPass() {
 }
 
 void JobCore::MaybeOpenWindows() {
+  // A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
+  // commit.
+  const auto may_open = [](const RankStep& r) { return r.wants_window && !r.stepped; };
   if (!trainers_write() || committing_ || deciding_ || keeping_ || closed_ ||
       std::any_of(ranks_.begin(), ranks_.end(),
-                  [](const RankStep& r) { return r.pass == Pass::kInside || r.stepped || r.full_params; }) ||
-      std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window; })) {
+                  [](const RankStep& r) { return r.pass == Pass::kInside || r.full_params; }) ||
+      std::none_of(ranks_.begin(), ranks_.end(), may_open)) {
     return;
   }
   if (!window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every())) {
@@ -200,7 +203,8 @@ void JobCore::MaybeOpenWindows() {
   }
   window_open_ = true;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (std::exchange(ranks_[rank].wants_window, false)) {
+    if (may_open(ranks_[rank])) {
+      ranks_[rank].wants_window = false;
       ranks_[rank].window = true;
       sessions_[rank]->PublishWindow();
     }

@@ -293,7 +293,12 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
       command.arg0 = in.write_parameters().first_element();
       command.arg1 = in.write_parameters().numel();
       command.arg2 = in.write_parameters().staging_offset_bytes();
-      command.flags = in.write_parameters().of_gradient() ? kOfGradient : 0;
+      if (const int32_t state = in.write_parameters().optimizer_state(); state != static_cast<int16_t>(state)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("WriteParameters: optimizer_state is out of range (got ", state, "; rank=", rank_, ")"));
+      }
+      command.flags = (in.write_parameters().of_gradient() ? kOfGradient : 0) |
+                      static_cast<uint32_t>(in.write_parameters().optimizer_state()) << kWrittenStateShift;
       break;
     case v1::Command::kCommitParameters:
       command.opcode = Opcode::kCommitParameters;

@@ -124,6 +124,17 @@ void Engine::Write(int param, const at::Tensor& rows, int64_t first) {
   Check(job().WriteParameter(param, dense.const_data_ptr(), first, dense.numel()));
 }
 
+void Engine::WriteOptimizerState(int param, int state, const at::Tensor& rows, int64_t first) {
+  const NoGil no_gil;
+  const at::Tensor dense = rows.to(at::kFloat).contiguous();
+  Check(Take(
+      shardd_write_optimizer_state(job().c_job(), param, state, dense.const_data_ptr<float>(), first, dense.numel())));
+}
+
+void Engine::WriteUpdateCount(int param, int64_t count) {
+  Check(Take(shardd_write_update_count(job().c_job(), param, count)));
+}
+
 void Engine::Commit() {
   const NoGil no_gil;
   Check(job().CommitParameters());
@@ -131,6 +142,9 @@ void Engine::Commit() {
 
 void Engine::EnterFullParams(bool writeback) {
   ReshardAll();
+  if (passes_) {
+    CloseWindow();  // some rank may have one open
+  }
   const NoGil no_gil;
   Check(Take(shardd_enter_full_params(job().c_job(), writeback ? 1 : 0)));
 }
@@ -152,32 +166,54 @@ void Engine::ReshardAll() {
   }
 }
 
-std::string Engine::GradientMismatch() const {
-  for (const Unit* unit : units_) {
-    std::string text = unit->GradientMismatch();
-    if (!text.empty()) {
-      return text;
+void Engine::SetUpdated(const std::vector<int>& params) {
+  const int32_t count = job().info().param_count;
+  for (int32_t index = 0; index < count; ++index) {
+    for (Unit* unit : units_) {
+      if (ManagedParam* param = unit->FindParam(index); param != nullptr) {
+        param->updated = std::find(params.begin(), params.end(), index) != params.end();
+      }
     }
   }
-  return "";
 }
 
-Engine::StepResult Engine::Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm,
-                                const std::string& state) {
+void Engine::AdoptState(int param, int state, const at::Tensor& local, bool copy_in) {
+  for (Unit* unit : units_) {
+    if (ManagedParam* managed = unit->FindParam(param); managed != nullptr) {
+      auto* data = static_cast<float*>(shardd_optimizer_state_data(job().c_job(), param, state));
+      if (data == nullptr) {
+        Check(Status(Code::kResourceExhausted, "keep optimizer state " + std::to_string(state) + " of \"" +
+                                                   managed->fqn + "\": the job was opened without memory for it"));
+      }
+      managed->AdoptState(static_cast<size_t>(state), local, data + managed->first_element, copy_in);
+      return;
+    }
+  }
+}
+
+Engine::StepResult Engine::Step(shardd_step_options options, const std::string& state) {
   ReshardAll();
+  for (Unit* unit : units_) {
+    unit->SettleGradients();
+  }
   StepResult result;
+  options.state = state.data();
+  options.state_bytes = state.size();
   {
     const NoGil no_gil;
-    Check(job().Step(groups, max_grad_norm, state));
+    Check(job().StepWith(options));
     shardd_step_result c_result{};
     c_result.struct_size = sizeof(c_result);
     Check(job().WaitStep(&c_result));
-    result = {c_result.committed_step, c_result.grad_norm, c_result.clip_factor};
+    result = {c_result.committed_step, c_result.grad_norm, c_result.clip_factor, c_result.skipped != 0};
   }
   ++steps_;
   settled_ = true;
+  inside_pass_ = pass_by_hand_ = false;  // the step has said so
+  float* const counts =
+      update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
   for (Unit* unit : units_) {
-    unit->EndStep();
+    unit->EndStep(counts);
   }
   return result;
 }
@@ -199,6 +235,7 @@ void Engine::Reattach() {
 
 void Engine::LoseMemory() {
   ++generation_;
+  lost_ = true;
   for (Unit* unit : units_) {
     unit->LoseMemory();
   }
@@ -254,8 +291,11 @@ void Engine::RootPreForward(Unit* unit) {
   }
 }
 
-void Engine::EnterPassByHand() {
-  if (trainers_write_ && !inside_pass_) {
+void Engine::EnterPassByHand(bool backward) {
+  if (passes_ && inside_pass_ && !backward && !job().inside_pass()) {
+    inside_pass_ = false;  // left by a store
+  }
+  if (passes_ && !inside_pass_) {
     EnterPass();
     pass_by_hand_ = true;
   }
@@ -267,9 +307,26 @@ void Engine::LeavePassByHand() {
   }
 }
 
-void Engine::SetTrainersWrite() {
+void Engine::WatchWrites(bool passes) {
   Check(job().WatchWrites());
-  trainers_write_ = true;
+  passes_ = passes;
+}
+
+void Engine::OpenWindow() {
+  if (forward_root_ != nullptr || final_queued_) {
+    Check(Status(Code::kFailedPrecondition,
+                 "open a write window: a forward or backward is under way; write between a backward and the next "
+                 "forward"));
+  }
+  LeavePass();
+  const NoGil no_gil;
+  Check(job().OpenWindow());
+}
+
+void Engine::CloseWindow() {
+  LeavePass();
+  EnterPass();
+  LeavePass();
 }
 
 void Engine::MarkStepped(std::string state) {
@@ -278,7 +335,7 @@ void Engine::MarkStepped(std::string state) {
 }
 
 void Engine::EnterPass() {
-  if (!trainers_write_ || inside_pass_) {
+  if (!passes_ || (inside_pass_ && job().inside_pass())) {
     return;
   }
   {
@@ -290,7 +347,7 @@ void Engine::EnterPass() {
     stepped_ = false;
     ++steps_;
     for (Unit* unit : units_) {
-      unit->EndStep();
+      unit->EndStep(nullptr);
     }
   }
 }
@@ -303,7 +360,9 @@ void Engine::LeavePass() {
     unit->ToSharded();
   }
   inside_pass_ = pass_by_hand_ = false;
-  Check(job().LeavePass());
+  if (job().inside_pass()) {
+    Check(job().LeavePass());
+  }
 }
 
 py::object Engine::EndForward(const Unit* unit, py::object output, bool has_backward) {
@@ -316,6 +375,8 @@ py::object Engine::EndForward(const Unit* unit, py::object output, bool has_back
   }
   if (!has_backward) {
     LeavePass();
+  } else if (inside_pass_) {
+    Check(job().PausePass());
   }
   return output;
 }
@@ -369,7 +430,6 @@ void Engine::FinalCallback(uint64_t generation) {
 }
 
 void Engine::ResetIteration() {
-  const bool backward = final_queued_;
   forward_root_ = nullptr;
   final_queued_ = false;
   ++generation_;  // what is left of its graph is dead
@@ -377,23 +437,15 @@ void Engine::ResetIteration() {
     unit->set_idle();
     unit->ToSharded();
   }
-  if (!backward) {
-    for (Unit* unit : units_) {
-      unit->EndBackward();
-    }
-    LeavePass();
-    return;
-  }
-  // The daemon cannot take gradients back: the backward is closed with what it has, and what comes next replaces it.
+  Check(Take(shardd_abandon_backward(job().c_job())));
   for (Unit* unit : units_) {
-    unit->SubmitRest();
+    unit->AbandonBackward();
   }
-  Check(job().BackwardDone(/*last=*/false));
-  for (Unit* unit : units_) {
-    unit->EndBackward();
-    unit->DropGradients();
+  slot_owners_.assign(slot_of_group_.size(), SlotOwner());
+  // The pass stays entered: other ranks may be in it, and wait for this one to do its backward again.
+  if (inside_pass_ && job().inside_pass()) {
+    Check(job().PausePass());
   }
-  LeavePass();
 }
 
 }  // namespace shardd::python

@@ -41,19 +41,31 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Gives the elements of `rows` to the job, from element `first` of parameter `param` on. Before version 1 and in a
   // write.
   void Write(int param, const at::Tensor& rows, int64_t first);
+  // The same for fp32 state of the daemon's optimizer, and for the number of updates that it has made.
+  void WriteOptimizerState(int param, int state, const at::Tensor& rows, int64_t first);
+  void WriteUpdateCount(int param, int64_t count);
   void Commit();
   void EnterFullParams(bool writeback);
   void LeaveFullParams();
   // Points every unit's storages to the job's memory: after registration and after Reattach.
   void LoadMemory();
 
+  // `local` (this rank's rows of parameter `param`, alone in its storage) lies in the job's memory for state `state`
+  // from now on; `copy_in`: with the values it has, in a write window. RESOURCE_EXHAUSTED: the job has no such state.
+  void AdoptState(int param, int state, const at::Tensor& local, bool copy_in);
+  // Element p of `counts`, fp32, is how many updates parameter p has had; kept up with every step.
+  void SetUpdateCounts(at::Tensor counts) { update_counts_ = std::move(counts); }
+  // The daemon's optimizer has these parameters and no others.
+  void SetUpdated(const std::vector<int>& params);
+
   struct StepResult {
     int64_t committed_step = 0;
     double grad_norm = 0;
     double clip_factor = 1;
+    bool skipped = false;
   };
-  // The optimizer step: gives everything back, asks, waits for the commit.
-  StepResult Step(const std::vector<shardd_hyperparameters>& groups, double max_grad_norm, const std::string& state);
+  // The optimizer step: gives everything back, asks, waits for the commit. `options.state` is set from `state`.
+  StepResult Step(shardd_step_options options, const std::string& state);
   // After ABORTED or UNAVAILABLE: the same rank in the current epoch. Graphs of before are dead.
   void Reattach();
   // In a forked child: parameters and gradients raise where they are used, instead of reading what is not mapped.
@@ -67,9 +79,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int FindParam(const std::string& fqn);
   int FindGroup(const std::string& name);
 
-  // The trainers' optimizer writes the shards, between passes: a pass begins with the root's forward and ends with its
-  // backward, or with the forward where there is none. The first store into a shard opens a write window.
-  void SetTrainersWrite();
+  // From here on a store into a shard is seen. `passes`: it is allowed between passes, where the first one opens a
+  // write window; a pass begins with the root's forward and ends with its backward, or with the forward where there is
+  // none. Otherwise it reaches nobody and the next call says so.
+  void WatchWrites(bool passes);
+  // Waits until no rank is in a pass; shards, and optimizer state of the trainers', may then be written.
+  void OpenWindow();
+  // What was written becomes the next version now, with all ranks, and a marked step is committed.
+  void CloseWindow();
   // What was written since the last pass is an optimizer step: it is committed where the next pass begins, with
   // `state`.
   void MarkStepped(std::string state);
@@ -78,14 +95,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void ResetIteration();
   // `complete(output)` is called with the root's output, and gives what takes its place. None: nothing to do.
   void SetCompletePartial(pybind11::object complete) { complete_partial_ = std::move(complete); }
-  // Why a step would not do what `.grad` says; empty: it would.
-  std::string GradientMismatch() const;
 
   // From units.
   void RootPreForward(Unit* unit);
   // An unshard outside of forward and backward is a pass of its own, until the unit is resharded by hand or a forward
   // takes it over.
-  void EnterPassByHand();
+  void EnterPassByHand(bool backward);
   void LeavePassByHand();
   // The root's output ends the forward: units of which only some modules ran are ended with it.
   pybind11::object EndForward(const Unit* unit, pybind11::object output, bool has_backward);
@@ -101,6 +116,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool settled() const { return settled_; }
   void set_settled() { settled_ = true; }
   bool alive() const { return job_ != nullptr; }
+  bool has_memory() const { return job_ != nullptr && !lost_; }
 
  private:
   explicit Engine(std::unique_ptr<Job> job);
@@ -115,14 +131,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   pybind11::object complete_partial_ = pybind11::none();
   Unit* forward_root_ = nullptr;
   bool final_queued_ = false;
-  bool trainers_write_ = false;
-  bool inside_pass_ = false;
+  bool passes_ = false;
+  bool inside_pass_ = false;  // or was until a store between a forward and its backward left it: see PausePass
   bool pass_by_hand_ = false;
   bool stepped_ = false;
   std::string stepped_state_;
   bool settled_ = false;
+  bool lost_ = false;  // in a forked child
   uint64_t generation_ = 1;
   int64_t steps_ = 0;
+  at::Tensor update_counts_;
   // Groups whose gradient slots overlap have the same slot number; who has written into it and not submitted.
   std::vector<int> slot_of_group_;
   struct SlotOwner {

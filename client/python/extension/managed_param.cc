@@ -88,7 +88,7 @@ void ManagedParam::Register(bool unsharded) {
       Check(Status(Code::kFailedPrecondition,
                    "unshard parameter \"" + fqn +
                        "\": requires_grad was set after the model was registered with it frozen, so the job has no "
-                       "gradient memory for it; set requires_grad before the first forward"));
+                       "gradient memory for it; give it to the optimizer before the first forward, frozen or not"));
     }
     at::Tensor tensor = unsharded_tensor_;
     tensor.set_requires_grad(sharded_tensor().requires_grad());
@@ -125,6 +125,10 @@ void ManagedParam::CopyGradientOut() {
 void ManagedParam::ForgetGradient() {
   CopyGradientOut();
   sharded_tensor().mutable_grad() = at::Tensor();
+  ReleaseGradientMemory();
+}
+
+void ManagedParam::ReleaseGradientMemory() {
   slot_ = at::Tensor();
   gradient_memory_ = nullptr;
   carry_ = at::Tensor();
@@ -132,8 +136,38 @@ void ManagedParam::ForgetGradient() {
 }
 
 void ManagedParam::ForgetShard() {
-  ForgetGradient();
+  CopyGradientOut();
+  ReleaseGradientMemory();
   accumulator_.reset();
+  for (at::Tensor& state : states_) {
+    if (state.defined() && state.numel() > 0) {
+      CopyOut(StorageOf(state));
+    }
+  }
+  states_.clear();
+}
+
+void ManagedParam::AdoptState(size_t index, const at::Tensor& local, void* rows, bool copy_in) {
+  if (index >= states_.size()) {
+    states_.resize(index + 1);
+  }
+  at::Tensor& state = states_[index];
+  if (state.defined() && !state.is_same(local) && state.numel() > 0) {
+    CopyOut(StorageOf(state));
+  }
+  state = local;
+  if (copy_in && local.numel() > 0) {
+    memcpy(rows, local.const_data_ptr(), local.nbytes());
+  }
+  PointState(index, rows);
+}
+
+void ManagedParam::PointState(size_t index, void* rows) {
+  const at::Tensor& state = states_[index];
+  if (state.defined() && state.numel() > 0) {
+    StorageOf(state)->set_data_ptr_noswap(at::DataPtr(rows, at::kCPU));
+    StorageOf(state)->set_resizable(false);
+  }
 }
 
 void ManagedParam::LoseMemory() {
@@ -147,6 +181,11 @@ void ManagedParam::LoseMemory() {
   Lose(StorageOf(unsharded_tensor_), message);
   if (gradient_storage_ != nullptr) {
     Lose(gradient_storage_.get(), message);
+  }
+  for (const at::Tensor& state : states_) {
+    if (state.defined() && state.numel() > 0) {
+      Lose(StorageOf(state), message);
+    }
   }
   slot_ = at::Tensor();
   gradient_memory_ = nullptr;
@@ -241,21 +280,32 @@ void ManagedParam::ShowGradient(int64_t steps) {
   }
 }
 
-std::string ManagedParam::GradientMismatch(int64_t steps) const {
+ManagedParam::Presence ManagedParam::SettleGradient(int64_t steps) {
   const at::Tensor& shown = sharded_tensor().grad();
-  if (!shown.defined()) {
-    if (!in_job) {
-      return "";
+  if (!shown.defined() || !updated) {
+    if (pending && updated) {
+      Check(Status(Code::kFailedPrecondition,
+                   "step: the gradient of \"" + fqn +
+                       "\" is not synchronised; run the last backward with set_requires_gradient_sync(True)"));
     }
-    return pending
-               ? "its gradient is not synchronised; run the last backward with set_requires_gradient_sync(True)"
-               : "its gradient was set to None after backward, but the job still has it; skip the step, or step first";
+    return std::exchange(in_job, false) ? Presence::kDropped : Presence::kAsIs;
   }
-  if (!gradient_ || !shown.is_same(THPVariable_Unpack(gradient_.ptr()))) {
-    return "its gradient was assigned by the program; write into the gradient that backward made instead";
+  const bool ours = gradient_ && shown.is_same(THPVariable_Unpack(gradient_.ptr()));
+  if (ours && in_job && gradient_step_ == steps) {
+    return Presence::kAsIs;
   }
-  return in_job && gradient_step_ == steps ? ""
-                                           : "its gradient is that of an earlier step; call zero_grad() after a step";
+  if (!ours && local_.numel() > 0) {
+    const c10::AutoGradMode no_grad(false);
+    const py::object grad = py::reinterpret_steal<py::object>(THPVariable_Wrap(shown));
+    const at::Tensor rows = THPVariable_Unpack(py::object(grad.attr("_local_tensor")).ptr());
+    if (rows.sizes() != local_.sizes()) {
+      Check(Status(Code::kInvalidArgument, "step: the gradient that was assigned to \"" + fqn +
+                                               "\" has other rows than its parameter has on this rank"));
+    }
+    at::from_blob(gradient_memory_, local_.sizes(), at::TensorOptions().dtype(at::kFloat)).copy_(rows);
+  }
+  in_job = true;
+  return Presence::kGiven;  // also of an earlier step: the memory still has its values
 }
 
 }  // namespace shardd::python

@@ -57,11 +57,19 @@ class ManagedParam {
   void CopyShardOut();
   // As CopyShardOut for the gradient, so that whoever holds it keeps its values.
   void CopyGradientOut();
+  // The job is over: `.grad` and optimizer state stay, with the values they have.
   void ForgetShard();
   // The job's memory is going away, and with it the gradient.
   void ForgetGradient();
   // In a forked child, where the job's memory is not mapped: every later use raises.
   void LoseMemory();
+
+  // Optimizer state `index` of this rank's rows: `local`, alone in its storage and with at most 4 bytes an element,
+  // lies at `rows` from now on; `copy_in` puts its values there first. What was there before keeps its values
+  // elsewhere.
+  void AdoptState(size_t index, const at::Tensor& local, void* rows, bool copy_in);
+  size_t state_count() const { return states_.size(); }
+  void PointState(size_t index, void* rows);
   void SetGradientMemory(void* slot, void* gradient_shard);
 
   // Before this backward's first gradient is submitted: whether it replaces what the job holds. Keeps the values of
@@ -69,8 +77,10 @@ class ManagedParam {
   bool BeginGradient(int64_t steps);
   // The job's gradient of this parameter is complete: `.grad` shows it, hooks run.
   void ShowGradient(int64_t steps);
-  // Why the job would not step with what `.grad` says; empty: it would.
-  std::string GradientMismatch(int64_t steps) const;
+  // What the job's next step is to be told, so that it steps with what `.grad` says: nothing, or whether this rank has
+  // a gradient. One that the program assigned is copied into the job's memory.
+  enum class Presence { kAsIs, kDropped, kGiven };
+  Presence SettleGradient(int64_t steps);
 
   int64_t element_bytes() const { return static_cast<int64_t>(local_.element_size()); }  // of the stored parameter
   // Never held as a tensor: module.to() swaps what is behind the Python object, and counts references.
@@ -79,6 +89,7 @@ class ManagedParam {
   bool in_slot = false;      // this backward's gradient is there, not submitted
   bool pending = false;      // the job holds a gradient that `.grad` does not show yet
   bool in_job = false;       // the next step updates with what was submitted
+  bool updated = true;       // by the daemon's optimizer: it has the parameter
   bool contributed = false;  // something was submitted in this backward
 
   void InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node);
@@ -86,6 +97,7 @@ class ManagedParam {
 
  private:
   void MakeGradient();
+  void ReleaseGradientMemory();
   bool GradientIsHeldElsewhere() const;
 
   pybind11::object sharded_;
@@ -106,7 +118,8 @@ class ManagedParam {
   Py_ssize_t local_references_ = 0;
   size_t storage_references_ = 0;
   int64_t gradient_step_ = -1;  // steps made when it was shown last
-  at::Tensor carry_;            // what `.grad` showed before a step and was not set to None since
+  std::vector<at::Tensor> states_;
+  at::Tensor carry_;  // what `.grad` showed before a step and was not set to None since
 };
 
 }  // namespace shardd::python

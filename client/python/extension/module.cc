@@ -1,5 +1,6 @@
 // The module shardd._C. Hooks are objects of their own type and not pybind11 functions: a call costs a tenth.
 
+#include <string.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -118,7 +119,8 @@ void AddParam(Unit& unit, const py::dict& options, py::object sharded, const at:
                                                std::move(list), std::move(make_gradient)));
 }
 
-py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, const std::string& state) {
+py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, double loss_scale,
+                  const std::string& state) {
   std::vector<shardd_hyperparameters> list;
   for (const py::handle item : groups) {
     const auto group = item.cast<py::dict>();
@@ -134,12 +136,27 @@ py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, 
     values.nesterov = number("nesterov") != 0 ? 1 : 0;
     list.push_back(values);
   }
-  const Engine::StepResult result = engine.Step(list, max_grad_norm, state);
+  shardd_step_options options{};
+  options.groups = list.data();
+  options.group_count = static_cast<int32_t>(list.size());
+  options.max_grad_norm = max_grad_norm;
+  options.loss_scale = loss_scale;
+  const Engine::StepResult result = engine.Step(options, state);
   py::dict out;
   out["committed_step"] = result.committed_step;
   out["grad_norm"] = result.grad_norm;
   out["clip_factor"] = result.clip_factor;
+  out["skipped"] = result.skipped;
   return out;
+}
+
+// `scalar`'s bytes lie in `buffer` from now on, which lives as long as its storage.
+void PlaceIn(const at::Tensor& scalar, const at::Tensor& buffer, int64_t offset_bytes) {
+  c10::StorageImpl* storage = scalar.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  char* place = static_cast<char*>(buffer.mutable_data_ptr()) + offset_bytes;
+  memcpy(place, storage->data(), storage->nbytes());
+  storage->set_data_ptr_noswap(at::DataPtr(
+      place, new at::Tensor(buffer), [](void* context) { delete static_cast<at::Tensor*>(context); }, at::kCPU));
 }
 
 py::dict InfoDict(Engine& engine) {
@@ -180,6 +197,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("end_waits", &EndWaits);
   m.def("set_slow_map", &SetSlowMap);
   m.def("set_inference_check", &SetInferenceCheck);
+  m.def("place_in", &PlaceIn);
   m.def("plan_json", [](const std::string& spec) {
     char* json = nullptr;
     Check(Status::Take(shardd_plan_json(spec.c_str(), &json)));
@@ -200,9 +218,15 @@ PYBIND11_MODULE(_C, m) {
       .def("leave_full_params", &Engine::LeaveFullParams)
       .def("load_memory", &Engine::LoadMemory)
       .def("step", &StepDict)
-      .def("gradient_mismatch", &Engine::GradientMismatch)
+      .def("set_updated", &Engine::SetUpdated)
       .def("reattach", &Engine::Reattach)
-      .def("set_trainers_write", &Engine::SetTrainersWrite)
+      .def("watch_writes", &Engine::WatchWrites)
+      .def("open_window", &Engine::OpenWindow)
+      .def("close_window", &Engine::CloseWindow)
+      .def("adopt_state", &Engine::AdoptState)
+      .def("set_update_counts", &Engine::SetUpdateCounts)
+      .def("write_optimizer_state", &Engine::WriteOptimizerState)
+      .def("write_update_count", &Engine::WriteUpdateCount)
       .def("mark_stepped", &Engine::MarkStepped)
       .def("lose_memory", &Engine::LoseMemory)
       .def("detach", &Engine::Detach)
@@ -223,7 +247,9 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("alive", &Engine::alive)
       .def_property_readonly("steps", &Engine::steps);
 
-  py::class_<Unit, std::shared_ptr<Unit>>(m, "Unit", py::dynamic_attr())
+  // No dynamic_attr: with Python 3.11 a subclass's dictionary would be visited twice, and the garbage collector take
+  // what it holds for referenced from outside.
+  py::class_<Unit, std::shared_ptr<Unit>>(m, "Unit")
       .def(py::init<>())
       .def_readwrite("reduce_grads", &Unit::reduce_grads)
       .def_readwrite("all_reduce_grads", &Unit::all_reduce_grads)

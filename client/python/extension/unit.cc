@@ -46,6 +46,12 @@ Unit::~Unit() {
   // The last reference may be a graph's, which is freed without the GIL.
   const py::gil_scoped_acquire gil;
   if (engine_ != nullptr) {
+    if (engine_->has_memory()) {
+      for (const auto& param : params_) {  // the program may hold parameters longer than their module
+        param->CopyShardOut();
+        param->ForgetShard();
+      }
+    }
     engine_->RemoveUnit(this);
   }
   params_.clear();
@@ -217,7 +223,7 @@ void Unit::Unshard() {
     return;
   }
   Job& job = engine_->job();
-  engine_->EnterPassByHand();
+  engine_->EnterPassByHand(backward);
   for (Group& group : groups_) {
     Check(job.group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
     ++group.holds;
@@ -405,26 +411,49 @@ void Unit::ShowGradients() {
   }
 }
 
-std::string Unit::GradientMismatch() const {
+void Unit::SettleGradients() {
   for (const auto& param : params_) {
-    std::string text = param->GradientMismatch(engine_->steps());
-    if (!text.empty()) {
-      return "parameter \"" + param->fqn + "\": " + text;
+    if (!param->trainable) {
+      continue;
+    }
+    const ManagedParam::Presence presence = param->SettleGradient(engine_->steps());
+    if (presence != ManagedParam::Presence::kAsIs) {
+      Check(Status::Take(shardd_set_gradient_presence(engine_->job().c_job(), param->daemon_param,
+                                                      presence == ManagedParam::Presence::kGiven ? 1 : 0)));
     }
   }
-  return "";
 }
 
-void Unit::EndStep() {
+void Unit::EndStep(float* counts) {
   for (const auto& param : params_) {
+    if (counts != nullptr && param->in_job) {
+      counts[param->daemon_param] += 1;
+    }
     param->in_job = false;
   }
 }
 
-void Unit::DropGradients() {
+ManagedParam* Unit::FindParam(int daemon_param) {
   for (const auto& param : params_) {
-    param->pending = false;
+    if (param->daemon_param == daemon_param) {
+      return param.get();
+    }
   }
+  return nullptr;
+}
+
+void Unit::AbandonBackward() {
+  for (Group& group : groups_) {
+    group.slot_ready = group.dirty = false;
+    std::fill(group.present.begin(), group.present.end(), uint8_t{0});
+    std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
+  }
+  for (const auto& param : params_) {
+    param->in_slot = false;
+    // The job may have what other ranks needed of it, so `in_job` stays: a step without `.grad` then drops it.
+    param->pending = param->pending && !param->contributed;
+  }
+  EndBackward();
 }
 
 void Unit::LoadMemory() {
@@ -435,6 +464,11 @@ void Unit::LoadMemory() {
     param->PointShard(shard + param->first_element * param->element_bytes());
     param->SetGradientMemory(shardd_gradient_data(job, param->daemon_param),
                              gradient == nullptr ? nullptr : gradient + param->first_element);
+    for (size_t state = 0; state < param->state_count(); ++state) {
+      auto* rows =
+          static_cast<float*>(shardd_optimizer_state_data(job, param->daemon_param, static_cast<int32_t>(state)));
+      param->PointState(state, rows + param->first_element);
+    }
   }
 }
 

@@ -87,9 +87,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void EndBackward();
   bool HasPendingGradients() const;
   void ShowGradients();
-  std::string GradientMismatch() const;  // why the job would not step with what `.grad` says; empty: it would
-  void EndStep();
-  void DropGradients();
+  void SettleGradients();  // what `.grad` says is what the next step of the daemon's optimizer takes
+  // `counts` (null: none): by the daemon's parameters, one more for each that was updated.
+  void EndStep(float* counts);
+  ManagedParam* FindParam(int daemon_param);  // null: not here
+  void AbandonBackward();                     // after the engine has abandoned it with the job
   void LoadMemory();
   void ForgetMemory();
   void LoseMemory();  // see ManagedParam

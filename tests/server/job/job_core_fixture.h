@@ -194,6 +194,10 @@ class JobCoreTest : public ::testing::Test {
   }
   // Gradients of 1, one backward, and Step.
   void Train(int rank) {
+    Backward(rank);
+    Step(rank);
+  }
+  void Backward(int rank) {
     OnLoop([&] {
       ASSERT_NE(job_->session(rank), nullptr) << "rank " << rank;
       auto* slot = reinterpret_cast<float*>(const_cast<char*>(job_->session(rank)->slot(0)));
@@ -208,6 +212,9 @@ class JobCoreTest : public ::testing::Test {
     Send(rank, command);
     command.mutable_backward_done()->set_last(true);
     Send(rank, command);
+  }
+  void Step(int rank) {
+    v1::Command command;
     v1::HyperParameters* group = command.mutable_step()->add_groups();
     group->set_lr(0.5);
     command.mutable_step()->set_trainer_state(absl::StrCat("state of rank ", rank));

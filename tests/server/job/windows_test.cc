@@ -225,6 +225,23 @@ TEST_F(EditsTest, EditBetweenStepsIsInTheVersionAndInItsCastCopy) {
   EXPECT_EQ(Cast(), 4.0f);
 }
 
+TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
+  Enter(0);
+  Enter(1);
+  Backward(0);
+  Leave(0);
+  Ask(0);  // rank 1 still reads
+  Backward(1);
+  Step(1);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  Step(0);
+  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  // The gradient slot is bfloat16: floats of 1 are elements of 0 and 1 in turn.
+  EXPECT_EQ(job_->memory().shards()->At<float>(0)[0], 4.0f);
+  EXPECT_EQ(job_->memory().shards()->At<float>(0)[1], 3.5f) << "the edit, then lr times the gradient";
+}
+
 TEST_F(EditsTest, DeathInAnEditLosesTheEditAndNoStep) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));

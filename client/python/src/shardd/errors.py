@@ -29,5 +29,7 @@ class Unavailable(Error):
 
 def from_code(code: int, message: str) -> Error:
     """The exception for a status of the C library."""
+    if "trainers that never write" in message:
+        message += "; build the optimizer with in_place_edits=True, or write before the first forward"
     kinds: dict[int, type[Error]] = {_ABORTED: StepAborted, _UNAVAILABLE: Unavailable}
     return kinds.get(code, Error)(message, code)

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import (
 )
 
 from shardd.torch import optim
-from shardd.torch._api import clip_grad_norm_, counters, finish, reattach, resume, ride
+from shardd.torch._api import clip_grad_norm_, commit, counters, finish, reattach, resume, ride
 from shardd.torch._fully_shard import FSDPModule, fully_shard
 from shardd.torch._plan import MemoryPlan, memory_plan
 from shardd.torch._steps import Step, steps
@@ -30,6 +30,7 @@ __all__ = [
     "Step",
     "UnshardHandle",
     "clip_grad_norm_",
+    "commit",
     "counters",
     "finish",
     "fully_shard",

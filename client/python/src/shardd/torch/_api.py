@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +15,7 @@ from shardd.torch import _job
 from shardd.torch._progress import Progress
 from shardd.torch._state import ShardState, root_states, state_of
 
-__all__ = ["clip_grad_norm_", "counters", "finish", "reattach", "resume", "ride"]
+__all__ = ["clip_grad_norm_", "commit", "counters", "finish", "reattach", "resume", "ride"]
 
 
 def _root_of(module: nn.Module | None) -> ShardState:
@@ -46,8 +45,7 @@ def resume(module: nn.Module | None = None) -> tuple[int, Any]:
     """
     job = _job_of(module)
     assert job.engine is not None
-    data = job.engine.trainer_state()
-    return job.engine.info()["committed_step"], (pickle.loads(data) if data else None)
+    return job.engine.info()["committed_step"], job.ridden()
 
 
 def ride(state: Any) -> None:
@@ -61,8 +59,20 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     assert job.engine is not None
     with Progress(f'job "{job.name}"', shown=job.engine.info()["rank"] == 0) as progress:
         progress.doing("attaching again, with every rank")
-        job.engine.reattach()
+        job.reattach()
     return resume(module)
+
+
+def commit(module: nn.Module | None = None) -> None:
+    """What was written into the parameters since the last pass is committed now, and a step of torch's optimizer with it.
+
+    All ranks call it. Otherwise that happens where the next forward of the root begins. Nothing to do with the daemon's
+    optimizers, whose ``step`` commits.
+    """
+    job = _job_of(module)
+    assert job.engine is not None
+    if job.passes:
+        job.engine.close_window()
 
 
 def finish(module: nn.Module | None = None) -> None:

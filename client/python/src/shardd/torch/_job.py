@@ -11,6 +11,7 @@ import pickle
 import sys
 import time
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from shardd.torch import _spec
 from shardd.torch._extension import _C
 from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
+from shardd.torch._optimizer_state import OptimizerMemory
 from shardd.torch._progress import Progress
 
 if TYPE_CHECKING:
@@ -48,6 +50,22 @@ def _first_row(fsdp_param: FSDPParam) -> int:
     return rows_before(fsdp_param._orig_size[0], mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size)
 
 
+@dataclass
+class Place:
+    """What the job knows of a sharded parameter."""
+
+    index: int  # the daemon's
+    fqn: str
+    ref: weakref.ref[FSDPParam]
+    first: int  # element of the parameter, of this rank's rows
+    trainable: bool  # the job has gradient memory for it
+
+    def fsdp_param(self) -> FSDPParam:
+        found = self.ref()
+        assert found is not None
+        return found
+
+
 class TorchJob:
     """Attached from construction to ``retire`` or ``close``. Not thread-safe, as the job itself."""
 
@@ -58,6 +76,11 @@ class TorchJob:
         self.resumed_step = 0
         # Weak, as is the root: the daemon's job lives no longer than the model.
         self._params = [(place.fqn, weakref.ref(place.fsdp_param)) for place in description.params]
+        self.places: dict[int, Place] = {}  # by id of the sharded parameter, which lives as long as the job
+        # Whether parameters may be written between passes, which ranks then enter together.
+        self.passes = not description.spec["config"]["trainersNeverWrite"]
+        self.memory: OptimizerMemory | None = None  # of torch's optimizers
+        self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
         self.write_depth = 0
         self._root = weakref.ref(root)
         self.optimizer: weakref.ref[DaemonOptimizer] | None = None
@@ -132,12 +155,18 @@ class TorchJob:
                 f'register model: job "{identity.name}" has parameters already; set SHARDD_JOB to resume one'
             )
         self._bind(description)
+        if optimizers:
+            self.optimizer = weakref.ref(optimizers[0])
+        states = description.spec["config"]["optimizer"].get("trainerStates", 0)
+        self.memory = OptimizerMemory(self, states, info["param_count"])
         if info["version"] == 0:
             if identity.resumes and _restart_count() > 0:
                 logger.warning(
                     'job "%s" was not found after a restart; starting from the values that the program gave',
                     identity.name,
                 )
+            if optimizers:
+                optimizers[0]._write_loaded(self)
             self._write_all(progress)
         else:
             self.resumed_step = info["committed_step"]
@@ -147,10 +176,11 @@ class TorchJob:
                 info["committed_step"],
             )
         engine.load_memory()
+        engine.watch_writes(self.passes)
         if optimizers:
-            self.optimizer = weakref.ref(optimizers[0])
-        else:
-            engine.set_trainers_write()
+            optimizers[0]._adopt_job(self)
+        elif info["version"] > 0:
+            self.restore_optimizers()
 
     def _bind(self, description: _spec.Description) -> None:
         engine = self.engine
@@ -191,9 +221,10 @@ class TorchJob:
     ) -> None:
         size = fsdp_param._orig_size
         sharded = fsdp_param.sharded_param
-        sharded._shardd_job = weakref.ref(self)  # type: ignore[attr-defined]
         local = _own_storage(fsdp_param)
         first_row = _first_row(fsdp_param)
+        first = first_row * (size.numel() // size[0] if size[0] else 0)
+        self.places[id(sharded)] = Place(index, info["fqn"], weakref.ref(fsdp_param), first, info["requires_grad"])
         dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
         unsharded = nn.Parameter(torch.empty((), dtype=dtype).expand(size), requires_grad=sharded.requires_grad)
         fsdp_param._unsharded_param = unsharded
@@ -211,7 +242,7 @@ class TorchJob:
             "daemon_param": index,
             "unit_group": groups.index(info["group"]),
             "index_in_group": info["index_in_group"],
-            "first_element": first_row * (size.numel() // size[0] if size[0] else 0),
+            "first_element": first,
             "trainable": info["requires_grad"],
         }
         unit._add_param(options, sharded, local, unsharded, places, _gradient_maker(fsdp_param))
@@ -239,15 +270,54 @@ class TorchJob:
 
     @property
     def trainers_write(self) -> bool:
-        """No optimizer of the daemon: the program writes its shards between passes."""
+        """No optimizer of the daemon: the program updates its shards between passes."""
         return self.optimizer is None
+
+    # What goes with a commit: the program's own state, and where that of torch's optimizers lies.
+
+    def packed_state(self, optimizers: list[Any]) -> bytes:
+        assert self.memory is not None
+        memory = self.memory.pack(optimizers) if self.trainers_write else None
+        return b"" if _ridden is None and memory is None else pickle.dumps((_ridden, memory))
+
+    def _committed_state(self) -> tuple[Any, Any]:
+        assert self.engine is not None
+        data = self.engine.trainer_state()
+        state: tuple[Any, Any] = pickle.loads(data) if data else (None, None)
+        return state
+
+    def ridden(self) -> Any:
+        """What this rank gave to ``ride`` before its last committed step."""
+        return self._committed_state()[0]
+
+    def restore_optimizers(self) -> None:
+        """torch's optimizers go on from what was committed last."""
+        assert self.memory is not None
+        params = [place.fsdp_param().sharded_param for place in self.places.values()]
+        self.memory.restore(self._committed_state()[1], _spec.stock_optimizers(params))
+
+    def update_counts(self) -> list[int]:
+        """By the daemon's parameters: the updates of its optimizer. Empty: none yet. One call to the daemon."""
+        assert self.engine is not None
+        return [int(count) for count in json.loads(self.engine.describe()).get("update_counts", [])]
+
+    def reattach(self) -> None:
+        assert self.engine is not None
+        self.engine.reattach()
+        if self.trainers_write:
+            self.restore_optimizers()
+        elif self.optimizer is not None and (optimizer := self.optimizer()) is not None:
+            optimizer._read_counts(self)
 
     # Values written by the program after registration.
 
     def open_write(self) -> None:
         """Sharded parameters may be written until ``commit_write``; calls nest."""
-        if self.engine is None or not self.engine.alive or self.trainers_write:
-            return  # a store into a shard opens a window by itself
+        if self.engine is None or not self.engine.alive:
+            return
+        if self.passes:
+            self.engine.open_window()  # a store would do it as well, in a signal handler
+            return
         if self.write_depth == 0:
             root = self.root()
             assert root is not None
@@ -287,6 +357,7 @@ class TorchJob:
 
     def _end(self, finished: bool) -> None:
         engine, self.engine = self.engine, None
+        self.memory = None
         if self in _jobs:
             _jobs.remove(self)
         if engine is not None and engine.alive:
@@ -321,10 +392,6 @@ def _restart_count() -> int:
 def jobs() -> list[TorchJob]:
     """The attached jobs of this process, in the order of their registration."""
     return [job for job in _jobs if job.alive]
-
-
-def pickled_ride() -> bytes:
-    return b"" if _ridden is None else pickle.dumps(_ridden)
 
 
 def set_ride(state: Any) -> None:

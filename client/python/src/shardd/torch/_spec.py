@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
+from shardd.torch._optimizer_state import optimizers_of, planned_states
+
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
@@ -33,6 +35,13 @@ def dtype_name(dtype: torch.dtype, what: str) -> str:
     if dtype not in _DTYPES:
         raise NotImplementedError(f"{what}: shardd does not store {dtype} (want one of {', '.join(map(str, _DTYPES))})")
     return _DTYPES[dtype]
+
+
+def stock_optimizers(params: list[Any]) -> list[torch.optim.Optimizer]:
+    """torch's own optimizers that have some of these parameters."""
+    from shardd.torch.optim import DaemonOptimizer
+
+    return optimizers_of(params, but_not=DaemonOptimizer)
 
 
 @dataclass
@@ -64,7 +73,7 @@ def _uniform(values: dict[str, Any], what: str) -> Any:
     return first
 
 
-def _tree(root: torch.nn.Module, states: list[ShardState]) -> tuple[dict[str, Any], list[ParamPlace]]:
+def _tree(root: torch.nn.Module, states: list[ShardState], held: set[int]) -> tuple[dict[str, Any], list[ParamPlace]]:
     places: dict[tuple[int, str], tuple[ShardGroup, FSDPParam]] = {}
     units: dict[int, ShardGroup] = {}  # by module that fully_shard was applied to
     for state in states:
@@ -98,7 +107,8 @@ def _tree(root: torch.nn.Module, states: list[ShardState]) -> tuple[dict[str, An
                 "name": param_name,
                 "shape": list(fsdp_param._orig_size),
                 "dtype": dtype_name(sharded.dtype, f'register parameter "{fqn}"'),
-                "requiresGrad": sharded.requires_grad,
+                # An optimizer has it: it may be unfrozen at any time.
+                "requiresGrad": sharded.requires_grad or (id(sharded) in held and sharded.is_floating_point()),
             }
             if uses[id(fsdp_param)] > 1:
                 item["storageId"] = tied.setdefault(id(fsdp_param), len(tied) + 1)
@@ -120,7 +130,10 @@ def _tree(root: torch.nn.Module, states: list[ShardState]) -> tuple[dict[str, An
 def describe(root: ShardState, name: str, world_size: int, optimizers: list[DaemonOptimizer]) -> Description:
     """Describes the model as it is now. Raises for what the daemon cannot do, by name."""
     states: list[ShardState] = list(root._state_ctx.all_states)
-    tree, params = _tree(root._modules[0], states)
+    sharded = [p.sharded_param for state in states if state._unit is not None for p in state._unit.fsdp_params]
+    stock = [] if optimizers else stock_optimizers(sharded)
+    held = {id(p) for o in [*optimizers, *stock] for group in o.param_groups for p in group["params"]}
+    tree, params = _tree(root._modules[0], states, held)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
@@ -140,9 +153,9 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         **_strategy(params[0].group.mesh_info),
         "layout": "LAYOUT_DIM0",
         "mixedPrecision": mixed,
-        "optimizer": _optimizer(params, optimizers),
+        "optimizer": _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
-        "trainersNeverWrite": bool(optimizers),
+        "trainersNeverWrite": bool(optimizers) and not all(o.in_place_edits for o in optimizers),
     }
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor)
@@ -160,9 +173,18 @@ def _strategy(mesh_info: FSDPMeshInfo) -> dict[str, Any]:
     }
 
 
-def _optimizer(params: list[ParamPlace], optimizers: list[DaemonOptimizer]) -> dict[str, Any]:
-    if not optimizers:
-        return {"kind": "OPTIMIZER_KIND_TRAINER"}  # one in the trainers, or none
+def _optimizer(
+    params: list[ParamPlace],
+    optimizers: list[DaemonOptimizer],
+    stock: list[torch.optim.Optimizer],
+    held: set[int],
+    training: bool,
+) -> dict[str, Any]:
+    if not optimizers:  # one in the trainers, or none
+        trained = any(
+            p.fsdp_param.sharded_param.requires_grad or id(p.fsdp_param.sharded_param) in held for p in params
+        )
+        return {"kind": "OPTIMIZER_KIND_TRAINER", "trainerStates": planned_states(stock, training) if trained else 0}
     if len(optimizers) > 1:
         raise NotImplementedError(
             f"register model: several optimizers of shardd have its parameters (got {len(optimizers)}, want 1); use one "
@@ -171,15 +193,10 @@ def _optimizer(params: list[ParamPlace], optimizers: list[DaemonOptimizer]) -> d
     optimizer = optimizers[0]
     owner = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     fqns: list[list[str]] = [[] for _ in optimizer.param_groups]
-    rest: list[str] = []
     for place in params:
-        sharded = place.fsdp_param.sharded_param
-        if sharded.requires_grad:
-            group = owner.get(id(sharded))
-            (rest if group is None else fqns[group]).append(place.fqn)
-    # Group 0 is whatever is in no other. What the optimizer does not have comes last and is stepped with lr 0.
+        group = owner.get(id(place.fsdp_param.sharded_param))
+        if group is not None:
+            fqns[group].append(place.fqn)
+    # Group 0 is whatever is in no other; what the optimizer does not have never gets a gradient in a step.
     groups = [{"fqns": names} for names in fqns[1:]]
-    if rest:
-        groups.append({"fqns": rest})
-    optimizer._has_rest_group = bool(rest)
     return {"kind": optimizer._kind, "momentum": optimizer._needs_momentum(), "groups": groups}

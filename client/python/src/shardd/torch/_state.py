@@ -33,6 +33,7 @@ class ShardState(FSDPState):
         self._job: TorchJob | None = None  # of the root; None before registration
         self._number = next(_made)
         self._registrations = 0
+        self._training = True  # of the root: not registered for a forward without gradients
         _states.append(weakref.ref(self, _states.remove))
 
     def init(
@@ -136,6 +137,7 @@ class ShardState(FSDPState):
         if self._job is not None and self._job.alive:
             return
         root = self._find_root()
+        root._training = torch.is_grad_enabled()
         # What is made here outlives an inference_mode or no_grad around the first use.
         with torch.inference_mode(False), torch.no_grad():
             if root._is_root is None:

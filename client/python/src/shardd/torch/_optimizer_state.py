@@ -1,0 +1,275 @@
+"""State of torch's own optimizers, re-homed into the job's memory, so that it outlives the trainer.
+
+After the step that makes a state tensor its storage is swapped: the optimizer goes on with the same tensor, whose values
+are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, in a write
+window as the parameters do. Scalars (``step``) lie in one buffer that goes with every commit, as do numbers and other
+small values. What is neither stays in the trainer and is named once.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.optim import Optimizer
+
+from shardd.torch._extension import _C
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    from shardd.torch._job import TorchJob
+
+logger = logging.getLogger("shardd.torch")
+
+_SCALARS = 4  # of a parameter, at most: NAdam 2, ASGD 3
+_SCALAR_BYTES = 8
+_COPIED_BYTES = 1024  # of one value that goes with the commit as it is
+_UNKNOWN_STATES = 2
+
+
+def _per_group(optimizer: Optimizer, count: Any) -> int:
+    return max(count(group) for group in optimizer.param_groups)
+
+
+# State tensors with the shape of the parameter, by the class that makes them.
+_STATES: dict[str, Any] = {
+    "Adam": lambda g: 3 if g.get("amsgrad") else 2,
+    "AdamW": lambda g: 3 if g.get("amsgrad") else 2,
+    "NAdam": lambda g: 2,
+    "RAdam": lambda g: 2,
+    "Adamax": lambda g: 2,
+    "Adadelta": lambda g: 2,
+    "Adagrad": lambda g: 1,
+    "RMSprop": lambda g: 1 + (g.get("momentum", 0) > 0) + bool(g.get("centered")),
+    "Rprop": lambda g: 2,
+    "SGD": lambda g: 1 if g.get("momentum", 0) else 0,
+    "ASGD": lambda g: 1,
+    "Muon": lambda g: 1,
+}
+
+
+def optimizers_of(params: Iterable[Any], but_not: type) -> list[Optimizer]:
+    """torch's optimizers of this process that have one of these parameters."""
+    wanted = {id(p) for p in params}
+    found = []
+    for candidate in gc.get_objects():
+        if not issubclass(type(candidate), Optimizer) or issubclass(type(candidate), but_not):
+            continue
+        if any(id(p) in wanted for group in getattr(candidate, "param_groups", ()) for p in group["params"]):
+            found.append(candidate)
+    return found
+
+
+def planned_states(optimizers: list[Optimizer], training: bool) -> int:
+    """State tensors for each parameter that the job gets memory for. Without an optimizer yet: as for AdamW."""
+    if not optimizers:
+        return _UNKNOWN_STATES if training else 0
+    counts = []
+    for optimizer in optimizers:
+        known = next((_STATES[c.__name__] for c in type(optimizer).__mro__ if c.__name__ in _STATES), None)
+        counts.append(_UNKNOWN_STATES if known is None else _per_group(optimizer, known))
+    return max(counts)
+
+
+def rows_as_dtensor(fsdp_param: FSDPParam, rows: torch.Tensor) -> DTensor:
+    """``rows`` are this rank's of something with the parameter's shape and placement."""
+    spec = fsdp_param._sharding_spec
+    meta = spec.tensor_meta
+    assert meta is not None
+    if meta.dtype != rows.dtype:
+        spec = DTensorSpec(spec.mesh, spec.placements, TensorMeta(meta.shape, meta.stride, rows.dtype))
+    return _from_local_no_grad(rows, spec)
+
+
+@dataclass
+class _Value:
+    """How one entry of a parameter's state is kept. Pickled with every commit."""
+
+    name: str
+    kind: str  # "dtensor", "rows", "scalar", "copied", "lost"
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    place: int = 0  # "dtensor", "rows": which state of the job; "scalar": offset in the buffer in bytes
+
+
+@dataclass
+class _Home:
+    values: list[_Value]
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # as the optimizer has them
+
+    def holds(self, state: dict[str, Any]) -> bool:
+        return len(state) == len(self.values) and all(state.get(name) is tensor for name, tensor in self.tensors)
+
+
+def _alone(tensor: torch.Tensor) -> bool:
+    size_bytes = tensor.numel() * tensor.element_size()
+    return tensor.is_contiguous() and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size_bytes
+
+
+def _params_of(optimizer: Optimizer) -> list[Any]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+class OptimizerMemory:
+    """Of one job. Parameters are counted as the daemon counts them."""
+
+    def __init__(self, job: TorchJob, states: int, param_count: int) -> None:
+        self._engine = job.engine
+        self._places = job.places
+        self._states = states
+        self._homes: dict[int, _Home] = {}
+        self._packed_homes: bytes | None = None
+        self._copied: dict[int, list[str]] = {}  # names of small values, by parameter
+        self._told: set[tuple[str, str]] = set()
+        # Never reallocated: scalars lie in it.
+        self._scalars = torch.zeros(param_count * _SCALARS * _SCALAR_BYTES, dtype=torch.uint8)
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._pending: dict[int, _Home] = {}
+        self._pending_copied: dict[int, dict[str, Any]] = {}
+        self._pending_scalars = torch.empty(0, dtype=torch.uint8)
+
+    def _index(self, param: Any) -> int:
+        place = self._places.get(id(param))
+        return -1 if place is None else place.index
+
+    # After a step.
+
+    def keep(self, optimizer: Optimizer) -> None:
+        """State that the optimizer has made since the last call moves into the job. The write window is open."""
+        for param in _params_of(optimizer):
+            index = self._index(param)
+            state = optimizer.state.get(param)
+            if index < 0 or not state:
+                continue
+            home = self._homes.get(index)
+            if home is None or not home.holds(state):
+                self._packed_homes = None
+                self._homes[index] = self._take(index, param, state, type(optimizer).__name__)
+
+    def _take(self, index: int, param: Any, state: dict[str, Any], optimizer: str) -> _Home:
+        assert self._engine is not None
+        home = _Home([])
+        rows_shape = param._local_tensor.shape
+        states = scalars = 0
+        for name, value in list(state.items()):
+            local = value._local_tensor if isinstance(value, DTensor) else value
+            if not isinstance(local, torch.Tensor):
+                kind = "copied" if len(pickle.dumps(value)) <= _COPIED_BYTES else "lost"
+                entry = _Value(name, kind)
+            elif local.shape == rows_shape and local.element_size() <= 4 and states < self._states:
+                if not _alone(local):
+                    local = local.clone(memory_format=torch.contiguous_format)
+                    if isinstance(value, DTensor):
+                        value._local_tensor = local
+                    else:
+                        value = state[name] = local
+                self._engine.adopt_state(index, states, local, True)
+                kind = "dtensor" if isinstance(value, DTensor) else "rows"
+                entry = _Value(name, kind, local.dtype, tuple(local.shape), states)
+                states += 1
+            elif value is local and local.numel() == 1 and local.element_size() <= _SCALAR_BYTES and scalars < _SCALARS:
+                if not _alone(local):
+                    value = state[name] = local = local.clone()
+                offset = (index * _SCALARS + scalars) * _SCALAR_BYTES
+                _C.place_in(local, self._scalars, offset)
+                entry = _Value(name, "scalar", local.dtype, tuple(local.shape), offset)
+                scalars += 1
+            elif value is local and local.numel() * local.element_size() <= _COPIED_BYTES:
+                entry = _Value(name, "copied")
+            else:
+                entry = _Value(name, "lost")
+            home.values.append(entry)
+            if isinstance(value, torch.Tensor):
+                home.tensors.append((name, value))
+            if entry.kind == "lost" and (optimizer, name) not in self._told:
+                self._told.add((optimizer, name))
+                logger.warning(
+                    'optimizer %s: its state "%s" stays in this process and is lost with it (%s)',
+                    optimizer,
+                    name,
+                    type(value).__name__ if local is not value or not isinstance(local, torch.Tensor) else local.shape,
+                )
+        self._pending.pop(index, None)
+        return home
+
+    def pack(self, optimizers: Iterable[Optimizer]) -> dict[str, Any] | None:
+        """What goes with the commit: where everything lies, the scalars, the small values."""
+        for optimizer in optimizers:
+            self._optimizers.add(optimizer)
+        if not self._homes:
+            return None
+        if self._packed_homes is None:
+            self._packed_homes = pickle.dumps({index: home.values for index, home in self._homes.items()})
+            names = {i: [v.name for v in home.values if v.kind == "copied"] for i, home in self._homes.items()}
+            self._copied = {index: list_ for index, list_ in names.items() if list_}
+        copied: dict[int, dict[str, Any]] = {}
+        for optimizer in self._optimizers if self._copied else ():
+            for param in _params_of(optimizer):
+                index = self._index(param)
+                if index in self._copied:
+                    copied[index] = {n: optimizer.state[param].get(n) for n in self._copied[index]}
+        return {"homes": self._packed_homes, "scalars": self._scalars.numpy().tobytes(), "copied": copied}
+
+    # After a restart, or a step that was undone.
+
+    def restore(self, packed: dict[str, Any] | None, optimizers: list[Optimizer]) -> None:
+        """State is as it was committed; ``None``: there was none. Optimizers that are made later get it before they step."""
+        forget = set(self._homes)
+        self._packed_homes = None
+        self._homes.clear()
+        self._pending.clear()
+        if packed is not None:
+            self._pending = {index: _Home(values) for index, values in pickle.loads(packed["homes"]).items()}
+            self._pending_copied = packed["copied"]
+            self._pending_scalars = torch.frombuffer(bytearray(packed["scalars"]), dtype=torch.uint8)
+        for optimizer in optimizers:
+            for param in _params_of(optimizer):
+                if self._index(param) in forget:
+                    optimizer.state.pop(param, None)
+            self.give(optimizer, replace=True)
+
+    def give(self, optimizer: Optimizer, replace: bool = False) -> None:
+        """Committed state that nobody has taken yet, for parameters of this optimizer."""
+        if not self._pending:
+            return
+        for param in _params_of(optimizer):
+            index = self._index(param)
+            if index not in self._pending or (optimizer.state.get(param) and not replace):
+                continue
+            home = self._pending.pop(index)
+            state = {v.name: self._made(index, param, v) for v in home.values}
+            optimizer.state[param] = state
+            home.tensors = [(n, value) for n, value in state.items() if isinstance(value, torch.Tensor)]
+            self._homes[index] = home
+            self._packed_homes = None
+
+    def _made(self, index: int, param: Any, value: _Value) -> Any:
+        assert self._engine is not None
+        if value.kind == "copied":
+            return self._pending_copied.get(index, {}).get(value.name)
+        if value.kind == "lost":
+            raise RuntimeError(
+                f'resume: state "{value.name}" of the optimizer stayed in the trainer and is lost with it; go on from a '
+                "checkpoint, or use an optimizer whose state has the shape of its parameters"
+            )
+        assert value.dtype is not None
+        if value.kind == "scalar":
+            size = torch.empty(0, dtype=value.dtype).element_size()
+            bytes_ = self._pending_scalars[value.place : value.place + size]
+            scalar = bytes_.clone().view(value.dtype).reshape(value.shape).clone()
+            _C.place_in(scalar, self._scalars, value.place)
+            return scalar
+        rows = torch.empty(value.shape, dtype=value.dtype)
+        self._engine.adopt_state(index, value.place, rows, False)
+        return rows if value.kind == "rows" else rows_as_dtensor(self._places[id(param)].fsdp_param(), rows)
