@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "absl/strings/str_cat.h"
+#include "client/c/call_span.h"
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
 
@@ -47,6 +48,9 @@ absl::Status ClientJob::ApplyToAll(HandleEvent event) {
 }
 
 absl::Status ClientJob::Unshard(int index, HandleEvent event) {
+  const CallSpan span(
+      this, session_.get(),
+      event == HandleEvent::kUnshardForward ? v1::TRACE_CALL_UNSHARD_FORWARD : v1::TRACE_CALL_UNSHARD_BACKWARD, index);
   SHARDD_RETURN_IF_ERROR(Live());
   if (expected_version_ == 0) {
     return absl::FailedPreconditionError(absl::StrCat("unshard group \"", group_name(index),
@@ -84,6 +88,7 @@ absl::Status ClientJob::SendUnshard(int index, HandleEvent event) {
 }
 
 absl::Status ClientJob::WaitUnshard(int index) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_UNSHARD, index);
   if (handle(index).storage() == StorageState::kSharded) {
     SHARDD_RETURN_IF_ERROR(Live());
     return absl::FailedPreconditionError(absl::StrCat("wait_unshard group \"", group_name(index),
@@ -143,6 +148,7 @@ const void* ClientJob::ParameterData(int index) const {
 }
 
 absl::Status ClientJob::Reshard(int index) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_RESHARD, index);
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"reshard", &group_name(index), "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1 + group(index).also_unshards.size(), reason)));
@@ -155,6 +161,7 @@ absl::Status ClientJob::Reshard(int index) {
 }
 
 absl::Status ClientJob::WaitGradientSlot(int index) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENT_SLOT, index);
   SHARDD_RETURN_IF_ERROR(Live());
   const int slot_index = group(index).gradient_slot;
   if (slot_index < 0) {
@@ -207,6 +214,7 @@ absl::Status ClientJob::CheckMask(int index, const char* which, const uint8_t* m
 }
 
 absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const uint8_t* fresh) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_SUBMIT_GRADIENTS, index);
   SHARDD_RETURN_IF_ERROR(Live());
   const GroupPlan& group = this->group(index);
   if (group.gradient_slot < 0) {
@@ -264,6 +272,7 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
 }
 
 absl::Status ClientJob::BackwardDone(bool last) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_BACKWARD_DONE);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.last_closed) {
     return absl::FailedPreconditionError(absl::StrCat(

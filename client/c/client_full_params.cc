@@ -1,6 +1,7 @@
 // Full parameters: entered by all ranks together, read by all or by rank 0, written where that was asked for.
 
 #include "absl/strings/str_cat.h"
+#include "client/c/call_span.h"
 #include "client/c/client_job.h"
 #include "common/plan/summon.h"
 #include "common/status/status_macros.h"
@@ -16,6 +17,7 @@ bool Same(const FullParamsOptions& a, const FullParamsOptions& b) {
 }  // namespace
 
 absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_ENTER_FULL_PARAMS);
   SHARDD_RETURN_IF_ERROR(Live());
   const std::string object = absl::StrCat("enter_full_params job \"", spec().name(), "\": ");
   const WaitFor reason{"enter_full_params", nullptr, "the other ranks' entry"};
@@ -87,6 +89,7 @@ const void* ClientJob::FullGradientData(int index) const {
 }
 
 absl::Status ClientJob::LeaveFullParams() {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_FULL_PARAMS);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.full_params != FullParams::kInside || progress_.writeback) {
     return absl::FailedPreconditionError(absl::StrCat(

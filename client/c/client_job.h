@@ -80,6 +80,10 @@ class ClientJob {
   // Both look at the version word first.
   int64_t committed_step();
   const std::string& trainer_state();
+  // The number of the step that is being made: what follows belongs to it.
+  int64_t running_step() const {
+    return (progress_.pending_steps.empty() ? committed_step_ : progress_.pending_steps.back().step) + 1;
+  }
   uint64_t commands() const { return session_ == nullptr ? 0 : session_->submitted(); }
   SessionCounters counters() const { return session_ == nullptr ? SessionCounters() : session_->counters(); }
 

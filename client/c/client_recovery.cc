@@ -2,12 +2,14 @@
 // lives.
 
 #include "absl/strings/str_cat.h"
+#include "client/c/call_span.h"
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
 
 absl::Status ClientJob::AbandonBackward() {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_ABANDON_BACKWARD);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.full_params != FullParams::kOutside) {
     return absl::FailedPreconditionError(absl::StrCat("abandon_backward job \"", spec().name(),

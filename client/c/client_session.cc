@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/fd_channel.h"
@@ -102,6 +103,7 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
                                   /*writable=*/true, &gradients_));
   }
   memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
+  trace_ring_ = memory_.At<TraceRecord>(layout.trace_offset_bytes);
   daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
                                         static_cast<int64_t>(plan.groups.size()));
   if (daemon_page_.page().magic != DaemonPage::kMagic) {
@@ -246,6 +248,17 @@ absl::Status ClientSession::Send(const CommandRecord& command, bool act, const W
   rung_at_ = submitted_;
   Wake();
   return absl::OkStatus();
+}
+
+void ClientSession::Trace(TraceRecord record) {
+  if (traced_ - daemon_page_.page().trace_taken.load(std::memory_order_acquire) >= kTraceRecords) {
+    ++trace_lost_;
+    return;
+  }
+  record.lost = static_cast<uint16_t>(std::min<uint64_t>(trace_lost_, std::numeric_limits<uint16_t>::max()));
+  trace_lost_ = 0;
+  trace_ring_[traced_ % kTraceRecords] = record;
+  memory_.page().trace_written.store(++traced_, std::memory_order_release);
 }
 
 absl::Status ClientSession::WaitConsumed(uint64_t number, const WaitFor& reason) {

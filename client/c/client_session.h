@@ -119,6 +119,11 @@ class ClientSession {
   // Until the daemon has copied out record `number` (1 is the first), with its masks and payload.
   absl::Status WaitConsumed(uint64_t number, const WaitFor& reason);
 
+  // One load: somebody traces the job.
+  bool tracing() const { return daemon_page_.page().tracing.load(std::memory_order_relaxed) != 0; }
+  // Leaves the record out where the daemon has not kept up. Never waits.
+  void Trace(TraceRecord record);
+
   // Ends the session in order; at most until `deadline`.
   absl::Status Detach(bool finished, absl::Time deadline) { return stream_->Detach(finished, deadline, interrupt()); }
   // Cancels the stream; memory stays mapped.
@@ -152,10 +157,13 @@ class ClientSession {
   bool window_ = false;
   MappedSlab optimizer_;
   SessionMemoryView memory_;
+  TraceRecord* trace_ring_ = nullptr;
   ReadOnlyDaemonPageView daemon_page_;
   // Of the caller.
   uint64_t submitted_ = 0;
   uint64_t consumed_seen_ = 0;  // a lower bound of what the daemon has consumed
+  uint64_t traced_ = 0;         // records written into the trace ring
+  uint64_t trace_lost_ = 0;     // since the last one
   uint64_t rung_at_ = 0;        // `submitted_` when the daemon was last known to be awake
   SessionCounters counters_;
   bool in_signal_ = false;

@@ -1,6 +1,7 @@
 // What a trainer that looks at shards directly needs: where they lie, and when they may be looked at.
 
 #include "absl/strings/str_cat.h"
+#include "client/c/call_span.h"
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
 
@@ -27,12 +28,14 @@ void* ClientJob::GradientShardData(int index) const {
 }
 
 absl::Status ClientJob::WaitGradients() {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENTS);
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"wait_gradients", nullptr, "the reduction of the backwards closed so far"};
   return Note(session_->Wait(session_->daemon_page().page().reduced, progress_.backwards_closed, reason));
 }
 
 absl::Status ClientJob::SetGradientPresence(int index, bool present) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_SET_GRADIENT_PRESENCE, param(index).group);
   SHARDD_RETURN_IF_ERROR(Live());
   const ParamPlan& param = this->param(index);
   const auto refuse = [&](const char* fact, const char* remedy) {

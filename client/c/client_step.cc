@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/c/call_span.h"
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
 #include "common/tensor/norm.h"
@@ -97,6 +98,7 @@ absl::Status ClientJob::CheckStep(const v1::Step& step, absl::string_view state)
 }
 
 absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_STEP);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckStep(step, state));
   if (plan_.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) {
@@ -141,6 +143,7 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
 }
 
 absl::StatusOr<StepResult> ClientJob::WaitStep() {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.last_step < 0) {
     return absl::FailedPreconditionError(

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "client/c/call_span.h"
 #include "client/c/client_job.h"
 #include "common/status/status_macros.h"
 
@@ -78,6 +79,7 @@ absl::Status ClientJob::CheckSummoned(const char* call, int index) const {
 }
 
 absl::Status ClientJob::WriteParameter(int index, const void* data, int64_t first, int64_t numel) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WRITE_PARAMETER, param(index).group);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckRange("write_parameter", index, data, first, numel));
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_parameter", index));
@@ -146,6 +148,7 @@ absl::Status ClientJob::WriteUpdateCount(int index, int64_t count) {
 }
 
 absl::Status ClientJob::CommitParameters() {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_COMMIT_PARAMETERS);
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"commit_parameters", nullptr, "the new version (every rank has to commit)"};
   if (!progress_.commit_sent) {

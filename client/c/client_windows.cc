@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/c/call_span.h"
 #include "client/c/client_job.h"
 #include "client/c/write_faults.h"
 #include "common/status/status_macros.h"
@@ -26,6 +27,7 @@ absl::Status ClientJob::CheckWrites(const char* call) const {
 }
 
 absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_ENTER_PASS);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("enter_pass"));
   const WaitFor reason{"enter_pass", nullptr, "all ranks in the pass"};
@@ -83,6 +85,7 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
 }
 
 absl::Status ClientJob::LeavePass() {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_PASS);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("leave_pass"));
   if (!progress_.inside_pass) {
@@ -109,6 +112,7 @@ absl::Status ClientJob::PausePass() {
 }
 
 absl::Status ClientJob::OpenWindow() {
+  const CallSpan span(this, session_.get(), v1::TRACE_CALL_OPEN_WINDOW);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("open_window"));
   if (progress_.window) {

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/ctl/address.h"
+#include "client/ctl/trace.h"
 #include "client/ctl/views.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
@@ -82,6 +83,8 @@ class Executor {
         return AnswerOfJob<v1::Memory>("show memory of", &Stub::GetMemory);
       case Command::kClose:
         return Close();
+      case Command::kTrace:
+        return Trace();
       case Command::kHelp:
       case Command::kVersion:
         break;
@@ -178,6 +181,12 @@ class Executor {
       return NoSuchJob("close", options_.job);
     }
     return options_.json ? Json(response) : absl::StatusOr<std::string>(absl::StrCat("closed ", options_.job, "\n"));
+  }
+
+  absl::StatusOr<std::string> Trace() {
+    SHARDD_ASSIGN_OR_RETURN(const std::string name, JobName());
+    absl::StatusOr<std::string> told = TraceToFile(*stub_, name, options_);
+    return absl::IsNotFound(told.status()) ? NoSuchJob("trace", name) : std::move(told);
   }
 
   const std::unique_ptr<v1::JobsService::Stub> stub_;

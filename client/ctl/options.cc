@@ -30,6 +30,8 @@ constexpr CommandRow kCommands[] = {
     {"memory", Command::kMemory, TakesJob::kOptional, "its memory by purpose, planned and allocated"},
     {"streams", Command::kStreams, TakesJob::kNo, "the devices' streams: operations submitted, done, running"},
     {"events", Command::kEvents, TakesJob::kOptional, "newest events, of all jobs where none is named (--limit)"},
+    {"trace", Command::kTrace, TakesJob::kOptional,
+     "what ranks and daemon do over the next steps, for ui.perfetto.dev"},
     {"close", Command::kClose, TakesJob::kRequired, "end a job and free its memory at once"},
     {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
     {"help", Command::kHelp, TakesJob::kNo, "this text"},
@@ -98,7 +100,8 @@ class Parser {
       }
       return absl::OkStatus();
     }
-    if (name != "--address" && name != "--limit" && name != "--timeout" && name != "--watch") {
+    if (name != "--address" && name != "--limit" && name != "--timeout" && name != "--watch" && name != "--steps" &&
+        name != "--output" && name != "-o") {
       return UsageError(absl::StrCat("unknown option \"", name, "\""));
     }
     std::string value;
@@ -112,6 +115,16 @@ class Parser {
     if (name == "--address") {
       options_.address = value;
       return value.empty() ? UsageError("--address: value is empty") : absl::OkStatus();
+    }
+    if (name == "--output" || name == "-o") {
+      options_.output = value;
+      return value.empty() ? UsageError(absl::StrCat(name, ": value is empty")) : absl::OkStatus();
+    }
+    if (name == "--steps") {
+      if (!absl::SimpleAtoi(value, &options_.steps) || options_.steps < 1 || options_.steps > 1000) {
+        return UsageError(absl::StrCat("--steps: not a number of steps (got \"", value, "\", want 1 to 1000)"));
+      }
+      return absl::OkStatus();
     }
     if (name == "--limit") {
       if (!absl::SimpleAtoi(value, &options_.limit) || options_.limit < 1) {
@@ -152,6 +165,18 @@ class Parser {
     if (options_.watch > absl::ZeroDuration() && options_.command == Command::kClose) {
       return UsageError("close: --watch would close again and again");
     }
+    if (options_.command == Command::kTrace) {
+      if (options_.watch > absl::ZeroDuration()) {
+        return UsageError("trace: --watch would write the same file again and again");
+      }
+      if (options_.timeout > absl::Minutes(10)) {
+        return UsageError(absl::StrCat("trace: --timeout is too long (got ", absl::FormatDuration(options_.timeout),
+                                       ", want at most 10m)"));
+      }
+    }
+    if (options_.timeout == absl::ZeroDuration()) {
+      options_.timeout = options_.command == Command::kTrace ? absl::Seconds(60) : absl::Seconds(10);
+    }
     return absl::OkStatus();
   }
 
@@ -189,7 +214,14 @@ std::string HelpText() {
       "  --watch SECONDS  repeat until interrupted\n"
       "  --limit N        events: the newest N (default 100)\n"
       "  --handles        ranks: also storage and training state of each parameter group\n"
-      "  --timeout SECONDS  of one request (default 10)\n"
+      "  --steps N        trace: whole steps to record (default 3)\n"
+      "  -o, --output FILE  trace: where to write it (default trace.json; -: standard output)\n"
+      "  --timeout SECONDS  of one request (default 10); trace: for the steps to be there (default 60)\n"
+      "\n"
+      "A trace shows unshard, compute, reshard, reduce and step of each rank and each stream of the devices. Open the\n"
+      "file at https://ui.perfetto.dev (it does not leave the browser) or at chrome://tracing. One that ended early "
+      "is\n"
+      "written too, and the exit code says so: 1 where the job ended, 4 where the time was over.\n"
       "\n"
       "exit codes:\n"
       "  0  done\n"

@@ -31,6 +31,7 @@ enum class Command {
   kStreams,
   kEvents,
   kClose,
+  kTrace,
 };
 
 struct Options {
@@ -38,9 +39,12 @@ struct Options {
   std::string job;      // empty: not given
   std::string address;  // empty: the default order
   bool json = false;
-  bool handles = false;  // ranks: also the state of each parameter group
-  int limit = 0;         // events; 0: the daemon's default
-  absl::Duration timeout = absl::Seconds(10);
+  bool handles = false;               // ranks: also the state of each parameter group
+  int limit = 0;                      // events; 0: the daemon's default
+  std::string output = "trace.json";  // trace: "-" is standard output
+  int steps = 0;                      // trace; 0: the daemon's default
+  // Zero: 10 s for one request, 60 s for a trace.
+  absl::Duration timeout = absl::ZeroDuration();
   absl::Duration watch = absl::ZeroDuration();  // zero: once
 };
 

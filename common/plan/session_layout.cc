@@ -3,6 +3,7 @@
 #include "common/plan/layout_internal.h"
 #include "common/shm/page.h"
 #include "common/shm/ring.h"
+#include "common/shm/trace_ring.h"
 
 namespace shardd {
 namespace {
@@ -15,7 +16,8 @@ SessionLayout MakeSessionLayout(const ShardPlan& plan) {
   using plan_internal::RoundUp;
   SessionLayout layout;
   layout.ring_offset_bytes = RoundUp(sizeof(ClientPage), kPageBytes);
-  layout.masks_offset_bytes = RoundUp(layout.ring_offset_bytes + kRingBytes, kPageBytes);
+  layout.trace_offset_bytes = RoundUp(layout.ring_offset_bytes + kRingBytes, kPageBytes);
+  layout.masks_offset_bytes = RoundUp(layout.trace_offset_bytes + kTraceRingBytes, kPageBytes);
   int64_t end_bytes = layout.masks_offset_bytes;
   layout.mask_offset_bytes.reserve(plan.groups.size());
   layout.mask_size_bytes.reserve(plan.groups.size());

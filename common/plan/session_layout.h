@@ -3,7 +3,8 @@
 
 // Where things lie in a session's two shared objects. Client and daemon compute it from the same plan.
 //   session memory (sealed memfd, the client writes):
-//     [ClientPage 4 KiB][ring][masks][step payload][gradient slots]     each part starts on a 4 KiB boundary
+//     [ClientPage 4 KiB][ring][trace ring][masks][step payload][gradient slots]     each part starts on a 4 KiB
+//     boundary
 //   daemon page (memfd sealed against new writers, the daemon writes):
 //     [DaemonPage header][one word per gradient slot][one entry per group]
 
@@ -20,6 +21,7 @@ inline constexpr int64_t kStepPayloadBytes = kMaxTrainerStateBytes + (int64_t{25
 
 struct SessionLayout {
   int64_t ring_offset_bytes = 0;
+  int64_t trace_offset_bytes = 0;
   int64_t masks_offset_bytes = 0;
   std::vector<int64_t> mask_offset_bytes;  // per group, from the start of the memory: `present`, then `fresh`
   std::vector<int64_t> mask_size_bytes;    // per group, of one mask: ceil(parameters / 8)

@@ -22,6 +22,8 @@ struct ClientPage {
   alignas(128) TimelineWord done;
   // Non-zero while the client sleeps, or is about to, on a word of the daemon's page (see Timeline::Wait).
   alignas(128) std::atomic<uint32_t> waiting;
+  // Records written into the trace ring so far (trace_ring.h).
+  alignas(128) std::atomic<uint64_t> trace_written;
 };
 static_assert(sizeof(ClientPage) <= 4096);
 
@@ -30,7 +32,11 @@ struct DaemonPage {
   static constexpr uint64_t kMagic = 0x7368617264644c31;
   uint64_t magic;
   uint64_t reserved[15];
-  alignas(128) TimelineWord epoch;        // epoch << 40: a later epoch than the session's means it is over
+  alignas(128) TimelineWord epoch;  // epoch << 40: a later epoch than the session's means it is over
+  // In the epoch's line, which every call reads. Not 0: the client writes the trace ring, of which `trace_taken`
+  // records are read.
+  std::atomic<uint32_t> tracing;
+  std::atomic<uint64_t> trace_taken;
   alignas(128) TimelineWord version;      // epoch << 40 | version of the parameters that is ready to be read
   alignas(128) TimelineWord consumed;     // epoch << 40 | ring records consumed
   alignas(128) TimelineWord full_params;  // epoch << 40 | number of EnterFullParams granted to this rank

@@ -5,13 +5,15 @@
 // and offsets come from the plan, so that this folder does not depend on it.
 //
 //   daemon page:     DaemonPage up to `tail` | slots x SlotEntry | groups x GroupEntry | up to a multiple of 4096
-//   session memory:  ClientPage (4096 bytes) | ring | masks | step payload | slots, at the offsets of the layout
+//   session memory:  ClientPage (4096 bytes) | ring | trace ring | masks | step payload | slots, at the offsets of the
+//   layout
 
 #include <cstddef>
 #include <cstdint>
 
 #include "common/shm/page.h"
 #include "common/shm/ring.h"
+#include "common/shm/trace_ring.h"
 
 namespace shardd {
 

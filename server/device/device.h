@@ -83,6 +83,12 @@ struct SgdOp {
 };
 using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp>;
 
+// When a work ran, CLOCK_MONOTONIC in nanoseconds: written before `done`. 0: nothing of it has run.
+struct WorkTiming {
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
 // A batch that runs as one entry of a stream.
 struct DeviceWork {
   std::string label;  // "reduce layers.3 step 12": shown in status, errors and traces
@@ -90,6 +96,7 @@ struct DeviceWork {
   // Runs on a thread of the device after all ops, also when the device is being shut down (then ops were skipped and
   // the status is CANCELLED). Short; may Submit; must not block.
   std::function<void(absl::Status)> done;
+  std::shared_ptr<WorkTiming> timing = nullptr;  // nobody wants to know
 };
 
 // For status: never waits for the work itself.

@@ -69,6 +69,8 @@ class Core final : public JobsSource {
   void ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) override;
   void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) override;
 
+  void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
+
   // Closes all jobs, stops devices and threads. Idempotent.
   void Shutdown();
 

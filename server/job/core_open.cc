@@ -14,6 +14,7 @@
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/collective/local/local_collective.h"
+#include "server/device/traced_device.h"
 #include "server/job/core.h"
 
 namespace shardd {
@@ -183,8 +184,11 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     return absl::Status(journal.status().code(), absl::StrCat(what, ": ", journal.status().message()));
   }
   init.journal = *std::move(journal);
+  init.work_trace = std::make_shared<WorkTrace>();
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
-    init.devices.push_back(devices_[rank % devices_.size()].get());
+    init.own_devices.push_back(
+        std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank));
+    init.devices.push_back(init.own_devices.back().get());
   }
   init.collective = std::make_unique<LocalCollective>(init.devices);
   init.loop = &loop_;

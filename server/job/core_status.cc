@@ -10,6 +10,13 @@
 #include "server/job/core.h"
 
 namespace shardd {
+namespace {
+
+// Each may have 4 MiB of spans waiting for its reader.
+constexpr int kMaxTraces = 16;
+constexpr int kMaxTracesOfJob = 4;
+
+}  // namespace
 
 void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
   loop_.Post([this, done = std::move(done)] {
@@ -123,6 +130,27 @@ void Core::ListEvents(const Caller& caller, const std::string& job, int limit, D
     *response.add_events() = std::move(event);
   }
   done(std::move(response));
+}
+
+void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) {
+  loop_.Post([this, caller, request, sink = std::move(sink)]() mutable {
+    const absl::StatusOr<JobCore*> job = FindJobByName(caller, request.job());
+    if (!job.ok()) {
+      sink->Finish(job.status());
+      return;
+    }
+    int traces = 0;
+    for (const auto& [name, entry] : jobs_) {
+      traces += entry.job->traces();
+    }
+    if (traces >= kMaxTraces || (*job)->traces() >= kMaxTracesOfJob) {
+      sink->Finish(absl::ResourceExhaustedError(absl::StrCat(
+          "trace job \"", request.job(), "\": too many traces at a time (got ", (*job)->traces() + 1,
+          " of the job and ", traces + 1, " of the daemon, want at most ", kMaxTracesOfJob, " and ", kMaxTraces, ")")));
+      return;
+    }
+    (*job)->Trace(request, std::move(sink));
+  });
 }
 
 void Core::CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) {

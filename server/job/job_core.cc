@@ -31,6 +31,7 @@ JobCore::JobCore(Init init)
       plan_(std::move(init.plan)),
       memory_(std::move(init.memory)),
       journal_(std::move(init.journal)),
+      own_devices_(std::move(init.own_devices)),
       devices_(std::move(init.devices)),
       collective_(std::move(init.collective)),
       loop_(init.loop),
@@ -43,7 +44,8 @@ JobCore::JobCore(Init init)
       trainer_states_(plan_->world_size),
       sessions_(plan_->world_size),
       orders_(plan_->world_size),
-      step_orders_(plan_->world_size) {
+      step_orders_(plan_->world_size),
+      trace_(plan_, std::move(init.work_trace)) {
   if (pooled_) {
     pool_ = std::make_unique<UnshardPool>(plan_->pool_slots, plan_->pool_quota, world_size(),
                                           static_cast<int>(plan_->groups.size()));
@@ -207,6 +209,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
     case Opcode::kReshard:
       return OnReshard(session, command.group);
     case Opcode::kSubmitGradients:
+      trace_.Submitted(rank, command.group);
       return OnSubmitGradients(session, std::move(command));
     case Opcode::kBackwardDone:
       return OnBackwardDone(session, command.arg0);

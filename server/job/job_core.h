@@ -24,6 +24,7 @@
 #include "server/collective/collective.h"
 #include "server/job/core_loop.h"
 #include "server/job/job_memory.h"
+#include "server/job/job_trace.h"
 #include "server/job/journal.h"
 #include "server/job/session.h"
 #include "server/job/step_state.h"
@@ -46,7 +47,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     std::shared_ptr<const ShardPlan> plan;
     std::unique_ptr<JobMemory> memory;
     std::unique_ptr<Journal> journal;
-    std::vector<Device*> devices;  // by rank; outlive the job
+    std::vector<Device*> devices;  // by rank; outlive the job, or are its own_devices
+    std::vector<std::unique_ptr<Device>> own_devices;
+    std::shared_ptr<WorkTrace> work_trace;  // of own_devices; null: work on devices is not traced
     std::unique_ptr<Collective> collective;
     CoreLoop* loop = nullptr;
     CoreLoop* reaper = nullptr;  // destroys what holds much memory
@@ -97,6 +100,10 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void SetAwake(bool awake);
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
+
+  // Traces (job_trace.cc). The request is within the limits of the rpc, whoever asks may see the job.
+  void Trace(const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink);
+  int traces() const { return trace_.count(); }
 
   // Snapshots ------------------------------------------------------------------------------------ (job_status.cc)
   void Describe(v1::Job* out) const;
@@ -202,6 +209,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void CopyKept(bool back, std::function<void(absl::Status)> done);
   void GoBackToKept();
 
+  void PollTraceLater();
+
   struct Wait {
     int rank = -1;  // who is waited for; -1: nobody
     std::string call;
@@ -218,6 +227,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::shared_ptr<const ShardPlan> plan_;
   const std::unique_ptr<JobMemory> memory_;
   const std::unique_ptr<Journal> journal_;
+  const std::vector<std::unique_ptr<Device>> own_devices_;
   const std::vector<Device*> devices_;
   const std::unique_ptr<Collective> collective_;
   CoreLoop* const loop_;
@@ -274,6 +284,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   std::map<int, int64_t> undo_counts_;
   std::unique_ptr<UnshardPool> pool_;  // POOLED
   v1::Counters counters_;
+  JobTrace trace_;
 };
 
 // Of the plan alone (plan_status.cc); any thread.

@@ -60,6 +60,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
       session->doorbell(), [] {}, /*edge=*/true);
   UniqueFd pidfd = std::move(session->pidfd);
   sessions_[rank] = std::move(session);
+  trace_.SessionBegins(sessions_[rank].get());
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
@@ -90,6 +91,7 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
 
 void JobCore::EndSession(int rank) {
   Session* session = sessions_[rank].get();
+  trace_.SessionEnds(session);
   loop_->RemoveFd(session->doorbell());
   if (session->pidfd.valid()) {
     loop_->RemoveFd(session->pidfd.get());
@@ -255,6 +257,7 @@ void JobCore::Close(const std::string& why) {
       EndSession(rank);
     }
   }
+  trace_.EndAll(why);
 }
 
 }  // namespace shardd

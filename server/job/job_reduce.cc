@@ -214,6 +214,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
 void JobCore::OnReduced(int group, const std::vector<int>& ranks) {
   const int slot = plan_->groups[group].gradient_slot;
   for (int rank : ranks) {
+    trace_.Reduced(rank, group, committed_step_ + 1);
     ReleaseSlot(rank, slot);
   }
 }

@@ -230,6 +230,30 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
   return command;
 }
 
+void Session::SetTracing(bool tracing) {
+  page_.page().tracing.store(tracing && !trace_broken_ ? 1 : 0, std::memory_order_release);
+}
+
+bool Session::TakeTrace(std::vector<TraceRecord>* out) {
+  if (trace_broken_) {
+    return true;
+  }
+  const uint64_t written = view_.page().trace_written.load(std::memory_order_acquire);
+  if (written < trace_taken_ || written - trace_taken_ > kTraceRecords) {
+    trace_broken_ = true;
+    return false;
+  }
+  const TraceRecord* ring = view_.At<TraceRecord>(layout_.trace_offset_bytes);
+  out->reserve(out->size() + (written - trace_taken_));
+  for (; trace_taken_ < written; ++trace_taken_) {
+    TraceRecord record;  // copied once: the client may write it again at any moment
+    std::memcpy(&record, &ring[trace_taken_ % kTraceRecords], sizeof(record));
+    out->push_back(record);
+  }
+  page_.page().trace_taken.store(trace_taken_, std::memory_order_release);
+  return true;
+}
+
 void Session::PublishConsumed() {
   ++consumed_;
   TimelineStore(page_.page().consumed, TimelineValue(epoch_, consumed_), waiting());

@@ -82,6 +82,12 @@ class Session {
   // The staging area at `offset_bytes` of the session memory; nullptr unless `size_bytes` lie within it.
   const char* Staging(int64_t offset_bytes, int64_t size_bytes) const;
 
+  // The client measures its calls, or not.
+  void SetTracing(bool tracing);
+  // Appends what it has measured since the last call, as the client wrote it. False: it broke the ring's rules, and
+  // nothing is taken from it any more.
+  bool TakeTrace(std::vector<TraceRecord>* out);
+
   // Words of the daemon's page.
   void PublishVersion(uint64_t version);
   void PublishSlotReleased(int slot);
@@ -131,6 +137,8 @@ class Session {
   DaemonPageView page_;
   // The daemon never reads its own page back.
   uint64_t consumed_ = 0;
+  uint64_t trace_taken_ = 0;
+  bool trace_broken_ = false;
   uint64_t full_params_ = 0;
   uint64_t passes_ = 0;
   uint64_t windows_ = 0;

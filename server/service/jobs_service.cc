@@ -8,11 +8,14 @@
 #include "common/status/grpc_status.h"
 #include "server/observe/events.h"
 #include "server/service/answer.h"
+#include "server/service/trace_reactor.h"
 
 namespace shardd {
 namespace {
 
 constexpr int kDefaultEvents = 100;
+constexpr int kMaxTraceSteps = 1000;
+constexpr int64_t kMaxTraceMs = 600'000;
 
 absl::Status Check(absl::string_view operation, const v1::JobRef& ref) {
   return ref.job().empty()
@@ -23,6 +26,18 @@ absl::Status Check(absl::string_view operation, const v1::ListEventsRequest& req
   return request.limit() < 0 ? absl::InvalidArgumentError(absl::StrCat(operation, ": limit is negative (got ",
                                                                        request.limit(), ", want 0 or more)"))
                              : absl::OkStatus();
+}
+absl::Status Check(absl::string_view operation, const v1::TraceJobRequest& request) {
+  const auto refuse = [&](absl::string_view field, int64_t got, int64_t most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(operation, ": ", field, " is out of range (got ", got, ", want 0 to ", most, ")"));
+  };
+  return request.job().empty()
+             ? absl::InvalidArgumentError(absl::StrCat(operation, ": field \"job\" is empty; give the job's name"))
+         : request.steps() < 0 || request.steps() > kMaxTraceSteps ? refuse("steps", request.steps(), kMaxTraceSteps)
+         : request.timeout_ms() < 0 || request.timeout_ms() > kMaxTraceMs
+             ? refuse("timeout_ms", request.timeout_ms(), kMaxTraceMs)
+             : absl::OkStatus();
 }
 absl::Status Check(absl::string_view, const google::protobuf::Message&) { return absl::OkStatus(); }
 
@@ -122,6 +137,23 @@ grpc::ServerUnaryReactor* JobsService::CloseJobByName(grpc::CallbackServerContex
                                                        [this](const Caller& caller, const auto& ref, auto done) {
                                                          source_->CloseJobByName(caller, ref.job(), std::move(done));
                                                        });
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* JobsService::TraceJob(grpc::CallbackServerContext* context,
+                                                                  const grpc::ByteBuffer* bytes) {
+  auto* reactor = new TraceReactor(context);
+  std::shared_ptr<TraceSink> sink = reactor->sink();
+  const absl::StatusOr<Caller> caller = Identify(*context);
+  v1::TraceJobRequest request;
+  absl::Status status = caller.status();
+  status.Update(DecodeWithin("trace job", *bytes, kSmallMessage, &request));
+  status.Update(Check("trace job", request));
+  if (status.ok()) {
+    source_->TraceJob(*caller, request, std::move(sink));
+  } else {
+    sink->Finish(std::move(status));
+  }
+  return reactor;
 }
 
 }  // namespace shardd

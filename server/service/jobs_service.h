@@ -9,11 +9,12 @@
 namespace shardd {
 
 // Every method takes its request as bytes (message.h).
-using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<v1::JobsService::WithRawCallbackMethod_ListJobs<
-    v1::JobsService::WithRawCallbackMethod_ListRanks<v1::JobsService::WithRawCallbackMethod_ListGroups<
-        v1::JobsService::WithRawCallbackMethod_ListParameters<v1::JobsService::WithRawCallbackMethod_ListStreams<
-            v1::JobsService::WithRawCallbackMethod_GetMemory<v1::JobsService::WithRawCallbackMethod_ListEvents<
-                v1::JobsService::WithRawCallbackMethod_CloseJobByName<v1::JobsService::Service>>>>>>>>>;
+using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
+    v1::JobsService::WithRawCallbackMethod_ListJobs<v1::JobsService::WithRawCallbackMethod_ListRanks<
+        v1::JobsService::WithRawCallbackMethod_ListGroups<v1::JobsService::WithRawCallbackMethod_ListParameters<
+            v1::JobsService::WithRawCallbackMethod_ListStreams<v1::JobsService::WithRawCallbackMethod_GetMemory<
+                v1::JobsService::WithRawCallbackMethod_ListEvents<v1::JobsService::WithRawCallbackMethod_CloseJobByName<
+                    v1::JobsService::WithRawCallbackMethod_TraceJob<v1::JobsService::Service>>>>>>>>>>;
 
 // The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Holds no state.
 // Thread-safe; no call blocks a gRPC thread.
@@ -41,6 +42,8 @@ class JobsService final : public RawJobsService {
                                        grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* CloseJobByName(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                            grpc::ByteBuffer* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* TraceJob(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
 
  private:
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;

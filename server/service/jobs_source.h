@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -17,6 +18,17 @@ struct Caller {
   bool is_admin = false;  // root or the daemon's own uid: sees the jobs of all
 
   bool MaySee(uint32_t owner_uid) const { return is_admin || uid == owner_uid; }
+};
+
+// Where a trace goes. Thread-safe; no call blocks.
+class TraceSink {
+ public:
+  virtual ~TraceSink() = default;
+  // False: the reader is behind or gone, and a message of spans was dropped. Start and end always wait for the reader.
+  virtual bool Send(const v1::TraceJobResponse& message) = 0;
+  virtual void Finish(absl::Status status) = 0;
+  // The reader went away: nobody wants the rest.
+  virtual bool gone() const = 0;
 };
 
 // What JobsService asks the daemon's core for. Every method returns at once and calls `done` exactly once, from any
@@ -41,6 +53,8 @@ class JobsSource {
   // `job` empty: of all jobs that the caller may see. `limit` is between 1 and EventLog::kCapacity.
   virtual void ListEvents(const Caller& caller, const std::string& job, int limit,
                           Done<v1::ListEventsResponse> done) = 0;
+  // Calls nothing but the sink, once Finish; or drops it.
+  virtual void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) = 0;
   // `existed` false where there is none (or none that the caller may see): closing twice is no error.
   virtual void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) = 0;
 };

@@ -15,6 +15,9 @@
 #include <thread>
 #include <vector>
 
+#include "common/shm/trace_ring.h"
+#include "grpcpp/grpcpp.h"
+#include "shardd/v1/jobs.grpc.pb.h"
 #include "tests/bench/bench_daemon.h"
 
 namespace shardd::bench {
@@ -89,6 +92,56 @@ void BM_UnshardReshardZeroCopy(benchmark::State& state) {
   CheckOrDie(job->Finish());
 }
 BENCHMARK(BM_UnshardReshardZeroCopy)->Iterations(200'000)->Unit(benchmark::kMicrosecond);
+
+// The same while somebody traces the job, in bursts that the trace ring holds, with time for the daemon to take them in
+// between; beside bursts that nobody traces.
+void BM_UnshardReshardTraced(benchmark::State& state) {
+  constexpr int kPairs = 500;
+  constexpr int kCallsOfPair = 3;
+  static_assert(kPairs * kCallsOfPair < kTraceRecords);
+  BenchDaemon daemon(1);
+  auto job = AttachOrDie(GroupsSpec("traced", 1, 12, 1 << 16, ""), 0, daemon.address());
+  ParameterGroup group = job->group(3);
+  const auto burst = [&group] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const Clock::time_point begin = Clock::now();
+    for (int i = 0; i < kPairs; ++i) {
+      CheckOrDie(group.Unshard(SHARDD_FORWARD));
+      CheckOrDie(group.Reshard());
+    }
+    return SecondsSince(begin) / kPairs;
+  };
+  std::vector<double> untraced;
+  for (int64_t i = 0; i < state.max_iterations; ++i) {
+    untraced.push_back(burst());
+  }
+  const auto stub = v1::JobsService::NewStub(grpc::CreateChannel(daemon.address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::TraceJobRequest request;
+  request.set_job("traced");
+  request.set_timeout_ms(600'000);
+  const auto reader = stub->TraceJob(&context, request);
+  v1::TraceJobResponse message;
+  reader->Read(&message);
+  int64_t spans = 0;
+  std::thread taker([&] {
+    while (reader->Read(&message)) {
+      spans += message.spans().spans_size();
+    }
+  });
+  std::vector<double> traced;
+  for (auto _ : state) {
+    traced.push_back(burst());
+  }
+  CheckOrDie(job->Finish());  // ends the trace
+  taker.join();
+  const int64_t calls = state.max_iterations * kPairs * kCallsOfPair;
+  state.counters["us_per_pair_traced"] = 1e6 * Median(traced);
+  state.counters["us_per_pair_untraced"] = 1e6 * Median(untraced);
+  state.counters["ns_added_per_call"] = 1e9 * (Median(traced) - Median(untraced)) / kCallsOfPair;
+  state.counters["share_of_calls_in_the_trace"] = static_cast<double>(spans) / static_cast<double>(calls);
+}
+BENCHMARK(BM_UnshardReshardTraced)->Iterations(100)->Unit(benchmark::kMillisecond);
 
 // Records per second on one session, and the daemon's processor time for each.
 void BM_ControlMessages(benchmark::State& state) {

@@ -43,12 +43,24 @@ TEST(OptionsTest, EveryCommandOfTheHelpParses) {
                                                                                   {"memory", Command::kMemory},
                                                                                   {"streams", Command::kStreams},
                                                                                   {"events", Command::kEvents},
+                                                                                  {"trace", Command::kTrace},
                                                                                   {"version", Command::kVersion},
                                                                                   {"help", Command::kHelp}}) {
     EXPECT_EQ(Parsed({name}).command, command) << name;
     EXPECT_THAT(HelpText(), HasSubstr("\n  " + name)) << name;
   }
   EXPECT_EQ(Parsed({"close", "gpt"}).command, Command::kClose);
+}
+
+TEST(OptionsTest, ATraceHasStepsAFileAndMoreTime) {
+  const Options options = Parsed({"trace", "gpt", "-o", "/tmp/x.json", "--steps=7"});
+  EXPECT_EQ(options.job, "gpt");
+  EXPECT_EQ(options.output, "/tmp/x.json");
+  EXPECT_EQ(options.steps, 7);
+  EXPECT_EQ(options.timeout, absl::Seconds(60));
+  EXPECT_EQ(Parsed({"trace", "--output", "-"}).output, "-");
+  EXPECT_EQ(Parsed({"trace"}).output, "trace.json");
+  EXPECT_EQ(Parsed({"jobs"}).timeout, absl::Seconds(10));
 }
 
 TEST(OptionsTest, HelpAndVersionWinOverTheRest) {
@@ -69,6 +81,10 @@ TEST(OptionsTest, UsageErrorsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf({"events", "--limit"}), HasSubstr("--limit: value is missing"));
   EXPECT_THAT(ErrorOf({"jobs", "--watch=-1"}), HasSubstr("--watch: not a time"));
   EXPECT_THAT(ErrorOf({"jobs", "--watch=nan"}), HasSubstr("--watch: not a time"));
+  EXPECT_THAT(ErrorOf({"trace", "--steps", "0"}), HasSubstr("--steps: not a number of steps (got \"0\""));
+  EXPECT_THAT(ErrorOf({"trace", "-o="}), HasSubstr("-o: value is empty"));
+  EXPECT_THAT(ErrorOf({"trace", "--timeout", "601"}), HasSubstr("trace: --timeout is too long"));
+  EXPECT_THAT(ErrorOf({"trace", "--watch", "1"}), HasSubstr("trace: --watch"));
   EXPECT_THAT(ErrorOf({"jobs", "--json=1"}), HasSubstr("--json: takes no value"));
 }
 

@@ -102,6 +102,15 @@ TEST_F(AnotherUser, ReachesNothingOfTheJob) {
     ExpectStatus(Ask(stranger, &Jobs::ListParameters, ref, &parameters), absl::StatusCode::kNotFound, "no job");
     v1::Memory memory;
     ExpectStatus(Ask(stranger, &Jobs::GetMemory, ref, &memory), absl::StatusCode::kNotFound, "no job");
+    {
+      grpc::ClientContext context;
+      v1::TraceJobRequest request;
+      request.set_job("job");
+      v1::TraceJobResponse traced;
+      const auto reader = stranger.jobs().TraceJob(&context, request);
+      EXPECT_FALSE(reader->Read(&traced));
+      ExpectStatus(FromGrpcStatus(reader->Finish()), absl::StatusCode::kNotFound, "no job");
+    }
     // What lists says nothing of it, and to close what is not there is no error.
     v1::ListJobsResponse jobs;
     EXPECT_TRUE(Ask(stranger, &Jobs::ListJobs, v1::ListJobsRequest(), &jobs).ok());

@@ -1,8 +1,12 @@
 // A session that misuses its ring, its payload, its stream or the protocol.
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -12,6 +16,8 @@
 
 namespace shardd::faults {
 namespace {
+
+using testing::PollUntil;
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
@@ -225,6 +231,69 @@ TEST_F(BadInput, WordsOfAnotherEpochAreNotRead) {
     EXPECT_TRUE(DaemonAlive());
     EXPECT_EQ(Ranks()[0].commands(), 0);
     EXPECT_EQ(Ranks()[0].state(), v1::RANK_STATE_IDLE);
+  }
+  ExpectJobIntact();
+}
+
+// A trace is what trainers say of themselves: what is impossible is counted and left out, and nothing else suffers.
+TEST_F(BadInput, MeasurementsThatCannotBeAreLeftOutOfATrace) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    EXPECT_EQ(client.daemon_page().tracing.load(), 0u);
+    grpc::ClientContext context;
+    v1::TraceJobRequest request;
+    request.set_job("job");
+    request.set_timeout_ms(1000);
+    const auto reader = client.jobs().TraceJob(&context, request);
+    v1::TraceJobResponse message;
+    ASSERT_TRUE(reader->Read(&message));
+    EXPECT_TRUE(PollUntil([&] { return client.daemon_page().tracing.load() != 0; }));
+    const int64_t now_ns = TraceNowNs();
+    const int64_t hour_ns = int64_t{3600} * 1'000'000'000;
+    const TraceRecord records[] = {{now_ns, now_ns, 6, 0, v1::TRACE_CALL_RESHARD, 0},  // the only one that can be
+                                   {now_ns - hour_ns, now_ns, 6, 0, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns - 1, 6, 0, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns + hour_ns, 6, 0, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns, -1, 0, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns, 6, 4, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns, 6, -2, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns, 6, 0, 0, 0},
+                                   {now_ns, now_ns, 6, 0, 60000, 0},
+                                   {INT64_MIN, INT64_MAX, INT64_MIN, INT32_MIN, 65535, 65535}};
+    auto* ring = client.memory().At<TraceRecord>(client.layout().trace_offset_bytes);
+    std::copy(std::begin(records), std::end(records), ring);
+    std::atomic<uint64_t>& written = client.memory().page().trace_written;
+    written.store(std::size(records));
+    EXPECT_TRUE(PollUntil([&] { return client.daemon_page().trace_taken.load() == std::size(records); }));
+    written.store(UINT64_MAX);  // and then nothing is taken from it any more
+    int calls = 0;
+    while (reader->Read(&message)) {
+      for (const v1::TraceSpan& span : message.spans().spans()) calls += span.kind() == v1::TRACE_KIND_CALL ? 1 : 0;
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(message.end().refused_records(), 10);
+    EXPECT_EQ(client.daemon_page().tracing.load(), 0u);
+    EXPECT_EQ(Ranks()[0].session_id(), client.session().session_id());
+  }
+  ExpectJobIntact();
+}
+
+TEST_F(BadInput, NobodyMeasuresWhenTheLastReaderHasGone) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    grpc::ClientContext context;
+    v1::TraceJobRequest request;
+    request.set_job("job");
+    const auto reader = client.jobs().TraceJob(&context, request);
+    EXPECT_TRUE(PollUntil([&] { return client.daemon_page().tracing.load() != 0; }));
+    context.TryCancel();
+    EXPECT_TRUE(PollUntil([&] { return client.daemon_page().tracing.load() == 0; }));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
   ExpectJobIntact();
 }

@@ -221,5 +221,116 @@ TEST_F(JobsServiceTest, ARequestTooLargeForANameIsRefusedAndAsksNobody) {
   EXPECT_TRUE(source_.calls().empty());
 }
 
+class TraceJobTest : public JobsServiceTest {
+ protected:
+  // The messages that come, and what the call ends with.
+  std::pair<std::vector<v1::TraceJobResponse>, grpc::Status> Trace(const v1::TraceJobRequest& request) {
+    auto context = Context();
+    const auto stub = Jobs();
+    const auto reader = stub->TraceJob(context.get(), request);
+    std::vector<v1::TraceJobResponse> messages;
+    for (v1::TraceJobResponse message; reader->Read(&message);) {
+      messages.push_back(message);
+    }
+    return {messages, reader->Finish()};
+  }
+  static v1::TraceJobRequest Request(const std::string& job, int steps = 0, int64_t timeout_ms = 0) {
+    v1::TraceJobRequest request;
+    request.set_job(job);
+    request.set_steps(steps);
+    request.set_timeout_ms(timeout_ms);
+    return request;
+  }
+};
+
+TEST_F(TraceJobTest, AllMessagesComeInOrderAndThenTheEnd) {
+  source_.ranks["gpt"];
+  source_.trace.resize(3);
+  source_.trace[0].mutable_start()->set_job("gpt");
+  source_.trace[1].mutable_spans()->add_spans()->set_label("reduce");
+  source_.trace[2].mutable_end()->set_last_step(7);
+  Start();
+  const auto [messages, status] = Trace(Request("gpt", 5));
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(messages.size(), 3u);
+  EXPECT_EQ(messages[0].start().job(), "gpt");
+  EXPECT_EQ(messages[1].spans().spans(0).label(), "reduce");
+  EXPECT_EQ(messages[2].end().last_step(), 7);
+  ASSERT_EQ(source_.calls().size(), 1u);
+  EXPECT_EQ(source_.calls()[0].caller.uid, ::geteuid());
+  EXPECT_EQ(source_.calls()[0].limit, 5);
+}
+
+TEST_F(TraceJobTest, WhatIsOutOfRangeIsRefusedAndAsksNobody) {
+  Start();
+  for (const v1::TraceJobRequest& request :
+       {Request(""), Request("gpt", -1), Request("gpt", 1001), Request("gpt", 1, -1), Request("gpt", 1, 600'001)}) {
+    const auto [messages, status] = Trace(request);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << request.ShortDebugString();
+    EXPECT_TRUE(messages.empty());
+  }
+  EXPECT_TRUE(source_.calls().empty());
+}
+
+TEST_F(TraceJobTest, UnknownJobIsNotFoundAndADroppedSinkIsCancelled) {
+  Start();
+  EXPECT_EQ(Trace(Request("none")).second.error_code(), grpc::StatusCode::NOT_FOUND);
+  source_.delivery = [](const std::function<void()>&) {};
+  EXPECT_EQ(Trace(Request("none")).second.error_code(), grpc::StatusCode::CANCELLED);
+}
+
+// What a reader does not take waits for it up to a limit: spans are left out, the end never is.
+TEST_F(TraceJobTest, AReaderThatFallsBehindLosesSpansAndNotTheEnd) {
+  v1::TraceJobResponse spans;
+  spans.mutable_spans()->add_spans()->set_label(std::string(1 << 20, 'x'));
+  v1::TraceJobResponse end;
+  end.mutable_end()->set_last_step(7);
+  std::atomic<int> sent = 0, refused = 0;
+  source_.take_sink = [&](const std::shared_ptr<TraceSink>& sink) {
+    for (int i = 0; i < 64; ++i) {
+      (sink->Send(spans) ? sent : refused) += 1;
+    }
+    sink->Send(end);
+    sink->Finish(absl::OkStatus());
+  };
+  Start();
+  auto context = Context();
+  const auto stub = Jobs();
+  const auto reader = stub->TraceJob(context.get(), Request("gpt"));
+  ASSERT_TRUE(Eventually([&] { return sent + refused == 64; }));
+  EXPECT_GT(refused, 0);
+  EXPECT_LE(sent, 16) << "4 MiB here and what gRPC and the socket hold";
+  int got = 0;
+  v1::TraceJobResponse message;
+  while (reader->Read(&message)) {
+    got += message.has_spans() ? 1 : 0;
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(message.end().last_step(), 7);
+}
+
+TEST_F(TraceJobTest, AReaderThatGoesAwayIsNoticed) {
+  std::shared_ptr<TraceSink> held;
+  absl::Notification asked;
+  source_.take_sink = [&](std::shared_ptr<TraceSink> sink) {
+    held = std::move(sink);
+    asked.Notify();
+  };
+  Start();
+  auto context = Context();
+  const auto stub = Jobs();
+  const auto reader = stub->TraceJob(context.get(), Request("gpt"));
+  asked.WaitForNotification();
+  EXPECT_FALSE(held->gone());
+  context->TryCancel();
+  EXPECT_TRUE(Eventually([&] { return held->gone(); }));
+  v1::TraceJobResponse message;
+  EXPECT_FALSE(reader->Read(&message));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  held->Send(message);  // leads nowhere
+  held->Finish(absl::OkStatus());
+}
+
 }  // namespace
 }  // namespace shardd

@@ -105,6 +105,26 @@ void FakeJobsSource::ListEvents(const Caller& caller, const std::string& job, in
   }
   Deliver<v1::ListEventsResponse>({"ListEvents", caller, job, limit}, std::move(chosen), std::move(done));
 }
+void FakeJobsSource::TraceJob(const Caller& caller, const v1::TraceJobRequest& request,
+                              std::shared_ptr<TraceSink> sink) {
+  {
+    absl::MutexLock lock(&mutex_);
+    calls_.push_back({"TraceJob", caller, request.job(), request.steps()});
+  }
+  if (take_sink) {
+    take_sink(std::move(sink));
+    return;
+  }
+  absl::Status status = error.ok() ? Find(ranks, request.job()).status() : error;
+  delivery([this, status, sink = std::move(sink)] {
+    for (const v1::TraceJobResponse& message : trace) {
+      if (status.ok()) {
+        sink->Send(message);
+      }
+    }
+    sink->Finish(status);
+  });
+}
 void FakeJobsSource::CloseJobByName(const Caller& caller, const std::string& job,
                                     Done<v1::CloseJobByNameResponse> done) {
   v1::CloseJobByNameResponse response;

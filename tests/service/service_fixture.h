@@ -62,6 +62,10 @@ class FakeJobsSource : public JobsSource {
   std::map<std::string, v1::Memory> memory;
   v1::ListStreamsResponse streams;
   v1::ListEventsResponse events;
+  // What a trace of a job that has ranks consists of, sent before Finish.
+  std::vector<v1::TraceJobResponse> trace;
+  // Where set: what is done with the sink instead; kept.
+  std::function<void(std::shared_ptr<TraceSink>)> take_sink;
 
   // What happens to an answer; the default delivers it on the spot.
   std::function<void(std::function<void()> deliver)> delivery = [](std::function<void()> deliver) { deliver(); };
@@ -78,6 +82,7 @@ class FakeJobsSource : public JobsSource {
   void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) override;
   void GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) override;
   void ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) override;
+  void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
   void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) override;
 
  private:

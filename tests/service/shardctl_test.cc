@@ -117,6 +117,20 @@ class ShardctlTest : public testing_service::ServiceTest {
     source_.parameters[name].add_parameters()->set_fqn("layers.0.weight");
     source_.memory[name].add_purposes()->set_purpose("shards");
   }
+  // Steps 5 to 7, with a span of the sixth.
+  static std::vector<v1::TraceJobResponse> WholeTrace() {
+    std::vector<v1::TraceJobResponse> messages(3);
+    messages[0].mutable_start()->set_job("gpt");
+    messages[0].mutable_start()->set_world_size(2);
+    v1::TraceSpan& span = *messages[1].mutable_spans()->add_spans();
+    span.set_kind(v1::TRACE_KIND_STEP);
+    span.set_step(6);
+    span.set_end_ns(1000);
+    messages[2].mutable_end()->set_reason(v1::TRACE_END_REASON_STEPS);
+    messages[2].mutable_end()->set_first_step(5);
+    messages[2].mutable_end()->set_last_step(7);
+    return messages;
+  }
   // With --address of this test's server.
   Output Run(std::vector<std::string> arguments) {
     arguments.push_back("--address=unix:" + path());
@@ -200,9 +214,14 @@ TEST_F(ShardctlTest, NoSuchJobIsExitCode3) {
                                                             {"groups", "list groups of"},
                                                             {"params", "list parameters of"},
                                                             {"memory", "show memory of"},
+                                                            {"trace", "trace"},
                                                             {"close", "close"}};
   for (const auto& [command, operation] : operations) {
-    const Output output = Run({command, "none"});
+    std::vector<std::string> arguments = {command, "none"};
+    if (arguments[0] == "trace") {
+      arguments.insert(arguments.end(), {"-o", dir_.path() + "/trace.json"});
+    }
+    const Output output = Run(arguments);
     EXPECT_EQ(output.exit_code, 3) << command;
     EXPECT_THAT(output.out, IsEmpty()) << command;
     EXPECT_EQ(output.err, absl::StrCat("shardctl: ", operation,
@@ -211,6 +230,51 @@ TEST_F(ShardctlTest, NoSuchJobIsExitCode3) {
   const Output none = Run({"ranks"});
   EXPECT_EQ(none.exit_code, 3);
   EXPECT_THAT(none.err, HasSubstr("choose job: there is none; "));
+}
+
+TEST_F(ShardctlTest, ATraceIsWrittenAndToldHowToOpen) {
+  AddJob("gpt");
+  source_.ranks["gpt"];
+  source_.trace = WholeTrace();
+  Start();
+  const std::string file = dir_.path() + "/trace.json";
+  const Output output = Run({"trace", "-o", file});
+  EXPECT_EQ(output.exit_code, 0) << output.err;
+  EXPECT_THAT(output.out, AllOf(HasSubstr("3 whole steps (5 to 7) of 2 ranks, 1 spans in " + file),
+                                HasSubstr("https://ui.perfetto.dev")));
+  EXPECT_THAT(testing::ReadWholeFile(file), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("\"step 6\"")));
+  const Output piped = Run({"trace", "gpt", "-o", "-"});
+  EXPECT_EQ(piped.exit_code, 0) << piped.err;
+  EXPECT_EQ(piped.out, testing::ReadWholeFile(file));
+}
+
+TEST_F(ShardctlTest, ATraceThatEndedEarlyIsWrittenAndTheExitCodeSaysWhy) {
+  source_.ranks["gpt"];
+  source_.trace = WholeTrace();
+  Start();
+  const std::string file = dir_.path() + "/trace.json";
+  const std::pair<v1::TraceEndReason, int> reasons[] = {{v1::TRACE_END_REASON_JOB_ENDED, 1},
+                                                        {v1::TRACE_END_REASON_TIMEOUT, 4}};
+  for (const auto& [reason, exit_code] : reasons) {
+    ::unlink(file.c_str());
+    source_.trace.back().mutable_end()->set_reason(reason);
+    source_.trace.back().mutable_end()->set_text("so it is");
+    const Output output = Run({"trace", "gpt", "-o", file});
+    EXPECT_EQ(output.exit_code, exit_code) << output.err;
+    EXPECT_THAT(output.err, AllOf(HasSubstr("so it is"), HasSubstr("3 whole steps (5 to 7)"), HasSubstr(file)));
+    EXPECT_THAT(testing::ReadWholeFile(file), HasSubstr("\"step 6\""));
+  }
+}
+
+TEST_F(ShardctlTest, ATraceThatCannotBeWrittenAsksNobodyAndOneOfNoJobLeavesNoFile) {
+  AddJob("gpt");
+  Start();
+  const Output output = Run({"trace", "gpt", "-o", dir_.path() + "/none/trace.json"});
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.err, HasSubstr("/none/trace.json\": No such file or directory"));
+  EXPECT_TRUE(source_.calls().empty());
+  EXPECT_EQ(Run({"trace", "none", "-o", dir_.path() + "/trace.json"}).exit_code, 3);
+  EXPECT_NE(::access((dir_.path() + "/trace.json").c_str(), F_OK), 0);
 }
 
 TEST_F(ShardctlTest, ErrorsOfTheDaemonAreExitCode1) {

@@ -162,12 +162,17 @@ void CpuDevice::Run() {
     Entry& entry = s.entries.front();
     entry.started = !shutdown_.load(std::memory_order_relaxed) || entry.started;
     s.running_since_ns = NowNs();
+    if (entry.work.timing != nullptr && entry.started && entry.work.timing->begin_ns == 0) {
+      entry.work.timing->begin_ns = s.running_since_ns;
+    }
     mutex_.Unlock();
     const bool finished = RunSlice(entry);
     mutex_.Lock();
-    s.busy_ns += NowNs() - s.running_since_ns;
+    const int64_t now_ns = NowNs();
+    s.busy_ns += now_ns - s.running_since_ns;
     s.running_since_ns = 0;
     if (!finished) continue;
+    if (entry.work.timing != nullptr) entry.work.timing->end_ns = now_ns;
     DeviceWork work = std::move(entry.work);
     absl::Status status = std::move(entry.status);
     s.entries.pop_front();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <thread>
 
 #include "absl/synchronization/mutex.h"
@@ -98,6 +99,33 @@ class DeviceTest : public testing::TestWithParam<const char*> {
   std::vector<std::unique_ptr<Device>> devices_;
   Device* device_ = nullptr;
 };
+
+TEST_P(DeviceTest, WorkThatIsTimedSaysWhenItRanAndWorksOfAStreamDoNotOverlap) {
+  std::vector<float> from(1 << 20, 1.0f), to(1 << 20);
+  const auto now_ns = [] { return absl::ToInt64Nanoseconds(absl::Now() - absl::UnixEpoch()); };
+  const int64_t begin_ns = now_ns();
+  std::vector<std::shared_ptr<WorkTiming>> timings;
+  Log log;
+  for (int i = 0; i < 3; ++i) {
+    DeviceWork work;
+    work.label = "copy";
+    work.ops.emplace_back(CopyOp{from.data(), to.data(), static_cast<int64_t>(from.size() * sizeof(float))});
+    work.timing = std::make_shared<WorkTiming>();
+    work.done = log.Entry("copy");
+    timings.push_back(work.timing);
+    device_->Submit(StreamId::kUnshard, std::move(work));
+  }
+  log.WaitFor(3);
+  const int64_t took_ns = now_ns() - begin_ns;
+  for (size_t i = 0; i < timings.size(); ++i) {
+    EXPECT_GT(timings[i]->begin_ns, 0);
+    EXPECT_GT(timings[i]->end_ns, timings[i]->begin_ns);
+    if (i > 0) {
+      EXPECT_GE(timings[i]->begin_ns, timings[i - 1]->end_ns);
+    }
+  }
+  EXPECT_LE(timings.back()->end_ns - timings.front()->begin_ns, took_ns);
+}
 
 TEST_P(DeviceTest, CopyAndCastWriteTheirDestination) {
   const std::vector<float> src = {1.5f, -2, 3};

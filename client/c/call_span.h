@@ -1,0 +1,40 @@
+#ifndef SHARDD_CLIENT_C_CALL_SPAN_H_
+#define SHARDD_CLIENT_C_CALL_SPAN_H_
+
+#include <cstdint>
+
+#include "client/c/client_job.h"
+#include "client/c/client_session.h"
+#include "common/shm/trace_ring.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// Measures a call of the library from here to the end of its scope, where the job is traced; else it costs a load.
+// Spans of a rank follow each other: only what a trainer calls has one, nothing that such a call calls.
+class CallSpan {
+ public:
+  // `session` is the job's, or null; both outlive the span. `steps_ago`: the call is of a step that was sent before.
+  CallSpan(const ClientJob* job, ClientSession* session, v1::TraceCall call, int group = -1, int64_t steps_ago = 0)
+      : session_(session != nullptr && session->tracing() ? session : nullptr) {
+    if (session_ != nullptr) {
+      record_ = {TraceNowNs(), 0, job->running_step() - steps_ago, group, static_cast<uint16_t>(call), 0};
+    }
+  }
+  ~CallSpan() {
+    if (session_ != nullptr) {
+      record_.end_ns = TraceNowNs();
+      session_->Trace(record_);
+    }
+  }
+  CallSpan(const CallSpan&) = delete;
+  CallSpan& operator=(const CallSpan&) = delete;
+
+ private:
+  ClientSession* const session_;
+  TraceRecord record_;  // set where session_ is
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_CALL_SPAN_H_

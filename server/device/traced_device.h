@@ -1,0 +1,69 @@
+#ifndef SHARDD_SERVER_DEVICE_TRACED_DEVICE_H_
+#define SHARDD_SERVER_DEVICE_TRACED_DEVICE_H_
+
+// What one job's work on devices is seen by: while the job is traced, when each work began and ended, whoever submitted
+// it. Otherwise a call costs one load.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+struct TracedWork {
+  int rank = 0;
+  StreamId stream = StreamId::kUnshard;
+  std::string device;
+  std::string label;
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
+// Of one job. Thread-safe.
+class WorkTrace {
+ public:
+  // More than so many that nobody has taken are counted and left out.
+  static constexpr size_t kMaxKept = 1 << 15;
+
+  void SetOn(bool on) { on_.store(on, std::memory_order_relaxed); }
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  void Add(TracedWork work) ABSL_LOCKS_EXCLUDED(mutex_);
+  // All since the last call, in the order in which they ended, and how many were left out.
+  std::pair<std::vector<TracedWork>, int64_t> Take() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  std::atomic<bool> on_ = false;
+  absl::Mutex mutex_;
+  std::vector<TracedWork> kept_ ABSL_GUARDED_BY(mutex_);
+  int64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// One rank's device. Thread-safe.
+class TracedDevice final : public Device {
+ public:
+  // `device` outlives this.
+  TracedDevice(Device* device, std::shared_ptr<WorkTrace> trace, int rank)
+      : device_(device), trace_(std::move(trace)), rank_(rank) {}
+
+  const std::string& name() const override { return device_->name(); }
+  void Submit(StreamId stream, DeviceWork work) override;
+  std::vector<StreamStatus> Status() const override { return device_->Status(); }
+  // The device is shared: it is not this job's to shut down.
+  void Shutdown() override {}
+
+ private:
+  Device* const device_;
+  const std::shared_ptr<WorkTrace> trace_;
+  const int rank_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_TRACED_DEVICE_H_

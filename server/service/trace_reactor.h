@@ -1,0 +1,53 @@
+#ifndef SHARDD_SERVER_SERVICE_TRACE_REACTOR_H_
+#define SHARDD_SERVER_SERVICE_TRACE_REACTOR_H_
+
+#include <deque>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/optional.h"
+#include "grpcpp/alarm.h"
+#include "grpcpp/grpcpp.h"
+#include "server/service/jobs_source.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// The stream of one TraceJob call. Its sink may outlive it, and leads nowhere then. What the reader has not taken waits
+// here, up to kMaxQueuedBytes. Thread-safe; deletes itself.
+class TraceReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  static constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
+
+  explicit TraceReactor(grpc::CallbackServerContext* context);
+  // Ends the call with CANCELLED where it goes without Finish. REQUIRES: called once.
+  std::shared_ptr<TraceSink> sink() const;
+
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  class Sink;
+  bool Enqueue(const v1::TraceJobResponse& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  void FinishWhenWritten(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Constant after construction.
+  grpc::CallbackServerContext* const context_;
+  const std::shared_ptr<Sink> sink_;
+  // Guarded. Order: Sink's mutex before mutex_.
+  absl::Mutex mutex_;
+  std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
+  std::deque<size_t> sizes_bytes_ ABSL_GUARDED_BY(mutex_);      // of queue_, whose front gRPC may have taken apart
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  grpc::Alarm patience_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_SERVICE_TRACE_REACTOR_H_
