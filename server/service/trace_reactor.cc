@@ -75,14 +75,17 @@ std::shared_ptr<TraceSink> TraceReactor::sink() const {
 }
 
 bool TraceReactor::Enqueue(const v1::TraceJobResponse& message) {
-  grpc::ByteBuffer bytes = Encode(message);
-  absl::MutexLock lock(&mutex_);
-  if (finish_.has_value() || (message.has_spans() && queued_bytes_ + bytes.Length() > kMaxQueuedBytes)) {
+  absl::StatusOr<grpc::ByteBuffer> bytes = Encode(message);
+  if (!bytes.ok()) {
     return false;
   }
-  queued_bytes_ += bytes.Length();
-  sizes_bytes_.push_back(bytes.Length());
-  queue_.push_back(std::move(bytes));
+  absl::MutexLock lock(&mutex_);
+  if (finish_.has_value() || (message.has_spans() && queued_bytes_ + bytes->Length() > kMaxQueuedBytes)) {
+    return false;
+  }
+  queued_bytes_ += bytes->Length();
+  sizes_bytes_.push_back(bytes->Length());
+  queue_.push_back(*std::move(bytes));
   AdvanceLocked();
   return true;
 }
