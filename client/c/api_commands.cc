@@ -152,6 +152,9 @@ shardd_status* shardd_leave_pass(shardd_job* job) {
 shardd_status* shardd_pause_pass(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("pause_pass", job), job->impl->PausePass());
 }
+shardd_status* shardd_resume_pass(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("resume_pass", job), job->impl->ResumePass());
+}
 int32_t shardd_inside_pass(const shardd_job* job) {
   return api::CheckJob("inside_pass", job).ok() && job->impl->inside_pass() ? 1 : 0;
 }

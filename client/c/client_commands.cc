@@ -57,18 +57,9 @@ absl::Status ClientJob::Unshard(int index, HandleEvent event) {
                                                       "\": the parameters have no values yet (version 0; rank=", rank(),
                                                       "); call shardd_write_parameter and shardd_commit_parameters"));
   }
-  if (!plan_.config.trainers_never_write() && !progress_.inside_pass) {
-    if (!progress_.written.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "unshard group \"", group_name(index), "\": ", progress_.written,
-          " was written after the forward of this pass, whose backward would see other values (rank=", rank(),
-          "); write after the backward"));
-    }
-    return absl::FailedPreconditionError(absl::StrCat("unshard group \"", group_name(index),
-                                                      "\": the rank is outside of a pass (rank=", rank(),
-                                                      "); call shardd_enter_pass first"));
+  if (!plan_.config.trainers_never_write()) {
+    SHARDD_RETURN_IF_ERROR(ReadAgain(absl::StrCat("unshard group \"", group_name(index), "\"")));
   }
-  progress_.paused = false;
   const WaitFor reason{"unshard", &group_name(index), "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1 + group(index).also_unshards.size(), reason)));
   SHARDD_RETURN_IF_ERROR(ApplyWithTied(index, event));

@@ -118,7 +118,8 @@ class ClientJob {
   absl::Status EnterPass(bool stepped, absl::string_view state);
   absl::Status LeavePass();
   absl::Status PausePass();
-  bool inside_pass() const { return progress_.inside_pass; }
+  bool inside_pass() const;
+  absl::Status ResumePass();
   absl::Status OpenWindow();
   // A store into protected shards opens the window by itself from now on.
   absl::Status WatchWrites(bool watch);
@@ -227,6 +228,8 @@ class ClientJob {
   absl::Status CheckWritable(const char* call, int param) const;
   absl::StatusOr<int64_t> Stage(const void* data, int64_t size_bytes);
   absl::Status CheckWrites(const char* call) const;
+  bool EndPause();
+  absl::Status ReadAgain(absl::string_view what);
   absl::Status WatchSlabs();
   absl::Status AllowWrite(const void* address);
   std::string ParameterAt(const void* address) const;  // whose shard or optimizer state it is

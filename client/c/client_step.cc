@@ -122,12 +122,12 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
   CommandRecord record = {};
   record.opcode = Opcode::kStep;
   record.arg0 = static_cast<int64_t>(payload.size());
+  if (std::exchange(progress_.window, false)) {
+    (void)session_->SetShardsWritable(false);  // before the daemon may update
+  }
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   progress_.inside_pass = progress_.paused = false;
   progress_.written.clear();
-  if (std::exchange(progress_.window, false)) {
-    (void)session_->SetShardsWritable(false);
-  }
   progress_.payload_record = session_->submitted();
   progress_.half_record[0] = progress_.half_record[1] = session_->submitted();
   progress_.half_used_bytes = 0;

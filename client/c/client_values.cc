@@ -132,11 +132,11 @@ absl::Status ClientJob::WriteOptimizerState(int index, int state, const float* d
 
 absl::Status ClientJob::WriteUpdateCount(int index, int64_t count) {
   SHARDD_RETURN_IF_ERROR(Live());
-  if (count < 0 || !param(index).requires_grad) {
+  if (count < 0 || count > kMaxUpdates || !param(index).requires_grad) {
     return absl::InvalidArgumentError(
         absl::StrCat("write_update_count \"", param(index).fqn,
                      "\": ", param(index).requires_grad ? "out of range (got " : "the parameter is frozen (got ", count,
-                     ", want 0 or more; rank=", rank(), ")"));
+                     ", want 0 to 2^53; rank=", rank(), ")"));
   }
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_update_count", index));
   CommandRecord record = {};

@@ -51,13 +51,12 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
     if (std::exchange(progress_.window, false)) {
       (void)session_->SetShardsWritable(false);
     }
-    if (stepped) {
-      state.copy(session_->memory().At<char>(layout_.payload_offset_bytes), state.size());
-    }
+    state.copy(session_->memory().At<char>(layout_.payload_offset_bytes), state.size());
+    session_->memory().page().pass.store(static_cast<uint32_t>(PassWord::kReading), std::memory_order_release);
     CommandRecord record = {};
     record.opcode = Opcode::kEnterPass;
     record.flags = stepped ? kStepped : 0;
-    record.arg0 = stepped ? static_cast<int64_t>(state.size()) : 0;
+    record.arg0 = static_cast<int64_t>(state.size());
     SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
     progress_.payload_record = session_->submitted();
     progress_.half_record[0] = progress_.half_record[1] = session_->submitted();
@@ -75,9 +74,11 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
   progress_.paused = false;
   progress_.written.clear();
   expected_version_ = session_->SequenceOf(page.version);
+  if (progress_.entering_stepped || !progress_.entering_state.empty()) {
+    trainer_state_ = std::move(progress_.entering_state);
+  }
   if (progress_.entering_stepped) {
     ++committed_step_;
-    trainer_state_ = std::move(progress_.entering_state);
     progress_.backwards = 0;
     progress_.last_closed = false;
   }
@@ -88,6 +89,9 @@ absl::Status ClientJob::LeavePass() {
   const CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_PASS);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("leave_pass"));
+  if (progress_.paused && !EndPause()) {
+    return absl::OkStatus();  // it was left by another rank's window
+  }
   if (!progress_.inside_pass) {
     return absl::FailedPreconditionError(
         absl::StrCat("leave_pass job \"", spec().name(), "\": the rank is not inside a pass (rank=", rank(), ")"));
@@ -108,7 +112,47 @@ absl::Status ClientJob::PausePass() {
         absl::StrCat("pause_pass job \"", spec().name(), "\": the rank is not inside a pass (rank=", rank(), ")"));
   }
   progress_.paused = true;
+  session_->memory().page().pass.store(static_cast<uint32_t>(PassWord::kPaused), std::memory_order_release);
   return absl::OkStatus();
+}
+
+// Async-signal-safe. False: a window was opened meanwhile, and the pass is over.
+bool ClientJob::EndPause() {
+  progress_.paused = false;
+  uint32_t paused = static_cast<uint32_t>(PassWord::kPaused);
+  if (session_->memory().page().pass.compare_exchange_strong(paused, static_cast<uint32_t>(PassWord::kReading))) {
+    return true;
+  }
+  progress_.inside_pass = false;
+  if (progress_.written.empty()) {
+    progress_.written = "a parameter (by another rank)";
+  }
+  return false;
+}
+
+bool ClientJob::inside_pass() const {
+  return progress_.inside_pass && !(progress_.paused && session_ != nullptr &&
+                                    session_->memory().page().pass.load(std::memory_order_acquire) ==
+                                        static_cast<uint32_t>(PassWord::kOvertaken));
+}
+
+absl::Status ClientJob::ResumePass() {
+  SHARDD_RETURN_IF_ERROR(Live());
+  SHARDD_RETURN_IF_ERROR(CheckWrites("resume_pass"));
+  return ReadAgain(absl::StrCat("resume_pass job \"", spec().name(), "\""));
+}
+
+absl::Status ClientJob::ReadAgain(absl::string_view what) {
+  if (progress_.inside_pass && (!progress_.paused || EndPause())) {
+    return absl::OkStatus();
+  }
+  if (!progress_.written.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, ": ", progress_.written, " was written after the forward of this pass, whose backward would see other ",
+        "values (rank=", rank(), "); write after the backward"));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, ": the rank is outside of a pass (rank=", rank(), "); call shardd_enter_pass first"));
 }
 
 absl::Status ClientJob::OpenWindow() {
@@ -257,8 +301,7 @@ void* ClientJob::OptimizerStateData(int index, int state) {
     (void)WatchSlabs();
   }
   return base + copy_of(plan_.optimizer_copies) * plan_.optimizer_stride_bytes + flat.optimizer_offset_bytes +
-         state * flat.StateStrideBytes() +
-         param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
+         state * flat.StateStrideBytes() + param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
 }
 
 }  // namespace shardd

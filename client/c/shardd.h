@@ -302,15 +302,18 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * (JobConfig.keep_every); outside of windows nothing is lost. */
 
 /* Closes the rank's window and returns when every rank has called it. stepped != 0, equal on all ranks: what was
- * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. [waits]
- */
+ * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. Else
+ * `state`, where it is not empty, takes the place of the one committed last. [waits] */
 SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes);
 /* The rank reads no more until its next pass. shardd_step says so too. */
 SHARDD_API shardd_status* shardd_leave_pass(shardd_job* job);
-/* Inside a pass: the rank reads nothing until its next shardd_unshard, which may not come. With shardd_watch_writes a
- * store then leaves the pass and opens the window; shardd_unshard after that fails with FAILED_PRECONDITION and the
- * parameter's name, until the next shardd_enter_pass. For a forward of which nobody knows whether it has a backward. */
+/* Inside a pass: the rank reads nothing until its next shardd_unshard or shardd_resume_pass, which may not come. For a
+ * forward of which nobody knows whether it has a backward. A window that another rank wants then ends the pass of this
+ * one; with shardd_watch_writes so does a store of its own. shardd_unshard and shardd_resume_pass after that fail with
+ * FAILED_PRECONDITION, with the parameter's name where the store was this rank's, until the next shardd_enter_pass. */
 SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
+/* Inside a pass, perhaps paused: the rank reads again what it has kept unsharded. */
+SHARDD_API shardd_status* shardd_resume_pass(shardd_job* job);
 SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
 /* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its write range
  * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already. [waits]

@@ -230,6 +230,7 @@ class Job {
   }
   Status LeavePass() { return Status::Take(shardd_leave_pass(job_)); }
   Status PausePass() { return Status::Take(shardd_pause_pass(job_)); }
+  Status ResumePass() { return Status::Take(shardd_resume_pass(job_)); }
   bool inside_pass() const { return shardd_inside_pass(job_) != 0; }
   Status OpenWindow() { return Status::Take(shardd_open_window(job_)); }
   Status WatchWrites(bool on = true) { return Status::Take(shardd_watch_writes(job_, on ? 1 : 0)); }

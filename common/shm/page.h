@@ -2,8 +2,9 @@
 #define SHARDD_COMMON_SHM_PAGE_H_
 
 // The words that client and daemon share. Plain structs of atomics at fixed offsets, never moved, zero at the start.
-// Each word has one writer. Words stand 128 bytes apart (adjacent-line prefetch). Both objects are made anew with each
-// session, and a session belongs to one epoch, so no writer of an old epoch can touch a word of a new one.
+// Each word has one writer, but for ClientPage::pass. Words stand 128 bytes apart (adjacent-line prefetch). Both
+// objects are made anew with each session, and a session belongs to one epoch, so no writer of an old epoch can touch a
+// word of a new one.
 
 #include <atomic>
 #include <cstdint>
@@ -11,6 +12,13 @@
 #include "common/shm/timeline.h"
 
 namespace shardd {
+
+// Whether the client of a job whose trainers write is reading in its pass.
+enum class PassWord : uint32_t {
+  kReading = 0,    // or is not inside a pass
+  kPaused = 1,     // between a forward and what may be its backward: it reads nothing
+  kOvertaken = 2,  // a write window was opened meanwhile: the pass is over for it
+};
 
 // Start of the session memory; the client writes, the daemon reads each word once and checks its range.
 struct ClientPage {
@@ -22,6 +30,9 @@ struct ClientPage {
   alignas(128) TimelineWord done;
   // Non-zero while the client sleeps, or is about to, on a word of the daemon's page (see Timeline::Wait).
   alignas(128) std::atomic<uint32_t> waiting;
+  // A PassWord, moved by compare-exchange: between kReading and kPaused by the client, from kPaused to kOvertaken by
+  // the daemon. So a pause and its end are seen without a message.
+  alignas(128) std::atomic<uint32_t> pass;
   // Records written into the trace ring so far (trace_ring.h).
   alignas(128) std::atomic<uint64_t> trace_written;
 };

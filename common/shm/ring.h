@@ -48,6 +48,8 @@ inline constexpr uint32_t kWithGrads = 64;
 inline constexpr uint32_t kNotRecurse = 128;
 inline constexpr uint32_t kOfGradient = 256;
 inline constexpr int kWrittenStateShift = 16;
+// Of one parameter by the daemon's optimizer, as written by trainers.
+inline constexpr int64_t kMaxUpdates = int64_t{1} << 53;
 
 struct alignas(64) CommandRecord {
   uint64_t sequence;

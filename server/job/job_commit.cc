@@ -118,6 +118,7 @@ void JobCore::Commit() {
   }
   present_.assign(present_.size(), false);
   EndStep();
+  MarkKeptStale();
   v1::SessionEvent event;
   event.mutable_committed()->set_step(committed_step_);
   event.mutable_committed()->set_grad_norm(grad_norm_);

@@ -283,6 +283,10 @@ void JobCore::CheckSilence(absl::Time now) {
   if (closed_ || committing_ || attached() < world_size()) {
     return;
   }
+  if (absl::Status stuck = CheckStuckWindows(now); !stuck.ok()) {
+    Abort(std::move(stuck), {});
+    return;
+  }
   const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
   for (int rank = 0; rank < world_size(); ++rank) {
     const Session& session = *sessions_[rank];

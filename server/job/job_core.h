@@ -204,6 +204,11 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void FinishWindow(bool stepped);
   void BeginPass();
   void MaybeOpenWindows();
+  bool EndPausedPasses(bool only_look);
+  void PollPausesLater();
+  absl::Status CheckStuckWindows(absl::Time now) const;
+  // The shards have changed since the copy was kept, and moments or counts with them.
+  void MarkKeptStale() { kept_age_ = std::max<int>(kept_age_, plan_->config.keep_every()); }
   void NoteWindowCommitted();
   void Keep();
   void CopyKept(bool back, std::function<void(absl::Status)> done);
@@ -272,6 +277,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version
   bool keeping_ = false;
+  bool polls_pauses_ = false;
   bool restoring_ = false;
   bool kept_ = false;
   int64_t kept_step_ = 0;

@@ -13,9 +13,13 @@
 
 namespace shardd {
 
-// A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards. Every
-// job may write back, so it is admitted only where there is memory for that too; it is allocated as it is needed.
-inline int64_t WritebackUndoBytes(const ShardPlan& plan) { return plan.memory.shards_bytes; }
+// A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards, and
+// all state of the daemon's optimizer. Every job may write back, so it is admitted only where there is memory for that
+// too; it is allocated as it is needed.
+inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
+  const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  return plan.memory.shards_bytes + (updates ? plan.memory.optimizer_bytes : 0);
+}
 
 // The slabs of one job, one per purpose. Immutable after Create; the bytes are written by the job's device work and, in
 // write windows and before version 1, by its core.

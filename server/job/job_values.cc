@@ -58,6 +58,10 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     SHARDD_RETURN_IF_ERROR(CheckSummoned(rank, command.group, what));
   }
   const int state = static_cast<int16_t>(command.flags >> kWrittenStateShift);
+  if (state != 0 && (command.flags & kOfGradient) != 0) {
+    return RankError(absl::StatusCode::kInvalidArgument, rank, what,
+                     absl::StrCat("either a gradient or optimizer state (got both; state ", state, ")"));
+  }
   const Written written = WrittenPart(param, std::max(state, -state));  // a count belongs to the first state
   if (state < -1 || (written.slab == nullptr && state >= 0) || (state == -1 && !param.requires_grad)) {
     return RankError(absl::StatusCode::kInvalidArgument, rank, what,
@@ -65,9 +69,10 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
                                   param.requires_grad ? plan_->optimizer_states : 0, ")"));
   }
   if (state == -1) {
-    if (command.arg0 < 0) {
-      return RankError(absl::StatusCode::kInvalidArgument, rank, what,
-                       absl::StrCat("count of updates is out of range (got ", command.arg0, ", want 0 or more)"));
+    if (command.arg0 < 0 || command.arg0 > kMaxUpdates) {
+      return RankError(
+          absl::StatusCode::kInvalidArgument, rank, what,
+          absl::StrCat("count of updates is out of range (got ", command.arg0, ", want 0 to ", kMaxUpdates, ")"));
     }
     undo_counts_.try_emplace(command.group, step_counts_[command.group]);
     step_counts_[command.group] = command.arg0;
@@ -209,6 +214,7 @@ void JobCore::FinishParametersCommit() {
     return;
   }
   ++version_;
+  MarkKeptStale();
   for (RankStep& rank : ranks_) {
     rank.committed_params = false;
     rank.writeback = false;

@@ -3,8 +3,9 @@
 //   rank:  kOutside --OpenWindow--> (window) --EnterPass--> kEntering --all have--> kInside --LeavePass--> kOutside
 //
 // What a reader sees never changes under it: windows open when no rank is inside, passes begin when no window is open.
-// Where a pass begins, what was written becomes the next version. A rank that dies in between leaves torn shards: the
-// job goes back to the copy that was kept before a window opened.
+// A rank that has paused (PassWord) reads nothing: a window that another rank waits for ends its pass. Where a pass
+// begins, what was written becomes the next version. A rank that dies in between leaves torn shards: the job goes back
+// to the copy that was kept before a window opened.
 
 #include <algorithm>
 #include <utility>
@@ -16,6 +17,11 @@
 
 namespace shardd {
 namespace {
+
+// How soon a rank that pauses is noticed by one that waits for its window.
+constexpr absl::Duration kPausePoll = absl::Microseconds(500);
+// A rank that waits so long for a window while another waits for its gradients will not get it.
+constexpr absl::Duration kStuckAfter = absl::Seconds(1);
 
 absl::Status NeverWrite(int rank, absl::string_view what) {
   return absl::FailedPreconditionError(absl::StrCat(
@@ -40,23 +46,25 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterPass"));
   const bool stepped = (command.flags & kStepped) != 0;
+  if (static_cast<int64_t>(command.trainer_state.size()) > kMaxTrainerStateBytes) {
+    return RankError(absl::StatusCode::kInvalidArgument, rank, "EnterPass",
+                     absl::StrCat("trainer state is too large (got ", command.trainer_state.size(), ", want at most ",
+                                  kMaxTrainerStateBytes, " bytes)"));
+  }
   if (stepped) {
     if (state.stepped) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
                        "the rank has sent Step for this step");
     }
-    if (static_cast<int64_t>(command.trainer_state.size()) > kMaxTrainerStateBytes) {
-      return RankError(absl::StatusCode::kInvalidArgument, rank, "EnterPass",
-                       absl::StrCat("trainer state is too large (got ", command.trainer_state.size(), ", want at most ",
-                                    kMaxTrainerStateBytes, " bytes)"));
-    }
     SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterPass"));
     state.step.Clear();
     state.step.set_trainer_state(std::move(command.trainer_state));
+  } else if (!command.trainer_state.empty()) {
+    state.pass_state = std::move(command.trainer_state);
   }
   state.pass = Pass::kEntering;
   state.pass_stepped = stepped;
-  state.window = false;
+  state.window = state.overtaken = false;
   if (stepped) {
     SHARDD_RETURN_IF_ERROR(CloseStep(session));
   }
@@ -69,6 +77,9 @@ absl::Status JobCore::OnLeavePass(Session* session) {
   const int rank = session->rank();
   if (!trainers_write()) {
     return NeverWrite(rank, "LeavePass");
+  }
+  if (std::exchange(ranks_[rank].overtaken, false) && ranks_[rank].pass == Pass::kOutside) {
+    return absl::OkStatus();  // it did not know yet
   }
   if (ranks_[rank].pass != Pass::kInside) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeavePass", "the rank is not inside a pass");
@@ -119,9 +130,16 @@ absl::Status JobCore::MaybeBeginPass() {
                                     rank, ", ", stepped, " on rank 0)"));
     }
   }
-  if (!window_open_ && !stepped) {
-    BeginPass();
-    return absl::OkStatus();
+  if (!stepped) {
+    for (int rank = 0; rank < world_size(); ++rank) {
+      if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
+        trainer_states_[rank] = std::move(state);
+      }
+    }
+    if (!window_open_) {
+      BeginPass();
+      return absl::OkStatus();
+    }
   }
   SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
   DeviceOps ops = stepped ? SettleAllPresence() : DeviceOps(world_size());  // before backwards count from 0 again
@@ -192,12 +210,16 @@ void JobCore::MaybeOpenWindows() {
   // commit.
   const auto may_open = [](const RankStep& r) { return r.wants_window && !r.stepped; };
   if (!trainers_write() || committing_ || deciding_ || keeping_ || closed_ ||
-      std::any_of(ranks_.begin(), ranks_.end(),
-                  [](const RankStep& r) { return r.pass == Pass::kInside || r.full_params; }) ||
+      std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) ||
       std::none_of(ranks_.begin(), ranks_.end(), may_open)) {
     return;
   }
-  if (!window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every())) {
+  const bool keep_first = !window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every());
+  if (!EndPausedPasses(/*only_look=*/keep_first)) {
+    PollPausesLater();
+    return;
+  }
+  if (keep_first) {
     Keep();
     return;
   }
@@ -209,6 +231,56 @@ void JobCore::MaybeOpenWindows() {
       sessions_[rank]->PublishWindow();
     }
   }
+}
+
+// False: some rank reads in its pass.
+bool JobCore::EndPausedPasses(bool only_look) {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (ranks_[rank].pass == Pass::kInside && !sessions_[rank]->pass_paused()) {
+      return false;
+    }
+  }
+  for (int rank = 0; rank < world_size() && !only_look; ++rank) {
+    if (ranks_[rank].pass != Pass::kInside) {
+      continue;
+    }
+    if (!sessions_[rank]->Overtake()) {
+      return false;  // it has begun its backward just now; the others before it know that their pass is over
+    }
+    ranks_[rank].pass = Pass::kOutside;
+    ranks_[rank].overtaken = true;
+  }
+  return true;
+}
+
+void JobCore::PollPausesLater() {
+  if (std::exchange(polls_pauses_, true)) {
+    return;
+  }
+  loop_->AddTimer(MonotonicNow() + kPausePoll, [weak = weak_from_this()] {
+    if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr) {
+      self->polls_pauses_ = false;
+      self->MaybeOpenWindows();
+    }
+  });
+}
+
+// A store between a forward and its backward, on a rank without which the others' backward does not end.
+absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (!ranks_[rank].wants_window || now - sessions_[rank]->last_command_time < kStuckAfter) {
+      continue;
+    }
+    for (int other = 0; other < world_size(); ++other) {
+      if (ranks_[other].pass == Pass::kInside && ranks_[other].closed_backwards > ranks_[rank].closed_backwards) {
+        return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
+                         absl::StrCat("the rank writes parameters between a forward and its backward, for whose "
+                                      "gradients rank ",
+                                      other, " waits; write after the backward"));
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Nobody writes: the shards are the committed version.

@@ -389,6 +389,15 @@ void Session::PublishPass() {
   TimelineStore(page_.page().passes, TimelineValue(epoch_, ++passes_), waiting());
 }
 
+bool Session::pass_paused() const {
+  return view_.page().pass.load(std::memory_order_acquire) == static_cast<uint32_t>(PassWord::kPaused);
+}
+
+bool Session::Overtake() {
+  uint32_t paused = static_cast<uint32_t>(PassWord::kPaused);
+  return view_.page().pass.compare_exchange_strong(paused, static_cast<uint32_t>(PassWord::kOvertaken));
+}
+
 void Session::PublishWindow() {
   last_progress_time = MonotonicNow();
   TimelineStore(page_.page().windows, TimelineValue(epoch_, ++windows_), waiting());

@@ -98,6 +98,10 @@ class Session {
   uint64_t next_full_params() const { return full_params_ + 1; }
   void PublishPass();
   void PublishWindow();
+  // Inside its pass, and reads nothing for now.
+  bool pass_paused() const;
+  // Ends the pass of a client that has paused in it. False: it reads again.
+  bool Overtake();
   // This rank has closed one more backward; a step that is committed ends the counting of `closed` from 0.
   void CountBackward() { ++backwards_; }
   void EndStepBackwards();

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct FullParams {  // what a rank asks for; equal on all
 struct RankStep {
   Pass pass = Pass::kOutside;  // jobs whose trainers write
   bool pass_stepped = false;   // kEntering: what was written is an optimizer step
+  std::string pass_state;      // kEntering without a step: what takes the place of its trainer state
+  bool overtaken = false;      // a window ended its pass while it had paused
   bool wants_window = false;
   bool window = false;       // was let in and has neither entered a pass nor stepped
   int closed_backwards = 0;  // BackwardDone so far; kAllBackwards once stepped

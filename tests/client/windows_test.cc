@@ -202,6 +202,100 @@ TEST(Windows, StoreInAPausedPassLeavesItAndItsBackwardNamesTheParameter) {
   });
 }
 
+TEST(Windows, OpensForOneRankWhileTheOthersHavePausedAndEndsTheirPass) {
+  World world(TrainersSpec("overtaken"));
+  std::atomic<int> paused = 0;
+  std::atomic<bool> written = false;
+  world.Each([&](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    rank.Unshard(0, SHARDD_FORWARD);
+    ASSERT_C_OK(shardd_reshard(rank.job(), 0));
+    ASSERT_C_OK(shardd_pause_pass(rank.job()));
+    ++paused;
+    if (index == 0) {
+      EXPECT_TRUE(Eventually([&] { return paused == 2; }));
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      ASSERT_C_OK(shardd_open_window(rank.job()));
+      *Shard(rank, 0) = 7;
+      written = true;
+    } else {
+      EXPECT_TRUE(Eventually([&] { return written.load(); }));
+      EXPECT_EQ(shardd_inside_pass(rank.job()), 0);
+      EXPECT_C_ERROR(shardd_resume_pass(rank.job()), kFailedPrecondition, "by another rank");
+      EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_BACKWARD), kFailedPrecondition, "by another rank");
+    }
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    EXPECT_EQ(*Shard(rank, 0), 7);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+TEST(Windows, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
+  World world(TrainersSpec("resumed"));
+  std::atomic<int> resumed = 0;
+  std::atomic<int> left = 0;
+  world.Each([&](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    ASSERT_C_OK(shardd_pause_pass(rank.job()));
+    ASSERT_C_OK(shardd_resume_pass(rank.job()));
+    ++resumed;
+    EXPECT_TRUE(Eventually([&] { return resumed == 2; }));
+    if (index == 0) {
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      ASSERT_C_OK(shardd_open_window(rank.job()));  // not before the other has left
+      EXPECT_EQ(left, 1);
+    } else {
+      rank.Unshard(0, SHARDD_BACKWARD);
+      EXPECT_FALSE(Eventually([&] { return shardd_inside_pass(rank.job()) == 0; }, absl::Milliseconds(50)));
+      ASSERT_C_OK(shardd_reshard(rank.job(), 0));
+      left = 1;
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+    }
+  });
+}
+
+TEST(Windows, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
+  World world(TrainersSpec("stuck"));
+  std::atomic<int> paused = 0;
+  world.Each([&](int index, Rank& rank) {
+    const int group = rank.Group("a");
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    ASSERT_C_OK(shardd_pause_pass(rank.job()));
+    ++paused;
+    EXPECT_TRUE(Eventually([&] { return paused == 2; }));
+    if (index == 0) {
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      EXPECT_C_ERROR(shardd_open_window(rank.job()), kAborted, "between a forward and its backward");
+    } else {
+      ASSERT_C_OK(shardd_resume_pass(rank.job()));
+      rank.Unshard(group, SHARDD_BACKWARD);
+      ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
+      ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, nullptr));
+      ASSERT_C_OK(shardd_reshard(rank.job(), group));
+      ASSERT_C_OK(shardd_backward_done(rank.job(), 0));
+      EXPECT_C_ERROR(shardd_wait_gradients(rank.job()), kAborted, "between a forward and its backward");
+    }
+  });
+}
+
+TEST(Windows, StateGivenWithoutAStepTakesThePlaceOfTheCommittedOne) {
+  World world(TrainersSpec("state"));
+  world.Each([&](int index, Rank& rank) {
+    const auto state = [&] {
+      size_t size = 0;
+      const void* data = shardd_trainer_state(rank.job(), &size);
+      return std::string(static_cast<const char*>(data), size);
+    };
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, "one", 3));
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+    EXPECT_EQ(state(), "one");
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, index == 0 ? "two" : "", index == 0 ? 3 : 0));
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+    EXPECT_EQ(state(), index == 0 ? "two" : "one");
+    EXPECT_EQ(rank.Info().committed_step, 1);
+  });
+}
+
 TEST(Windows, StoreWhereTrainersNeverWriteReachesNobodyAndTheNextCallNamesTheParameter) {
   Daemon daemon;
   Rank rank;
@@ -216,7 +310,7 @@ TEST(Windows, StoreWhereTrainersNeverWriteReachesNobodyAndTheNextCallNamesThePar
 }
 
 TEST(Windows, FirstStoreIntoTheTrainersOptimizerStateOpensTheWindowToo) {
-  World world(TrainersSpec("state first"));
+  World world(TrainersSpec("state-first"));
   std::atomic<bool> left = false;
   world.Each([&](int index, Rank& rank) {
     ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));

@@ -132,6 +132,7 @@ void Engine::WriteOptimizerState(int param, int state, const at::Tensor& rows, i
 }
 
 void Engine::WriteUpdateCount(int param, int64_t count) {
+  const NoGil no_gil;
   Check(Take(shardd_write_update_count(job().c_job(), param, count)));
 }
 
@@ -180,7 +181,11 @@ void Engine::SetUpdated(const std::vector<int>& params) {
 void Engine::AdoptState(int param, int state, const at::Tensor& local, bool copy_in) {
   for (Unit* unit : units_) {
     if (ManagedParam* managed = unit->FindParam(param); managed != nullptr) {
-      auto* data = static_cast<float*>(shardd_optimizer_state_data(job().c_job(), param, state));
+      float* data = nullptr;
+      {
+        const NoGil no_gil;  // the first call maps the memory of all
+        data = static_cast<float*>(shardd_optimizer_state_data(job().c_job(), param, state));
+      }
       if (data == nullptr) {
         Check(Status(Code::kResourceExhausted, "keep optimizer state " + std::to_string(state) + " of \"" +
                                                    managed->fqn + "\": the job was opened without memory for it"));
@@ -209,7 +214,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
   }
   ++steps_;
   settled_ = true;
-  inside_pass_ = pass_by_hand_ = false;  // the step has said so
+  inside_pass_ = paused_ = pass_by_hand_ = false;  // the step has said so
   float* const counts =
       update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
   for (Unit* unit : units_) {
@@ -221,7 +226,8 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
 void Engine::Reattach() {
   ++generation_;
   forward_root_ = nullptr;
-  final_queued_ = settled_ = inside_pass_ = stepped_ = false;
+  final_queued_ = settled_ = inside_pass_ = paused_ = stepped_ = false;
+  stepped_state_.clear();
   for (Unit* unit : units_) {
     unit->ForgetMemory();
   }
@@ -285,6 +291,11 @@ void Engine::RootPreForward(Unit* unit) {
     ResetIteration();  // an exception ended the forward before
   }
   if (forward_root_ == nullptr) {
+    // What was written since the model's last forward counts in this one, as where it is gathered anew. Its parts may
+    // run in any number in one pass.
+    if (paused_ && IsRoot(unit)) {
+      LeavePass();
+    }
     forward_root_ = unit;
     pass_by_hand_ = false;
     EnterPass();
@@ -312,18 +323,28 @@ void Engine::WatchWrites(bool passes) {
   passes_ = passes;
 }
 
-void Engine::OpenWindow() {
-  if (forward_root_ != nullptr || final_queued_) {
+// Outside of a forward and backward. One that an exception ended is given up.
+void Engine::CheckBetweenPasses(const char* what) {
+  const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (forward_root_ != nullptr || (final_queued_ && in_backward)) {
     Check(Status(Code::kFailedPrecondition,
-                 "open a write window: a forward or backward is under way; write between a backward and the next "
-                 "forward"));
+                 std::string(what) + ": a forward or backward is under way; write between a backward and the next "
+                                     "forward"));
   }
+  if (final_queued_) {
+    ResetIteration();
+  }
+}
+
+void Engine::OpenWindow() {
+  CheckBetweenPasses("open a write window");
   LeavePass();
   const NoGil no_gil;
   Check(job().OpenWindow());
 }
 
 void Engine::CloseWindow() {
+  CheckBetweenPasses("commit what was written");
   LeavePass();
   EnterPass();
   LeavePass();
@@ -334,6 +355,8 @@ void Engine::MarkStepped(std::string state) {
   stepped_state_ = std::move(state);
 }
 
+void Engine::MarkState(std::string state) { stepped_state_ = std::move(state); }
+
 void Engine::EnterPass() {
   if (!passes_ || (inside_pass_ && job().inside_pass())) {
     return;
@@ -343,6 +366,8 @@ void Engine::EnterPass() {
     Check(job().EnterPass(stepped_, stepped_state_));
   }
   inside_pass_ = true;
+  paused_ = false;
+  stepped_state_.clear();
   if (stepped_) {
     stepped_ = false;
     ++steps_;
@@ -359,7 +384,7 @@ void Engine::LeavePass() {
   for (Unit* unit : units_) {
     unit->ToSharded();
   }
-  inside_pass_ = pass_by_hand_ = false;
+  inside_pass_ = paused_ = pass_by_hand_ = false;
   if (job().inside_pass()) {
     Check(job().LeavePass());
   }
@@ -375,15 +400,25 @@ py::object Engine::EndForward(const Unit* unit, py::object output, bool has_back
   }
   if (!has_backward) {
     LeavePass();
-  } else if (inside_pass_) {
-    Check(job().PausePass());
+  } else {
+    PausePass();
   }
   return output;
+}
+
+void Engine::PausePass() {
+  if (inside_pass_ && job().inside_pass()) {
+    Check(job().PausePass());
+    paused_ = true;
+  }
 }
 
 void Engine::QueueFinal() {
   if (final_queued_) {
     return;
+  }
+  if (std::exchange(paused_, false)) {
+    Check(job().ResumePass());  // units that stayed unsharded read the shards, too
   }
   final_queued_ = true;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), generation = generation_] {
@@ -443,8 +478,17 @@ void Engine::ResetIteration() {
   }
   slot_owners_.assign(slot_of_group_.size(), SlotOwner());
   // The pass stays entered: other ranks may be in it, and wait for this one to do its backward again.
-  if (inside_pass_ && job().inside_pass()) {
-    Check(job().PausePass());
+  PausePass();
+}
+
+void Engine::ForwardFailed(const Unit* unit) {
+  if (forward_root_ != unit) {
+    return;
+  }
+  try {
+    ResetIteration();
+  } catch (...) {
+    // The forward's own exception is what the program gets; the next use says this again.
   }
 }
 

@@ -90,6 +90,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // What was written since the last pass is an optimizer step: it is committed where the next pass begins, with
   // `state`.
   void MarkStepped(std::string state);
+  // `state` takes the place of what was committed last, with what was written, where the next pass begins.
+  void MarkState(std::string state);
 
   // Drops the forward or backward that an exception ended.
   void ResetIteration();
@@ -104,6 +106,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void LeavePassByHand();
   // The root's output ends the forward: units of which only some modules ran are ended with it.
   pybind11::object EndForward(const Unit* unit, pybind11::object output, bool has_backward);
+  // An exception ended the forward that the unit began, if it is still under way.
+  void ForwardFailed(const Unit* unit);
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
   void QueueFinal();
   // The unit's group has written into a slot that `group` shares; it is submitted first.
@@ -123,6 +127,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void FinalCallback(uint64_t generation);
   void EnterPass();
   void LeavePass();
+  void PausePass();
+  void CheckBetweenPasses(const char* what);
   void ReshardAll();
   void FindSlots();
 
@@ -133,6 +139,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool final_queued_ = false;
   bool passes_ = false;
   bool inside_pass_ = false;  // or was until a store between a forward and its backward left it: see PausePass
+  bool paused_ = false;       // inside: between a forward and what may be its backward
   bool pass_by_hand_ = false;
   bool stepped_ = false;
   std::string stepped_state_;

@@ -18,7 +18,7 @@
 namespace shardd::python {
 namespace {
 
-enum class HookKind { kPreForward, kPostForward };
+enum class HookKind { kPreForward, kPostForward, kForwardFailed };
 
 // hook(module, args, kwargs) or hook(module, args, output). Holds the Python unit, so that the garbage collector sees
 // the cycle of module, hook and unit.
@@ -40,8 +40,11 @@ PyObject* CallHook(PyObject* self, PyObject* const* args, size_t flagged_count, 
     py::object result;
     if (hook->kind == HookKind::kPreForward) {
       result = hook->unit->PreForward(args[1], args[2]);
-    } else {
+    } else if (hook->kind == HookKind::kPostForward) {
       result = hook->unit->PostForward(args[2]);
+    } else {
+      hook->unit->ForwardFailed();  // unless its end has been seen
+      result = py::none();
     }
     return result.release().ptr();
   } catch (py::error_already_set& error) {
@@ -228,6 +231,7 @@ PYBIND11_MODULE(_C, m) {
       .def("write_optimizer_state", &Engine::WriteOptimizerState)
       .def("write_update_count", &Engine::WriteUpdateCount)
       .def("mark_stepped", &Engine::MarkStepped)
+      .def("mark_state", &Engine::MarkState)
       .def("lose_memory", &Engine::LoseMemory)
       .def("detach", &Engine::Detach)
       .def("describe", &Engine::Describe)
@@ -277,6 +281,7 @@ PYBIND11_MODULE(_C, m) {
       .def("_copy_shards_out", &Unit::CopyShardsOut)
       .def_property_readonly("_bound", &Unit::bound)
       .def("_pre_forward_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kPreForward); })
+      .def("_forward_failed_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kForwardFailed); })
       .def("_post_forward_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kPostForward); })
       .def("_pre_forward", &Unit::PreForward)
       .def("_post_forward", &Unit::PostForward)

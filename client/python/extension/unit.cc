@@ -397,7 +397,8 @@ void Unit::EndBackward() {
 }
 
 bool Unit::HasPendingGradients() const {
-  return shows_gradients() && std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
+  return shows_gradients() &&
+         std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
 }
 
 void Unit::ShowGradients() {
@@ -418,6 +419,7 @@ void Unit::SettleGradients() {
     }
     const ManagedParam::Presence presence = param->SettleGradient(engine_->steps());
     if (presence != ManagedParam::Presence::kAsIs) {
+      const NoGil no_gil;
       Check(Status::Take(shardd_set_gradient_presence(engine_->job().c_job(), param->daemon_param,
                                                       presence == ManagedParam::Presence::kGiven ? 1 : 0)));
     }

@@ -66,6 +66,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // From module hooks; the GIL is held. None: unchanged.
   pybind11::object PreForward(pybind11::handle args, pybind11::handle kwargs);
   pybind11::object PostForward(pybind11::handle output);
+  // An exception ended the root's forward.
+  void ForwardFailed() {
+    if (engine_ != nullptr && engine_->alive()) {
+      engine_->ForwardFailed(this);
+    }
+  }
   pybind11::object CastOutput(pybind11::handle output);
   // From autograd; without the GIL or with it.
   void PreBackward();

@@ -242,6 +242,34 @@ TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
   EXPECT_EQ(job_->memory().shards()->At<float>(0)[1], 3.5f) << "the edit, then lr times the gradient";
 }
 
+// The daemon's step changes shards, moments and counts: what was kept before it is of no use any more.
+TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
+  Ask(1);
+  ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Attach(rank);
+  }
+  Enter(0);
+  Enter(1);
+  Backward(0);
+  Backward(1);
+  Step(0);
+  Step(1);
+  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  const float* const shards = job_->memory().shards()->At<float>(0);
+  ASSERT_EQ(shards[1], -0.5f);
+  const uint64_t before = version();
+  Ask(0);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
+  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return job_->version() == before + 1; }));
+  EXPECT_EQ(committed(), 1);
+  EXPECT_EQ(shards[1], -0.5f);
+}
+
 TEST_F(EditsTest, DeathInAnEditLosesTheEditAndNoStep) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));

@@ -142,6 +142,9 @@ class ShardState(FSDPState):
         with torch.inference_mode(False), torch.no_grad():
             if root._is_root is None:
                 root._lazy_init()
+                assert root._unit is not None
+                for module in root._modules:  # what a failed forward began is given up at once
+                    module.register_forward_hook(root._unit._forward_failed_hook(), always_call=True)
             elif root._job is not None and root._job.closed:
                 raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
             job = TorchJob.register(root)
