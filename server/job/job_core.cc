@@ -67,9 +67,11 @@ absl::Status JobCore::RankError(absl::StatusCode code, int rank, absl::string_vi
   return absl::Status(code, absl::StrCat(what, ": ", fact, " (rank=", rank, ", step=", committed_step_ + 1, ")"));
 }
 
-absl::Status JobCore::CheckNobodyFinished(int rank, absl::string_view what) const {
+absl::Status JobCore::CheckNobodyFinished(int rank, absl::string_view what, int backward) const {
   for (int other = 0; other < world_size(); ++other) {
-    if (ranks_[other].finished) {
+    const RankStep& state = ranks_[other];
+    const bool finished = state.finished || (state.pending_detach == true && !state.stepped);
+    if (finished && other != rank && state.closed_backwards <= backward) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
                        absl::StrCat("rank ", other, " has finished and takes part in nothing any more"));
     }

@@ -116,7 +116,11 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void Event(int rank, absl::string_view kind, std::string text);
   absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
   // A rank that asks for something that needs all ranks would wait for ever.
-  absl::Status CheckNobodyFinished(int rank, absl::string_view what) const;
+  // Whom the rank would need for `what`, in the backward if it is one.
+  absl::Status CheckNobodyFinished(int rank, absl::string_view what, int backward = kAllBackwards) const;
+  bool LeavesInOrder(int rank) const;
+  bool OthersNeedGradientsOf(int rank) const;
+  void EndFinished();
   void EndSession(int rank);
   void ResetStep();
   // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.

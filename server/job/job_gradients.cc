@@ -70,7 +70,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   ++pair.submitted[rank];
   state.abandoned.erase(key.first);
   state.slot_holder[slot] = key;
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, what));
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, what, key.first));
   for (int other = 0; other < world_size(); ++other) {
     SHARDD_RETURN_IF_ERROR(CheckMissing(other, key, pair));
   }
@@ -142,6 +142,13 @@ void JobCore::PublishReduced() {
     if (session != nullptr) {
       session->PublishReduced(closed);
     }
+  }
+  if (std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pending_detach == true; })) {
+    loop_->Post([weak = weak_from_this()] {
+      if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
+        self->EndFinished();
+      }
+    });
   }
 }
 

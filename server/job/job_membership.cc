@@ -51,6 +51,11 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
         "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
         ", pid=", sessions_[rank]->peer.pid, "); end it first, or attach with replace"));
   }
+  if (ranks_[rank].finished && ranks_[rank].closed_backwards > 0) {
+    Abort(RankError(absl::StatusCode::kAborted, rank, "attach", "the rank comes back in the middle of a step"), {});
+    return absl::AbortedError(
+        absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
+  }
   session->PublishVersion(version_);
   session->last_command_time = MonotonicNow();
   ranks_[rank].finished = false;
@@ -106,6 +111,11 @@ void JobCore::Detach(int rank, bool finished) {
     ranks_[rank].pending_detach = finished;  // its step is still to be committed (AfterCommit)
     return;
   }
+  const bool in_order = finished && LeavesInOrder(rank);
+  if (in_order && OthersNeedGradientsOf(rank)) {
+    ranks_[rank].pending_detach = true;  // EndFinished
+    return;
+  }
   v1::SessionEvent event;
   event.mutable_detached();
   if (session->stream != nullptr) {
@@ -115,6 +125,9 @@ void JobCore::Detach(int rank, bool finished) {
   Event(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
   ranks_[rank].finished = finished;
+  if (in_order) {
+    return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
+  }
   // Whoever was let in to read full parameters needs nobody any more; everything else that ranks do together does.
   const bool midway = gradients_seen_ || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
                         const bool only_reads = r.inside && !r.writeback && !r.finished;
@@ -134,6 +147,39 @@ void JobCore::Detach(int rank, bool finished) {
   orders_[rank].BeginStep(captured_order_.get());
   if (pool_ != nullptr) {
     pool_->ReleaseAll(rank);
+  }
+}
+
+// In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
+bool JobCore::LeavesInOrder(int rank) const {
+  const RankStep& own = ranks_[rank];
+  if (own.closed_backwards == 0 || own.pass != Pass::kOutside || own.window || own.wants_window) {
+    return false;
+  }
+  for (auto it = pairs_.lower_bound({own.closed_backwards, 0}); it != pairs_.end(); ++it) {
+    if (it->second.submitted[rank] > 0) {
+      return false;
+    }
+  }
+  return std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
+    return r.stepped || r.window || r.pass == Pass::kEntering || r.committed_params || r.full_params;
+  });
+}
+
+bool JobCore::OthersNeedGradientsOf(int rank) const {
+  return pending_reductions_ > 0 || std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& other) {
+           return !other.finished && other.closed_backwards < ranks_[rank].closed_backwards;
+         });
+}
+
+// Ranks that said good-bye with backwards that others had not closed.
+void JobCore::EndFinished() {
+  for (int rank = 0; rank < world_size() && !committing_; ++rank) {
+    if (sessions_[rank] != nullptr && !ranks_[rank].stepped && ranks_[rank].pending_detach == true &&
+        !OthersNeedGradientsOf(rank)) {
+      ranks_[rank].pending_detach.reset();
+      Detach(rank, /*finished=*/true);
+    }
   }
 }
 

@@ -39,6 +39,38 @@ TEST_F(JobCoreTest, BothRanksThatDieAfterTheDecisionAreNamedOnce) {
   EXPECT_EQ(streams_[0]->Aborted().lost_ranks_size(), 2);
 }
 
+// As with a collective that a rank has done its part of.
+TEST_F(JobCoreTest, RankThatFinishesAfterItsBackwardLeavesItToTheOthersAndNoStepToCommit) {
+  Backward(0);
+  OnLoop([&] { job_->Detach(0, /*finished=*/true); });
+  OnLoop([&] { EXPECT_NE(job_->session(0), nullptr) << "rank 1 needs its gradients"; });
+  Backward(1);
+  ASSERT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
+  EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kDetached), 1);
+  EXPECT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 0);
+  EXPECT_EQ(job_->memory().gradients()->At<float>(0)[0], 1.0f) << "the mean of both";
+  Step(1);
+  ASSERT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 1);
+  EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 has finished"), std::string::npos);
+}
+
+TEST_F(JobCoreTest, RankThatComesBackInTheMiddleOfAStepBeginsItAnew) {
+  Backward(0);
+  Backward(1);
+  OnLoop([&] { job_->Detach(0, /*finished=*/true); });
+  ASSERT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
+  const uint64_t before = epoch();
+  auto session = Session::Create(plan_, 77, 0, before);
+  ASSERT_TRUE(session.ok());
+  OnLoop([&] { EXPECT_EQ(job_->AddSession(*std::move(session)).code(), absl::StatusCode::kAborted); });
+  EXPECT_EQ(epoch(), before + 1);
+  Attach(0);
+  Attach(1);
+  Train(0);
+  Train(1);
+  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+}
+
 TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
   TrainUntilDecided();
   const uint64_t before = epoch();
