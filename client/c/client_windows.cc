@@ -32,7 +32,7 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
   SHARDD_RETURN_IF_ERROR(CheckWrites("enter_pass"));
   const WaitFor reason{"enter_pass", nullptr, "all ranks in the pass"};
   if (!progress_.entering_pass) {
-    if (progress_.inside_pass) {
+    if (inside_pass()) {
       return absl::FailedPreconditionError(absl::StrCat("enter_pass job \"", spec().name(),
                                                         "\": the rank is inside one (rank=", rank(),
                                                         "); call shardd_leave_pass first"));
@@ -57,6 +57,7 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
     record.opcode = Opcode::kEnterPass;
     record.flags = stepped ? kStepped : 0;
     record.arg0 = static_cast<int64_t>(state.size());
+    progress_.inside_pass = false;  // of one that was ended by another rank's window
     SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
     progress_.payload_record = session_->submitted();
     progress_.half_record[0] = progress_.half_record[1] = session_->submitted();
@@ -162,7 +163,7 @@ absl::Status ClientJob::OpenWindow() {
   if (progress_.window) {
     return absl::OkStatus();
   }
-  if (progress_.inside_pass || progress_.entering_pass) {
+  if (inside_pass() || progress_.entering_pass) {
     return absl::FailedPreconditionError(absl::StrCat("open_window job \"", spec().name(),
                                                       "\": the rank is inside a pass (rank=", rank(),
                                                       "); call shardd_leave_pass first"));
@@ -171,6 +172,7 @@ absl::Status ClientJob::OpenWindow() {
   if (!progress_.wants_window) {
     CommandRecord record = {};
     record.opcode = Opcode::kOpenWindow;
+    progress_.inside_pass = progress_.paused = false;
     SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
     ++progress_.windows;
     progress_.wants_window = true;

@@ -16,7 +16,8 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
                      absl::StrCat("Unshard group \"", group_name(group), "\""),
                      "the job has no parameters yet; write them and CommitParameters first");
   }
-  if (trainers_write() && ranks_[rank].pass != Pass::kInside) {
+  // Overtaken: sent before the rank paused once more.
+  if (trainers_write() && ranks_[rank].pass != Pass::kInside && !ranks_[rank].overtaken) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank,
                      absl::StrCat("Unshard group \"", group_name(group), "\""),
                      "the rank is outside of a pass; EnterPass first");

@@ -236,7 +236,8 @@ void JobCore::MaybeOpenWindows() {
 // False: some rank reads in its pass.
 bool JobCore::EndPausedPasses(bool only_look) {
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].pass == Pass::kInside && !sessions_[rank]->pass_paused()) {
+    // What it sent before it paused comes first.
+    if (ranks_[rank].pass == Pass::kInside && (!sessions_[rank]->pass_paused() || sessions_[rank]->HasCommands())) {
       return false;
     }
   }
