@@ -208,6 +208,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void FinishWindow(bool stepped);
   void BeginPass();
   void MaybeOpenWindows();
+  void ReadmitLate();
   bool EndPausedPasses(bool only_look);
   void PollPausesLater();
   absl::Status CheckStuckWindows(absl::Time now) const;

@@ -126,6 +126,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
     ForgetIfClosed(key);
   }
   PublishReduced();
+  ReadmitLate();
   return MaybeFold();
 }
 

@@ -68,6 +68,7 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
   if (stepped) {
     SHARDD_RETURN_IF_ERROR(CloseStep(session));
   }
+  ReadmitLate();
   SHARDD_RETURN_IF_ERROR(MaybeBeginPass());
   MaybeOpenWindows();
   return absl::OkStatus();
@@ -165,6 +166,26 @@ absl::Status JobCore::MaybeBeginPass() {
     devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
   }
   return absl::OkStatus();
+}
+
+// A rank that left a forward without its backward and enters another pass, while others have done that backward and
+// wait for its gradients: it goes on in their pass. Nobody writes while they are inside.
+void JobCore::ReadmitLate() {
+  if (!trainers_write() || committing_ || window_open_) {
+    return;
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    RankStep& late = ranks_[rank];
+    if (late.pass != Pass::kEntering || late.pass_stepped) {
+      continue;
+    }
+    if (std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& other) {
+          return other.pass == Pass::kInside && other.closed_backwards > late.closed_backwards;
+        })) {
+      late.pass = Pass::kInside;
+      sessions_[rank]->PublishPass();
+    }
+  }
 }
 
 void JobCore::FinishWindow(bool stepped) {

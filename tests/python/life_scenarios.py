@@ -145,7 +145,7 @@ def others_run_while_waiting(folder: str, stock: bool) -> dict[str, Any]:
     rank = dist.get_rank()
     seen = []
     for name, wait in _waits(model, optimizer).items():
-        if name == "load" and stock:
+        if name == "load" and (stock or os.environ.get("SHARDD_IN_PLACE_EDITS") != "0"):
             continue  # a load into a window waits for nobody
         path = f"{folder}/{name}"
         if rank == 1:

@@ -47,7 +47,8 @@ def test_a_trainer_that_dies_is_replaced_while_its_dataloader_workers_live_on(me
     ("register", False), ("backward", False), ("step", False), ("load", False), ("backward", True), ("step", True),
 ])  # fmt: skip
 def test_ctrl_c_in_any_wait_raises_at_once(wait: str, stock: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
+    edits = {"SHARDD_IN_PLACE_EDITS": "0"} if wait == "load" else {}
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder, edits) as cluster:
         for rank in range(2):
             cluster.start(life_scenarios.interrupted_in, rank, (wait, stock))
         cluster.wait_for_event(1, 300, event="sleeping")
@@ -64,7 +65,9 @@ def test_ctrl_c_in_any_wait_raises_at_once(wait: str, stock: bool) -> None:
 @both
 def test_python_threads_run_while_a_rank_waits(stock: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        results = run_ranks(life_scenarios.others_run_while_waiting, 2, folder, stock)
+        results = run_ranks(
+            life_scenarios.others_run_while_waiting, 2, folder, stock, environment={"SHARDD_IN_PLACE_EDITS": "0"}
+        )
     assert len(results[0]["seen"]) == (3 if stock else 4)
     assert all(ran for _, ran in results[0]["seen"]), results[0]["seen"]
     assert results[0]["counters"]["unshards"] > 0

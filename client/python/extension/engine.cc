@@ -479,6 +479,7 @@ void Engine::ResetIteration() {
   slot_owners_.assign(slot_of_group_.size(), SlotOwner());
   // The pass stays entered: other ranks may be in it, and wait for this one to do its backward again.
   PausePass();
+  paused_ = false;  // its next forward is part of the same pass
 }
 
 void Engine::ForwardFailed(const Unit* unit) {

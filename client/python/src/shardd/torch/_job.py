@@ -317,8 +317,7 @@ class TorchJob:
             return
         if self.passes:
             self.engine.open_window()  # a store would do it as well, in a signal handler
-            return
-        if self.write_depth == 0:
+        elif self.write_depth == 0:
             root = self.root()
             assert root is not None
             for state in root._state_ctx.all_states:
@@ -330,19 +329,23 @@ class TorchJob:
         if self.write_depth == 0:
             return
         self.write_depth -= 1
-        if self.write_depth > 0 or self.engine is None:
+        if self.write_depth > 0 or self.engine is None or not self.engine.alive:
             return
         info = self.engine.info()
+        if self.passes:  # where the next pass begins
+            self._log_load(info["committed_step"])
+            return
         with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
             progress.doing("waiting for the other ranks to load")
             self.engine.enter_full_params(True)
             self._write_all(progress)
             self.engine.leave_full_params()
         self.engine.load_memory()
+        self._log_load(info["committed_step"])
+
+    def _log_load(self, step: int) -> None:
         logger.warning(
-            'job "%s": values that the program loaded replace the parameters of committed step %d',
-            self.name,
-            info["committed_step"],
+            'job "%s": values that the program loaded replace the parameters of committed step %d', self.name, step
         )
 
     # The end.
