@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -14,8 +15,16 @@ from optim_cases import counts, model_of, optimizer_of, parameters_of
 
 
 def _backward(model: Any, step: int) -> float:
-    loss = loss_of(model, step, 0, dist.get_rank())
+    """One rank is late before its forward, another before its backward, and both in turn after it."""
+    rank = dist.get_rank()
+    if rank == step % 2:
+        time.sleep(0.01)
+    loss = loss_of(model, step, 0, rank)
+    if rank != step % 2:
+        time.sleep(0.02)
     loss.backward()
+    if rank == step // 2 % 2:
+        time.sleep(0.02)
     return loss.item()
 
 
