@@ -29,6 +29,9 @@ def model_of(impl: str, case: Case | None = None) -> Model:
 
 
 def optimizer_of(impl: str, kind: str, params: Any, **more: Any) -> Any:
+    if kind.startswith("stock-"):  # torch's, on either
+        name, arguments = KINDS[kind.removeprefix("stock-")]
+        return getattr(torch.optim, name)(params, **{**arguments, **more})
     name, arguments = KINDS[kind]
     if impl == "shardd":
         from shardd.torch import optim
@@ -63,6 +66,14 @@ def counts(impl: str, model: nn.Module) -> dict[str, int]:
     return counters(model)
 
 
+def _commit(impl: str, model: nn.Module) -> None:
+    """The last step of torch's optimizer; nothing with the daemon's."""
+    if impl == "shardd":
+        from shardd.torch import commit
+
+        commit(model)
+
+
 def train(impl: str, kind: str) -> dict[str, Any]:
     """A scheduler, a group that comes before the first step, clipping by torch's function."""
     rank = dist.get_rank()
@@ -82,6 +93,7 @@ def train(impl: str, kind: str) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(loss.item())
         norms.append(full(norm).item())
+    _commit(impl, model)
     return {"losses": losses, "norms": norms, "state": full_state(optimizer), "parameters": parameters_of(model),
             "counters": counts(impl, model)}  # fmt: skip
 
@@ -104,11 +116,11 @@ def group_after_first_forward(impl: str) -> dict[str, Any]:
     return {"losses": losses, "counters": counts(impl, model)}
 
 
-def scaled(impl: str) -> dict[str, Any]:
+def scaled(impl: str, kind: str) -> dict[str, Any]:
     """GradScaler, with unscale_ and clipping, a step that overflows on one rank, growth and back-off."""
     rank = dist.get_rank()
     model = model_of(impl)
-    optimizer = optimizer_of(impl, "adamw", model.parameters())
+    optimizer = optimizer_of(impl, kind, model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     losses, scales = [], []
     for step in range(7):
@@ -122,6 +134,7 @@ def scaled(impl: str) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(loss.item())
         scales.append(scaler.get_scale())
+    _commit(impl, model)
     return {"losses": losses, "scales": scales, "state": full_state(optimizer), "counters": counts(impl, model)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from typing import Any
@@ -52,7 +53,7 @@ def train(impl: str, kind: str) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(loss.item())
         if step == 3:
-            optimizer.load_state_dict(optimizer.state_dict())  # makes new tensors
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # other tensors, not those of the job
     homes = []
     for param, state in optimizer.state.items():
         for value in state.values():
@@ -100,10 +101,10 @@ def train_and_be_killed(kind: str, steps: int) -> dict[str, Any]:
             "counters": counts("shardd", model)}  # fmt: skip
 
 
-def steps_without_and_with_optimizer() -> dict[str, Any]:
+def steps_without_and_with_optimizer(impl: str) -> dict[str, Any]:
     """Passes without a step, two optimizers, one of which has state that cannot be kept."""
     rank = dist.get_rank()
-    model = model_of("shardd")
+    model = model_of(impl)
     first = torch.optim.AdamW(model.layers.parameters(), lr=1e-2)
     rest = [p for n, p in model.named_parameters() if not n.startswith("layers.")]
 
@@ -125,7 +126,95 @@ def steps_without_and_with_optimizer() -> dict[str, Any]:
             second.step()
             first.zero_grad()
             second.zero_grad()
+    if impl == "shardd":
+        from shardd.torch import commit
+
+        commit(model)
+    return {"losses": losses, "parameters": parameters_of(model), "counters": counts(impl, model)}
+
+
+def both_steps() -> tuple[dict[str, Any], dict[str, Any]]:
+    return steps_without_and_with_optimizer("torch"), steps_without_and_with_optimizer("shardd")
+
+
+def refused() -> dict[str, Any]:
+    """Optimizers whose state cannot be kept; nothing is written before they are refused."""
+    rank = dist.get_rank()
+    out: dict[str, Any] = {}
+    for name in ("LBFGS", "Adafactor"):
+        model = model_of("shardd")
+        optimizer = getattr(torch.optim, name)(list(model.parameters()), lr=1e-2)
+        loss_of(model, 0, 0, rank).backward()
+        before = parameters_of(model)
+        error = ""
+        try:
+            optimizer.step(lambda: torch.zeros(())) if name == "LBFGS" else optimizer.step()
+        except NotImplementedError as caught:
+            error = str(caught)
+        after = parameters_of(model)
+        same = all(torch.equal(after[n], v) for n, v in before.items())
+        out[name] = (error, same and len(optimizer.state) == 0, counts("shardd", model)["windows"])
+    return out
+
+
+def loaded_before_registration(impl: str) -> dict[str, Any]:
+    """State and parameters from an earlier model, loaded into one that has not run."""
+    model = model_of(impl)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    losses: list[float] = []
+
+    def train(steps: range) -> None:
+        for step in steps:
+            loss = loss_of(model, step, 0, dist.get_rank())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    train(range(2))
+    saved = [{n: v.clone() for n, v in model.state_dict().items()}, copy.deepcopy(optimizer.state_dict())]
+    model = model_of(impl)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    homes = []
+    if impl == "shardd":
+        loss_of(model, 9, 0, 0).backward()  # registers
+        optimizer.zero_grad()
+        homes = [
+            _in_the_jobs_memory(s["exp_avg"].to_local())
+            for s in optimizer.state.values()
+            if s["exp_avg"].to_local().numel()
+        ]
+    train(range(2, 4))
+    return {"losses": losses, "homes": homes}
+
+
+def both_loaded() -> tuple[dict[str, Any], dict[str, Any]]:
+    return loaded_before_registration("torch"), loaded_before_registration("shardd")
+
+
+def too_much_rides() -> dict[str, Any]:
+    """The program's own state and what the optimizer needs are more than a commit takes, together."""
+    import pickle
+
+    from shardd.torch import resume, ride
+
+    model = model_of("shardd")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    own = bytes((1 << 20) - 200)
+    ride(own)
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    error = ""
+    try:
+        optimizer.step()
+    except ValueError as caught:
+        error = str(caught)
+    ride(own[:-2000])
+    loss_of(model, 1, 0, dist.get_rank()).backward()
+    optimizer.step()
     from shardd.torch import commit
 
     commit(model)
-    return {"losses": losses, "counters": counts("shardd", model)}
+    return {"error": error, "own": len(pickle.dumps(own)), "rode": len(resume(model)[1]),
+            "parameters": len(list(model.parameters()))}  # fmt: skip

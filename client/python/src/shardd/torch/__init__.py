@@ -16,7 +16,7 @@ from torch.distributed.fsdp import (
 )
 
 from shardd.torch import optim
-from shardd.torch._api import clip_grad_norm_, commit, counters, finish, reattach, resume, ride
+from shardd.torch._api import clip_grad_norm_, commit, counters, finish, open_window, reattach, resume, ride
 from shardd.torch._fully_shard import FSDPModule, fully_shard
 from shardd.torch._plan import MemoryPlan, memory_plan
 from shardd.torch._steps import Step, steps
@@ -35,6 +35,7 @@ __all__ = [
     "finish",
     "fully_shard",
     "memory_plan",
+    "open_window",
     "optim",
     "reattach",
     "register_fsdp_forward_method",

@@ -15,7 +15,7 @@ from shardd.torch import _job
 from shardd.torch._progress import Progress
 from shardd.torch._state import ShardState, root_states, state_of
 
-__all__ = ["clip_grad_norm_", "commit", "counters", "finish", "reattach", "resume", "ride"]
+__all__ = ["clip_grad_norm_", "commit", "counters", "finish", "open_window", "reattach", "resume", "ride"]
 
 
 def _root_of(module: nn.Module | None) -> ShardState:
@@ -49,7 +49,11 @@ def resume(module: nn.Module | None = None) -> tuple[int, Any]:
 
 
 def ride(state: Any) -> None:
-    """``state`` is committed with the next optimizer steps: at most 1 MiB pickled, this rank's own."""
+    """``state``, this rank's own, is pickled and committed with the next optimizer steps.
+
+    At most 1 MiB. With an optimizer of torch's, where its state lies and its scalars share that: about 12 bytes for each
+    parameter tensor of the model, and 8 for each further scalar. A step for which it is too much raises with both sizes.
+    """
     _job.set_ride(state)
 
 
@@ -73,6 +77,22 @@ def commit(module: nn.Module | None = None) -> None:
     assert job.engine is not None
     if job.passes:
         job.engine.close_window()
+
+
+def open_window(module: nn.Module | None = None) -> None:
+    """Parameters may be written now, until the next pass: returns when no rank is inside one.
+
+    Stores need no call: the first one opens the window. What the system writes does: ``dist.broadcast(p.to_local(), 0)``
+    and other collectives in place, ``file.readinto(...)``. Without a window they fail with EFAULT. Each rank that
+    writes calls it, between a backward (or a forward without gradients) and the next forward.
+    """
+    job = _job_of(module)
+    if not job.passes:
+        raise RuntimeError(
+            f'open a write window of job "{job.name}": its parameters may not be written, as its optimizer was built with '
+            "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0)"
+        )
+    job.open_write()
 
 
 def finish(module: nn.Module | None = None) -> None:

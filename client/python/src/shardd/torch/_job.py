@@ -28,8 +28,8 @@ from shardd.torch._progress import Progress
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
+    from shardd.torch._daemon_optimizer import DaemonOptimizer
     from shardd.torch._state import ShardState
-    from shardd.torch.optim import DaemonOptimizer
 
 logger = logging.getLogger("shardd.torch")
 
@@ -37,6 +37,7 @@ _jobs: list[TorchJob] = []
 _optimizers: weakref.WeakSet[DaemonOptimizer] = weakref.WeakSet()
 _failed = False  # the process ends with an exception: its job is to be kept
 _ridden: Any = None
+RIDE_BYTES = 1 << 20  # what a commit takes of this rank's own (kMaxTrainerStateBytes)
 
 
 def rows_before(size: int, rank: int, world_size: int) -> int:
@@ -147,6 +148,8 @@ class TorchJob:
         progress: Progress,
     ) -> None:
         """Binds the model's parameters; gives their values, or takes those that an earlier attempt committed."""
+        from shardd.torch import _stock
+
         engine = self.engine
         assert engine is not None
         info = engine.info()
@@ -178,9 +181,14 @@ class TorchJob:
         engine.load_memory()
         engine.watch_writes(self.passes)
         if optimizers:
-            optimizers[0]._adopt_job(self)
-        elif info["version"] > 0:
+            optimizers[0]._adopt_job(self, info["version"] > 0)
+            return
+        if info["version"] > 0:
             self.restore_optimizers()
+        for optimizer in self._stock_optimizers():
+            _stock.watch_loads(optimizer)
+            if info["version"] == 0 and any(self._has(param) for param in optimizer.state):
+                _stock.keep_loaded(optimizer, [self])
 
     def _bind(self, description: _spec.Description) -> None:
         engine = self.engine
@@ -278,7 +286,17 @@ class TorchJob:
     def packed_state(self, optimizers: list[Any]) -> bytes:
         assert self.memory is not None
         memory = self.memory.pack(optimizers) if self.trainers_write else None
-        return b"" if _ridden is None and memory is None else pickle.dumps((_ridden, memory))
+        if _ridden is None and memory is None:
+            return b""
+        data = pickle.dumps((_ridden, memory))
+        if len(data) > RIDE_BYTES:
+            own = len(pickle.dumps(_ridden))
+            raise ValueError(
+                f'commit of job "{self.name}": what goes with it is too large (got {own} bytes that shardd.torch.ride was '
+                f"given and {len(data) - own} of the optimizer's small values, want at most {RIDE_BYTES} together); give "
+                "ride less"
+            )
+        return data
 
     def _committed_state(self) -> tuple[Any, Any]:
         assert self.engine is not None
@@ -290,11 +308,16 @@ class TorchJob:
         """What this rank gave to ``ride`` before its last committed step."""
         return self._committed_state()[0]
 
+    def _has(self, param: Any) -> bool:
+        return id(param) in self.places
+
+    def _stock_optimizers(self) -> list[torch.optim.Optimizer]:
+        return _spec.stock_optimizers([place.fsdp_param().sharded_param for place in self.places.values()])
+
     def restore_optimizers(self) -> None:
         """torch's optimizers go on from what was committed last."""
         assert self.memory is not None
-        params = [place.fsdp_param().sharded_param for place in self.places.values()]
-        self.memory.restore(self._committed_state()[1], _spec.stock_optimizers(params))
+        self.memory.restore(self._committed_state()[1], self._stock_optimizers())
 
     def update_counts(self) -> list[int]:
         """By the daemon's parameters: the updates of its optimizer. Empty: none yet. One call to the daemon."""

@@ -4,14 +4,17 @@ After the step that makes a state tensor its storage is swapped: the optimizer g
 are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, in a write
 window as the parameters do. Scalars (``step``) lie in one buffer that goes with every commit, as do numbers and other
 small values. What is neither stays in the trainer and is named once.
+
+What goes with a commit shares 1 MiB with the program's own state, so it is small: each way of keeping a parameter's
+state once, 4 bytes a parameter to say which, and 8 for each scalar of a parameter.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import pickle
 import weakref
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,51 +38,6 @@ logger = logging.getLogger("shardd.torch")
 _SCALARS = 4  # of a parameter, at most: NAdam 2, ASGD 3
 _SCALAR_BYTES = 8
 _COPIED_BYTES = 1024  # of one value that goes with the commit as it is
-_UNKNOWN_STATES = 2
-
-
-def _per_group(optimizer: Optimizer, count: Any) -> int:
-    return max(count(group) for group in optimizer.param_groups)
-
-
-# State tensors with the shape of the parameter, by the class that makes them.
-_STATES: dict[str, Any] = {
-    "Adam": lambda g: 3 if g.get("amsgrad") else 2,
-    "AdamW": lambda g: 3 if g.get("amsgrad") else 2,
-    "NAdam": lambda g: 2,
-    "RAdam": lambda g: 2,
-    "Adamax": lambda g: 2,
-    "Adadelta": lambda g: 2,
-    "Adagrad": lambda g: 1,
-    "RMSprop": lambda g: 1 + (g.get("momentum", 0) > 0) + bool(g.get("centered")),
-    "Rprop": lambda g: 2,
-    "SGD": lambda g: 1 if g.get("momentum", 0) else 0,
-    "ASGD": lambda g: 1,
-    "Muon": lambda g: 1,
-}
-
-
-def optimizers_of(params: Iterable[Any], but_not: type) -> list[Optimizer]:
-    """torch's optimizers of this process that have one of these parameters."""
-    wanted = {id(p) for p in params}
-    found = []
-    for candidate in gc.get_objects():
-        if not issubclass(type(candidate), Optimizer) or issubclass(type(candidate), but_not):
-            continue
-        if any(id(p) in wanted for group in getattr(candidate, "param_groups", ()) for p in group["params"]):
-            found.append(candidate)
-    return found
-
-
-def planned_states(optimizers: list[Optimizer], training: bool) -> int:
-    """State tensors for each parameter that the job gets memory for. Without an optimizer yet: as for AdamW."""
-    if not optimizers:
-        return _UNKNOWN_STATES if training else 0
-    counts = []
-    for optimizer in optimizers:
-        known = next((_STATES[c.__name__] for c in type(optimizer).__mro__ if c.__name__ in _STATES), None)
-        counts.append(_UNKNOWN_STATES if known is None else _per_group(optimizer, known))
-    return max(counts)
 
 
 def rows_as_dtensor(fsdp_param: FSDPParam, rows: torch.Tensor) -> DTensor:
@@ -92,20 +50,23 @@ def rows_as_dtensor(fsdp_param: FSDPParam, rows: torch.Tensor) -> DTensor:
     return _from_local_no_grad(rows, spec)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Value:
-    """How one entry of a parameter's state is kept. Pickled with every commit."""
+    """How one entry of a parameter's state is kept. Alike for most parameters: pickled once."""
 
     name: str
     kind: str  # "dtensor", "rows", "scalar", "copied", "lost"
     dtype: torch.dtype | None = None
-    shape: tuple[int, ...] = ()
-    place: int = 0  # "dtensor", "rows": which state of the job; "scalar": offset in the buffer in bytes
+    shape: tuple[int, ...] = ()  # of a scalar: () or (1,)
+    place: int = 0  # "dtensor", "rows": which state of the job; "scalar": which of the parameter's
+
+
+_Layout = tuple[_Value, ...]
 
 
 @dataclass
 class _Home:
-    values: list[_Value]
+    values: _Layout = ()
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # as the optimizer has them
 
     def holds(self, state: dict[str, Any]) -> bool:
@@ -132,16 +93,20 @@ class OptimizerMemory:
         self._packed_homes: bytes | None = None
         self._copied: dict[int, list[str]] = {}  # names of small values, by parameter
         self._told: set[tuple[str, str]] = set()
-        # Never reallocated: scalars lie in it.
-        self._scalars = torch.zeros(param_count * _SCALARS * _SCALAR_BYTES, dtype=torch.uint8)
+        self._param_count = param_count
+        # Never reallocated: scalars lie in it. The first of all parameters, then the second of all.
+        self._scalars = torch.zeros(_SCALARS * param_count * _SCALAR_BYTES, dtype=torch.uint8)
+        self._used_scalars = 0
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._pending: dict[int, _Home] = {}
         self._pending_copied: dict[int, dict[str, Any]] = {}
-        self._pending_scalars = torch.empty(0, dtype=torch.uint8)
 
     def _index(self, param: Any) -> int:
         place = self._places.get(id(param))
         return -1 if place is None else place.index
+
+    def _scalar_at(self, index: int, place: int) -> int:
+        return (place * self._param_count + index) * _SCALAR_BYTES
 
     # After a step.
 
@@ -159,7 +124,8 @@ class OptimizerMemory:
 
     def _take(self, index: int, param: Any, state: dict[str, Any], optimizer: str) -> _Home:
         assert self._engine is not None
-        home = _Home([])
+        home = _Home()
+        values: list[_Value] = []
         rows_shape = param._local_tensor.shape
         states = scalars = 0
         for name, value in list(state.items()):
@@ -176,20 +142,19 @@ class OptimizerMemory:
                         value = state[name] = local
                 self._engine.adopt_state(index, states, local, True)
                 kind = "dtensor" if isinstance(value, DTensor) else "rows"
-                entry = _Value(name, kind, local.dtype, tuple(local.shape), states)
+                entry = _Value(name, kind, local.dtype, place=states)
                 states += 1
             elif value is local and local.numel() == 1 and local.element_size() <= _SCALAR_BYTES and scalars < _SCALARS:
                 if not _alone(local):
                     value = state[name] = local = local.clone()
-                offset = (index * _SCALARS + scalars) * _SCALAR_BYTES
-                _C.place_in(local, self._scalars, offset)
-                entry = _Value(name, "scalar", local.dtype, tuple(local.shape), offset)
+                _C.place_in(local, self._scalars, self._scalar_at(index, scalars))
+                entry = _Value(name, "scalar", local.dtype, tuple(local.shape), scalars)
                 scalars += 1
             elif value is local and local.numel() * local.element_size() <= _COPIED_BYTES:
                 entry = _Value(name, "copied")
             else:
                 entry = _Value(name, "lost")
-            home.values.append(entry)
+            values.append(entry)
             if isinstance(value, torch.Tensor):
                 home.tensors.append((name, value))
             if entry.kind == "lost" and (optimizer, name) not in self._told:
@@ -200,6 +165,7 @@ class OptimizerMemory:
                     name,
                     type(value).__name__ if local is not value or not isinstance(local, torch.Tensor) else local.shape,
                 )
+        home.values = tuple(values)
         self._pending.pop(index, None)
         return home
 
@@ -207,37 +173,66 @@ class OptimizerMemory:
         """What goes with the commit: where everything lies, the scalars, the small values."""
         for optimizer in optimizers:
             self._optimizers.add(optimizer)
-        if not self._homes:
+        homes = {**self._pending, **self._homes}  # also what no optimizer has taken since the restart
+        if not homes:
             return None
         if self._packed_homes is None:
-            self._packed_homes = pickle.dumps({index: home.values for index, home in self._homes.items()})
+            layouts: dict[_Layout, int] = {}
+            numbers = array("I", bytes(4 * self._param_count))  # by parameter: from 1, 0 for none
+            for index, home in homes.items():
+                numbers[index] = layouts.setdefault(home.values, len(layouts) + 1)
+            self._packed_homes = pickle.dumps((list(layouts), numbers.tobytes()))
+            self._used_scalars = max(
+                (v.place + 1 for layout in layouts for v in layout if v.kind == "scalar"), default=0
+            )
             names = {i: [v.name for v in home.values if v.kind == "copied"] for i, home in self._homes.items()}
             self._copied = {index: list_ for index, list_ in names.items() if list_}
-        copied: dict[int, dict[str, Any]] = {}
+        copied = {index: self._pending_copied[index] for index in self._pending if index in self._pending_copied}
         for optimizer in self._optimizers if self._copied else ():
             for param in _params_of(optimizer):
                 index = self._index(param)
                 if index in self._copied:
                     copied[index] = {n: optimizer.state[param].get(n) for n in self._copied[index]}
-        return {"homes": self._packed_homes, "scalars": self._scalars.numpy().tobytes(), "copied": copied}
+        scalars = self._scalars[: self._scalar_at(0, self._used_scalars)].numpy().tobytes()
+        return {"homes": self._packed_homes, "scalars": scalars, "copied": copied}
 
     # After a restart, or a step that was undone.
 
     def restore(self, packed: dict[str, Any] | None, optimizers: list[Optimizer]) -> None:
-        """State is as it was committed; ``None``: there was none. Optimizers that are made later get it before they step."""
+        """State is as it was committed; ``None``: there was none. Optimizers that are made later get it before they step.
+
+        Where something is missing it raises, and the optimizers have what they had.
+        """
+        pending = {} if packed is None else self._unpacked(packed)
         forget = set(self._homes)
         self._packed_homes = None
         self._homes.clear()
-        self._pending.clear()
-        if packed is not None:
-            self._pending = {index: _Home(values) for index, values in pickle.loads(packed["homes"]).items()}
-            self._pending_copied = packed["copied"]
-            self._pending_scalars = torch.frombuffer(bytearray(packed["scalars"]), dtype=torch.uint8)
+        self._pending = pending
+        self._pending_copied = {} if packed is None else packed["copied"]
+        if packed is not None and packed["scalars"]:
+            scalars = torch.frombuffer(bytearray(packed["scalars"]), dtype=torch.uint8)
+            self._scalars[: scalars.numel()] = scalars
         for optimizer in optimizers:
             for param in _params_of(optimizer):
-                if self._index(param) in forget:
+                index = self._index(param)
+                if index in forget and index not in pending:
                     optimizer.state.pop(param, None)
             self.give(optimizer, replace=True)
+
+    def _unpacked(self, packed: dict[str, Any]) -> dict[int, _Home]:
+        layouts, numbers = pickle.loads(packed["homes"])
+        for value in (value for layout in layouts for value in layout):
+            if value.kind == "lost":
+                raise RuntimeError(
+                    f'resume: state "{value.name}" of the optimizer stayed in the trainer and is lost with it; go on from '
+                    "a checkpoint, or use an optimizer whose state has the shape of its parameters"
+                )
+            if value.kind in ("dtensor", "rows") and value.place >= self._states:
+                raise RuntimeError(
+                    f'resume: state "{value.name}" of the optimizer has no place in the job (got {self._states} states '
+                    f"for each parameter, want {value.place + 1}); build the same optimizer as before"
+                )
+        return {i: _Home(layouts[number - 1]) for i, number in enumerate(array("I", numbers)) if number}
 
     def give(self, optimizer: Optimizer, replace: bool = False) -> None:
         """Committed state that nobody has taken yet, for parameters of this optimizer."""
@@ -247,29 +242,26 @@ class OptimizerMemory:
             index = self._index(param)
             if index not in self._pending or (optimizer.state.get(param) and not replace):
                 continue
-            home = self._pending.pop(index)
+            home = self._pending[index]
             state = {v.name: self._made(index, param, v) for v in home.values}
+            del self._pending[index]
             optimizer.state[param] = state
             home.tensors = [(n, value) for n, value in state.items() if isinstance(value, torch.Tensor)]
             self._homes[index] = home
             self._packed_homes = None
+            self._optimizers.add(optimizer)
 
     def _made(self, index: int, param: Any, value: _Value) -> Any:
         assert self._engine is not None
         if value.kind == "copied":
             return self._pending_copied.get(index, {}).get(value.name)
-        if value.kind == "lost":
-            raise RuntimeError(
-                f'resume: state "{value.name}" of the optimizer stayed in the trainer and is lost with it; go on from a '
-                "checkpoint, or use an optimizer whose state has the shape of its parameters"
-            )
         assert value.dtype is not None
         if value.kind == "scalar":
             size = torch.empty(0, dtype=value.dtype).element_size()
-            bytes_ = self._pending_scalars[value.place : value.place + size]
-            scalar = bytes_.clone().view(value.dtype).reshape(value.shape).clone()
-            _C.place_in(scalar, self._scalars, value.place)
+            offset = self._scalar_at(index, value.place)
+            scalar = self._scalars[offset : offset + size].clone().view(value.dtype).reshape(value.shape).clone()
+            _C.place_in(scalar, self._scalars, offset)
             return scalar
-        rows = torch.empty(value.shape, dtype=value.dtype)
+        rows = torch.empty(param._local_tensor.shape, dtype=value.dtype)
         self._engine.adopt_state(index, value.place, rows, False)
         return rows if value.kind == "rows" else rows_as_dtensor(self._places[id(param)].fsdp_param(), rows)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
-from shardd.torch._optimizer_state import optimizers_of, planned_states
+from shardd.torch._planned_states import optimizers_of, planned_states
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
+    from shardd.torch._daemon_optimizer import DaemonOptimizer
     from shardd.torch._group import ShardGroup
     from shardd.torch._state import ShardState
-    from shardd.torch.optim import DaemonOptimizer
 
 _DTYPES = {
     torch.float32: "DTYPE_FLOAT32",
@@ -39,7 +39,7 @@ def dtype_name(dtype: torch.dtype, what: str) -> str:
 
 def stock_optimizers(params: list[Any]) -> list[torch.optim.Optimizer]:
     """torch's own optimizers that have some of these parameters."""
-    from shardd.torch.optim import DaemonOptimizer
+    from shardd.torch._daemon_optimizer import DaemonOptimizer
 
     return optimizers_of(params, but_not=DaemonOptimizer)
 

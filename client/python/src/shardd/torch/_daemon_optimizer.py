@@ -1,0 +1,299 @@
+"""What the daemon's optimizers share: registration, the step, and state that is shown, saved and loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from shardd.torch import _job, _stock
+from shardd.torch._optimizer_load import Incoming, ParamState, param_state
+from shardd.torch._optimizer_state import rows_as_dtensor
+from shardd.torch._state import ShardState, root_states
+
+logger = logging.getLogger("shardd.torch")
+
+
+def _states_with(params: Iterable[Any]) -> list[ShardState]:
+    wanted = {id(p) for p in params}
+    found: list[ShardState] = []
+    for root in root_states():
+        for module in root._modules[0].modules():
+            if any(id(p) in wanted for p in module._parameters.values()):
+                found.append(root)
+                break
+    return found
+
+
+class _State(defaultdict[Any, dict[str, Any]]):
+    """``Optimizer.state``, which asks for the job where somebody asks whether there is any.
+
+    torch's ``get_optimizer_state_dict`` does, and makes a step of zeros where there is none. Of a registered model there
+    is some, even where it has no tensors (SGD without momentum).
+    """
+
+    def __init__(self, optimizer: DaemonOptimizer) -> None:
+        super().__init__(dict)
+        self._optimizer = optimizer
+
+    def __bool__(self) -> bool:
+        optimizer = self._optimizer
+        if len(self) == 0 and not optimizer._adopted and torch.distributed.is_initialized():
+            optimizer._register()
+        optimizer._shows_unused = True
+        return len(self) > 0 or optimizer._adopted
+
+    def __reduce__(self) -> Any:
+        return defaultdict, (dict,), None, None, iter(self.items())
+
+
+class DaemonOptimizer(Optimizer):
+    """What Adam, AdamW and SGD share.
+
+    ``in_place_edits`` (default True; the environment variable ``SHARDD_IN_PLACE_EDITS=0`` makes it False): parameters may
+    be written between passes, by anything, as with torch's fully_shard (clamping, averages around an evaluation,
+    ``load_state_dict``, ``nn.init``). Ranks then begin each pass together, which costs one exchange of messages a step.
+    With False they do not wait for each other in forward, and a write into a parameter is an error with its name;
+    ``load_state_dict`` works.
+    """
+
+    _kind = "OPTIMIZER_KIND_NONE"
+    _state_names: tuple[str, ...] = ()
+    _counts_updates = True  # keeps "step"
+    _incoming: Incoming | None = None  # inside load_state_dict
+
+    def __init__(self, params: Any, defaults: dict[str, Any], in_place_edits: bool | None) -> None:
+        if in_place_edits is None:
+            in_place_edits = os.environ.get("SHARDD_IN_PLACE_EDITS", "1") != "0"
+        self.in_place_edits = in_place_edits
+        self._building = True
+        self._adopted = False  # the state of a job is shown
+        self._shows_unused = False  # state that no update has written, in the next state_dict
+        self._update_counts: dict[Any, torch.Tensor] = {}  # by parameter: scalars, which follow the steps
+        super().__init__(params, defaults)
+        self._building = False
+        self.state = _State(self)
+        self.last_grad_norm: float | None = None
+        self.last_step_skipped = False
+        self._check_params()
+        _job._optimizers.add(self)
+
+    def _params(self) -> list[Any]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _check_params(self) -> None:
+        roots = _states_with(self._params())
+        if not roots:
+            raise ValueError(
+                f"{type(self).__name__}: none of its parameters belongs to a module that shardd.torch.fully_shard was "
+                "applied to; apply it first, then build the optimizer"
+            )
+        for root in roots:
+            root._register_again()
+
+    def _refuse(self, group: Mapping[str, Any]) -> None:
+        """Raises where the daemon's optimizer does not do what a param group asks for."""
+        for flag in ("amsgrad", "maximize", "differentiable"):
+            if group.get(flag):
+                raise NotImplementedError(
+                    f"{type(self).__name__}: {flag}=True is not served by the daemon's optimizer; use torch.optim's"
+                )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._refuse(param_group)
+        super().add_param_group(param_group)
+        if not self._building:
+            self._check_params()
+
+    def _needs_momentum(self) -> bool:
+        return False
+
+    def _hyperparameters(self) -> list[dict[str, float]]:
+        raise NotImplementedError
+
+    def _jobs(self) -> list[_job.TorchJob]:
+        return [job for job in _job.jobs() if job.optimizer is not None and job.optimizer() is self]
+
+    def _register(self) -> list[_job.TorchJob]:
+        for root in _states_with(self._params()):
+            root._ensure_registered()
+        return self._jobs()
+
+    @torch.no_grad()
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, max_grad_norm: float = 0.0, loss_scale: float = 0.0
+    ) -> Any:
+        """One step of every rank. Returns when it is committed.
+
+        ``max_grad_norm``: the daemon clips by the global norm, without a collective of the trainers; ``last_grad_norm`` is
+        then the norm before clipping. ``loss_scale``: gradients are those of the loss times this, and are divided by it; a
+        gradient that is not finite on any rank then skips the update on all, and ``last_step_skipped`` says so.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._refuse(group)  # a program may have changed it since
+        groups = self._hyperparameters()
+        self._shows_unused = False
+        for job in self._jobs() or self._register():
+            engine = job.engine
+            assert engine is not None
+            result = engine.step(groups, float(max_grad_norm), float(loss_scale), job.packed_state([]))
+            self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
+            self.last_step_skipped = result["skipped"]
+        return loss
+
+    # State: DTensors over the daemon's memory, read-only.
+
+    def _adopt_job(self, job: _job.TorchJob, resumed: bool) -> None:
+        """Shows the job's optimizer state as ``state``: moments, and how many updates they have had."""
+        engine = job.engine
+        assert engine is not None
+        counts = torch.zeros(engine.info()["param_count"])
+        job.counts = counts
+        self._read_counts(job)
+        engine.set_update_counts(counts)
+        states = self._state_names if self._has_states() else ()
+        engine.set_updated([job.places[id(p)].index for p in self._params() if id(p) in job.places])
+        replaced = False
+        for param in self._params():
+            place = job.places.get(id(param))
+            if place is None or not place.trainable:
+                continue
+            replaced = replaced or bool(self.state.get(param))
+            entry: dict[str, Any] = {}
+            self._update_counts[param] = counts[place.index]
+            if self._counts_updates:
+                entry["step"] = counts[place.index]
+            for number, name in enumerate(states):
+                rows = torch.empty(param._local_tensor.shape, dtype=torch.float32)
+                engine.adopt_state(place.index, number, rows, False)
+                entry[name] = rows_as_dtensor(place.fsdp_param(), rows)
+            if entry:
+                self.state[param] = entry
+        self._adopted = True
+        if resumed and replaced:
+            logger.warning(
+                'job "%s" goes on from its committed optimizer state; what was loaded before the model was registered is '
+                "not used",
+                job.name,
+            )
+
+    def _has_states(self) -> bool:
+        return bool(self._state_names)
+
+    def _read_counts(self, job: _job.TorchJob) -> None:
+        assert job.counts is not None
+        known = job.update_counts()
+        job.counts.copy_(torch.tensor(known, dtype=job.counts.dtype) if known else torch.zeros_like(job.counts))
+
+    def _unused(self, param: Any) -> bool:
+        """The job has state for the parameter, and no update has written it."""
+        count = self._update_counts.get(param)
+        return count is not None and not count.item()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do."""
+        for job in self._jobs():
+            self._read_counts(job)
+        shown = self.state
+        # torch's SGD has no entry before the first update, which then is the gradient whatever the dampening. Only
+        # get_optimizer_state_dict, which asks for state first, wants one to load into; torch makes it zeros there too.
+        if not self._counts_updates and not self._shows_unused:
+            self.state = defaultdict(dict, {k: v for k, v in shown.items() if not self._unused(k)})
+        self._shows_unused = False
+        try:
+            return super().state_dict()
+        finally:
+            self.state = shown
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's. Once the model is registered, on all ranks together: what is loaded is committed.
+
+        What cannot be loaded raises before anything has changed.
+        """
+
+        def check(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # the last of the pre-hooks
+            self._incoming = self._check_loaded(final)
+            return {**final, "state": {}}
+
+        handle = self.register_load_state_dict_pre_hook(check)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+            self._incoming = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        incoming = self._incoming
+        if incoming is None:
+            super().__setstate__(state)
+            return
+        super().__setstate__({**state, "state": self.state})
+        for param in self._params():
+            if param not in incoming.taken:
+                self.state.pop(param, None)
+                self._update_counts.pop(param, None)
+        self.state.update(incoming.kept)
+        for job, params in incoming.jobs:
+            engine = job.engine
+            assert engine is not None
+            engine.enter_full_params(True)
+            self._write(job, params)
+            engine.commit()
+            engine.leave_full_params()
+            self._read_counts(job)
+
+    def _check_loaded(self, saved: dict[str, Any]) -> Incoming:
+        """What a state dict has for the jobs, and what is to be kept for models that are not registered yet."""
+        for group in saved["param_groups"]:
+            self._refuse(group)
+        params = dict(zip([i for group in saved["param_groups"] for i in group["params"]], self._params()))
+        loaded = {params.get(key, key): entry for key, entry in saved["state"].items()}
+        incoming = Incoming()
+        for job in self._jobs():
+            found = [
+                (param, place)
+                for param in self._params()
+                if (place := job.places.get(id(param))) is not None and place.trainable
+            ]
+            states = [self._param_state(param, place, loaded.get(param, {})) for param, place in found]
+            incoming.jobs.append((job, states))  # zeros for what the state dict does not have
+            incoming.taken.update(param for param, _ in found)
+        incoming.keep(loaded)
+        return incoming
+
+    def _param_state(self, param: Any, place: _job.Place, entry: Any) -> ParamState:
+        names = self._state_names if self._has_states() else ()
+        return param_state(param, place, entry, names, self._counts_updates)
+
+    def _write_loaded(self, job: _job.TorchJob) -> None:
+        """Gives a new job what was loaded before; it is in force with the next commit of parameters."""
+        states = [
+            self._param_state(param, place, self.state[param])
+            for param in self._params()
+            if (place := job.places.get(id(param))) is not None
+            and place.trainable
+            and self.state.get(param)
+            and not self._unused(param)
+        ]
+        self._write(job, states)
+
+    def _write(self, job: _job.TorchJob, states: list[ParamState]) -> None:
+        engine = job.engine
+        assert engine is not None
+        for state in states:
+            for number, rows in enumerate(state.rows):
+                if rows.numel():
+                    engine.write_optimizer_state(state.place.index, number, rows, state.place.first)
+            engine.write_update_count(state.place.index, state.count)
+
+
+_stock.install(DaemonOptimizer)

@@ -1,0 +1,93 @@
+"""torch's own optimizers on shards: what their hooks do.
+
+Before a step the write window opens, so that it does not open in the middle of one. After it, and after a load, what the
+optimizer has made moves into the job (_optimizer_state.py), and is marked: the commit is one, where the next pass begins.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from shardd.torch import _job
+
+# Whose state is not tensors of the parameters' shape that stay the same from step to step.
+_REFUSED = {
+    "LBFGS": "its state is lists of tensors, made anew by each step",
+    "Adafactor": "its state has other shapes than its parameters, which torch cannot compute from shards",
+}
+
+_watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_daemon_optimizer: type = type(None)
+
+
+def install(daemon_optimizer: type) -> None:
+    """Hooks all optimizers of the process but those of this class. Called once."""
+    global _daemon_optimizer
+    _daemon_optimizer = daemon_optimizer
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def watch_loads(optimizer: Optimizer) -> None:
+    """From now on what the optimizer loads goes into its jobs."""
+    if optimizer not in _watched:
+        _watched.add(optimizer)
+        optimizer.register_load_state_dict_post_hook(keep_loaded)
+
+
+def _jobs_of(optimizer: Optimizer) -> list[_job.TorchJob]:
+    found: list[_job.TorchJob] = []
+    for job in _job.jobs():
+        if any(id(p) in job.places for group in optimizer.param_groups for p in group["params"]):
+            found.append(job)
+    return found
+
+
+def _refuse(optimizer: Optimizer, job: _job.TorchJob) -> None:
+    if not job.trainers_write:
+        raise NotImplementedError(
+            f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which the daemon\'s '
+            "optimizer updates; use one optimizer, the daemon's or torch's"
+        )
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _REFUSED and kind.__module__.startswith("torch.optim"):
+            raise NotImplementedError(
+                f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", and '
+                f"{_REFUSED[kind.__name__]}; use another optimizer"
+            )
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, _daemon_optimizer):
+        return
+    jobs = _jobs_of(optimizer)
+    for job in jobs:
+        _refuse(optimizer, job)
+    for job in jobs:
+        assert job.engine is not None and job.memory is not None
+        watch_loads(optimizer)
+        job.engine.open_window()
+        job.memory.give(optimizer)
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, _daemon_optimizer):
+        return
+    for job in _jobs_of(optimizer):
+        assert job.engine is not None and job.memory is not None
+        job.memory.keep(optimizer)
+        job.engine.mark_stepped(job.packed_state([optimizer]))
+
+
+def keep_loaded(optimizer: Optimizer, jobs: list[_job.TorchJob] | None = None) -> None:
+    """State that was loaded is the job's with the next pass, as parameters are that were loaded beside it; no step."""
+    for job in _jobs_of(optimizer) if jobs is None else jobs:
+        assert job.engine is not None and job.memory is not None
+        if job.trainers_write:
+            job.engine.open_window()
+            job.memory.keep(optimizer)
+            job.engine.mark_state(job.packed_state([optimizer]))
