@@ -92,7 +92,8 @@ def open_window(module: nn.Module | None = None) -> None:
             f'open a write window of job "{job.name}": its parameters may not be written, as its optimizer was built with '
             "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0)"
         )
-    job.open_write()
+    assert job.engine is not None
+    job.engine.open_window()
 
 
 def finish(module: nn.Module | None = None) -> None:
