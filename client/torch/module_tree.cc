@@ -80,6 +80,19 @@ class LeftOut {
   std::map<std::string, std::string> marks_;
 };
 
+// Every key has to name a module, and one that is not left out.
+template <typename Value>
+Status CheckKeys(const char* option, const std::map<std::string, Value>& by_fqn, const Modules& modules,
+                 const LeftOut& left_out) {
+  for (const auto& [fqn, value] : by_fqn) {
+    if (!modules.contains(fqn) || left_out.Contains(fqn)) {
+      return Status(Code::kInvalidArgument, std::string("describe module: options.") + option + " names \"" + fqn +
+                                                "\", which is no module that shardd manages");
+    }
+  }
+  return Status();
+}
+
 Status CheckParameter(const std::string& fqn, const at::Tensor& tensor) {
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
     return Status(Code::kInvalidArgument,
@@ -208,6 +221,12 @@ Status ModuleTreeJson(const torch::nn::Module& root, const ShardOptions& options
   Status status = left_out.Read(options);
   if (status.ok()) {
     status = left_out.CheckNames(modules);
+  }
+  if (status.ok()) {
+    status = CheckKeys("reshard_after_forward", options.reshard_after_forward, modules, left_out);
+  }
+  if (status.ok()) {
+    status = CheckKeys("post_forward_shard_size", options.post_forward_shard_size, modules, left_out);
   }
   if (status.ok()) {
     status = ties.Read(modules, left_out);

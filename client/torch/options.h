@@ -52,7 +52,8 @@ struct ShardOptions {
   std::vector<std::string> fully_shard_fqns;
   int64_t min_numel = 0;                              // 0: no such rule
   std::map<std::string, bool> reshard_after_forward;  // by FQN of a fully sharded module: overrides the strategy's rule
-  std::map<std::string, int> post_forward_shard_size;  // by FQN likewise: reshard_after_forward as an integer
+  // By FQN likewise: reshard_after_forward as an integer. A key that is no fully sharded module is an error.
+  std::map<std::string, int> post_forward_shard_size;
 
   // What is left out and not entered, by FQN: modules, with everything below them, or single parameters. They stay
   // ordinary tensors of the trainer, get their .grad from Backward and are the trainer's to update; they may not share

@@ -144,6 +144,7 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
 absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_size) {
   SHARDD_RETURN_IF_ERROR(CheckEnums(config));
   SHARDD_RETURN_IF_ERROR(CheckValues(config));
+  SHARDD_RETURN_IF_ERROR(CheckShardGroupCount(config, world_size));
   v1::JobConfig filled = config;
   if (filled.strategy() == v1::STRATEGY_UNSPECIFIED) {
     filled.set_strategy(v1::STRATEGY_FULL_SHARD);

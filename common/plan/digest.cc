@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/plan/config_internal.h"
 #include "common/plan/digest_internal.h"
+#include "common/plan/placement_internal.h"
 #include "common/plan/tree_internal.h"
 
 namespace shardd {
@@ -64,7 +65,7 @@ class CanonicalHasher {
 };
 
 std::string Differs(absl::string_view what, absl::string_view got, absl::string_view want) {
-  return absl::StrCat(what, " differs (got ", got, ", want ", want, ")");
+  return absl::StrCat(what, " differs (got ", Shortened(got), ", want ", Shortened(want), ")");
 }
 
 std::string ShapeText(const ParamPlan& param) { return absl::StrCat("[", absl::StrJoin(param.shape, ", "), "]"); }

@@ -144,12 +144,15 @@ using plan_internal::SegmentsInRange;
 namespace {
 
 // The first holder, of all or, where replicas have copies, in its replica.
-bool MayWrite(const ShardPlan& plan, int rank) {
-  const Purpose purpose = plan_internal::WritersPurpose(plan);
-  if (plan.shard_copies == 1) {
+bool IsFirstInCopy(const ShardPlan& plan, Purpose purpose, int copies, int rank) {
+  if (copies == 1) {
     return plan.placement.IsFirstHolder(purpose, rank);
   }
   return plan.placement.pieces(purpose) > 1 || plan.placement.shard_index[rank] == 0;
+}
+
+bool MayWrite(const ShardPlan& plan, int rank) {
+  return IsFirstInCopy(plan, plan_internal::WritersPurpose(plan), plan.shard_copies, rank);
 }
 
 // Piece `piece` of `pieces` of a flat parameter.
@@ -218,6 +221,12 @@ std::vector<Segment> WriteSegments(const ShardPlan& plan, int flat_param, int ra
 
 ParamRange WriteRange(const ShardPlan& plan, int param, int rank) {
   return MayWrite(plan, rank) ? OwnedRange(plan, plan_internal::WritersPurpose(plan), param, rank) : ParamRange();
+}
+
+ParamRange GradientWriteRange(const ShardPlan& plan, int param, int rank) {
+  return IsFirstInCopy(plan, Purpose::kGradients, plan.gradient_copies, rank)
+             ? OwnedRange(plan, Purpose::kGradients, param, rank)
+             : ParamRange();
 }
 
 std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int rank) {

@@ -218,7 +218,7 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
     const GroupPlan& group = plan.groups[flat.group];
     const int cut = group.post_forward_shard_size;
     const bool in_shards = plan.placement.pieces(Purpose::kParameters) == 1 && flat.unsharded_dtype == flat.dtype;
-    if (!in_shards && (!group.reshard_after_forward || cut < plan.placement.shard_world_size)) {
+    if (!in_shards && (!group.reshard_after_forward || cut < plan.placement.pieces(Purpose::kParameters))) {
       most.post_forward_bytes += (flat.padded_numel + cut - 1) / cut * DTypeSizeBytes(flat.unsharded_dtype);
     }
   }

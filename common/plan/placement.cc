@@ -39,25 +39,28 @@ std::string GroupText(const v1::ShardGroup& group) {
   return absl::StrCat("[", absl::StrJoin(group.ranks(), ", "), "]");
 }
 
+std::string ShortGroupText(const v1::ShardGroup& group) { return plan_internal::Shortened(GroupText(group)); }
+
 absl::Status CheckShardGroups(const v1::JobConfig& config, int world_size) {
   const int size = config.shard_groups(0).ranks_size();
   std::vector<int> group_of(static_cast<size_t>(world_size), -1);
   for (int g = 0; g < config.shard_groups_size(); ++g) {
     const v1::ShardGroup& group = config.shard_groups(g);
     if (group.ranks_size() != size || size == 0) {
-      return ConfigError("shard_groups", "group ", g, " ", GroupText(group), " has another size than group 0 ",
-                         GroupText(config.shard_groups(0)), " (got ", group.ranks_size(), ", want ", std::max(size, 1),
-                         ")");
+      return ConfigError("shard_groups", "group ", g, " ", ShortGroupText(group), " has another size than group 0 ",
+                         ShortGroupText(config.shard_groups(0)), " (got ", group.ranks_size(), ", want ",
+                         std::max(size, 1), ")");
     }
     for (const int rank : group.ranks()) {
       if (rank < 0 || rank >= world_size) {
-        return ConfigError("shard_groups", "group ", g, " ", GroupText(group), " has a rank that the job has not (got ",
-                           rank, ", want 0 <= rank < ", world_size, ")");
+        return ConfigError("shard_groups", "group ", g, " ", ShortGroupText(group),
+                           " has a rank that the job has not (got ", rank, ", want 0 <= rank < ", world_size, ")");
       }
       int& holder = group_of[static_cast<size_t>(rank)];
       if (holder >= 0) {
         return ConfigError("shard_groups", "rank ", rank, " is in two places (group ", holder, " ",
-                           GroupText(config.shard_groups(holder)), " and group ", g, " ", GroupText(group), ")");
+                           ShortGroupText(config.shard_groups(holder)), " and group ", g, " ", ShortGroupText(group),
+                           ")");
       }
       holder = g;
     }
@@ -65,7 +68,8 @@ absl::Status CheckShardGroups(const v1::JobConfig& config, int world_size) {
   const auto missing = std::find(group_of.begin(), group_of.end(), -1);
   if (missing != group_of.end()) {
     return ConfigError("shard_groups", "rank ", missing - group_of.begin(), " is in no group (got ",
-                       plan_internal::ShardGroupsText(config), ", want all of 0 to ", world_size - 1, ")");
+                       plan_internal::Shortened(plan_internal::ShardGroupsText(config)), ", want all of 0 to ",
+                       world_size - 1, ")");
   }
   if (config.shard_group_size() != 0 && config.shard_group_size() != size) {
     return ConfigError("shard_group_size", "differs from the size of the shard_groups (got ", config.shard_group_size(),
@@ -169,6 +173,20 @@ Placement MakePlacement(const v1::JobConfig& config, int world_size) {
 
 namespace plan_internal {
 
+absl::Status CheckShardGroupCount(const v1::JobConfig& config, int world_size) {
+  if (config.shard_groups_size() > world_size) {
+    return ConfigError("shard_groups", "more groups than the job has ranks (got ", config.shard_groups_size(),
+                       ", want at most ", world_size, ")");
+  }
+  int64_t ranks = 0;
+  for (const v1::ShardGroup& group : config.shard_groups()) ranks += group.ranks_size();
+  if (ranks > world_size) {
+    return ConfigError("shard_groups", "more ranks are listed than the job has (got ", ranks, ", want ", world_size,
+                       ")");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillPlacement(v1::JobConfig& config, int world_size) {
   SHARDD_RETURN_IF_ERROR(FillGroups(config, world_size));
   const StrategyRow& row = RowOf(config.strategy());
@@ -196,6 +214,14 @@ std::string ShardGroupsText(const v1::JobConfig& config) {
       absl::StrJoin(config.shard_groups(), ", ",
                     [](std::string* out, const v1::ShardGroup& group) { absl::StrAppend(out, GroupText(group)); }),
       "]");
+}
+
+std::string Shortened(absl::string_view text) {
+  constexpr size_t kMostBytes = 1024;
+  constexpr size_t kRoomForTheCount = 48;
+  if (text.size() <= kMostBytes) return std::string(text);
+  const size_t kept = kMostBytes - kRoomForTheCount;
+  return absl::StrCat(text.substr(0, kept), " ... and ", text.size() - kept, " more bytes");
 }
 
 }  // namespace plan_internal

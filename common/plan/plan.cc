@@ -25,6 +25,7 @@ constexpr absl::string_view kRootName = "(root)";
 // Fills what happens to the group's parameters between forward and backward.
 absl::Status DecideReshard(const ShardPlan& plan, const v1::Module& module, bool is_root, GroupPlan& group) {
   const int shards = plan.placement.shard_world_size;
+  const int pieces = plan.placement.pieces(Purpose::kParameters);
   const int asked = module.post_forward_shard_size();
   const v1::Override override = module.reshard_after_forward();
   const auto error = [&](const auto&... fact) {
@@ -46,7 +47,19 @@ absl::Status DecideReshard(const ShardPlan& plan, const v1::Module& module, bool
     // Backward begins where forward ends, in the root: giving its parameters back would only fetch them again.
     group.reshard_after_forward = plan.placement.reshard_after_forward && !is_root;
   }
-  group.post_forward_shard_size = !group.reshard_after_forward ? 1 : asked > 0 ? asked : shards;
+  group.post_forward_shard_size = !group.reshard_after_forward ? 1 : asked > 0 ? std::min(asked, pieces) : pieces;
+  return absl::OkStatus();
+}
+
+// It would say nothing, and whoever set it believes otherwise.
+absl::Status CheckPostForwardSizes(const v1::ModuleTree& tree, const std::vector<bool>& fully_sharded) {
+  for (int m = 0; m < tree.modules_size(); ++m) {
+    if (tree.modules(m).post_forward_shard_size() != 0 && !fully_sharded[static_cast<size_t>(m)]) {
+      return absl::InvalidArgumentError(absl::StrCat("plan module ", Quoted(tree.modules(m).name()),
+                                                     ": post_forward_shard_size is for fully sharded modules (got ",
+                                                     tree.modules(m).post_forward_shard_size(), ", want 0)"));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -204,6 +217,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
   SHARDD_ASSIGN_OR_RETURN(const ManagedTree managed, plan_internal::ReadTree(spec.tree()));
   SHARDD_ASSIGN_OR_RETURN(const std::vector<bool> fully_sharded,
                           plan_internal::FindFullyShardedModules(spec.tree(), managed, spec.policy()));
+  SHARDD_RETURN_IF_ERROR(CheckPostForwardSizes(spec.tree(), fully_sharded));
   SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
   plan_internal::LayOutFlatParams(plan);

@@ -73,7 +73,8 @@ struct GroupPlan {
   int module = 0;    // index into the tree
   int depth = 0;     // number of fully sharded modules above it
   bool reshard_after_forward = true;
-  // Over how many ranks its parameters are cut from the end of forward to backward: 1 where it is not resharded.
+  // Over how many ranks its parameters are cut from the end of forward to backward. Whether it is resharded says
+  // reshard_after_forward: 1 also where there is nothing to cut.
   int post_forward_shard_size = 1;
   std::vector<int> params;         // indices into ShardPlan::params, by index_in_group
   std::vector<int> flat_params;    // indices into ShardPlan::flat_params
@@ -194,6 +195,10 @@ std::vector<Segment> WriteSegments(const ShardPlan& plan, int flat_param, int ra
 // A partition among the ranks in every placement: who does the daemon's work (sums, norms, updates) for which element.
 // Within the rank's shard, evenly over its replicas.
 std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int rank);
+
+// What the rank, as a trainer, may change of the reduced gradient of one parameter: what it holds, where no rank before
+// it holds the same bytes. REQUIRES: param and rank within the plan.
+ParamRange GradientWriteRange(const ShardPlan& plan, int param, int rank);
 
 // OwnedSegments of one parameter, which is one range. REQUIRES: param and rank within the plan.
 ParamRange OwnedRange(const ShardPlan& plan, Purpose purpose, int param, int rank);

@@ -164,6 +164,17 @@ INSTANTIATE_TEST_SUITE_P(
                       s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD);
                       s.mutable_config()->add_shard_groups()->add_ranks(1 << 30);
                     }},
+        HostileSpec{"ShardGroupsWithoutNumber",
+                    [](auto& s) {
+                      s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD);
+                      for (int i = 0; i < 100'000; ++i) s.mutable_config()->add_shard_groups();
+                    }},
+        HostileSpec{"ShardGroupOfRanksWithoutNumber",
+                    [](auto& s) {
+                      s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD);
+                      v1::ShardGroup* group = s.mutable_config()->add_shard_groups();
+                      for (int i = 0; i < 1'000'000; ++i) group->add_ranks(i);
+                    }},
         HostileSpec{"ShardGroupSizeNegative",
                     [](auto& s) {
                       s.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD);

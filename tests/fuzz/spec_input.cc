@@ -23,8 +23,20 @@ constexpr int64_t kMostElements = 1 << 16;
 void CheckFlatParam(const ShardPlan& plan, int index) {
   const FlatParamPlan& flat = plan.flat_params[index];
   REQUIRE(flat.numel >= 0 && flat.padded_numel >= flat.numel && flat.shard_numel >= 0);
-  REQUIRE(flat.shards_offset_bytes >= 0);
-  REQUIRE(flat.shards_offset_bytes + flat.padded_numel * DTypeSizeBytes(flat.dtype) <= plan.memory.shards_bytes);
+  const auto fits = [](int copies, int64_t stride_bytes, int64_t offset_bytes, int64_t size_bytes, int64_t slab_bytes) {
+    return copies >= 1 && stride_bytes >= 0 && offset_bytes >= 0 && offset_bytes + size_bytes <= stride_bytes &&
+           (copies - 1) * stride_bytes + offset_bytes + size_bytes <= slab_bytes;
+  };
+  REQUIRE(fits(plan.shard_copies, plan.shards_stride_bytes, flat.shards_offset_bytes,
+               flat.padded_numel * DTypeSizeBytes(flat.dtype), plan.memory.shards_bytes));
+  if (flat.gradients_offset_bytes >= 0) {
+    REQUIRE(fits(plan.gradient_copies, plan.gradients_stride_bytes, flat.gradients_offset_bytes,
+                 flat.padded_numel * DTypeSizeBytes(v1::DTYPE_FLOAT32), plan.memory.gradients_bytes));
+  }
+  if (flat.optimizer_offset_bytes >= 0) {
+    REQUIRE(fits(plan.optimizer_copies, plan.optimizer_stride_bytes, flat.optimizer_offset_bytes,
+                 plan.optimizer_states * flat.StateStrideBytes(), plan.memory.optimizer_bytes));
+  }
   if (flat.padded_numel > kMostElements || plan.world_size > 16) return;
   std::vector<int> owners(flat.padded_numel, 0);
   for (int rank = 0; rank < plan.world_size; ++rank) {

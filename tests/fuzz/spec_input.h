@@ -28,9 +28,10 @@ class SpecMaker {
     spec.set_world_size(1 + Below(5));
     spec.mutable_config()->set_trainers_never_write(true);
     spec.mutable_config()->set_layout(static_cast<v1::Layout>(Below(3)));
-    spec.mutable_config()->set_strategy(static_cast<v1::Strategy>(Below(4)));
+    spec.mutable_config()->set_strategy(static_cast<v1::Strategy>(Below(6)));
     spec.mutable_config()->set_unshard_mode(static_cast<v1::UnshardMode>(Below(3)));
     spec.mutable_config()->mutable_optimizer()->set_kind(static_cast<v1::OptimizerKind>(Below(4)));
+    if (spec.config().strategy() >= v1::STRATEGY_HYBRID_SHARD) MakeHybrid(spec);
     if (Below(3) == 0) spec.mutable_policy()->mutable_min_numel()->set_min_numel(Below(40));
     if (Below(3) == 0) spec.mutable_config()->mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
     const int modules = 1 + Below(6);
@@ -52,7 +53,8 @@ class SpecMaker {
 
   void Change(v1::JobSpec& spec) {
     v1::Module& module = *spec.mutable_tree()->mutable_modules(Below(spec.tree().modules_size()));
-    switch (Below(8)) {
+    v1::JobConfig& config = *spec.mutable_config();
+    switch (Below(13)) {
       case 0:
         module.set_parent(static_cast<int>(Odd()));
         return;
@@ -66,7 +68,23 @@ class SpecMaker {
         module.set_mark(static_cast<v1::ModuleMark>(Below(7)));
         return;
       case 4:
-        spec.mutable_config()->set_gradient_divide_factor(std::numeric_limits<double>::infinity());
+        config.set_gradient_divide_factor(std::numeric_limits<double>::infinity());
+        return;
+      case 5:
+        config.set_shard_group_size(static_cast<int>(Odd()));
+        return;
+      case 6:
+        config.add_shard_groups()->add_ranks(static_cast<int>(Odd()));
+        return;
+      case 7:
+        config.mutable_placement()->set_parameters(static_cast<v1::Spread>(Below(5)));
+        return;
+      case 8:
+        config.mutable_placement()->set_gradients(static_cast<v1::Spread>(Below(5)));
+        config.mutable_placement()->set_optimizer(static_cast<v1::Spread>(Below(5)));
+        return;
+      case 9:
+        module.set_post_forward_shard_size(static_cast<int>(Odd()));
         return;
       default:
         break;
@@ -86,6 +104,27 @@ class SpecMaker {
       default:
         parameter.set_name("p1");
         return;
+    }
+  }
+
+  // Half of the ranks to a shard group, or one, and perhaps copies of what trainers write.
+  void MakeHybrid(v1::JobSpec& spec) {
+    v1::JobConfig& config = *spec.mutable_config();
+    const int size = spec.world_size() % 2 == 0 && Below(2) == 0 ? spec.world_size() / 2 : 1;
+    if (Below(2) == 0) {
+      config.set_shard_group_size(size);
+    } else {
+      for (int rank = spec.world_size() - 1; rank >= 0; --rank) {
+        const bool begins = (spec.world_size() - 1 - rank) % size == 0;
+        (begins ? config.add_shard_groups() : config.mutable_shard_groups(config.shard_groups_size() - 1))
+            ->add_ranks(rank);
+      }
+    }
+    config.set_replica_copies(Below(2) == 0);
+    config.set_trainers_never_write(Below(2) == 0);
+    if (!config.trainers_never_write() && Below(2) == 0) {
+      config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+      config.mutable_optimizer()->set_trainer_states(Below(3));
     }
   }
 

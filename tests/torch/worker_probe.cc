@@ -99,6 +99,11 @@ shardd::Status Refusals(const WorkerOptions& options) {
   attempt("twice", net, [](shardd::ShardOptions* shard) { shard->ignored = shard->replicate = {"cell1"}; });
   attempt("root", net, [](shardd::ShardOptions* shard) { shard->ignored = {""}; });
   attempt("tied", net, [](shardd::ShardOptions* shard) { shard->ignored = {"cell0"}; });
+  attempt("cut of nothing", net, [](shardd::ShardOptions* shard) { shard->post_forward_shard_size = {{"cell7", 1}}; });
+  attempt("reshard of nothing", net, [](shardd::ShardOptions* shard) {
+    shard->reshard_after_forward = {{"cell7", true}};
+  });
+  attempt("cut of a part", net, [](shardd::ShardOptions* shard) { shard->post_forward_shard_size = {{"cell0.a", 1}}; });
   attempt("name that is no text", net, [](shardd::ShardOptions* shard) { shard->job_name = "\xff\xfe"; });
   auto sparse = std::make_shared<torch::nn::Module>();
   sparse->register_parameter("weight", at::zeros({3, 4}).to_sparse(), /*requires_grad=*/false);

@@ -26,7 +26,10 @@ TEST_F(Property, WhateverIsPlacedCoversEveryElementOncePerHolderAndNoPadding) {
 }
 
 TEST_F(Property, EveryElementHasOneWriterPerCopy) {
-  ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
+  int with_copies = 0, with_copies_of_states = 0;
+  ForAll([&](const v1::JobSpec&, const ShardPlan& plan) {
+    with_copies += plan.shard_copies > 1 ? 1 : 0;
+    with_copies_of_states += plan.memory.optimizer_bytes > 0 && plan.optimizer_copies > 1 ? 1 : 0;
     for (int copy = 0; copy < plan.shard_copies; ++copy) {
       const auto written = [copy](const ShardPlan& of, int f, int rank) {
         const bool here = of.shard_copies == 1 || of.placement.replica_index[rank] == copy;
@@ -37,6 +40,40 @@ TEST_F(Property, EveryElementHasOneWriterPerCopy) {
       }
     }
   });
+  EXPECT_GT(with_copies, 0);
+  EXPECT_GT(with_copies_of_states, 0);
+}
+
+TEST_F(Property, EveryGradientHasOneWriterPerCopyWhoHoldsIt) {
+  ForAll([](const v1::JobSpec&, const ShardPlan& plan) {
+    for (size_t p = 0; p < plan.params.size(); ++p) {
+      std::vector<std::vector<int>> claims(plan.gradient_copies, std::vector<int>(plan.params[p].numel, 0));
+      for (int rank = 0; rank < plan.world_size; ++rank) {
+        const ParamRange write = GradientWriteRange(plan, static_cast<int>(p), rank);
+        const ParamRange own = OwnedRange(plan, Purpose::kGradients, static_cast<int>(p), rank);
+        ASSERT_TRUE(write.numel == 0 || (write.first == own.first && write.numel == own.numel));
+        const int copy = plan.gradient_copies > 1 ? plan.placement.replica_index[rank] : 0;
+        for (int64_t i = write.first; i < write.first + write.numel; ++i) ++claims[copy][i];
+      }
+      for (const std::vector<int>& copy : claims) {
+        ASSERT_EQ(copy, std::vector<int>(plan.params[p].numel, 1)) << plan.params[p].fqn;
+      }
+    }
+  });
+}
+
+TEST_F(Property, NoGroupIsCutIntoMoreAfterForwardThanInItsShards) {
+  int cut_less = 0;
+  ForAll([&](const v1::JobSpec&, const ShardPlan& plan) {
+    const int pieces = plan.placement.pieces(Purpose::kParameters);
+    for (const GroupPlan& group : plan.groups) {
+      ASSERT_GE(group.post_forward_shard_size, 1);
+      ASSERT_LE(group.post_forward_shard_size, pieces);
+      ASSERT_TRUE(group.reshard_after_forward || group.post_forward_shard_size == 1);
+      cut_less += group.reshard_after_forward && group.post_forward_shard_size < pieces ? 1 : 0;
+    }
+  });
+  EXPECT_GT(cut_less, 0);
 }
 
 TEST_F(Property, WorkIsAPartitionInEveryStrategyAndAligned) {

@@ -2,6 +2,8 @@
 
 #include "common/plan/placement.h"
 
+#include <numeric>
+
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
@@ -110,6 +112,8 @@ TEST(ShardGroups, SplitsThatDoNotCoverTheWorldOnceInEqualPartsAreRefused) {
   EXPECT_TRUE(refused({{0, 1}, {2, 4}}, {"group 1 [2, 4]", "got 4, want 0 <= rank < 4"}));
   EXPECT_TRUE(refused({{0, 1}, {2, -1}}, {"got -1"}));
   EXPECT_TRUE(refused({{}, {}}, {"group 0 []", "got 0"}));
+  EXPECT_TRUE(refused({{0}, {1}, {2}, {3}, {}}, {"more groups than the job has ranks", "got 5, want at most 4"}));
+  EXPECT_TRUE(refused({{0, 1, 2, 3, 0}}, {"more ranks are listed than the job has", "got 5, want 4"}));
   for (int size : {3, 5, 8, -2}) {
     EXPECT_TRUE(Invalid(Hybrid(4, size).spec(), {"shard_group_size", absl::StrCat("got ", size), "world size 4"}));
   }
@@ -140,6 +144,23 @@ TEST(ShardGroups, ThatDifferBetweenRanksAreNamedWithBothValues) {
   Group(same, {0, 1});
   Group(same, {2, 3});
   EXPECT_EQ(FirstDifference(same.spec(), Hybrid(4, 2).spec()), "");
+}
+
+TEST(ShardGroups, OfTheLargestWorldAreNamedInTwoKilobytes) {
+  SpecBuilder reversed = Model(kMaxWorldSize, v1::STRATEGY_HYBRID_SHARD);
+  std::vector<int> ranks(kMaxWorldSize);
+  std::iota(ranks.rbegin(), ranks.rend(), 0);
+  Group(reversed, ranks);
+  const std::string text = FirstDifference(reversed.spec(), Model(kMaxWorldSize, v1::STRATEGY_HYBRID_SHARD).spec());
+  EXPECT_NE(text.find("config shard_groups differs (got [[1023, 1022, "), std::string::npos) << text;
+  EXPECT_NE(text.find(" more bytes, want [[0, 1, 2, "), std::string::npos) << text;
+  EXPECT_LT(text.size(), 2100u);
+  ranks.pop_back();
+  SpecBuilder incomplete = Model(kMaxWorldSize, v1::STRATEGY_HYBRID_SHARD);
+  Group(incomplete, ranks);
+  const absl::Status status = PlanShards(incomplete.spec()).status();
+  EXPECT_TRUE(Invalid(incomplete.spec(), {"rank 0 is in no group", "more bytes"}));
+  EXPECT_LT(status.message().size(), 1200u);
 }
 
 TEST(Placements, OfZeroStagesCutOneKindOfStateMoreEach) {
@@ -240,6 +261,33 @@ TEST(PostForward, AnIntegerKeepsPartOfTheParametersUntilBackward) {
   EXPECT_EQ(PredictPlacedMemory(plan(0)).post_forward_bytes, root_bytes);
   EXPECT_EQ(PredictPlacedMemory(plan(2)).post_forward_bytes, root_bytes + 64 * 4 / 2);
   EXPECT_EQ(PredictPlacedMemory(plan(1)).post_forward_bytes, root_bytes + 64 * 4);
+}
+
+TEST(PostForward, WhereNothingIsCutThereIsNothingToKeep) {
+  SpecBuilder b = Model(4, v1::STRATEGY_NO_SHARD);
+  b.Param(b.AddSharded(0, "inner"), "w", {64});
+  b.module(1).set_reshard_after_forward(v1::OVERRIDE_YES);
+  EXPECT_TRUE(b.Plan().groups[1].reshard_after_forward);
+  EXPECT_EQ(b.Plan().groups[1].post_forward_shard_size, 1);
+  EXPECT_EQ(PredictPlacedMemory(b.Plan()).post_forward_bytes, 0);
+  SpecBuilder replicated = Hybrid(8, 4);
+  replicated.config().mutable_placement()->set_parameters(v1::SPREAD_REPLICATED);
+  replicated.Param(replicated.AddSharded(0, "inner"), "w", {64});
+  replicated.module(1).set_post_forward_shard_size(2);
+  EXPECT_EQ(replicated.Plan().groups[1].post_forward_shard_size, 1);
+  EXPECT_EQ(PredictPlacedMemory(replicated.Plan()).post_forward_bytes, 0);
+  SpecBuilder world = Hybrid(8, 4);
+  world.config().mutable_placement()->set_parameters(v1::SPREAD_WORLD);
+  world.Param(world.AddSharded(0, "inner"), "w", {64});
+  EXPECT_EQ(world.Plan().groups[1].post_forward_shard_size, 8);
+  EXPECT_EQ(PredictPlacedMemory(world.Plan()).post_forward_bytes, 32 * 4) << "the root alone";
+}
+
+TEST(PostForward, OfAModuleThatIsNotFullyShardedIsRefusedByName) {
+  SpecBuilder b = Hybrid(8, 4);
+  b.Param(b.Add(0, "inner"), "w", {64});
+  b.module(1).set_post_forward_shard_size(2);
+  EXPECT_TRUE(Invalid(b.spec(), {"module \"inner\"", "is for fully sharded modules (got 2, want 0)"}));
 }
 
 TEST(PostForward, OtherIntegersAreRefusedByGroup) {

@@ -1,7 +1,8 @@
 #ifndef SHARDD_TESTS_COMMON_PLAN_PROPERTY_FIXTURE_H_
 #define SHARDD_TESTS_COMMON_PLAN_PROPERTY_FIXTURE_H_
 
-// What must hold of every plan, over random trees. Each case names its seed; RandomSpec(seed) repeats it.
+// What must hold of every plan, over random trees. Each case names its seed; RandomSpec(seed) and CutAfterForward
+// repeat it.
 
 #include <vector>
 
@@ -19,6 +20,7 @@ class Property : public testing::Test {
     for (uint32_t seed = 1; seed <= kSeeds && !HasFatalFailure(); ++seed) {
       SCOPED_TRACE(testing::Message() << "seed " << seed);
       RandomSpec random(seed);
+      random.CutAfterForward();
       const absl::StatusOr<ShardPlan> plan = PlanShards(random.spec());
       ASSERT_TRUE(plan.ok()) << plan.status();
       check(random.spec(), *plan);

@@ -24,6 +24,18 @@ class RandomSpec {
 
   const v1::JobSpec& spec() { return builder_.spec(); }
 
+  // Divisors of the shard group's size for some of the fully sharded modules, where no override contradicts them.
+  void CutAfterForward() {
+    const ShardPlan plan = builder_.Plan();
+    for (const GroupPlan& group : plan.groups) {
+      int size = Below(plan.placement.shard_world_size + 1);
+      while (size > 0 && plan.placement.shard_world_size % size != 0) --size;
+      v1::Module& module = builder_.module(group.module);
+      const bool contradicts = module.reshard_after_forward() == (size == 1 ? v1::OVERRIDE_YES : v1::OVERRIDE_NO);
+      if (Below(2) == 0 && !contradicts) module.set_post_forward_shard_size(size);
+    }
+  }
+
  private:
   int Below(int bound) { return static_cast<int>(random_() % static_cast<uint32_t>(bound)); }
 
@@ -98,6 +110,11 @@ class RandomSpec {
       config.mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
     }
     config.mutable_optimizer()->set_kind(static_cast<v1::OptimizerKind>(Below(4)));
+    config.set_trainers_never_write(Below(2) == 0);
+    if (!config.trainers_never_write() && Below(2) == 0) {
+      config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+      config.mutable_optimizer()->set_trainer_states(Below(3));
+    }
     switch (Below(4)) {
       case 0:
         builder_.spec().mutable_policy()->mutable_classes()->add_class_names("Class1");
