@@ -96,7 +96,7 @@ void JobCore::Apply(double norm) {
     work.label = absl::StrCat("update step ", committed_step_ + 1);
     work.ops = UpdateOps(*plan_, memory_->pointers(), decided_, rank);
     if (window_open_) {  // trainers have written since the last version, also what has no gradient
-      for (DeviceOp& op : CastOps(*plan_, memory_->pointers(), rank)) {
+      for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
         work.ops.push_back(std::move(op));
       }
     }

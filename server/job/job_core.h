@@ -158,13 +158,12 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void GrantFullParams();
   absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
-  // A part of a parameter that ranks may write.
+  // A part of a parameter that ranks may write; where replicas have copies, copy 0 of it, which the commit carries
+  // over.
   struct Written {
     const Slab* slab = nullptr;
-    int64_t offset_bytes = 0;  // of the first copy
+    int64_t offset_bytes = 0;
     int64_t element_bytes = 0;
-    int copies = 0;
-    int64_t stride_bytes = 0;  // from one copy to the next
   };
   Written WrittenPart(const ParamPlan& param, int what) const;
   static void Clear(const Written& written, int64_t numel);
@@ -179,11 +178,11 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            std::vector<GradientMode>* modes);
-  // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be zeroed
-  // before anything else is done with the gradients.
+  // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
+  // the gradients before anything else.
   DeviceOps SettlePresence(const std::vector<int>& params, int backward);
   DeviceOps SettleAllPresence();
-  void ZeroParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* zeros) const;
+  void SettleParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* ops) const;
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
@@ -293,7 +292,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Of writes not yet committed: old bytes by 64 KiB chunk of a slab, old counts of updates by parameter.
   std::map<std::pair<const Slab*, int64_t>, std::string> undo_;
   std::map<int, int64_t> undo_counts_;
-  std::unique_ptr<UnshardPool> pool_;  // POOLED
+  std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
+  std::unique_ptr<UnshardPool> pool_;    // POOLED
   v1::Counters counters_;
   JobTrace trace_;
 };

@@ -47,7 +47,7 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
   if (asked.writeback) {  // there was memory for the old bytes when the job opened; processes beside the daemon may
                           // have it now
     SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
-    if (absl::Status status = CheckMemory(limits, 0, plan_->memory.shards_bytes); !status.ok()) {
+    if (absl::Status status = CheckMemory(limits, 0, WritebackUndoBytes(*plan_)); !status.ok()) {
       return RankError(status.code(), rank, "EnterFullParams with writeback", status.message());
     }
   }

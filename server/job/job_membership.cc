@@ -269,6 +269,7 @@ void JobCore::ResetStep() {
   departures_told_ = 0;
   abandons_told_ = 0;
   present_.assign(plan_->params.size(), false);
+  written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
   pending_fills_ = 0;

@@ -18,7 +18,7 @@ namespace shardd {
 // too; it is allocated as it is needed.
 inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-  return plan.memory.shards_bytes + (updates ? plan.memory.optimizer_bytes : 0);
+  return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
 }
 
 // The slabs of one job, one per purpose. Immutable after Create; the bytes are written by the job's device work and, in

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -60,9 +61,9 @@ absl::Status JobCore::OnSetGradientPresence(Session* session, int64_t param, boo
 }
 
 DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) {
-  DeviceOps zeros(world_size());
+  DeviceOps ops(world_size());
   if (!presence_said_) {
-    return zeros;
+    return ops;
   }
   absl::flat_hash_map<int, std::vector<bool>> lacking;  // by parameter that some ranks have and some do not: who has
   for (int param : params) {
@@ -95,8 +96,8 @@ DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) 
     }
   }
   presence_said_ = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return !rank.said.empty(); });
-  ZeroParts(lacking, &zeros);
-  return zeros;
+  SettleParts(lacking, &ops);
+  return ops;
 }
 
 DeviceOps JobCore::SettleAllPresence() {
@@ -109,13 +110,14 @@ DeviceOps JobCore::SettleAllPresence() {
   return SettlePresence({params.begin(), params.end()}, kAllBackwards);
 }
 
-// The parts of gradient shards whose owners have nothing in them, unless a rank that has something owns them as well
-// (strategies that replicate). `has`: by parameter, by rank. Each flat parameter is walked once, whatever was said of
-// it: this runs on the loop.
-void JobCore::ZeroParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* zeros) const {
+// Brings copy 0 of gradient shards, which alone is read, to what their owners have: several where strategies replicate.
+// It is that of the first copy one of whose owners has something, and zero where none has. `has`: by parameter, by
+// rank. Each flat parameter is walked once, whatever was said of it: this runs on the loop.
+void JobCore::SettleParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* ops) const {
+  constexpr int kNone = std::numeric_limits<int>::max();
   struct Part {
     int64_t end = 0;
-    bool given = false;
+    int copy = kNone;  // the first that holds something
   };
   std::set<int> flat_params;
   for (const auto& [param, ranks] : has) {
@@ -128,11 +130,13 @@ void JobCore::ZeroParts(const absl::flat_hash_map<int, std::vector<bool>>& has, 
         if (const auto it = has.find(segment.param); it != has.end()) {
           Part& part = parts[segment.offset];
           part.end = segment.offset + segment.numel;
-          part.given = part.given || it->second[rank];
+          if (it->second[rank]) {
+            part.copy = std::min(part.copy, plan_->gradient_copies > 1 ? plan_->placement.replica_index[rank] : 0);
+          }
         }
       }
     }
-    std::erase_if(parts, [](const auto& part) { return part.second.given; });
+    std::erase_if(parts, [](const auto& part) { return part.second.copy == 0; });
     // By the device that works on an element anyway, so that its streams keep the order.
     auto* const gradients =
         reinterpret_cast<float*>(memory_->pointers().gradients + plan_->flat_params[flat_param].gradients_offset_bytes);
@@ -143,9 +147,16 @@ void JobCore::ZeroParts(const absl::flat_hash_map<int, std::vector<bool>>& has, 
         for (; it != parts.end() && it->first < work.offset + work.numel; ++it) {
           const int64_t begin = std::max(work.offset, it->first);
           const int64_t end = std::min(work.offset + work.numel, it->second.end);
-          if (begin < end) {
-            (*zeros)[worker].emplace_back(
-                ZeroOp{gradients + begin, (end - begin) * static_cast<int64_t>(sizeof(float))});
+          if (begin >= end) {
+            continue;
+          }
+          float* const first = gradients + begin;
+          const int64_t size_bytes = (end - begin) * static_cast<int64_t>(sizeof(float));
+          if (it->second.copy == kNone) {
+            (*ops)[worker].emplace_back(ZeroOp{first, size_bytes});
+          } else {
+            const char* const source = reinterpret_cast<char*>(first) + it->second.copy * plan_->gradients_stride_bytes;
+            (*ops)[worker].emplace_back(CopyOp{source, first, size_bytes});
           }
         }
       }

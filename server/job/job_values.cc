@@ -22,8 +22,7 @@ JobCore::Written JobCore::WrittenPart(const ParamPlan& param, int what) const {
   const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
   if (what == 0) {
     const int64_t element_bytes = DTypeSizeBytes(param.dtype);
-    return {memory_->shards(), flat.shards_offset_bytes + param.offset * element_bytes, element_bytes,
-            plan_->shard_copies, plan_->shards_stride_bytes};
+    return {memory_->shards(), flat.shards_offset_bytes + param.offset * element_bytes, element_bytes};
   }
   const bool updates = plan_->config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
   if (!updates || !param.requires_grad || flat.optimizer_offset_bytes < 0 || what < 0 ||
@@ -33,7 +32,7 @@ JobCore::Written JobCore::WrittenPart(const ParamPlan& param, int what) const {
   const int64_t element_bytes = DTypeSizeBytes(v1::DTYPE_FLOAT32);
   return {memory_->optimizer(),
           flat.optimizer_offset_bytes + (what - 1) * flat.StateStrideBytes() + param.offset * element_bytes,
-          element_bytes, plan_->optimizer_copies, plan_->optimizer_stride_bytes};
+          element_bytes};
 }
 
 absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& command) {
@@ -98,15 +97,13 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
                      absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", size, " bytes)"));
   }
   if (of_gradient) {
-    for (int copy = 0; copy < plan_->gradient_copies; ++copy) {
-      char* const gradient = memory_->pointers().gradients + copy * plan_->gradients_stride_bytes +
-                             flat.gradients_offset_bytes + param.offset * element;
-      if (!present_[command.group]) {  // what lies there is of no step
-        std::memset(gradient, 0, param.numel * element);
-      }
-      std::memcpy(gradient + command.arg0 * element, source, size);
+    char* const gradient = memory_->pointers().gradients + flat.gradients_offset_bytes + param.offset * element;
+    if (!present_[command.group]) {  // what lies there is of no step
+      std::memset(gradient, 0, param.numel * element);
     }
+    std::memcpy(gradient + command.arg0 * element, source, size);
     present_[command.group] = true;
+    written_gradients_[command.group] = true;
     return absl::OkStatus();
   }
   const int64_t offset_bytes = written.offset_bytes + command.arg0 * element;
@@ -117,21 +114,15 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     }
     written_in = epoch_;
   }
-  for (int copy = 0; copy < written.copies; ++copy) {
-    const int64_t place = offset_bytes + copy * written.stride_bytes;
-    if (version_ != 0) {
-      SHARDD_RETURN_IF_ERROR(SaveForUndo(rank, written.slab, place, size));
-    }
-    std::memcpy(written.slab->At<char>(place), source, size);
+  if (version_ != 0) {
+    SHARDD_RETURN_IF_ERROR(SaveForUndo(rank, written.slab, offset_bytes, size));
   }
+  std::memcpy(written.slab->At<char>(offset_bytes), source, size);
   return absl::OkStatus();
 }
 
 void JobCore::Clear(const Written& written, int64_t numel) {
-  for (int copy = 0; copy < written.copies; ++copy) {
-    std::memset(written.slab->At<char>(written.offset_bytes + copy * written.stride_bytes), 0,
-                numel * written.element_bytes);
-  }
+  std::memset(written.slab->At<char>(written.offset_bytes), 0, numel * written.element_bytes);
 }
 
 // Each chunk is kept once, as it was before the first write: never more than the slabs themselves.
@@ -201,10 +192,14 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   for (int r = 0; r < world_size(); ++r) {
     DeviceWork work;
     work.label = absl::StrCat("cast version ", version_ + 1);
-    work.ops = CastOps(*plan_, memory_->pointers(), r);
+    work.ops = CommitOps(*plan_, memory_->pointers(), r);
+    for (DeviceOp& op : GradientCopyOps(*plan_, memory_->pointers(), written_gradients_, r)) {
+      work.ops.push_back(std::move(op));
+    }
     work.done = done;
     devices_[r]->Submit(StreamId::kOptimizer, std::move(work));
   }
+  written_gradients_.assign(plan_->params.size(), false);
   return absl::OkStatus();
 }
 

@@ -158,7 +158,7 @@ absl::Status JobCore::MaybeBeginPass() {
     work.label = absl::StrCat("cast version ", version_ + 1);
     work.ops = std::move(ops[rank]);
     if (window_open_) {
-      for (DeviceOp& op : CastOps(*plan_, memory_->pointers(), rank)) {
+      for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
         work.ops.push_back(std::move(op));
       }
     }
@@ -396,7 +396,7 @@ void JobCore::GoBackToKept() {
     for (int rank = 0; rank < world_size(); ++rank) {
       DeviceWork work;
       work.label = absl::StrCat("cast step ", kept_step_);
-      work.ops = CastOps(*plan_, memory_->pointers(), rank);
+      work.ops = CommitOps(*plan_, memory_->pointers(), rank);
       work.done = cast;
       devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
     }

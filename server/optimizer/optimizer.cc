@@ -58,6 +58,13 @@ struct Addresses {
   float* state1 = nullptr;  // only where the plan has two states
 };
 
+// From copy 0 at `first` to all others.
+void AddCopies(int copies, int64_t stride_bytes, char* first, int64_t size_bytes, std::vector<DeviceOp>* ops) {
+  for (int copy = 1; copy < copies; ++copy) {
+    ops->emplace_back(CopyOp{first, first + copy * stride_bytes, size_bytes});
+  }
+}
+
 bool IsAdam(v1::OptimizerKind kind) { return kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM; }
 
 DeviceOp MakeAdamWOp(const FlatParamPlan& flat, const Addresses& at, const v1::HyperParameters& h, double clip_factor,
@@ -191,16 +198,13 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
                                                kind == v1::OPTIMIZER_KIND_ADAM)
                                  : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
       // Replicas that edit shards of their own see the new values as the others do.
-      for (int copy = 1; copy < plan.shard_copies; ++copy) {
-        ops.emplace_back(
-            CopyOp{at.param, at.param + copy * plan.shards_stride_bytes, range.numel * DTypeSizeBytes(flat.dtype)});
-      }
+      AddCopies(plan.shard_copies, plan.shards_stride_bytes, at.param, range.numel * DTypeSizeBytes(flat.dtype), &ops);
     }
   }
   return ops;
 }
 
-std::vector<DeviceOp> CastOps(const ShardPlan& plan, const SlabPointers& slabs, int rank) {
+std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs, int rank) {
   std::vector<DeviceOp> ops;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
@@ -208,8 +212,27 @@ std::vector<DeviceOp> CastOps(const ShardPlan& plan, const SlabPointers& slabs, 
         plan, static_cast<int>(f), rank, [](int) { return true; }, [](int, int) { return true; });
     for (const Range& range : ranges) {
       const Addresses at(flat, slabs, range.offset);
+      AddCopies(plan.shard_copies, plan.shards_stride_bytes, at.param, range.numel * DTypeSizeBytes(flat.dtype), &ops);
       if (at.cast == nullptr) continue;
       ops.emplace_back(CastOp{at.param, flat.dtype, at.cast, flat.unsharded_dtype, range.numel});
+    }
+  }
+  return ops;
+}
+
+std::vector<DeviceOp> GradientCopyOps(const ShardPlan& plan, const SlabPointers& slabs,
+                                      const std::vector<bool>& written, int rank) {
+  std::vector<DeviceOp> ops;
+  if (plan.gradient_copies == 1 || std::none_of(written.begin(), written.end(), [](bool is) { return is; })) return ops;
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    const FlatParamPlan& flat = plan.flat_params[f];
+    if (!IsTrained(flat)) continue;
+    const std::vector<Range> ranges = WorkRanges(
+        plan, static_cast<int>(f), rank, [&](int param) { return written[param]; }, [](int, int) { return true; });
+    for (const Range& range : ranges) {
+      AddCopies(plan.gradient_copies, plan.gradients_stride_bytes,
+                reinterpret_cast<char*>(Addresses(flat, slabs, range.offset).gradient),
+                range.numel * static_cast<int64_t>(sizeof(float)), &ops);
     }
   }
   return ops;

@@ -44,8 +44,14 @@ std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, 
 // segments with equal treatment are merged.
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank);
 
-// Operations that (re)make the cast copy of everything in `rank`'s work segments; empty when there is none.
-std::vector<DeviceOp> CastOps(const ShardPlan& plan, const SlabPointers& slabs, int rank);
+// Operations that make what trainers have written into shards a version, in `rank`'s work segments: copy 0 is carried
+// to every other replica's copy, and the cast copy made of it. Empty where there is neither.
+std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs, int rank);
+
+// Operations that carry copy 0 of the gradients that are `written` (by parameter) to every other replica's copy, in
+// `rank`'s work segments; empty where there are no copies.
+std::vector<DeviceOp> GradientCopyOps(const ShardPlan& plan, const SlabPointers& slabs,
+                                      const std::vector<bool>& written, int rank);
 
 // The order of the norm that a step asks for: its norm_type, 2 where it says none.
 double NormType(const v1::Step& step);

@@ -147,6 +147,34 @@ TEST_P(ReduceScatterTest, EveryReplicaThatHasACopyGetsTheSumOfAllRanks) {
   }
 }
 
+TEST_P(ReduceScatterTest, WhatAReplicaMadeOfItsCopyIsNotAddedToButReplaced) {
+  SpecBuilder builder = OddModel(4, v1::LAYOUT_DIM0, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_UNSPECIFIED);
+  builder.config().set_shard_group_size(2);
+  builder.config().set_replica_copies(true);
+  Start(builder.Plan(), 3);
+  group_ = plan_.FindGroup("a");
+  FillAllSlots();
+  Bytes gradients(plan_.memory.gradients_bytes, 0xff);
+  ASSERT_TRUE(Reduce(Request(gradients)).ok());
+  Bytes once(plan_.gradients_stride_bytes, 0xff);
+  for (int param : plan_.groups[group_].params) {
+    if (!plan_.params[param].requires_grad) continue;
+    std::vector<float> sum = Expected(param);
+    std::vector<float> halved = sum;
+    for (float& x : halved) x /= 2;
+    WriteGradient(plan_, gradients, param, halved);  // by the first replica, in copy 0; the other one leaves its own
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += halved[i];
+    WriteGradient(plan_, once, param, sum);
+  }
+  ASSERT_TRUE(Reduce(Request(gradients, GradientMode::kAccumulate)).ok());
+  for (int copy = 0; copy < 2; ++copy) {
+    EXPECT_EQ(std::memcmp(gradients.data() + copy * plan_.gradients_stride_bytes, once.data(),
+                          static_cast<size_t>(plan_.gradients_stride_bytes)),
+              0)
+        << "copy " << copy;
+  }
+}
+
 class OddReduceScatterTest : public ReduceScatterTest {
  protected:
   void SetUp() override {

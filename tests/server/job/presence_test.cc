@@ -319,5 +319,68 @@ TEST_F(ReplicatedPresenceTest, WhatARankGivesIsNotZeroedForAnother) {
   EXPECT_EQ(Last(kA), -5);
 }
 
+// Two replicas, each with a copy of all: what is read is copy 0, whoever has given.
+class ReplicasPresenceTest : public PresenceTest {
+ protected:
+  static SpecBuilder Replicas() {
+    SpecBuilder builder = TwoGroups();
+    builder.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
+    builder.config().set_shard_group_size(1);
+    builder.config().set_replica_copies(true);
+    return builder;
+  }
+  ReplicasPresenceTest() : PresenceTest(Replicas()) {}
+  void SetUp() override { ASSERT_EQ(plan_->gradient_copies, 2); }
+  void GiveCopy(int rank, int group, float value) {
+    std::fill_n(Copy(rank, group), kNumel, value);
+    Say(rank, group, true);
+  }
+  float* Copy(int copy, int group) { return Gradient(group) + copy * plan_->gradients_stride_bytes / 4; }
+};
+
+TEST_F(ReplicasPresenceTest, GivenByTheSecondReplicaAloneIsWhatCounts) {
+  std::fill_n(Gradient(kA), kNumel, 99.0f);  // of no meaning
+  GiveCopy(1, kA, 5);
+  StepAll(1);
+  EXPECT_EQ(First(kA), -5);
+  EXPECT_EQ(Last(kA), -5);
+  EXPECT_EQ(First(kB), 0);
+}
+
+TEST_F(ReplicasPresenceTest, DroppedByTheFirstReplicaIsTheSecondOnes) {
+  BackwardOfAll();
+  std::fill_n(Gradient(kB), kNumel, 99.0f);  // after the drop of no meaning
+  Say(0, kB, false);
+  StepAll(1);
+  EXPECT_EQ(First(kB), -3);
+  EXPECT_EQ(Last(kB), -3);
+}
+
+TEST_F(ReplicasPresenceTest, DroppedByTheSecondReplicaIsTheFirstOnes) {
+  BackwardOfAll();
+  std::fill_n(Copy(1, kB), kNumel, 99.0f);
+  Say(1, kB, false);
+  StepAll(1);
+  EXPECT_EQ(First(kB), -3);
+  EXPECT_EQ(Last(kB), -3);
+}
+
+TEST_F(ReplicasPresenceTest, GivenByTheSecondReplicaIsAddedToAndCarriedToBoth) {
+  std::fill_n(Gradient(kA), kNumel, 99.0f);
+  GiveCopy(1, kA, 5);
+  BackwardOfAll();
+  EXPECT_EQ(Copy(0, kA)[0], 8);
+  EXPECT_EQ(Copy(1, kA)[kNumel - 1], 8);
+  StepAll(1);
+  EXPECT_EQ(First(kA), -8);
+}
+
+TEST_F(ReplicasPresenceTest, GivenByTheSecondReplicaIsInTheNorm) {
+  std::fill_n(Gradient(kA), kNumel, 99.0f);
+  GiveCopy(1, kA, 5);
+  StepAll(1, /*weight_decay=*/0, /*max_grad_norm=*/4);
+  EXPECT_NEAR(First(kA), -0.5f, 1e-5) << "clipped by its own norm, 40";
+}
+
 }  // namespace
 }  // namespace shardd

@@ -68,7 +68,7 @@ class WindowsTest : public JobCoreTest {
       Leave(rank);
     }
   }
-  void Write(float value) {
+  virtual void Write(float value) {
     std::fill_n(job_->memory().shards()->At<float>(0), 64, value);
     std::fill_n(job_->memory().optimizer()->At<float>(0), 64, -value);
   }
@@ -193,6 +193,66 @@ TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
   Release();
   ASSERT_TRUE(Until([&] { return job_->version() == 3; }));
   Attach(0);
+}
+
+// Two replicas with copies of their own of shards and states.
+class CopiesTest : public WindowsTest {
+ protected:
+  static SpecBuilder Replicas() {
+    SpecBuilder builder = TrainersWrite(1);
+    builder.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
+    builder.config().set_shard_group_size(1);
+    builder.config().set_replica_copies(true);
+    return builder;
+  }
+  CopiesTest() : WindowsTest(Replicas()) {}
+  void SetUp() override {
+    ASSERT_EQ(plan_->shard_copies, 2);
+    ASSERT_EQ(plan_->optimizer_copies, 2);
+  }
+  float* Shard(int copy) { return job_->memory().shards()->At<float>(copy * plan_->shards_stride_bytes); }
+  float* State(int copy) { return job_->memory().optimizer()->At<float>(copy * plan_->optimizer_stride_bytes); }
+  void WriteCopy(int copy, float value) {
+    std::fill_n(Shard(copy), 64, value);
+    std::fill_n(State(copy), 64, -value);
+  }
+  void Write(float value) override {
+    WriteCopy(0, value);
+    WriteCopy(1, value);
+  }
+};
+
+TEST_F(CopiesTest, DeathInAWindowGoesBackInEveryCopyOfShardsAndStates) {
+  StepTo(1);
+  Ask(1);
+  ASSERT_TRUE(Until([&] { return Windows(1) == 2; }));
+  Write(99);
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return job_->version() == 3; }));
+  EXPECT_EQ(committed(), 1);
+  for (int copy = 0; copy < 2; ++copy) {
+    EXPECT_EQ(Shard(copy)[0], 1.0f) << "copy " << copy;
+    EXPECT_EQ(Shard(copy)[63], 1.0f) << "copy " << copy;
+    EXPECT_EQ(State(copy)[0], -1.0f) << "copy " << copy;
+    EXPECT_EQ(State(copy)[63], -1.0f) << "copy " << copy;
+  }
+}
+
+TEST_F(CopiesTest, WhatTheFirstReplicaWroteIsCarriedToTheOthersAndStatesAreEachOnesOwn) {
+  Ask(0);
+  Ask(1);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 1 && Windows(1) == 1; }));
+  WriteCopy(0, 5);
+  WriteCopy(1, 6);  // it was to be the same
+  Enter(0);
+  Enter(1);
+  ASSERT_TRUE(Until([&] { return Passes(0) == 1 && Passes(1) == 1; }));
+  for (int copy = 0; copy < 2; ++copy) {
+    EXPECT_EQ(Shard(copy)[0], 5.0f) << "copy " << copy;
+    EXPECT_EQ(Shard(copy)[63], 5.0f) << "copy " << copy;
+  }
+  EXPECT_EQ(State(0)[0], -5.0f);
+  EXPECT_EQ(State(1)[0], -6.0f);
 }
 
 class EditsTest : public WindowsTest {

@@ -55,8 +55,22 @@ class UpdateOpsTest : public OptimizerTest {
   }
   void ExpectEqualBits() {
     for (size_t p = 0; p < wholes_.size(); ++p) {
-      EXPECT_EQ(Shard(static_cast<int>(p)), wholes_[p].p) << plan_.params[p].fqn;
+      for (int copy = 0; copy < plan_.shard_copies; ++copy) {
+        EXPECT_EQ(ShardCopy(static_cast<int>(p), copy), wholes_[p].p) << plan_.params[p].fqn << " copy " << copy;
+      }
     }
+  }
+  std::vector<float> ShardCopy(int param, int copy) const {
+    const Place at(plan_, param);
+    return ReadAs(shards_->data() + copy * plan_.shards_stride_bytes + at.flat.shards_offset_bytes, at.flat.dtype,
+                  at.offset, at.numel);
+  }
+
+  // Two shard groups, each with a copy of the shards.
+  static void MakeReplicas(SpecBuilder& builder, int shard_group_size) {
+    builder.config().set_shard_group_size(shard_group_size);
+    builder.config().set_replica_copies(true);
+    builder.config().set_trainers_never_write(false);
   }
 
   std::vector<Whole> wholes_;
@@ -65,11 +79,17 @@ class UpdateOpsTest : public OptimizerTest {
 TEST_F(UpdateOpsTest, AdamWAndSgdEqualTheUnshardedUpdateInEveryLayoutStrategyAndWorldSize) {
   for (v1::OptimizerKind kind : {v1::OPTIMIZER_KIND_ADAMW, v1::OPTIMIZER_KIND_SGD}) {
     for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
-      for (v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_NO_SHARD}) {
+      for (v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_NO_SHARD, v1::STRATEGY_HYBRID_SHARD}) {
         for (int world_size : {1, 2, 3, 4, 7}) {
+          const bool hybrid = strategy == v1::STRATEGY_HYBRID_SHARD;
+          if (hybrid && world_size % 2 != 0) continue;
           SCOPED_TRACE(absl::StrCat(v1::OptimizerKind_Name(kind), " ", v1::Layout_Name(layout), " ",
                                     v1::Strategy_Name(strategy), " ranks: ", world_size));
-          StartBoth(OptimizerModel(world_size, layout, strategy, v1::DTYPE_UNSPECIFIED, kind));
+          SpecBuilder builder = OptimizerModel(world_size, layout, strategy, v1::DTYPE_UNSPECIFIED, kind);
+          if (hybrid) MakeReplicas(builder, world_size / 2);
+          StartBoth(builder);
+          ASSERT_EQ(plan_.shard_copies, hybrid ? 2 : 1);
+          for (int rank = 0; rank < world_size; ++rank) Run(CommitOps(plan_, slabs_, rank));
           const auto hyper = kind == v1::OPTIMIZER_KIND_ADAMW
                                  ? std::vector<v1::HyperParameters>{AdamWHyper(0.01, 0.1), AdamWHyper(0.02, 0)}
                                  : std::vector<v1::HyperParameters>{SgdHyper(0.01, 0.9), SgdHyper(0.02, 0.5)};
@@ -123,7 +143,7 @@ TEST_F(UpdateOpsTest, TheCastCopyFollowsTheShards) {
   for (DType dtype : {v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
     StartBoth(OptimizerModel(3, v1::LAYOUT_DIM0, v1::STRATEGY_FULL_SHARD, dtype, v1::OPTIMIZER_KIND_SGD));
     ASSERT_GT(plan_.memory.parameters_bytes, 0);
-    for (int rank = 0; rank < 3; ++rank) Run(CastOps(plan_, slabs_, rank));
+    for (int rank = 0; rank < 3; ++rank) Run(CommitOps(plan_, slabs_, rank));
     const auto expect_copy = [&] {
       for (size_t p = 0; p < plan_.params.size(); ++p) {
         const std::vector<float> shard = Shard(static_cast<int>(p));
@@ -141,10 +161,45 @@ TEST_F(UpdateOpsTest, TheCastCopyFollowsTheShards) {
   }
 }
 
+TEST_F(UpdateOpsTest, ACommitCarriesTheFirstReplicasShardsToEveryCopyAndLeavesPaddingAlone) {
+  for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
+    SpecBuilder builder =
+        OptimizerModel(6, layout, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_BFLOAT16, v1::OPTIMIZER_KIND_ADAMW);
+    MakeReplicas(builder, 2);
+    StartBoth(builder);
+    ASSERT_EQ(plan_.shard_copies, 3);
+    Bytes want(plan_.memory.shards_bytes);
+    for (int copy = 0; copy < 3; ++copy) {  // between parameters both are NaN
+      std::memcpy(want.data() + copy * plan_.shards_stride_bytes, shards_->data(), plan_.shards_stride_bytes);
+    }
+    EXPECT_FALSE(*shards_ == want);
+    for (int rank = 0; rank < 6; ++rank) Run(CommitOps(plan_, slabs_, rank));
+    EXPECT_TRUE(*shards_ == want) << "frozen parameters too";
+    EXPECT_EQ(CastCopy(Param("a.gain")), Shard(Param("a.gain")));
+  }
+}
+
+TEST_F(UpdateOpsTest, GradientsThatWereWrittenAreCarriedToEveryCopyAndNoOthers) {
+  SpecBuilder builder =
+      OptimizerModel(4, v1::LAYOUT_DIM0, v1::STRATEGY_HYBRID_SHARD, v1::DTYPE_UNSPECIFIED, v1::OPTIMIZER_KIND_ADAMW);
+  MakeReplicas(builder, 2);
+  Start(builder);
+  WriteGradients(10, AllPresent());
+  std::vector<bool> written(plan_.params.size(), false);
+  written[Param("a.norm")] = true;
+  for (int rank = 0; rank < 4; ++rank) Run(GradientCopyOps(plan_, slabs_, written, rank));
+  Bytes want(plan_.gradients_stride_bytes, 0xff);
+  WriteGradient(plan_, want, Param("a.norm"), ParamValues(plan_, Param("a.norm"), 10));
+  EXPECT_EQ(std::memcmp(gradients_->data() + plan_.gradients_stride_bytes, want.data(),
+                        static_cast<size_t>(plan_.gradients_stride_bytes)),
+            0);
+}
+
 TEST_F(UpdateOpsTest, WithoutACastCopyThereIsNothingToCast) {
   StartBoth(
       OptimizerModel(2, v1::LAYOUT_FLAT, v1::STRATEGY_FULL_SHARD, v1::DTYPE_UNSPECIFIED, v1::OPTIMIZER_KIND_ADAMW));
-  EXPECT_TRUE(CastOps(plan_, slabs_, 0).empty());
+  EXPECT_TRUE(CommitOps(plan_, slabs_, 0).empty());
+  EXPECT_TRUE(GradientCopyOps(plan_, slabs_, AllPresent(), 0).empty());
 }
 
 TEST_F(UpdateOpsTest, TouchingParametersOfEqualTreatmentAreOneOperation) {
