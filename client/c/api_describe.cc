@@ -105,6 +105,9 @@ absl::Status GetShardRange(const shardd_job* job, int32_t param, shardd_shard_ra
     value.gradient_numel = gradient.numel;
     value.optimizer_first = optimizer.first;
     value.optimizer_numel = optimizer.numel;
+    const ParamRange gradient_write = GradientWriteRange(plan, param, rank);
+    value.gradient_write_first = gradient_write.first;
+    value.gradient_write_numel = gradient_write.numel;
   }
   const ParamRange write = WriteRange(plan, param, rank);
   value.write_first = write.first;

@@ -79,13 +79,11 @@ bool ClientJob::Gives(int index) const {
          progress_.summoned[static_cast<size_t>(index)];
 }
 
-const void* ClientJob::FullParameterData(int index) const {
-  return Gives(index) ? StoredParameterData(index) : nullptr;
-}
+const void* ClientJob::FullParameterData(int index) const { return Gives(index) ? StoredAt(index, 0) : nullptr; }
 
 const void* ClientJob::FullGradientData(int index) const {
   const auto* there = reinterpret_cast<const uint8_t*>(progress_.gradients_there.data());
-  return Gives(index) && progress_.full.with_grads && MaskBit(there, index) ? GradientShardData(index) : nullptr;
+  return Gives(index) && progress_.full.with_grads && MaskBit(there, index) ? GradientAt(index, 0) : nullptr;
 }
 
 absl::Status ClientJob::LeaveFullParams() {

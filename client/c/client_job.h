@@ -208,6 +208,9 @@ class ClientJob {
   int64_t copy_of(int copies) const {
     return copies > 1 ? plan_.placement.replica_index[static_cast<size_t>(rank())] : 0;
   }
+  // The parameter, and its reduced gradient (null: frozen), in copy `copy` of their slabs; copy 0 is what counts.
+  const char* StoredAt(int index, int64_t copy) const;
+  char* GradientAt(int index, int64_t copy) const;
   Handle& handle(int index) { return progress_.handles[static_cast<size_t>(index)]; }
   const Handle& handle(int index) const { return progress_.handles[static_cast<size_t>(index)]; }
 

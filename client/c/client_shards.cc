@@ -7,24 +7,28 @@
 
 namespace shardd {
 
-const void* ClientJob::StoredParameterData(int index) const {
+const void* ClientJob::StoredParameterData(int index) const { return StoredAt(index, copy_of(plan_.shard_copies)); }
+
+void* ClientJob::GradientShardData(int index) const { return GradientAt(index, copy_of(plan_.gradient_copies)); }
+
+const char* ClientJob::StoredAt(int index, int64_t copy) const {
   if (session_ == nullptr) {
     return nullptr;
   }
   const ParamPlan& param = this->param(index);
   const FlatParamPlan& flat = flat_of(param);
-  return session_->shards() + copy_of(plan_.shard_copies) * plan_.shards_stride_bytes + flat.shards_offset_bytes +
+  return session_->shards() + copy * plan_.shards_stride_bytes + flat.shards_offset_bytes +
          param.offset * DTypeSizeBytes(flat.dtype);
 }
 
-void* ClientJob::GradientShardData(int index) const {
+char* ClientJob::GradientAt(int index, int64_t copy) const {
   const ParamPlan& param = this->param(index);
   const FlatParamPlan& flat = flat_of(param);
   if (session_ == nullptr || session_->gradients() == nullptr || flat.gradients_offset_bytes < 0) {
     return nullptr;
   }
-  return session_->gradients() + copy_of(plan_.gradient_copies) * plan_.gradients_stride_bytes +
-         flat.gradients_offset_bytes + param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
+  return session_->gradients() + copy * plan_.gradients_stride_bytes + flat.gradients_offset_bytes +
+         param.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
 }
 
 absl::Status ClientJob::WaitGradients() {

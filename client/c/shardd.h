@@ -110,7 +110,8 @@ typedef struct shardd_group_info {
   int64_t numel;
   int32_t also_unshard_count; /* groups that hold tied parameters used by modules of this one */
   const int32_t* also_unshards;
-  /* Over how many ranks the parameters are cut from the end of forward to backward; 1: not resharded. */
+  /* Over how many ranks the parameters are cut from the end of forward to backward. Whether they are resharded says
+   * reshard_after_forward: 1 also where there is nothing to cut. */
   int32_t post_forward_shard_size;
 } shardd_group_info;
 SHARDD_API shardd_status* shardd_get_group_info(const shardd_job* job, int32_t group, shardd_group_info* info);
@@ -154,6 +155,9 @@ typedef struct shardd_shard_range {
    * optimizer's range, or its shard with an optimizer of the daemon; nothing where a rank of an earlier replica writes
    * the same (JobConfig.replica_copies false). */
   int64_t write_first, write_numel;
+  /* Of the reduced gradient, what this rank's trainer changes in place (clipping, unscaling): its own range, or nothing
+   * where a rank of an earlier replica changes the same bytes. The ranges of all ranks cover each copy once. */
+  int64_t gradient_write_first, gradient_write_numel;
 } shardd_shard_range;
 SHARDD_API shardd_status* shardd_get_shard_range(const shardd_job* job, int32_t param, shardd_shard_range* range);
 
@@ -269,8 +273,11 @@ SHARDD_API shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* 
  * shardd_wait_step or shardd_commit_parameters. Valid while attached. */
 SHARDD_API const void* shardd_stored_parameter_data(const shardd_job* job, int32_t param);
 /* What the backwards of this step have added up to, numel fp32 elements; NULL for a frozen parameter. It may be looked
- * at after shardd_wait_gradients, and the rank's own part written (clipping, unscaling) until the rank's next
- * shardd_submit_gradients or shardd_step. Keeps its values until new gradients come. Valid while attached. */
+ * at after shardd_wait_gradients, and the rank's gradient write range (shardd_get_shard_range) written (clipping,
+ * unscaling) until the rank's next shardd_submit_gradients or shardd_step. Several replicas hold the same bytes, and
+ * scaled by each of them they would be scaled too often, so write by that range, not by the gradient's. Where replicas
+ * have copies, all write alike: the first replica's is what counts. Keeps its values until new gradients come. Valid
+ * while attached. */
 SHARDD_API void* shardd_gradient_shard_data(const shardd_job* job, int32_t param);
 /* Until every backward that this rank has closed is closed by all ranks and reduced. [waits] */
 SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);

@@ -51,6 +51,13 @@ struct World {
   void Each(const std::function<void(int, Rank&)>& body) {
     ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
   }
+  // What processes do that begin anew: the running step, and a writeback that is not committed, are dropped.
+  void AttachAnew(const v1::JobSpec& spec) {
+    for (Rank& rank : ranks) EXPECT_C_OK(shardd_detach(rank.Release(), 0));
+    for (int i = 0; i < kWorld; ++i) {
+      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
+    }
+  }
   Daemon daemon;
   std::vector<Rank> ranks;
 };
@@ -60,6 +67,39 @@ shardd_shard_range RangeOf(const Rank& rank, int param) {
   range.struct_size = sizeof(range);
   EXPECT_C_OK(shardd_get_shard_range(rank.job(), param, &range));
   return range;
+}
+
+const float* Stored(const Rank& rank, int param) {
+  return static_cast<const float*>(shardd_stored_parameter_data(rank.job(), param));
+}
+
+// The rank's shard of every parameter, and what of the trainers' first state belongs to it.
+void ExpectOwn(const Rank& rank, float want, float want_state) {
+  for (int p = 0; p < rank.Info().param_count; ++p) {
+    const shardd_shard_range range = RangeOf(rank, p);
+    const auto* state = static_cast<const float*>(shardd_optimizer_state_data(rank.job(), p, 0));
+    for (int64_t i = range.first; i < range.first + range.numel; ++i) {
+      ASSERT_EQ(Stored(rank, p)[i], want) << rank.ParamInfo(p).fqn << " of rank " << rank.Info().rank;
+      if (state != nullptr) {
+        ASSERT_EQ(state[i], want_state) << rank.ParamInfo(p).fqn << " of rank " << rank.Info().rank;
+      }
+    }
+  }
+}
+
+// All write `value` into what is theirs to write, and -value into its state, as a step of their optimizer. Leaves them
+// outside of the pass that follows.
+void StepTo(Rank& rank, float value) {
+  ASSERT_C_OK(shardd_open_window(rank.job()));
+  for (int p = 0; p < rank.Info().param_count; ++p) {
+    const shardd_shard_range range = RangeOf(rank, p);
+    std::fill_n(const_cast<float*>(Stored(rank, p)) + range.write_first, range.write_numel, value);
+    if (auto* state = static_cast<float*>(shardd_optimizer_state_data(rank.job(), p, 0)); state != nullptr) {
+      std::fill_n(state + range.write_first, range.write_numel, -value);
+    }
+  }
+  ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, nullptr, 0));
+  ASSERT_C_OK(shardd_leave_pass(rank.job()));
 }
 
 // Gradients of all parameters are `gradient`, and replace what was there.
@@ -120,9 +160,12 @@ TEST(Hybrid, RanksFindTheirShardsByTheirPlaceInTheGroup) {
   EXPECT_C_ERROR(shardd_get_shard_range(world.ranks[0].job(), 99, nullptr), kInvalidArgument, "got 99");
 }
 
-// Every rank halves its shard of the gradient, as clipping does. Done twice to the same bytes it would be a quarter.
-TEST(Hybrid, GradientsThatEveryRankScalesAreScaledOnce) {
-  World world(HybridSpec("clip", /*copies=*/true));
+class HybridClip : public ::testing::TestWithParam<bool> {};
+
+// Every rank halves what it may change of the gradient, as clipping does. Done twice to the same bytes it would be a
+// quarter.
+TEST_P(HybridClip, ScalesEveryGradientOnce) {
+  World world(HybridSpec("clip", /*copies=*/GetParam()));
   world.Each([](int index, Rank& rank) {
     rank.WriteAll(1);
     Backward(rank, static_cast<float>(index));  // mean: 1.5
@@ -130,7 +173,8 @@ TEST(Hybrid, GradientsThatEveryRankScalesAreScaledOnce) {
     for (int p = 0; p < rank.Info().param_count; ++p) {
       auto* gradient = static_cast<float*>(shardd_gradient_shard_data(rank.job(), p));
       const shardd_shard_range range = RangeOf(rank, p);
-      for (int64_t i = range.gradient_first; i < range.gradient_first + range.gradient_numel; ++i) {
+      EXPECT_EQ(range.gradient_write_numel, GetParam() || index % 2 == 0 ? range.gradient_numel : 0);
+      for (int64_t i = range.gradient_write_first; i < range.gradient_write_first + range.gradient_write_numel; ++i) {
         EXPECT_EQ(gradient[i], 1.5f);
         gradient[i] *= 0.5f;
       }
@@ -138,6 +182,31 @@ TEST(Hybrid, GradientsThatEveryRankScalesAreScaledOnce) {
     const shardd_hyperparameters sgd = Sgd(1);
     ASSERT_C_OK(shardd_step(rank.job(), &sgd, 1, 0, nullptr, 0));
     ExpectAll(rank, 0.25f);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Storage, HybridClip, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "PerReplica" : "Once"; });
+
+// Ranks 1 and 3 are replica 1: they write into its copy and say so, the others have nothing.
+TEST(Hybrid, GradientsThatOnlyTheSecondReplicaGivesAreWhatCounts) {
+  World world(HybridSpec("given", /*copies=*/true));
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    for (float want : {0.0f, -2.0f}) {  // in the second step the first one's gradients are still there
+      ASSERT_C_OK(shardd_wait_gradients(rank.job()));
+      for (int p = 0; index % 2 == 1 && p < rank.Info().param_count; ++p) {
+        auto* gradient = static_cast<float*>(shardd_gradient_shard_data(rank.job(), p));
+        if (gradient == nullptr) continue;
+        const shardd_shard_range range = RangeOf(rank, p);
+        std::fill_n(gradient + range.gradient_write_first, range.gradient_write_numel, want < 0 ? 2.0f : 1.0f);
+        ASSERT_C_OK(shardd_set_gradient_presence(rank.job(), p, 1));
+      }
+      const shardd_hyperparameters sgd = Sgd(1);
+      ASSERT_C_OK(shardd_step(rank.job(), &sgd, 1, 0, nullptr, 0));
+      ASSERT_C_OK(shardd_wait_step(rank.job(), nullptr));
+      ExpectAll(rank, want);
+    }
   });
 }
 
@@ -226,6 +295,109 @@ TEST(Hybrid, WritebackReachesEveryCopy) {
     EXPECT_EQ(*static_cast<const float*>(shardd_stored_parameter_data(rank.job(), param)), 7);
     ASSERT_C_OK(shardd_leave_full_params(rank.job()));
   });
+}
+
+// The other replicas were to write the same and did not.
+TEST(Hybrid, CopiesAndFullParametersAreWhatTheFirstReplicaWrote) {
+  World world(TrainersSpec("diverge", /*copies=*/true));
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    StepTo(rank, index % 2 == 0 ? 2 : 3);
+    for (int p = 0; p < rank.Info().param_count; ++p) {
+      const shardd_shard_range range = RangeOf(rank, p);
+      for (int64_t i = range.first; i < range.first + range.numel; ++i) ASSERT_EQ(Stored(rank, p)[i], 2);
+    }
+    ASSERT_C_OK(shardd_enter_full_params(rank.job(), 0));
+    const int param = rank.Param("a.weight");
+    const auto* full = static_cast<const float*>(shardd_full_parameter_data(rank.job(), param));
+    EXPECT_EQ(std::count(full, full + 33 * 17, 2.0f), 33 * 17);
+    ASSERT_C_OK(shardd_leave_full_params(rank.job()));
+  });
+}
+
+TEST(Hybrid, FullGradientsAreTheFirstReplicasAndWrittenOnesReachEveryCopy) {
+  World world(HybridSpec("gradients", /*copies=*/true));
+  world.Each([](int index, Rank& rank) {
+    rank.WriteAll(1);
+    Backward(rank, static_cast<float>(index));  // mean: 1.5
+    ASSERT_C_OK(shardd_wait_gradients(rank.job()));
+    const int kept = rank.Param("a.weight"), written = rank.Param("b.bias");
+    auto* own = static_cast<float*>(shardd_gradient_shard_data(rank.job(), kept));
+    const shardd_shard_range range = RangeOf(rank, kept);
+    if (index % 2 == 1) std::fill_n(own + range.gradient_first, range.gradient_numel, 9.0f);
+    shardd_full_params_options options = {};
+    options.struct_size = sizeof(options);
+    options.group = -1;
+    options.recurse = options.writeback = options.with_grads = 1;
+    ASSERT_C_OK(shardd_enter_full_params_with(rank.job(), &options));
+    const auto* full = static_cast<const float*>(shardd_full_gradient_data(rank.job(), kept));
+    EXPECT_EQ(std::count(full, full + 33 * 17, 1.5f), 33 * 17) << "rank " << index;
+    if (index == 2) {
+      const std::vector<float> values(33, 7);
+      ASSERT_C_OK(shardd_write_gradient(rank.job(), written, values.data(), 0, 33));
+    }
+    ASSERT_C_OK(shardd_commit_parameters(rank.job()));
+    ASSERT_C_OK(shardd_leave_full_params(rank.job()));
+    const shardd_shard_range of_written = RangeOf(rank, written);
+    EXPECT_EQ(static_cast<float*>(shardd_gradient_shard_data(rank.job(), written))[of_written.gradient_first], 7);
+    EXPECT_EQ(own[range.gradient_first], index % 2 == 1 ? 9 : 1.5f) << "what nobody wrote back stays each one's";
+  });
+}
+
+TEST(Hybrid, AWritebackThatIsNotCommittedReachesNoCopy) {
+  const v1::JobSpec spec = TrainersSpec("undone", /*copies=*/true);
+  World world(spec);
+  const int param = world.ranks[0].Param("b.bias");
+  world.Each([param](int index, Rank& rank) {
+    rank.WriteAll(1);
+    ASSERT_C_OK(shardd_enter_full_params(rank.job(), 1));
+    if (index == 3) {
+      const std::vector<float> values(33, 7);
+      ASSERT_C_OK(shardd_write_parameter(rank.job(), param, values.data(), 0, 33));
+    }
+    const auto* full = static_cast<const volatile float*>(shardd_full_parameter_data(rank.job(), param));
+    EXPECT_TRUE(Eventually([full] { return full[32] == 7; })) << "the daemon has written it";
+  });
+  world.AttachAnew(spec);
+  for (const Rank& rank : world.ranks) ExpectOwn(rank, 1, 0);
+}
+
+TEST(Hybrid, InitialValuesOfAnAttemptThatWasGivenUpAreInNoCopy) {
+  const v1::JobSpec spec = TrainersSpec("initial", /*copies=*/true);
+  World world(spec);
+  const int param = world.ranks[0].Param("b.bias");
+  const std::vector<float> values(33, 9);
+  ASSERT_C_OK(shardd_write_parameter(world.ranks[3].job(), param, values.data(), 0, 33));
+  const volatile float* stored = Stored(world.ranks[0], param);
+  ASSERT_TRUE(Eventually([stored] { return stored[32] == 9; }));
+  world.AttachAnew(spec);
+  world.Each([param](int, Rank& rank) {
+    const int other = rank.Param("a.bias");
+    const std::vector<float> ones(33, 1);
+    ASSERT_C_OK(shardd_write_parameter(rank.job(), other, ones.data(), 0, 33));
+    ASSERT_C_OK(shardd_commit_parameters(rank.job()));
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    const shardd_shard_range range = RangeOf(rank, param);
+    for (int64_t i = range.first; i < range.first + range.numel; ++i) {
+      EXPECT_EQ(Stored(rank, param)[i], 0);
+      EXPECT_EQ(Stored(rank, other)[i], 1);
+    }
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+TEST(Hybrid, WhoTakesTheSecondReplicasPlaceSeesTheCommittedStep) {
+  const v1::JobSpec spec = TrainersSpec("replaced", /*copies=*/true);
+  World world(spec);
+  world.Each([](int, Rank& rank) {
+    rank.WriteAll(1);
+    StepTo(rank, 2);
+  });
+  world.AttachAnew(spec);
+  for (const Rank& rank : world.ranks) {
+    EXPECT_EQ(rank.Info().committed_step, 1);
+    ExpectOwn(rank, 2, -2);
+  }
 }
 
 }  // namespace
