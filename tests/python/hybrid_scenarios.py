@@ -77,6 +77,26 @@ def two_models_on_half_the_world_each() -> dict[str, Any]:
     return facts
 
 
+def a_step_without_all_reduce() -> str:
+    """What a step says whose last backward was not added up between replicas."""
+    from shardd.torch import finish, fully_shard
+    from shardd.torch.optim import SGD
+
+    model = build(Case())
+    shard(model, Case(mesh=(2, 2)), fully_shard)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    model.set_requires_all_reduce(False)
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    said = ""
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        said = str(error)
+    dist.barrier()
+    finish(model)
+    return said
+
+
 def replicas_edit() -> dict[str, Any]:
     """Every rank halves its shard and quarters its gradient, which is no edit that may be done twice."""
     from shardd.torch import finish, fully_shard
@@ -101,7 +121,7 @@ def replicas_edit() -> dict[str, Any]:
     seen: list[torch.Tensor] = []
     model.layers[0].up.register_forward_hook(lambda module, args, output: seen.append(module.weight.detach().clone()))
     loss_of(model, 1, 0, rank)
-    rows = seen[0].shape[0] // 2 if rank % 2 else 0
+    rows = -(-seen[0].shape[0] // 2) if rank % 2 else 0  # as torch.chunk cuts
     facts["seen_in_forward"] = seen[0][rows:].flatten()[:4].tolist()
     model.zero_grad()
     dist.barrier()

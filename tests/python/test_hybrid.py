@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from cluster import run_ranks
-from hybrid_scenarios import hybrid_facts, replicas_edit, two_models_on_half_the_world_each
+from hybrid_scenarios import (
+    a_step_without_all_reduce,
+    hybrid_facts,
+    replicas_edit,
+    two_models_on_half_the_world_each,
+)
 from models import Case
 from test_parity import check
 
@@ -66,6 +71,13 @@ def test_meshes_that_are_part_of_the_world_are_jobs_of_their_own() -> None:
 def test_edits_of_every_replica_count_once() -> None:
     results: list[dict[str, Any]] = run_ranks(replicas_edit, 4)
     for result in results:
-        assert result["after_edit"] == pytest.approx(result["before"] * 0.5)
-        assert result["seen_in_forward"] == pytest.approx(result["before"] * 0.5)
-        assert result["gradient"] == pytest.approx(result["gradient_before"] * 0.25)
+        half = pytest.approx([value * 0.5 for value in result["before"]])
+        assert result["after_edit"] == half
+        assert result["seen_in_forward"] == half
+        assert result["gradient"] == pytest.approx([value * 0.25 for value in result["gradient_before"]])
+
+
+def test_a_step_without_all_reduce_says_what_to_set() -> None:
+    for said in run_ranks(a_step_without_all_reduce, 4):
+        assert "is not synchronised" in said
+        assert "set_requires_all_reduce(True)" in said

@@ -40,16 +40,17 @@ def check(
             reference = results[0]["alone"]
             _close(ours["losses"], reference["losses"][rank], tolerance * 5)
     # The daemon did the work: every unshard, one commit a step, every trainable parameter's bytes reduced and updated.
+    # What torch's own optimizer writes is committed where the next pass begins, which the last step has none of.
     counts = results[0]["shardd"]["counters"]
     groups = 1 if case.wrap == "root" else 6 if case.wrap == "list" else 4
     groups -= len(case.skip_grad)
-    assert counts["commits"] == case.steps, counts
+    assert counts["commits"] == case.steps - case.stock, counts
     assert counts["unshards"] >= world * groups * case.steps * case.accumulate, counts
     trainable = [v for n, v in results[0]["shardd"]["parameters"].items()
                  if not any(n.startswith(p) for p in case.freeze)
                  and not any(n.startswith(f"layers.{i}.") for i in case.skip_grad)]  # fmt: skip
     numel = sum(v.numel() for v in trainable) - (13 * 10 if case.tie else 0)
-    assert counts["bytes_updated"] == 4 * numel * case.steps, counts
+    assert counts["bytes_updated"] == (0 if case.stock else 4 * numel * case.steps), counts
     width = 2 if case.param_dtype == "bf16" else 4
     assert counts["bytes_reduced"] >= width * numel * case.steps * world, counts
     assert counts["aborts"] == 0

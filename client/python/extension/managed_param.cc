@@ -286,7 +286,8 @@ ManagedParam::Presence ManagedParam::SettleGradient(int64_t steps) {
     if (pending && updated) {
       Check(Status(Code::kFailedPrecondition,
                    "step: the gradient of \"" + fqn +
-                       "\" is not synchronised; run the last backward with set_requires_gradient_sync(True)"));
+                       "\" is not synchronised; run the last backward with set_requires_gradient_sync(True) and, on a "
+                       "2-D mesh, set_requires_all_reduce(True)"));
     }
     return std::exchange(in_job, false) ? Presence::kDropped : Presence::kAsIs;
   }
