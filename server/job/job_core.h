@@ -167,7 +167,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   };
   Written WrittenPart(const ParamPlan& param, int what) const;
   static void Clear(const Written& written, int64_t numel);
-  absl::Status SaveForUndo(int rank, const Slab* slab, int64_t offset_bytes, int64_t size_bytes);
+  void SaveForUndo(const Slab* slab, int64_t offset_bytes, int64_t size_bytes);
   void UndoWrites();
 
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)

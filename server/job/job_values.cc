@@ -115,7 +115,7 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     written_in = epoch_;
   }
   if (version_ != 0) {
-    SHARDD_RETURN_IF_ERROR(SaveForUndo(rank, written.slab, offset_bytes, size));
+    SaveForUndo(written.slab, offset_bytes, size);
   }
   std::memcpy(written.slab->At<char>(offset_bytes), source, size);
   return absl::OkStatus();
@@ -126,13 +126,7 @@ void JobCore::Clear(const Written& written, int64_t numel) {
 }
 
 // Each chunk is kept once, as it was before the first write: never more than the slabs themselves.
-absl::Status JobCore::SaveForUndo(int rank, const Slab* slab, int64_t offset_bytes, int64_t size_bytes) {
-  if (slab == memory_->optimizer() && undo_.lower_bound({slab, 0}) == undo_.upper_bound({slab, INT64_MAX})) {
-    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
-    if (absl::Status status = CheckMemory(limits, 0, plan_->memory.optimizer_bytes); !status.ok()) {
-      return RankError(status.code(), rank, "WriteParameters of optimizer state", status.message());
-    }
-  }
+void JobCore::SaveForUndo(const Slab* slab, int64_t offset_bytes, int64_t size_bytes) {
   for (int64_t chunk = offset_bytes / kUndoChunkBytes; chunk * kUndoChunkBytes < offset_bytes + size_bytes; ++chunk) {
     const int64_t begin = chunk * kUndoChunkBytes;
     const int64_t size = std::min(kUndoChunkBytes, slab->size_bytes() - begin);
@@ -140,7 +134,6 @@ absl::Status JobCore::SaveForUndo(int rank, const Slab* slab, int64_t offset_byt
       it->second.assign(slab->At<char>(begin), size);
     }
   }
-  return absl::OkStatus();
 }
 
 void JobCore::UndoWrites() {
