@@ -11,14 +11,16 @@
 namespace shardd {
 
 // Measures a call of the library from here to the end of its scope, where the job is traced; else it costs a load.
-// Spans of a rank follow each other: only what a trainer calls has one, nothing that such a call calls.
+// Spans of a rank follow each other: only what a trainer calls has one, nothing that such a call calls. A call has
+// failed unless it returns through Of().
 class CallSpan {
  public:
   // `session` is the job's, or null; both outlive the span. `steps_ago`: the call is of a step that was sent before.
   CallSpan(const ClientJob* job, ClientSession* session, v1::TraceCall call, int group = -1, int64_t steps_ago = 0)
       : session_(session != nullptr && session->tracing() ? session : nullptr) {
     if (session_ != nullptr) {
-      record_ = {TraceNowNs(), 0, job->running_step() - steps_ago, group, static_cast<uint16_t>(call), 0};
+      record_ = {
+          TraceNowNs(), 0, job->running_step() - steps_ago, group, static_cast<uint16_t>(call | kTraceCallFailed), 0};
     }
   }
   ~CallSpan() {
@@ -26,6 +28,14 @@ class CallSpan {
       record_.end_ns = TraceNowNs();
       session_->Trace(record_);
     }
+  }
+  // The call's result, absl::Status or StatusOr, as it is.
+  template <typename Result>
+  Result Of(Result result) {
+    if (session_ != nullptr && result.ok()) {
+      record_.call = static_cast<uint16_t>(record_.call & ~kTraceCallFailed);
+    }
+    return result;
   }
   CallSpan(const CallSpan&) = delete;
   CallSpan& operator=(const CallSpan&) = delete;

@@ -48,7 +48,7 @@ absl::Status ClientJob::ApplyToAll(HandleEvent event) {
 }
 
 absl::Status ClientJob::Unshard(int index, HandleEvent event) {
-  const CallSpan span(
+  CallSpan span(
       this, session_.get(),
       event == HandleEvent::kUnshardForward ? v1::TRACE_CALL_UNSHARD_FORWARD : v1::TRACE_CALL_UNSHARD_BACKWARD, index);
   SHARDD_RETURN_IF_ERROR(Live());
@@ -67,7 +67,7 @@ absl::Status ClientJob::Unshard(int index, HandleEvent event) {
   for (const int other : group(index).also_unshards) {
     SHARDD_RETURN_IF_ERROR(SendUnshard(other, event));
   }
-  return SendUnshard(index, event);
+  return span.Of(SendUnshard(index, event));
 }
 
 absl::Status ClientJob::SendUnshard(int index, HandleEvent event) {
@@ -79,7 +79,7 @@ absl::Status ClientJob::SendUnshard(int index, HandleEvent event) {
 }
 
 absl::Status ClientJob::WaitUnshard(int index) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_UNSHARD, index);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_UNSHARD, index);
   if (handle(index).storage() == StorageState::kSharded) {
     SHARDD_RETURN_IF_ERROR(Live());
     return absl::FailedPreconditionError(absl::StrCat("wait_unshard group \"", group_name(index),
@@ -89,7 +89,7 @@ absl::Status ClientJob::WaitUnshard(int index) {
   for (const int other : group(index).also_unshards) {
     SHARDD_RETURN_IF_ERROR(WaitUnshardOne(other));
   }
-  return WaitUnshardOne(index);
+  return span.Of(WaitUnshardOne(index));
 }
 
 absl::Status ClientJob::WaitCommitted(const char* call, const std::string* group) {
@@ -139,7 +139,7 @@ const void* ClientJob::ParameterData(int index) const {
 }
 
 absl::Status ClientJob::Reshard(int index) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_RESHARD, index);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_RESHARD, index);
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"reshard", &group_name(index), "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1 + group(index).also_unshards.size(), reason)));
@@ -148,11 +148,11 @@ absl::Status ClientJob::Reshard(int index) {
   for (const int other : group(index).also_unshards) {
     SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kReshard, other), /*act=*/pooled(), reason)));
   }
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 absl::Status ClientJob::WaitGradientSlot(int index) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENT_SLOT, index);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENT_SLOT, index);
   SHARDD_RETURN_IF_ERROR(Live());
   const int slot_index = group(index).gradient_slot;
   if (slot_index < 0) {
@@ -170,7 +170,7 @@ absl::Status ClientJob::WaitGradientSlot(int index) {
   }
   SHARDD_RETURN_IF_ERROR(Note(session_->Wait(released, slot.submissions, reason)));
   slot.holder = index;
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 void* ClientJob::GradientData(int index) const {
@@ -205,7 +205,7 @@ absl::Status ClientJob::CheckMask(int index, const char* which, const uint8_t* m
 }
 
 absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const uint8_t* fresh) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_SUBMIT_GRADIENTS, index);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_SUBMIT_GRADIENTS, index);
   SHARDD_RETURN_IF_ERROR(Live());
   const GroupPlan& group = this->group(index);
   if (group.gradient_slot < 0) {
@@ -259,11 +259,11 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
   ++slot.submissions;
   slot.holder = -1;
   slot.told = false;
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 absl::Status ClientJob::BackwardDone(bool last) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_BACKWARD_DONE);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_BACKWARD_DONE);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.last_closed) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -280,7 +280,7 @@ absl::Status ClientJob::BackwardDone(bool last) {
   ++progress_.backwards_closed;
   progress_.last_closed = last;
   progress_.backward_open = false;
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 }  // namespace shardd

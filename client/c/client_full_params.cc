@@ -17,7 +17,7 @@ bool Same(const FullParamsOptions& a, const FullParamsOptions& b) {
 }  // namespace
 
 absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_ENTER_FULL_PARAMS);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_ENTER_FULL_PARAMS, options.group);
   SHARDD_RETURN_IF_ERROR(Live());
   const std::string object = absl::StrCat("enter_full_params job \"", spec().name(), "\": ");
   const WaitFor reason{"enter_full_params", nullptr, "the other ranks' entry"};
@@ -71,7 +71,7 @@ absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
     progress_.gradients_there = entered->present();
   }
   progress_.full_params = FullParams::kInside;
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 bool ClientJob::Gives(int index) const {
@@ -87,7 +87,7 @@ const void* ClientJob::FullGradientData(int index) const {
 }
 
 absl::Status ClientJob::LeaveFullParams() {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_FULL_PARAMS);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_FULL_PARAMS);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.full_params != FullParams::kInside || progress_.writeback) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -106,7 +106,7 @@ absl::Status ClientJob::LeaveFullParams() {
   record.opcode = Opcode::kLeaveFullParams;
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   progress_.full_params = FullParams::kOutside;
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 }  // namespace shardd

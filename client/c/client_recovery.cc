@@ -9,7 +9,7 @@
 namespace shardd {
 
 absl::Status ClientJob::AbandonBackward() {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_ABANDON_BACKWARD);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_ABANDON_BACKWARD);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.full_params != FullParams::kOutside) {
     return absl::FailedPreconditionError(absl::StrCat("abandon_backward job \"", spec().name(),
@@ -28,7 +28,7 @@ absl::Status ClientJob::AbandonBackward() {
     slot.holder = -1;  // the gradients that were being written are of no use
     slot.told = false;
   }
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 }  // namespace shardd

@@ -32,14 +32,14 @@ char* ClientJob::GradientAt(int index, int64_t copy) const {
 }
 
 absl::Status ClientJob::WaitGradients() {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENTS);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENTS);
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"wait_gradients", nullptr, "the reduction of the backwards closed so far"};
-  return Note(session_->Wait(session_->daemon_page().page().reduced, progress_.backwards_closed, reason));
+  return span.Of(Note(session_->Wait(session_->daemon_page().page().reduced, progress_.backwards_closed, reason)));
 }
 
 absl::Status ClientJob::SetGradientPresence(int index, bool present) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_SET_GRADIENT_PRESENCE, param(index).group);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_SET_GRADIENT_PRESENCE, param(index).group);
   SHARDD_RETURN_IF_ERROR(Live());
   const ParamPlan& param = this->param(index);
   const auto refuse = [&](const char* fact, const char* remedy) {
@@ -63,7 +63,8 @@ absl::Status ClientJob::SetGradientPresence(int index, bool present) {
   record.opcode = Opcode::kSetGradientPresence;
   record.group = index;
   record.arg0 = present ? 1 : 0;
-  return Note(session_->Send(record, /*act=*/false, {"set_gradient_presence", &param.fqn, "space in the ring"}));
+  return span.Of(
+      Note(session_->Send(record, /*act=*/false, {"set_gradient_presence", &param.fqn, "space in the ring"})));
 }
 
 }  // namespace shardd

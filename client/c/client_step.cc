@@ -98,7 +98,7 @@ absl::Status ClientJob::CheckStep(const v1::Step& step, absl::string_view state)
 }
 
 absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_STEP);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_STEP);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckStep(step, state));
   if (plan_.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) {
@@ -139,11 +139,11 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
   progress_.last_step = number;
   progress_.last_step_version = expected_version_;
   progress_.pending_steps.push_back({number, expected_version_, std::string(state)});
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 absl::StatusOr<StepResult> ClientJob::WaitStep() {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
   SHARDD_RETURN_IF_ERROR(Live());
   if (progress_.last_step < 0) {
     return absl::FailedPreconditionError(
@@ -168,7 +168,7 @@ absl::StatusOr<StepResult> ClientJob::WaitStep() {
   result.grad_norm = committed->grad_norm();
   result.clip_factor = committed->clip_factor();
   result.skipped = committed->skipped();
-  return result;
+  return span.Of(absl::StatusOr<StepResult>(result));
 }
 
 }  // namespace shardd

@@ -79,14 +79,16 @@ absl::Status ClientJob::CheckSummoned(const char* call, int index) const {
 }
 
 absl::Status ClientJob::WriteParameter(int index, const void* data, int64_t first, int64_t numel) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_WRITE_PARAMETER, param(index).group);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_WRITE_PARAMETER, param(index).group);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckRange("write_parameter", index, data, first, numel));
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_parameter", index));
-  return WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(param(index).dtype), 0);
+  return span.Of(
+      WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(param(index).dtype), 0));
 }
 
 absl::Status ClientJob::WriteGradient(int index, const void* data, int64_t first, int64_t numel) {
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_WRITE_GRADIENT, param(index).group);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckRange("write_gradient", index, data, first, numel));
   const ParamPlan& param = this->param(index);
@@ -100,8 +102,8 @@ absl::Status ClientJob::WriteGradient(int index, const void* data, int64_t first
                             : ")"));
   }
   SHARDD_RETURN_IF_ERROR(CheckSummoned("write_gradient", index));
-  return WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
-                       kOfGradient);
+  return span.Of(WriteElements(index, static_cast<const char*>(data), first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
+                               kOfGradient));
 }
 
 absl::Status ClientJob::CheckWritable(const char* call, int index) const {
@@ -148,7 +150,7 @@ absl::Status ClientJob::WriteUpdateCount(int index, int64_t count) {
 }
 
 absl::Status ClientJob::CommitParameters() {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_COMMIT_PARAMETERS);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_COMMIT_PARAMETERS);
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"commit_parameters", nullptr, "the new version (every rank has to commit)"};
   if (!progress_.commit_sent) {
@@ -168,7 +170,7 @@ absl::Status ClientJob::CommitParameters() {
   ++expected_version_;
   progress_.commit_sent = false;
   progress_.writeback = false;
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 }  // namespace shardd

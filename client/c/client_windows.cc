@@ -27,7 +27,7 @@ absl::Status ClientJob::CheckWrites(const char* call) const {
 }
 
 absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_ENTER_PASS);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_ENTER_PASS);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("enter_pass"));
   const WaitFor reason{"enter_pass", nullptr, "all ranks in the pass"};
@@ -83,11 +83,11 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
     progress_.backwards = 0;
     progress_.last_closed = false;
   }
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 absl::Status ClientJob::LeavePass() {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_PASS);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_PASS);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("leave_pass"));
   if (progress_.paused && !EndPause()) {
@@ -102,7 +102,7 @@ absl::Status ClientJob::LeavePass() {
   // Somebody may wait for it with a write.
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, {"leave_pass", nullptr, "space in the ring"})));
   progress_.inside_pass = false;
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 absl::Status ClientJob::PausePass() {
@@ -157,11 +157,11 @@ absl::Status ClientJob::ReadAgain(absl::string_view what) {
 }
 
 absl::Status ClientJob::OpenWindow() {
-  const CallSpan span(this, session_.get(), v1::TRACE_CALL_OPEN_WINDOW);
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_OPEN_WINDOW);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("open_window"));
   if (progress_.window) {
-    return absl::OkStatus();
+    return span.Of(absl::OkStatus());
   }
   if (inside_pass() || progress_.entering_pass) {
     return absl::FailedPreconditionError(absl::StrCat("open_window job \"", spec().name(),
@@ -183,7 +183,7 @@ absl::Status ClientJob::OpenWindow() {
   if (!session_->SetShardsWritable(true)) {
     return absl::InternalError(absl::StrCat("open_window job \"", spec().name(), "\": mprotect (rank=", rank(), ")"));
   }
-  return absl::OkStatus();
+  return span.Of(absl::OkStatus());
 }
 
 absl::Status ClientJob::WatchWrites(bool watch) {

@@ -16,13 +16,14 @@
 namespace shardd {
 
 inline constexpr uint32_t kTraceRecords = 2048;
+inline constexpr uint16_t kTraceCallFailed = 0x8000;
 
 struct TraceRecord {
   int64_t begin_ns;  // TraceNowNs
   int64_t end_ns;    // of the call; not before begin_ns, nor after the next record's begin_ns
   int64_t step;      // the step that the call belongs to
   int32_t group;     // -1: of none
-  uint16_t call;     // v1::TraceCall
+  uint16_t call;     // v1::TraceCall; with kTraceCallFailed where it returned an error
   uint16_t lost;     // calls just before this one that found no room; 65535: that many, or more
 };
 static_assert(sizeof(TraceRecord) == 32);
