@@ -10,14 +10,6 @@
 #include "server/job/core.h"
 
 namespace shardd {
-namespace {
-
-// Each may have 4 MiB of spans waiting for its reader.
-constexpr int kMaxTraces = 16;
-constexpr int kMaxTracesOfJob = 4;
-
-}  // namespace
-
 void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
   loop_.Post([this, done = std::move(done)] {
     v1::Daemon daemon;
@@ -139,17 +131,22 @@ void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, st
       sink->Finish(job.status());
       return;
     }
-    int traces = 0;
-    for (const auto& [name, entry] : jobs_) {
-      traces += entry.job->traces();
-    }
-    if (traces >= kMaxTraces || (*job)->traces() >= kMaxTracesOfJob) {
-      sink->Finish(absl::ResourceExhaustedError(absl::StrCat(
-          "trace job \"", request.job(), "\": too many traces at a time (got ", (*job)->traces() + 1,
-          " of the job and ", traces + 1, " of the daemon, want at most ", kMaxTracesOfJob, " and ", kMaxTraces, ")")));
-      return;
-    }
-    (*job)->Trace(request, std::move(sink));
+    // As QueryPlan: the names of all groups.
+    status_.Post([this, caller, request, plan = (*job)->plan(), sink = std::move(sink)]() mutable {
+      v1::TraceJobResponse start;
+      DescribeTraced(*plan, start.mutable_start());
+      sink->Prepare(start);
+      loop_.Post([this, caller, request, plan = std::move(plan), sink = std::move(sink)]() mutable {
+        const absl::StatusOr<JobCore*> job = FindJobByName(caller, request.job());
+        if (!job.ok() || (*job)->plan() != plan) {
+          sink->Finish(job.ok() ? absl::AbortedError(absl::StrCat("trace job \"", request.job(),
+                                                                  "\": it was closed and opened anew; try again"))
+                                : job.status());
+          return;
+        }
+        (*job)->Trace(request, std::move(sink));
+      });
+    });
   });
 }
 

@@ -101,9 +101,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 
-  // Traces (job_trace.cc). The request is within the limits of the rpc, whoever asks may see the job.
+  // Traces (job_traced.cc). The request is within the limits of the rpc, whoever asks may see the job; the sink was
+  // prepared with DescribeTraced.
   void Trace(const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink);
-  int traces() const { return trace_.count(); }
 
   // Snapshots ------------------------------------------------------------------------------------ (job_status.cc)
   void Describe(v1::Job* out) const;
@@ -301,6 +301,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
 // Of the plan alone (plan_status.cc); any thread.
 void DescribeGroups(const ShardPlan& plan, v1::ListGroupsResponse* out);
 void DescribeParameters(const ShardPlan& plan, v1::ListParametersResponse* out);
+void DescribeTraced(const ShardPlan& plan, v1::TraceStart* out);  // groups (job_traced.cc)
 
 }  // namespace shardd
 

@@ -220,6 +220,7 @@ void JobCore::OnReduced(int group, const std::vector<int>& ranks) {
 }
 
 void JobCore::ReleaseSlot(int rank, int slot) {
+  trace_.Released(rank, slot);
   ranks_[rank].slot_holder[slot].reset();
   if (ranks_[rank].blocked_slot == slot) {
     ranks_[rank].blocked_slot = -1;

@@ -30,23 +30,24 @@ class JobTrace {
       : plan_(std::move(plan)), work_(std::move(work)), ranks_(plan_->world_size) {}
 
   bool on() const { return !traces_.empty(); }
-  int count() const { return static_cast<int>(traces_.size()); }
 
-  // `start` is complete but for its times. REQUIRES: request within the limits of the rpc.
+  // `start` is complete but for its times and what the sink was prepared with. REQUIRES: request within the limits of
+  // the rpc.
   void Begin(const v1::TraceJobRequest& request, v1::TraceStart start, int64_t committed_step,
              std::shared_ptr<TraceSink> sink, const std::vector<std::unique_ptr<Session>>& sessions);
-  // Every kInterval while on(): takes what ranks and devices have measured, ends what has come to its end. `memory` and
-  // `waiting` (what the job waits for) are asked for only then.
+  // Every kInterval while on(): takes what ranks and devices have measured, as much as other jobs can wait for, and
+  // ends what has come to its end, which `describe` completes.
   static constexpr absl::Duration kInterval = absl::Milliseconds(2);
   using Describe = std::function<void(v1::TraceEnd*)>;
   void Poll(const std::vector<std::unique_ptr<Session>>& sessions, const Describe& describe);
-  // The job is closed.
+  // The job is closed, its sessions have ended.
   void EndAll(const std::string& why);
 
   // Hooks.
   void SessionBegins(Session* session);
   void SessionEnds(Session* session);
   void Submitted(int rank, int group);
+  void Released(int rank, int slot);
   void Reduced(int rank, int group, int64_t step);
   void Committed(int64_t step, const std::vector<std::unique_ptr<Session>>& sessions);
 
@@ -62,15 +63,17 @@ class JobTrace {
     int64_t last_step = 0;         // when all are there: the step to end with; 0: not yet
     absl::Time last_calls;         // ... and until when the calls that end it are waited for
     int64_t lost = 0;
+    int64_t refused = 0;
     v1::TraceSpans pending;
   };
   struct Rank {
     int64_t last_end_ns = 0;            // of its calls
-    int64_t closed_step = 0;            // the last step whose Step, or EnterPass, was seen to end
+    int64_t closed_step = 0;            // a call of the step after it was seen: there is no more of it
     std::vector<int64_t> submitted_ns;  // by slot: when it was filled; 0: free
   };
 
-  void TakeCalls(Session* session);
+  bool TakeCalls(Session* session);  // some of them; false: there are no more
+  void TakeCallsOfAll(const std::vector<std::unique_ptr<Session>>& sessions);
   void TakeWork();
   bool IsPossible(const TraceRecord& record, const Rank& rank, int64_t now_ns) const;
   void Add(const v1::TraceSpan& span);
@@ -84,7 +87,8 @@ class JobTrace {
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<Trace>> traces_;
   int64_t last_commit_ns_ = 0;
-  int64_t refused_ = 0;
+  int64_t committed_step_ = 0;
+  size_t next_rank_ = 0;  // whose calls are taken next
 };
 
 }  // namespace shardd

@@ -234,24 +234,44 @@ void Session::SetTracing(bool tracing) {
   page_.page().tracing.store(tracing && !trace_broken_ ? 1 : 0, std::memory_order_release);
 }
 
-bool Session::TakeTrace(std::vector<TraceRecord>* out) {
+std::optional<uint64_t> Session::TraceWritten() {
   if (trace_broken_) {
-    return true;
+    return std::nullopt;
   }
   const uint64_t written = view_.page().trace_written.load(std::memory_order_acquire);
   if (written < trace_taken_ || written - trace_taken_ > kTraceRecords) {
     trace_broken_ = true;
+    return std::nullopt;
+  }
+  return written;
+}
+
+bool Session::TakeTrace(size_t most, std::vector<TraceRecord>* out) {
+  if (trace_broken_) {
+    return true;
+  }
+  const std::optional<uint64_t> written = TraceWritten();
+  if (!written.has_value()) {
     return false;
   }
   const TraceRecord* ring = view_.At<TraceRecord>(layout_.trace_offset_bytes);
-  out->reserve(out->size() + (written - trace_taken_));
-  for (; trace_taken_ < written; ++trace_taken_) {
+  const uint64_t end = trace_taken_ + std::min<uint64_t>(most, *written - trace_taken_);
+  out->reserve(out->size() + (end - trace_taken_));
+  for (; trace_taken_ < end; ++trace_taken_) {
     TraceRecord record;  // copied once: the client may write it again at any moment
     std::memcpy(&record, &ring[trace_taken_ % kTraceRecords], sizeof(record));
     out->push_back(record);
   }
   page_.page().trace_taken.store(trace_taken_, std::memory_order_release);
   return true;
+}
+
+uint64_t Session::DropTrace() {
+  const uint64_t written = TraceWritten().value_or(trace_taken_);
+  const uint64_t dropped = written - trace_taken_;
+  trace_taken_ = written;
+  page_.page().trace_taken.store(trace_taken_, std::memory_order_release);
+  return dropped;
 }
 
 void Session::PublishConsumed() {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -84,9 +85,11 @@ class Session {
 
   // The client measures its calls, or not.
   void SetTracing(bool tracing);
-  // Appends what it has measured since the last call, as the client wrote it. False: it broke the ring's rules, and
-  // nothing is taken from it any more.
-  bool TakeTrace(std::vector<TraceRecord>* out);
+  // Appends the next records that it has measured, at most `most`, as the client wrote them. False: it broke the ring's
+  // rules, and nothing is taken from it any more.
+  bool TakeTrace(size_t most, std::vector<TraceRecord>* out);
+  // Passes over all that lies there; returns how many records that is.
+  uint64_t DropTrace();
 
   // Words of the daemon's page.
   void PublishVersion(uint64_t version);
@@ -127,6 +130,8 @@ class Session {
 
  private:
   Session() = default;
+  // Records that were written; breaks the trace where that cannot be.
+  std::optional<uint64_t> TraceWritten();
   const std::atomic<uint32_t>* waiting() const { return &view_.page().waiting; }
 
   std::shared_ptr<const ShardPlan> plan_;

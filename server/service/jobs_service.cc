@@ -149,6 +149,16 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* JobsService::TraceJob(grpc::Callback
   status.Update(DecodeWithin("trace job", *bytes, kSmallMessage, &request));
   status.Update(Check("trace job", request));
   if (status.ok()) {
+    const size_t total = caller->is_admin ? kMaxTraces + 2 * kMaxTracesPerUid : kMaxTraces;
+    if (traces_->TryAcquire(caller->uid, kMaxTracesPerUid, total)) {
+      reactor->Hold(PendingSlot(traces_, caller->uid));
+    } else {
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("trace job \"", request.job(), "\": too many traces are under way or not read (want less than ",
+                       kMaxTracesPerUid, " of uid ", caller->uid, " and ", total, " of all); end one"));
+    }
+  }
+  if (status.ok()) {
     source_->TraceJob(*caller, request, std::move(sink));
   } else {
     sink->Finish(std::move(status));

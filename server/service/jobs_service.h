@@ -1,7 +1,10 @@
 #ifndef SHARDD_SERVER_SERVICE_JOBS_SERVICE_H_
 #define SHARDD_SERVER_SERVICE_JOBS_SERVICE_H_
 
+#include <memory>
+
 #include "grpcpp/grpcpp.h"
+#include "server/service/fd_reply.h"
 #include "server/service/jobs_source.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/jobs.grpc.pb.h"
@@ -16,10 +19,15 @@ using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
                 v1::JobsService::WithRawCallbackMethod_ListEvents<v1::JobsService::WithRawCallbackMethod_CloseJobByName<
                     v1::JobsService::WithRawCallbackMethod_TraceJob<v1::JobsService::Service>>>>>>>>>>;
 
-// The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Holds no state.
-// Thread-safe; no call blocks a gRPC thread.
+// The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Holds no state
+// but how many traces there are. Thread-safe; no call blocks a gRPC thread.
 class JobsService final : public RawJobsService {
  public:
+  // Of one uid, and of all; each may have 4 MiB of spans waiting for its reader. Root and the daemon's uid always find
+  // room: only they count for the rest.
+  static constexpr size_t kMaxTracesPerUid = 8;
+  static constexpr size_t kMaxTraces = 48;
+
   // Both must outlive the server that serves this. `admin_uid` (the daemon's own) and root see the jobs of all.
   JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid)
       : source_(source), peers_(peers), admin_uid_(admin_uid) {}
@@ -55,6 +63,7 @@ class JobsService final : public RawJobsService {
   JobsSource* const source_;
   const PeerRegistry* const peers_;
   const uint32_t admin_uid_;
+  const std::shared_ptr<PendingCount> traces_ = std::make_shared<PendingCount>();
 };
 
 }  // namespace shardd

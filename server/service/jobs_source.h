@@ -24,6 +24,9 @@ struct Caller {
 class TraceSink {
  public:
   virtual ~TraceSink() = default;
+  // Encodes what of the start grows with the job, on the caller's thread. A message that comes in two parts is merged,
+  // so what Send gives of the start joins it. At most once, before Send.
+  virtual void Prepare(const v1::TraceJobResponse& start) = 0;
   // False: the reader is behind or gone, and a message of spans was dropped. Start and end always wait for the reader.
   virtual bool Send(const v1::TraceJobResponse& message) = 0;
   virtual void Finish(absl::Status status) = 0;

@@ -1,6 +1,7 @@
 #include "server/service/trace_reactor.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -20,9 +21,20 @@ class TraceReactor::Sink {
  public:
   explicit Sink(TraceReactor* reactor) : reactor_(reactor) {}
 
+  void Prepare(const v1::TraceJobResponse& start) {
+    absl::MutexLock lock(&mutex_);
+    if (reactor_ != nullptr) {
+      EndUnless(reactor_->Prepare(start));
+    }
+  }
   bool Send(const v1::TraceJobResponse& message) {
     absl::MutexLock lock(&mutex_);
-    return reactor_ != nullptr && reactor_->Enqueue(message);
+    if (reactor_ == nullptr) {
+      return false;
+    }
+    const absl::StatusOr<bool> sent = reactor_->Enqueue(message);
+    EndUnless(sent.status());
+    return sent.ok() && *sent;
   }
   void Finish(absl::Status status) {
     absl::MutexLock lock(&mutex_);
@@ -50,6 +62,14 @@ class TraceReactor::Sink {
   }
 
  private:
+  // A trace of which something is missing without a word would be taken for a whole one.
+  void EndUnless(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!status.ok()) {
+      reactor_->FinishWhenWritten(status);
+      gone_ = true;
+    }
+  }
+
   mutable absl::Mutex mutex_;
   TraceReactor* reactor_ ABSL_GUARDED_BY(mutex_);
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
@@ -64,6 +84,7 @@ std::shared_ptr<TraceSink> TraceReactor::sink() const {
     explicit Handle(std::shared_ptr<Sink> sink) : sink_(std::move(sink)) {}
     // Dropped without a word; after Finish it changes nothing.
     ~Handle() override { sink_->Finish(absl::CancelledError("trace job: the daemon is shutting down")); }
+    void Prepare(const v1::TraceJobResponse& start) override { sink_->Prepare(start); }
     bool Send(const v1::TraceJobResponse& message) override { return sink_->Send(message); }
     void Finish(absl::Status status) override { sink_->Finish(std::move(status)); }
     bool gone() const override { return sink_->gone(); }
@@ -74,14 +95,32 @@ std::shared_ptr<TraceSink> TraceReactor::sink() const {
   return std::make_shared<Handle>(sink_);
 }
 
-bool TraceReactor::Enqueue(const v1::TraceJobResponse& message) {
-  absl::StatusOr<grpc::ByteBuffer> bytes = Encode(message);
-  if (!bytes.ok()) {
+absl::Status TraceReactor::Prepare(const v1::TraceJobResponse& start) {
+  absl::StatusOr<grpc::ByteBuffer> bytes = Encode(start);
+  if (bytes.ok()) {
+    absl::MutexLock lock(&mutex_);
+    prepared_ = *std::move(bytes);
+  }
+  return bytes.status();
+}
+
+absl::StatusOr<bool> TraceReactor::Enqueue(const v1::TraceJobResponse& message) {
+  absl::MutexLock lock(&mutex_);
+  // First: to encode takes longer than to look.
+  if (finish_.has_value() || (message.has_spans() && queued_bytes_ + message.ByteSizeLong() > kMaxQueuedBytes)) {
     return false;
   }
-  absl::MutexLock lock(&mutex_);
-  if (finish_.has_value() || (message.has_spans() && queued_bytes_ + bytes->Length() > kMaxQueuedBytes)) {
-    return false;
+  absl::StatusOr<grpc::ByteBuffer> bytes = Encode(message);
+  if (!bytes.ok()) {
+    return bytes.status();
+  }
+  if (message.has_start() && prepared_.Valid()) {
+    std::vector<grpc::Slice> slices, more;
+    prepared_.Dump(&slices);
+    bytes->Dump(&more);
+    slices.insert(slices.end(), more.begin(), more.end());
+    bytes = grpc::ByteBuffer(slices.data(), slices.size());
+    prepared_.Clear();
   }
   queued_bytes_ += bytes->Length();
   sizes_bytes_.push_back(bytes->Length());

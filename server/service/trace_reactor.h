@@ -3,12 +3,15 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/optional.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
+#include "server/service/fd_reply.h"
 #include "server/service/jobs_source.h"
 #include "shardd/v1/jobs.pb.h"
 
@@ -21,6 +24,8 @@ class TraceReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   static constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
 
   explicit TraceReactor(grpc::CallbackServerContext* context);
+  // What the call takes of its caller's share, until it is over and read.
+  void Hold(PendingSlot slot) { slot_.emplace(std::move(slot)); }
   // Ends the call with CANCELLED where it goes without Finish. REQUIRES: called once.
   std::shared_ptr<TraceSink> sink() const;
 
@@ -30,15 +35,19 @@ class TraceReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
  private:
   class Sink;
-  bool Enqueue(const v1::TraceJobResponse& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Prepare(const v1::TraceJobResponse& start) ABSL_LOCKS_EXCLUDED(mutex_);
+  // False: there is no room, or no use. An error: it cannot be encoded.
+  absl::StatusOr<bool> Enqueue(const v1::TraceJobResponse& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void FinishWhenWritten(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<Sink> sink_;
+  std::optional<PendingSlot> slot_;
   // Guarded. Order: Sink's mutex before mutex_.
   absl::Mutex mutex_;
+  grpc::ByteBuffer prepared_ ABSL_GUARDED_BY(mutex_);           // goes before the start
   std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
   std::deque<size_t> sizes_bytes_ ABSL_GUARDED_BY(mutex_);      // of queue_, whose front gRPC may have taken apart
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

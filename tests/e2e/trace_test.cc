@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/shm/trace_ring.h"
 #include "common/status/grpc_status.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
@@ -23,7 +24,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 // Far more than a test waits for: ranks are ended with it.
-const Args kEndless = {{"steps", "1000000"}, {"recover", "1"}};
+const Args kEndless = {{"steps", "1000000"}, {"recover", "1"}, {"wait_step", "1"}};
 // Both ranks stop in their sixth step.
 const Args kPaused = kEndless.With({{"pause", "backward_done@5"}});
 
@@ -73,25 +74,47 @@ class TraceTest : public Cluster {
     for (int rank = 0; rank < 2; ++rank) ranks_.push_back(StartRank(rank, args));
     for (int rank = 0; rank < 2; ++rank) AwaitPause(args, "backward_done", rank);
   }
-  // Of every whole step each rank has unsharded, resharded and had reduced every group, and stepped.
+  // Of every whole step each rank has unsharded, resharded and had reduced every group, and stepped, in its time.
   static void ExpectWhole(const Tracing& trace, int steps) {
     EXPECT_EQ(trace.end.reason(), v1::TRACE_END_REASON_STEPS) << trace.end.text();
     EXPECT_EQ(trace.end.last_step() - trace.end.first_step() + 1, steps);
     EXPECT_EQ(trace.end.lost_spans(), 0);
     EXPECT_EQ(trace.end.refused_records(), 0);
+    const int64_t now_ns = TraceNowNs();
     std::set<std::tuple<std::string, int64_t, int, int>> seen;
+    std::map<std::string, std::pair<int64_t, int64_t>> steps_of;  // "update step 12": from when to when that is
     for (const v1::TraceSpan& span : trace.spans) {
       EXPECT_GE(span.begin_ns(), trace.start.begin_ns());
       EXPECT_GE(span.end_ns(), span.begin_ns());
+      EXPECT_LE(span.end_ns(), now_ns);
+      EXPECT_FALSE(span.failed() && span.step() >= trace.end.first_step()) << v1::TraceCall_Name(span.call());
+      if (span.kind() == v1::TRACE_KIND_STEP) {
+        steps_of[absl::StrCat("update step ", span.step())] = {span.begin_ns(), span.end_ns()};
+      }
       const std::string what =
           span.kind() == v1::TRACE_KIND_CALL ? v1::TraceCall_Name(span.call()) : v1::TraceKind_Name(span.kind());
       seen.insert({what, span.step(), span.rank(), span.group()});
     }
+    std::map<std::string, int> updates;
+    for (const v1::TraceSpan& span : trace.spans) {
+      const auto step = steps_of.find(span.label());
+      if (span.kind() == v1::TRACE_KIND_WORK && step != steps_of.end()) {
+        ++updates[span.label()];
+        EXPECT_GE(span.begin_ns(), step->second.first) << span.label();
+        EXPECT_LE(span.end_ns(), step->second.second) << span.label();
+      }
+    }
     for (int64_t step = trace.end.first_step(); step <= trace.end.last_step(); ++step) {
+      EXPECT_EQ(updates[absl::StrCat("update step ", step)], trace.start.world_size());
       EXPECT_EQ(seen.count({"TRACE_KIND_STEP", step, -1, -1}), 1u) << step;
       for (int rank = 0; rank < trace.start.world_size(); ++rank) {
-        EXPECT_EQ(seen.count({"TRACE_CALL_STEP", step, rank, -1}), 1u) << "step " << step << " of rank " << rank;
+        for (const char* what : {"TRACE_CALL_BACKWARD_DONE", "TRACE_CALL_STEP", "TRACE_CALL_WAIT_STEP"}) {
+          EXPECT_EQ(seen.count({what, step, rank, -1}), 1u) << what << " of step " << step << " of rank " << rank;
+        }
         for (int group = 0; group < trace.start.groups_size(); ++group) {
+          EXPECT_EQ(seen.count({"TRACE_CALL_UNSHARD_BACKWARD", step, rank, group}),
+                    trace.start.groups(group).name() == kGroupNames[kRoot] ? 0u : 1u)
+              << trace.start.groups(group).name();
           for (const char* what : {"TRACE_CALL_UNSHARD_FORWARD", "TRACE_CALL_WAIT_UNSHARD", "TRACE_CALL_RESHARD",
                                    "TRACE_CALL_SUBMIT_GRADIENTS", "TRACE_KIND_REDUCE"}) {
             EXPECT_EQ(seen.count({what, step, rank, group}), 1u)
@@ -215,16 +238,16 @@ TEST_F(TraceTest, TwoTracersAtOnceGetAllOfTheirSteps) {
   ExpectWhole(later, 3);
 }
 
-TEST_F(TraceTest, MoreTracersThanAJobMayHaveAreRefused) {
+TEST_F(TraceTest, MoreTracersThanAUserMayHaveAreRefused) {
   StartPaused();
   std::vector<std::unique_ptr<Tracing>> tracers;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 8; ++i) {
     tracers.push_back(std::make_unique<Tracing>(jobs(), 1));
     ASSERT_TRUE(tracers.back()->Read());
   }
   const absl::Status status = Tracing(jobs(), 1).ReadAll();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("got 5 of the job"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("want less than 8 of uid"));
   tracers.pop_back();  // its reader goes away
   EXPECT_TRUE(testing::PollUntil([this] { return Tracing(jobs(), 1).Read(); }));
 }
@@ -259,13 +282,50 @@ TEST_F(TraceTest, OfAJobThatEndsSaysSoAndHasWhatThereWas) {
   for (testing::Child& rank : ranks_) EXPECT_EQ(rank.Wait(), 0);
 }
 
+TEST_F(TraceTest, WhoseLastStepIsTheJobsLastIsWhole) {
+  StartPaused(kPaused.With({{"steps", "12"}}));
+  Tracing trace(jobs(), 6);
+  ASSERT_TRUE(trace.Read());
+  for (int rank = 0; rank < 2; ++rank) LetGo(kPaused, "backward_done", rank);
+  ASSERT_TRUE(trace.ReadAll().ok());
+  ExpectWhole(trace, 6);
+  EXPECT_EQ(trace.end.last_step(), 12);
+  for (testing::Child& rank : ranks_) EXPECT_EQ(rank.Wait(), 0);
+}
+
+TEST_F(TraceTest, OfAJobThatIsClosedUnderItsRanksEndsAtOnce) {
+  StartPaused();
+  Tracing trace(jobs(), 1000);
+  ASSERT_TRUE(trace.Read());
+  grpc::ClientContext context;
+  v1::JobRef job;
+  job.set_job("job");
+  v1::CloseJobByNameResponse closed;
+  ASSERT_TRUE(jobs().CloseJobByName(&context, job, &closed).ok());
+  ASSERT_TRUE(trace.ReadAll().ok());
+  EXPECT_EQ(trace.end.reason(), v1::TRACE_END_REASON_JOB_ENDED);
+  EXPECT_THAT(trace.end.text(), HasSubstr("closed by uid"));
+  EXPECT_GT(trace.end.first_step(), trace.end.last_step());
+}
+
+TEST_F(TraceTest, EndsWithItsDaemon) {
+  StartPaused();
+  Tracing trace(jobs(), 1000);
+  ASSERT_TRUE(trace.Read());
+  EXPECT_EQ(StopDaemon(), 0);
+  const absl::Status ended = trace.ReadAll();
+  EXPECT_TRUE(ended.ok()) << ended;
+  EXPECT_EQ(trace.end.reason(), v1::TRACE_END_REASON_JOB_ENDED);
+  EXPECT_THAT(trace.end.text(), HasSubstr("shutting down"));
+}
+
 TEST_F(TraceTest, WhoseStepsDoNotComeEndsInTimeAndSaysForWhom) {
   StartPaused(kPaused.With({{"steps", "12"}}));
   LetGo(kPaused, "backward_done", 0);
   const std::string file = File("trace.json");
   testing::Child shardctl = testing::Spawn(
       {SHARDD_CTL_PATH, "trace", "-o", file, "--timeout", "0.5", "--address", socket()}, {.log = File("ctl.log")});
-  EXPECT_EQ(shardctl.Wait(), 4);
+  EXPECT_EQ(shardctl.Wait(), 5);
   EXPECT_THAT(testing::ReadWholeFile(File("ctl.log")), HasSubstr("rank 0 waits for rank 1: Step"));
   EXPECT_THAT(testing::ReadWholeFile(File("ctl.log")), HasSubstr("0 whole steps"));
   EXPECT_TRUE(json::parse(testing::ReadWholeFile(file), nullptr, false).is_object());

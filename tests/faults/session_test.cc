@@ -257,10 +257,14 @@ TEST_F(BadInput, MeasurementsThatCannotBeAreLeftOutOfATrace) {
                                    {now_ns, now_ns - 1, 6, 0, v1::TRACE_CALL_RESHARD, 0},
                                    {now_ns, now_ns + hour_ns, 6, 0, v1::TRACE_CALL_RESHARD, 0},
                                    {now_ns, now_ns, -1, 0, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns, INT64_MAX, 0, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns, INT64_MAX - 1, 0, v1::TRACE_CALL_RESHARD, 0},
+                                   {now_ns, now_ns, 8, 0, v1::TRACE_CALL_RESHARD, 0},  // 5 are committed
                                    {now_ns, now_ns, 6, 4, v1::TRACE_CALL_RESHARD, 0},
                                    {now_ns, now_ns, 6, -2, v1::TRACE_CALL_RESHARD, 0},
                                    {now_ns, now_ns, 6, 0, 0, 0},
                                    {now_ns, now_ns, 6, 0, 60000, 0},
+                                   {now_ns, now_ns, 6, 0, kTraceCallFailed, 0},
                                    {INT64_MIN, INT64_MAX, INT64_MIN, INT32_MIN, 65535, 65535}};
     auto* ring = client.memory().At<TraceRecord>(client.layout().trace_offset_bytes);
     std::copy(std::begin(records), std::end(records), ring);
@@ -274,8 +278,10 @@ TEST_F(BadInput, MeasurementsThatCannotBeAreLeftOutOfATrace) {
     }
     EXPECT_TRUE(reader->Finish().ok());
     EXPECT_EQ(calls, 1);
-    EXPECT_EQ(message.end().refused_records(), 10);
+    EXPECT_EQ(message.end().refused_records(), 14);
+    EXPECT_EQ(message.end().lost_spans(), 0);
     EXPECT_EQ(client.daemon_page().tracing.load(), 0u);
+    EXPECT_LE(message.end().last_step(), 5);
     EXPECT_EQ(Ranks()[0].session_id(), client.session().session_id());
   }
   ExpectJobIntact();

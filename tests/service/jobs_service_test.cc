@@ -310,6 +310,81 @@ TEST_F(TraceJobTest, AReaderThatFallsBehindLosesSpansAndNotTheEnd) {
   EXPECT_EQ(message.end().last_step(), 7);
 }
 
+TEST_F(TraceJobTest, WhatIsPreparedOfTheStartIsMergedIntoIt) {
+  source_.take_sink = [](const std::shared_ptr<TraceSink>& sink) {
+    v1::TraceJobResponse start;
+    start.mutable_start()->add_groups()->set_name("layers.0");
+    start.mutable_start()->add_groups()->set_name("layers.1");
+    sink->Prepare(start);
+    start.Clear();
+    start.mutable_start()->set_job("gpt");
+    start.mutable_start()->set_begin_ns(7);
+    sink->Send(start);
+    sink->Finish(absl::OkStatus());
+  };
+  Start();
+  const auto [messages, status] = Trace(Request("gpt"));
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_EQ(messages[0].start().job(), "gpt");
+  EXPECT_EQ(messages[0].start().begin_ns(), 7);
+  ASSERT_EQ(messages[0].start().groups_size(), 2);
+  EXPECT_EQ(messages[0].start().groups(1).name(), "layers.1");
+}
+
+// A trace counts until its reader has read it, or is gone; one user's count for nobody else.
+TEST_F(TraceJobTest, MoreTracesThanAUserMayHaveAreRefusedAlsoWhereTheyHaveEndedUnread) {
+  v1::TraceJobResponse spans;
+  spans.mutable_spans()->add_spans()->set_label(std::string(1 << 20, 'x'));
+  absl::Mutex mutex;
+  std::vector<std::shared_ptr<TraceSink>> held;
+  source_.take_sink = [&](std::shared_ptr<TraceSink> sink) {
+    if (const absl::MutexLock lock(&mutex); held.size() < JobsService::kMaxTracesPerUid - 1) {
+      held.push_back(std::move(sink));
+      return;
+    }
+    for (int i = 0; i < 64; ++i) {
+      sink->Send(spans);
+    }
+    sink->Finish(absl::OkStatus());  // and is not read
+  };
+  Start();
+  struct Call {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::ClientReader<v1::TraceJobResponse>> reader;
+  };
+  const auto stub = Jobs();
+  std::vector<Call> calls(JobsService::kMaxTracesPerUid);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i].context = Context();
+    calls[i].reader = stub->TraceJob(calls[i].context.get(), Request("gpt"));
+    ASSERT_TRUE(Eventually([&] { return source_.calls().size() == i + 1; }));
+  }
+  const auto [messages, status] = Trace(Request("gpt"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("want less than 8 of uid"));
+  EXPECT_EQ(source_.calls().size(), calls.size());
+  if (::geteuid() == 0) {
+    ::chmod(dir_.path().c_str(), 0755);
+    ::chmod((dir_.path() + "/run").c_str(), 0755);
+    ::chmod(path().c_str(), 0666);
+    std::shared_ptr<grpc::Channel> channel;
+    RunAsUid(12345, [&] { channel = ChannelOfThisThread(); });
+    auto context = Context();
+    const auto reader = v1::JobsService::NewStub(channel)->TraceJob(context.get(), Request("gpt"));
+    v1::TraceJobResponse message;
+    EXPECT_TRUE(reader->Read(&message)) << "another user's";
+    context->TryCancel();
+  }
+  v1::TraceJobResponse message;
+  while (calls.back().reader->Read(&message)) {
+  }
+  EXPECT_TRUE(calls.back().reader->Finish().ok());
+  EXPECT_TRUE(Eventually([&] { return Trace(Request("gpt")).second.ok(); }));
+  const absl::MutexLock lock(&mutex);
+  held.clear();
+}
+
 TEST_F(TraceJobTest, AReaderThatGoesAwayIsNoticed) {
   std::shared_ptr<TraceSink> held;
   absl::Notification asked;
