@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "client/ctl/call_text.h"
 
 namespace shardd::ctl {
 namespace {
@@ -40,66 +42,21 @@ std::string Quoted(absl::string_view text) {
 // "12.345": exact, so that spans that touch do not overlap.
 std::string Micros(int64_t ns) { return absl::StrFormat("%d.%03d", ns / 1000, ns % 1000); }
 
-struct CallText {
-  const char* name;
-  const char* category;
-};
-
-CallText TextOf(v1::TraceCall call) {
-  switch (call) {
-    case v1::TRACE_CALL_UNSHARD_FORWARD:
-    case v1::TRACE_CALL_UNSHARD_BACKWARD:
-      return {"unshard", "unshard"};
-    case v1::TRACE_CALL_WAIT_UNSHARD:
-      return {"wait unshard", "wait"};
-    case v1::TRACE_CALL_RESHARD:
-      return {"reshard", "reshard"};
-    case v1::TRACE_CALL_WAIT_GRADIENT_SLOT:
-      return {"wait gradient slot", "wait"};
-    case v1::TRACE_CALL_SUBMIT_GRADIENTS:
-      return {"submit gradients", "submit"};
-    case v1::TRACE_CALL_BACKWARD_DONE:
-      return {"backward done", "step"};
-    case v1::TRACE_CALL_STEP:
-      return {"step", "step"};
-    case v1::TRACE_CALL_WAIT_STEP:
-      return {"wait step", "wait"};
-    case v1::TRACE_CALL_WAIT_GRADIENTS:
-      return {"wait gradients", "wait"};
-    case v1::TRACE_CALL_WRITE_PARAMETER:
-      return {"write parameter", "parameters"};
-    case v1::TRACE_CALL_COMMIT_PARAMETERS:
-      return {"commit parameters", "parameters"};
-    case v1::TRACE_CALL_ENTER_FULL_PARAMS:
-      return {"enter full parameters", "parameters"};
-    case v1::TRACE_CALL_LEAVE_FULL_PARAMS:
-      return {"leave full parameters", "parameters"};
-    case v1::TRACE_CALL_ENTER_PASS:
-      return {"enter pass", "step"};
-    case v1::TRACE_CALL_LEAVE_PASS:
-      return {"leave pass", "step"};
-    case v1::TRACE_CALL_OPEN_WINDOW:
-      return {"open window", "step"};
-    case v1::TRACE_CALL_ABANDON_BACKWARD:
-      return {"abandon backward", "step"};
-    case v1::TRACE_CALL_SET_GRADIENT_PRESENCE:
-      return {"set gradient presence", "parameters"};
-    default:
-      return {"call", "call"};
-  }
-}
-
-// Writes the events; knows what the trace began with.
+// Writes the events, each at once: the text is larger than what it is made of. Knows what the trace began with.
 class Writer {
  public:
-  Writer(const v1::TraceStart& start, const v1::TraceEnd& end, std::vector<v1::TraceSpan> spans)
-      : start_(start), end_(end), spans_(std::move(spans)) {
+  // All outlive the writer.
+  Writer(const v1::TraceStart& start, const v1::TraceEnd& end, const std::vector<v1::TraceSpan>& spans, std::FILE* file)
+      : start_(start), end_(end), spans_(spans), file_(file) {
     for (const v1::TraceSpan& span : spans_) {
       last_ns_ = std::max(last_ns_, span.end_ns() - start_.begin_ns());
     }
   }
 
-  std::vector<std::string> Events() {
+  void Text(absl::string_view text) { written_bytes_ += std::fwrite(text.data(), 1, text.size(), file_); }
+  size_t written_bytes() const { return written_bytes_; }
+
+  void Events() {
     Name(kJobPid, 0, absl::StrCat("job ", start_.job()));
     Name(kJobPid, kOnlyThread, "steps");
     AddMemory(start_.memory(), 0);
@@ -116,10 +73,14 @@ class Writer {
         AddWork(span);
       }
     }
-    return std::move(events_);
   }
 
  private:
+  void Event(const std::string& event) {
+    Text(first_event_ ? "" : ",\n");
+    Text(event);
+    first_event_ = false;
+  }
   int64_t Since(int64_t ns) const { return ns - start_.begin_ns(); }
   std::string GroupName(int group) const {
     return group >= 0 && group < start_.groups_size() ? start_.groups(group).name() : "";
@@ -131,20 +92,18 @@ class Writer {
       return;
     }
     if (tid == 0) {
-      events_.push_back(
-          absl::StrFormat(R"({"ph":"M","name":"process_sort_index","pid":%d,"args":{"sort_index":%d}})", pid, pid));
+      Event(absl::StrFormat(R"({"ph":"M","name":"process_sort_index","pid":%d,"args":{"sort_index":%d}})", pid, pid));
     } else {
-      events_.push_back(absl::StrFormat(
-          R"({"ph":"M","name":"thread_sort_index","pid":%d,"tid":%d,"args":{"sort_index":%d}})", pid, tid, tid));
+      Event(absl::StrFormat(R"({"ph":"M","name":"thread_sort_index","pid":%d,"tid":%d,"args":{"sort_index":%d}})", pid,
+                            tid, tid));
     }
-    events_.push_back(absl::StrFormat(R"({"ph":"M","name":"%s","pid":%d,"tid":%d,"args":{"name":%s}})",
-                                      tid == 0 ? "process_name" : "thread_name", pid, tid, Quoted(name)));
+    Event(absl::StrFormat(R"({"ph":"M","name":"%s","pid":%d,"tid":%d,"args":{"name":%s}})",
+                          tid == 0 ? "process_name" : "thread_name", pid, tid, Quoted(name)));
   }
   void Span(int pid, int tid, absl::string_view name, const char* category, int64_t begin_ns, int64_t end_ns,
             const std::string& args) {
-    events_.push_back(
-        absl::StrFormat(R"({"ph":"X","name":%s,"cat":"%s","pid":%d,"tid":%d,"ts":%s,"dur":%s,"args":{%s}})",
-                        Quoted(name), category, pid, tid, Micros(Since(begin_ns)), Micros(end_ns - begin_ns), args));
+    Event(absl::StrFormat(R"({"ph":"X","name":%s,"cat":"%s","pid":%d,"tid":%d,"ts":%s,"dur":%s,"args":{%s}})",
+                          Quoted(name), category, pid, tid, Micros(Since(begin_ns)), Micros(end_ns - begin_ns), args));
   }
   void Counter(int pid, const char* name, const char* key, std::vector<std::pair<int64_t, int64_t>> changes) {
     std::sort(changes.begin(), changes.end());
@@ -154,8 +113,8 @@ class Writer {
       if (i + 1 < changes.size() && changes[i + 1].first == changes[i].first) {
         continue;  // one value for each moment
       }
-      events_.push_back(absl::StrFormat(R"({"ph":"C","name":"%s","pid":%d,"ts":%s,"args":{"%s":%d}})", name, pid,
-                                        Micros(Since(changes[i].first)), key, value));
+      Event(absl::StrFormat(R"({"ph":"C","name":"%s","pid":%d,"ts":%s,"args":{"%s":%d}})", name, pid,
+                            Micros(Since(changes[i].first)), key, value));
     }
   }
   void AddMemory(const v1::Memory& memory, int64_t at_ns) {
@@ -165,7 +124,7 @@ class Writer {
     const std::string values = absl::StrJoin(memory.purposes(), ",", [](std::string* out, const v1::Purpose& purpose) {
       absl::StrAppend(out, Quoted(purpose.purpose()), ":", purpose.allocated_bytes());
     });
-    events_.push_back(
+    Event(
         absl::StrFormat(R"({"ph":"C","name":"memory","pid":%d,"ts":%s,"args":{%s}})", kJobPid, Micros(at_ns), values));
   }
 
@@ -204,7 +163,7 @@ class Writer {
   struct Held {
     int users = 0;  // Unshard less Reshard
     int64_t since_ns = 0;
-    bool backward = false;
+    bool called = false;  // since the last BackwardDone: what is merely kept unsharded is not computed with
   };
   void AddCalls(int rank, int pid) {
     std::map<int, Held> held;
@@ -220,40 +179,64 @@ class Writer {
       bytes.emplace_back(held[group].since_ns, start_.groups(group).unsharded_bytes());
       bytes.emplace_back(at_ns, -start_.groups(group).unsharded_bytes());
     };
+    const auto let_all_go = [&](int64_t at_ns) {
+      while (!innermost.empty()) {
+        let_go(innermost.back(), at_ns);
+      }
+      held.clear();
+    };
+    bool in_backward = false;
     const v1::TraceSpan* last = nullptr;
     for (const v1::TraceSpan& span : spans_) {
       if (span.kind() != v1::TRACE_KIND_CALL || span.rank() != rank) {
         continue;
       }
       if (last != nullptr && (span.epoch() != last->epoch() || span.lost() > 0)) {
-        while (!innermost.empty()) {  // another session, or nobody knows
-          let_go(innermost.back(), last->end_ns());
-        }
-        held.clear();
+        let_all_go(last->end_ns());  // another session, or nobody knows
+        in_backward = in_backward && span.epoch() == last->epoch();
       } else if (last != nullptr && span.begin_ns() > last->end_ns()) {
-        Compute(pid, *last, span, innermost.empty() ? -1 : innermost.back(),
-                !innermost.empty() && held[innermost.back()].backward);
+        const bool known = !innermost.empty() && held[innermost.back()].called;
+        Compute(pid, *last, span, known ? innermost.back() : -1, in_backward);
       }
       const CallText text = TextOf(span.call());
       const bool forward = span.call() == v1::TRACE_CALL_UNSHARD_FORWARD;
       const bool unshards = forward || span.call() == v1::TRACE_CALL_UNSHARD_BACKWARD;
       Span(pid, kOnlyThread, span.group() >= 0 ? absl::StrCat(text.name, " ", GroupName(span.group())) : text.name,
            text.category, span.begin_ns(), span.end_ns(),
-           Args(span, unshards ? forward ? R"(,"phase":"forward")" : R"(,"phase":"backward")" : ""));
+           Args(span, absl::StrCat(!unshards ? ""
+                                   : forward ? R"(,"phase":"forward")"
+                                             : R"(,"phase":"backward")",
+                                   span.failed() ? R"(,"failed":true)" : "")));
       last = &span;
-      if (span.call() == v1::TRACE_CALL_ABANDON_BACKWARD) {
-        while (!innermost.empty()) {
-          let_go(innermost.back(), span.end_ns());
-        }
-        held.clear();
+      if (span.failed()) {
+        continue;
+      }
+      switch (span.call()) {
+        case v1::TRACE_CALL_UNSHARD_BACKWARD:
+        case v1::TRACE_CALL_WAIT_GRADIENT_SLOT:
+        case v1::TRACE_CALL_SUBMIT_GRADIENTS:
+          in_backward = true;
+          break;
+        case v1::TRACE_CALL_ABANDON_BACKWARD:
+          let_all_go(span.end_ns());
+          in_backward = false;
+          break;
+        case v1::TRACE_CALL_BACKWARD_DONE:
+          in_backward = false;
+          for (auto& [group, state] : held) {
+            state.called = false;
+          }
+          break;
+        default:
+          break;
       }
       if (span.group() < 0 || span.group() >= start_.groups_size()) {
         continue;
       }
       Held& group = held[span.group()];
+      group.called = true;
       if (unshards) {
         ++group.users;
-        group.backward = !forward;
       } else if (span.call() == v1::TRACE_CALL_WAIT_UNSHARD && group.users > 0 &&
                  std::find(innermost.begin(), innermost.end(), span.group()) == innermost.end()) {
         group.since_ns = span.end_ns();
@@ -262,8 +245,8 @@ class Writer {
         let_go(span.group(), span.end_ns());
       }
     }
-    while (!innermost.empty()) {
-      let_go(innermost.back(), last->end_ns());
+    if (last != nullptr) {
+      let_all_go(last->end_ns());
     }
     Counter(pid, "unsharded", "bytes", std::move(bytes));
   }
@@ -283,9 +266,9 @@ class Writer {
   void Residency(int pid, int group, int64_t begin_ns, int64_t end_ns) {
     const int id = next_id_++;
     for (const auto& [phase, at_ns] : {std::pair{"b", begin_ns}, {"e", end_ns}}) {
-      events_.push_back(absl::StrFormat(R"({"ph":"%s","cat":"unsharded","id":%d,"name":%s,"pid":%d,"tid":%d,"ts":%s})",
-                                        phase, id, Quoted(absl::StrCat("unsharded ", GroupName(group))), pid,
-                                        kOnlyThread, Micros(Since(at_ns))));
+      Event(absl::StrFormat(R"({"ph":"%s","cat":"unsharded","id":%d,"name":%s,"pid":%d,"tid":%d,"ts":%s})", phase, id,
+                            Quoted(absl::StrCat("unsharded ", GroupName(group))), pid, kOnlyThread,
+                            Micros(Since(at_ns))));
     }
   }
 
@@ -301,9 +284,11 @@ class Writer {
 
   const v1::TraceStart& start_;
   const v1::TraceEnd& end_;
-  const std::vector<v1::TraceSpan> spans_;
+  const std::vector<v1::TraceSpan>& spans_;
   int64_t last_ns_ = 0;
-  std::vector<std::string> events_;
+  std::FILE* const file_;
+  size_t written_bytes_ = 0;
+  bool first_event_ = true;
   std::set<std::pair<int, int>> named_;
   std::map<std::string, int> devices_;
   int next_id_ = 1;
@@ -317,9 +302,13 @@ void ChromeTrace::Add(const v1::TraceJobResponse& message) {
       start_ = message.start();
       started_ = true;
       break;
-    case v1::TraceJobResponse::kSpans:
-      spans_.insert(spans_.end(), message.spans().spans().begin(), message.spans().spans().end());
+    case v1::TraceJobResponse::kSpans: {
+      const auto& more = message.spans().spans();
+      const auto room = std::min<ptrdiff_t>(more.size(), static_cast<ptrdiff_t>(max_spans_ - spans_.size()));
+      spans_.insert(spans_.end(), more.begin(), more.begin() + room);
+      left_out_ += more.size() - room;
       break;
+    }
     case v1::TraceJobResponse::kEnd:
       end_ = message.end();
       ended_ = true;
@@ -333,14 +322,17 @@ int64_t ChromeTrace::whole_steps() const {
   return ended_ ? std::max<int64_t>(0, end_.last_step() - end_.first_step() + 1) : 0;
 }
 
-std::string ChromeTrace::Json() const {
-  const std::vector<std::string> events = Writer(start_, end_, spans_).Events();
-  return absl::StrCat("{\"displayTimeUnit\":\"ns\",\n\"otherData\":{\"job\":", Quoted(start_.job()),
-                      ",\"world_size\":", start_.world_size(), ",\"shardd\":", Quoted(start_.version()),
-                      ",\"begin_unix_us\":", start_.begin_unix_us(), ",\"first_whole_step\":", end_.first_step(),
-                      ",\"last_whole_step\":", end_.last_step(), ",\"ended\":", Quoted(end_.text()),
-                      ",\"lost_spans\":", end_.lost_spans(), ",\"refused_records\":", end_.refused_records(),
-                      "},\n\"traceEvents\":[\n", absl::StrJoin(events, ",\n"), "\n]}\n");
+int64_t ChromeTrace::Write(std::FILE* file) const {
+  Writer writer(start_, end_, spans_, file);
+  writer.Text(absl::StrCat("{\"displayTimeUnit\":\"ns\",\n\"otherData\":{\"job\":", Quoted(start_.job()),
+                           ",\"world_size\":", start_.world_size(), ",\"shardd\":", Quoted(start_.version()),
+                           ",\"begin_unix_us\":", start_.begin_unix_us(), ",\"first_whole_step\":", end_.first_step(),
+                           ",\"last_whole_step\":", end_.last_step(), ",\"ended\":", Quoted(end_.text()),
+                           ",\"lost_spans\":", end_.lost_spans() + left_out_,
+                           ",\"refused_records\":", end_.refused_records(), "},\n\"traceEvents\":[\n"));
+  writer.Events();
+  writer.Text("\n]}\n");
+  return std::fflush(file) == 0 && std::ferror(file) == 0 ? static_cast<int64_t>(writer.written_bytes()) : -1;
 }
 
 }  // namespace shardd::ctl

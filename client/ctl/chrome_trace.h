@@ -2,6 +2,7 @@
 #define SHARDD_CLIENT_CTL_CHROME_TRACE_H_
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,7 @@
 
 namespace shardd::ctl {
 
-// A trace as the JSON that ui.perfetto.dev and chrome://tracing open (Trace Event Format). Pure: no I/O.
+// A trace as the JSON that ui.perfetto.dev and chrome://tracing open (Trace Event Format).
 //
 //   process "job NAME"         thread "steps": a span per step; counter "memory" by purpose
 //   process "rank R"           thread "trainer": its calls, and between them what it computes, by group
@@ -20,7 +21,11 @@ namespace shardd::ctl {
 // Spans of one thread follow each other. Times are microseconds since the trace's begin.
 class ChromeTrace {
  public:
-  // Messages in the order in which they came.
+  // Some 200 bytes of memory each.
+  static constexpr size_t kMaxSpans = 4'000'000;
+  explicit ChromeTrace(size_t max_spans = kMaxSpans) : max_spans_(max_spans) {}
+
+  // Messages in the order in which they came. Spans beyond the limit are counted as missing.
   void Add(const v1::TraceJobResponse& message);
 
   bool started() const { return started_; }
@@ -30,9 +35,14 @@ class ChromeTrace {
   size_t spans() const { return spans_.size(); }
   // Steps of which everything is there.
   int64_t whole_steps() const;
-  std::string Json() const;
+  // Spans of which is known that they are not there.
+  int64_t missing() const { return end_.lost_spans() + end_.refused_records() + left_out_; }
+  // Returns how many bytes were written; -1: it cannot be written, errno says why.
+  int64_t Write(std::FILE* file) const;
 
  private:
+  const size_t max_spans_;
+  int64_t left_out_ = 0;
   bool started_ = false;
   bool ended_ = false;
   v1::TraceStart start_;

@@ -245,6 +245,8 @@ ExitCode ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
       return kExitNotReachable;
+    case absl::StatusCode::kOutOfRange:  // trace.h
+      return kExitTraceTimeout;
     default:
       return kExitError;
   }

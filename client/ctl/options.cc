@@ -169,6 +169,9 @@ class Parser {
       if (options_.watch > absl::ZeroDuration()) {
         return UsageError("trace: --watch would write the same file again and again");
       }
+      if (options_.json) {
+        return UsageError("trace: --json has no meaning, a trace is JSON; -o says where it goes");
+      }
       if (options_.timeout > absl::Minutes(10)) {
         return UsageError(absl::StrCat("trace: --timeout is too long (got ", absl::FormatDuration(options_.timeout),
                                        ", want at most 10m)"));
@@ -219,9 +222,9 @@ std::string HelpText() {
       "  --timeout SECONDS  of one request (default 10); trace: for the steps to be there (default 60)\n"
       "\n"
       "A trace shows unshard, compute, reshard, reduce and step of each rank and each stream of the devices. Open the\n"
-      "file at https://ui.perfetto.dev (it does not leave the browser) or at chrome://tracing. One that ended early "
-      "is\n"
-      "written too, and the exit code says so: 1 where the job ended, 4 where the time was over.\n"
+      "file at https://ui.perfetto.dev (it does not leave the browser) or at chrome://tracing. One that ended early\n"
+      "is written too, unless it has no whole step and a file lies there; the exit code says so: 1 where the job\n"
+      "ended, 5 where the time was over.\n"
       "\n"
       "exit codes:\n"
       "  0  done\n"
@@ -229,6 +232,7 @@ std::string HelpText() {
       "  2  usage error\n"
       "  3  no such job\n"
       "  4  no daemon was reached, or it did not answer in time\n"
+      "  5  trace: the time was over before the steps were there\n"
       "\n"
       "Colours appear on a terminal only, and not where NO_COLOR is set.\n";
   return text;

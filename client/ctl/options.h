@@ -16,6 +16,7 @@ enum ExitCode : int {
   kExitUsage = 2,
   kExitNotFound = 3,
   kExitNotReachable = 4,
+  kExitTraceTimeout = 5,
 };
 
 enum class Command {

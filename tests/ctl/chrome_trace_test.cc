@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -56,11 +58,35 @@ class ChromeTraceTest : public ::testing::Test {
   }
   void Reshard(int group, int64_t begin) { Call(v1::TRACE_CALL_RESHARD, group, begin, begin + 10); }
 
+  static std::string Written(const ChromeTrace& trace) {
+    char* text = nullptr;
+    size_t length = 0;
+    std::FILE* file = ::open_memstream(&text, &length);
+    const int64_t size_bytes = trace.Write(file);
+    std::fclose(file);
+    EXPECT_EQ(size_bytes, static_cast<int64_t>(length));
+    std::string written(text, length);
+    std::free(text);
+    return written;
+  }
   json Parsed() {
     trace_.Add(pending_);
-    json result = json::parse(trace_.Json(), nullptr, /*allow_exceptions=*/false);
-    EXPECT_TRUE(result.is_object()) << trace_.Json();
+    const std::string written = Written(trace_);
+    json result = json::parse(written, nullptr, /*allow_exceptions=*/false);
+    EXPECT_TRUE(result.is_object()) << written;
     return result["traceEvents"];
+  }
+  // "compute inner backward", ... of what a rank computed, in order; the phase where there is one.
+  static std::vector<std::string> Phases(const json& events) {
+    std::vector<std::string> found;
+    for (const json& event : events) {
+      const std::string name = event["name"];
+      if (event["ph"] == "X" && (name.rfind("compute", 0) == 0 || name == "trainer's own")) {
+        found.push_back(name +
+                        (event["args"].contains("phase") ? " " + event["args"]["phase"].get<std::string>() : ""));
+      }
+    }
+    return found;
   }
   // "compute inner 20+80" of all spans whose name begins with `prefix`, in nanoseconds.
   static std::vector<std::string> Spans(const json& events, const std::string& prefix) {
@@ -113,10 +139,11 @@ TEST_F(ChromeTraceTest, AGroupThatIsUnshardedTwiceIsHeldUntilItIsReshardedTwice)
 
 TEST_F(ChromeTraceTest, WhereCallsAreMissingNothingIsMadeUp) {
   Unshard(1, 0);
+  Call(v1::TRACE_CALL_WAIT_UNSHARD, 1, 100, 110);
   Call(v1::TRACE_CALL_STEP, -1, 500, 510).set_lost(3);
   Call(v1::TRACE_CALL_WAIT_STEP, -1, 600, 610);
   const json events = Parsed();
-  EXPECT_THAT(Spans(events, "compute"), IsEmpty());
+  EXPECT_THAT(Spans(events, "compute"), ElementsAre("compute inner 20+80"));
   EXPECT_THAT(Spans(events, "trainer's own"), ElementsAre("trainer's own 510+90"));
   EXPECT_THAT(Counter(events, "unsharded"), ElementsAre(100, 0));
 }
@@ -136,6 +163,76 @@ TEST_F(ChromeTraceTest, AnAbandonedBackwardLeavesNothingUnsharded) {
   const json events = Parsed();
   EXPECT_THAT(Spans(events, "trainer's own"), ElementsAre("trainer's own 210+90"));
   EXPECT_THAT(Counter(events, "unsharded"), ElementsAre(100, 200, 0));
+}
+
+TEST_F(ChromeTraceTest, AGroupThatIsKeptUnshardedIsComputedWithBackwardInBackward) {
+  Unshard(0, 0);  // and until the end of the backward
+  Unshard(1, 100);
+  Reshard(1, 200);
+  Call(v1::TRACE_CALL_UNSHARD_BACKWARD, 1, 300, 310);
+  Call(v1::TRACE_CALL_WAIT_UNSHARD, 1, 310, 320);
+  Call(v1::TRACE_CALL_WAIT_GRADIENT_SLOT, 1, 400, 410);
+  Call(v1::TRACE_CALL_SUBMIT_GRADIENTS, 1, 420, 430);
+  Reshard(1, 430);
+  Call(v1::TRACE_CALL_WAIT_GRADIENT_SLOT, 0, 500, 510);
+  Call(v1::TRACE_CALL_BACKWARD_DONE, -1, 600, 610);
+  Unshard(1, 700);
+  Reshard(1, 800);
+  EXPECT_THAT(Phases(Parsed()),
+              ElementsAre("compute (root) forward", "compute inner forward", "compute (root) forward",
+                          "compute inner backward", "compute inner backward", "compute (root) backward",
+                          "compute (root) backward", "trainer's own", "compute inner forward"));
+}
+
+TEST_F(ChromeTraceTest, AnAbandonedBackwardIsFollowedByForward) {
+  Unshard(1, 0);
+  Call(v1::TRACE_CALL_WAIT_GRADIENT_SLOT, 1, 100, 110);
+  Call(v1::TRACE_CALL_ABANDON_BACKWARD, -1, 200, 210);
+  Unshard(1, 210);
+  Reshard(1, 300);
+  EXPECT_THAT(Phases(Parsed()),
+              ElementsAre("compute inner forward", "compute inner backward", "compute inner forward"));
+}
+
+TEST_F(ChromeTraceTest, ACallThatFailedIsDrawnAndChangesNothing) {
+  Unshard(1, 0);
+  Call(v1::TRACE_CALL_UNSHARD_FORWARD, 1, 20, 30).set_failed(true);
+  Call(v1::TRACE_CALL_ABANDON_BACKWARD, -1, 40, 50).set_failed(true);
+  Call(v1::TRACE_CALL_SUBMIT_GRADIENTS, 1, 60, 70).set_failed(true);
+  Reshard(1, 100);
+  Call(v1::TRACE_CALL_STEP, -1, 200, 210);
+  const json events = Parsed();
+  EXPECT_THAT(Counter(events, "unsharded"), ElementsAre(100, 0));
+  EXPECT_THAT(Phases(events),
+              ElementsAre("compute inner forward", "compute inner forward", "compute inner forward", "trainer's own"));
+  EXPECT_THAT(Spans(events, "unshard"), ElementsAre("unshard inner 0+10", "unshard inner 20+10"));
+  int failed = 0;
+  for (const json& event : events) {
+    failed += event["ph"] == "X" && event["args"].value("failed", false) ? 1 : 0;
+  }
+  EXPECT_EQ(failed, 3);
+}
+
+TEST_F(ChromeTraceTest, SpansBeyondTheLimitAreCountedAsMissing) {
+  ChromeTrace small(2);
+  for (int i = 0; i < 5; ++i) {
+    Call(v1::TRACE_CALL_STEP, -1, 10 * i, 10 * i + 1);
+  }
+  small.Add(pending_);
+  v1::TraceJobResponse end;
+  end.mutable_end()->set_lost_spans(10);
+  end.mutable_end()->set_refused_records(100);
+  small.Add(end);
+  EXPECT_EQ(small.spans(), 2u);
+  EXPECT_EQ(small.missing(), 113);
+  EXPECT_EQ(json::parse(Written(small))["otherData"]["lost_spans"], 13);
+}
+
+TEST_F(ChromeTraceTest, WhatCannotBeWrittenSaysSo) {
+  std::FILE* full = std::fopen("/dev/full", "w");
+  ASSERT_NE(full, nullptr);
+  EXPECT_EQ(trace_.Write(full), -1);
+  std::fclose(full);
 }
 
 TEST_F(ChromeTraceTest, ReductionsOfASlotAreAThreadAndACounter) {

@@ -85,6 +85,7 @@ TEST(OptionsTest, UsageErrorsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf({"trace", "-o="}), HasSubstr("-o: value is empty"));
   EXPECT_THAT(ErrorOf({"trace", "--timeout", "601"}), HasSubstr("trace: --timeout is too long"));
   EXPECT_THAT(ErrorOf({"trace", "--watch", "1"}), HasSubstr("trace: --watch"));
+  EXPECT_THAT(ErrorOf({"trace", "--json"}), HasSubstr("trace: --json"));
   EXPECT_THAT(ErrorOf({"jobs", "--json=1"}), HasSubstr("--json: takes no value"));
 }
 

@@ -254,7 +254,7 @@ TEST_F(ShardctlTest, ATraceThatEndedEarlyIsWrittenAndTheExitCodeSaysWhy) {
   Start();
   const std::string file = dir_.path() + "/trace.json";
   const std::pair<v1::TraceEndReason, int> reasons[] = {{v1::TRACE_END_REASON_JOB_ENDED, 1},
-                                                        {v1::TRACE_END_REASON_TIMEOUT, 4}};
+                                                        {v1::TRACE_END_REASON_TIMEOUT, 5}};
   for (const auto& [reason, exit_code] : reasons) {
     ::unlink(file.c_str());
     source_.trace.back().mutable_end()->set_reason(reason);
@@ -266,6 +266,31 @@ TEST_F(ShardctlTest, ATraceThatEndedEarlyIsWrittenAndTheExitCodeSaysWhy) {
   }
 }
 
+TEST_F(ShardctlTest, AFileIsReplacedByATraceWithWholeStepsOnly) {
+  source_.ranks["gpt"];
+  source_.trace = WholeTrace();
+  Start();
+  const std::string file = dir_.path() + "/trace.json";
+  source_.trace.back().mutable_end()->set_reason(v1::TRACE_END_REASON_TIMEOUT);
+  source_.trace.back().mutable_end()->set_last_step(4);
+  EXPECT_EQ(Run({"trace", "gpt", "-o", file}).exit_code, 5);
+  EXPECT_THAT(testing::ReadWholeFile(file), HasSubstr("\"step 6\"")) << "there was nothing to keep";
+  dir_.Write("trace.json", "good");
+  const Output output = Run({"trace", "gpt", "-o", file});
+  EXPECT_EQ(output.exit_code, 5);
+  EXPECT_THAT(output.err, HasSubstr("0 whole steps of 2 ranks, 1 spans; " + file + " is left as it was"));
+  EXPECT_EQ(testing::ReadWholeFile(file), "good");
+  source_.trace = WholeTrace();
+  EXPECT_EQ(Run({"trace", "gpt", "-o", file}).exit_code, 0);
+  EXPECT_THAT(testing::ReadWholeFile(file), HasSubstr("\"step 6\""));
+  EXPECT_NE(::access((file + ".part").c_str(), F_OK), 0);
+  EXPECT_EQ(Run({"trace", "gpt", "-o", "/dev/null"}).exit_code, 0);
+  struct stat null;
+  ASSERT_EQ(::stat("/dev/null", &null), 0);
+  EXPECT_TRUE(S_ISCHR(null.st_mode));
+  EXPECT_THAT(Run({"trace", "gpt", "-o", dir_.path()}).err, HasSubstr("Is a directory"));
+}
+
 TEST_F(ShardctlTest, ATraceThatCannotBeWrittenAsksNobodyAndOneOfNoJobLeavesNoFile) {
   AddJob("gpt");
   Start();
@@ -275,6 +300,7 @@ TEST_F(ShardctlTest, ATraceThatCannotBeWrittenAsksNobodyAndOneOfNoJobLeavesNoFil
   EXPECT_TRUE(source_.calls().empty());
   EXPECT_EQ(Run({"trace", "none", "-o", dir_.path() + "/trace.json"}).exit_code, 3);
   EXPECT_NE(::access((dir_.path() + "/trace.json").c_str(), F_OK), 0);
+  EXPECT_NE(::access((dir_.path() + "/trace.json.part").c_str(), F_OK), 0);
 }
 
 TEST_F(ShardctlTest, ErrorsOfTheDaemonAreExitCode1) {
