@@ -91,7 +91,7 @@ absl::Status ClientJob::LeavePass() {
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("leave_pass"));
   if (progress_.paused && !EndPause()) {
-    return absl::OkStatus();  // it was left by another rank's window
+    return span.Of(absl::OkStatus());  // it was left by another rank's window
   }
   if (!progress_.inside_pass) {
     return absl::FailedPreconditionError(
