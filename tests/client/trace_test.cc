@@ -31,7 +31,7 @@ TEST(Trace, CallsThatFindTheRingFullAreCountedAndTold) {
   daemon.process().Kill(SIGSTOP);
   siginfo_t stopped;
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(daemon.process().pid()), &stopped, WSTOPPED | WNOWAIT), 0);
-  EXPECT_C_ERROR(shardd_reshard(rank.job(), 1), kFailedPrecondition, "reshard");  // measured too
+  EXPECT_C_ERROR(shardd_reshard(rank.job(), 1), kFailedPrecondition, "not legal");  // measured too
   for (uint32_t i = 1; i < kTraceRecords + kTooMany; ++i) {
     ASSERT_C_OK(shardd_wait_unshard(rank.job(), 0));  // asks nobody
   }
