@@ -97,7 +97,11 @@ def shard(model: Model, case: Case, fully_shard: Any) -> None:
     dtypes = {"": None, "bf16": torch.bfloat16, "fp32": torch.float32}
     policy = MixedPrecisionPolicy(param_dtype=dtypes[case.param_dtype], reduce_dtype=dtypes[case.reduce_dtype])
     kwargs = {
-        "mesh": init_device_mesh("cpu", case.mesh or (dist.get_world_size(),)),
+        "mesh": init_device_mesh(
+            "cpu",
+            case.mesh or (dist.get_world_size(),),
+            mesh_dim_names=("replicate", "shard") if len(case.mesh) == 2 else None,
+        ),
         "mp_policy": policy,
         "reshard_after_forward": case.reshard,
     }
