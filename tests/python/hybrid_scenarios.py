@@ -47,8 +47,8 @@ def hybrid_facts() -> dict[str, Any]:
     assert state is not None and state._job is not None and state._job.engine is not None
     config = json.loads(state._job.engine.describe())["config"]
     facts["strategy"] = config["strategy"]
-    facts["groups"] = [group["ranks"] for group in config["shardGroups"]]
-    facts["divide"] = config["gradientDivideFactor"]
+    facts["groups"] = [group["ranks"] for group in config["shard_groups"]]
+    facts["divide"] = config["gradient_divide_factor"]
     dist.barrier()
     for each in (model, wide):
         finish(each)
