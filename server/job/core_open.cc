@@ -265,7 +265,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
               killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
             }
             job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
-            if (job->session(rank) != nullptr) {
+            if (job->session(rank) != nullptr && !job->DropHeld(rank)) {
               return absl::AbortedError(absl::StrCat(what, ": a commit is under way; attach again"));
             }
           }

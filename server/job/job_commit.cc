@@ -163,6 +163,7 @@ void JobCore::EndStep() {
     rank.closed_backwards = 0;
     rank.abandoned.clear();
     rank.step.Clear();
+    rank.pass_state.clear();  // older than what came with the step
   }
   for (const auto& session : sessions_) {
     if (session != nullptr) {

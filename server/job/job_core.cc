@@ -227,6 +227,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
       return OnLeaveFullParams(session);
     case Opcode::kWaitGradientSlot:
       OnWaitGradientSlot(session, command.group);
+      ReadmitLate();
       return MaybeFold();
     case Opcode::kEnterPass:
       return OnEnterPass(session, std::move(command));

@@ -85,6 +85,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // The client is there (its stream said hello).
   void SessionLive(Session* session, std::shared_ptr<SessionStream> stream);
   void Detach(int rank, bool finished);
+  // A rank that has finished and is kept for its gradients is to be replaced: the step is given up. False: it is not
+  // so.
+  bool DropHeld(int rank);
   // The rank is gone without a word.
   void SessionLost(int rank, const std::string& why);
   // Ends all sessions and frees the memory as soon as device work in flight has ended.
@@ -121,6 +124,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool LeavesInOrder(int rank) const;
   bool OthersNeedGradientsOf(int rank) const;
   void EndFinished();
+  void EndFinishedLater();
   void EndSession(int rank);
   void ResetStep();
   // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.
@@ -207,6 +211,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void FinishWindow(bool stepped);
   void BeginPass();
   void MaybeOpenWindows();
+  bool NeedsBackwardOf(int reader, int rank) const;
   void ReadmitLate();
   bool EndPausedPasses(bool only_look);
   void PollPausesLater();

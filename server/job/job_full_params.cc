@@ -181,9 +181,10 @@ absl::Status JobCore::OnLeaveFullParams(Session* session) {
   ranks_[rank].committed_params = false;
   if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
     full_params_granted_ = false;
-    UndoWrites();                   // writes that nobody committed
-    return MaybeGrantFullParams();  // somebody may wait for the next time already
+    UndoWrites();                                    // writes that nobody committed
+    SHARDD_RETURN_IF_ERROR(MaybeGrantFullParams());  // somebody may wait for the next time already
   }
+  MaybeOpenWindows();  // or for a window
   return absl::OkStatus();
 }
 

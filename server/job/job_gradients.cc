@@ -116,6 +116,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
                      absl::StrCat("too many backwards in one step (got ", state.closed_backwards + 1, ", want at most ",
                                   kMaxBackwards, "); step more often"));
   }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "BackwardDone", state.closed_backwards));
   const int closed = state.closed_backwards++;
   session->CountBackward();
   orders_[rank].Mark();
@@ -144,13 +145,7 @@ void JobCore::PublishReduced() {
       session->PublishReduced(closed);
     }
   }
-  if (std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pending_detach == true; })) {
-    loop_->Post([weak = weak_from_this()] {
-      if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
-        self->EndFinished();
-      }
-    });
-  }
+  EndFinishedLater();
 }
 
 // Nothing can come for it any more. Also what keeps a step of many backwards small.

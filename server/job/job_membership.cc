@@ -126,14 +126,20 @@ void JobCore::Detach(int rank, bool finished) {
   EndSession(rank);
   ranks_[rank].finished = finished;
   if (in_order) {
-    return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
+    EndFinishedLater();  // another may have waited for this one to close a backward
+    return;              // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
   // Whoever was let in to read full parameters needs nobody any more; everything else that ranks do together does.
-  const bool midway = gradients_seen_ || std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
-                        const bool only_reads = r.inside && !r.writeback && !r.finished;
-                        return r.stepped || r.window || r.pass != Pass::kOutside || r.committed_params ||
-                               r.closed_backwards > 0 || (r.full_params && !only_reads);
-                      });
+  // So do ranks that have paused in their pass.
+  bool midway = gradients_seen_;
+  for (int other = 0; other < world_size(); ++other) {
+    const RankStep& r = ranks_[other];
+    const bool only_reads = r.inside && !r.writeback && !r.finished;
+    const bool paused = r.pass == Pass::kInside && sessions_[other] != nullptr && sessions_[other]->pass_paused() &&
+                        !sessions_[other]->HasCommands();
+    midway = midway || r.stepped || r.window || (r.pass != Pass::kOutside && !paused) || r.committed_params ||
+             r.closed_backwards > 0 || (r.full_params && !only_reads);
+  }
   if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
     Abort(RankError(absl::StatusCode::kAborted, rank, "session",
                     finished ? "the rank finished while others were in a step" : "the rank detached"),
@@ -156,8 +162,10 @@ bool JobCore::LeavesInOrder(int rank) const {
   if (own.closed_backwards == 0 || own.pass != Pass::kOutside || own.window || own.wants_window) {
     return false;
   }
+  // Of backwards that it has not closed, nobody has begun one: not the rank, nor another that would wait for it.
   for (auto it = pairs_.lower_bound({own.closed_backwards, 0}); it != pairs_.end(); ++it) {
-    if (it->second.submitted[rank] > 0) {
+    const std::vector<int>& submitted = it->second.submitted;
+    if (std::any_of(submitted.begin(), submitted.end(), [](int count) { return count > 0; })) {
       return false;
     }
   }
@@ -170,6 +178,25 @@ bool JobCore::OthersNeedGradientsOf(int rank) const {
   return pending_reductions_ > 0 || std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& other) {
            return !other.finished && other.closed_backwards < ranks_[rank].closed_backwards;
          });
+}
+
+bool JobCore::DropHeld(int rank) {
+  if (sessions_[rank] == nullptr || ranks_[rank].pending_detach != true || ranks_[rank].stepped || committing_) {
+    return false;
+  }
+  Abort(RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")), {rank});
+  return true;
+}
+
+void JobCore::EndFinishedLater() {
+  if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pending_detach == true; })) {
+    return;
+  }
+  loop_->Post([weak = weak_from_this()] {
+    if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
+      self->EndFinished();
+    }
+  });
 }
 
 // Ranks that said good-bye with backwards that others had not closed.

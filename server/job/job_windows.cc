@@ -135,6 +135,7 @@ absl::Status JobCore::MaybeBeginPass() {
     for (int rank = 0; rank < world_size(); ++rank) {
       if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
         trainer_states_[rank] = std::move(state);
+        MarkKeptStale();
       }
     }
     if (!window_open_) {
@@ -168,6 +169,14 @@ absl::Status JobCore::MaybeBeginPass() {
   return absl::OkStatus();
 }
 
+// Whether the reader stays in its pass until the rank has done the backward that the reader is in, or has done.
+bool JobCore::NeedsBackwardOf(int reader, int rank) const {
+  const RankStep& state = ranks_[reader];
+  return reader != rank && state.pass == Pass::kInside &&
+         (state.closed_backwards > ranks_[rank].closed_backwards ||
+          (state.blocked_slot >= 0 && WaitingFor(reader).rank == rank));
+}
+
 // A rank that left a forward without its backward and enters another pass, while others have done that backward and
 // wait for its gradients: it goes on in their pass. Nobody writes while they are inside.
 void JobCore::ReadmitLate() {
@@ -179,11 +188,12 @@ void JobCore::ReadmitLate() {
     if (late.pass != Pass::kEntering || late.pass_stepped) {
       continue;
     }
-    if (std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& other) {
-          return other.pass == Pass::kInside && other.closed_backwards > late.closed_backwards;
-        })) {
-      late.pass = Pass::kInside;
-      sessions_[rank]->PublishPass();
+    for (int other = 0; other < world_size(); ++other) {
+      if (NeedsBackwardOf(other, rank)) {
+        late.pass = Pass::kInside;
+        sessions_[rank]->PublishPass();
+        break;
+      }
     }
   }
 }
@@ -257,8 +267,14 @@ void JobCore::MaybeOpenWindows() {
 // False: some rank reads in its pass.
 bool JobCore::EndPausedPasses(bool only_look) {
   for (int rank = 0; rank < world_size(); ++rank) {
-    // What it sent before it paused comes first.
-    if (ranks_[rank].pass == Pass::kInside && (!sessions_[rank]->pass_paused() || sessions_[rank]->HasCommands())) {
+    if (ranks_[rank].pass != Pass::kInside) {
+      continue;
+    }
+    // What it sent before it paused comes first, and so does a backward that who wants to write has done.
+    if (!sessions_[rank]->pass_paused() || sessions_[rank]->HasCommands() ||
+        std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& writer) {
+          return writer.wants_window && !writer.stepped && writer.closed_backwards > ranks_[rank].closed_backwards;
+        })) {
       return false;
     }
   }
@@ -289,12 +305,12 @@ void JobCore::PollPausesLater() {
 
 // A store between a forward and its backward, on a rank without which the others' backward does not end.
 absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
-  for (int rank = 0; rank < world_size(); ++rank) {
+  for (int rank = 0; rank < world_size() && !plan_->config.allow_missing_contribution(); ++rank) {
     if (!ranks_[rank].wants_window || now - sessions_[rank]->last_command_time < kStuckAfter) {
       continue;
     }
     for (int other = 0; other < world_size(); ++other) {
-      if (ranks_[other].pass == Pass::kInside && ranks_[other].closed_backwards > ranks_[rank].closed_backwards) {
+      if (NeedsBackwardOf(other, rank)) {
         return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
                          absl::StrCat("the rank writes parameters between a forward and its backward, for whose "
                                       "gradients rank ",

@@ -251,6 +251,13 @@ void Engine::Detach(bool finished) {
   if (job_ == nullptr) {
     return;
   }
+  if (finished) {
+    try {
+      LeavePass();  // of a forward that had no backward
+    } catch (...) {
+      // It was over already, as Finish will say.
+    }
+  }
   ++generation_;
   const std::vector<Unit*> units = units_;  // each takes itself out
   for (Unit* unit : units) {
@@ -303,10 +310,11 @@ void Engine::RootPreForward(Unit* unit) {
 }
 
 void Engine::EnterPassByHand(bool backward) {
-  if (passes_ && inside_pass_ && !backward && !job().inside_pass()) {
-    inside_pass_ = false;  // left by a store
-  }
-  if (passes_ && !inside_pass_) {
+  if (passes_ && inside_pass_ && !backward) {
+    const bool ended = !job().inside_pass();  // by a store, or by another rank's window
+    EnterPass();
+    pass_by_hand_ = pass_by_hand_ || ended;
+  } else if (passes_ && !inside_pass_) {
     EnterPass();
     pass_by_hand_ = true;
   }
@@ -358,8 +366,23 @@ void Engine::MarkStepped(std::string state) {
 void Engine::MarkState(std::string state) { stepped_state_ = std::move(state); }
 
 void Engine::EnterPass() {
-  if (!passes_ || (inside_pass_ && job().inside_pass())) {
+  if (!passes_) {
     return;
+  }
+  if (inside_pass_) {
+    if (job().inside_pass()) {
+      const Status status = job().ResumePass();
+      if (status.ok()) {
+        paused_ = false;
+        return;
+      }
+      if (job().inside_pass()) {
+        Check(status);
+      }
+    }
+    for (Unit* unit : units_) {
+      unit->ToSharded();  // of a pass that another rank's window has ended
+    }
   }
   {
     const NoGil no_gil;
@@ -417,8 +440,9 @@ void Engine::QueueFinal() {
   if (final_queued_) {
     return;
   }
-  if (std::exchange(paused_, false)) {
+  if (paused_) {
     Check(job().ResumePass());  // units that stayed unsharded read the shards, too
+    paused_ = false;
   }
   final_queued_ = true;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), generation = generation_] {

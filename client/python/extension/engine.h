@@ -103,6 +103,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // An unshard outside of forward and backward is a pass of its own, until the unit is resharded by hand or a forward
   // takes it over.
   void EnterPassByHand(bool backward);
+  bool paused() const { return paused_; }
   void LeavePassByHand();
   // The root's output ends the forward: units of which only some modules ran are ended with it.
   pybind11::object EndForward(const Unit* unit, pybind11::object output, bool has_backward);

@@ -215,10 +215,16 @@ py::object Unit::PostForward(py::handle output) {
 }
 
 void Unit::Unshard() {
-  if (unsharded_ || params_.empty()) {
+  if (params_.empty()) {
     return;
   }
   const bool backward = group_training_ == Training::kPreBackward || InBackward();
+  if (unsharded_ && engine_->paused() && !backward) {
+    engine_->EnterPassByHand(/*backward=*/false);
+  }
+  if (unsharded_) {
+    return;
+  }
   if (!unshard_in_backward && group_training_ == Training::kPreBackward) {
     return;
   }

@@ -54,6 +54,20 @@ TEST_F(JobCoreTest, RankThatFinishesAfterItsBackwardLeavesItToTheOthersAndNoStep
   EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 has finished"), std::string::npos);
 }
 
+TEST_F(JobCoreTest, RankThatFinishesWhileAnotherIsInALaterBackwardEndsTheStepAtOnce) {
+  Backward(0);
+  Backward(1);
+  v1::Command command;
+  command.mutable_unshard()->set_phase(v1::PHASE_BACKWARD);
+  Send(0, command);
+  command.mutable_submit_gradients()->set_group(0);
+  Send(0, command);
+  ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 0);
+  OnLoop([&] { job_->Detach(1, /*finished=*/true); });
+  ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1) << "nobody will add to that backward";
+  EXPECT_NE(streams_[0]->Aborted().message().find("finished"), std::string::npos);
+}
+
 TEST_F(JobCoreTest, RankThatComesBackInTheMiddleOfAStepBeginsItAnew) {
   Backward(0);
   Backward(1);
