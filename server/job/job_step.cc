@@ -40,6 +40,7 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
   state.pass = Pass::kOutside;  // it has stopped reading, and writing
   state.window = state.wants_window = false;
   SHARDD_RETURN_IF_ERROR(CloseStep(session));
+  ReadmitLate();
   SHARDD_RETURN_IF_ERROR(MaybeDecide());
   MaybeOpenWindows();  // it was perhaps the last that read
   return absl::OkStatus();

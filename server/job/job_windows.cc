@@ -178,7 +178,7 @@ bool JobCore::NeedsBackwardOf(int reader, int rank) const {
 }
 
 // A rank that left a forward without its backward and enters another pass, while others have done that backward and
-// wait for its gradients: it goes on in their pass. Nobody writes while they are inside.
+// wait for its gradients or its step: it goes on in their pass. Nobody writes meanwhile.
 void JobCore::ReadmitLate() {
   if (!trainers_write() || committing_ || window_open_) {
     return;
@@ -189,7 +189,7 @@ void JobCore::ReadmitLate() {
       continue;
     }
     for (int other = 0; other < world_size(); ++other) {
-      if (NeedsBackwardOf(other, rank)) {
+      if (NeedsBackwardOf(other, rank) || ranks_[other].stepped) {
         late.pass = Pass::kInside;
         sessions_[rank]->PublishPass();
         break;
