@@ -20,6 +20,8 @@ namespace {
 
 // How soon a rank that pauses is noticed by one that waits for its window.
 constexpr absl::Duration kPausePoll = absl::Microseconds(500);
+// Of which ReadmitLate asks whom they wait for.
+constexpr size_t kMostBlockedAtOnce = 8;
 // A rank that waits so long for a window while another waits for its gradients will not get it.
 constexpr absl::Duration kStuckAfter = absl::Seconds(1);
 
@@ -183,17 +185,27 @@ void JobCore::ReadmitLate() {
   if (!trainers_write() || committing_ || window_open_) {
     return;
   }
+  const auto is_late = [](const RankStep& r) { return r.pass == Pass::kEntering && !r.pass_stepped; };
+  if (std::none_of(ranks_.begin(), ranks_.end(), is_late)) {
+    return;
+  }
+  int furthest = 0;  // backwards that somebody has closed who is still inside, or has stepped
+  std::vector<int> wanted;
   for (int rank = 0; rank < world_size(); ++rank) {
-    RankStep& late = ranks_[rank];
-    if (late.pass != Pass::kEntering || late.pass_stepped) {
-      continue;
+    const RankStep& r = ranks_[rank];
+    if (r.pass == Pass::kInside || r.stepped) {
+      furthest = std::max(furthest, r.closed_backwards);
     }
-    for (int other = 0; other < world_size(); ++other) {
-      if (NeedsBackwardOf(other, rank) || ranks_[other].stepped) {
-        late.pass = Pass::kInside;
-        sessions_[rank]->PublishPass();
-        break;
-      }
+    // Each step that a rank makes looks again, so a few at a time will do.
+    if (r.pass == Pass::kInside && r.blocked_slot >= 0 && wanted.size() < kMostBlockedAtOnce) {
+      wanted.push_back(WaitingFor(rank).rank);
+    }
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (is_late(ranks_[rank]) &&
+        (ranks_[rank].closed_backwards < furthest || std::find(wanted.begin(), wanted.end(), rank) != wanted.end())) {
+      ranks_[rank].pass = Pass::kInside;
+      sessions_[rank]->PublishPass();
     }
   }
 }
@@ -266,15 +278,19 @@ void JobCore::MaybeOpenWindows() {
 
 // False: some rank reads in its pass.
 bool JobCore::EndPausedPasses(bool only_look) {
+  int written_after = 0;  // backwards that who wants to write has done: those of readers come first
+  for (const RankStep& writer : ranks_) {
+    if (writer.wants_window && !writer.stepped) {
+      written_after = std::max(written_after, writer.closed_backwards);
+    }
+  }
   for (int rank = 0; rank < world_size(); ++rank) {
     if (ranks_[rank].pass != Pass::kInside) {
       continue;
     }
-    // What it sent before it paused comes first, and so does a backward that who wants to write has done.
+    // What it sent before it paused comes first, too.
     if (!sessions_[rank]->pass_paused() || sessions_[rank]->HasCommands() ||
-        std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& writer) {
-          return writer.wants_window && !writer.stepped && writer.closed_backwards > ranks_[rank].closed_backwards;
-        })) {
+        ranks_[rank].closed_backwards < written_after) {
       return false;
     }
   }
