@@ -211,9 +211,11 @@ std::string ClientJob::ParameterAt(const void* address) const {
   for (const ParamPlan& param : plan_.params) {
     const FlatParamPlan& flat = flat_of(param);
     const auto holds = [&](const MappedSlab& slab, int64_t offset_bytes, int64_t element_bytes) {
+      if (slab.data() == nullptr || offset_bytes < 0) {
+        return false;  // the group has none there
+      }
       const char* begin = slab.At<const char>(offset_bytes) + param.offset * element_bytes;
-      return slab.data() != nullptr && offset_bytes >= 0 && address >= begin &&
-             address < begin + param.numel * element_bytes;
+      return address >= begin && address < begin + param.numel * element_bytes;
     };
     if (holds(session_->shards_slab(), flat.shards_offset_bytes, DTypeSizeBytes(param.dtype))) {
       return absl::StrCat("parameter \"", param.fqn, "\"");
