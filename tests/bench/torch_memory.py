@@ -35,9 +35,11 @@ def measure(args: argparse.Namespace, implementation: str) -> dict[str, Any]:
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        answers = fleet.turn(args.steps)
-        finished.set()
-        watcher.join()
+        try:
+            answers = fleet.turn(args.steps)
+        finally:
+            finished.set()
+            watcher.join()
         return {"peak_mib": peak, "after_mib": fleet.memory_mib(), "step_ms": min(answers[0]["all"]) * 1e3}
 
 

@@ -1,5 +1,6 @@
 // The module shardd._C. Hooks are objects of their own type and not pybind11 functions: a call costs a tenth.
 
+#include <malloc.h>
 #include <string.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
@@ -201,6 +202,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_slow_map", &SetSlowMap);
   m.def("set_inference_check", &SetInferenceCheck);
   m.def("place_in", &PlaceIn);
+  // The allocator gives back what lies between blocks in use too; it would otherwise keep it for later.
+  m.def(
+      "return_freed_memory", [] { malloc_trim(0); }, pybind11::call_guard<pybind11::gil_scoped_release>());
   m.def("plan_json", [](const std::string& spec) {
     char* json = nullptr;
     Check(Status::Take(shardd_plan_json(spec.c_str(), &json)));

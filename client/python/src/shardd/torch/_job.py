@@ -179,6 +179,7 @@ class TorchJob:
                 info["committed_step"],
             )
         engine.load_memory()
+        _C.return_freed_memory()  # the model as it was made, which the allocator would keep
         engine.watch_writes(self.passes)
         if optimizers:
             optimizers[0]._adopt_job(self, info["version"] > 0)

@@ -112,6 +112,7 @@ class OptimizerMemory:
 
     def keep(self, optimizer: Optimizer) -> None:
         """State that the optimizer has made since the last call moves into the job. The write window is open."""
+        taken = False
         for param in _params_of(optimizer):
             index = self._index(param)
             state = optimizer.state.get(param)
@@ -121,6 +122,9 @@ class OptimizerMemory:
             if home is None or not home.holds(state):
                 self._packed_homes = None
                 self._homes[index] = self._take(index, param, state, type(optimizer).__name__)
+                taken = True
+        if taken:
+            _C.return_freed_memory()
 
     def _take(self, index: int, param: Any, state: dict[str, Any], optimizer: str) -> _Home:
         assert self._engine is not None
