@@ -57,7 +57,7 @@ class Model(nn.Module):
 class Case:
     """What a parity test varies."""
 
-    steps: int = 6
+    steps: int = 20
     tie: bool = False
     wrap: str = "blocks"  # "blocks", "root", "list"
     reshard: Any = None

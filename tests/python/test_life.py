@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("stock", [False, True], ids=["daemon", "stock"])
 
 
 def _close(got: list[float], want: list[float]) -> None:
-    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-5, atol=0)
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-6, atol=0)
 
 
 def _expected(steps: int = _STEPS) -> list[list[float]]:

@@ -15,27 +15,27 @@ def _close(got: Any, want: Any, tolerance: float) -> None:
     torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
 
 
+def _distance(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Relative, of the whole tensor: single elements near zero have few digits in common with any other order of sums."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-12))
+
+
 def check(
-    case: Case, world: int, tolerance: float = 2e-6, alone: bool = True, limit_s: float = 120
+    case: Case, world: int, tolerance: float = 1e-6, alone: bool = True, limit_s: float = 120
 ) -> list[dict[str, Any]]:
     results = run_ranks(compare, world, case, limit_s=limit_s)
     for rank, result in enumerate(results):
         ours, stock = result["shardd"], result["torch"]
         _close(ours["losses"], stock["losses"], tolerance)
-        _close(ours["norms"], stock["norms"], tolerance * 10)
+        _close(ours["norms"], stock["norms"], tolerance * 5)
         assert ours["keys"] == stock["keys"]
         assert ours["local_shapes"] == stock["local_shapes"]
         assert ours["placements"] == stock["placements"]
         assert ours["shown"] == stock["shown"]
         assert ours["same_objects"]
         for name, value in stock["parameters"].items():
-            torch.testing.assert_close(
-                ours["parameters"][name],
-                value,
-                rtol=tolerance * 10,
-                atol=tolerance * 10,
-                msg=lambda m, n=name: f"{n}: {m}",
-            )
+            assert _distance(ours["parameters"][name], value) <= tolerance, name
         if alone:
             reference = results[0]["alone"]
             _close(ours["losses"], reference["losses"][rank], tolerance * 5)
