@@ -208,7 +208,9 @@ std::string Show(const v1::ListGroupsResponse& groups, const View& view) {
     for (const v1::FlatParam& flat : group.flat_params()) {
       shard_numel += flat.shard_numel();
       trained += flat.requires_grad() ? 1 : 0;
-      dtypes.insert(ShortEnumName(flat.dtype()));
+      const bool cast = static_cast<int>(flat.unsharded_dtype()) != 0 && flat.unsharded_dtype() != flat.dtype();
+      dtypes.insert(absl::StrCat(ShortEnumName(flat.dtype()), cast ? " as " : "",
+                                 cast ? ShortEnumName(flat.unsharded_dtype()) : ""));
     }
     table.AddRow({absl::StrCat(group.index()),
                   std::string(2 * static_cast<size_t>(std::max(0, group.depth())), ' ') + group.name(),

@@ -39,10 +39,11 @@ absl::Status CheckEnums(const v1::JobConfig& config) {
   return CheckEnum("optimizer.kind", config.optimizer().kind(), v1::OptimizerKind_IsValid);
 }
 
-absl::Status CheckLowPrecision(absl::string_view field, DType dtype) {
+absl::Status CheckLowPrecision(absl::string_view where, absl::string_view field, DType dtype) {
   if (dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(dtype)) {
-    return ConfigError(field, "not a dtype to compute in (got ", DTypeName(dtype),
-                       ", want float32, bfloat16 or float16)");
+    return absl::InvalidArgumentError(absl::StrCat(where, "mixed_precision.", field,
+                                                   ": not a dtype to compute in (got ", DTypeName(dtype),
+                                                   ", want float32, bfloat16 or float16)"));
   }
   return absl::OkStatus();
 }
@@ -55,8 +56,7 @@ absl::Status CheckTimeout(absl::string_view field, int64_t value) {
 }
 
 absl::Status CheckValues(const v1::JobConfig& config) {
-  SHARDD_RETURN_IF_ERROR(CheckLowPrecision("mixed_precision.param_dtype", config.mixed_precision().param_dtype()));
-  SHARDD_RETURN_IF_ERROR(CheckLowPrecision("mixed_precision.reduce_dtype", config.mixed_precision().reduce_dtype()));
+  SHARDD_RETURN_IF_ERROR(CheckMixedPrecision("plan config ", config.mixed_precision()));
   if (config.max_inflight_unshards() < 0 || config.max_inflight_unshards() > kMaxInflightUnshards) {
     return ConfigError("max_inflight_unshards", "out of range (got ", config.max_inflight_unshards(), ", want 0 to ",
                        kMaxInflightUnshards, ")");
@@ -140,6 +140,11 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
 }
 
 }  // namespace
+
+absl::Status CheckMixedPrecision(absl::string_view where, const v1::MixedPrecision& precision) {
+  SHARDD_RETURN_IF_ERROR(CheckLowPrecision(where, "param_dtype", precision.param_dtype()));
+  return CheckLowPrecision(where, "reduce_dtype", precision.reduce_dtype());
+}
 
 absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_size) {
   SHARDD_RETURN_IF_ERROR(CheckEnums(config));

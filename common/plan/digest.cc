@@ -17,7 +17,7 @@ namespace shardd {
 namespace plan_internal {
 namespace {
 
-constexpr absl::string_view kFormat = "shardd plan 2";
+constexpr absl::string_view kFormat = "shardd plan 3";
 
 class CanonicalHasher {
  public:
@@ -148,6 +148,16 @@ std::string GroupNames(const ShardPlan& plan, const std::vector<int>& groups) {
                        [&plan](std::string* out, int g) { absl::StrAppend(out, Quoted(plan.groups[g].name)); });
 }
 
+std::string PrecisionText(const GroupPlan& group) {
+  const v1::MixedPrecision& precision = group.mixed_precision;
+  const auto name = [](DType dtype, const char* otherwise) {
+    return dtype == v1::DTYPE_UNSPECIFIED ? std::string(otherwise) : std::string(DTypeName(dtype));
+  };
+  return absl::StrCat("param_dtype ", name(precision.param_dtype(), "as stored"), ", reduce_dtype ",
+                      name(precision.reduce_dtype(), "as submitted"),
+                      precision.keep_low_precision_grads() ? ", kept" : "");
+}
+
 std::string FirstGroupDifference(const ShardPlan& got, const ShardPlan& want) {
   for (size_t g = 0; g < want.groups.size(); ++g) {
     const GroupPlan& group = want.groups[g];
@@ -170,6 +180,9 @@ std::string FirstGroupDifference(const ShardPlan& got, const ShardPlan& want) {
     if (other.post_forward_shard_size != group.post_forward_shard_size) {
       return absl::StrCat(label, Differs("post_forward_shard_size", absl::StrCat(other.post_forward_shard_size),
                                          absl::StrCat(group.post_forward_shard_size)));
+    }
+    if (PrecisionText(other) != PrecisionText(group)) {
+      return absl::StrCat(label, Differs("mixed_precision", PrecisionText(other), PrecisionText(group)));
     }
     if (other.also_unshards != group.also_unshards) {
       return absl::StrCat(label, Differs("groups that hold its tied parameters", GroupNames(got, other.also_unshards),
@@ -216,6 +229,9 @@ absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
     hasher.Int(group.depth);
     hasher.Int(group.reshard_after_forward);
     hasher.Int(group.post_forward_shard_size);
+    hasher.Int(group.mixed_precision.param_dtype());
+    hasher.Int(group.mixed_precision.reduce_dtype());
+    hasher.Int(group.mixed_precision.keep_low_precision_grads());
     hasher.Int(static_cast<int64_t>(group.also_unshards.size()));
     for (int other : group.also_unshards) {
       hasher.Int(other);

@@ -46,8 +46,8 @@ int64_t LargestShardNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
   return numel;
 }
 
-DType UnshardedDType(const v1::JobConfig& config, DType dtype) {
-  const DType param_dtype = config.mixed_precision().param_dtype();
+DType UnshardedDType(const GroupPlan& group, DType dtype) {
+  const DType param_dtype = group.mixed_precision.param_dtype();
   return IsFloatingPoint(dtype) && param_dtype != v1::DTYPE_UNSPECIFIED ? param_dtype : dtype;
 }
 
@@ -106,7 +106,7 @@ void LayOutFlatParams(ShardPlan& plan) {
         FlatParamPlan flat;
         flat.group = static_cast<int>(g);
         flat.dtype = param.dtype;
-        flat.unsharded_dtype = UnshardedDType(plan.config, param.dtype);
+        flat.unsharded_dtype = UnshardedDType(group, param.dtype);
         flat.requires_grad = param.requires_grad;
         plan.flat_params.push_back(std::move(flat));
       } else {

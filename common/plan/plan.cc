@@ -51,14 +51,22 @@ absl::Status DecideReshard(const ShardPlan& plan, const v1::Module& module, bool
   return absl::OkStatus();
 }
 
-// It would say nothing, and whoever set it believes otherwise.
-absl::Status CheckPostForwardSizes(const v1::ModuleTree& tree, const std::vector<bool>& fully_sharded) {
+// It would say nothing where the module is not fully sharded, and whoever set it believes otherwise.
+absl::Status CheckModules(const v1::ModuleTree& tree, const std::vector<bool>& fully_sharded) {
   for (int m = 0; m < tree.modules_size(); ++m) {
-    if (tree.modules(m).post_forward_shard_size() != 0 && !fully_sharded[static_cast<size_t>(m)]) {
-      return absl::InvalidArgumentError(absl::StrCat("plan module ", Quoted(tree.modules(m).name()),
-                                                     ": post_forward_shard_size is for fully sharded modules (got ",
-                                                     tree.modules(m).post_forward_shard_size(), ", want 0)"));
+    const v1::Module& module = tree.modules(m);
+    const bool is_fully_sharded = fully_sharded[static_cast<size_t>(m)];
+    const std::string where = absl::StrCat("plan module ", Quoted(module.name()), ": ");
+    if (module.post_forward_shard_size() != 0 && !is_fully_sharded) {
+      return absl::InvalidArgumentError(absl::StrCat(where,
+                                                     "post_forward_shard_size is for fully sharded modules (got ",
+                                                     module.post_forward_shard_size(), ", want 0)"));
     }
+    if (module.has_mixed_precision() && !is_fully_sharded) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, "mixed_precision is for fully sharded modules (got one, want none)"));
+    }
+    SHARDD_RETURN_IF_ERROR(plan_internal::CheckMixedPrecision(where, module.mixed_precision()));
   }
   return absl::OkStatus();
 }
@@ -109,6 +117,8 @@ class Grouper {
       group.name = managed_.fqns[m].empty() ? std::string(kRootName) : managed_.fqns[m];
       group.module = m;
       group.depth = above;
+      group.mixed_precision =
+          tree_.modules(m).has_mixed_precision() ? tree_.modules(m).mixed_precision() : plan_.config.mixed_precision();
       SHARDD_RETURN_IF_ERROR(DecideReshard(plan_, tree_.modules(m), /*is_root=*/managed_.fqns[m].empty(), group));
       group_of_module_[m] = static_cast<int>(plan_.groups.size());
       if (!plan_.group_by_name.emplace(group.name, group_of_module_[m]).second) {
@@ -217,7 +227,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
   SHARDD_ASSIGN_OR_RETURN(const ManagedTree managed, plan_internal::ReadTree(spec.tree()));
   SHARDD_ASSIGN_OR_RETURN(const std::vector<bool> fully_sharded,
                           plan_internal::FindFullyShardedModules(spec.tree(), managed, spec.policy()));
-  SHARDD_RETURN_IF_ERROR(CheckPostForwardSizes(spec.tree(), fully_sharded));
+  SHARDD_RETURN_IF_ERROR(CheckModules(spec.tree(), fully_sharded));
   SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
   plan_internal::LayOutFlatParams(plan);

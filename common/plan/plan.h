@@ -76,13 +76,14 @@ struct GroupPlan {
   // Over how many ranks its parameters are cut from the end of forward to backward. Whether it is resharded says
   // reshard_after_forward: 1 also where there is nothing to cut.
   int post_forward_shard_size = 1;
-  std::vector<int> params;         // indices into ShardPlan::params, by index_in_group
-  std::vector<int> flat_params;    // indices into ShardPlan::flat_params
-  std::vector<int> also_unshards;  // groups that hold tied parameters which modules of this group use; ascending
-  int gradient_slot = -1;          // index into ShardPlan::gradient_slots; -1: nothing to train
-  int64_t numel = 0;               // of its parameters, without padding
-  int64_t unsharded_bytes = 0;     // size of its image in an unsharded-pool slot
-  int64_t gradient_bytes = 0;      // size of its image in a gradient slot
+  std::vector<int> params;             // indices into ShardPlan::params, by index_in_group
+  std::vector<int> flat_params;        // indices into ShardPlan::flat_params
+  std::vector<int> also_unshards;      // groups that hold tied parameters which modules of this group use; ascending
+  int gradient_slot = -1;              // index into ShardPlan::gradient_slots; -1: nothing to train
+  int64_t numel = 0;                   // of its parameters, without padding
+  int64_t unsharded_bytes = 0;         // size of its image in an unsharded-pool slot
+  int64_t gradient_bytes = 0;          // size of its image in a gradient slot
+  v1::MixedPrecision mixed_precision;  // its module's, else the job's
 };
 
 // A gradient slot, in each rank's session memory. Groups are given slots statically: at each nesting depth the groups

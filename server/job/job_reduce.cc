@@ -148,8 +148,8 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.plan = plan_.get();
   request.group = group;
   request.gradients = memory_->pointers().gradients;
-  request.reduce_dtype = plan_->config.mixed_precision().reduce_dtype();
-  request.keep_low_precision = plan_->config.mixed_precision().keep_low_precision_grads();
+  request.reduce_dtype = plan.mixed_precision.reduce_dtype();
+  request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = gradient_scale_;
   request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, &request.modes));

@@ -32,9 +32,11 @@ void DescribeGroups(const ShardPlan& plan, v1::ListGroupsResponse* out) {
       out_flat->set_numel(flat.numel);
       out_flat->set_padded_numel(flat.padded_numel);
       out_flat->set_shard_numel(flat.shard_numel);
+      out_flat->set_unsharded_dtype(flat.unsharded_dtype);
       padded += flat.padded_numel;
     }
     group->set_padded_numel(padded);
+    if (of.mixed_precision.ByteSizeLong() > 0) *group->mutable_mixed_precision() = of.mixed_precision;
     for (int other : of.also_unshards) {
       group->add_also_unshards(plan.groups[other].name);
     }

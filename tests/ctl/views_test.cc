@@ -119,17 +119,17 @@ TEST(ViewsTest, GroupsAddUpTheirFlatParameters) {
       depth: 1
       reshard_after_forward: true
       gradient_slot: -1
-      flat_params { dtype: DTYPE_FLOAT32 shard_numel: 7 }
+      flat_params { dtype: DTYPE_FLOAT32 shard_numel: 7 unsharded_dtype: DTYPE_FLOAT16 }
       also_unshards: "(root)"
     }
   )pb");
   EXPECT_EQ(
       Show(groups, kView),
-      "INDEX  GROUP       PARAMETERS  NUMEL  PADDED  SHARD  DTYPE             TRAINED  RESHARD         GRADIENT "
+      "INDEX  GROUP       PARAMETERS  NUMEL  PADDED  SHARD  DTYPE               TRAINED  RESHARD         GRADIENT "
       "SLOT  ALSO UNSHARDS\n"
-      "    0  (root)               2    100     128     64  bfloat16 float32  partly   after backward              "
+      "    0  (root)               2    100     128     64  bfloat16 float32    partly   after backward              "
       "1  -\n"
-      "    1    layers.0           0      0       0      7  float32           no       after forward               "
+      "    1    layers.0           0      0       0      7  float32 as float16  no       after forward               "
       "-  (root)\n");
 }
 

@@ -236,15 +236,17 @@ std::string SpecJson(const Args& args) {
   }
   if (!placement.empty()) fields.push_back({"placement", "{" + placement + "}"});
   if (args.Double("divide") != 0) fields.push_back({"gradientDivideFactor", args.Text("divide")});
-  std::string precision;
-  for (const auto& [arg, field] : {std::pair{"param_dtype", "paramDtype"}, {"reduce_dtype", "reduceDtype"}}) {
-    if (!args.Text(arg).empty()) {
-      absl::StrAppend(&precision, precision.empty() ? "" : ",", text(field), ":", text(dtypes.at(args.Text(arg))));
-    }
-  }
-  if (args.Int("keep_low") != 0)
-    absl::StrAppend(&precision, precision.empty() ? "" : ",", R"("keepLowPrecisionGrads":true)");
-  fields.push_back({"mixedPrecision", "{" + precision + "}"});
+  auto precision = [&](const Precision& of) {
+    std::string json = of.keep_low ? R"("keepLowPrecisionGrads":true)" : R"("keepLowPrecisionGrads":false)";
+    if (!of.param_dtype.empty()) absl::StrAppend(&json, ",\"paramDtype\":", text(dtypes.at(of.param_dtype)));
+    if (!of.reduce_dtype.empty()) absl::StrAppend(&json, ",\"reduceDtype\":", text(dtypes.at(of.reduce_dtype)));
+    return "{" + json + "}";
+  };
+  fields.push_back({"mixedPrecision", precision(PrecisionOf(args, "of no group"))});
+  auto own_precision = [&](absl::string_view module) {
+    const std::string group = module.empty() ? "(root)" : std::string(module);
+    return HasOwnPrecision(args, group) ? "\"mixedPrecision\":" + precision(PrecisionOf(args, group)) + "," : "";
+  };
   std::string optimizer =
       args.Text("optimizer", "adamw") == "sgd" ? R"("kind":"OPTIMIZER_KIND_SGD")" : R"("kind":"OPTIMIZER_KIND_ADAMW")";
   if (args.Double("momentum") > 0) optimizer += R"(,"momentum":true)";
@@ -254,8 +256,8 @@ std::string SpecJson(const Args& args) {
   for (const auto& [name, value] : fields) absl::StrAppend(&config, config.empty() ? "" : ",", text(name), ":", value);
   const bool marked = args.Int("manual_marks") != 0;
   return absl::StrCat(
-      "{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2),
-      ",\"tree\":", args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(marked, args.Int("filler")),
+      "{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2), ",\"tree\":",
+      args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(marked, args.Int("filler"), own_precision),
       marked ? "" : R"(,"policy":{"classes":{"classNames":["Block"]}})", ",\"config\":{", config, "}}");
 }
 

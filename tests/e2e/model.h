@@ -35,21 +35,25 @@ using Values = std::array<Tensor, kParamCount>;
 
 // The tree as the trainers describe it; proto3 JSON. `marked`: says itself which modules are fully sharded ones.
 // `filler`: elements of one more parameter in mid, which nothing reads and no trainer writes: where groups are as large
-// as that, they share gradient slots.
-inline std::string TreeJson(bool marked = false, int64_t filler = 0) {
-  const std::string block =
-      std::string(R"("className":"Block",)") + (marked ? R"("mark":"MODULE_MARK_FULLY_SHARD",)" : "");
+// as that, they share gradient slots. `fields(module)`: more of its fields, each with a comma behind it; "" is the
+// root.
+template <typename Fields>
+std::string TreeJson(bool marked, int64_t filler, Fields fields) {
+  auto block = [&](const char* name) {
+    return std::string(R"("className":"Block",)") + (marked ? R"("mark":"MODULE_MARK_FULLY_SHARD",)" : "") +
+           fields(name);
+  };
   auto param = [](const std::string& name, const std::string& shape, bool trains = true,
                   const std::string& storage = "0") {
     return R"({"name":")" + name + R"(","shape":[)" + shape + R"(],"dtype":"DTYPE_FLOAT32","requiresGrad":)" +
            (trains ? "true" : "false") + R"(,"storageId":)" + storage + "}";
   };
-  return R"({"modules":[{"className":"Model","parent":-1,"parameters":[)" + param("bias", "3") + "," +
-         param("gain", "") + R"(]},{"name":"embed",)" + block + R"("parameters":[)" +
-         param("weight", "7,5", true, "1") + R"(]},{"name":"mid",)" + block + R"("parameters":[)" +
+  return R"({"modules":[{"className":"Model","parent":-1,)" + fields("") + R"("parameters":[)" + param("bias", "3") +
+         "," + param("gain", "") + R"(]},{"name":"embed",)" + block("embed") + R"("parameters":[)" +
+         param("weight", "7,5", true, "1") + R"(]},{"name":"mid",)" + block("mid") + R"("parameters":[)" +
          param("w1", "13,7") + "," + param("b1", "13") + "," + param("frozen", "13", false) + "," +
          param("w2", "7,13") + (filler > 0 ? "," + param("filler", std::to_string(filler)) : "") +
-         R"(]},{"name":"head",)" + block + R"("parameters":[)" + param("tied", "7,5", true, "1") + "," +
+         R"(]},{"name":"head",)" + block("head") + R"("parameters":[)" + param("tied", "7,5", true, "1") + "," +
          param("u", "3,5") + "]}]}";
 }
 

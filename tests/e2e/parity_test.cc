@@ -45,8 +45,13 @@ TEST_P(Parity, FiftyStepsEqualTheUnshardedRun) {
     EXPECT_LT(*std::min_element(reports[0].clips.begin(), reports[0].clips.end()), 1) << "it never clipped";
   }
 
+  if (!args.Text("mixed").empty()) {
+    const Trained uniform = Reference(args.With({{"mixed", ""}})).Run();
+    EXPECT_GT(LargestDifference(uniform, Reference(args).Run()), c.tolerance) << "the job's would pass as well";
+  }
   if (!args.Text("param_dtype").empty() || !args.Text("reduce_dtype").empty()) {
-    const Trained in_fp32 = Reference(args.With({{"param_dtype", "fp32"}, {"reduce_dtype", "fp32"}})).Run();
+    const Trained in_fp32 =
+        Reference(args.With({{"param_dtype", "fp32"}, {"reduce_dtype", "fp32"}, {"mixed", ""}})).Run();
     EXPECT_GT(LargestDifference(in_fp32, Reference(args).Run()), c.tolerance) << "full precision would pass as well";
     if (args.Int("keep_low") != 0) {
       const Trained not_kept = Reference(args.With({{"keep_low", "0"}})).Run();
@@ -233,6 +238,20 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"KeptInFp16Clipped",
              {{"keep_low", "1"}, {"reduce_dtype", "fp16"}, {"max_norm", "0.5"}, {"optimizer", "sgd"}, {"micro", "2"}},
              2e-5},
+        Case{"EveryGroupItsOwn",
+             {{"param_dtype", "bf16"},
+              {"mixed", "(root):/,mid:fp16/bf16,head:fp32/fp16/kept"},
+              {"optimizer", "sgd"},
+              {"micro", "2"},
+              {"layout", "DIM0"}},
+             kRoundedSums},
+        Case{"EveryGroupItsOwnPooledAndClipped",
+             {{"mixed", "embed:bf16/fp32,mid:fp16/,(root):/bf16"},
+              {"unshard_mode", "POOLED"},
+              {"forward_prefetch", "1"},
+              {"max_norm", "0.1"},
+              {"optimizer", "sgd"},
+              {"world", "3"}}},
         Case{"Bf16Dim0ShardGradOp",
              {{"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"layout", "DIM0"}, {"strategy", "SHARD_GRAD_OP"}}}),
     [](const auto& info) { return info.param.name; });

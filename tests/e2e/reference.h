@@ -12,6 +12,7 @@
 
 #include "tests/e2e/args.h"
 #include "tests/e2e/model.h"
+#include "tests/e2e/precision.h"
 
 namespace shardd::e2e {
 
@@ -42,6 +43,7 @@ struct Trained {
 class Reference {
  public:
   explicit Reference(const Args& args) : args_(args), world_(args.Int("world", 2)), values_(InitialValues()) {
+    for (int g = 0; g < kGroupCount; ++g) precision_[g] = PrecisionOf(args_, kGroupNames[g]);
     for (int p = 0; p < kParamCount; ++p) {
       for (auto* state : {&m_, &v_}) state->at(p).assign(kNumel[p], 0.0);
     }
@@ -70,8 +72,8 @@ class Reference {
           if (!here[p]) continue;
           const bool replaces = IsFresh(args_.Text("fresh"), micro, p) || !present[p];
           for (int i = 0; i < kNumel[p]; ++i) {
-            const float part = Kept(all[p][i] * scale);
-            sum[p][i] = replaces ? part : Kept(sum[p][i] + part);
+            const float part = Kept(p, all[p][i] * scale);
+            sum[p][i] = replaces ? part : Kept(p, sum[p][i] + part);
           }
           present[p] = true;
         }
@@ -85,15 +87,15 @@ class Reference {
 
  private:
   // Sums are kept in the dtype in which they are added up, where that is asked for.
-  float Kept(float x) const {
-    const std::string reduce = args_.Text("reduce_dtype");
-    return args_.Int("keep_low") == 0 ? x : RoundTo(reduce.empty() ? args_.Text("param_dtype", "fp32") : reduce, x);
+  float Kept(int param, float x) const {
+    const Precision& of = PrecisionOfParam(param);
+    return !of.keep_low ? x : RoundTo(of.reduce_dtype.empty() ? of.param_dtype : of.reduce_dtype, x);
   }
+  const Precision& PrecisionOfParam(int param) const { return precision_[kGroupOfParam[param]]; }
   float Gradient(int rank, int64_t step, int micro, Values& g) const {
     Values v = values_;
-    const std::string dtype = args_.Text("param_dtype", "fp32");
-    for (Tensor& tensor : v) {
-      for (float& x : tensor) x = RoundTo(dtype, x);
+    for (int p = 0; p < kParamCount; ++p) {
+      for (float& x : v[p]) x = RoundTo(PrecisionOfParam(p).param_dtype, x);
     }
     Pass pass(MakeBatch(rank, step, micro));
     pass.ForwardEmbed(v[kEmbed]);
@@ -108,12 +110,13 @@ class Reference {
   }
 
   void AddPresent(int rank, int64_t step, const Values& gradient, Values& all, std::vector<bool>& here) const {
-    const std::string slot_dtype = args_.Text("param_dtype", "fp32");
-    const std::string reduce_dtype = args_.Text("reduce_dtype", "fp32");
     for (int p = 0; p < kParamCount; ++p) {
       if (!IsPresent(args_.Text("absent"), rank, step, p)) continue;
       here[p] = true;
-      for (int i = 0; i < kNumel[p]; ++i) all[p][i] += RoundTo(reduce_dtype, RoundTo(slot_dtype, gradient[p][i]));
+      const Precision& of = PrecisionOfParam(p);
+      for (int i = 0; i < kNumel[p]; ++i) {
+        all[p][i] += RoundTo(of.reduce_dtype, RoundTo(of.param_dtype, gradient[p][i]));
+      }
     }
   }
 
@@ -163,6 +166,7 @@ class Reference {
 
   const Args args_;
   const int world_;
+  Precision precision_[kGroupCount];
   Values values_;
   std::array<std::vector<double>, kParamCount> m_, v_;
   int64_t steps_[kParamCount] = {};

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/e2e/attach.h"
+#include "tests/e2e/precision.h"
 #include "tests/e2e/reference.h"
 
 namespace shardd::e2e {
@@ -16,10 +17,10 @@ Trainer::Trainer(const Args& args)
     : args_(args),
       moments_(args_),
       folder_(args_.Text("folder")),
-      dtype_(args.Text("param_dtype", "fp32")),
       rank_(args.Int("rank")),
       seen_(Zeros()),
       gradient_(Zeros()) {
+  for (int g = 0; g < kGroupCount; ++g) dtype_[g] = PrecisionOf(args_, kGroupNames[g]).param_dtype;
   const int steps = args_.Int("steps", 50);
   report_.losses.assign(steps, 0.0);
   report_.norms.assign(steps, 0.0);

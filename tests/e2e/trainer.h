@@ -56,7 +56,7 @@ class Trainer {
   const Args args_;
   const Moments moments_;
   const std::string folder_;
-  const std::string dtype_;
+  std::string dtype_[kGroupCount];  // of what is read and submitted
   int rank_ = 0;
   std::unique_ptr<Job> job_;
   int32_t param_[kParamCount] = {};

@@ -10,11 +10,12 @@ namespace shardd::e2e {
 
 void Trainer::ReadParam(int param) {
   const void* data = job_->parameter_data(param_[param]);
+  const std::string& dtype = dtype_[kGroupOfParam[param]];
   for (int i = 0; i < kNumel[param]; ++i) {
     const uint16_t* half = static_cast<const uint16_t*>(data);
-    seen_[param][i] = dtype_ == "bf16"   ? tensor::Bf16ToFloat(half[i])
-                      : dtype_ == "fp16" ? tensor::HalfToFloat(half[i])
-                                         : static_cast<const float*>(data)[i];
+    seen_[param][i] = dtype == "bf16"   ? tensor::Bf16ToFloat(half[i])
+                      : dtype == "fp16" ? tensor::HalfToFloat(half[i])
+                                        : static_cast<const float*>(data)[i];
   }
 }
 
@@ -48,9 +49,9 @@ Status Trainer::Submit(int group, int64_t step, int micro) {
     }
     void* slot = job_->gradient_data(param_[p]);
     for (int i = 0; i < kNumel[p]; ++i) {
-      if (dtype_ == "bf16") {
+      if (dtype_[group] == "bf16") {
         static_cast<uint16_t*>(slot)[i] = tensor::FloatToBf16(gradient_[p][i]);
-      } else if (dtype_ == "fp16") {
+      } else if (dtype_[group] == "fp16") {
         static_cast<uint16_t*>(slot)[i] = tensor::FloatToHalf(gradient_[p][i]);
       } else {
         static_cast<float*>(slot)[i] = gradient_[p][i];

@@ -73,6 +73,7 @@ class Case:
     divide: float | None = None
     param_dtype: str = ""
     reduce_dtype: str = ""
+    mixed: dict[int, tuple[str, str]] = field(default_factory=dict)  # param_dtype and reduce_dtype of a layer
     checkpoint: str = ""
     compile: str = ""
     skip_grad: tuple[int, ...] = ()  # layers that no rank runs
@@ -95,19 +96,23 @@ def shard(model: Model, case: Case, fully_shard: Any) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     dtypes = {"": None, "bf16": torch.bfloat16, "fp32": torch.float32}
-    policy = MixedPrecisionPolicy(param_dtype=dtypes[case.param_dtype], reduce_dtype=dtypes[case.reduce_dtype])
+
+    def policy_of(param_dtype: str, reduce_dtype: str) -> MixedPrecisionPolicy:
+        return MixedPrecisionPolicy(param_dtype=dtypes[param_dtype], reduce_dtype=dtypes[reduce_dtype])
+
     kwargs = {
         "mesh": init_device_mesh(
             "cpu",
             case.mesh or (dist.get_world_size(),),
             mesh_dim_names=("replicate", "shard") if len(case.mesh) == 2 else None,
         ),
-        "mp_policy": policy,
+        "mp_policy": policy_of(case.param_dtype, case.reduce_dtype),
         "reshard_after_forward": case.reshard,
     }
     if case.wrap in ("blocks", "list"):
-        for layer in model.layers:
-            fully_shard(layer, **kwargs)
+        for index, layer in enumerate(model.layers):
+            own = {"mp_policy": policy_of(*case.mixed[index])} if index in case.mixed else {}
+            fully_shard(layer, **kwargs | own)
     if case.wrap == "list":
         fully_shard([model.norm, model.head], **kwargs)
     fully_shard(model, **kwargs)

@@ -74,9 +74,21 @@ TEST(Config, ValuesOutOfRangeAreRefusedByName) {
   for (double factor : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     EXPECT_TRUE(refused([&](C& c) { c.set_gradient_divide_factor(factor); }, {"gradient_divide_factor"}));
   }
+  {
+    SpecBuilder b;
+    b.Param(b.Add(0, "child", "Block"), "w", {3});
+    b.module(1).mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+    EXPECT_TRUE(Invalid(b.spec(), {"plan module \"child\": mixed_precision is for fully sharded modules"}));
+  }
   for (DType dtype : {v1::DTYPE_INT8, v1::DTYPE_FLOAT64, static_cast<DType>(99)}) {
     EXPECT_TRUE(refused([&](C& c) { c.mutable_mixed_precision()->set_param_dtype(dtype); }, {"param_dtype"}));
     EXPECT_TRUE(refused([&](C& c) { c.mutable_mixed_precision()->set_reduce_dtype(dtype); }, {"reduce_dtype"}));
+    SpecBuilder b;
+    const int child = b.AddSharded(0, "child");
+    b.Param(child, "w", {3});
+    b.module(child).mutable_mixed_precision()->set_param_dtype(dtype);
+    EXPECT_TRUE(
+        Invalid(b.spec(), {"plan module \"child\": mixed_precision.param_dtype", std::string(DTypeName(dtype))}));
   }
   for (v1::OptimizerKind kind : {v1::OPTIMIZER_KIND_ADAMW, v1::OPTIMIZER_KIND_NONE}) {
     EXPECT_TRUE(refused(

@@ -48,6 +48,14 @@ std::vector<Change> Changes() {
       {"reduce_dtype",
        [](SpecBuilder& b) { b.config().mutable_mixed_precision()->set_reduce_dtype(v1::DTYPE_FLOAT16); },
        {"config mixed_precision.reduce_dtype"}},
+      {"mixed precision of one module",
+       [](SpecBuilder& b) { b.module(kB).mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16); },
+       {"group \"b\": mixed_precision differs (got param_dtype bfloat16, reduce_dtype as submitted, want param_dtype "
+        "as "
+        "stored, reduce_dtype as submitted)"}},
+      {"sums of one module",
+       [](SpecBuilder& b) { b.module(kB).mutable_mixed_precision()->set_keep_low_precision_grads(true); },
+       {"group \"b\": mixed_precision differs", "as submitted, kept"}},
       {"unshard_mode",
        [](SpecBuilder& b) { b.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED); },
        {"config unshard_mode"}},
@@ -161,6 +169,7 @@ TEST(Digest, WhatMayDifferBetweenRanksIsNotSeen) {
       [](SpecBuilder& b) { b.spec().mutable_tree()->mutable_modules()->RemoveLast(); },
       [](SpecBuilder& b) { b.module(0).set_class_name("Wrapped"); },
       [](SpecBuilder& b) { b.module(kA).set_name("_fsdp_wrapped_module.a"); },
+      [](SpecBuilder& b) { (void)b.module(kA).mutable_mixed_precision(); },  // what the job has
       [](SpecBuilder& b) { b.Param(0, "sharded_elsewhere", {3}, {.already_sharded = true}); },
       [](SpecBuilder& b) {
         b.module(kA).mutable_parameters(0)->set_storage_id(99);

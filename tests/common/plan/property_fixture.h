@@ -1,8 +1,8 @@
 #ifndef SHARDD_TESTS_COMMON_PLAN_PROPERTY_FIXTURE_H_
 #define SHARDD_TESTS_COMMON_PLAN_PROPERTY_FIXTURE_H_
 
-// What must hold of every plan, over random trees. Each case names its seed; RandomSpec(seed) and CutAfterForward
-// repeat it.
+// What must hold of every plan, over random trees. Each case names its seed; RandomSpec(seed), CutAfterForward
+// and MixPrecision repeat it.
 
 #include <vector>
 
@@ -21,6 +21,7 @@ class Property : public testing::Test {
       SCOPED_TRACE(testing::Message() << "seed " << seed);
       RandomSpec random(seed);
       random.CutAfterForward();
+      random.MixPrecision();
       const absl::StatusOr<ShardPlan> plan = PlanShards(random.spec());
       ASSERT_TRUE(plan.ok()) << plan.status();
       check(random.spec(), *plan);

@@ -175,6 +175,44 @@ TEST_F(Property, GroupsComeInPreOrderWithTheirDepth) {
   });
 }
 
+// What unshard gives is what the group's own module says, else the job; a group that says nothing is planned as if no
+// other did.
+TEST_F(Property, EveryGroupHasThePrecisionOfItsModuleElseOfTheJob) {
+  int own = 0;
+  ForAll([&own](const v1::JobSpec& spec, const ShardPlan& plan) {
+    int64_t cast_bytes = 0;
+    for (const GroupPlan& group : plan.groups) {
+      const v1::Module& module = spec.tree().modules(group.module);
+      const v1::MixedPrecision& want =
+          module.has_mixed_precision() ? module.mixed_precision() : spec.config().mixed_precision();
+      own += module.has_mixed_precision() ? 1 : 0;
+      ASSERT_EQ(group.mixed_precision.SerializeAsString(), want.SerializeAsString()) << group.name;
+      for (int f : group.flat_params) {
+        const FlatParamPlan& flat = plan.flat_params[f];
+        const bool casts = IsFloatingPoint(flat.dtype) && want.param_dtype() != v1::DTYPE_UNSPECIFIED;
+        ASSERT_EQ(flat.unsharded_dtype, casts ? want.param_dtype() : flat.dtype) << group.name;
+        const int64_t bytes = flat.padded_numel * DTypeSizeBytes(flat.unsharded_dtype);
+        cast_bytes += flat.unsharded_dtype == flat.dtype ? 0 : bytes;
+      }
+    }
+    ASSERT_GE(plan.memory.parameters_bytes, plan.config.unshard_mode() == v1::UNSHARD_MODE_POOLED ? 0 : cast_bytes);
+    if (cast_bytes == 0) {
+      ASSERT_EQ(plan.memory.parameters_bytes, 0);
+    }
+    v1::JobSpec without = spec;
+    for (v1::Module& module : *without.mutable_tree()->mutable_modules()) module.clear_mixed_precision();
+    const absl::StatusOr<ShardPlan> uniform = PlanShards(without);
+    ASSERT_TRUE(uniform.ok());
+    for (size_t g = 0; g < plan.groups.size(); ++g) {
+      if (spec.tree().modules(plan.groups[g].module).has_mixed_precision()) continue;
+      ASSERT_EQ(plan.groups[g].unsharded_bytes, uniform->groups[g].unsharded_bytes);
+      ASSERT_EQ(plan.groups[g].gradient_bytes, uniform->groups[g].gradient_bytes);
+    }
+    ASSERT_EQ(plan.memory.gradients_bytes > 0, uniform->memory.gradients_bytes > 0);
+  });
+  EXPECT_GT(own, 100);
+}
+
 // Checks [offset, offset + size) ranges of one slab or slot: aligned, disjoint, within `limit`.
 class Ranges {
  public:

@@ -36,6 +36,19 @@ class RandomSpec {
     }
   }
 
+  // A precision of their own for some of the fully sharded modules.
+  void MixPrecision() {
+    constexpr v1::DType kDTypes[] = {v1::DTYPE_UNSPECIFIED, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16};
+    const ShardPlan plan = builder_.Plan();
+    for (const GroupPlan& group : plan.groups) {
+      if (Below(3) != 0) continue;
+      v1::MixedPrecision& precision = *builder_.module(group.module).mutable_mixed_precision();
+      precision.set_param_dtype(kDTypes[Below(4)]);
+      precision.set_reduce_dtype(kDTypes[Below(4)]);
+      precision.set_keep_low_precision_grads(Below(2) == 0);
+    }
+  }
+
  private:
   int Below(int bound) { return static_cast<int>(random_() % static_cast<uint32_t>(bound)); }
 

@@ -61,19 +61,20 @@ class Description:
     divide_factor: float
 
 
-def _uniform(values: dict[str, Any], what: str) -> Any:
-    """The one value of all groups; the daemon has one for a job."""
-    first_name, first = next(iter(values.items()))
-    for name, value in values.items():
-        if value != first:
-            raise NotImplementedError(
-                f"register model: {what} differs between fully sharded modules ({first_name}: {first}, {name}: {value}); "
-                "shardd has one for all modules of a model so far"
-            )
-    return first
+def _precision(group: ShardGroup) -> dict[str, str]:
+    """``shardd.v1.MixedPrecision`` of the group's policy."""
+    mixed: dict[str, str] = {}
+    if group.mp_policy.param_dtype is not None:
+        mixed["paramDtype"] = dtype_name(group.mp_policy.param_dtype, "mp_policy.param_dtype")
+    if group.mp_policy.reduce_dtype is not None:
+        mixed["reduceDtype"] = dtype_name(group.mp_policy.reduce_dtype, "mp_policy.reduce_dtype")
+    return mixed
 
 
-def _tree(root: torch.nn.Module, states: list[ShardState], held: set[int]) -> tuple[dict[str, Any], list[ParamPlace]]:
+def _tree(
+    root: torch.nn.Module, states: list[ShardState], held: set[int], precision: dict[str, str]
+) -> tuple[dict[str, Any], list[ParamPlace]]:
+    """``precision``: the job's; modules whose own differs say so."""
     places: dict[tuple[int, str], tuple[ShardGroup, FSDPParam]] = {}
     units: dict[int, ShardGroup] = {}  # by module that fully_shard was applied to
     for state in states:
@@ -120,6 +121,8 @@ def _tree(root: torch.nn.Module, states: list[ShardState], held: set[int]) -> tu
         if id(module) in units:
             unit = units[id(module)]
             entry["mark"] = "MODULE_MARK_FULLY_SHARD"
+            if _precision(unit) != precision:
+                entry["mixedPrecision"] = _precision(unit)
             entry["reshardAfterForward"] = "OVERRIDE_YES" if unit._reshard_after_forward else "OVERRIDE_NO"
             if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size:
                 entry["postForwardShardSize"] = unit.post_forward_shard_size()
@@ -133,26 +136,21 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     sharded = [p.sharded_param for state in states if state._unit is not None for p in state._unit.fsdp_params]
     stock = [] if optimizers else stock_optimizers(sharded)
     held = {id(p) for o in [*optimizers, *stock] for group in o.param_groups for p in group["params"]}
-    tree, params = _tree(root._modules[0], states, held)
+    assert root._unit is not None
+    precision = _precision(root._unit)
+    tree, params = _tree(root._modules[0], states, held, precision)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
     for where, group in groups.items():
         if group.mesh_info.mesh != params[0].group.mesh_info.mesh:
             raise NotImplementedError(f'register module "{where}": its mesh differs from the other modules\'')
-    param_dtype = _uniform({n: g.mp_policy.param_dtype for n, g in groups.items()}, "mp_policy.param_dtype")
-    reduce_dtype = _uniform({n: g.mp_policy.reduce_dtype for n, g in groups.items()}, "mp_policy.reduce_dtype")
-    mixed: dict[str, str] = {}
-    if param_dtype is not None:
-        mixed["paramDtype"] = dtype_name(param_dtype, "mp_policy.param_dtype")
-    if reduce_dtype is not None:
-        mixed["reduceDtype"] = dtype_name(reduce_dtype, "mp_policy.reduce_dtype")
     factors = {group.divide_factor() for group in groups.values()}
     divide_factor = factors.pop() if len(factors) == 1 else float(world_size)
     config: dict[str, Any] = {
         **_strategy(params[0].group.mesh_info),
         "layout": "LAYOUT_DIM0",
-        "mixedPrecision": mixed,
+        "mixedPrecision": precision,
         "optimizer": _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
         "trainersNeverWrite": bool(optimizers) and not all(o.in_place_edits for o in optimizers),
