@@ -141,20 +141,6 @@ void Engine::Commit() {
   Check(job().CommitParameters());
 }
 
-void Engine::EnterFullParams(bool writeback) {
-  ReshardAll();
-  if (passes_) {
-    CloseWindow();  // some rank may have one open
-  }
-  const NoGil no_gil;
-  Check(Take(shardd_enter_full_params(job().c_job(), writeback ? 1 : 0)));
-}
-
-void Engine::LeaveFullParams() {
-  const NoGil no_gil;
-  Check(Take(shardd_leave_full_params(job().c_job())));
-}
-
 void Engine::LoadMemory() {
   for (Unit* unit : units_) {
     unit->LoadMemory();
@@ -199,7 +185,7 @@ void Engine::AdoptState(int param, int state, const at::Tensor& local, bool copy
 Engine::StepResult Engine::Step(shardd_step_options options, const std::string& state) {
   ReshardAll();
   for (Unit* unit : units_) {
-    unit->SettleGradients();
+    unit->SettleGradients(/*stepping=*/true);
   }
   StepResult result;
   options.state = state.data();
@@ -226,7 +212,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
 void Engine::Reattach() {
   ++generation_;
   forward_root_ = nullptr;
-  final_queued_ = settled_ = inside_pass_ = paused_ = stepped_ = false;
+  final_queued_ = settled_ = inside_pass_ = paused_ = stepped_ = full_params_ = false;
   stepped_state_.clear();
   for (Unit* unit : units_) {
     unit->ForgetMemory();

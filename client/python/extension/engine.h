@@ -45,8 +45,29 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void WriteOptimizerState(int param, int state, const at::Tensor& rows, int64_t first);
   void WriteUpdateCount(int param, int64_t count);
   void Commit();
-  void EnterFullParams(bool writeback);
+
+  // Full parameters (engine_full_params.cc). All ranks enter together, outside of forward and backward; until they
+  // leave nothing can be unsharded. With `writeback` the values that Write and WriteGradient give become everybody's
+  // with Commit.
+  void EnterFullParams(const Job::FullParams& options);
   void LeaveFullParams();
+  bool full_params() const { return full_params_; }
+  // FAILED_PRECONDITION while they are entered.
+  void CheckOutsideFullParams(const char* what) const;
+  // A forward of this model, or a backward of any, is under way on this thread.
+  bool in_forward_backward() const;
+  // The whole parameter as stored, or its gradient in fp32, into `out`, which is contiguous and has its size and dtype.
+  // False: this rank is not given it, or it has no gradient. REQUIRES: entered.
+  bool CopyFullParameter(int param, at::Tensor out);
+  bool CopyFullGradient(int param, at::Tensor out);
+  void WriteGradient(int param, const at::Tensor& rows, int64_t first);
+  // What `.grad` says is what the job has, before it is read: gradients that the program gave or dropped.
+  void SettleGradients();
+  // `.grad` shows what the job has, because it was written there.
+  void TakeGradient(int param);
+  // This rank's rows of gradients that are added up and not shown yet (set_requires_gradient_sync(False)), fp32, in the
+  // job's memory: they may be scaled in place until the next backward. Waits for other ranks' reductions.
+  std::vector<at::Tensor> PendingGradients();
   // Points every unit's storages to the job's memory: after registration and after Reattach.
   void LoadMemory();
 
@@ -145,6 +166,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool stepped_ = false;
   std::string stepped_state_;
   bool settled_ = false;
+  bool full_params_ = false;
   bool lost_ = false;  // in a forked child
   uint64_t generation_ = 1;
   int64_t steps_ = 0;

@@ -280,9 +280,29 @@ void ManagedParam::ShowGradient(int64_t steps) {
   }
 }
 
-ManagedParam::Presence ManagedParam::SettleGradient(int64_t steps) {
+void ManagedParam::TakeGradient(int64_t steps) {
+  if (!trainable) {
+    return;
+  }
+  if (!gradient_) {
+    MakeGradient();
+  }
+  pending = false;
+  in_job = true;
+  gradient_step_ = steps;
+  sharded_tensor().mutable_grad() = THPVariable_Unpack(gradient_.ptr());
+}
+
+at::Tensor ManagedParam::gradient_shard() const {
+  return at::from_blob(gradient_memory_, local_.sizes(), at::TensorOptions().dtype(at::kFloat));
+}
+
+ManagedParam::Presence ManagedParam::SettleGradient(int64_t steps, bool stepping) {
   const at::Tensor& shown = sharded_tensor().grad();
-  if (!shown.defined() || !updated) {
+  if (!shown.defined() || (stepping && !updated)) {
+    if (pending && !stepping) {
+      return Presence::kAsIs;  // the program has not been shown it yet
+    }
     if (pending && updated) {
       Check(Status(Code::kFailedPrecondition,
                    "step: the gradient of \"" + fqn +
@@ -303,7 +323,7 @@ ManagedParam::Presence ManagedParam::SettleGradient(int64_t steps) {
       Check(Status(Code::kInvalidArgument, "step: the gradient that was assigned to \"" + fqn +
                                                "\" has other rows than its parameter has on this rank"));
     }
-    at::from_blob(gradient_memory_, local_.sizes(), at::TensorOptions().dtype(at::kFloat)).copy_(rows);
+    gradient_shard().copy_(rows);
   }
   in_job = true;
   return Presence::kGiven;  // also of an earlier step: the memory still has its values

@@ -77,10 +77,15 @@ class ManagedParam {
   bool BeginGradient(int64_t steps);
   // The job's gradient of this parameter is complete: `.grad` shows it, hooks run.
   void ShowGradient(int64_t steps);
-  // What the job's next step is to be told, so that it steps with what `.grad` says: nothing, or whether this rank has
-  // a gradient. One that the program assigned is copied into the job's memory.
+  // What the job is to be told, so that it has what `.grad` says: nothing, or whether this rank has a gradient. One
+  // that the program assigned is copied into the job's memory. `stepping`: a step of the daemon's optimizer comes,
+  // which takes only what it has and wants all of it shown.
   enum class Presence { kAsIs, kDropped, kGiven };
-  Presence SettleGradient(int64_t steps);
+  Presence SettleGradient(int64_t steps, bool stepping);
+  // A gradient was written into the job: `.grad` shows it. No hooks run.
+  void TakeGradient(int64_t steps);
+  // This rank's rows of what the job has, fp32, in its memory.
+  at::Tensor gradient_shard() const;
 
   int64_t element_bytes() const { return static_cast<int64_t>(local_.element_size()); }  // of the stored parameter
   // Never held as a tensor: module.to() swaps what is behind the Python object, and counts references.

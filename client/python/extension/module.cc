@@ -190,6 +190,18 @@ py::dict ParamDict(Engine& engine, int param) {
   return out;
 }
 
+// Of the parameter's elements, which this rank holds, and whether a rank of an earlier replica holds the same.
+py::dict RangeDict(Engine& engine, int param) {
+  const shardd_shard_range range = engine.job().shard_range(param);
+  py::dict out;
+  out["first"] = range.first;
+  out["numel"] = range.numel;
+  out["gradient_first"] = range.gradient_first;
+  out["gradient_numel"] = range.gradient_numel;
+  out["replica_index"] = engine.job().shard_info().replica_index;
+  return out;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -221,8 +233,24 @@ PYBIND11_MODULE(_C, m) {
       .def("find_group", &Engine::FindGroup)
       .def("write", &Engine::Write)
       .def("commit", &Engine::Commit)
-      .def("enter_full_params", &Engine::EnterFullParams)
+      .def(
+          "enter_full_params",
+          [](Engine& engine, bool writeback, int group, bool recurse, bool rank0_only, bool offload_to_cpu,
+             bool with_grads) {
+            engine.EnterFullParams({group, recurse, writeback, rank0_only, offload_to_cpu, with_grads});
+          },
+          py::arg("writeback"), py::kw_only(), py::arg("group") = -1, py::arg("recurse") = true,
+          py::arg("rank0_only") = false, py::arg("offload_to_cpu") = false, py::arg("with_grads") = false)
       .def("leave_full_params", &Engine::LeaveFullParams)
+      .def("copy_full_parameter", &Engine::CopyFullParameter)
+      .def("copy_full_gradient", &Engine::CopyFullGradient)
+      .def("write_gradient", &Engine::WriteGradient)
+      .def("settle_gradients", &Engine::SettleGradients)
+      .def("take_gradient", &Engine::TakeGradient)
+      .def("pending_gradients", &Engine::PendingGradients)
+      .def("shard_range", &RangeDict)
+      .def_property_readonly("full_params", &Engine::full_params)
+      .def_property_readonly("in_forward_backward", &Engine::in_forward_backward)
       .def("load_memory", &Engine::LoadMemory)
       .def("step", &StepDict)
       .def("set_updated", &Engine::SetUpdated)

@@ -126,6 +126,7 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   if (engine_ == nullptr || !engine_->alive()) {
     lazy_init_();
   }
+  engine_->CheckOutsideFullParams("forward of a fully sharded module");
   py::object new_args = py::reinterpret_borrow<py::object>(args);
   py::object new_kwargs = py::reinterpret_borrow<py::object>(kwargs);
   const bool in_backward = InBackward();
@@ -228,6 +229,7 @@ void Unit::Unshard() {
   if (!unshard_in_backward && group_training_ == Training::kPreBackward) {
     return;
   }
+  engine_->CheckOutsideFullParams("unshard");
   Job& job = engine_->job();
   engine_->EnterPassByHand(backward);
   for (Group& group : groups_) {
@@ -418,16 +420,24 @@ void Unit::ShowGradients() {
   }
 }
 
-void Unit::SettleGradients() {
+void Unit::SettleGradients(bool stepping) {
   for (const auto& param : params_) {
     if (!param->trainable) {
       continue;
     }
-    const ManagedParam::Presence presence = param->SettleGradient(engine_->steps());
+    const ManagedParam::Presence presence = param->SettleGradient(engine_->steps(), stepping);
     if (presence != ManagedParam::Presence::kAsIs) {
       const NoGil no_gil;
       Check(Status::Take(shardd_set_gradient_presence(engine_->job().c_job(), param->daemon_param,
                                                       presence == ManagedParam::Presence::kGiven ? 1 : 0)));
+    }
+  }
+}
+
+void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
+  for (const auto& param : params_) {
+    if (param->pending) {
+      gradients->push_back(param->gradient_shard());
     }
   }
 }

@@ -93,7 +93,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void EndBackward();
   bool HasPendingGradients() const;
   void ShowGradients();
-  void SettleGradients();  // what `.grad` says is what the next step of the daemon's optimizer takes
+  // What `.grad` says is what the job has. `stepping`: only of what the daemon's optimizer has, as its step takes it.
+  void SettleGradients(bool stepping);
+  void AddPendingGradients(std::vector<at::Tensor>* gradients);
   // `counts` (null: none): by the daemon's parameters, one more for each that was updated.
   void EndStep(float* counts);
   ManagedParam* FindParam(int daemon_param);  // null: not here

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 
 from shardd.torch import optim
 from shardd.torch._api import clip_grad_norm_, commit, counters, finish, open_window, reattach, resume, ride
+from shardd.torch._full_params import summon_full_params
 from shardd.torch._fully_shard import FSDPModule, fully_shard
 from shardd.torch._plan import MemoryPlan, memory_plan
 from shardd.torch._steps import Step, steps
@@ -43,4 +44,5 @@ __all__ = [
     "ride",
     "share_comm_ctx",
     "steps",
+    "summon_full_params",
 ]

@@ -339,6 +339,8 @@ class TorchJob:
         """Sharded parameters may be written until ``commit_write``; calls nest."""
         if self.engine is None or not self.engine.alive:
             return
+        if self.engine.full_params:
+            return  # into what summon_full_params shows, which it writes back
         if self.passes:
             self.engine.open_window()  # a store would do it as well, in a signal handler
         elif self.write_depth == 0:

@@ -1,0 +1,104 @@
+// Full parameters and gradients, as stored: entered by all ranks together, copied out, written back.
+
+#include <string.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "client/python/extension/engine.h"
+#include "client/python/extension/errors.h"
+#include "client/python/extension/unit.h"
+
+namespace shardd::python {
+
+bool Engine::in_forward_backward() const {
+  return forward_root_ != nullptr || torch::autograd::get_current_graph_task_id() != -1;
+}
+
+void Engine::EnterFullParams(const Job::FullParams& options) {
+  CheckOutsideFullParams("enter full parameters");
+  CheckBetweenPasses("enter full parameters");
+  ReshardAll();
+  if (passes_) {
+    CloseWindow();  // some rank may have one open
+  }
+  shardd_full_params_options c{};
+  c.struct_size = sizeof(c);
+  c.group = options.group;
+  c.recurse = options.recurse ? 1 : 0;
+  c.writeback = options.writeback ? 1 : 0;
+  c.rank0_only = options.rank0_only ? 1 : 0;
+  c.offload_to_cpu = options.offload_to_cpu ? 1 : 0;
+  c.with_grads = options.with_grads ? 1 : 0;
+  {
+    const NoGil no_gil;
+    Check(Status::Take(shardd_enter_full_params_with(job().c_job(), &c)));
+  }
+  full_params_ = true;
+}
+
+void Engine::LeaveFullParams() {
+  full_params_ = false;
+  const NoGil no_gil;
+  Check(Status::Take(shardd_leave_full_params(job().c_job())));
+}
+
+void Engine::CheckOutsideFullParams(const char* what) const {
+  if (full_params_) {
+    Check(Status(Code::kFailedPrecondition, std::string(what) +
+                                                ": full parameters are summoned; leave the summon_full_params context "
+                                                "first"));
+  }
+}
+
+bool Engine::CopyFullParameter(int param, at::Tensor out) {
+  const void* data = shardd_full_parameter_data(job().c_job(), param);
+  if (data == nullptr) {
+    return false;
+  }
+  const NoGil no_gil;
+  memcpy(out.mutable_data_ptr(), data, out.nbytes());
+  return true;
+}
+
+bool Engine::CopyFullGradient(int param, at::Tensor out) {
+  const void* data = shardd_full_gradient_data(job().c_job(), param);
+  if (data == nullptr) {
+    return false;
+  }
+  const NoGil no_gil;
+  memcpy(out.mutable_data_ptr(), data, out.nbytes());
+  return true;
+}
+
+void Engine::WriteGradient(int param, const at::Tensor& rows, int64_t first) {
+  const NoGil no_gil;
+  const at::Tensor dense = rows.to(at::kFloat).contiguous();
+  Check(job().WriteGradient(param, dense.const_data_ptr(), first, dense.numel()));
+}
+
+void Engine::SettleGradients() {
+  for (Unit* unit : units_) {
+    unit->SettleGradients(/*stepping=*/false);
+  }
+}
+
+void Engine::TakeGradient(int param) {
+  for (Unit* unit : units_) {
+    if (ManagedParam* managed = unit->FindParam(param); managed != nullptr) {
+      managed->TakeGradient(steps_);
+    }
+  }
+}
+
+std::vector<at::Tensor> Engine::PendingGradients() {
+  {
+    const NoGil no_gil;
+    Check(job().WaitGradients());
+  }
+  std::vector<at::Tensor> gradients;
+  for (Unit* unit : units_) {
+    unit->AddPendingGradients(&gradients);
+  }
+  return gradients;
+}
+
+}  // namespace shardd::python
