@@ -51,6 +51,9 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
     if (std::exchange(progress_.window, false)) {
       (void)session_->SetShardsWritable(false);
     }
+    if (watch_writes_) {
+      SHARDD_RETURN_IF_ERROR(WriteFaults::Renew());
+    }
     state.copy(session_->memory().At<char>(layout_.payload_offset_bytes), state.size());
     session_->memory().page().pass.store(static_cast<uint32_t>(PassWord::kReading), std::memory_order_release);
     CommandRecord record = {};

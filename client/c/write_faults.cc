@@ -63,17 +63,28 @@ void OnFault(int signal, siginfo_t* info, void* context) {
   errno = saved_errno;
 }
 
+bool IsDefault(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) == 0 && (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN);
+}
+
+// REQUIRES: ranges_mutex is held. Again where somebody has reset the signal: programs put all handlers back that they
+// had found, as Python knows them, which is without this one. Whoever has set another handler is taken to call this
+// one.
 absl::Status Install() {
-  static absl::Status* const installed = [] {
-    struct sigaction action = {};
-    action.sa_sigaction = &OnFault;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    return new absl::Status(sigaction(SIGSEGV, &action, &previous) == 0
-                                ? absl::OkStatus()
-                                : absl::InternalError(absl::StrCat("watch writes: sigaction: ", strerror(errno))));
-  }();
-  return *installed;
+  static bool installed = false;
+  struct sigaction current = {};
+  if (installed && sigaction(SIGSEGV, nullptr, &current) == 0 && !IsDefault(current)) {
+    return absl::OkStatus();
+  }
+  struct sigaction action = {};
+  action.sa_sigaction = &OnFault;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  if (sigaction(SIGSEGV, &action, &previous) != 0) {
+    return absl::InternalError(absl::StrCat("watch writes: sigaction: ", strerror(errno)));
+  }
+  installed = true;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -104,6 +115,11 @@ absl::Status WriteFaults::Watch(ClientJob* job, int which, const void* begin, in
   free->job.store(job);
   free->begin.store(static_cast<const char*>(begin), std::memory_order_release);
   return absl::OkStatus();
+}
+
+absl::Status WriteFaults::Renew() {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  return Install();
 }
 
 void WriteFaults::Forget(ClientJob* job) {

@@ -15,12 +15,15 @@ from torch.distributed.fsdp import (
     share_comm_ctx,
 )
 
-from shardd.torch import optim
+from shardd.torch import _signals, optim
 from shardd.torch._api import clip_grad_norm_, commit, counters, finish, open_window, reattach, resume, ride
 from shardd.torch._full_params import summon_full_params
 from shardd.torch._fully_shard import FSDPModule, fully_shard
+from shardd.torch._install import install, swapped, uninstall
 from shardd.torch._plan import MemoryPlan, memory_plan
 from shardd.torch._steps import Step, steps
+
+_signals.install()
 
 __all__ = [
     "CPUOffloadPolicy",
@@ -35,6 +38,7 @@ __all__ = [
     "counters",
     "finish",
     "fully_shard",
+    "install",
     "memory_plan",
     "open_window",
     "optim",
@@ -45,4 +49,6 @@ __all__ = [
     "share_comm_ctx",
     "steps",
     "summon_full_params",
+    "swapped",
+    "uninstall",
 ]

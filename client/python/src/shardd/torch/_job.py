@@ -11,6 +11,7 @@ import pickle
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ logger = logging.getLogger("shardd.torch")
 
 _jobs: list[TorchJob] = []
 _optimizers: weakref.WeakSet[DaemonOptimizer] = weakref.WeakSet()
+before_end: list[Callable[[TorchJob], None]] = []  # called with each job before it is given up
 _failed = False  # the process ends with an exception: its job is to be kept
 _ridden: Any = None
 RIDE_BYTES = 1 << 20  # what a commit takes of this rank's own (kMaxTrainerStateBytes)
@@ -385,6 +387,9 @@ class TorchJob:
         self._end(finished)
 
     def _end(self, finished: bool) -> None:
+        if self.alive:
+            for look in before_end:
+                look(self)
         engine, self.engine = self.engine, None
         self.memory = None
         if self in _jobs:
