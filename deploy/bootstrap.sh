@@ -5,6 +5,7 @@
 #   system packages       with apt (as root; without root it prints the command to run and ends with status 1)
 #   torch, numpy          with pip into .venv of the project; the one libtorch that C++ and Python use
 #   Python's own tools    with pip into .venv: what tests/python and `pip install ./client/python` need
+#   accelerate and others with pip into .venv: what client/examples/libraries runs on (its requirements.txt)
 #   .cache/pic            position independent objects for libshardd.so (deploy/pic_archives.sh)
 set -euo pipefail
 
@@ -63,7 +64,9 @@ stamp=$venv/shardd-torch
 tools=(pytest==9.2.0 ruff==0.17.5 mypy==2.4.1 scikit-build-core==1.1.2)
 tools_stamp=$venv/shardd-tools
 has() { [[ -f $1 && $(<"$1") == "$2" ]]; }  # stamp, what it says
-has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && exit 0
+libraries=$root/client/examples/libraries/requirements.txt
+libraries_stamp=$venv/shardd-libraries # a copy of the file
+has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && cmp -s "$libraries" "$libraries_stamp" && exit 0
 
 # Debian's own interpreter: another python3 in PATH would not be the one whose ABI the wheel and the packages match.
 python=/usr/bin/python3
@@ -102,5 +105,18 @@ if ! has "$tools_stamp" "${tools[*]}"; then
     tail -3 "$log" >&2
     echo "bootstrap: install Python's tools: pip returned an error; tests/python is left out" >&2
   fi
+fi
+# Without them all else builds and runs; the examples and their test skip and say so.
+if ! cmp -s "$libraries" "$libraries_stamp"; then
+  echo "bootstrap: installing $(grep -v '^#' "$libraries" | paste -sd ' ') into .venv"
+  constraints=$(mktemp)
+  printf '%s\n' "torch==$torch_version" "${tools[@]}" >"$constraints"  # they stay as they are
+  if pip install -c "$constraints" -r "$libraries"; then
+    cp "$libraries" "$libraries_stamp"
+  else
+    tail -3 "$log" >&2
+    echo "bootstrap: install client/examples/libraries/requirements.txt: pip returned an error; left out" >&2
+  fi
+  rm -f "$constraints"
 fi
 rm -f "$log"

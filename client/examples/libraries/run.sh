@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Runs programs of this folder under torchrun twice, on PyTorch's FSDP and, unchanged, on shardd, and compares losses and files.
+# Usage: client/examples/libraries/run.sh [--keep FOLDER] [name...]    names: --list; without: all of them
+# Needs what deploy/bootstrap.sh installs, and shardd installed or built (tests/python/run.sh build/dev --build-only).
+# Status 0: all are alike. 1: one differs or failed. 77: a library is not installed, and nothing failed.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../../.." && pwd)
+python=$root/.venv/bin/python
+[[ -x $python ]] || python=python3
+declare -A programs=(
+  [accelerate]="with_accelerate.py --version 2"
+  [trainer]="with_trainer.py --version 2"
+  [lightning]="with_lightning.py --strategy model_parallel"
+  [torchtitan]="torchtitan_way.py"
+)
+declare -A needs=([accelerate]="accelerate transformers" [trainer]="accelerate transformers" [lightning]="lightning transformers" [torchtitan]="torch")
+order=(torchtitan accelerate trainer lightning)
+
+keep=
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --keep) keep=$2 && shift 2 ;;
+    --list) printf '%s\n' "${order[@]}" && exit 0 ;;
+    *) echo "usage: run.sh [--list] [--keep FOLDER] [name...]" >&2 && exit 2 ;;
+  esac
+done
+(($#)) && order=("$@")
+"$python" -c 'import shardd.torch' 2>/dev/null || export PYTHONPATH=$root/client/python/src${PYTHONPATH:+:$PYTHONPATH}
+"$python" -c 'import shardd.torch' || { echo "run.sh: shardd is neither installed nor built" >&2 && exit 1; }
+work=${keep:-$(mktemp -d)}
+mkdir -p "$work"
+[[ -n $keep ]] || trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 TORCH_CPP_LOG_LEVEL=ERROR PYTHONWARNINGS=ignore
+export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+
+# run folder log [-m shardd.torch ...] program...: in a folder of its own, so that paths in files are alike.
+run() {
+  local folder=$1 log=$2
+  shift 2
+  rm -rf "$folder" && mkdir -p "$folder"
+  (cd "$here" && exec "$python" -m torch.distributed.run --standalone --nproc-per-node=2 "$@" --out "$folder") >"$log" 2>&1 ||
+    { grep -vE '^[WE][0-9]{4}' "$log" | tail -40 && return 1; }
+}
+failed=0 skipped=0
+for name in "${order[@]}"; do
+  [[ -n ${programs[$name]:-} ]] || { echo "run.sh: no such program: $name" >&2 && exit 2; }
+  missing=
+  for module in ${needs[$name]}; do
+    "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$module') is None)" || missing+=" $module"
+  done
+  [[ -z $missing ]] || { echo "$name: skipped, not installed:$missing; run deploy/bootstrap.sh" && skipped=1 && continue; }
+  read -ra program <<<"${programs[$name]}"
+  rm -f "$work/$name.counts"
+  run "$work/$name.pytorch" "$work/$name.pytorch.log" "${program[@]}" &&
+    run "$work/$name.shardd" "$work/$name.shardd.log" -m shardd.torch --counts "$work/$name.counts" "${program[@]}" &&
+    "$python" "$here/compare.py" "$name" "$work/$name.pytorch" "$work/$name.shardd" "$work/$name.counts" || failed=1
+done
+((failed)) && exit 1
+((skipped)) && exit 77
+exit 0
