@@ -490,14 +490,6 @@ void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
   }
 }
 
-void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
-  for (const auto& param : params_) {
-    if (param->pending) {
-      gradients->push_back(param->gradient_shard());
-    }
-  }
-}
-
 void Unit::EndStep(float* counts) {
   for (const auto& param : params_) {
     if (counts != nullptr && param->in_job) {
