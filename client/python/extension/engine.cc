@@ -154,29 +154,26 @@ void Engine::ReshardAll() {
 }
 
 void Engine::SetUpdated(const std::vector<int>& params) {
-  const int32_t count = job().info().param_count;
-  for (int32_t index = 0; index < count; ++index) {
-    for (Unit* unit : units_) {
-      if (ManagedParam* param = unit->FindParam(index); param != nullptr) {
-        param->updated = std::find(params.begin(), params.end(), index) != params.end();
-      }
+  for (Unit* unit : units_) {
+    for (const auto& shard : unit->shards_) {
+      shard->updated = std::find(params.begin(), params.end(), shard->daemon_param) != params.end();
     }
   }
 }
 
 void Engine::AdoptState(int param, int state, const at::Tensor& local, bool copy_in) {
   for (Unit* unit : units_) {
-    if (ManagedParam* managed = unit->FindParam(param); managed != nullptr) {
+    if (HeldShard* shard = unit->FindShard(param); shard != nullptr) {
       float* data = nullptr;
       {
         const NoGil no_gil;  // the first call maps the memory of all
         data = static_cast<float*>(shardd_optimizer_state_data(job().c_job(), param, state));
       }
       if (data == nullptr) {
-        Check(Status(Code::kResourceExhausted, "keep optimizer state " + std::to_string(state) + " of \"" +
-                                                   managed->fqn + "\": the job was opened without memory for it"));
+        Check(Status(Code::kResourceExhausted, "keep optimizer state " + std::to_string(state) + " of \"" + shard->fqn +
+                                                   "\": the job was opened without memory for it"));
       }
-      managed->AdoptState(static_cast<size_t>(state), local, data + managed->first_element, copy_in);
+      shard->AdoptState(static_cast<size_t>(state), local, data + shard->first_element, copy_in);
       return;
     }
   }

@@ -83,7 +83,7 @@ void Engine::SettleGradients() {
 
 void Engine::TakeGradient(int param) {
   for (Unit* unit : units_) {
-    if (ManagedParam* managed = unit->FindParam(param); managed != nullptr) {
+    if (const auto managed = unit->FindParam(param); managed != nullptr) {
       managed->TakeGradient(steps_);
     }
   }

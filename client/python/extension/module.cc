@@ -105,22 +105,43 @@ py::object MakeHook(py::object owner, HookKind kind) {
 
 at::ScalarType ScalarTypeOf(py::handle dtype) { return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type; }
 
-void AddParam(Unit& unit, const py::dict& options, py::object sharded, const at::Tensor& local, py::object unsharded,
-              const py::list& places, py::object make_gradient) {
-  ManagedParam::Options values;
-  values.fqn = options["fqn"].cast<std::string>();
-  values.daemon_param = options["daemon_param"].cast<int>();
-  values.unit_group = options["unit_group"].cast<size_t>();
-  values.index_in_group = options["index_in_group"].cast<int>();
-  values.first_element = options["first_element"].cast<int64_t>();
-  values.trainable = options["trainable"].cast<bool>();
+std::vector<Place> Places(const py::list& places) {
   std::vector<Place> list;
   for (const py::handle item : places) {
     const auto place = item.cast<py::tuple>();
     list.push_back({place[0], place[1], place[2]});
   }
-  unit.AddParam(std::make_unique<ManagedParam>(std::move(values), std::move(sharded), local, std::move(unsharded),
-                                               std::move(list), std::move(make_gradient)));
+  return list;
+}
+
+std::shared_ptr<HeldShard> MakeShard(const py::dict& options, py::object sharded, const at::Tensor& local,
+                                     py::object make_gradient) {
+  HeldShard::Options values;
+  values.fqn = options["fqn"].cast<std::string>();
+  values.daemon_param = options["daemon_param"].cast<int>();
+  values.first_element = options["first_element"].cast<int64_t>();
+  values.trainable = options["trainable"].cast<bool>();
+  if (options.contains("padding")) {
+    values.padding = options["padding"].cast<std::vector<std::pair<int64_t, int64_t>>>();
+  }
+  return std::make_shared<HeldShard>(std::move(values), std::move(sharded), local, std::move(make_gradient));
+}
+
+void AddParam(Unit& unit, const py::dict& options, std::shared_ptr<HeldShard> shard, py::object unsharded,
+              const py::list& places) {
+  ManagedParam::Options values;
+  values.fqn = options["fqn"].cast<std::string>();
+  values.daemon_param = options["daemon_param"].cast<int>();
+  values.unit_group = options["unit_group"].cast<size_t>();
+  values.index_in_group = options["index_in_group"].cast<int>();
+  values.trainable = options["trainable"].cast<bool>();
+  unit.AddParam(std::make_shared<ManagedParam>(std::move(values), std::move(shard), std::move(unsharded)),
+                Places(places));
+}
+
+// `owner`'s parameter, used by modules of `unit` too.
+void BorrowParam(Unit& unit, const Unit& owner, int daemon_param, const py::list& places) {
+  unit.BorrowParam(owner.FindParam(daemon_param), Places(places));
 }
 
 py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, double loss_scale,
@@ -186,6 +207,8 @@ py::dict ParamDict(Engine& engine, int param) {
   out["numel"] = info.numel;
   out["group"] = info.group;
   out["index_in_group"] = info.index_in_group;
+  out["flat_param"] = info.flat_param;
+  out["offset"] = info.offset_numel;
   out["requires_grad"] = info.requires_grad != 0;
   return out;
 }
@@ -283,6 +306,8 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("alive", &Engine::alive)
       .def_property_readonly("steps", &Engine::steps);
 
+  py::class_<HeldShard, std::shared_ptr<HeldShard>>(m, "HeldShard").def(py::init(&MakeShard));
+
   // No dynamic_attr: with Python 3.11 a subclass's dictionary would be visited twice, and the garbage collector take
   // what it holds for referenced from outside.
   py::class_<Unit, std::shared_ptr<Unit>>(m, "Unit")
@@ -309,6 +334,7 @@ PYBIND11_MODULE(_C, m) {
       .def("_set_lazy_init", &Unit::SetLazyInit)
       .def("_bind", &Unit::Bind)
       .def("_add_param", &AddParam)
+      .def("_borrow_param", &BorrowParam)
       .def("_unbind", &Unit::Unbind)
       .def("_copy_shards_out", &Unit::CopyShardsOut)
       .def_property_readonly("_bound", &Unit::bound)

@@ -80,6 +80,15 @@ py::object MapDict(PyObject* value, const TensorFunction& function) {
 
 }  // namespace
 
+c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+void LoseStorage(c10::StorageImpl* storage, const std::string& message) {
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
 void SetSlowMap(py::object slow_map) { slow_map_function = new py::object(std::move(slow_map)); }
 
 py::object MapTensors(py::handle handle, const TensorFunction& function) {

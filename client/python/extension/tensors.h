@@ -7,6 +7,7 @@
 #include <pybind11/pybind11.h>
 
 #include <functional>
+#include <string>
 
 namespace shardd::python {
 
@@ -20,6 +21,11 @@ pybind11::object MapTensors(pybind11::handle value, const TensorFunction& functi
 
 // `slow_map(value, function)`, in Python, for what is not one of the exact built-in containers.
 void SetSlowMap(pybind11::object slow_map);
+
+// The memory behind a tensor. REQUIRES: a dense tensor, with a storage.
+c10::StorageImpl* StorageOf(const at::Tensor& tensor);
+// Any later use of the storage's tensors raises `message`. What it pointed to is not freed.
+void LoseStorage(c10::StorageImpl* storage, const std::string& message);
 
 }  // namespace shardd::python
 

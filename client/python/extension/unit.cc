@@ -47,14 +47,16 @@ Unit::~Unit() {
   const py::gil_scoped_acquire gil;
   if (engine_ != nullptr) {
     if (engine_->has_memory()) {
-      for (const auto& param : params_) {  // the program may hold parameters longer than their module
-        param->CopyShardOut();
-        param->ForgetShard();
+      for (const auto& shard : shards_) {  // the program may hold parameters longer than their module
+        shard->CopyShardOut();
+        shard->ForgetShard();
       }
     }
     engine_->RemoveUnit(this);
   }
+  uses_.clear();
   params_.clear();
+  shards_.clear();
   lazy_init_ = py::object();
   engine_.reset();
 }
@@ -82,13 +84,27 @@ void Unit::Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups) 
   engine_->AddUnit(this);
 }
 
-void Unit::AddParam(std::unique_ptr<ManagedParam> param) {
+void Unit::AddParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places) {
   const size_t index = params_.size();
   groups_[param->unit_group].params.push_back(index);
   if (param->trainable) {
     param->InstallAccumulator(MakeAccumulator(weak_from_this(), index));
   }
+  if (std::find(shards_.begin(), shards_.end(), param->shared_shard()) == shards_.end()) {
+    shards_.push_back(param->shared_shard());
+  }
+  uses_.push_back({param, std::move(places)});
   params_.push_back(std::move(param));
+}
+
+void Unit::BorrowParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places) {
+  uses_.push_back({std::move(param), std::move(places)});
+}
+
+void Unit::RegisterParams(bool unsharded) {
+  for (const Use& use : uses_) {
+    use.param->Register(use.places, unsharded);
+  }
 }
 
 void Unit::Unbind() {
@@ -96,19 +112,21 @@ void Unit::Unbind() {
     return;
   }
   if (unsharded_) {
-    for (const auto& param : params_) {
-      param->ClearUnsharded();
-      param->Register(/*unsharded=*/false);
-    }
     unsharded_ = false;
+    for (const Use& use : uses_) {
+      use.param->ClearUnsharded();
+    }
+    RegisterParams(/*unsharded=*/false);
   }
-  for (const auto& param : params_) {
-    param->CopyShardOut();
-    param->ForgetShard();
+  for (const auto& shard : shards_) {
+    shard->CopyShardOut();
+    shard->ForgetShard();
   }
   engine_->RemoveUnit(this);
   engine_.reset();
+  uses_.clear();
   params_.clear();
+  shards_.clear();
   groups_.clear();
   group_ids_.clear();
   ran_forward_ = false;
@@ -117,8 +135,8 @@ void Unit::Unbind() {
 
 void Unit::CopyShardsOut() {
   ToSharded();
-  for (const auto& param : params_) {
-    param->CopyShardOut();
+  for (const auto& shard : shards_) {
+    shard->CopyShardOut();
   }
 }
 
@@ -216,7 +234,7 @@ py::object Unit::PostForward(py::handle output) {
 }
 
 void Unit::Unshard() {
-  if (params_.empty()) {
+  if (groups_.empty()) {
     return;
   }
   const bool backward = group_training_ == Training::kPreBackward || InBackward();
@@ -245,13 +263,11 @@ void Unit::Unshard() {
     Check(job.group(group.id).Wait());
   }
   engine_->set_settled();
-  for (const auto& param : params_) {
-    param->PointUnsharded(job.parameter_data(param->daemon_param));
+  for (const Use& use : uses_) {
+    use.param->PointUnsharded(job.parameter_data(use.param->daemon_param));
   }
   unsharded_ = true;
-  for (const auto& param : params_) {
-    param->Register(/*unsharded=*/true);
-  }
+  RegisterParams(/*unsharded=*/true);
 }
 
 void Unit::Reshard() {
@@ -271,10 +287,10 @@ void Unit::ReshardByHand() {
 void Unit::ToSharded() {
   if (unsharded_) {
     unsharded_ = false;
-    for (const auto& param : params_) {
-      param->ClearUnsharded();
-      param->Register(/*unsharded=*/false);
+    for (const Use& use : uses_) {
+      use.param->ClearUnsharded();
     }
+    RegisterParams(/*unsharded=*/false);
   }
   for (Group& group : groups_) {
     for (; group.holds > 0; --group.holds) {
@@ -361,7 +377,26 @@ void Unit::SubmitGroup(int id) {
   }
 }
 
+void Unit::CompleteFlatGradients() {
+  if (shards_.size() == params_.size()) {
+    return;
+  }
+  const auto has_gradient = [](const ManagedParam& param) { return param.contributed || param.in_slot; };
+  for (const auto& shard : shards_) {
+    const bool any = std::any_of(params_.begin(), params_.end(), [&](const auto& param) {
+      return param->shared_shard() == shard && has_gradient(*param);
+    });
+    for (size_t index = 0; any && index < params_.size(); ++index) {
+      ManagedParam& param = *params_[index];
+      if (param.shared_shard() == shard && !has_gradient(param)) {
+        OnGradient(index, at::zeros({}, param.slot().options()).expand_as(param.slot()));
+      }
+    }
+  }
+}
+
 void Unit::SubmitRest() {
+  CompleteFlatGradients();
   for (Group& group : groups_) {
     if (!group.trainable) {
       continue;
@@ -369,7 +404,7 @@ void Unit::SubmitRest() {
     if (reduce_scatter_unused_params) {
       for (const size_t index : group.params) {
         ManagedParam& param = *params_[index];
-        if (param.trainable && param.sharded_tensor().requires_grad() && !param.contributed && !param.in_slot) {
+        if (param.trainable && param.requires_grad() && !param.contributed && !param.in_slot) {
           OnGradient(index, at::zeros({}, param.slot().options()).expand_as(param.slot()));
         }
       }
@@ -414,30 +449,43 @@ void Unit::ShowGradients() {
     return;
   }
   for (const auto& param : params_) {
-    if (param->pending) {
-      param->ShowGradient(engine_->steps());
+    param->shard().to_show = param->shard().to_show || param->pending;
+    param->pending = false;
+  }
+  for (const auto& shard : shards_) {
+    if (std::exchange(shard->to_show, false)) {
+      shard->ShowGradient(engine_->steps());
     }
   }
 }
 
 void Unit::SettleGradients(bool stepping) {
-  for (const auto& param : params_) {
-    if (!param->trainable) {
+  for (const auto& shard : shards_) {
+    if (!shard->trainable) {
       continue;
     }
-    const ManagedParam::Presence presence = param->SettleGradient(engine_->steps(), stepping);
-    if (presence != ManagedParam::Presence::kAsIs) {
-      const NoGil no_gil;
-      Check(Status::Take(shardd_set_gradient_presence(engine_->job().c_job(), param->daemon_param,
-                                                      presence == ManagedParam::Presence::kGiven ? 1 : 0)));
+    const HeldShard::Shown shown = shard->SettleGradient(engine_->steps(), stepping);
+    for (const auto& param : params_) {
+      if (param->shared_shard() != shard) {
+        continue;
+      }
+      const ManagedParam::Presence presence = param->SettleGradient(shown, stepping);
+      if (presence != ManagedParam::Presence::kAsIs) {
+        const NoGil no_gil;
+        Check(Status::Take(shardd_set_gradient_presence(engine_->job().c_job(), param->daemon_param,
+                                                        presence == ManagedParam::Presence::kGiven ? 1 : 0)));
+      }
     }
   }
 }
 
 void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
-  for (const auto& param : params_) {
-    if (param->pending) {
-      gradients->push_back(param->gradient_shard());
+  for (const auto& shard : shards_) {
+    const bool any = std::any_of(params_.begin(), params_.end(), [&](const auto& param) {
+      return param->shared_shard() == shard && param->pending;
+    });
+    if (any) {
+      gradients->push_back(shard->gradient_shard());
     }
   }
 }
@@ -451,13 +499,16 @@ void Unit::EndStep(float* counts) {
   }
 }
 
-ManagedParam* Unit::FindParam(int daemon_param) {
-  for (const auto& param : params_) {
-    if (param->daemon_param == daemon_param) {
-      return param.get();
-    }
-  }
-  return nullptr;
+std::shared_ptr<ManagedParam> Unit::FindParam(int daemon_param) const {
+  const auto found = std::find_if(params_.begin(), params_.end(),
+                                  [&](const auto& param) { return param->daemon_param == daemon_param; });
+  return found == params_.end() ? nullptr : *found;
+}
+
+HeldShard* Unit::FindShard(int daemon_param) const {
+  const auto found = std::find_if(shards_.begin(), shards_.end(),
+                                  [&](const auto& shard) { return shard->daemon_param == daemon_param; });
+  return found == shards_.end() ? nullptr : found->get();
 }
 
 void Unit::AbandonBackward() {
@@ -477,15 +528,19 @@ void Unit::AbandonBackward() {
 void Unit::LoadMemory() {
   shardd_job* job = engine_->job().c_job();
   for (const auto& param : params_) {
-    const char* shard = static_cast<const char*>(shardd_stored_parameter_data(job, param->daemon_param));
-    auto* gradient = static_cast<float*>(shardd_gradient_shard_data(job, param->daemon_param));
-    param->PointShard(shard + param->first_element * param->element_bytes());
-    param->SetGradientMemory(shardd_gradient_data(job, param->daemon_param),
-                             gradient == nullptr ? nullptr : gradient + param->first_element);
-    for (size_t state = 0; state < param->state_count(); ++state) {
+    param->SetGradientSlot(shardd_gradient_data(job, param->daemon_param));
+  }
+  for (const auto& shard : shards_) {
+    const char* stored = static_cast<const char*>(shardd_stored_parameter_data(job, shard->daemon_param));
+    shard->PointShard(stored + shard->first_element * shard->element_bytes());
+    if (auto* gradient = static_cast<float*>(shardd_gradient_shard_data(job, shard->daemon_param));
+        gradient != nullptr) {
+      shard->SetGradientMemory(gradient + shard->first_element);
+    }
+    for (size_t state = 0; state < shard->state_count(); ++state) {
       auto* rows =
-          static_cast<float*>(shardd_optimizer_state_data(job, param->daemon_param, static_cast<int32_t>(state)));
-      param->PointState(state, rows + param->first_element);
+          static_cast<float*>(shardd_optimizer_state_data(job, shard->daemon_param, static_cast<int32_t>(state)));
+      shard->PointState(state, rows + shard->first_element);
     }
   }
 }
@@ -503,12 +558,17 @@ void Unit::ForgetMemory() {
     std::fill(group.present.begin(), group.present.end(), uint8_t{0});
     std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
   }
-  for (const auto& param : params_) {
-    if (unsharded_) {
-      param->ClearUnsharded();
-      param->Register(/*unsharded=*/false);
+  if (unsharded_) {
+    for (const Use& use : uses_) {
+      use.param->ClearUnsharded();
     }
-    param->ForgetGradient();
+    RegisterParams(/*unsharded=*/false);
+  }
+  for (const auto& param : params_) {
+    param->Forget();
+  }
+  for (const auto& shard : shards_) {
+    shard->ForgetGradient();
   }
   unsharded_ = ran_forward_ = false;
   set_idle();

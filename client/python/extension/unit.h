@@ -56,7 +56,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void SetLazyInit(pybind11::object lazy_init) { lazy_init_ = std::move(lazy_init); }
   // Registration: the engine, the daemon's groups, the parameters.
   void Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups);
-  void AddParam(std::unique_ptr<ManagedParam> param);
+  void AddParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places);
+  // A tied parameter of another unit, which modules of this one use too. Its group is one that this unit's unshard.
+  void BorrowParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places);
   // Back to before registration, the shards' values copied out where the job still has them.
   void Unbind();
   // The sharded parameters get memory of their own, which may be written; LoadMemory of the engine ends that.
@@ -98,8 +100,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void AddPendingGradients(std::vector<at::Tensor>* gradients);
   // `counts` (null: none): by the daemon's parameters, one more for each that was updated.
   void EndStep(float* counts);
-  ManagedParam* FindParam(int daemon_param);  // null: not here
-  void AbandonBackward();                     // after the engine has abandoned it with the job
+  std::shared_ptr<ManagedParam> FindParam(int daemon_param) const;  // null: not here
+  // The shard of which it is the first parameter.
+  HeldShard* FindShard(int daemon_param) const;
+  void AbandonBackward();  // after the engine has abandoned it with the job
   void LoadMemory();
   void ForgetMemory();
   void LoseMemory();  // see ManagedParam
@@ -118,7 +122,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
     bool dirty = false;      // some bit of `present` is set
     bool submitted = false;  // in this backward
   };
+  struct Use {
+    std::shared_ptr<ManagedParam> param;
+    std::vector<Place> places;
+  };
   void PrepareSlot(Group& group);
+  void RegisterParams(bool unsharded);
+  // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
+  void CompleteFlatGradients();
   void Submit(Group& group);
   bool RegisterPreBackward(pybind11::handle output);
 
@@ -126,7 +137,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<Engine> engine_;
   std::vector<int> group_ids_;
   std::vector<Group> groups_;
-  std::vector<std::unique_ptr<ManagedParam>> params_;
+  std::vector<std::shared_ptr<ManagedParam>> params_;
+  std::vector<std::shared_ptr<HeldShard>> shards_;  // of params_
+  std::vector<Use> uses_;                           // of params_, then borrowed ones
   bool unsharded_ = false;
   bool ran_forward_ = false;  // since the last backward was closed
   Training state_training_ = Training::kIdle;

@@ -72,6 +72,15 @@ class Engine:
     @property
     def steps(self) -> int: ...
 
+class HeldShard:
+    def __init__(
+        self,
+        options: dict[str, Any],
+        sharded: torch.Tensor,
+        local: torch.Tensor,
+        make_gradient: Callable[[torch.Tensor], torch.Tensor] | None,
+    ) -> None: ...
+
 class Unit:
     reduce_grads: bool
     all_reduce_grads: bool
@@ -88,12 +97,11 @@ class Unit:
     def _add_param(
         self,
         options: dict[str, Any],
-        sharded: torch.Tensor,
-        local: torch.Tensor,
+        shard: HeldShard,
         unsharded: torch.Tensor,
         places: list[tuple[Any, str, Any]],
-        make_gradient: Callable[[torch.Tensor], torch.Tensor],
     ) -> None: ...
+    def _borrow_param(self, owner: Unit, param: int, places: list[tuple[Any, str, Any]]) -> None: ...
     def _unbind(self) -> None: ...
     def _copy_shards_out(self) -> None: ...
     @property

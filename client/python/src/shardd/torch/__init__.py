@@ -7,9 +7,13 @@ Everything public of this package is named here; modules with an underscore are 
 """
 
 from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
     CPUOffloadPolicy,
+    MixedPrecision,
     MixedPrecisionPolicy,
     OffloadPolicy,
+    ShardingStrategy,
     UnshardHandle,
     register_fsdp_forward_method,
     share_comm_ctx,
@@ -22,15 +26,21 @@ from shardd.torch._fully_shard import FSDPModule, fully_shard
 from shardd.torch._install import install, swapped, uninstall
 from shardd.torch._plan import MemoryPlan, memory_plan
 from shardd.torch._steps import Step, steps
+from shardd.torch._wrapper import FullyShardedDataParallel
 
 _signals.install()
 
 __all__ = [
+    "BackwardPrefetch",
+    "CPUOffload",
     "CPUOffloadPolicy",
     "FSDPModule",
+    "FullyShardedDataParallel",
     "MemoryPlan",
+    "MixedPrecision",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "ShardingStrategy",
     "Step",
     "UnshardHandle",
     "clip_grad_norm_",

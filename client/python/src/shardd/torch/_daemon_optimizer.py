@@ -12,8 +12,9 @@ import torch
 from torch.optim import Optimizer
 
 from shardd.torch import _job, _stock
+from shardd.torch._bind import Place, local_of
 from shardd.torch._optimizer_load import Incoming, ParamState, param_state
-from shardd.torch._optimizer_state import rows_as_dtensor
+from shardd.torch._optimizer_state import as_held
 from shardd.torch._state import ShardState, root_states
 
 logger = logging.getLogger("shardd.torch")
@@ -173,9 +174,9 @@ class DaemonOptimizer(Optimizer):
             if self._counts_updates:
                 entry["step"] = counts[place.index]
             for number, name in enumerate(states):
-                rows = torch.empty(param._local_tensor.shape, dtype=torch.float32)
+                rows = torch.empty(local_of(param).shape, dtype=torch.float32)
                 engine.adopt_state(place.index, number, rows, False)
-                entry[name] = rows_as_dtensor(place.fsdp_param(), rows)
+                entry[name] = as_held(place.fsdp_param(), rows)
             if entry:
                 self.state[param] = entry
         self._adopted = True
@@ -270,7 +271,7 @@ class DaemonOptimizer(Optimizer):
         incoming.keep(loaded)
         return incoming
 
-    def _param_state(self, param: Any, place: _job.Place, entry: Any) -> ParamState:
+    def _param_state(self, param: Any, place: Place, entry: Any) -> ParamState:
         names = self._state_names if self._has_states() else ()
         return param_state(param, place, entry, names, self._counts_updates)
 

@@ -16,7 +16,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp.wrap import _Policy
 from torch.distributed.tensor import DTensor, Shard
 
-from shardd.torch._group import ShardGroup
+from shardd.torch._bind import local_of
+from shardd.torch._group import ShardGroup, rows_params
 from shardd.torch._state import ShardState, state_of
 
 __all__ = ["FSDPModule", "fully_shard"]
@@ -24,8 +25,22 @@ __all__ = ["FSDPModule", "fully_shard"]
 _cls_to_sharded_cls: dict[type, type] = {}
 
 
-def _address(fsdp_param: Any) -> int:
-    return int(fsdp_param.sharded_param._local_tensor.untyped_storage().data_ptr())
+def _addresses(state: ShardState) -> list[Any]:
+    assert state._unit is not None
+    shards = [p.sharded_param for p in state._unit.fsdp_params]
+    return [(p.dtype, local_of(p).untyped_storage().data_ptr()) for p in shards]
+
+
+def apply_and_watch(state: ShardState, apply: Callable[[], Any]) -> Any:
+    """``module._apply``. Most calls change nothing (model.to of where it is). What moves a shard out of the job is a new
+    plan."""
+    if state._job is None or state._unit is None:
+        return apply()
+    before = _addresses(state)
+    result = apply()
+    if before != _addresses(state):
+        state._register_again()
+    return result
 
 
 class FSDPModule(TorchFSDPModule):
@@ -43,14 +58,10 @@ class FSDPModule(TorchFSDPModule):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         state = self._get_fsdp_state()
-        if not isinstance(state, ShardState) or state._job is None or state._unit is None:
-            return super()._apply(*args, **kwargs)
-        # Most calls change nothing (model.to of where it is). What moves a shard out of the job is a new plan.
-        before = [(p.sharded_param.dtype, _address(p)) for p in state._unit.fsdp_params]
-        result = super()._apply(*args, **kwargs)
-        if before != [(p.sharded_param.dtype, _address(p)) for p in state._unit.fsdp_params]:
-            state._register_again()
-        return result
+        parent = super()._apply
+        if not isinstance(state, ShardState):
+            return parent(*args, **kwargs)
+        return apply_and_watch(state, lambda: parent(*args, **kwargs))
 
 
 def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
@@ -147,9 +158,8 @@ def _apply(
     _check_params(params, shard_placement_fn)
     state = _apply_fully_shard.state(modules[0])
     state.init(modules, device, mp_policy, automatic)
-    state.attach(
-        ShardGroup(state, params, modules, mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
-    )
+    options = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
+    state.attach(ShardGroup(state, list(rows_params(params, modules, *options)), modules, *options))
     for managed in managed_modules:  # for torch.compile
         managed._is_fsdp_managed_module = True  # type: ignore[assignment]
         managed._fsdp_use_orig_params = True  # type: ignore[assignment]

@@ -48,16 +48,35 @@ def _refuse(what: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{what}: shardd does not run trainer code in its communication; {instead}")
 
 
+def rows_params(
+    params: list[nn.Parameter],
+    modules: tuple[nn.Module, ...],
+    mesh_info: FSDPMeshInfo,
+    post_forward_mesh_info: FSDPMeshInfo | None,
+    device: torch.device,
+    mp_policy: MixedPrecisionPolicy,
+    offload_policy: OffloadPolicy,
+) -> list[FSDPParam]:
+    """In layout ``dim0``: torch's own, whose sharded parameters are DTensors over this rank's rows."""
+    infos = _get_param_module_infos(params, modules)
+    return [
+        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, None, mp_policy, offload_policy)
+        for param, info in zip(params, infos)
+    ]
+
+
 class ShardGroup(_C.Unit):
     """The hot path is the base class, in C++; this holds what torch's ``FSDPModule`` and ``FSDPState`` look at.
 
     A state without parameters of its own has a group too, with none: its forward may still be the root's.
     """
 
+    layout = "dim0"
+
     def __init__(
         self,
         state: ShardState,
-        params: list[nn.Parameter],
+        fsdp_params: list[Any],
         modules: tuple[nn.Module, ...],
         mesh_info: FSDPMeshInfo,
         post_forward_mesh_info: FSDPMeshInfo | None,
@@ -67,11 +86,7 @@ class ShardGroup(_C.Unit):
     ) -> None:
         super().__init__()
         self.modules = modules
-        infos = _get_param_module_infos(params, modules)
-        self.fsdp_params = [
-            FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, None, mp_policy, offload_policy)
-            for param, info in zip(params, infos)
-        ]
+        self.fsdp_params = fsdp_params
         self.mesh_info = mesh_info
         self._hybrid = self._is_hsdp
         self.post_forward_mesh_info = post_forward_mesh_info

@@ -12,14 +12,12 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 
 from shardd.torch import _spec
+from shardd.torch._bind import Place, bind, given_by
 from shardd.torch._extension import _C
 from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
@@ -27,8 +25,6 @@ from shardd.torch._optimizer_state import OptimizerMemory
 from shardd.torch._progress import Progress
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-
     from shardd.torch._daemon_optimizer import DaemonOptimizer
     from shardd.torch._state import ShardState
 
@@ -40,33 +36,6 @@ before_end: list[Callable[[TorchJob], None]] = []  # called with each job before
 _failed = False  # the process ends with an exception: its job is to be kept
 _ridden: Any = None
 RIDE_BYTES = 1 << 20  # what a commit takes of this rank's own (kMaxTrainerStateBytes)
-
-
-def rows_before(size: int, rank: int, world_size: int) -> int:
-    """Rows of the ranks before this one, as torch.chunk cuts ``size`` rows."""
-    chunk = -(-size // world_size)
-    return min(rank * chunk, size)
-
-
-def _first_row(fsdp_param: FSDPParam) -> int:
-    mesh_info = fsdp_param.mesh_info
-    return rows_before(fsdp_param._orig_size[0], mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size)
-
-
-@dataclass
-class Place:
-    """What the job knows of a sharded parameter."""
-
-    index: int  # the daemon's
-    fqn: str
-    ref: weakref.ref[FSDPParam]
-    first: int  # element of the parameter, of this rank's rows
-    trainable: bool  # the job has gradient memory for it
-
-    def fsdp_param(self) -> FSDPParam:
-        found = self.ref()
-        assert found is not None
-        return found
 
 
 class TorchJob:
@@ -196,24 +165,9 @@ class TorchJob:
     def _bind(self, description: _spec.Description) -> None:
         engine = self.engine
         assert engine is not None
-        facts = {}
-        for place in description.params:
-            index = engine.find_param(place.fqn)
-            if index < 0:
-                raise RuntimeError(f'register parameter "{place.fqn}": the plan does not have it')
-            facts[id(place.fsdp_param)] = (index, engine.param_info(index))
-        partial = False
-        for state in description.states:
-            unit = state._unit
-            assert unit is not None
-            partial = partial or len(state._modules) > 1
-            groups = sorted({facts[id(p)][1]["group"] for p in unit.fsdp_params})
-            unit._bind(engine, groups)
-            unit._update_gradient_scale(description.divide_factor)
-            for fsdp_param in unit.fsdp_params:
-                self._add_param(unit, fsdp_param, groups, *facts[id(fsdp_param)])
+        self.places.update(bind(engine, description))
         root = self.root()
-        if partial and root is not None:
+        if any(len(state._modules) > 1 for state in description.states) and root is not None:
             complete = weakref.WeakMethod(root._complete_partial)
 
             def complete_partial(output: Any) -> Any:
@@ -222,60 +176,20 @@ class TorchJob:
 
             engine.set_complete_partial(complete_partial)
 
-    def _add_param(
-        self,
-        unit: Any,
-        fsdp_param: FSDPParam,
-        groups: list[int],
-        index: int,
-        info: dict[str, Any],
-    ) -> None:
-        size = fsdp_param._orig_size
-        sharded = fsdp_param.sharded_param
-        local = _own_storage(fsdp_param)
-        first_row = _first_row(fsdp_param)
-        first = first_row * (size.numel() // size[0] if size[0] else 0)
-        self.places[id(sharded)] = Place(index, info["fqn"], weakref.ref(fsdp_param), first, info["requires_grad"])
-        dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
-        unsharded = nn.Parameter(torch.empty((), dtype=dtype).expand(size), requires_grad=sharded.requires_grad)
-        fsdp_param._unsharded_param = unsharded
-        if info["requires_grad"] and fsdp_param.orig_dtype != torch.float32:
-            sharded.grad_dtype = torch.float32  # gradients are added up in fp32
-        module_info = fsdp_param._module_info
-        places = []
-        for module, name in zip(
-            [module_info.module, *module_info.shared_modules], [module_info.param_name, *module_info.shared_param_names]
-        ):
-            overrides = getattr(module.__setattr__, "__func__", None) is not nn.Module.__setattr__
-            places.append((module._parameters, name, weakref.ref(module) if overrides else None))
-        options = {
-            "fqn": info["fqn"],
-            "daemon_param": index,
-            "unit_group": groups.index(info["group"]),
-            "index_in_group": info["index_in_group"],
-            "first_element": first,
-            "trainable": info["requires_grad"],
-        }
-        unit._add_param(options, sharded, local, unsharded, places, _gradient_maker(fsdp_param))
-
     def _write_all(self, progress: Progress) -> None:
         engine = self.engine
         assert engine is not None
-        held = [fsdp_param.sharded_param for _, ref in self._params if (fsdp_param := ref()) is not None]
-        total = sum(sharded._local_tensor.nbytes for sharded in held)  # type: ignore[attr-defined]
+        given = [
+            (fqn, *values)
+            for fqn, ref in self._params
+            if (fsdp_param := ref()) is not None and (values := given_by(fsdp_param, engine.info()["rank"])) is not None
+        ]
+        total = sum(rows.nbytes for _, _, rows in given)
         done = 0
-        for fqn, ref in self._params:
-            fsdp_param = ref()
-            if fsdp_param is None:
-                continue
-            size = fsdp_param._orig_size
-            local = fsdp_param.sharded_param._local_tensor  # type: ignore[attr-defined]
-            # Replicas hold the same; the first gives it.
-            if local.numel() and getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0:
-                progress.doing("giving the parameters", done, total)
-                first = _first_row(fsdp_param) * (size.numel() // size[0])
-                engine.write(engine.find_param(fqn), local.detach(), first)
-                done += local.nbytes
+        for fqn, first, rows in given:
+            progress.doing("giving the parameters", done, total)
+            engine.write(engine.find_param(fqn), rows, first)
+            done += rows.nbytes
         progress.doing("waiting for the other ranks' parameters")
         engine.commit()
 
@@ -399,24 +313,6 @@ class TorchJob:
                 engine.detach(finished)
             except RuntimeError as error:
                 logger.debug('close job "%s": %s', self.name, error)  # it was over already
-
-
-def _gradient_maker(fsdp_param: FSDPParam) -> Any:
-    """Wraps a local tensor as the parameter's DTensor. Holds nothing but the spec: the extension keeps it."""
-    spec = fsdp_param._sharding_spec
-    return lambda local: _from_local_no_grad(local, spec)
-
-
-def _own_storage(fsdp_param: FSDPParam) -> torch.Tensor:
-    """The sharded parameter's local tensor, alone in its storage, which the job's memory can then take the place of."""
-    sharded = fsdp_param.sharded_param
-    local = sharded._local_tensor  # type: ignore[attr-defined]
-    padded = fsdp_param.padded_sharded_param_size.numel() * local.element_size()
-    if local.storage_offset() != 0 or not local.is_contiguous() or local.untyped_storage().nbytes() > padded:
-        local = local.detach().clone(memory_format=torch.contiguous_format)
-        sharded._local_tensor = local  # type: ignore[attr-defined]
-        fsdp_param._sharded_param_data = local.view(-1)
-    return local.detach() if local.requires_grad else local
 
 
 def _restart_count() -> int:

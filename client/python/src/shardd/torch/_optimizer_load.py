@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
-    from shardd.torch._job import Place, TorchJob
+    from shardd.torch._bind import Place
+    from shardd.torch._job import TorchJob
 
 
 @dataclass
@@ -44,7 +46,8 @@ def param_state(param: Any, place: Place, entry: Any, names: tuple[str, ...], co
     """``entry``: of one parameter in a state dict, empty for zeros. Collective where a value is placed in another way."""
     if not isinstance(entry, dict):
         raise ValueError(f'load optimizer state of "{place.fqn}": not a dictionary (got {type(entry).__name__})')
-    rows = [_rows_of(param, entry.get(name), f'load optimizer state "{name}" of "{place.fqn}"') for name in names]
+    rows_of = _rows_of if isinstance(param, DTensor) else partial(_piece_of, place)
+    rows = [rows_of(param, entry.get(name), f'load optimizer state "{name}" of "{place.fqn}"') for name in names]
     if not counts_updates:
         return ParamState(place, rows, int(any(entry.get(name) is not None for name in names)))
     step = entry.get("step", 0)
@@ -54,6 +57,23 @@ def param_state(param: Any, place: Place, entry: Any, names: tuple[str, ...], co
             f'load optimizer state "step" of "{place.fqn}": not a count (got {step}, want one number >= 0)'
         )
     return ParamState(place, rows, int(count))
+
+
+def _piece_of(place: Place, param: Any, value: Any, what: str) -> torch.Tensor:
+    """This rank's piece of a loaded value in layout flat: the piece, the whole, or None for zeros."""
+    if value is None:
+        return torch.zeros(param.shape)
+    if not torch.is_tensor(value) or value.is_complex() or isinstance(value, DTensor):
+        got = value.dtype if type(value) is torch.Tensor else type(value).__name__
+        raise ValueError(f"{what}: wrong type (got {got}, want a plain tensor of real numbers)")
+    whole = place.fsdp_param()._orig_size
+    if value.shape != param.shape and value.shape == whole:
+        value = value.reshape(-1)[place.first : place.first + param.numel()]
+    if value.shape != param.shape:
+        raise ValueError(
+            f"{what}: wrong shape (got {tuple(value.shape)}, want {tuple(param.shape)}, or {tuple(whole)} for the whole)"
+        )
+    return value.detach().to(torch.float32)
 
 
 def _rows_of(param: Any, value: Any, what: str) -> torch.Tensor:

@@ -24,12 +24,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.optim import Optimizer
 
+from shardd.torch._bind import local_of
 from shardd.torch._extension import _C
+from shardd.torch._flat_param import FlatShardParam
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     from shardd.torch._job import TorchJob
 
@@ -40,8 +40,10 @@ _SCALAR_BYTES = 8
 _COPIED_BYTES = 1024  # of one value that goes with the commit as it is
 
 
-def rows_as_dtensor(fsdp_param: FSDPParam, rows: torch.Tensor) -> DTensor:
-    """``rows`` are this rank's of something with the parameter's shape and placement."""
+def as_held(fsdp_param: Any, rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` are this rank's of something with the parameter's shape and placement; as the parameter itself is held."""
+    if isinstance(fsdp_param, FlatShardParam):
+        return rows
     spec = fsdp_param._sharding_spec
     meta = spec.tensor_meta
     assert meta is not None
@@ -130,7 +132,7 @@ class OptimizerMemory:
         assert self._engine is not None
         home = _Home()
         values: list[_Value] = []
-        rows_shape = param._local_tensor.shape
+        rows_shape = local_of(param).shape
         states = scalars = 0
         for name, value in list(state.items()):
             local = value._local_tensor if isinstance(value, DTensor) else value
@@ -266,6 +268,6 @@ class OptimizerMemory:
             scalar = self._scalars[offset : offset + size].clone().view(value.dtype).reshape(value.shape).clone()
             _C.place_in(scalar, self._scalars, offset)
             return scalar
-        rows = torch.empty(param._local_tensor.shape, dtype=value.dtype)
+        rows = torch.empty(local_of(param).shape, dtype=value.dtype)
         self._engine.adopt_state(index, value.place, rows, False)
-        return rows if value.kind == "rows" else rows_as_dtensor(self._places[id(param)].fsdp_param(), rows)
+        return rows if value.kind == "rows" else as_held(self._places[id(param)].fsdp_param(), rows)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardd.torch._planned_states import optimizers_of, planned_states
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-
     from shardd.torch._daemon_optimizer import DaemonOptimizer
     from shardd.torch._group import ShardGroup
     from shardd.torch._state import ShardState
@@ -48,7 +47,7 @@ def stock_optimizers(params: list[Any]) -> list[torch.optim.Optimizer]:
 class ParamPlace:
     """A parameter that the job manages, under its first name."""
 
-    fsdp_param: FSDPParam
+    fsdp_param: Any
     group: ShardGroup
     fqn: str
 
@@ -59,6 +58,7 @@ class Description:
     params: list[ParamPlace]
     states: list[ShardState]
     divide_factor: float
+    names: dict[int, str]  # clean FQNs, by id of the module that is fully sharded
 
 
 def _precision(group: ShardGroup) -> dict[str, str]:
@@ -71,37 +71,59 @@ def _precision(group: ShardGroup) -> dict[str, str]:
     return mixed
 
 
+WRAPPED_MODULE = "_fsdp_wrapped_module"  # torch's FSDP_WRAPPED_MODULE
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """What is inside a ``FullyShardedDataParallel``; any other module is itself."""
+    inner = module._modules.get(WRAPPED_MODULE)
+    return module if inner is None else inner
+
+
+def _clean(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != WRAPPED_MODULE)
+
+
+def _uses(unit: Any) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+    for fsdp_param in unit.fsdp_params:
+        info = fsdp_param._module_info
+        yield info.module, info.param_name, fsdp_param
+        for module, name in zip(info.shared_modules, info.shared_param_names):
+            yield module, name, fsdp_param
+
+
 def _tree(
     root: torch.nn.Module, states: list[ShardState], held: set[int], precision: dict[str, str]
-) -> tuple[dict[str, Any], list[ParamPlace]]:
+) -> tuple[dict[str, Any], list[ParamPlace], dict[int, str]]:
     """``precision``: the job's; modules whose own differs say so."""
-    places: dict[tuple[int, str], tuple[ShardGroup, FSDPParam]] = {}
-    units: dict[int, ShardGroup] = {}  # by module that fully_shard was applied to
+    places: dict[int, dict[str, tuple[ShardGroup, Any]]] = {}
+    units: dict[int, ShardGroup] = {}  # by module that is fully sharded
+    uses: dict[int, int] = {}
     for state in states:
         unit = state._unit
         assert unit is not None
         for module in state._modules:
-            units[id(module)] = unit
-        for fsdp_param in unit.fsdp_params:
-            info = fsdp_param._module_info
-            places[id(info.module), info.param_name] = (unit, fsdp_param)
-            for module, name in zip(info.shared_modules, info.shared_param_names):
-                places[id(module), name] = (unit, fsdp_param)
-    uses: dict[int, int] = {}
-    for _, fsdp_param in places.values():
-        uses[id(fsdp_param)] = uses.get(id(fsdp_param), 0) + 1
+            units[id(unwrapped(module))] = unit
+        for module, param_name, fsdp_param in _uses(unit):
+            places.setdefault(id(module), {})[param_name] = (unit, fsdp_param)
+            uses[id(fsdp_param)] = uses.get(id(fsdp_param), 0) + 1
     tied: dict[int, int] = {}
     found: dict[int, ParamPlace] = {}
     index: dict[str, int] = {}
+    names: dict[int, str] = {}
     modules: list[dict[str, Any]] = []
-    for name, module in root.named_modules():
+    for raw_name, module in root.named_modules():
+        if unwrapped(module) is not module:
+            continue
+        name = _clean(raw_name)
         index[name] = len(modules)
         parent = -1 if not name else index[name.rpartition(".")[0]]
+        here = places.get(id(module), {})
+        # Flat parameters have taken the place of those that are not registered any more.
+        order = [n for n in module._parameters if n in here] + [n for n in here if n not in module._parameters]
         parameters = []
-        for param_name in module._parameters:
-            if (id(module), param_name) not in places:
-                continue
-            unit, fsdp_param = places[id(module), param_name]
+        for param_name in order:
+            unit, fsdp_param = here[param_name]
             fqn = f"{name}.{param_name}" if name else param_name
             sharded = fsdp_param.sharded_param
             item: dict[str, Any] = {
@@ -120,6 +142,7 @@ def _tree(
             entry["parameters"] = parameters
         if id(module) in units:
             unit = units[id(module)]
+            names[id(module)] = name
             entry["mark"] = "MODULE_MARK_FULLY_SHARD"
             if _precision(unit) != precision:
                 entry["mixedPrecision"] = _precision(unit)
@@ -127,7 +150,7 @@ def _tree(
             if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size:
                 entry["postForwardShardSize"] = unit.post_forward_shard_size()
         modules.append(entry)
-    return {"modules": modules}, list(found.values())
+    return {"modules": modules}, list(found.values()), names
 
 
 def describe(root: ShardState, name: str, world_size: int, optimizers: list[DaemonOptimizer]) -> Description:
@@ -138,28 +161,35 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     held = {id(p) for o in [*optimizers, *stock] for group in o.param_groups for p in group["params"]}
     assert root._unit is not None
     precision = _precision(root._unit)
-    tree, params = _tree(root._modules[0], states, held, precision)
+    tree, params, names = _tree(root._modules[0], states, held, precision)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
     for where, group in groups.items():
         if group.mesh_info.mesh != params[0].group.mesh_info.mesh:
             raise NotImplementedError(f'register module "{where}": its mesh differs from the other modules\'')
+    layouts = {group.layout for group in groups.values()}
+    if len(layouts) > 1:
+        raise NotImplementedError(
+            "register model: some of its modules are in layout flat (FullyShardedDataParallel) and some in dim0 "
+            "(fully_shard); use one for the whole model"
+        )
     factors = {group.divide_factor() for group in groups.values()}
     divide_factor = factors.pop() if len(factors) == 1 else float(world_size)
     config: dict[str, Any] = {
-        **_strategy(params[0].group.mesh_info),
-        "layout": "LAYOUT_DIM0",
+        **_strategy(params[0].group),
+        "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
         "optimizer": _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
         "trainersNeverWrite": bool(optimizers) and not all(o.in_place_edits for o in optimizers),
     }
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
-    return Description(spec, params, states, divide_factor)
+    return Description(spec, params, states, divide_factor, names)
 
 
-def _strategy(mesh_info: FSDPMeshInfo) -> dict[str, Any]:
+def _strategy(group: ShardGroup) -> dict[str, Any]:
+    mesh_info = group.mesh_info
     if not isinstance(mesh_info, HSDPMeshInfo):
         return {"strategy": "STRATEGY_FULL_SHARD"}
     # The ranks of the job are the mesh row by row. Every rank clips and edits its own shards, as in PyTorch, so each

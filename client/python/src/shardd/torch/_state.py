@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
 from shardd.torch._dynamo import no_dynamo, skip_frame
+from shardd.torch._flat_group import settle_ties
 from shardd.torch._group import ShardGroup
 from shardd.torch._job import TorchJob
 
@@ -32,6 +33,7 @@ class ShardState(FSDPState):
         self._unit: ShardGroup | None = None
         self._job: TorchJob | None = None  # of the root; None before registration
         self._number = next(_made)
+        self.ignored: Any = None  # what the unit leaves alone, in layout flat
         self._registrations = 0
         self._training = True  # of the root: not registered for a forward without gradients
         _states.append(weakref.ref(self, _states.remove))
@@ -54,8 +56,7 @@ class ShardState(FSDPState):
     def attach(self, unit: ShardGroup) -> None:
         """Installs the group and the module hooks."""
         self._unit = unit
-        if unit.fsdp_params:
-            self._fsdp_param_groups.append(unit)  # type: ignore[arg-type]
+        self.list_groups()
         ensure = weakref.WeakMethod(self._ensure_registered)
 
         def lazy_init() -> None:
@@ -72,6 +73,17 @@ class ShardState(FSDPState):
         for module in self._modules:
             module.register_forward_pre_hook(self._pre_forward_of_list, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._post_forward_of_list, prepend=False, always_call=True)
+
+    def list_groups(self) -> None:
+        """What FSDPModule's methods go through: no group without parameters."""
+        unit = self._unit
+        self._fsdp_param_groups[:] = [unit] if unit is not None and unit.fsdp_params else []  # type: ignore[list-item]
+
+    def _lazy_init(self) -> None:
+        if self._is_root is None:
+            root = self._modules[0]
+            settle_ties(root, list(dict.fromkeys(s for m in root.modules() if (s := state_of(m)) is not None)))
+        super()._lazy_init()
 
     # Lists of modules: one group, whose forward begins with the first that runs and ends with the last.
 

@@ -1,0 +1,239 @@
+#include "client/python/extension/held_shard.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
+#include <string.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "client/python/extension/errors.h"
+#include "client/python/extension/tensors.h"
+
+namespace shardd::python {
+namespace {
+
+// Moves the storage's bytes into memory of its own.
+void CopyOut(c10::StorageImpl* storage) {
+  const size_t size_bytes = storage->nbytes();
+  c10::DataPtr copy = c10::GetCPUAllocator()->allocate(size_bytes);
+  if (size_bytes > 0) {
+    memcpy(copy.get(), storage->data(), size_bytes);
+  }
+  storage->set_data_ptr_noswap(std::move(copy));
+}
+
+}  // namespace
+
+HeldShard::HeldShard(Options options, py::object sharded, at::Tensor local, py::object make_gradient)
+    : fqn(std::move(options.fqn)),
+      daemon_param(options.daemon_param),
+      first_element(options.first_element),
+      trainable(options.trainable),
+      sharded_(std::move(sharded)),
+      local_(std::move(local)),
+      make_gradient_(std::move(make_gradient)),
+      padding_(std::move(options.padding)) {}
+
+const at::Tensor& HeldShard::sharded_tensor() const { return THPVariable_Unpack(sharded_.ptr()); }
+
+void HeldShard::PointShard(const void* data) {
+  if (local_.numel() == 0) {
+    return;  // a rank that has nothing of it
+  }
+  const size_t size_bytes = local_.nbytes();
+  c10::StorageImpl* storage = StorageOf(local_);
+  storage->set_data_ptr_noswap(at::DataPtr(const_cast<void*>(data), at::kCPU));
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_nbytes(size_bytes);
+  storage->set_resizable(false);
+}
+
+void HeldShard::CopyShardOut() {
+  if (local_.numel() > 0) {
+    CopyOut(StorageOf(local_));
+  }
+}
+
+void HeldShard::CopyGradientOut() {
+  if (gradient_ && gradient_storage_->nbytes() > 0) {
+    CopyOut(gradient_storage_.get());
+  }
+  gradient_ = py::object();
+  gradient_local_ = py::object();
+  gradient_storage_.reset();
+}
+
+void HeldShard::ForgetGradient() {
+  CopyGradientOut();
+  sharded_tensor().mutable_grad() = at::Tensor();
+  gradient_memory_ = nullptr;
+  carry_ = at::Tensor();
+}
+
+void HeldShard::ForgetShard() {
+  CopyGradientOut();
+  gradient_memory_ = nullptr;
+  carry_ = at::Tensor();
+  for (at::Tensor& state : states_) {
+    if (state.defined() && state.numel() > 0) {
+      CopyOut(StorageOf(state));
+    }
+  }
+  states_.clear();
+}
+
+void HeldShard::AdoptState(size_t index, const at::Tensor& local, void* rows, bool copy_in) {
+  if (index >= states_.size()) {
+    states_.resize(index + 1);
+  }
+  at::Tensor& state = states_[index];
+  if (state.defined() && !state.is_same(local) && state.numel() > 0) {
+    CopyOut(StorageOf(state));
+  }
+  state = local;
+  if (copy_in && local.numel() > 0) {
+    memcpy(rows, local.const_data_ptr(), local.nbytes());
+  }
+  PointState(index, rows);
+}
+
+void HeldShard::PointState(size_t index, void* rows) {
+  const at::Tensor& state = states_[index];
+  if (state.defined() && state.numel() > 0) {
+    StorageOf(state)->set_data_ptr_noswap(at::DataPtr(rows, at::kCPU));
+    StorageOf(state)->set_resizable(false);
+  }
+}
+
+void HeldShard::LoseMemory(const std::string& message) {
+  if (local_.numel() > 0) {
+    LoseStorage(StorageOf(local_), message);
+  }
+  if (gradient_storage_ != nullptr) {
+    LoseStorage(gradient_storage_.get(), message);
+  }
+  for (const at::Tensor& state : states_) {
+    if (state.defined() && state.numel() > 0) {
+      LoseStorage(StorageOf(state), message);
+    }
+  }
+  gradient_memory_ = nullptr;
+}
+
+void HeldShard::MakeGradient() {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor local = at::empty({0}, at::TensorOptions().dtype(at::kFloat));
+  gradient_storage_ = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(local_.numel()) * sizeof(float),
+      at::DataPtr(gradient_memory_, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
+  local.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(gradient_storage_));
+  local.unsafeGetTensorImpl()->set_sizes_contiguous(local_.sizes());
+  gradient_local_ = py::reinterpret_steal<py::object>(THPVariable_Wrap(local));
+  local = at::Tensor();
+  gradient_ = make_gradient_.is_none() ? gradient_local_ : make_gradient_(gradient_local_);
+  gradient_references_ = Py_REFCNT(gradient_.ptr());
+  local_references_ = Py_REFCNT(gradient_local_.ptr());
+  storage_references_ = gradient_storage_.use_count();
+}
+
+bool HeldShard::GradientIsHeldElsewhere() const {
+  return Py_REFCNT(gradient_.ptr()) > gradient_references_ || Py_REFCNT(gradient_local_.ptr()) > local_references_ ||
+         gradient_storage_.use_count() > storage_references_;
+}
+
+at::Tensor HeldShard::LocalOf(const at::Tensor& gradient) const {
+  if (make_gradient_.is_none()) {
+    return gradient;
+  }
+  const py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient));
+  return THPVariable_Unpack(py::object(wrapped.attr("_local_tensor")).ptr());
+}
+
+bool HeldShard::BeginGradient(int64_t steps) {
+  const at::Tensor& shown = sharded_tensor().grad();
+  if (!shown.defined()) {
+    carry_ = at::Tensor();
+    if (gradient_) {
+      const py::gil_scoped_acquire gil;
+      if (GradientIsHeldElsewhere()) {
+        CopyGradientOut();
+      }
+    }
+    return true;
+  }
+  const py::gil_scoped_acquire gil;
+  const bool ours = gradient_ && shown.is_same(THPVariable_Unpack(gradient_.ptr()));
+  if (ours && gradient_step_ == steps) {
+    return false;
+  }
+  // Shown before a step, or the user's own: the job will hold the new gradient alone, so this is added afterwards.
+  const c10::AutoGradMode no_grad(false);
+  carry_ = LocalOf(shown).to(at::kFloat).clone();
+  return true;
+}
+
+void HeldShard::ShowGradient(int64_t steps) {
+  if (!gradient_) {
+    MakeGradient();
+  }
+  gradient_step_ = steps;
+  for (const auto& [first, end] : padding_) {  // whatever the program has made of it
+    memset(static_cast<float*>(gradient_memory_) + first, 0, static_cast<size_t>(end - first) * sizeof(float));
+  }
+  if (carry_.defined()) {
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor local = THPVariable_Unpack(gradient_local_.ptr());
+    local.add_(carry_);
+    carry_ = at::Tensor();
+  }
+  const at::Tensor& gradient = THPVariable_Unpack(gradient_.ptr());
+  if (!sharded_tensor().grad().is_same(gradient)) {
+    sharded_tensor().mutable_grad() = gradient;
+  }
+  const auto* variable = reinterpret_cast<THPVariable*>(sharded_.ptr());
+  if (variable->post_accumulate_grad_hooks == nullptr || variable->post_accumulate_grad_hooks == Py_None) {
+    return;
+  }
+  const py::dict hooks = py::reinterpret_borrow<py::dict>(variable->post_accumulate_grad_hooks);
+  const py::list functions(py::reinterpret_steal<py::object>(PyMapping_Values(hooks.ptr())));
+  for (const py::handle hook : functions) {
+    hook(sharded_);
+  }
+}
+
+void HeldShard::TakeGradient(int64_t steps) {
+  if (!gradient_) {
+    MakeGradient();
+  }
+  gradient_step_ = steps;
+  sharded_tensor().mutable_grad() = THPVariable_Unpack(gradient_.ptr());
+}
+
+at::Tensor HeldShard::gradient_shard() const {
+  return at::from_blob(gradient_memory_, local_.sizes(), at::TensorOptions().dtype(at::kFloat));
+}
+
+HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
+  const at::Tensor& shown = sharded_tensor().grad();
+  if (!shown.defined() || (stepping && !updated)) {
+    return Shown::kNone;
+  }
+  const bool ours = gradient_ && shown.is_same(THPVariable_Unpack(gradient_.ptr()));
+  if (ours && gradient_step_ == steps) {
+    return Shown::kCurrent;
+  }
+  if (!ours && local_.numel() > 0) {
+    const c10::AutoGradMode no_grad(false);
+    const at::Tensor rows = LocalOf(shown);
+    if (rows.sizes() != local_.sizes()) {
+      Check(Status(Code::kInvalidArgument, "step: the gradient that was assigned to \"" + fqn +
+                                               "\" has another shape than its parameter has on this rank"));
+    }
+    gradient_shard().copy_(rows);
+  }
+  return Shown::kOther;  // also of an earlier step: the memory still has its values
+}
+
+}  // namespace shardd::python

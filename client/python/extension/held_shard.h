@@ -1,0 +1,104 @@
+#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_HELD_SHARD_H_
+#define SHARDD_CLIENT_PYTHON_EXTENSION_HELD_SHARD_H_
+
+// What a PyTorch user holds of this rank's shard of one parameter, or of a flat parameter: the sharded Parameter over
+// the job's shards, its `.grad` over the job's gradient shards, the optimizer's state. fully_shard's are DTensors over
+// whole rows; in layout flat they are plain tensors. Every member function needs the GIL, unless it says otherwise.
+
+#include <ATen/ATen.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardd::python {
+
+class HeldShard {
+ public:
+  struct Options {
+    std::string fqn;
+    // The shard begins `first_element` elements behind the beginning of the daemon's parameter; before it, where a flat
+    // parameter is held by its first parameter.
+    int daemon_param = -1;
+    int64_t first_element = 0;
+    bool trainable = false;  // the job has a gradient shard for it
+    // Elements [first, end) of the shard that belong to no parameter.
+    std::vector<std::pair<int64_t, int64_t>> padding;
+  };
+  // `local`: the sharded parameter's tensor on this rank, alone in its storage. `make_gradient(local)` wraps a local
+  // tensor as the parameter's DTensor; none: plain tensors.
+  HeldShard(Options options, pybind11::object sharded, at::Tensor local, pybind11::object make_gradient);
+
+  const std::string fqn;
+  const int daemon_param;
+  const int64_t first_element;
+  const bool trainable;
+
+  // The shard, read-only memory of the job, takes the place of what the local tensor held. Its views follow.
+  void PointShard(const void* data);
+  // The local tensor gets memory of its own, with the values it shows now.
+  void CopyShardOut();
+  // The job is over: `.grad` and optimizer state stay, with the values they have.
+  void ForgetShard();
+  // The job's memory is going away, and with it the gradient.
+  void ForgetGradient();
+  // In a forked child, where the job's memory is not mapped: every later use raises `message`.
+  void LoseMemory(const std::string& message);
+
+  // Optimizer state `index` of the shard: `local`, alone in its storage and with at most 4 bytes an element, lies at
+  // `rows` from now on; `copy_in` puts its values there first. What was there before keeps its values elsewhere.
+  void AdoptState(size_t index, const at::Tensor& local, void* rows, bool copy_in);
+  size_t state_count() const { return states_.size(); }
+  void PointState(size_t index, void* rows);
+  void SetGradientMemory(void* gradient_shard) { gradient_memory_ = gradient_shard; }
+
+  // Before the first gradient of a parameter, none of which the job holds unshown, is submitted: whether it replaces
+  // what the job holds. Keeps the values of gradients that the user still holds. May be called without the GIL.
+  bool BeginGradient(int64_t steps);
+  // The job's gradient is complete: `.grad` shows it, hooks run.
+  void ShowGradient(int64_t steps);
+  // What `.grad` says before the job reads it. kOther is not what was shown last: an earlier step's, or
+  // the program's own, which has been copied into the job's memory.
+  enum class Shown { kNone, kCurrent, kOther };
+  // `stepping`: of what it has only.
+  Shown SettleGradient(int64_t steps, bool stepping);
+  void TakeGradient(int64_t steps);
+  // What the job has, fp32, in its memory.
+  at::Tensor gradient_shard() const;
+
+  int64_t element_bytes() const { return static_cast<int64_t>(local_.element_size()); }  // of the stored parameter
+  // Never held as a tensor: module.to() swaps what is behind the Python object, and counts references.
+  const at::Tensor& sharded_tensor() const;
+  pybind11::handle sharded() const { return sharded_; }
+
+  bool updated = true;  // by the daemon's optimizer: it has the parameter
+  bool to_show = false;
+
+ private:
+  // Leaves it to whoever holds it, with its values.
+  void CopyGradientOut();
+  void MakeGradient();
+  bool GradientIsHeldElsewhere() const;
+  at::Tensor LocalOf(const at::Tensor& gradient) const;
+
+  pybind11::object sharded_;
+  at::Tensor local_;
+  const pybind11::object make_gradient_;
+  const std::vector<std::pair<int64_t, int64_t>> padding_;
+  void* gradient_memory_ = nullptr;  // of this shard
+  pybind11::object gradient_;        // as users see it; none until first shown
+  pybind11::object gradient_local_;
+  c10::intrusive_ptr<c10::StorageImpl> gradient_storage_;
+  Py_ssize_t gradient_references_ = 0;  // of each, when nobody else held them
+  Py_ssize_t local_references_ = 0;
+  size_t storage_references_ = 0;
+  int64_t gradient_step_ = -1;  // steps made when it was shown last
+  std::vector<at::Tensor> states_;
+  at::Tensor carry_;  // what `.grad` showed before a step and was not set to None since
+};
+
+}  // namespace shardd::python
+
+#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_HELD_SHARD_H_

@@ -1,0 +1,50 @@
+"""torch's wrap policies, which decide the submodules that become units of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import wrap
+
+from shardd.torch._state import state_of
+
+__all__ = ["auto_wrap"]
+
+
+def auto_wrap(
+    root: nn.Module,
+    policy: Any,
+    ignored_modules: set[nn.Module],
+    ignored_params: set[nn.Parameter],
+    kwargs: dict[str, Any],
+    wrapper: Callable[..., Any],
+) -> None:
+    """Applies ``wrapper(submodule, **kwargs)`` below ``root``, children first. ``policy``: any kind that torch takes."""
+    for name, module in root.named_modules():
+        if state_of(module) is not None:
+            raise ValueError(
+                f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in\n{root}"
+            )
+    mixed_precision = kwargs["mixed_precision"]
+    apart = () if mixed_precision is None else mixed_precision._module_classes_to_ignore  # BatchNorm: full precision
+    if isinstance(policy, wrap._Policy):
+        targets = policy._run_policy(root, ignored_modules, {**kwargs, "auto_wrap_policy": None})
+        if apart:
+            targets = wrap._run_mixed_precision_override_policy(root, apart, ignored_modules, kwargs, targets)
+        wrap._post_order_apply(root, wrap._construct_wrap_fn(root, targets, wrapper))
+        return
+    if apart:
+        alone = functools.partial(wrap._wrap_module_cls_individually, module_classes=apart)
+        policy = functools.partial(wrap._or_policy, policies=[policy, alone])
+    wrap._recursive_wrap(
+        module=root,
+        auto_wrap_policy=policy,
+        wrapper_cls=wrapper,
+        ignored_modules=ignored_modules,
+        ignored_params=ignored_params,
+        only_wrap_children=True,
+        **kwargs,
+    )

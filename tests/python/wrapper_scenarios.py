@@ -1,0 +1,137 @@
+"""FullyShardedDataParallel against torch's own and against the unsharded model. Each function runs on every rank."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp.wrap import (
+    CustomPolicy,
+    ModuleWrapPolicy,
+    lambda_auto_wrap_policy,
+    size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
+)
+
+from models import Block, Case, Model, build, loss_of, make_optimizer, train_alone
+
+
+@dataclass
+class WrapperCase(Case):
+    """What the wrapper has beside what ``fully_shard`` has."""
+
+    orig: bool = True
+    policy: str = "module"
+    strategy: str = "FULL_SHARD"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def policy_of(case: WrapperCase, model: Model) -> Any:
+    return {
+        "none": None,
+        "module": ModuleWrapPolicy({Block}),
+        "custom": CustomPolicy(
+            lambda m: (
+                {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP} if m is model.layers[0] else type(m) is Block
+            )
+        ),
+        "transformer": functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
+        "size": functools.partial(size_based_auto_wrap_policy, min_num_params=300),
+        "lambda": functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda m: type(m) is Block),
+    }[case.policy]
+
+
+def wrap_model(case: WrapperCase, wrapper: Any) -> nn.Module:
+    model = build(case)
+    arguments: dict[str, Any] = {
+        "auto_wrap_policy": policy_of(case, model),
+        "sharding_strategy": ShardingStrategy[case.strategy],
+        "use_orig_params": case.orig,
+        "device_id": torch.device("cpu"),
+        **case.options,
+    }
+    if case.mesh:
+        arguments["device_mesh"] = dist.init_device_mesh("cpu", case.mesh, mesh_dim_names=("replicate", "shard"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return wrapper(model, **arguments)
+
+
+def full_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Clean names and whole values, by what each module computes with: its parameters while it runs."""
+    found: dict[str, torch.Tensor] = {}
+    handles = []
+    for name, module in model.named_modules():
+        clean = ".".join(part for part in name.split(".") if part != "_fsdp_wrapped_module")
+
+        def look(module: nn.Module, args: Any, clean: str = clean) -> None:
+            for attribute in ("weight", "bias", "gate"):
+                value = module.__dict__.get(attribute, module._parameters.get(attribute))
+                if isinstance(value, torch.Tensor) and attribute not in module._buffers and clean:
+                    found[f"{clean}.{attribute}"] = value.detach().clone()
+
+        if not hasattr(module, "_fsdp_wrapped_module") or "_fsdp_wrapped_module" not in module._modules:
+            handles.append(module.register_forward_pre_hook(look))
+    with torch.no_grad():
+        loss_of(model, 0, 0, dist.get_rank())
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def train(case: WrapperCase, impl: str) -> dict[str, Any]:
+    if impl == "shardd":
+        from shardd.torch import FullyShardedDataParallel as Wrapper
+    else:
+        Wrapper = TorchFSDP
+    if impl == "shardd" and not case.stock:
+        from shardd.torch.optim import SGD, AdamW
+    else:
+        from torch.optim import SGD, AdamW
+    rank = dist.get_rank()
+    model = wrap_model(case, Wrapper)
+    before = dict(model.named_parameters())
+    optimizer = make_optimizer(model, case, AdamW, SGD)
+    losses, norms = [], []
+    for step in range(case.steps):
+        for micro in range(case.accumulate):
+            last = micro == case.accumulate - 1
+            with model.no_sync() if not case.sync and not last else torch.enable_grad():
+                loss = loss_of(model, step, micro, rank) / case.accumulate
+                loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    after = dict(model.named_parameters())
+    result: dict[str, Any] = {
+        "losses": losses,
+        "norms": norms,
+        "same_objects": all(after[name] is before[name] for name in before),
+        "names": list(after),
+        "numel": sum(p.numel() for p in after.values()),
+        "parameters": full_parameters(model),
+    }
+    if impl == "shardd":
+        from shardd.torch import counters, finish
+
+        dist.barrier()
+        result["counters"] = counters(model)
+        dist.barrier()
+        finish(model)
+    return result
+
+
+def compare(case: WrapperCase) -> dict[str, Any]:
+    """On every rank: shardd, torch's own wrapper, and the unsharded model."""
+    return {
+        "torch": train(case, "torch"),
+        "shardd": train(case, "shardd"),
+        "alone": train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None,
+    }
