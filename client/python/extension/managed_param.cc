@@ -87,8 +87,8 @@ void ManagedParam::Register(bool unsharded) {
     if (sharded_tensor().requires_grad() && !trainable) {
       Check(Status(Code::kFailedPrecondition,
                    "unshard parameter \"" + fqn +
-                       "\": requires_grad was set after the model was registered with it frozen, so the job has no "
-                       "gradient memory for it; give it to the optimizer before the first forward, frozen or not"));
+                       "\": it was unfrozen outside of a forward, and the job does not train it yet; call unshard() "
+                       "before, or after the next forward of the model"));
     }
     at::Tensor tensor = unsharded_tensor_;
     tensor.set_requires_grad(sharded_tensor().requires_grad());
