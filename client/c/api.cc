@@ -40,6 +40,7 @@ absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) 
   result.local_world = environment.local_world_size > 0 ? environment.local_world_size : result.spec.world_size();
   result.address = options->address == nullptr ? "" : options->address;
   result.replace = options->replace != 0;
+  result.adopt = options->adopt != 0;
   if (options->timeout_ms < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("attach: timeout_ms is out of range (got ", options->timeout_ms, ", want 0 or more)"));
@@ -66,6 +67,17 @@ absl::Status Attach(const shardd_attach_options* options, shardd_job** job) {
   return absl::OkStatus();
 }
 
+absl::Status ExtendJob(shardd_job* job, const char* spec_json, int32_t* extended) {
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("extend_job", "extended", extended));
+  *extended = 0;
+  SHARDD_RETURN_IF_ERROR(CheckJob("extend_job", job));
+  SHARDD_ASSIGN_OR_RETURN(const LaunchEnvironment environment, ReadLaunchEnvironment());
+  SHARDD_ASSIGN_OR_RETURN(v1::JobSpec spec, ParseSpecJson(spec_json, environment));
+  SHARDD_ASSIGN_OR_RETURN(const bool is_another, job->impl->Extend(std::move(spec)));
+  *extended = is_another ? 1 : 0;
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace shardd::api
 
@@ -86,6 +98,9 @@ shardd_status* shardd_attach(const shardd_attach_options* options, shardd_job** 
 }
 shardd_status* shardd_reattach(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("reattach", job), job->impl->Reattach());
+}
+shardd_status* shardd_extend_job(shardd_job* job, const char* spec_json, int32_t* extended) {
+  return ToC(api::ExtendJob(job, spec_json, extended));
 }
 shardd_status* shardd_detach(shardd_job* job, int finished) {
   if (job == nullptr) {

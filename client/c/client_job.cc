@@ -24,22 +24,29 @@ constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 absl::StatusOr<std::unique_ptr<ClientJob>> ClientJob::Attach(AttachOptions options) {
   std::unique_ptr<ClientJob> job(new ClientJob(std::move(options)));
-  SHARDD_ASSIGN_OR_RETURN(job->plan_, PlanShards(job->options_.spec));
+  SHARDD_RETURN_IF_ERROR(job->UseSpec(job->options_.spec));
   if (job->rank() < 0 || job->rank() >= job->plan_.world_size) {
     return absl::InvalidArgumentError(absl::StrCat("attach job \"", job->spec().name(),
                                                    "\": rank is out of range (got ", job->rank(), ", want 0 to ",
                                                    job->plan_.world_size - 1, ")"));
   }
-  job->layout_ = MakeSessionLayout(job->plan_);
-  for (const GroupPlan& group : job->plan_.groups) {
-    std::vector<uint8_t> mask(static_cast<size_t>(MaskBytes(static_cast<int64_t>(group.params.size()))), 0);
-    for (size_t i = 0; i < group.params.size(); ++i) {
-      SetMaskBit(mask.data(), static_cast<int64_t>(i), job->param(group.params[i]).requires_grad);
-    }
-    job->trainable_masks_.push_back(std::move(mask));
-  }
   SHARDD_RETURN_IF_ERROR(job->Establish(absl::Now() + job->options_.timeout));
   return job;
+}
+
+absl::Status ClientJob::UseSpec(v1::JobSpec spec) {
+  SHARDD_ASSIGN_OR_RETURN(plan_, PlanShards(spec));
+  options_.spec = std::move(spec);
+  layout_ = MakeSessionLayout(plan_);
+  trainable_masks_.clear();
+  for (const GroupPlan& group : plan_.groups) {
+    std::vector<uint8_t> mask(static_cast<size_t>(MaskBytes(static_cast<int64_t>(group.params.size()))), 0);
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      SetMaskBit(mask.data(), static_cast<int64_t>(i), param(group.params[i]).requires_grad);
+    }
+    trainable_masks_.push_back(std::move(mask));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ClientJob::Establish(absl::Time deadline) {
@@ -83,7 +90,15 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
   SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
-                          OpenJob(channel, options_.spec, plan_.digest, deadline, interrupt_));
+                          OpenJob(channel, options_.spec, options_.adopt, plan_.digest, deadline, interrupt_));
+  if (opened.has_spec()) {
+    if (session_ != nullptr) {  // pointers and indices of the old plan are in use
+      return absl::FailedPreconditionError(
+          absl::StrCat("reattach job \"", spec().name(), "\": it trains more by now; attach anew"));
+    }
+    SHARDD_RETURN_IF_ERROR(UseSpec(opened.spec()));
+  }
+  SHARDD_RETURN_IF_ERROR(CheckPlannedAlike(spec().name(), opened.plan_digest(), plan_.digest));
   if (expected_version_ > 0 && !opened.initialized()) {
     return absl::NotFoundError(absl::StrCat(
         "reattach job \"", spec().name(), "\": the daemon has no parameters of it any more (got version 0, want ",

@@ -9,6 +9,7 @@
 //   client_commands.cc  unshard, reshard, gradients, backward
 //   client_recovery.cc  a forward or backward that user code gave up
 //   client_values.cc    writing parameters and gradients
+//   client_extend.cc    more to train
 //   client_full_params.cc  full parameters
 //   client_shards.cc    looking at shards directly
 //   client_describe.cc  what the daemon counts
@@ -42,6 +43,7 @@ struct AttachOptions {
   int local_world = 1;
   std::string address;  // empty: found or started
   bool replace = false;
+  bool adopt = false;
   absl::Duration timeout;
 };
 
@@ -66,6 +68,8 @@ class ClientJob {
   ~ClientJob();
   static absl::StatusOr<std::unique_ptr<ClientJob>> Attach(AttachOptions options);
   absl::Status Reattach();
+  // True: a wider job has taken this one's place, which is over.
+  absl::StatusOr<bool> Extend(v1::JobSpec spec);
   // At most 5 s. The job is of no further use.
   absl::Status Detach(bool finished);
 
@@ -189,6 +193,8 @@ class ClientJob {
   // Retries what may go away by itself until `deadline`.
   absl::Status Establish(absl::Time deadline);
   absl::Status TryEstablish(absl::Time deadline);
+  // Plans it: everything that is constant after Attach.
+  absl::Status UseSpec(v1::JobSpec spec);
   void Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session);
 
   // OK while the session lives; otherwise notes the failure for good.

@@ -50,6 +50,8 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
                                                                    const Options& options) {
   std::unique_ptr<ClientSession> self(new ClientSession);
   self->epoch_ = attach.epoch();
+  self->id_ = attach.session_id();
+  self->token_ = attach.token();
   self->rank_ = options.rank;
   self->timeout_ = options.timeout;
   self->interrupt_ = options.interrupt;

@@ -58,6 +58,8 @@ class ClientSession {
                                                              const Options& options);
 
   uint64_t epoch() const { return epoch_; }
+  uint64_t id() const { return id_; }
+  const std::string& token() const { return token_; }
   const ReadOnlyDaemonPageView& daemon_page() const { return daemon_page_; }
   const SessionMemoryView& memory() const { return memory_; }
   const char* shards() const { return shards_.At<const char>(0); }
@@ -141,6 +143,8 @@ class ClientSession {
 
   // Constant after Open.
   uint64_t epoch_ = 0;
+  uint64_t id_ = 0;
+  std::string token_;
   int rank_ = 0;
   absl::Duration timeout_;
   const Interrupt* interrupt_ = nullptr;

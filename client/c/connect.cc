@@ -109,23 +109,27 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, con
 }
 
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            const std::string& plan_digest, absl::Time deadline,
+                                            bool adopt, const std::string& plan_digest, absl::Time deadline,
                                             const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
   v1::OpenJobRequest request;
   request.set_protocol_version(kProtocolVersion);
   *request.mutable_spec() = spec;
   request.set_plan_digest(plan_digest);
+  request.set_adopt(adopt);
   v1::OpenJobResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
                                    interrupt, &response));
-  if (response.plan_digest() != plan_digest) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("open job \"", spec.name(), "\": the daemon plans it differently (got digest ",
-                     HexPrefix(response.plan_digest()), "..., want ", HexPrefix(plan_digest),
-                     "...); use client and daemon of one version (this is ", kVersion, ")"));
-  }
   return response;
+}
+
+absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs, const std::string& ours) {
+  if (theirs == ours) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "open job \"", job, "\": the daemon plans it differently (got digest ", HexPrefix(theirs), "..., want ",
+      HexPrefix(ours), "...); use client and daemon of one version (this is ", kVersion, ")"));
 }
 
 absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel, uint64_t job_id,

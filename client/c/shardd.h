@@ -66,6 +66,9 @@ typedef struct shardd_attach_options {
    * (LOCAL_WORLD_SIZE, else the world size), which ends after its last job. */
   const char* address;
   int32_t replace;    /* 1: kill a live holder of this rank and take its place */
+  /* 1: the job may train more than the spec says, after shardd_extend_job: it is taken as it is, and shardd_param_info
+   * tells what it trains. 0: such a job is FAILED_PRECONDITION. */
+  int32_t adopt;
   int64_t timeout_ms; /* bound of attach and of every wait; 0: 300 000 */
 } shardd_attach_options;
 
@@ -75,6 +78,14 @@ SHARDD_API shardd_status* shardd_attach(const shardd_attach_options* options, sh
 /* After ABORTED or UNAVAILABLE: attaches the same rank in the current epoch. Every pointer that this job gave out
  * before is invalid afterwards. [waits] */
 SHARDD_API shardd_status* shardd_reattach(shardd_job* job);
+
+/* The job is to train what `spec_json` says beside what it trains already: parameters that were frozen, with other
+ * optimizer groups. All ranks ask for the same, between a commit and their next unshard, and inside a pass or where
+ * nothing is written. *extended = 1: a wider job of the same name, with the same commits, has taken its place; `job` is
+ * over, so detach it and attach with `adopt`. 0: it is that job already and goes on. Gradients are not taken over. One
+ * rank that goes on instead ends the epoch on all: FAILED_PRECONDITION names rank and parameter. The job is what it was
+ * after any error. [waits] */
+SHARDD_API shardd_status* shardd_extend_job(shardd_job* job, const char* spec_json, int32_t* extended);
 
 /* Ends the session and frees `job`. finished != 0: this rank needs the job no more; when all ranks have said so, the
  * daemon frees it. finished == 0: the job is kept for its grace time; a session that is over already is no error then.

@@ -128,6 +128,7 @@ class Job {
     int32_t rank = -1;
     std::string address;
     bool replace = false;
+    bool adopt = false;
     int64_t timeout_ms = 0;
   };
   static Status Attach(const Options& options, std::unique_ptr<Job>* job) {
@@ -137,6 +138,7 @@ class Job {
     c.rank = options.rank;
     c.address = options.address.empty() ? nullptr : options.address.c_str();
     c.replace = options.replace ? 1 : 0;
+    c.adopt = options.adopt ? 1 : 0;
     c.timeout_ms = options.timeout_ms;
     shardd_job* raw = nullptr;
     Status status = Status::Take(shardd_attach(&c, &raw));

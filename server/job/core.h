@@ -40,6 +40,7 @@ class Core final : public JobsSource {
 
   // Trainer side. Each calls `done` once, from any thread.
   void OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done);
+  void ExtendJob(PeerCredentials peer, v1::ExtendJobRequest request, Done<v1::ExtendJobResponse> done);
   // `pidfd`: of the client's process, whose end is the session's, hello or not; may be invalid.
   void AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
                   Done<v1::AttachRankResponse> done);
@@ -85,6 +86,15 @@ class Core final : public JobsSource {
   // create false: NOT_FOUND where the job is not there yet.
   absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
                                                      bool create);
+  void ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequest& request,
+                        Done<v1::ExtendJobResponse> done);
+  // Makes what takes the place of the job, whose ranks wait for it. An error where the epoch is not `epoch` any more.
+  absl::Status BuildExtended(const std::shared_ptr<JobCore>& job, const Extension& extension, uint64_t epoch);
+  // Allocates slabs and journal; `reserved_bytes` of memory are promised to others.
+  absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
+                                         int64_t reserved_bytes);
+  std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
+  absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
   absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,
                                                            const v1::AttachRankRequest& request);
   // Runs `body` on the loop from the setup thread and hands its result back.

@@ -11,10 +11,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/plan/extend.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
-#include "server/collective/local/local_collective.h"
-#include "server/device/traced_device.h"
 #include "server/job/core.h"
 
 namespace shardd {
@@ -139,6 +138,10 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         }
         if (job.plan()->digest != plan->digest) {
           result.other = it->second.job;
+          if (request.adopt()) {
+            it->second.empty_since = absl::InfiniteFuture();
+          }
+          fill(job, &result.response);
           return result;
         }
         it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
@@ -148,6 +151,15 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
       }));
   if (found.exists) {
     return found.response;
+  }
+  if (found.other != nullptr && request.adopt()) {
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec widened,
+                            Widened(request.spec(), found.other->spec(), *found.other->plan(), /*own_groups=*/false));
+    const absl::StatusOr<ShardPlan> as_widened = PlanShards(widened);
+    if (as_widened.ok() && as_widened->digest == found.other->plan()->digest) {
+      *found.response.mutable_spec() = found.other->spec();
+      return found.response;
+    }
   }
   if (found.other != nullptr) {  // plans both again: not the loop's work
     const std::string difference = FirstDifference(request.spec(), found.other->spec());
@@ -163,43 +175,13 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ", found.jobs_of_uid + 1, ", want at most ",
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
-  if (options_.max_bytes_per_uid > 0 && found.bytes_of_uid + bytes > options_.max_bytes_per_uid) {
-    return absl::ResourceExhaustedError(absl::StrCat(what, ": quota of uid ", peer.uid, " is exceeded (got ",
-                                                     found.bytes_of_uid + bytes, " bytes, want at most ",
-                                                     options_.max_bytes_per_uid, "); raise --max_bytes_per_uid"));
-  }
+  SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
   reaper_.RunAndWait([] {});  // what closed jobs held is free by now
-  JobCore::Init init;
-  init.id = found.new_id;
-  init.uid = peer.uid;
-  init.spec = request.spec();
-  auto shared_plan = std::make_shared<ShardPlan>(*std::move(plan));
-  init.plan = shared_plan;
-  const std::string directory = absl::StrCat(options_.state_dir, "/job-", getpid(), "-", found.new_id);
-  SHARDD_ASSIGN_OR_RETURN(init.memory,
-                          JobMemory::Create(*shared_plan, name, options_.state_dir, directory, found.reserved_bytes));
-  absl::StatusOr<std::unique_ptr<Journal>> journal =
-      Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2);
-  if (!journal.ok()) {
-    return absl::Status(journal.status().code(), absl::StrCat(what, ": ", journal.status().message()));
-  }
-  init.journal = *std::move(journal);
-  init.work_trace = std::make_shared<WorkTrace>();
-  for (int rank = 0; rank < shared_plan->world_size; ++rank) {
-    init.own_devices.push_back(
-        std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank));
-    init.devices.push_back(init.own_devices.back().get());
-  }
-  init.collective = std::make_unique<LocalCollective>(init.devices);
-  init.loop = &loop_;
-  init.reaper = &reaper_;
-  init.events = &events_;
+  SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
+                          MakeInit(found.new_id, peer.uid, request.spec(), *std::move(plan), found.reserved_bytes));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
     Entry entry;
-    // Whoever lets go last, unmapping gigabytes is not its work.
-    entry.job = std::shared_ptr<JobCore>(new JobCore(std::move(init)), [this](JobCore* job) {
-      reaper_.Post([gone = std::unique_ptr<JobCore>(job)] {});
-    });
+    entry.job = MakeJob(std::move(init));
     had_job_ = true;
     v1::OpenJobResponse response;
     fill(*entry.job, &response);

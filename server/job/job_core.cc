@@ -52,6 +52,17 @@ JobCore::JobCore(Init init)
   }
   ranks_.resize(world_size());
   ResetStep();
+  if (init.committed.version > 0) {
+    epoch_ = init.committed.epoch;
+    version_ = init.committed.version;
+    committed_step_ = init.committed.step;
+    step_counts_ = std::move(init.committed.step_counts);
+    trainer_states_ = std::move(init.committed.trainer_states);
+    counters_ = init.committed.counters;
+    if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
+      LogError(absl::StrCat("job ", name(), ": ", status.message()));
+    }
+  }
   Event(-1, "open",
         absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),
                      " bytes of slabs"));
@@ -76,7 +87,7 @@ absl::Status JobCore::CheckNobodyFinished(int rank, absl::string_view what, int 
                        absl::StrCat("rank ", other, " has finished and takes part in nothing any more"));
     }
   }
-  return absl::OkStatus();
+  return CheckNobodyExtends(rank, what, backward);
 }
 
 std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(absl::Status)> on_loop) {
@@ -205,6 +216,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
                                         : std::string(OpcodeName(command.opcode));
     ranks_[rank].blocked_slot = -1;  // whoever sends is not asleep
   }
+  SHARDD_RETURN_IF_ERROR(EndAsking(rank));
   switch (command.opcode) {
     case Opcode::kUnshard:
       return OnUnshard(session, command.group, command.arg0);

@@ -20,9 +20,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
 #include "server/job/core_loop.h"
+#include "server/job/job_extend.h"
 #include "server/job/job_memory.h"
 #include "server/job/job_trace.h"
 #include "server/job/journal.h"
@@ -54,6 +56,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     CoreLoop* loop = nullptr;
     CoreLoop* reaper = nullptr;  // destroys what holds much memory
     EventLog* events = nullptr;
+    CommittedFacts committed;  // of the job whose place it takes; at first: nothing
   };
   explicit JobCore(Init init);
 
@@ -104,6 +107,17 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 
+  // More to train (job_extend.cc). The rank asks that another job take this one's place, as `extension` says. `done`
+  // runs once, on the loop; with OK when that has happened. When all ranks have asked for the same, `build` is called
+  // with all of `done`, and the job is `extending` until its epoch ends or GiveUpExtension.
+  using ExtendDone = std::function<void(absl::Status)>;
+  using BuildExtended = std::function<void(std::shared_ptr<const Extension>, std::vector<ExtendDone>)>;
+  void AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, ExtendDone done,
+                      BuildExtended build);
+  bool extending() const { return extending_; }
+  void GiveUpExtension() { (void)TakeExtensions(); }
+  CommittedFacts committed_facts() const;  // as its successor begins
+
   // Traces (job_traced.cc). The request is within the limits of the rpc, whoever asks may see the job; the sink was
   // prepared with DescribeTraced.
   void Trace(const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink);
@@ -123,6 +137,18 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status CheckNobodyFinished(int rank, absl::string_view what, int backward = kAllBackwards) const;
   bool LeavesInOrder(int rank) const;
   bool OthersNeedGradientsOf(int rank) const;
+  // (job_extend.cc)
+  struct AskedExtension {
+    std::shared_ptr<const Extension> extension;
+    ExtendDone done;  // null while it is being built
+  };
+  absl::Status CheckMayExtend(int rank) const;
+  absl::Status CheckNobodyWentOn(int rank, const std::string& what) const;
+  absl::Status CheckNobodyExtends(int rank, absl::string_view what, int backward) const;
+  std::string AloneText(int rank, const std::string& what) const;
+  absl::Status EndAsking(int rank);  // it was interrupted and goes on
+  std::map<int, AskedExtension> TakeExtensions();
+  static void Answer(const std::map<int, AskedExtension>& extensions, const absl::Status& status);
   void EndFinished();
   void EndFinishedLater();
   void EndSession(int rank);
@@ -261,6 +287,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Membership:
   std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
   bool closed_ = false;
+  std::map<int, AskedExtension> extensions_;                                // by rank
+  bool extending_ = false;                                                  // all ranks have asked
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   std::vector<RankStep> ranks_;

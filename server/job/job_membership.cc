@@ -103,6 +103,10 @@ void JobCore::EndSession(int rank) {
   }
   reaper_->Post([gone = std::move(sessions_[rank])] {});
   sessions_[rank] = nullptr;
+  if (std::exchange(extending_, false)) {
+    extensions_.clear();  // what is being built comes to nothing
+  }
+  (void)EndAsking(rank);
 }
 
 void JobCore::Detach(int rank, bool finished) {
@@ -242,6 +246,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     }
     return;
   }
+  const auto extensions = TakeExtensions();
   ++epoch_;
   counters_.set_aborts(counters_.aborts() + 1);
   Event(-1, "abort", std::string(cause.message()));
@@ -279,6 +284,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }
+  Answer(extensions, cause);  // behind what ended the sessions
 }
 
 void JobCore::ResetStep() {
@@ -314,6 +320,7 @@ void JobCore::Close(const std::string& why) {
     return;
   }
   Event(-1, "close", why);
+  const auto extensions = TakeExtensions();
   ++epoch_;
   closed_ = true;
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -332,6 +339,7 @@ void JobCore::Close(const std::string& why) {
     }
   }
   trace_.EndAll(why);
+  Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }
 
 }  // namespace shardd

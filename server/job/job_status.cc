@@ -38,6 +38,9 @@ JobCore::Wait JobCore::WaitingFor(int rank) const {
     if (other == rank) {
       continue;
     }
+    if (extensions_.count(rank) > 0 && extensions_.count(other) == 0) {
+      return {other, "ExtendJob"};
+    }
     if (state.stepped && !ranks_[other].stepped) {
       return {other, "Step"};
     }

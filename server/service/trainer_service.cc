@@ -276,6 +276,25 @@ grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* c
   return reactor;
 }
 
+grpc::ServerUnaryReactor* TrainerService::ExtendJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                                    grpc::ByteBuffer* response) {
+  absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
+  if (!peer.ok()) {
+    return FinishNow(context, peer.status());
+  }
+  v1::ExtendJobRequest request;
+  absl::StatusOr<DecodedMemory::Hold> hold =
+      DecodeFor("extend job", *bytes, kJobMessage, peer->uid, *decoded_, &request);
+  if (!hold.ok()) {
+    return FinishNow(context, hold.status());
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  core_->ExtendJob(*peer, std::move(request),
+                   [hold = *std::move(hold), done = MakeDone<v1::ExtendJobResponse>(reactor, response)](
+                       absl::StatusOr<v1::ExtendJobResponse> result) { done(std::move(result)); });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext* context,
                                                      const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());

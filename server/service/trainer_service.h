@@ -11,9 +11,10 @@
 namespace shardd {
 
 // Every method takes its requests as bytes (message.h).
-using RawTrainerService = v1::TrainerService::WithRawCallbackMethod_OpenJob<
-    v1::TrainerService::WithRawCallbackMethod_AttachRank<v1::TrainerService::WithRawCallbackMethod_Session<
-        v1::TrainerService::WithRawCallbackMethod_CloseJob<v1::TrainerService::Service>>>>;
+using RawTrainerService =
+    v1::TrainerService::WithRawCallbackMethod_OpenJob<v1::TrainerService::WithRawCallbackMethod_AttachRank<
+        v1::TrainerService::WithRawCallbackMethod_Session<v1::TrainerService::WithRawCallbackMethod_ExtendJob<
+            v1::TrainerService::WithRawCallbackMethod_CloseJob<v1::TrainerService::Service>>>>>;
 
 // shardd.v1.TrainerService over the core: finds out who calls, hands on, answers. Thread-safe. Callers that did not
 // come through the listener's Unix socket are refused: without SO_PEERCRED there is no owner for a job.
@@ -24,6 +25,8 @@ class TrainerService final : public RawTrainerService {
 
   grpc::ServerUnaryReactor* OpenJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* ExtendJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                      grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* AttachRank(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                        grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* CloseJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,

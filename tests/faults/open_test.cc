@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/status/grpc_status.h"
 #include "common/version.h"
 #include "tests/faults/bad_input.h"
 
@@ -42,6 +43,56 @@ TEST_F(BadInput, ARankThatDescribesAnotherJobIsToldTheFirstDifference) {
   spec = SpecOf(job_);
   spec.mutable_tree()->mutable_modules(2)->mutable_parameters(0)->set_requires_grad(false);
   ExpectStatus(client.Open(spec).status(), absl::StatusCode::kFailedPrecondition, "\"mid.w1\"");
+  ExpectJobIntact();
+}
+
+TEST_F(BadInput, AWiderJobIsAdoptedOnRequestOnlyAndOnlyWhereItIsWider) {
+  StartDaemonWithJob();
+  RawClient client(socket());
+  v1::OpenJobRequest request;
+  request.set_protocol_version(kProtocolVersion);
+  request.set_adopt(true);
+  *request.mutable_spec() = SpecOf(job_);
+  EXPECT_FALSE(client.Open(request)->has_spec());
+  v1::Parameter& param = *request.mutable_spec()->mutable_tree()->mutable_modules(2)->mutable_parameters(0);
+  param.set_requires_grad(false);
+  const absl::StatusOr<v1::OpenJobResponse> opened = client.Open(request);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->spec().SerializeAsString(), SpecOf(job_).SerializeAsString());
+  request.set_adopt(false);
+  ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition, "\"mid.w1\"");
+  request.set_adopt(true);
+  param.set_shape(0, 14);
+  ExpectStatus(client.Open(request).status(), absl::StatusCode::kFailedPrecondition, "\"mid.w1\"");
+  ExpectJobIntact();
+}
+
+TEST_F(BadInput, OnlyAnAttachedRankExtendsItsJobAndOnlyByWhatIsTrained) {
+  StartDaemonWithJob();
+  RawClient client(socket());
+  v1::JobSpec spec = SpecOf({{"name", "other"}, {"world", "1"}});
+  ASSERT_TRUE(client.Enter(spec, 0).ok());
+  const auto extend = [&](uint64_t session_id, const std::string& token, const v1::JobSpec& to) {
+    v1::ExtendJobRequest request;
+    request.set_session_id(session_id);
+    request.set_token(token);
+    *request.mutable_spec() = to;
+    v1::ExtendJobResponse response;
+    grpc::ClientContext context;
+    return FromGrpcStatus(client.stub().ExtendJob(&context, request, &response));
+  };
+  const uint64_t session = client.session().session_id();
+  const std::string& token = client.session().token();
+  ExpectStatus(extend(session + 1000, token, spec), absl::StatusCode::kUnauthenticated, "no such session");
+  ExpectStatus(extend(session, "guess", spec), absl::StatusCode::kUnauthenticated, "wrong token");
+  EXPECT_TRUE(extend(session, token, spec).ok()) << "it is that already";
+  v1::JobSpec wider = spec;
+  wider.mutable_tree()->mutable_modules(2)->mutable_parameters(2)->set_requires_grad(true);
+  ExpectStatus(extend(session, token, wider), absl::StatusCode::kFailedPrecondition, "no parameters yet");
+  wider.mutable_tree()->mutable_modules(2)->mutable_parameters(1)->set_shape(0, 14);
+  ExpectStatus(extend(session, token, wider), absl::StatusCode::kFailedPrecondition, "\"mid.b1\": shape differs");
+  wider.mutable_tree()->mutable_modules(2)->mutable_parameters(1)->set_shape(0, -1);
+  ExpectStatus(extend(session, token, wider), absl::StatusCode::kInvalidArgument, "\"mid.b1\"");
   ExpectJobIntact();
 }
 

@@ -15,13 +15,13 @@ Status Take(shardd_status* status) { return Status::Take(status); }
 
 }  // namespace
 
-std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, const std::string& address, bool replace,
+std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, const std::string& address, bool resumes,
                                        int64_t timeout_ms) {
   Job::Options options;
   options.spec_json = spec_json;
   options.rank = rank;
   options.address = address;
-  options.replace = replace;
+  options.replace = options.adopt = resumes;
   options.timeout_ms = timeout_ms;
   std::unique_ptr<Job> job;
   {
@@ -222,6 +222,25 @@ void Engine::Reattach() {
   LoadMemory();
 }
 
+bool Engine::WantsExtension() const {
+  return extension_asked_ ||
+         std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->HasUnfrozen(); });
+}
+
+bool Engine::Extend(const std::string& spec_json) {
+  ReshardAll();
+  for (const Unit* unit : units_) {
+    unit->CheckGradientsAreShown();
+  }
+  int32_t extended = 0;
+  {
+    const NoGil no_gil;
+    Check(Take(shardd_extend_job(job().c_job(), spec_json.c_str(), &extended)));
+  }
+  extension_asked_ = false;
+  return extended != 0;
+}
+
 void Engine::LoseMemory() {
   ++generation_;
   lost_ = true;
@@ -276,20 +295,22 @@ shardd_counters Engine::client_counters() {
   return counters;
 }
 
-void Engine::RootPreForward(Unit* unit) {
+bool Engine::RootPreForward(Unit* unit) {
   if (forward_root_ != nullptr && (forward_root_ == unit || IsRoot(unit))) {
     ResetIteration();  // an exception ended the forward before
   }
-  if (forward_root_ == nullptr) {
-    // What was written since the model's last forward counts in this one, as where it is gathered anew. Its parts may
-    // run in any number in one pass.
-    if (paused_ && IsRoot(unit)) {
-      LeavePass();
-    }
-    forward_root_ = unit;
-    pass_by_hand_ = false;
-    EnterPass();
+  if (forward_root_ != nullptr) {
+    return false;
   }
+  // What was written since the model's last forward counts in this one, as where it is gathered anew. Its parts may
+  // run in any number in one pass.
+  if (paused_ && IsRoot(unit)) {
+    LeavePass();
+  }
+  forward_root_ = unit;
+  pass_by_hand_ = false;
+  EnterPass();
+  return true;
 }
 
 void Engine::EnterPassByHand(bool backward) {

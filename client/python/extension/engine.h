@@ -27,9 +27,10 @@ class Unit;
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  // Releases the GIL while it waits; signal handlers run. Raises what the library refuses.
+  // Releases the GIL while it waits; signal handlers run. Raises what the library refuses. `resumes`: a holder of the
+  // rank is replaced, and the job is taken as it is where it trains more than the spec says.
   static std::shared_ptr<Engine> Attach(const std::string& spec_json, int rank, const std::string& address,
-                                        bool replace, int64_t timeout_ms);
+                                        bool resumes, int64_t timeout_ms);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
@@ -89,6 +90,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   StepResult Step(shardd_step_options options, const std::string& state);
   // After ABORTED or UNAVAILABLE: the same rank in the current epoch. Graphs of before are dead.
   void Reattach();
+  // What the program trains is not what the job was made for: a parameter has been unfrozen that it has no gradient
+  // memory for, or AskExtension was called.
+  bool WantsExtension() const;
+  void AskExtension() { extension_asked_ = true; }
+  // With all ranks; between commits. True: another job has taken this one's place. Detach, and attach to that one.
+  bool Extend(const std::string& spec_json);
   // In a forked child: parameters and gradients raise where they are used, instead of reading what is not mapped.
   void LoseMemory();
   // Nothing of the job can be used afterwards; sharded parameters raise where they are used.
@@ -120,7 +127,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void SetCompletePartial(pybind11::object complete) { complete_partial_ = std::move(complete); }
 
   // From units.
-  void RootPreForward(Unit* unit);
+  // True: a forward begins.
+  bool RootPreForward(Unit* unit);
   // An unshard outside of forward and backward is a pass of its own, until the unit is resharded by hand or a forward
   // takes it over.
   void EnterPassByHand(bool backward);
@@ -168,6 +176,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool settled_ = false;
   bool full_params_ = false;
   bool lost_ = false;  // in a forked child
+  bool extension_asked_ = false;
   uint64_t generation_ = 1;
   int64_t steps_ = 0;
   at::Tensor update_counts_;

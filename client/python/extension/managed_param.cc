@@ -59,8 +59,8 @@ void ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
     if (requires_grad() && !trainable) {
       Check(Status(Code::kFailedPrecondition,
                    "unshard parameter \"" + fqn +
-                       "\": requires_grad was set after the model was registered with it frozen, so the job has no "
-                       "gradient memory for it; give it to the optimizer before the first forward, frozen or not"));
+                       "\": it was unfrozen outside of a forward, and the job does not train it yet; call unshard() "
+                       "before, or after the next forward of the model"));
     }
     at::Tensor tensor = unsharded_tensor_;
     tensor.set_requires_grad(requires_grad());

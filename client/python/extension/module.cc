@@ -278,6 +278,8 @@ PYBIND11_MODULE(_C, m) {
       .def("step", &StepDict)
       .def("set_updated", &Engine::SetUpdated)
       .def("reattach", &Engine::Reattach)
+      .def("extend", &Engine::Extend)
+      .def("ask_extension", &Engine::AskExtension)
       .def("watch_writes", &Engine::WatchWrites)
       .def("open_window", &Engine::OpenWindow)
       .def("close_window", &Engine::CloseWindow)

@@ -142,7 +142,7 @@ void Unit::CopyShardsOut() {
 
 py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   if (engine_ == nullptr || !engine_->alive()) {
-    lazy_init_();
+    lazy_init_(/*extend=*/false);
   }
   engine_->CheckOutsideFullParams("forward of a fully sharded module");
   py::object new_args = py::reinterpret_borrow<py::object>(args);
@@ -155,7 +155,11 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   bool entering = false;
   if (!recomputes) {
     if (state_training_ != Training::kForward || engine_->IsRoot(this)) {
-      engine_->RootPreForward(this);
+      // What was stepped and written is committed now, so that it may go to a job that trains more.
+      if (engine_->RootPreForward(this) && engine_->WantsExtension()) {
+        lazy_init_(/*extend=*/true);
+        engine_->RootPreForward(this);
+      }
     }
     state_training_ = Training::kForward;
     entering = group_training_ != Training::kForward;
@@ -437,6 +441,23 @@ void Unit::EndBackward() {
     param->contributed = false;
   }
   set_idle();
+}
+
+bool Unit::HasUnfrozen() const {
+  return std::any_of(params_.begin(), params_.end(),
+                     [](const auto& param) { return !param->trainable && param->sharded_tensor().requires_grad(); });
+}
+
+void Unit::CheckGradientsAreShown() const {
+  for (const auto& param : params_) {
+    if (param->pending) {
+      Check(
+          Status(Code::kFailedPrecondition,
+                 "unfreeze: the gradient of \"" + param->fqn +
+                     "\" is not synchronised; unfreeze after a backward with set_requires_gradient_sync(True) and, on "
+                     "a 2-D mesh, set_requires_all_reduce(True)"));
+    }
+  }
 }
 
 bool Unit::HasPendingGradients() const {

@@ -52,7 +52,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool cast_outputs = false;
   at::ScalarType output_dtype = at::kFloat;
 
-  // `lazy_init()` registers the root; called before the first use, and whenever the unit has no engine.
+  // `lazy_init(False)` registers the root; called before the first use, and whenever the unit has no engine.
+  // `lazy_init(True)`, inside a pass: the job's place is taken by one that trains what the program does.
   void SetLazyInit(pybind11::object lazy_init) { lazy_init_ = std::move(lazy_init); }
   // Registration: the engine, the daemon's groups, the parameters.
   void Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups);
@@ -93,6 +94,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void SubmitGroup(int id);  // if something was written for it
   void SubmitRest();         // what this backward still owes
   void EndBackward();
+  bool HasUnfrozen() const;  // a parameter that the job does not train
+  void CheckGradientsAreShown() const;
   bool HasPendingGradients() const;
   void ShowGradients();
   // What `.grad` says is what the job has. `stepping`: only of what the daemon's optimizer has, as its step takes it.

@@ -95,7 +95,11 @@ class DaemonOptimizer(Optimizer):
                 "applied to; apply it first, then build the optimizer"
             )
         for root in roots:
-            root._register_again()
+            job = root._job
+            if job is not None and job.engine is not None and job.optimizer is not None and job.optimizer() is self:
+                job.engine.ask_extension()  # with the next forward
+            else:
+                root._register_again()
 
     def _refuse(self, group: Mapping[str, Any]) -> None:
         """Raises where the daemon's optimizer does not do what a param group asks for."""
@@ -144,12 +148,25 @@ class DaemonOptimizer(Optimizer):
         groups = self._hyperparameters()
         self._shows_unused = False
         for job in self._jobs() or self._register():
+            job = self._with_gradients_of_new_groups(job)
             engine = job.engine
             assert engine is not None
-            result = engine.step(groups, float(max_grad_norm), float(loss_scale), job.packed_state([]))
+            # Groups that one of the two does not have yet have nothing to step: see above.
+            fitting = groups[: job.step_groups] + groups[-1:] * (job.step_groups - len(groups))
+            result = engine.step(fitting, float(max_grad_norm), float(loss_scale), job.packed_state([]))
             self.last_grad_norm = result["grad_norm"] if max_grad_norm > 0 else None
             self.last_step_skipped = result["skipped"]
         return loss
+
+    def _with_gradients_of_new_groups(self, job: _job.TorchJob) -> _job.TorchJob:
+        """A param group that was added after the backward steps with the others, if it has gradients."""
+        late = [p for group in self.param_groups[job.step_groups :] for p in group["params"] if id(p) in job.places]
+        root = job.root()
+        if root is None or all(p.grad is None for p in late):
+            return job
+        root._ensure_registered(extend=True)
+        assert root._job is not None
+        return root._job
 
     # State: DTensors over the daemon's memory, read-only.
 

@@ -44,6 +44,7 @@ class TorchJob:
     def __init__(self, root: ShardState, engine: _C.Engine, description: _spec.Description) -> None:
         self.engine: _C.Engine | None = engine
         self.name: str = description.spec["name"]
+        self.step_groups = 1  # of hyperparameters, in a step of the daemon's optimizer
         self.closed = False
         self.resumed_step = 0
         # Weak, as is the root: the daemon's job lives no longer than the model.
@@ -76,12 +77,35 @@ class TorchJob:
         assert unit is not None
         members = members_of(unit.mesh_info)
         identity = identify(root._next_registration(), members.ranks)
-        owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
-        optimizers = [o for o in _optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
+        optimizers = _optimizers_of(root)
         rank = members.rank
         description = _spec.describe(root, identity.name, len(members.ranks), optimizers)
         with Progress(f'job "{identity.name}"', shown=rank == 0) as progress:
             return cls._open(root, identity, description, rank, optimizers, progress)
+
+    def extended(self, root: ShardState) -> TorchJob:
+        """The job that takes this one's place, with what is trained now; this one where it does that already.
+
+        Values, optimizer state and committed steps stay; gradients that are shown stay with their parameters.
+        """
+        engine, memory = self.engine, self.memory
+        assert engine is not None and memory is not None
+        info = engine.info()
+        optimizers = _optimizers_of(root)
+        description = _spec.describe(root, self.name, info["world_size"], optimizers)
+        with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
+            progress.doing("waiting for the other ranks to unfreeze parameters")
+            if not engine.extend(json.dumps(description.spec)):
+                for optimizer in optimizers:  # its groups have changed
+                    optimizer._adopt_job(self, False)
+                return self
+            self._end(finished=False)
+            identity = Identity(self.name, resumes=True)
+            try:
+                return self._open(root, identity, description, info["rank"], optimizers, progress, memory)
+            except BaseException:
+                self.closed = True  # not to be registered under another name, without what is committed
+                raise
 
     @classmethod
     def _open(
@@ -92,7 +116,9 @@ class TorchJob:
         rank: int,
         optimizers: list[DaemonOptimizer],
         progress: Progress,
+        memory: OptimizerMemory | None = None,
     ) -> TorchJob:
+        """``memory``: of the job whose place it takes, in this process."""
         started = time.monotonic()
         progress.doing("attaching")
         engine = _C.Engine.attach(
@@ -100,7 +126,7 @@ class TorchJob:
         )
         job = cls(root, engine, description)
         try:
-            job._fill(identity, description, optimizers, progress)
+            job._fill(identity, description, optimizers, progress, memory)
         except BaseException:
             job.close(False)  # the model may be registered again
             raise
@@ -117,6 +143,7 @@ class TorchJob:
         description: _spec.Description,
         optimizers: list[DaemonOptimizer],
         progress: Progress,
+        memory: OptimizerMemory | None,
     ) -> None:
         """Binds the model's parameters; gives their values, or takes those that an earlier attempt committed."""
         from shardd.torch import _stock
@@ -131,7 +158,12 @@ class TorchJob:
         self._bind(description)
         if optimizers:
             self.optimizer = weakref.ref(optimizers[0])
-        states = description.spec["config"]["optimizer"].get("trainerStates", 0)
+        config = description.spec["config"]["optimizer"]
+        states, groups = config.get("trainerStates", 0), len(config.get("groups", []))
+        if info["version"] > 0:  # it may have more than this program describes
+            config = json.loads(engine.describe())["config"]["optimizer"]
+            states, groups = int(config["trainer_states"]), len(config["groups"])
+        self.step_groups = groups + 1
         self.memory = OptimizerMemory(self, states, info["param_count"])
         if info["version"] == 0:
             if identity.resumes and _restart_count() > 0:
@@ -142,6 +174,8 @@ class TorchJob:
             if optimizers:
                 optimizers[0]._write_loaded(self)
             self._write_all(progress)
+        elif memory is not None:
+            logger.info('job "%s" goes on with more to train at committed step %d', self.name, info["committed_step"])
         else:
             self.resumed_step = info["committed_step"]
             logger.warning(
@@ -153,13 +187,15 @@ class TorchJob:
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
         engine.watch_writes(self.passes)
         if optimizers:
-            optimizers[0]._adopt_job(self, info["version"] > 0)
+            optimizers[0]._adopt_job(self, info["version"] > 0 and memory is None)
             return
-        if info["version"] > 0:
+        # What the job never had is still in this process, and goes into the new one as what is loaded does.
+        is_given = info["version"] == 0 or (memory is not None and memory.loses())
+        if not is_given:
             self.restore_optimizers()
         for optimizer in self._stock_optimizers():
             _stock.watch_loads(optimizer)
-            if info["version"] == 0 and any(self._has(param) for param in optimizer.state):
+            if is_given and any(self._has(param) for param in optimizer.state):
                 _stock.keep_loaded(optimizer, [self])
 
     def _bind(self, description: _spec.Description) -> None:
@@ -313,6 +349,12 @@ class TorchJob:
                 engine.detach(finished)
             except RuntimeError as error:
                 logger.debug('close job "%s": %s', self.name, error)  # it was over already
+
+
+def _optimizers_of(root: ShardState) -> list[DaemonOptimizer]:
+    """The daemon's optimizers that have parameters of the model."""
+    owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
+    return [o for o in _optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
 
 
 def _restart_count() -> int:

@@ -202,6 +202,10 @@ class OptimizerMemory:
         scalars = self._scalars[: self._scalar_at(0, self._used_scalars)].numpy().tobytes()
         return {"homes": self._packed_homes, "scalars": scalars, "copied": copied}
 
+    def loses(self) -> bool:
+        """Some state stays in this process."""
+        return any(value.kind == "lost" for home in self._homes.values() for value in home.values)
+
     # After a restart, or a step that was undone.
 
     def restore(self, packed: dict[str, Any] | None, optimizers: list[Optimizer]) -> None:

@@ -59,10 +59,10 @@ class ShardState(FSDPState):
         self.list_groups()
         ensure = weakref.WeakMethod(self._ensure_registered)
 
-        def lazy_init() -> None:
+        def lazy_init(extend: bool) -> None:
             method = ensure()
             if method is not None:
-                method()
+                method(extend)
 
         unit._set_lazy_init(skip_frame(lazy_init))
         if len(self._modules) == 1:
@@ -145,8 +145,9 @@ class ShardState(FSDPState):
         return root
 
     @no_dynamo
-    def _ensure_registered(self) -> None:
-        if self._job is not None and self._job.alive:
+    def _ensure_registered(self, extend: bool = False) -> None:
+        """``extend``: what is trained has changed; with all ranks, inside a pass or where nothing is written."""
+        if self._job is not None and self._job.alive and not extend:
             return
         root = self._find_root()
         root._training = torch.is_grad_enabled()
@@ -159,7 +160,7 @@ class ShardState(FSDPState):
                     module.register_forward_hook(root._unit._forward_failed_hook(), always_call=True)
             elif root._job is not None and root._job.closed:
                 raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
-            job = TorchJob.register(root)
+            job = TorchJob.register(root) if not extend or root._job is None else root._job.extended(root)
         for state in root._state_ctx.all_states:
             assert isinstance(state, ShardState)
             state._job = job

@@ -1,0 +1,196 @@
+// A job is made, and takes the place of one whose ranks ask for more trained parameters.
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/plan/extend.h"
+#include "common/status/status_macros.h"
+#include "server/collective/local/local_collective.h"
+#include "server/device/traced_device.h"
+#include "server/job/core.h"
+#include "server/job/job_extend.h"
+
+namespace shardd {
+
+absl::Status Core::CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const {
+  if (options_.max_bytes_per_uid > 0 && held_bytes + more_bytes > options_.max_bytes_per_uid) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": quota of uid ", uid, " is exceeded (got ",
+                                                     held_bytes + more_bytes, " bytes, want at most ",
+                                                     options_.max_bytes_per_uid, "); raise --max_bytes_per_uid"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
+                                             int64_t reserved_bytes) {
+  JobCore::Init init;
+  init.id = id;
+  init.uid = uid;
+  init.spec = spec;
+  auto shared_plan = std::make_shared<ShardPlan>(std::move(plan));
+  init.plan = shared_plan;
+  const std::string directory = absl::StrCat(options_.state_dir, "/job-", getpid(), "-", id);
+  SHARDD_ASSIGN_OR_RETURN(init.memory,
+                          JobMemory::Create(*shared_plan, spec.name(), options_.state_dir, directory, reserved_bytes));
+  absl::StatusOr<std::unique_ptr<Journal>> journal =
+      Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2);
+  if (!journal.ok()) {
+    return absl::Status(journal.status().code(),
+                        absl::StrCat("open job \"", spec.name(), "\": ", journal.status().message()));
+  }
+  init.journal = *std::move(journal);
+  init.work_trace = std::make_shared<WorkTrace>();
+  for (int rank = 0; rank < shared_plan->world_size; ++rank) {
+    init.own_devices.push_back(
+        std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank));
+    init.devices.push_back(init.own_devices.back().get());
+  }
+  init.collective = std::make_unique<LocalCollective>(init.devices);
+  init.loop = &loop_;
+  init.reaper = &reaper_;
+  init.events = &events_;
+  return init;
+}
+
+std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
+  // Whoever lets go last, unmapping gigabytes is not its work.
+  return std::shared_ptr<JobCore>(new JobCore(std::move(init)),
+                                  [this](JobCore* job) { reaper_.Post([gone = std::unique_ptr<JobCore>(job)] {}); });
+}
+
+void Core::ExtendJob(PeerCredentials peer, v1::ExtendJobRequest request, Done<v1::ExtendJobResponse> done) {
+  if (absl::Status status = Begin(peer.uid, "extend job"); !status.ok()) {
+    done(std::move(status));
+    return;
+  }
+  auto finish = [this, uid = peer.uid, done = std::move(done)](absl::StatusOr<v1::ExtendJobResponse> result) {
+    End(uid);
+    done(std::move(result));
+  };
+  attach_.Post([this, peer, request = std::move(request), finish = std::move(finish)] {
+    ExtendJobOnSetup(peer, request, finish);
+  });
+}
+
+void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequest& request,
+                            Done<v1::ExtendJobResponse> done) {
+  const uint64_t session_id = request.session_id();
+  const auto gone = [session_id] {
+    return absl::UnauthenticatedError(
+        absl::StrCat("extend job: session ", session_id, ": no such session, or wrong token"));
+  };
+  if (stopping_) {
+    done(absl::CancelledError("extend job: the daemon is shutting down"));
+    return;
+  }
+  absl::StatusOr<std::shared_ptr<JobCore>> job =
+      OnLoop<std::shared_ptr<JobCore>>([&]() -> absl::StatusOr<std::shared_ptr<JobCore>> {
+        JobCore* of = nullptr;
+        Session* session = FindSession(session_id, &of);
+        if (session == nullptr || session->token() != request.token() || session->peer.uid != peer.uid) {
+          return gone();
+        }
+        return of->shared_from_this();
+      });
+  if (!job.ok()) {
+    done(job.status());
+    return;
+  }
+  absl::StatusOr<Extension> extension = Extend(request.spec(), (*job)->spec(), *(*job)->plan());
+  if (!extension.ok()) {
+    done(absl::Status(extension.status().code(),
+                      absl::StrCat("extend job \"", (*job)->name(), "\": ", extension.status().message())));
+    return;
+  }
+  v1::ExtendJobResponse response;
+  if (extension->what.empty()) {
+    done(response);
+    return;
+  }
+  response.set_extended(true);
+  auto answer = [done, response](const absl::Status& status) {
+    done(status.ok() ? absl::StatusOr<v1::ExtendJobResponse>(response) : status);
+  };
+  auto build = [this, job = *job](const std::shared_ptr<const Extension>& agreed,
+                                  std::vector<JobCore::ExtendDone> asked) {
+    setup_.Post([this, job, agreed, asked = std::move(asked), epoch = job->epoch()] {
+      const absl::Status status = BuildExtended(job, *agreed, epoch);
+      loop_.Post([asked, status] {
+        for (const JobCore::ExtendDone& one : asked) one(status);
+      });
+    });
+  };
+  loop_.Post([this, session_id, gone, job = *std::move(job), answer = std::move(answer), build = std::move(build),
+              shared = std::make_shared<const Extension>(*std::move(extension))]() mutable {
+    Session* session = job->FindSession(session_id);
+    if (session == nullptr) {
+      answer(gone());
+      return;
+    }
+    job->AwaitExtension(session, std::move(shared), std::move(answer), std::move(build));
+    ReviewJobs();
+  });
+}
+
+absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Extension& extension, uint64_t epoch) {
+  const std::string what = absl::StrCat("extend job \"", job->name(), "\"");
+  if (stopping_) {
+    return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
+  }
+  struct Found {
+    int64_t reserved_bytes = 0;
+    int64_t bytes_of_uid = 0;
+    uint64_t new_id = 0;
+    CommittedFacts committed;
+  };
+  const auto ended = [&] { return absl::AbortedError(absl::StrCat(what, ": the epoch has ended")); };
+  SHARDD_ASSIGN_OR_RETURN(Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
+                            if (!job->extending() || job->epoch() != epoch) return ended();
+                            Found result;
+                            for (const auto& [name, entry] : jobs_) {
+                              result.reserved_bytes += entry.job->reserved_bytes();
+                              if (entry.job->uid() == job->uid() && entry.job != job) {
+                                result.bytes_of_uid +=
+                                    entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
+                              }
+                            }
+                            result.new_id = next_job_id_++;
+                            result.committed = job->committed_facts();
+                            return result;
+                          }));
+  const auto failed = [&](const absl::Status& status) {
+    loop_.RunAndWait([&] { job->GiveUpExtension(); });
+    return absl::Status(status.code(), absl::StrCat(what, " by ", extension.what, ": ", status.message()));
+  };
+  if (absl::Status status = CheckQuota("memory", job->uid(), found.bytes_of_uid,
+                                       extension.plan.memory.TotalBytes(extension.plan.world_size));
+      !status.ok()) {
+    return failed(status);
+  }
+  reaper_.RunAndWait([] {});
+  absl::StatusOr<JobCore::Init> init =
+      MakeInit(found.new_id, job->uid(), extension.spec, extension.plan, found.reserved_bytes);
+  if (!init.ok()) {
+    return failed(init.status());
+  }
+  // Nobody writes: every rank waits for this, or is dead, and then none of it counts.
+  CopyExtended(*job->plan(), job->memory().pointers(), *init->plan, init->memory->pointers());
+  init->committed = std::move(found.committed);
+  absl::Status status = absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
+  loop_.RunAndWait([&] {
+    const auto it = jobs_.find(job->name());
+    if (!job->extending() || job->closed() || job->epoch() != epoch || it == jobs_.end() || it->second.job != job) {
+      status = ended();
+      return;
+    }
+    it->second.job = MakeJob(*std::move(init));
+    it->second.empty_since = absl::InfiniteFuture();
+    job->Close(absl::StrCat("it goes on with more to train: ", extension.what));
+    status = absl::OkStatus();
+  });
+  return status;
+}
+
+}  // namespace shardd

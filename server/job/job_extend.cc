@@ -1,0 +1,163 @@
+#include "server/job/job_extend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/job/job_core.h"
+
+namespace shardd {
+
+void CopyExtended(const ShardPlan& from, const SlabPointers& source, const ShardPlan& to, const SlabPointers& target) {
+  for (const ParamPlan& new_param : to.params) {
+    const ParamPlan& old_param = from.params[from.FindParam(new_param.fqn)];
+    const FlatParamPlan& old_flat = from.flat_params[old_param.flat_param];
+    const FlatParamPlan& new_flat = to.flat_params[new_param.flat_param];
+    const auto copy = [&](char* old_slab, int64_t old_offset, char* new_slab, int64_t new_offset, int64_t element) {
+      std::memcpy(new_slab + new_offset + new_param.offset * element,
+                  old_slab + old_offset + old_param.offset * element, new_param.numel * element);
+    };
+    for (int c = 0; c < to.shard_copies; ++c) {
+      copy(source.shards + c * from.shards_stride_bytes, old_flat.shards_offset_bytes,
+           target.shards + c * to.shards_stride_bytes, new_flat.shards_offset_bytes, DTypeSizeBytes(new_flat.dtype));
+    }
+    if (new_flat.params_offset_bytes >= 0) {
+      copy(source.parameters, old_flat.params_offset_bytes, target.parameters, new_flat.params_offset_bytes,
+           DTypeSizeBytes(new_flat.unsharded_dtype));
+    }
+    if (old_flat.optimizer_offset_bytes < 0 || new_flat.optimizer_offset_bytes < 0) {
+      continue;
+    }
+    for (int c = 0; c < to.optimizer_copies; ++c) {
+      for (int state = 0; state < std::min(from.optimizer_states, to.optimizer_states); ++state) {
+        copy(source.optimizer + c * from.optimizer_stride_bytes,
+             old_flat.optimizer_offset_bytes + state * old_flat.StateStrideBytes(),
+             target.optimizer + c * to.optimizer_stride_bytes,
+             new_flat.optimizer_offset_bytes + state * new_flat.StateStrideBytes(), sizeof(float));
+      }
+    }
+  }
+}
+
+CommittedFacts JobCore::committed_facts() const {
+  return {epoch_ + 1, version_, committed_step_, step_counts_, trainer_states_, counters_};
+}
+
+absl::Status JobCore::CheckMayExtend(int rank) const {
+  const RankStep& state = ranks_[rank];
+  const char* fact = version_ == 0                   ? "the job has no parameters yet"
+                     : state.full_params             ? "the rank is inside EnterFullParams"
+                     : state.stepped || committing_  ? "a step is not committed yet"
+                     : state.pass == Pass::kEntering ? "the rank is entering a pass"
+                     : window_open_ || state.window || state.wants_window
+                         ? "what was written is not committed yet; enter a pass first"
+                         : nullptr;
+  if (fact != nullptr) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "ExtendJob", fact);
+  }
+  for (int other = 0; other < world_size(); ++other) {
+    if (other != rank && (ranks_[other].finished || ranks_[other].pending_detach == true)) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, "ExtendJob",
+                       absl::StrCat("rank ", other, " has finished and takes part in nothing any more"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Ranks that have gone on where this one asks, and would wait for it.
+absl::Status JobCore::CheckNobodyWentOn(int rank, const std::string& what) const {
+  for (int other = 0; other < world_size(); ++other) {
+    bool began = ranks_[other].closed_backwards > ranks_[rank].closed_backwards || ranks_[other].stepped;
+    for (auto it = pairs_.lower_bound({ranks_[rank].closed_backwards, 0}); it != pairs_.end() && !began; ++it) {
+      began = it->second.submitted[other] > 0;
+    }
+    if (other != rank && began) {
+      return RankError(absl::StatusCode::kFailedPrecondition, other, "ExtendJob", AloneText(rank, what));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string JobCore::AloneText(int rank, const std::string& what) const {
+  return absl::StrCat(
+      "rank ", rank, " trains ", what,
+      " from here on and this rank does not; every rank must unfreeze the same before the same forward");
+}
+
+absl::Status JobCore::CheckNobodyExtends(int rank, absl::string_view what, int backward) const {
+  for (const auto& [other, asked] : extensions_) {
+    if (other != rank && ranks_[other].closed_backwards <= backward) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, what, AloneText(other, asked.extension->what));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, ExtendDone done,
+                             BuildExtended build) {
+  const int rank = session->rank();
+  absl::Status status = EndAsking(rank);
+  status = status.ok() ? CheckMayExtend(rank) : status;
+  if (!status.ok()) {
+    done(std::move(status));
+    return;
+  }
+  session->last_command_time = MonotonicNow();
+  session->last_command = "ExtendJob";
+  extensions_[rank] = {std::move(extension), std::move(done)};
+  if (status = CheckNobodyWentOn(rank, extensions_[rank].extension->what); !status.ok()) {
+    Abort(std::move(status), {});
+    return;
+  }
+  const auto& [first, agreed] = *extensions_.begin();
+  for (const auto& [other, asked] : extensions_) {
+    if (asked.extension->plan.digest != agreed.extension->plan.digest) {
+      Answer(TakeExtensions(),
+             RankError(absl::StatusCode::kFailedPrecondition, other, "ExtendJob",
+                       absl::StrCat("ranks differ in what they train from here on (got ", asked.extension->what,
+                                    ", rank ", first, ": ", agreed.extension->what, ")")));
+      return;
+    }
+  }
+  if (static_cast<int>(extensions_.size()) < world_size()) {
+    return;
+  }
+  Event(-1, "extend", agreed.extension->what);
+  extending_ = true;
+  std::vector<ExtendDone> asked;
+  for (auto& [other, extension_of] : extensions_) {
+    asked.push_back(std::exchange(extension_of.done, nullptr));
+  }
+  build(agreed.extension, std::move(asked));
+}
+
+absl::Status JobCore::EndAsking(int rank) {
+  if (extensions_.count(rank) == 0) {
+    return absl::OkStatus();
+  }
+  if (extending_) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "ExtendJob",
+                     "the rank goes on before it is answered");
+  }
+  const ExtendDone done = std::move(extensions_[rank].done);
+  extensions_.erase(rank);
+  done(RankError(absl::StatusCode::kCancelled, rank, "ExtendJob", "the rank has gone on instead"));
+  return absl::OkStatus();
+}
+
+std::map<int, JobCore::AskedExtension> JobCore::TakeExtensions() {
+  extending_ = false;
+  return std::exchange(extensions_, {});
+}
+
+void JobCore::Answer(const std::map<int, AskedExtension>& extensions, const absl::Status& status) {
+  for (const auto& [rank, asked] : extensions) {
+    if (asked.done != nullptr) {
+      asked.done(status);
+    }
+  }
+}
+
+}  // namespace shardd

@@ -1,0 +1,34 @@
+#ifndef SHARDD_SERVER_JOB_JOB_EXTEND_H_
+#define SHARDD_SERVER_JOB_JOB_EXTEND_H_
+
+// A job takes the place of one whose ranks ask for more trained parameters (common/plan/extend.h): same name, same
+// commits, another plan and so other slabs.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/plan/plan.h"
+#include "server/optimizer/optimizer.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// What a job has committed beside its slabs.
+struct CommittedFacts {
+  uint64_t epoch = 1;
+  uint64_t version = 0;
+  int64_t step = 0;
+  std::vector<int64_t> step_counts;         // by parameter
+  std::vector<std::string> trainer_states;  // by rank
+  v1::Counters counters;
+};
+
+// Copies parameters, their cast copies and optimizer state, of all replicas' copies, from the slabs of one plan to
+// those of another that differs from it in what is trained only. What `from` has no state of keeps the zeros of new
+// slabs. Gradients are not copied. Blocks as long as memory takes.
+void CopyExtended(const ShardPlan& from, const SlabPointers& source, const ShardPlan& to, const SlabPointers& target);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_JOB_EXTEND_H_
