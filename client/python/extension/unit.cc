@@ -445,7 +445,7 @@ void Unit::EndBackward() {
 
 bool Unit::HasUnfrozen() const {
   return std::any_of(params_.begin(), params_.end(),
-                     [](const auto& param) { return !param->trainable && param->sharded_tensor().requires_grad(); });
+                     [](const auto& param) { return !param->trainable && param->requires_grad(); });
 }
 
 void Unit::CheckGradientsAreShown() const {
@@ -502,9 +502,8 @@ void Unit::SettleGradients(bool stepping) {
 
 void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
   for (const auto& shard : shards_) {
-    const bool any = std::any_of(params_.begin(), params_.end(), [&](const auto& param) {
-      return param->shared_shard() == shard && param->pending;
-    });
+    const bool any = std::any_of(params_.begin(), params_.end(),
+                                 [&](const auto& param) { return param->shared_shard() == shard && param->pending; });
     if (any) {
       gradients->push_back(shard->gradient_shard());
     }
