@@ -156,7 +156,7 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   if (!recomputes) {
     if (state_training_ != Training::kForward || engine_->IsRoot(this)) {
       // What was stepped and written is committed now, so that it may go to a job that trains more.
-      if (engine_->RootPreForward(this) && engine_->WantsExtension()) {
+      if (engine_->RootPreForward(this) && c10::GradMode::is_enabled() && engine_->WantsExtension()) {
         lazy_init_(/*extend=*/true);
         engine_->RootPreForward(this);
       }
@@ -445,7 +445,7 @@ void Unit::EndBackward() {
 
 bool Unit::HasUnfrozen() const {
   return std::any_of(params_.begin(), params_.end(),
-                     [](const auto& param) { return !param->trainable && param->sharded_tensor().requires_grad(); });
+                     [](const auto& param) { return !param->trainable && param->requires_grad(); });
 }
 
 void Unit::CheckGradientsAreShown() const {
@@ -502,9 +502,8 @@ void Unit::SettleGradients(bool stepping) {
 
 void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
   for (const auto& shard : shards_) {
-    const bool any = std::any_of(params_.begin(), params_.end(), [&](const auto& param) {
-      return param->shared_shard() == shard && param->pending;
-    });
+    const bool any = std::any_of(params_.begin(), params_.end(),
+                                 [&](const auto& param) { return param->shared_shard() == shard && param->pending; });
     if (any) {
       gradients->push_back(shard->gradient_shard());
     }
