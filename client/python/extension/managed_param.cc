@@ -1,5 +1,6 @@
 #include "client/python/extension/managed_param.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -57,10 +58,14 @@ void ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
   }
   if (unsharded && unsharded_tensor_.requires_grad() != requires_grad()) {
     if (requires_grad() && !trainable) {
-      Check(Status(Code::kFailedPrecondition,
-                   "unshard parameter \"" + fqn +
-                       "\": it was unfrozen outside of a forward, and the job does not train it yet; call unshard() "
-                       "before, or after the next forward of the model"));
+      if (!c10::GradMode::is_enabled()) {
+        return;  // the next forward that has a backward sees to it
+      }
+      Check(
+          Status(Code::kFailedPrecondition,
+                 "unshard parameter \"" + fqn +
+                     "\": it was unfrozen, and the job trains it from the next forward of the model on; call unshard() "
+                     "after that"));
     }
     at::Tensor tensor = unsharded_tensor_;
     tensor.set_requires_grad(requires_grad());

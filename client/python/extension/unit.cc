@@ -156,7 +156,7 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   if (!recomputes) {
     if (state_training_ != Training::kForward || engine_->IsRoot(this)) {
       // What was stepped and written is committed now, so that it may go to a job that trains more.
-      if (engine_->RootPreForward(this) && engine_->WantsExtension()) {
+      if (engine_->RootPreForward(this) && c10::GradMode::is_enabled() && engine_->WantsExtension()) {
         lazy_init_(/*extend=*/true);
         engine_->RootPreForward(this);
       }

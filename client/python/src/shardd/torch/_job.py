@@ -19,6 +19,7 @@ import torch
 from shardd.torch import _spec
 from shardd.torch._bind import Place, bind, given_by
 from shardd.torch._extension import _C
+from shardd.torch._flat_param import FlatShardParam
 from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
 from shardd.torch._optimizer_state import OptimizerMemory
@@ -92,6 +93,13 @@ class TorchJob:
         assert engine is not None and memory is not None
         info = engine.info()
         optimizers = _optimizers_of(root)
+        for fqn, ref in self._params:
+            param = ref()
+            if isinstance(param, FlatShardParam) and not param.whole and param.sharded_param.grad is not None:
+                raise RuntimeError(
+                    f'unfreeze: parameter "{fqn}" has a gradient, and in layout flat its piece on this rank changes with '
+                    "what is trained; call zero_grad() before"
+                )
         description = _spec.describe(root, self.name, info["world_size"], optimizers)
         with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
             progress.doing("waiting for the other ranks to unfreeze parameters")
