@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from life_scenarios import counters_of, train, trainer
-from models import Case, build, loss_of
+from models import Case, build, loss_of, shard
 
 
 def alone(orders: list[list[int]], world: int) -> list[list[float]]:
@@ -96,3 +96,26 @@ def exception_then_again(where: str, ranks: tuple[int, ...], stock: bool) -> dic
         optimizer.zero_grad()
     losses += train(model, optimizer, range(1, 4))
     return {"losses": losses, "caught": caught, "counters": counters_of(model)}
+
+
+def optimizer_after_a_use_by_hand(steps: int) -> dict[str, Any]:
+    """The optimizer makes a new plan: rank 0 has given up the first job while rank 1 still computes with it."""
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    store = dist.distributed_c10d._get_default_store()
+    model.layers[0].unshard()
+    if dist.get_rank() == 1:
+        store.wait(["given up"])
+        model.layers[1].unshard()
+        total = sum(float(p.sum()) for layer in model.layers[:2] for p in layer.parameters())
+    for layer in model.layers[:2]:
+        layer.reshard()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    if dist.get_rank() == 0:
+        store.set("given up", "1")
+        total = 0.0
+    losses = train(model, optimizer, range(steps))
+    return {"losses": losses, "total": total, "counters": counters_of(model)}

@@ -129,6 +129,15 @@ def test_groups_used_several_times_out_of_order_or_not_at_all(stock: bool) -> No
         assert result["counters"]["unshards"] > 2 * 4 * len(orders) and result["counters"]["aborts"] == 0
 
 
+def test_a_plan_made_anew_takes_nothing_from_ranks_that_still_use_the_first() -> None:
+    expected = _expected(3)
+    results = run_ranks(forward_scenarios.optimizer_after_a_use_by_hand, 2, 3)
+    for rank, result in enumerate(results):
+        _close(result["losses"], expected[rank])
+        assert result["counters"]["commits"] == 3 and result["counters"]["aborts"] == 0
+    assert results[1]["total"] != 0
+
+
 @both
 def test_a_block_trains_alone(stock: bool) -> None:
     for result in run_ranks(forward_scenarios.block_alone, 2, stock):

@@ -249,21 +249,30 @@ void Engine::LoseMemory() {
   }
 }
 
-void Engine::Detach(bool finished) {
-  if (job_ == nullptr) {
-    return;
+void Engine::Release() {
+  try {
+    LeavePass();  // of a forward that had no backward
+  } catch (...) {
+    // It was over already, as Finish will say.
   }
-  if (finished) {
-    try {
-      LeavePass();  // of a forward that had no backward
-    } catch (...) {
-      // It was over already, as Finish will say.
-    }
-  }
+  ReleaseUnits();
+}
+
+void Engine::ReleaseUnits() {
   ++generation_;
   const std::vector<Unit*> units = units_;  // each takes itself out
   for (Unit* unit : units) {
     unit->Unbind();
+  }
+  released_ = true;
+}
+
+void Engine::Detach(bool finished) {
+  if (job_ == nullptr) {
+    return;
+  }
+  if (!released_) {
+    finished ? Release() : ReleaseUnits();
   }
   const std::unique_ptr<Job> job = std::move(job_);
   const NoGil no_gil;

@@ -98,7 +98,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool Extend(const std::string& spec_json);
   // In a forked child: parameters and gradients raise where they are used, instead of reading what is not mapped.
   void LoseMemory();
-  // Nothing of the job can be used afterwards; sharded parameters raise where they are used.
+  // The units are as before registration. The session stays until Detach: other ranks may be in the middle of a pass.
+  void Release();
+  // Nothing of the job can be used afterwards; sharded parameters keep their values here.
   void Detach(bool finished);
   std::string Describe();
   std::string trainer_state();
@@ -149,7 +151,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Everything that is waited for at an unshard is known to be there.
   bool settled() const { return settled_; }
   void set_settled() { settled_ = true; }
-  bool alive() const { return job_ != nullptr; }
+  bool alive() const { return job_ != nullptr && !released_; }
   bool has_memory() const { return job_ != nullptr && !lost_; }
 
  private:
@@ -157,6 +159,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void FinalCallback(uint64_t generation);
   void EnterPass();
   void LeavePass();
+  void ReleaseUnits();
   void PausePass();
   void CheckBetweenPasses(const char* what);
   void ReshardAll();
@@ -176,6 +179,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool settled_ = false;
   bool full_params_ = false;
   bool lost_ = false;  // in a forked child
+  bool released_ = false;
   bool extension_asked_ = false;
   uint64_t generation_ = 1;
   int64_t steps_ = 0;

@@ -290,6 +290,7 @@ PYBIND11_MODULE(_C, m) {
       .def("mark_stepped", &Engine::MarkStepped)
       .def("mark_state", &Engine::MarkState)
       .def("lose_memory", &Engine::LoseMemory)
+      .def("release", &Engine::Release)
       .def("detach", &Engine::Detach)
       .def("describe", &Engine::Describe)
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.trainer_state()); })

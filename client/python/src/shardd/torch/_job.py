@@ -44,6 +44,7 @@ class TorchJob:
 
     def __init__(self, root: ShardState, engine: _C.Engine, description: _spec.Description) -> None:
         self.engine: _C.Engine | None = engine
+        self._retired: _C.Engine | None = None
         self.name: str = description.spec["name"]
         self.step_groups = 1  # of hyperparameters, in a step of the daemon's optimizer
         self.closed = False
@@ -82,7 +83,10 @@ class TorchJob:
         rank = members.rank
         description = _spec.describe(root, identity.name, len(members.ranks), optimizers)
         with Progress(f'job "{identity.name}"', shown=rank == 0) as progress:
-            return cls._open(root, identity, description, rank, optimizers, progress)
+            job = cls._open(root, identity, description, rank, optimizers, progress)
+        for before in [other for other in _jobs if other._retired is not None and other.root() is root]:
+            before._end(finished=True)  # all ranks have left it: they have given the new one its values
+        return job
 
     def extended(self, root: ShardState) -> TorchJob:
         """The job that takes this one's place, with what is trained now; this one where it does that already.
@@ -337,8 +341,12 @@ class TorchJob:
     # The end.
 
     def retire(self) -> None:
-        """Gives the job up and keeps the parameters in this process."""
-        self._end(finished=True)
+        """Keeps the parameters in this process. The session ends with the next registration or ``close``: this rank does
+        not know whether others are still in the middle of what it did before."""
+        self.memory = None
+        if self.engine is not None:
+            self._retired, self.engine = self.engine, None
+            self._retired.release()
 
     def close(self, finished: bool) -> None:
         self.closed = True
@@ -348,11 +356,11 @@ class TorchJob:
         if self.alive:
             for look in before_end:
                 look(self)
-        engine, self.engine = self.engine, None
-        self.memory = None
+        engine = self.engine or self._retired
+        self.engine = self._retired = self.memory = None
         if self in _jobs:
             _jobs.remove(self)
-        if engine is not None and engine.alive:
+        if engine is not None:
             try:
                 engine.detach(finished)
             except RuntimeError as error:
@@ -415,7 +423,8 @@ def _at_exit_of_child() -> None:
 def _forget_in_child() -> None:
     # The job's memory is not mapped in a forked child, and its session is the parent's.
     for job in _jobs:
-        engine, job.engine = job.engine, None
+        engine = job.engine or job._retired
+        job.engine = job._retired = None
         if engine is not None:
             engine.lose_memory()
         job.closed = True
