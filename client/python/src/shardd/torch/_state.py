@@ -34,6 +34,7 @@ class ShardState(FSDPState):
         self._job: TorchJob | None = None  # of the root; None before registration
         self._number = next(_made)
         self.ignored: Any = None  # what the unit leaves alone, in layout flat
+        self.attributes: dict[str, Any] = {}  # that all units of a model must have alike
         self._registrations = 0
         self._training = True  # of the root: not registered for a forward without gradients
         _states.append(weakref.ref(self, _states.remove))
@@ -82,8 +83,19 @@ class ShardState(FSDPState):
     def _lazy_init(self) -> None:
         if self._is_root is None:
             root = self._modules[0]
-            settle_ties(root, list(dict.fromkeys(s for m in root.modules() if (s := state_of(m)) is not None)))
+            states = list(dict.fromkeys(s for m in root.modules() if (s := state_of(m)) is not None))
+            self._check_attributes(states)
+            settle_ties(root, states)
         super()._lazy_init()
+
+    def _check_attributes(self, states: list[ShardState]) -> None:
+        for state in states:
+            for name, value in self.attributes.items():
+                if state.attributes.get(name, value) != value:
+                    raise ValueError(
+                        f"Expects one homogeneous value for {name} but got {state.attributes[name]} for "
+                        f"{type(state._modules[0]).__name__} and {value} for the root"
+                    )
 
     # Lists of modules: one group, whose forward begins with the first that runs and ends with the last.
 

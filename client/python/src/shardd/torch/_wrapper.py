@@ -21,7 +21,7 @@ from torch.distributed.fsdp._common_utils import TrainingState
 
 from shardd.torch._auto_wrap import auto_wrap
 from shardd.torch._flat_group import RESHARDS, FlatGroup
-from shardd.torch._fully_shard import apply_and_watch
+from shardd.torch._fully_shard import apply_and_watch, watch_loads
 from shardd.torch._spec import WRAPPED_MODULE
 from shardd.torch._state import ShardState, state_of
 from shardd.torch._wrapper_init import (
@@ -68,8 +68,6 @@ class FullyShardedDataParallel(nn.Module):
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
-        if not use_orig_params:
-            raise NotImplementedError("FullyShardedDataParallel: use_orig_params=False is not served yet; pass True")
         ignored = find_ignored(module, ignored_modules, ignored_states)
         mesh_info = make_mesh(process_group, device_mesh, sharding_strategy, auto_wrap_policy is not None)
         self._synced: set[int] = set()
@@ -119,6 +117,7 @@ class FullyShardedDataParallel(nn.Module):
         policy = mixed_policy(mixed_precision)
         state = ShardState()
         state.ignored = ignored
+        state.attributes = {"use_orig_params": use_orig_params, "limit_all_gathers": limit_all_gathers}
         state.init((self,), self.compute_device, policy, auto_reshard_after_forward=reshards)
         state.attach(
             FlatGroup(
@@ -127,6 +126,7 @@ class FullyShardedDataParallel(nn.Module):
                 (module,),
                 mesh_info,
                 self.sharding_strategy,
+                use_orig_params,
                 reshards,
                 policy,
                 OffloadPolicy(),
@@ -138,6 +138,8 @@ class FullyShardedDataParallel(nn.Module):
             if managed not in ignored.modules:
                 managed._is_fsdp_managed_module = True  # type: ignore[assignment]
                 managed._fsdp_use_orig_params = use_orig_params  # type: ignore[assignment]
+                if state_of(managed) is None:
+                    watch_loads(managed, state)
 
     @property
     def _state(self) -> ShardState:
