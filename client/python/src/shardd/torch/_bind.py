@@ -81,6 +81,13 @@ def given_by(fsdp_param: Any, rank: int) -> tuple[int, torch.Tensor] | None:
     return first, rows
 
 
+def forget_given(description: Description) -> None:
+    """The job has values already; what was kept for it is not needed."""
+    for param in description.params:
+        if isinstance(param.fsdp_param, FlatShardParam):
+            param.fsdp_param.given()
+
+
 def _own_storage(fsdp_param: Any) -> torch.Tensor:
     """The sharded parameter's local tensor, alone in its storage, which the job's memory can then take the place of."""
     sharded = fsdp_param.sharded_param

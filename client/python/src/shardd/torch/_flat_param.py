@@ -154,6 +154,7 @@ class FlatShardParam:
         if not self.whole and (first, numel) != (self.first, self.sharded_param.numel()):
             self.keep_values()
             self.first = first
+            self.sharded_param.grad = None  # of another piece
             self.sharded_param.data = torch.empty(numel, dtype=self.orig_dtype)
         elif not _alone(self.sharded_param.detach()):
             self.sharded_param.data = self.sharded_param.detach().clone(memory_format=torch.contiguous_format)
