@@ -215,6 +215,17 @@ class FullyShardedDataParallel(nn.Module):
                 assert unit is not None
                 unit.reduce_grads = value
 
+    def apply(self, fn: Callable[[nn.Module], None]) -> Any:
+        """``fn`` of every module below and of this one, with whole parameters, which are written back. All ranks call it."""
+        job = self._state._job
+        if job is not None and job.engine is not None and job.engine.full_params:
+            return super().apply(fn)  # of a wrapper around this one
+        summon: Any = getattr(type(self), "summon_full_params", None)
+        if summon is None:
+            raise NotImplementedError("apply: it needs summon_full_params of the wrapper; initialise before wrapping")
+        with summon(self):
+            return super().apply(fn)
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         parent = super()._apply
         return apply_and_watch(self._state, lambda: parent(*args, **kwargs))
