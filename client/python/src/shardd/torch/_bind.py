@@ -106,7 +106,14 @@ def _gradient_maker(fsdp_param: Any) -> Any:
     return lambda local: _from_local_no_grad(local, spec)
 
 
-def _hold(engine: _C.Engine, fsdp_param: Any, index: int, info: dict[str, Any]) -> tuple[_C.HeldShard, Place]:
+def _grad_dtype(unit: Any, stored: torch.dtype) -> torch.dtype:
+    """Of ``.grad``; gradients are added up in fp32."""
+    return torch.float32 if unit.precision is None else unit.precision.gradient_dtype(stored)
+
+
+def _hold(
+    engine: _C.Engine, unit: Any, fsdp_param: Any, index: int, info: dict[str, Any]
+) -> tuple[_C.HeldShard, Place]:
     """What the user holds of the parameter, over the job's memory."""
     sharded = fsdp_param.sharded_param
     maker = None
@@ -116,13 +123,15 @@ def _hold(engine: _C.Engine, fsdp_param: Any, index: int, info: dict[str, Any]) 
         local = fsdp_param.take_range(first, owned["numel"])
     else:
         first, local, maker = _first_element(fsdp_param), _own_storage(fsdp_param), _gradient_maker(fsdp_param)
-    if info["requires_grad"] and fsdp_param.orig_dtype != torch.float32:
-        sharded.grad_dtype = torch.float32  # gradients are added up in fp32
+    grad_dtype = _grad_dtype(unit, fsdp_param.orig_dtype)
+    if info["requires_grad"] and fsdp_param.orig_dtype != grad_dtype:
+        sharded.grad_dtype = grad_dtype
     options = {
         "fqn": info["fqn"],
         "daemon_param": index,
         "first_element": first,
         "trainable": info["requires_grad"],
+        "gradient_dtype": grad_dtype,
     }
     place = Place(index, info["fqn"], weakref.ref(fsdp_param), first, info["requires_grad"])
     return _C.HeldShard(options, sharded, local, maker), place
@@ -169,18 +178,29 @@ def _hold_flat(
         for member in members:
             member.keep_values()
         holder.lay_out(slices, cut.piece)
-    if first_info["requires_grad"] and kind.orig_dtype != torch.float32:
-        holder.sharded_param.grad_dtype = torch.float32
+    grad_dtype = _grad_dtype(unit, kind.orig_dtype)
+    if first_info["requires_grad"] and kind.orig_dtype != grad_dtype:
+        holder.sharded_param.grad_dtype = grad_dtype
     options = {
         "fqn": first_info["fqn"],
         "daemon_param": first_index,
         "first_element": cut.start,
         "trainable": first_info["requires_grad"],
         "padding": holder.padding(),
+        "gradient_dtype": grad_dtype,
     }
     parts = tuple((index, slices[id(member)]) for member, (index, _) in zip(members, infos))
     place = Place(first_index, first_info["fqn"], weakref.ref(holder), cut.start, first_info["requires_grad"], parts)
     return _C.HeldShard(options, holder.sharded_param, holder.local, None), place
+
+
+def _leaf(fsdp_param: Any, dtype: torch.dtype) -> torch.Tensor:
+    """What modules compute with: a parameter, or a tensor where they have a FlatParameter."""
+    empty = torch.empty((), dtype=dtype).expand(fsdp_param._orig_size)
+    requires_grad = fsdp_param.sharded_param.requires_grad
+    if getattr(fsdp_param, "holder", None) is None:
+        return nn.Parameter(empty, requires_grad=requires_grad)
+    return empty.requires_grad_(requires_grad)
 
 
 class _Binder:
@@ -209,10 +229,10 @@ class _Binder:
             for fsdp_param in unit.fsdp_params:
                 self._add_param(unit, fsdp_param, sorted(groups))
 
-    def _shard(self, fsdp_param: Any) -> _C.HeldShard:
+    def _shard(self, unit: Any, fsdp_param: Any) -> _C.HeldShard:
         holder = getattr(fsdp_param, "holder", None)
         if holder is None:
-            shard, place = _hold(self.engine, fsdp_param, *self.facts[id(fsdp_param)])
+            shard, place = _hold(self.engine, unit, fsdp_param, *self.facts[id(fsdp_param)])
         elif id(holder) in self._flat:
             return self._flat[id(holder)]
         else:
@@ -223,12 +243,8 @@ class _Binder:
 
     def _add_param(self, unit: Any, fsdp_param: Any, groups: list[int]) -> None:
         index, info = self.facts[id(fsdp_param)]
-        dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
-        unsharded = torch.empty((), dtype=dtype).expand(fsdp_param._orig_size)
-        if getattr(fsdp_param, "holder", None) is None:
-            unsharded = nn.Parameter(unsharded, requires_grad=fsdp_param.sharded_param.requires_grad)
-        else:
-            unsharded.requires_grad_(fsdp_param.sharded_param.requires_grad)
+        unsharded = _leaf(fsdp_param, fsdp_param.param_dtype or fsdp_param.orig_dtype)
+        if getattr(fsdp_param, "holder", None) is not None:
             fsdp_param.show(unsharded)
         fsdp_param._unsharded_param = unsharded
         options = {
@@ -238,7 +254,11 @@ class _Binder:
             "index_in_group": info["index_in_group"],
             "trainable": info["requires_grad"],
         }
-        unit._add_param(options, self._shard(fsdp_param), unsharded, _places(_own_uses(unit, fsdp_param)))
+        shard = self._shard(unit, fsdp_param)
+        unit._add_param(options, shard, unsharded, _places(_own_uses(unit, fsdp_param)))
+        if unit.precision is not None and unit.precision.full_in_eval:
+            fsdp_param._stored_param = _leaf(fsdp_param, fsdp_param.orig_dtype)
+            unit._add_stored(options, shard, fsdp_param._stored_param)
 
     def borrow(self) -> None:
         for param in self.description.params:

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
 from shardd.torch._flat_group import RESHARDS, FlatGroup
+from shardd.torch._mixed_precision import UnitPrecision
 from shardd.torch._state import ShardState
 from shardd.torch._wrapper_init import find_ignored, make_mesh, materialize, mixed_policy, move, strategy_of, sync
 
@@ -34,6 +35,7 @@ class FlatOptions:
     reshard_after_forward: bool
     automatic: bool  # the root is not resharded after forward
     mp_policy: MixedPrecisionPolicy
+    mixed_precision: MixedPrecision | None = None  # of the older keywords, beside mp_policy, which is made of it
     offload_policy: OffloadPolicy = field(default_factory=OffloadPolicy)
     ignored_modules: Iterable[nn.Module] | None = None
     ignored_states: Any = None
@@ -68,6 +70,10 @@ class FlatOptions:
                 {p for of in ignored for p in of.params},
             )
         )
+        if self.mixed_precision is not None:
+            assert state._unit is not None
+            state._unit.precision = UnitPrecision(modules[0], self.mixed_precision, ignored[0].modules)
+            state._unit.precision.install(state)
 
 
 @dataclass
@@ -98,6 +104,7 @@ def older_options(keywords: OlderKeywords, may_choose: bool) -> FlatOptions:
         strategy in RESHARDS,
         strategy in RESHARDS,
         mixed_policy(keywords.mixed_precision),
+        keywords.mixed_precision,
         ignored_modules=keywords.ignored_modules,
         ignored_states=keywords.ignored_states,
         device_id=keywords.device_id,
@@ -126,6 +133,6 @@ def newer_options(
         reshard_after_forward is not False,
         reshard_after_forward is None,
         mp_policy,
-        offload_policy,
+        offload_policy=offload_policy,
         ignored_states=list(ignored_params) if ignored_params else None,
     )

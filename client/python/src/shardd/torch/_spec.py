@@ -62,13 +62,15 @@ class Description:
     names: dict[int, str]  # clean FQNs, by id of the module that is fully sharded
 
 
-def _precision(group: ShardGroup) -> dict[str, str]:
+def _precision(group: ShardGroup) -> dict[str, Any]:
     """``shardd.v1.MixedPrecision`` of the group's policy."""
-    mixed: dict[str, str] = {}
+    mixed: dict[str, Any] = {}
     if group.mp_policy.param_dtype is not None:
         mixed["paramDtype"] = dtype_name(group.mp_policy.param_dtype, "mp_policy.param_dtype")
     if group.mp_policy.reduce_dtype is not None:
         mixed["reduceDtype"] = dtype_name(group.mp_policy.reduce_dtype, "mp_policy.reduce_dtype")
+    if group.precision is not None and group.precision.given.keep_low_precision_grads:
+        mixed["keepLowPrecisionGrads"] = True
     return mixed
 
 
@@ -94,7 +96,7 @@ def _uses(unit: Any) -> Iterator[tuple[torch.nn.Module, str, Any]]:
 
 
 def _tree(
-    root: torch.nn.Module, states: list[ShardState], held: set[int], precision: dict[str, str]
+    root: torch.nn.Module, states: list[ShardState], held: set[int], precision: dict[str, Any]
 ) -> tuple[dict[str, Any], list[ParamPlace], dict[int, str]]:
     """``precision``: the job's; modules whose own differs say so."""
     places: dict[int, dict[str, tuple[ShardGroup, Any]]] = {}

@@ -17,6 +17,7 @@ from shardd.torch._dynamo import no_dynamo, skip_frame
 from shardd.torch._flat_group import settle_ties
 from shardd.torch._group import ShardGroup
 from shardd.torch._job import TorchJob
+from shardd.torch._mixed_precision import begin
 
 # In the order of their making, so that every rank finds the same roots in the same order.
 _states: list[weakref.ref[ShardState]] = []
@@ -86,7 +87,8 @@ class ShardState(FSDPState):
             states = list(dict.fromkeys(s for m in root.modules() if (s := state_of(m)) is not None))
             self._check_attributes(states)
             settle_ties(root, states)
-        super()._lazy_init()
+            super()._lazy_init()
+            begin(self)
 
     def _check_attributes(self, states: list[ShardState]) -> None:
         for state in states:
