@@ -79,8 +79,10 @@ def summoned(impl: str) -> dict[str, Any]:
         result["read"] = values(model)
         result["requires_grad"] = all(p.requires_grad for p in model.parameters())
         for p in model.parameters():
-            if impl != "torch" or dist.get_world_size() > 1:  # torch keeps edits where nothing is sharded
+            if dist.get_world_size() > 1:
                 p.data.fill_(123.0)
+            else:  # where nothing is sharded the wrapper class keeps edits, as torch does
+                p.data.mul_(1.01)
     with summon(model):
         result["read again"] = values(model)
         with torch.no_grad():
@@ -95,7 +97,7 @@ def summoned(impl: str) -> dict[str, Any]:
         result["gradients"] = gradients(model)
         for p in model.parameters():
             assert p.grad is not None
-            if impl != "torch" or dist.get_world_size() > 1:
+            if dist.get_world_size() > 1:
                 p.grad.fill_(7.0)
     with summon(model, with_grads=True):
         result["gradients again"] = gradients(model)
@@ -258,3 +260,37 @@ def loads_inside(impl: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     facts["loss"] = [_step(model, optimizer, step) for step in range(2)]
     return facts
+
+
+def flat_parameters(impl: str) -> dict[str, Any]:
+    """Where modules have one FlatParameter: originals inside the context, under their names, with gradients of ours."""
+    rank = dist.get_rank()
+    model, summon = sharded(impl, use_orig_params=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    result: dict[str, Any] = {"losses": [_step(model, optimizer, 0)]}
+    result["outside"] = [tuple(n.split(".")[-1:]) for n, _ in model.named_parameters()]
+    with summon(model):
+        result["inside"] = values(model)
+        with torch.no_grad():
+            layer(model, 0).up.weight.mul_(0.5)  # type: ignore[union-attr]
+            layer(model, 2).norm.bias.add_(0.25)  # type: ignore[union-attr]
+    with summon(layer(model, 1), writeback=False):
+        result["one layer"] = {n: tuple(p.shape) for n, p in layer(model, 1).named_parameters()}
+    result["losses"].append(_step(model, optimizer, 1))
+    loss_of(model, 2, 0, rank).backward()
+    if impl != "torch":  # which wants use_orig_params for gradients
+        with summon(model, with_grads=True):
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.mul_(2.0)
+    else:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.mul_(2.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    with summon(model, writeback=False):
+        result["final"] = values(model)
+    result["outside again"] = [tuple(n.split(".")[-1:]) for n, _ in model.named_parameters()]
+    result["losses"].append(_step(model, optimizer, 3))
+    return result

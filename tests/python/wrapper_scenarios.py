@@ -64,6 +64,14 @@ def wrap_model(case: WrapperCase, wrapper: Any) -> nn.Module:
         return wrapper(model, **arguments)
 
 
+def compose(case: WrapperCase) -> nn.Module:
+    from shardd.torch import fully_shard
+
+    model = build(case)
+    strategy = ShardingStrategy[case.strategy]
+    return fully_shard(model, policy={Block}, layout="flat", strategy=strategy, device_id=torch.device("cpu"))
+
+
 def full_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """Clean names and whole values, by what each module computes with: its parameters while it runs."""
     found: dict[str, torch.Tensor] = {}
@@ -86,6 +94,17 @@ def full_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def _optimizer(model: nn.Module, case: WrapperCase, adamw: Any, sgd: Any) -> Any:
+    if case.optimizer != "groups":
+        return make_optimizer(model, case, adamw, sgd)
+    # As make_optimizer, by name: pieces have one dimension.
+    wide, narrow = [], []
+    for name, parameter in model.named_parameters():
+        is_wide = name.endswith(("up.weight", "down.weight", "embed.weight", "head.weight"))
+        (wide if is_wide else narrow).append(parameter)
+    return adamw([{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0, "lr": 3e-2}], lr=1e-2)
+
+
 def train(case: WrapperCase, impl: str) -> dict[str, Any]:
     if impl == "shardd":
         from shardd.torch import FullyShardedDataParallel as Wrapper
@@ -97,8 +116,10 @@ def train(case: WrapperCase, impl: str) -> dict[str, Any]:
         from torch.optim import SGD, AdamW
     rank = dist.get_rank()
     model = wrap_model(case, Wrapper)
+    if case.extra.get("composable") and impl == "shardd":
+        model = compose(case)
     before = dict(model.named_parameters())
-    optimizer = make_optimizer(model, case, AdamW, SGD)
+    optimizer = _optimizer(model, case, AdamW, SGD)
     losses, norms = [], []
     for step in range(case.steps):
         for micro in range(case.accumulate):
@@ -128,10 +149,14 @@ def train(case: WrapperCase, impl: str) -> dict[str, Any]:
     return result
 
 
+def compare_all(cases: list[WrapperCase]) -> list[dict[str, Any]]:
+    return [compare(case) for case in cases]
+
+
 def compare(case: WrapperCase) -> dict[str, Any]:
     """On every rank: shardd, torch's own wrapper, and the unsharded model."""
     return {
-        "torch": train(case, "torch"),
+        "torch": train(case, "torch") if not case.extra.get("not_torch") else None,
         "shardd": train(case, "shardd"),
         "alone": train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None,
     }

@@ -34,6 +34,7 @@ HeldShard::HeldShard(Options options, py::object sharded, at::Tensor local, py::
       sharded_(std::move(sharded)),
       local_(std::move(local)),
       make_gradient_(std::move(make_gradient)),
+      gradient_dtype_(options.gradient_dtype),
       padding_(std::move(options.padding)) {}
 
 const at::Tensor& HeldShard::sharded_tensor() const { return THPVariable_Unpack(sharded_.ptr()); }
@@ -188,10 +189,7 @@ void HeldShard::ShowGradient(int64_t steps) {
     local.add_(carry_);
     carry_ = at::Tensor();
   }
-  const at::Tensor& gradient = THPVariable_Unpack(gradient_.ptr());
-  if (!sharded_tensor().grad().is_same(gradient)) {
-    sharded_tensor().mutable_grad() = gradient;
-  }
+  Assign();
   const auto* variable = reinterpret_cast<THPVariable*>(sharded_.ptr());
   if (variable->post_accumulate_grad_hooks == nullptr || variable->post_accumulate_grad_hooks == Py_None) {
     return;
@@ -203,12 +201,27 @@ void HeldShard::ShowGradient(int64_t steps) {
   }
 }
 
+void HeldShard::Assign() {
+  if (gradient_dtype_ != at::kFloat) {
+    const c10::AutoGradMode no_grad(false);
+    const py::object cast = py::reinterpret_steal<py::object>(
+        THPVariable_Wrap(THPVariable_Unpack(gradient_local_.ptr()).to(gradient_dtype_)));
+    const py::object shown = make_gradient_.is_none() ? cast : make_gradient_(cast);
+    sharded_tensor().mutable_grad() = THPVariable_Unpack(shown.ptr());
+    return;
+  }
+  const at::Tensor& gradient = THPVariable_Unpack(gradient_.ptr());
+  if (!sharded_tensor().grad().is_same(gradient)) {
+    sharded_tensor().mutable_grad() = gradient;
+  }
+}
+
 void HeldShard::TakeGradient(int64_t steps) {
   if (!gradient_) {
     MakeGradient();
   }
   gradient_step_ = steps;
-  sharded_tensor().mutable_grad() = THPVariable_Unpack(gradient_.ptr());
+  Assign();
 }
 
 at::Tensor HeldShard::gradient_shard() const {

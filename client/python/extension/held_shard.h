@@ -24,6 +24,9 @@ class HeldShard {
     int daemon_param = -1;
     int64_t first_element = 0;
     bool trainable = false;  // the job has a gradient shard for it
+    // Of what `.grad` shows; the job adds up in fp32. Another dtype is a copy: what the program makes of it is copied
+    // back where the job reads it.
+    at::ScalarType gradient_dtype = at::kFloat;
     // Elements [first, end) of the shard that belong to no parameter.
     std::vector<std::pair<int64_t, int64_t>> padding;
   };
@@ -82,10 +85,13 @@ class HeldShard {
   void MakeGradient();
   bool GradientIsHeldElsewhere() const;
   at::Tensor LocalOf(const at::Tensor& gradient) const;
+  // Lets `.grad` be what the job has.
+  void Assign();
 
   pybind11::object sharded_;
   at::Tensor local_;
   const pybind11::object make_gradient_;
+  const at::ScalarType gradient_dtype_;
   const std::vector<std::pair<int64_t, int64_t>> padding_;
   void* gradient_memory_ = nullptr;  // of this shard
   pybind11::object gradient_;        // as users see it; none until first shown

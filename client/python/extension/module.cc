@@ -121,27 +121,39 @@ std::shared_ptr<HeldShard> MakeShard(const py::dict& options, py::object sharded
   values.daemon_param = options["daemon_param"].cast<int>();
   values.first_element = options["first_element"].cast<int64_t>();
   values.trainable = options["trainable"].cast<bool>();
+  if (options.contains("gradient_dtype")) {
+    values.gradient_dtype = ScalarTypeOf(options["gradient_dtype"]);
+  }
   if (options.contains("padding")) {
     values.padding = options["padding"].cast<std::vector<std::pair<int64_t, int64_t>>>();
   }
   return std::make_shared<HeldShard>(std::move(values), std::move(sharded), local, std::move(make_gradient));
 }
 
-void AddParam(Unit& unit, const py::dict& options, std::shared_ptr<HeldShard> shard, py::object unsharded,
-              const py::list& places) {
+ManagedParam::Options ParamOptions(const py::dict& options) {
   ManagedParam::Options values;
   values.fqn = options["fqn"].cast<std::string>();
   values.daemon_param = options["daemon_param"].cast<int>();
   values.unit_group = options["unit_group"].cast<size_t>();
   values.index_in_group = options["index_in_group"].cast<int>();
   values.trainable = options["trainable"].cast<bool>();
-  unit.AddParam(std::make_shared<ManagedParam>(std::move(values), std::move(shard), std::move(unsharded)),
+  return values;
+}
+
+void AddParam(Unit& unit, const py::dict& options, std::shared_ptr<HeldShard> shard, py::object unsharded,
+              const py::list& places) {
+  unit.AddParam(std::make_shared<ManagedParam>(ParamOptions(options), std::move(shard), std::move(unsharded)),
                 Places(places));
+}
+
+// The parameter that was added last, as it is stored.
+void AddStored(Unit& unit, const py::dict& options, std::shared_ptr<HeldShard> shard, py::object stored) {
+  unit.AddStored(std::make_shared<ManagedParam>(ParamOptions(options), std::move(shard), std::move(stored)));
 }
 
 // `owner`'s parameter, used by modules of `unit` too.
 void BorrowParam(Unit& unit, const Unit& owner, int daemon_param, const py::list& places) {
-  unit.BorrowParam(owner.FindParam(daemon_param), Places(places));
+  unit.BorrowParam(owner, daemon_param, Places(places));
 }
 
 py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, double loss_scale,
@@ -340,6 +352,8 @@ PYBIND11_MODULE(_C, m) {
       .def("_borrow_param", &BorrowParam)
       .def("_unbind", &Unit::Unbind)
       .def("_copy_shards_out", &Unit::CopyShardsOut)
+      .def("_add_stored", &AddStored)
+      .def_property("_full_precision", &Unit::full_precision, &Unit::set_full_precision)
       .def_property_readonly("_bound", &Unit::bound)
       .def("_pre_forward_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kPreForward); })
       .def("_forward_failed_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kForwardFailed); })

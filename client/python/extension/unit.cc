@@ -55,6 +55,7 @@ Unit::~Unit() {
     engine_->RemoveUnit(this);
   }
   uses_.clear();
+  stored_uses_.clear();
   params_.clear();
   shards_.clear();
   lazy_init_ = py::object();
@@ -97,12 +98,32 @@ void Unit::AddParam(std::shared_ptr<ManagedParam> param, std::vector<Place> plac
   params_.push_back(std::move(param));
 }
 
-void Unit::BorrowParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places) {
-  uses_.push_back({std::move(param), std::move(places)});
+void Unit::BorrowParam(const Unit& owner, int daemon_param, std::vector<Place> places) {
+  for (const Use& use : owner.stored_uses_) {
+    if (use.param->daemon_param == daemon_param) {
+      stored_uses_.push_back({use.param, places});
+    }
+  }
+  uses_.push_back({owner.FindParam(daemon_param), std::move(places)});
+}
+
+void Unit::AddStored(std::shared_ptr<ManagedParam> param) {
+  if (param->trainable) {
+    param->InstallAccumulator(MakeAccumulator(weak_from_this(), params_.size() - 1));
+  }
+  stored_uses_.push_back({std::move(param), uses_.back().places});
+}
+
+void Unit::set_full_precision(bool full_precision) {
+  full_precision = full_precision && !stored_uses_.empty();
+  if (full_precision != full_precision_) {
+    ToSharded();
+    full_precision_ = full_precision;
+  }
 }
 
 void Unit::RegisterParams(bool unsharded) {
-  for (const Use& use : uses_) {
+  for (const Use& use : uses()) {
     use.param->Register(use.places, unsharded);
   }
 }
@@ -113,7 +134,7 @@ void Unit::Unbind() {
   }
   if (unsharded_) {
     unsharded_ = false;
-    for (const Use& use : uses_) {
+    for (const Use& use : uses()) {
       use.param->ClearUnsharded();
     }
     RegisterParams(/*unsharded=*/false);
@@ -125,6 +146,7 @@ void Unit::Unbind() {
   engine_->RemoveUnit(this);
   engine_.reset();
   uses_.clear();
+  stored_uses_.clear();
   params_.clear();
   shards_.clear();
   groups_.clear();
@@ -165,7 +187,7 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
     entering = group_training_ != Training::kForward;
     group_training_ = Training::kForward;
   }
-  if (cast_inputs) {
+  if (cast_inputs && !full_precision_) {
     const auto cast = [this](const at::Tensor& tensor) {
       return at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != param_dtype ? tensor.to(param_dtype)
                                                                                              : at::Tensor();
@@ -267,8 +289,10 @@ void Unit::Unshard() {
     Check(job.group(group.id).Wait());
   }
   engine_->set_settled();
-  for (const Use& use : uses_) {
-    use.param->PointUnsharded(job.parameter_data(use.param->daemon_param));
+  for (const Use& use : uses()) {
+    const int param = use.param->daemon_param;
+    use.param->PointUnsharded(full_precision_ ? shardd_stored_parameter_data(job.c_job(), param)
+                                              : job.parameter_data(param));
   }
   unsharded_ = true;
   RegisterParams(/*unsharded=*/true);
@@ -291,7 +315,7 @@ void Unit::ReshardByHand() {
 void Unit::ToSharded() {
   if (unsharded_) {
     unsharded_ = false;
-    for (const Use& use : uses_) {
+    for (const Use& use : uses()) {
       use.param->ClearUnsharded();
     }
     RegisterParams(/*unsharded=*/false);
@@ -569,6 +593,9 @@ void Unit::LoseMemory() {
   for (const auto& param : params_) {
     param->LoseMemory();
   }
+  for (const Use& use : stored_uses_) {
+    use.param->LoseMemory();
+  }
 }
 
 void Unit::ForgetMemory() {
@@ -579,7 +606,7 @@ void Unit::ForgetMemory() {
     std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
   }
   if (unsharded_) {
-    for (const Use& use : uses_) {
+    for (const Use& use : uses()) {
       use.param->ClearUnsharded();
     }
     RegisterParams(/*unsharded=*/false);

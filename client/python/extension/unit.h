@@ -59,7 +59,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups);
   void AddParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places);
   // A tied parameter of another unit, which modules of this one use too. Its group is one that this unit's unshard.
-  void BorrowParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places);
+  void BorrowParam(const Unit& owner, int daemon_param, std::vector<Place> places);
+  // The parameter added last as it is stored, for units that may compute in full precision: shown in its place then.
+  // Its gradients go where the other's go.
+  void AddStored(std::shared_ptr<ManagedParam> param);
+  void set_full_precision(bool full_precision);
+  bool full_precision() const { return full_precision_; }
   // Back to before registration, the shards' values copied out where the job still has them.
   void Unbind();
   // The sharded parameters get memory of their own, which may be written; LoadMemory of the engine ends that.
@@ -130,6 +135,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::vector<Place> places;
   };
   void PrepareSlot(Group& group);
+  const std::vector<Use>& uses() const { return full_precision_ ? stored_uses_ : uses_; }
   void RegisterParams(bool unsharded);
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
   void CompleteFlatGradients();
@@ -143,6 +149,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::shared_ptr<ManagedParam>> params_;
   std::vector<std::shared_ptr<HeldShard>> shards_;  // of params_
   std::vector<Use> uses_;                           // of params_, then borrowed ones
+  std::vector<Use> stored_uses_;                    // the same as stored; empty: never in full precision
+  bool full_precision_ = false;                     // what the modules are shown
   bool unsharded_ = false;
   bool ran_forward_ = false;  // since the last backward was closed
   Training state_training_ = Training::kIdle;

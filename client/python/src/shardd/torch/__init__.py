@@ -20,7 +20,8 @@ from torch.distributed.fsdp import (
 )
 
 from shardd.torch import _signals, optim
-from shardd.torch._api import clip_grad_norm_, commit, counters, finish, open_window, reattach, resume, ride
+from shardd.torch._api import commit, counters, finish, open_window, reattach, resume, ride
+from shardd.torch._clip import clip_grad_norm_
 from shardd.torch._full_params import summon_full_params
 from shardd.torch._fully_shard import FSDPModule, fully_shard
 from shardd.torch._install import install, swapped, uninstall

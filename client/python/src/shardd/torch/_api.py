@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from shardd.torch import _job
 from shardd.torch._progress import Progress
 from shardd.torch._state import ShardState, root_states, state_of
 
-__all__ = ["clip_grad_norm_", "commit", "counters", "finish", "open_window", "reattach", "resume", "ride"]
+__all__ = ["commit", "counters", "finish", "open_window", "reattach", "resume", "ride"]
 
 
 def _root_of(module: nn.Module | None) -> ShardState:
@@ -109,44 +105,3 @@ def counters(module: nn.Module | None = None) -> dict[str, int]:
     assert job.engine is not None
     description = json.loads(job.engine.describe())
     return {name: int(value) for name, value in description["counters"].items()}
-
-
-@torch.no_grad()
-def clip_grad_norm_(
-    parameters: torch.Tensor | Iterable[torch.Tensor],
-    max_norm: float,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-    foreach: bool | None = None,
-) -> torch.Tensor:
-    """As ``torch.nn.utils.clip_grad_norm_`` over sharded parameters, with one collective for all of them.
-
-    Returns a plain tensor: the norm over all ranks, each gradient counted once.
-    """
-    params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    grads = [p.grad for p in params if p.grad is not None]
-    sharded = [g for g in grads if isinstance(g, DTensor)]
-    local = [g._local_tensor for g in sharded] + [g for g in grads if not isinstance(g, DTensor)]
-    norm_type = float(norm_type)
-    groups = {g.device_mesh.get_group(g.device_mesh.ndim - 1) for g in sharded}  # of shards: replicas hold the same
-    if len(groups) > 1:
-        raise NotImplementedError(f"clip_grad_norm_: gradients are on several meshes (got {len(groups)}, want 1)")
-    infinite = norm_type == float("inf")
-
-    def combine(tensors: list[torch.Tensor]) -> torch.Tensor:
-        if not tensors:
-            return torch.zeros(())
-        norms = torch.stack([n.float() for n in torch._foreach_norm(tensors, norm_type)])
-        return norms.max() if infinite else norms.pow(norm_type).sum()
-
-    total = combine([g for g in local[: len(sharded)] if g.numel()])
-    for group in groups:
-        dist.all_reduce(total, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
-    plain = combine(local[len(sharded) :])
-    norm = torch.maximum(total, plain) if infinite else (total + plain).pow(1.0 / norm_type)
-    if error_if_nonfinite and not torch.isfinite(norm):
-        raise RuntimeError(f"clip_grad_norm_: the norm of order {norm_type} is not finite (got {norm.item()})")
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    if local:
-        torch._foreach_mul_(local, factor)
-    return norm

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import wrap
+from torch.distributed.fsdp._common_utils import _override_module_mixed_precision
+from torch.distributed.fsdp._wrap_utils import _warn_on_overridden_mixed_precision
 
 from shardd.torch._state import state_of
 
@@ -30,6 +32,8 @@ def auto_wrap(
             )
     mixed_precision = kwargs["mixed_precision"]
     apart = () if mixed_precision is None else mixed_precision._module_classes_to_ignore  # BatchNorm: full precision
+    if apart:  # their inputs are cast to fp32, and their outputs back
+        _warn_on_overridden_mixed_precision(_override_module_mixed_precision(root, apart))
     if isinstance(policy, wrap._Policy):
         targets = policy._run_policy(root, ignored_modules, {**kwargs, "auto_wrap_policy": None})
         if apart:

@@ -309,9 +309,11 @@ class DaemonOptimizer(Optimizer):
         assert engine is not None
         for state in states:
             for number, rows in enumerate(state.rows):
-                if rows.numel():
-                    engine.write_optimizer_state(state.place.index, number, rows, state.place.first)
-            engine.write_update_count(state.place.index, state.count)
+                for index, first, part in state.place.parts(rows):
+                    if part.numel():
+                        engine.write_optimizer_state(index, number, part, first)
+            for index in state.place.indices():
+                engine.write_update_count(index, state.count)
 
 
 _stock.install(DaemonOptimizer)

@@ -13,6 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardd.torch._flat_param import FlatShardParam, Use, flat_param_of, lay_out, managed_uses
 from shardd.torch._group import ShardGroup
+from shardd.torch._spec import unwrapped
 
 if TYPE_CHECKING:
     from shardd.torch._state import ShardState
@@ -35,6 +36,7 @@ class FlatGroup(ShardGroup):
         content: tuple[nn.Module, ...],
         mesh_info: FSDPMeshInfo,
         strategy: ShardingStrategy,
+        use_orig_params: bool,
         reshard_after_forward: bool,
         mp_policy: MixedPrecisionPolicy,
         offload_policy: OffloadPolicy,
@@ -42,6 +44,7 @@ class FlatGroup(ShardGroup):
         ignored_params: set[nn.Parameter],
     ) -> None:
         params: dict[FlatShardParam, None] = {}
+        borrowed: list[tuple[nn.Module, str]] = []
         whole = strategy == ShardingStrategy.NO_SHARD
         ref = weakref.ref(self)
         for module, name, param in list(managed_uses(content, ignored_modules, ignored_params)):
@@ -49,6 +52,8 @@ class FlatGroup(ShardGroup):
             if known is None:
                 known = FlatShardParam(param, mesh_info, whole)
                 params[known] = None
+            elif known not in params:
+                borrowed.append((module, name))
             known.uses.append(Use(ref, module, name))  # of a tied parameter of another unit too
         super().__init__(
             state,
@@ -61,8 +66,44 @@ class FlatGroup(ShardGroup):
             offload_policy,
         )
         self.strategy = strategy
-        shards = 1 if whole else mesh_info.shard_mesh_size
-        lay_out(self.fsdp_params, mesh_info.shard_mesh_rank if shards > 1 else 0, shards, mp_policy.param_dtype)
+        self.use_orig_params = use_orig_params
+        lay_out(
+            self.fsdp_params,
+            *self.shard_of(),
+            mp_policy.param_dtype,
+            None if use_orig_params else unwrapped(content[0]),
+        )
+        for module, name in borrowed if not use_orig_params else ():
+            original = module._parameters[name]
+            tied = None if original is None else flat_param_of(original)
+            assert tied is not None
+            tied.show(tied.uses[0].module.__dict__[tied.uses[0].name])
+
+    def shard_of(self) -> tuple[int, int]:
+        """Which of how many pieces of its flat parameters this rank holds."""
+        whole = self.strategy == ShardingStrategy.NO_SHARD
+        return (0, 1) if whole else (self.mesh_info.shard_mesh_rank, self.mesh_info.shard_mesh_size)
+
+    def take_over(self, fsdp_param: FlatShardParam) -> None:
+        """A tied parameter turns out to be this unit's."""
+        before = fsdp_param.holder
+        if before is None:
+            return
+        fsdp_param.keep_values()
+        flat = before.sharded_param
+        before.members.remove(fsdp_param)
+        del before.slices[id(fsdp_param)]
+        holders = {id(p.holder): p.holder for p in self.fsdp_params if p.holder not in (None, before)}
+        alike = [h for h in holders.values() if (h.sharded_param.dtype, h.sharded_param.requires_grad) ==
+                 (flat.dtype, flat.requires_grad)]  # fmt: skip
+        if not alike:
+            raise NotImplementedError(
+                f'register parameter "{fsdp_param._param_fqn}": it is tied, its first user is an outer unit, which has no '
+                "FlatParameter of its dtype and requires_grad; pass use_orig_params=True"
+            )
+        alike[0].members.append(fsdp_param)
+        fsdp_param.holder = alike[0]
+        fsdp_param.sharded_param = alike[0].sharded_param
 
     def lazy_init(self) -> None:
         if self._bound:
@@ -84,9 +125,11 @@ def settle_ties(root: nn.Module, states: list[ShardState]) -> None:
             if len(fsdp_param.uses) == 1:
                 continue
             fsdp_param.uses.sort(key=lambda use: number.get(id(use.module), len(number)))
-            if fsdp_param.home is not unit:
+            home = fsdp_param.home
+            if home is not unit:
                 unit.fsdp_params.remove(fsdp_param)
-                fsdp_param.home.fsdp_params.append(fsdp_param)
+                home.fsdp_params.append(fsdp_param)
+                home.take_over(fsdp_param)
                 moved = True
     if moved:
         for state in states:

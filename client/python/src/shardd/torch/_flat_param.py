@@ -14,13 +14,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ParamModuleInfo
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from shardd.torch._flat_parameter import FlatHolder, Slice
+
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     from shardd.torch._flat_group import FlatGroup
 
-__all__ = ["FlatShardParam", "Use", "composable", "flat_param_of", "lay_out", "managed_uses"]
+__all__ = ["FlatShardParam", "Use", "composable", "cut_flat", "flat_param_of", "lay_out", "managed_uses"]
 
 ALIGNMENT_BYTES = 16  # of each parameter's start in its flat parameter
 
@@ -61,6 +63,8 @@ class FlatShardParam:
         self.param_dtype: torch.dtype | None = None
         self.reduce_dtype: torch.dtype | None = None
         self.first = 0
+        self.holder: FlatHolder | None = None
+        self._original: Any = None
         self.uses: list[Use] = []
         self._unsharded_param: Any = None
         self._stale: tuple[int, torch.Tensor] | None = None
@@ -81,9 +85,24 @@ class FlatShardParam:
         first, *others = self.uses
         return ParamModuleInfo(first.module, first.name, [u.module for u in others], [u.name for u in others])
 
-    @property
-    def local(self) -> torch.Tensor:
-        return self.sharded_param.detach()
+    def join(self, holder: FlatHolder) -> None:
+        """The whole, which the parameter still holds, goes into a FlatParameter; modules have it no more."""
+        whole = self.sharded_param.detach().reshape(-1)
+        cut = holder.slices[id(self)]
+        holder.local[cut.start : cut.start + cut.numel] = whole[cut.first : cut.first + cut.numel]
+        self.holder = holder
+        holder.members.append(self)
+        self._original = self.sharded_param  # others may look for it, under which it is known
+        self._original.grad = None
+        self._original.data = torch.empty(0, dtype=self.orig_dtype)
+        self.sharded_param = holder.sharded_param
+        self.show(torch.empty(self._orig_size, dtype=self.orig_dtype, device="meta"))
+
+    def show(self, tensor: torch.Tensor) -> None:
+        """In a FlatParameter: ``tensor`` is what the modules have as their attribute."""
+        for use in self.uses:
+            use.module._parameters.pop(use.name, None)
+            use.module.__dict__[use.name] = tensor
 
     def cut(self, first: int, numel: int) -> None:
         """From the whole, which the parameter still holds, to this rank's piece. The rest is freed."""
@@ -102,7 +121,7 @@ class FlatShardParam:
     def reset_sharded_param(self) -> None:
         """Reads again what the program has made of the parameter since."""
         use = self.uses[0]
-        current = use.module._parameters.get(use.name)
+        current = use.module._parameters.get(use.name) if self.holder is None else None
         if current is not None and current is not self.sharded_param:
             self._take_over(current)
         self.orig_dtype = self.sharded_param.dtype
@@ -133,17 +152,28 @@ class FlatShardParam:
         """The job's piece of it may be another one than it was cut to (a tie, a frozen neighbour): what is here is given
         to the job first. The tensor that will lie in the job's memory, alone in its storage."""
         if not self.whole and (first, numel) != (self.first, self.sharded_param.numel()):
-            self._stale = (self.first, self.local)
+            self.keep_values()
             self.first = first
+            self.sharded_param.grad = None  # of another piece
             self.sharded_param.data = torch.empty(numel, dtype=self.orig_dtype)
-        elif not _alone(self.local):
-            self.sharded_param.data = self.local.clone(memory_format=torch.contiguous_format)
-        return self.local
+        elif not _alone(self.sharded_param.detach()):
+            self.sharded_param.data = self.sharded_param.detach().clone(memory_format=torch.contiguous_format)
+        return self.sharded_param.detach()
+
+    def keep_values(self) -> None:
+        """What is here now is given to the job, wherever it will lie."""
+        if self._stale is None:
+            self._stale = self._values()
+
+    def _values(self) -> tuple[int, torch.Tensor]:
+        if self.holder is not None:
+            return self.holder.values_of(self)
+        return self.first, self.sharded_param.detach().reshape(-1)
 
     def given(self) -> tuple[int, torch.Tensor]:
         """First element and values of the parameter that this rank has to give to the job."""
         stale, self._stale = self._stale, None
-        return (self.first, self.local.reshape(-1)) if stale is None else stale
+        return self._values() if stale is None else stale
 
 
 def _alone(tensor: torch.Tensor) -> bool:
@@ -151,26 +181,53 @@ def _alone(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size_bytes
 
 
-def lay_out(params: list[FlatShardParam], shard: int, shards: int, param_dtype: torch.dtype | None) -> None:
-    """Cuts whole parameters as the daemon's plan will: a flat parameter for each (dtype, requires_grad), in equal pieces."""
+@dataclass(frozen=True)
+class Cut:
+    """Where a flat parameter begins in this rank's eyes: its shard is elements [start, start + piece)."""
+
+    offsets: tuple[int, ...]  # of its parameters
+    start: int
+    piece: int
+
+    def slice(self, number: int, numel: int) -> Slice:
+        """What the shard has of parameter ``number``, which has ``numel`` elements."""
+        offset = self.offsets[number]
+        first = min(max(self.start - offset, 0), numel)
+        end = min(max(self.start + self.piece - offset, 0), numel)
+        return Slice(first, end - first, offset + first - self.start)
+
+
+def cut_flat(sizes: list[int], dtype: torch.dtype, param_dtype: torch.dtype | None, shard: int, shards: int) -> Cut:
+    """As the daemon's plan lays out and cuts parameters of these numels (common/plan/layout.cc)."""
+    unsharded = param_dtype if param_dtype is not None and dtype.is_floating_point else dtype
+    alignment = ALIGNMENT_BYTES // min(dtype.itemsize, unsharded.itemsize)
+    offsets = []
+    end = 0
+    for size in sizes:
+        offsets.append(-(-end // alignment) * alignment)
+        end = offsets[-1] + size
+    piece = -(-end // (shards * alignment)) * alignment
+    return Cut(tuple(offsets), shard * piece, piece)
+
+
+def lay_out(
+    params: list[FlatShardParam], shard: int, shards: int, param_dtype: torch.dtype | None, module: nn.Module | None
+) -> None:
+    """Cuts whole parameters: a flat parameter for each (dtype, requires_grad). ``module``: gets ``FlatParameter``s."""
     kinds: dict[Any, list[FlatShardParam]] = {}
     for param in params:
         kinds.setdefault((param.orig_dtype, param.sharded_param.requires_grad), []).append(param)
-    for (dtype, _), members in kinds.items():
-        unsharded = param_dtype if param_dtype is not None and dtype.is_floating_point else dtype
-        alignment = ALIGNMENT_BYTES // min(dtype.itemsize, unsharded.itemsize)
-        offsets = []
-        end = 0
+    for (dtype, requires_grad), members in kinds.items():
+        cut = cut_flat([m._orig_size.numel() for m in members], dtype, param_dtype, shard, shards)
+        slices = [cut.slice(i, m._orig_size.numel()) for i, m in enumerate(members)]
+        if module is None:
+            for member, piece in zip(members, slices):
+                member.cut(piece.first, piece.numel)
+            continue
+        holder = FlatHolder(module, requires_grad, dtype)
+        holder.lay_out({id(m): piece for m, piece in zip(members, slices)}, cut.piece)
         for member in members:
-            start = -(-end // alignment) * alignment
-            offsets.append(start)
-            end = start + member._orig_size.numel()
-        piece = -(-end // (shards * alignment)) * alignment
-        for member, offset in zip(members, offsets):
-            numel = member._orig_size.numel()
-            first = min(max(shard * piece - offset, 0), numel)
-            last = min(max((shard + 1) * piece - offset, 0), numel)
-            member.cut(0 if member.whole else first, numel if member.whole else last - first)
+            member.join(holder)
 
 
 def composable(module: nn.Module) -> bool:

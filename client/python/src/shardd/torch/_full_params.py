@@ -9,90 +9,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from shardd.torch._full_param_forms import FullParam, full_param
 from shardd.torch._state import ShardState, state_of
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-
     from shardd.torch._job import TorchJob
 
 __all__ = ["summon_full_params"]
-
-
-class FullParam(Protocol):
-    """One parameter of the job and what the program holds of it: one implementation for each form of the API."""
-
-    index: int  # the daemon's
-    fqn: str
-    shape: torch.Size
-    dtype: torch.dtype  # as stored
-    trainable: bool  # the job has a gradient for it
-
-    def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
-        """The program holds the whole parameter from here on; ``value`` and ``grad`` are its to edit."""
-
-    def hide(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The program holds its shard again. Returns what it has left of value and gradient, in whatever shape."""
-
-    def drop_grad(self) -> None:
-        """``.grad`` of the shard becomes None."""
-
-
-class ShardedFullParam:
-    """Of ``fully_shard``: a plain parameter takes the place of the DTensor in the module's attributes."""
-
-    def __init__(self, job: TorchJob, fsdp_param: FSDPParam) -> None:
-        place = job.places[id(fsdp_param.sharded_param)]
-        self.index = place.index
-        self.fqn = place.fqn
-        self.trainable = place.trainable
-        self.shape = fsdp_param._orig_size
-        self.dtype = fsdp_param.sharded_param.dtype
-        info = fsdp_param._module_info
-        self._fsdp_param = fsdp_param
-        self._sharded = fsdp_param.sharded_param
-        self._places = [
-            (info.module, info.param_name),
-            *zip(info.shared_modules, info.shared_param_names),
-        ]
-        self._shown: nn.Parameter | None = None
-
-    def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
-        shown = nn.Parameter(value, requires_grad=self._sharded.requires_grad)
-        if grad is not None:
-            shown.grad_dtype = grad.dtype  # gradients are fp32 whatever the parameter is
-            shown.grad = grad
-        self._shown = shown
-        # torch looks at the DTensor after load_state_dict, which here goes into `shown`.
-        self._fsdp_param.reset_sharded_param = _nothing  # type: ignore[method-assign]
-        self._put(shown)
-
-    def hide(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        module, name = self._places[0]
-        left = module._parameters.get(name)
-        if left is None:
-            left = self._shown
-        assert left is not None
-        self._put(self._sharded)
-        del self._fsdp_param.reset_sharded_param
-        self._shown = None
-        return left.detach(), left.grad
-
-    def drop_grad(self) -> None:
-        self._sharded.grad = None
-
-    def _put(self, param: nn.Parameter) -> None:
-        for module, name in self._places:
-            setattr(module, name, param)  # also where the class overrides it
-
-
-def _nothing() -> None:
-    return
 
 
 def _states_of(module: nn.Module, recurse: bool) -> list[ShardState]:
@@ -244,6 +172,19 @@ def _scope_of(module: nn.Module, job: TorchJob, recurse: bool) -> tuple[int, boo
 
 
 @contextlib.contextmanager
+def _marked(states: list[ShardState]) -> Iterator[None]:
+    """Wrappers say what is under way."""
+    modules = [module for state in states for module in state._modules]
+    for module in modules:
+        module.__dict__["_summoned"] = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("_summoned", None)
+
+
+@contextlib.contextmanager
 def summon_full_params(
     module: nn.Module,
     recurse: bool = True,
@@ -279,7 +220,7 @@ def summon_full_params(
         assert job is not None and state._unit is not None
         _refuse_inside(job)
         params = jobs.setdefault(id(job), (job, []))[1]
-        params.extend(ShardedFullParam(job, fsdp_param) for fsdp_param in state._unit.fsdp_params)
+        params.extend(full_param(job, fsdp_param) for fsdp_param in state._unit.fsdp_params)
     with contextlib.ExitStack() as stack:
         for job, params in jobs.values():
             if not params:
@@ -295,4 +236,5 @@ def summon_full_params(
             )
             summoned.enter()
             stack.callback(summoned.leave)
-        yield
+        with _marked(states):
+            yield

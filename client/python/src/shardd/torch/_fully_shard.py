@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 from torch.distributed._composable.contract import contract
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffload, MixedPrecision, MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp.wrap import _Policy
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.utils import _get_root_modules
 
 from shardd.torch._bind import local_of
+from shardd.torch._flat_shard import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._group import ShardGroup, rows_params
 from shardd.torch._state import ShardState, state_of
+from shardd.torch._wrapper_init import find_ignored
 
 __all__ = ["FSDPModule", "fully_shard"]
 
@@ -143,13 +147,22 @@ def _apply(
     offload_policy: OffloadPolicy,
     ignored_params: set[nn.Parameter] | None,
     dp_mesh_dims: Any,
+    layout: str,
+    older: FlatOptions | None,
 ) -> Any:
     _fsdp_init._validate_module(module, "fully_shard")
+    if older is not None:
+        return _apply_flat(module, older)
     mesh = mesh or _fsdp_init._init_default_mesh()
     _check_arguments(mesh, dp_mesh_dims)
     mesh_info = _fsdp_init._get_mesh_info(mesh, None)
     assert isinstance(mesh_info, FSDPMeshInfo)
     device = _fsdp_init._get_device_from_mesh(mesh)
+    if layout == "flat":
+        if shard_placement_fn is not None:
+            raise TypeError("fully_shard: shard_placement_fn with layout flat: pieces are cut wherever the cut falls")
+        options = newer_options(mesh_info, mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
+        return _apply_flat(module, options)
     automatic = reshard_after_forward is None
     post_forward_mesh_info = _fsdp_init._get_post_forward_mesh_info(
         True if reshard_after_forward is None else reshard_after_forward, mesh_info
@@ -158,14 +171,27 @@ def _apply(
     _check_params(params, shard_placement_fn)
     state = _apply_fully_shard.state(modules[0])
     state.init(modules, device, mp_policy, automatic)
-    options = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
-    state.attach(ShardGroup(state, list(rows_params(params, modules, *options)), modules, *options))
-    for managed in managed_modules:  # for torch.compile
-        managed._is_fsdp_managed_module = True  # type: ignore[assignment]
-        managed._fsdp_use_orig_params = True  # type: ignore[assignment]
-        _watch_loads(managed, state)
-    _fsdp_init._apply_to_module(modules, _cls_to_sharded_cls, FSDPModule, "FSDP", _refuse_deepcopy)
+    common = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
+    state.attach(ShardGroup(state, list(rows_params(params, modules, *common)), modules, *common))
+    _finish(managed_modules, modules, state)
     return argument
+
+
+def _apply_flat(module: Any, options: FlatOptions) -> Any:
+    modules = (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
+    managed = _fsdp_init._get_managed_modules(modules)
+    state = _apply_fully_shard.state(modules[0])
+    options.apply(state, modules)
+    _finish(managed, modules, state)
+    return module
+
+
+def _finish(managed_modules: list[nn.Module], modules: tuple[nn.Module, ...], state: ShardState) -> None:
+    for managed in managed_modules:
+        managed._is_fsdp_managed_module = True  # type: ignore[assignment]  # for torch.compile
+        managed._fsdp_use_orig_params = True  # type: ignore[assignment]
+        watch_loads(managed, state)
+    _fsdp_init._apply_to_module(modules, _cls_to_sharded_cls, FSDPModule, "FSDP", _refuse_deepcopy)
 
 
 # The registry of composable APIs goes by the function's name: torch's fully_shard and this one exclude each other.
@@ -173,7 +199,7 @@ _apply.__name__ = "fully_shard"
 _apply_fully_shard: Any = contract(state_cls=ShardState)(_apply)
 
 
-def _watch_loads(module: nn.Module, state: ShardState) -> None:
+def watch_loads(module: nn.Module, state: ShardState) -> None:
     """load_state_dict into a registered model: a write that all ranks make together."""
 
     def before(*args: Any) -> None:
@@ -188,22 +214,58 @@ def _watch_loads(module: nn.Module, state: ShardState) -> None:
     module.register_load_state_dict_post_hook(after)
 
 
+def _check_families(newer: dict[str, Any], older: OlderKeywords, layout: str | None) -> str:
+    """The layout. The two families of keywords say the same things in different words: only one at a time."""
+    default = {"mp_policy": _MP_POLICY, "offload_policy": _OFFLOAD_POLICY}
+    new, old = [name for name, value in newer.items() if value is not default.get(name)], older.given()
+    if new and old:
+        raise TypeError(
+            f"fully_shard: {new[0]} and {old[0]} are of two families of keywords; use {', '.join(newer)}, or "
+            f"{', '.join(vars(older))}"
+        )
+    if layout not in (None, "flat", "dim0"):
+        raise ValueError(f"fully_shard: unknown layout (got {layout!r}, want 'dim0' or 'flat')")
+    if old and layout == "dim0":
+        raise TypeError(f'fully_shard: {old[0]} and layout="dim0": that keyword is for layout="flat"')
+    return layout or ("flat" if old else "dim0")
+
+
+_MP_POLICY = MixedPrecisionPolicy()
+_OFFLOAD_POLICY = OffloadPolicy()
+
+
 def fully_shard(
     module: nn.Module | list[nn.Module],
     *,
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
-    offload_policy: OffloadPolicy = OffloadPolicy(),
+    mp_policy: MixedPrecisionPolicy = _MP_POLICY,
+    offload_policy: OffloadPolicy = _OFFLOAD_POLICY,
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: Any = None,
     policy: Any = None,
+    layout: str | None = None,
+    process_group: Any = None,
+    strategy: ShardingStrategy | None = None,
+    mixed_precision: MixedPrecision | None = None,
+    cpu_offload: CPUOffload | None = None,
+    ignored_modules: Iterable[nn.Module] | None = None,
+    ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
+    device_id: int | torch.device | None = None,
+    param_init_fn: Callable[[nn.Module], Any] | None = None,
+    sync_module_states: bool = False,
 ) -> Any:
     """Shards a module's parameters, gradients and optimizer state; the daemon owns them from the first forward on.
 
-    Arguments and result are those of ``torch.distributed.fsdp.fully_shard``. ``policy`` applies it to every selected
-    submodule first, with the same arguments: module classes, one of torch's wrap policies, or a function of a module.
+    Arguments up to ``dp_mesh_dims``, and the result, are those of ``torch.distributed.fsdp.fully_shard``. ``policy``
+    applies it to every selected submodule first, with the same arguments: module classes, one of torch's wrap policies,
+    or a function of a module.
+
+    layout: "dim0" (default): parameters are DTensors over this rank's rows. "flat": they are the objects that the user
+        gave, each this rank's piece of it: a plain one-dimensional tensor, possibly empty.
+    process_group and those after it: of the ``fully_shard`` that first had ``policy``, with the meaning that they have for
+        ``FullyShardedDataParallel``. They imply layout flat. TypeError where one is given together with one of the others.
     """
     arguments: dict[str, Any] = {
         "mesh": mesh,
@@ -214,11 +276,28 @@ def fully_shard(
         "ignored_params": ignored_params,
         "dp_mesh_dims": dp_mesh_dims,
     }
+    keywords = OlderKeywords(
+        process_group,
+        strategy,
+        mixed_precision,
+        cpu_offload,
+        list(ignored_modules) if ignored_modules is not None else None,
+        list(ignored_states) if ignored_states is not None else None,
+        device_id,
+        param_init_fn,
+        sync_module_states,
+    )
+    layout = _check_families(arguments, keywords, layout)
+    older = older_options(keywords, policy is not None) if keywords.given() else None
+    arguments.update(layout=layout, older=older)
     if policy is not None:
         if not isinstance(module, nn.Module):
             raise TypeError("fully_shard: policy needs a single module (got a list)")
+        out = (
+            set() if older is None else find_ignored(module, keywords.ignored_modules, keywords.ignored_states).modules
+        )
         for submodule in _modules_of_policy(policy, module):
-            if state_of(submodule) is None:
+            if state_of(submodule) is None and submodule not in out:
                 _apply_fully_shard(submodule, **arguments)
     return _apply_fully_shard(module, **arguments)
 

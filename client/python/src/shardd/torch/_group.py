@@ -22,6 +22,7 @@ from shardd.torch._extension import _C
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
+    from shardd.torch._mixed_precision import UnitPrecision
     from shardd.torch._state import ShardState
 
 logger = logging.getLogger("shardd.torch")
@@ -72,6 +73,7 @@ class ShardGroup(_C.Unit):
     """
 
     layout = "dim0"
+    precision: UnitPrecision | None = None  # in layout flat: torch's MixedPrecision
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardd.torch import _spec
-from shardd.torch._bind import Place, bind, given_by
+from shardd.torch._bind import Place, bind, forget_given, given_by
 from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam
 from shardd.torch._group import members_of
@@ -186,9 +186,11 @@ class TorchJob:
             if optimizers:
                 optimizers[0]._write_loaded(self)
             self._write_all(progress)
-        elif memory is not None:
-            logger.info('job "%s" goes on with more to train at committed step %d', self.name, info["committed_step"])
         else:
+            forget_given(description)
+        if info["version"] > 0 and memory is not None:
+            logger.info('job "%s" goes on with more to train at committed step %d', self.name, info["committed_step"])
+        elif info["version"] > 0:
             self.resumed_step = info["committed_step"]
             logger.warning(
                 'job "%s" resumed at committed step %d; its parameters replace those that the program gave',

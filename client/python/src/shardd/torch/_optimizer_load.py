@@ -66,7 +66,7 @@ def _piece_of(place: Place, param: Any, value: Any, what: str) -> torch.Tensor:
     if not torch.is_tensor(value) or value.is_complex() or isinstance(value, DTensor):
         got = value.dtype if type(value) is torch.Tensor else type(value).__name__
         raise ValueError(f"{what}: wrong type (got {got}, want a plain tensor of real numbers)")
-    whole = place.fsdp_param()._orig_size
+    whole = getattr(place.fsdp_param(), "_orig_size", param.shape)  # a FlatParameter's is never in one place
     if value.shape != param.shape and value.shape == whole:
         value = value.reshape(-1)[place.first : place.first + param.numel()]
     if value.shape != param.shape:

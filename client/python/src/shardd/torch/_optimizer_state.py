@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from shardd.torch._bind import local_of
 from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam
+from shardd.torch._flat_parameter import FlatHolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +43,7 @@ _COPIED_BYTES = 1024  # of one value that goes with the commit as it is
 
 def as_held(fsdp_param: Any, rows: torch.Tensor) -> torch.Tensor:
     """``rows`` are this rank's of something with the parameter's shape and placement; as the parameter itself is held."""
-    if isinstance(fsdp_param, FlatShardParam):
+    if isinstance(fsdp_param, FlatShardParam | FlatHolder):
         return rows
     spec = fsdp_param._sharding_spec
     meta = spec.tensor_meta

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardd.torch._planned_states import optimizers_of, planned_states
@@ -61,13 +62,15 @@ class Description:
     names: dict[int, str]  # clean FQNs, by id of the module that is fully sharded
 
 
-def _precision(group: ShardGroup) -> dict[str, str]:
+def _precision(group: ShardGroup) -> dict[str, Any]:
     """``shardd.v1.MixedPrecision`` of the group's policy."""
-    mixed: dict[str, str] = {}
+    mixed: dict[str, Any] = {}
     if group.mp_policy.param_dtype is not None:
         mixed["paramDtype"] = dtype_name(group.mp_policy.param_dtype, "mp_policy.param_dtype")
     if group.mp_policy.reduce_dtype is not None:
         mixed["reduceDtype"] = dtype_name(group.mp_policy.reduce_dtype, "mp_policy.reduce_dtype")
+    if group.precision is not None and group.precision.given.keep_low_precision_grads:
+        mixed["keepLowPrecisionGrads"] = True
     return mixed
 
 
@@ -93,7 +96,7 @@ def _uses(unit: Any) -> Iterator[tuple[torch.nn.Module, str, Any]]:
 
 
 def _tree(
-    root: torch.nn.Module, states: list[ShardState], held: set[int], precision: dict[str, str]
+    root: torch.nn.Module, states: list[ShardState], held: set[int], precision: dict[str, Any]
 ) -> tuple[dict[str, Any], list[ParamPlace], dict[int, str]]:
     """``precision``: the job's; modules whose own differs say so."""
     places: dict[int, dict[str, tuple[ShardGroup, Any]]] = {}
@@ -131,7 +134,8 @@ def _tree(
                 "shape": list(fsdp_param._orig_size),
                 "dtype": dtype_name(sharded.dtype, f'register parameter "{fqn}"'),
                 # An optimizer has it: it may be unfrozen at any time.
-                "requiresGrad": sharded.requires_grad or (id(sharded) in held and sharded.is_floating_point()),
+                "requiresGrad": sharded.requires_grad
+                or (id(sharded) in held and sharded.is_floating_point() and not hasattr(sharded, "_is_flat_param")),
             }
             if uses[id(fsdp_param)] > 1:
                 item["storageId"] = tied.setdefault(id(fsdp_param), len(tied) + 1)
@@ -168,6 +172,13 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     for where, group in groups.items():
         if group.mesh_info.mesh != params[0].group.mesh_info.mesh:
             raise NotImplementedError(f'register module "{where}": its mesh differs from the other modules\'')
+    strategies = {w: getattr(g, "strategy", None) == ShardingStrategy.NO_SHARD for w, g in groups.items()}
+    if len(set(strategies.values())) > 1:
+        whole = next(where for where, no_shard in strategies.items() if no_shard)
+        raise NotImplementedError(
+            f'register module "{whole}": it is NO_SHARD and other modules are sharded; shardd places all modules of a '
+            "model alike, use SHARD_GRAD_OP for it"
+        )
     layouts = {group.layout for group in groups.values()}
     if len(layouts) > 1:
         raise NotImplementedError(
@@ -190,6 +201,8 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
 
 def _strategy(group: ShardGroup) -> dict[str, Any]:
     mesh_info = group.mesh_info
+    if getattr(group, "strategy", None) == ShardingStrategy.NO_SHARD and mesh_info.mesh.size() > 1:
+        return {"strategy": "STRATEGY_HYBRID_SHARD", "shardGroupSize": 1, "replicaCopies": True}
     if not isinstance(mesh_info, HSDPMeshInfo):
         return {"strategy": "STRATEGY_FULL_SHARD"}
     # The ranks of the job are the mesh row by row. Every rank clips and edits its own shards, as in PyTorch, so each

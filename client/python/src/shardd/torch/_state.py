@@ -17,6 +17,7 @@ from shardd.torch._dynamo import no_dynamo, skip_frame
 from shardd.torch._flat_group import settle_ties
 from shardd.torch._group import ShardGroup
 from shardd.torch._job import TorchJob
+from shardd.torch._mixed_precision import begin
 
 # In the order of their making, so that every rank finds the same roots in the same order.
 _states: list[weakref.ref[ShardState]] = []
@@ -34,6 +35,7 @@ class ShardState(FSDPState):
         self._job: TorchJob | None = None  # of the root; None before registration
         self._number = next(_made)
         self.ignored: Any = None  # what the unit leaves alone, in layout flat
+        self.attributes: dict[str, Any] = {}  # that all units of a model must have alike
         self._registrations = 0
         self._training = True  # of the root: not registered for a forward without gradients
         _states.append(weakref.ref(self, _states.remove))
@@ -82,8 +84,20 @@ class ShardState(FSDPState):
     def _lazy_init(self) -> None:
         if self._is_root is None:
             root = self._modules[0]
-            settle_ties(root, list(dict.fromkeys(s for m in root.modules() if (s := state_of(m)) is not None)))
-        super()._lazy_init()
+            states = list(dict.fromkeys(s for m in root.modules() if (s := state_of(m)) is not None))
+            self._check_attributes(states)
+            settle_ties(root, states)
+            super()._lazy_init()
+            begin(self)
+
+    def _check_attributes(self, states: list[ShardState]) -> None:
+        for state in states:
+            for name, value in self.attributes.items():
+                if state.attributes.get(name, value) != value:
+                    raise ValueError(
+                        f"Expects one homogeneous value for {name} but got {state.attributes[name]} for "
+                        f"{type(state._modules[0]).__name__} and {value} for the root"
+                    )
 
     # Lists of modules: one group, whose forward begins with the first that runs and ends with the last.
 

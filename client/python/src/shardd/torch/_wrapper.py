@@ -20,8 +20,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._common_utils import TrainingState
 
 from shardd.torch._auto_wrap import auto_wrap
+from shardd.torch._clip import clip_model
 from shardd.torch._flat_group import RESHARDS, FlatGroup
-from shardd.torch._fully_shard import apply_and_watch
+from shardd.torch._full_params import summon_full_params
+from shardd.torch._fully_shard import apply_and_watch, watch_loads
+from shardd.torch._mixed_precision import UnitPrecision
 from shardd.torch._spec import WRAPPED_MODULE
 from shardd.torch._state import ShardState, state_of
 from shardd.torch._wrapper_init import (
@@ -68,8 +71,6 @@ class FullyShardedDataParallel(nn.Module):
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
-        if not use_orig_params:
-            raise NotImplementedError("FullyShardedDataParallel: use_orig_params=False is not served yet; pass True")
         ignored = find_ignored(module, ignored_modules, ignored_states)
         mesh_info = make_mesh(process_group, device_mesh, sharding_strategy, auto_wrap_policy is not None)
         self._synced: set[int] = set()
@@ -119,6 +120,7 @@ class FullyShardedDataParallel(nn.Module):
         policy = mixed_policy(mixed_precision)
         state = ShardState()
         state.ignored = ignored
+        state.attributes = {"use_orig_params": use_orig_params, "limit_all_gathers": limit_all_gathers}
         state.init((self,), self.compute_device, policy, auto_reshard_after_forward=reshards)
         state.attach(
             FlatGroup(
@@ -127,6 +129,7 @@ class FullyShardedDataParallel(nn.Module):
                 (module,),
                 mesh_info,
                 self.sharding_strategy,
+                use_orig_params,
                 reshards,
                 policy,
                 OffloadPolicy(),
@@ -134,10 +137,15 @@ class FullyShardedDataParallel(nn.Module):
                 ignored.params,
             )
         )
+        assert state._unit is not None
+        state._unit.precision = UnitPrecision(self, mixed_precision, ignored.modules)
+        state._unit.precision.install(state)
         for managed in module.modules():  # for torch.compile
             if managed not in ignored.modules:
                 managed._is_fsdp_managed_module = True  # type: ignore[assignment]
                 managed._fsdp_use_orig_params = use_orig_params  # type: ignore[assignment]
+                if state_of(managed) is None:
+                    watch_loads(managed, state)
 
     @property
     def _state(self) -> ShardState:
@@ -212,6 +220,44 @@ class FullyShardedDataParallel(nn.Module):
             for unit, value in zip(units, before):
                 assert unit is not None
                 unit.reduce_grads = value
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Any:
+        """``fn`` of every module below and of this one, with whole parameters, which are written back. All ranks call it."""
+        job = self._state._job
+        if job is not None and job.engine is not None and job.engine.full_params:
+            return super().apply(fn)  # of a wrapper around this one
+        with summon_full_params(self):
+            return super().apply(fn)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def summon_full_params(
+        module: nn.Module,
+        recurse: bool = True,
+        writeback: bool = True,
+        rank0_only: bool = False,
+        offload_to_cpu: bool = False,
+        with_grads: bool = False,
+    ) -> Iterator[None]:
+        """Whole parameters as stored, in ``module`` and below it: see ``shardd.torch.summon_full_params``.
+
+        Where nothing is sharded (NO_SHARD, one rank) edits stay whatever ``writeback`` says, as in torch.
+        """
+        wrappers = FullyShardedDataParallel.fsdp_modules(module)
+        whole = bool(wrappers) and all(w.sharding_strategy == ShardingStrategy.NO_SHARD for w in wrappers)
+        keeps = writeback or (whole and not rank0_only)
+        with summon_full_params(module, recurse, keeps, rank0_only, offload_to_cpu, with_grads):
+            yield
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clips by the norm of all gradients of the model, each counted once, with one collective of all ranks.
+
+        Returns that norm, in the widest dtype of the gradients. Of the root, outside of forward and backward. Under
+        ``no_sync`` it is the norm of what is added up over ranks so far, which is scaled where the job has it.
+        """
+        if not self.check_is_root():
+            raise RuntimeError("`clip_grad_norm_()` should only be called on the root FSDP instance")
+        return clip_model(self, self._state, max_norm, norm_type, self.process_group)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         parent = super()._apply

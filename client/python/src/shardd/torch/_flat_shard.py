@@ -1,0 +1,138 @@
+"""``fully_shard`` in layout ``flat``, and its older family of keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffload,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    ShardingStrategy,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+from shardd.torch._flat_group import RESHARDS, FlatGroup
+from shardd.torch._mixed_precision import UnitPrecision
+from shardd.torch._state import ShardState
+from shardd.torch._wrapper_init import find_ignored, make_mesh, materialize, mixed_policy, move, strategy_of, sync
+
+__all__ = ["FlatOptions", "OlderKeywords", "newer_options", "older_options"]
+
+
+@dataclass
+class FlatOptions:
+    """What ``fully_shard`` needs to know of a module in layout flat, whichever keywords said it."""
+
+    mesh_info: FSDPMeshInfo
+    strategy: ShardingStrategy
+    reshard_after_forward: bool
+    automatic: bool  # the root is not resharded after forward
+    mp_policy: MixedPrecisionPolicy
+    mixed_precision: MixedPrecision | None = None  # of the older keywords, beside mp_policy, which is made of it
+    offload_policy: OffloadPolicy = field(default_factory=OffloadPolicy)
+    ignored_modules: Iterable[nn.Module] | None = None
+    ignored_states: Any = None
+    device_id: int | torch.device | None = None
+    param_init_fn: Callable[[nn.Module], Any] | None = None
+    sync_module_states: bool = False
+    synced: set[int] = field(default_factory=set)  # ids of tensors, over all modules of one call
+
+    def apply(self, state: ShardState, modules: tuple[nn.Module, ...]) -> None:
+        """Shards what is left in ``modules``, whose original parameter objects stay, as pieces of flat parameters."""
+        ignored = [find_ignored(module, self.ignored_modules, self.ignored_states) for module in modules]
+        for module, of in zip(modules, ignored):
+            move(module, of, self.device_id)
+            materialize(module, of, self.param_init_fn)
+            if self.sync_module_states:
+                sync(module, of, self.mesh_info, self.synced)
+        state.ignored = ignored[0]
+        state.init(modules, torch.device("cpu"), self.mp_policy, self.automatic)
+        state.attributes = {"use_orig_params": True}
+        state.attach(
+            FlatGroup(
+                state,
+                modules,
+                modules,
+                self.mesh_info,
+                self.strategy,
+                True,
+                self.reshard_after_forward,
+                self.mp_policy,
+                self.offload_policy,
+                {m for of in ignored for m in of.modules},
+                {p for of in ignored for p in of.params},
+            )
+        )
+        if self.mixed_precision is not None:
+            assert state._unit is not None
+            state._unit.precision = UnitPrecision(modules[0], self.mixed_precision, ignored[0].modules)
+            state._unit.precision.install(state)
+
+
+@dataclass
+class OlderKeywords:
+    """Named as in the ``fully_shard`` that took a ``policy``; ``None`` and ``False`` are not given."""
+
+    process_group: Any = None
+    strategy: ShardingStrategy | None = None
+    mixed_precision: MixedPrecision | None = None
+    cpu_offload: CPUOffload | None = None
+    ignored_modules: Iterable[nn.Module] | None = None
+    ignored_states: Any = None
+    device_id: int | torch.device | None = None
+    param_init_fn: Callable[[nn.Module], Any] | None = None
+    sync_module_states: bool = False
+
+    def given(self) -> list[str]:
+        return [name for name, value in vars(self).items() if value is not None and value is not False]
+
+
+def older_options(keywords: OlderKeywords, may_choose: bool) -> FlatOptions:
+    """``may_choose``: hybrid strategies need no groups, as a policy gives all modules the same."""
+    mesh_info = make_mesh(keywords.process_group, None, keywords.strategy, may_choose)
+    strategy = strategy_of(keywords.strategy, mesh_info.mesh.size())
+    return FlatOptions(
+        mesh_info,
+        strategy,
+        strategy in RESHARDS,
+        strategy in RESHARDS,
+        mixed_policy(keywords.mixed_precision),
+        keywords.mixed_precision,
+        ignored_modules=keywords.ignored_modules,
+        ignored_states=keywords.ignored_states,
+        device_id=keywords.device_id,
+        param_init_fn=keywords.param_init_fn,
+        sync_module_states=keywords.sync_module_states,
+    )
+
+
+def newer_options(
+    mesh_info: FSDPMeshInfo,
+    mesh: DeviceMesh,
+    reshard_after_forward: bool | int | None,
+    mp_policy: MixedPrecisionPolicy,
+    offload_policy: OffloadPolicy,
+    ignored_params: set[nn.Parameter] | None,
+) -> FlatOptions:
+    """Of ``fully_shard(..., layout="flat")`` with torch's own keywords."""
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise NotImplementedError(
+            f"fully_shard: reshard_after_forward={reshard_after_forward} with layout flat: pieces are cut over the shard "
+            "group only; pass True or False, or use layout dim0"
+        )
+    return FlatOptions(
+        mesh_info,
+        ShardingStrategy.HYBRID_SHARD if mesh.ndim == 2 else ShardingStrategy.FULL_SHARD,
+        reshard_after_forward is not False,
+        reshard_after_forward is None,
+        mp_policy,
+        offload_policy=offload_policy,
+        ignored_states=list(ignored_params) if ignored_params else None,
+    )

@@ -1,0 +1,82 @@
+"""What user code finds of FullyShardedDataParallel, and the order in which it unshards and reshards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp._common_utils import TrainingState
+
+from cluster import run_ranks
+from wrapper_facts import holds, initialised, left_out, orders, refusals, ties_across_units
+
+
+def test_parameters_are_the_users_objects_or_flat_parameters() -> None:
+    for rank, facts in enumerate(run_ranks(holds, 2)):
+        assert facts["same_objects"] and facts["still_same"]
+        assert facts["pieces"] and facts["alone"] and facts["gradients"]
+        assert facts["every_element_once"]
+        assert facts["forwards"] and facts["module"] and facts["index"] == 3
+        assert facts["wrappers"] == (4, True)
+        assert facts["root"] == (True, False)
+        full = ShardingStrategy.FULL_SHARD
+        assert facts["attributes"] == (full, full, rank, 2, torch.device("cpu"), False, None, True)
+        assert facts["in_forward"] == (True, TrainingState.FORWARD_BACKWARD)
+        assert facts["idle"] == TrainingState.IDLE
+        assert facts["flat"] == [True] * 4 and facts["flat_gradient"] and facts["same_norm"] and facts["original"]
+        assert 'use of parameter "layers.0.up.weight"' in facts["resharded_use"]
+
+
+def test_parameters_tied_across_units_are_one() -> None:
+    for found in run_ranks(ties_across_units, 2):
+        assert len(found) == 8
+        for name, far, once in found:
+            assert far < 2e-6, (name, far)
+            assert once, name
+
+
+def test_ignored_modules_and_replicate_subtrees_are_left_alone() -> None:
+    for facts in run_ranks(left_out, 2):
+        assert all(facts.values()), facts
+
+
+def test_meta_modules_get_values_and_every_tensor_is_sent_once() -> None:
+    for facts in run_ranks(initialised, 2):
+        assert facts["output"] == [70.0] * 5, "rank 0's: weight 1, scale 10"
+        assert facts["buffer"] == [10.0] * 3
+        assert facts["sent"] == [3, 3, 35, 35]
+        assert facts["init_fn"] == [28.0] * 5
+        assert "it has no reset_parameters()" in facts["no_reset"]
+
+
+def test_refusals_name_what_is_wrong() -> None:
+    for texts in run_ranks(refusals, 2):
+        assert texts["hook"].startswith("NotImplementedError: register_comm_hook")
+        assert "both process_group and device_mesh" in texts["groups"]
+        assert "requires explicit specification of process group" in texts["hybrid"]
+        assert "both ignored_modules and ignored_states" in texts["ignored"]
+        assert "all nn.Parameter or all nn.Module" in texts["ignored_kind"]
+        assert "shardd serves CPU devices so far" in texts["device"]
+        assert "modules to not already have FSDP applied" in texts["nested"]
+        assert "TypeError: fully_shard: mp_policy and strategy" in texts["pair"]
+        assert "TypeError: fully_shard: reshard_after_forward and mixed_precision" in texts["pair2"]
+        assert 'sync_module_states and layout="dim0"' in texts["layout"]
+        assert texts["twice"].startswith("AssertionError")
+        assert "one homogeneous value for use_orig_params but got True" in texts["uniform"]
+        assert "on inner FSDP instances" in texts["no_sync"]
+        assert texts["one_layout"] == "", "both are layout flat"
+
+
+def test_both_forms_unshard_and_reshard_in_one_order() -> None:
+    results = run_ranks(orders, 2, limit_s=200)
+    order = results[0]["wrapper"]["order"]
+    assert set(order) == {0, 1} and order[0] == order[1]
+    blocks = [f"layers.{i}" for i in range(3)]
+    unshards = [name.split()[1] for name in order[0] if name.startswith("unshard")]
+    assert unshards[:4] == ["(root)", *blocks], "left to right, depth first, each once"
+    assert unshards[4:] == blocks[::-1], "the root is kept"
+    for form in ("flat", "policy", "manual"):
+        assert results[0][form]["order"] == order, form
+        for rank in range(2):
+            assert results[rank][form]["losses"] == pytest.approx(results[rank]["wrapper"]["losses"], rel=1e-6)
+            assert results[rank][form]["counters"]["aborts"] == 0
