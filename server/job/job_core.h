@@ -237,7 +237,6 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void FinishWindow(bool stepped);
   void BeginPass();
   void MaybeOpenWindows();
-  bool NeedsBackwardOf(int reader, int rank) const;
   void ReadmitLate();
   bool EndPausedPasses(bool only_look);
   void PollPausesLater();

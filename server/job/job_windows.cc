@@ -20,7 +20,7 @@ namespace {
 
 // How soon a rank that pauses is noticed by one that waits for its window.
 constexpr absl::Duration kPausePoll = absl::Microseconds(500);
-// Of which ReadmitLate asks whom they wait for.
+// Of which ReadmitLate and CheckStuckWindows ask whom they wait for.
 constexpr size_t kMostBlockedAtOnce = 8;
 // A rank that waits so long for a window while another waits for its gradients will not get it.
 constexpr absl::Duration kStuckAfter = absl::Seconds(1);
@@ -171,14 +171,6 @@ absl::Status JobCore::MaybeBeginPass() {
   return absl::OkStatus();
 }
 
-// Whether the reader stays in its pass until the rank has done the backward that the reader is in, or has done.
-bool JobCore::NeedsBackwardOf(int reader, int rank) const {
-  const RankStep& state = ranks_[reader];
-  return reader != rank && state.pass == Pass::kInside &&
-         (state.closed_backwards > ranks_[rank].closed_backwards ||
-          (state.blocked_slot >= 0 && WaitingFor(reader).rank == rank));
-}
-
 // A rank that left a forward without its backward and enters another pass, while others have done that backward and
 // wait for its gradients or its step: it goes on in their pass. Nobody writes meanwhile.
 void JobCore::ReadmitLate() {
@@ -319,19 +311,35 @@ void JobCore::PollPausesLater() {
   });
 }
 
-// A store between a forward and its backward, on a rank without which the others' backward does not end.
+// A store between a forward and its backward, on a rank without which the others' backward does not end. Each rank is
+// looked at once, however many wait.
 absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
+  std::vector<bool> stuck(static_cast<size_t>(world_size()), false);
+  int behind = -1;  // of them, who has closed the fewest backwards
   for (int rank = 0; rank < world_size() && !plan_->config.allow_missing_contribution(); ++rank) {
-    if (!ranks_[rank].wants_window || now - sessions_[rank]->last_command_time < kStuckAfter) {
+    if (ranks_[rank].wants_window && now - sessions_[rank]->last_command_time >= kStuckAfter) {
+      stuck[rank] = true;
+      behind = behind < 0 || ranks_[rank].closed_backwards < ranks_[behind].closed_backwards ? rank : behind;
+    }
+  }
+  const int64_t first = absl::ToUnixMillis(now) / 100 * static_cast<int64_t>(kMostBlockedAtOnce);
+  size_t asked = 0;
+  for (int i = 0; i < world_size() && behind >= 0; ++i) {
+    // Who is asked for whom it waits costs more: a few at a time, others with the next tick.
+    const int reader = static_cast<int>((first + i) % world_size());
+    if (ranks_[reader].pass != Pass::kInside) {
       continue;
     }
-    for (int other = 0; other < world_size(); ++other) {
-      if (NeedsBackwardOf(other, rank)) {
-        return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
-                         absl::StrCat("the rank writes parameters between a forward and its backward, for whose "
-                                      "gradients rank ",
-                                      other, " waits; write after the backward"));
-      }
+    int rank = ranks_[reader].closed_backwards > ranks_[behind].closed_backwards ? behind : -1;
+    if (rank < 0 && ranks_[reader].blocked_slot >= 0 && asked++ < kMostBlockedAtOnce) {
+      const int waits_for = WaitingFor(reader).rank;
+      rank = waits_for >= 0 && stuck[waits_for] ? waits_for : -1;
+    }
+    if (rank >= 0) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
+                       absl::StrCat("the rank writes parameters between a forward and its backward, for whose "
+                                    "gradients rank ",
+                                    reader, " waits; write after the backward"));
     }
   }
   return absl::OkStatus();

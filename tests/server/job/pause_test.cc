@@ -1,0 +1,139 @@
+// A rank that has paused between a forward and its backward says so in a word of its page: what the daemon makes of any
+// value there, and of a death meanwhile.
+
+#include <algorithm>
+
+#include "absl/synchronization/notification.h"
+#include "tests/server/job/job_core_fixture.h"
+
+namespace shardd {
+namespace {
+
+SpecBuilder TrainersWrite() {
+  SpecBuilder builder(2);
+  builder.config().set_trainers_never_write(false);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  builder.config().mutable_optimizer()->set_trainer_states(1);
+  builder.Param(0, "w", {64});
+  return builder;
+}
+
+class PauseTest : public JobCoreTest {
+ protected:
+  PauseTest() : JobCoreTest(TrainersWrite()) {}
+
+  void EnterBoth() {
+    v1::Command command;
+    command.mutable_enter_pass();
+    Send(0, command);
+    Send(1, command);
+  }
+  void Leave(int rank) {
+    v1::Command command;
+    command.mutable_leave_pass();
+    Send(rank, command);
+  }
+  void AskForWindow(int rank) {
+    v1::Command command;
+    command.mutable_open_window();
+    Send(rank, command);
+  }
+  std::atomic<uint32_t>& PassOf(int rank) { return job_->session(rank)->memory()->memory->At<ClientPage>(0)->pass; }
+  void Say(int rank, uint32_t word) {
+    OnLoop([&] { PassOf(rank) = word; });
+  }
+  void Pause(int rank) { Say(rank, static_cast<uint32_t>(PassWord::kPaused)); }
+  uint64_t Windows(int rank) {
+    uint64_t result = 0;
+    OnLoop([&] {
+      const DaemonPage* page = job_->session(rank)->memory()->daemon_page->At<DaemonPage>(0);
+      result = TimelineSequence(page->windows.load());
+    });
+    return result;
+  }
+  // The daemon has looked for pauses several times.
+  void LetItLook() {
+    absl::Notification looked;
+    OnLoop([&] { loop_.AddTimer(MonotonicNow() + absl::Milliseconds(5), [&] { looked.Notify(); }); });
+    ASSERT_TRUE(looked.WaitForNotificationWithTimeout(kPatience));
+  }
+  int Aborts(int rank) { return streams_[rank]->Count(v1::SessionEvent::kAborted); }
+};
+
+TEST_F(PauseTest, OnlyTheWordForAPauseLetsAWindowOpenWhateverElseAClientWrites) {
+  EnterBoth();
+  Leave(0);
+  AskForWindow(0);
+  for (const uint32_t word : {2u, 3u, 99u, 0x80000001u, 0xffffffffu}) {
+    Say(1, word);
+    LetItLook();
+    EXPECT_EQ(Windows(0), 0u) << word;
+    OnLoop([&] { EXPECT_EQ(PassOf(1), word) << "it is the client's"; });
+  }
+  Pause(1);
+  ASSERT_TRUE(Until([&] { return PassOf(1) == static_cast<uint32_t>(PassWord::kOvertaken); }));
+  EXPECT_EQ(Windows(0), 1u);
+  Pause(1);  // of a pass that is over
+  Leave(1);
+  std::fill_n(job_->memory().shards()->At<float>(0), 64, 5.0f);
+  EnterBoth();
+  ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
+  EXPECT_EQ(Aborts(0) + Aborts(1), 0);
+}
+
+TEST_F(PauseTest, DeathWhileItIsPausedLosesNothingWhereNobodyWrites) {
+  EnterBoth();
+  Pause(1);
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  EXPECT_EQ(epoch(), 2u);
+  Attach(0);
+  Attach(1);
+  EnterBoth();
+  OnLoop([&] { EXPECT_EQ(job_->version(), 1u); });
+  EXPECT_EQ(Aborts(0) + Aborts(1), 0) << "of the new sessions";
+}
+
+TEST_F(PauseTest, DeathOfARankWhosePauseAWindowHasEndedTakesTheWritesBack) {
+  EnterBoth();
+  Pause(1);
+  Leave(0);
+  AskForWindow(0);
+  ASSERT_TRUE(Until([&] { return PassOf(1) == static_cast<uint32_t>(PassWord::kOvertaken); }));
+  std::fill_n(job_->memory().shards()->At<float>(0), 64, 5.0f);
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return value() == 0; })) << "what was kept";
+  EXPECT_EQ(epoch(), 2u);
+  EXPECT_EQ(committed(), 0);
+}
+
+// A rank that has finished and is kept for its gradients.
+class HeldTest : public JobCoreTest {};
+
+TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
+  Backward(0);
+  OnLoop([&] { job_->Detach(0, /*finished=*/true); });
+  OnLoop([&] { ASSERT_NE(job_->session(0), nullptr) << "rank 1 still needs its gradients"; });
+  OnLoop([&] { EXPECT_FALSE(job_->DropHeld(1)) << "it has not finished"; });
+  EXPECT_EQ(epoch(), 1u);
+  OnLoop([&] { EXPECT_TRUE(job_->DropHeld(0)); });
+  EXPECT_EQ(epoch(), 2u);
+  EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 was replaced"), std::string::npos);
+  Attach(0);
+  Attach(1);
+  Train(0);
+  Train(1);
+  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  EXPECT_EQ(value(), -0.5f) << "one gradient of each rank";
+}
+
+TEST_F(HeldTest, WhoHasSteppedIsNotDropped) {
+  Train(0);
+  OnLoop([&] { job_->Detach(0, /*finished=*/true); });
+  OnLoop([&] { EXPECT_FALSE(job_->DropHeld(0)); });
+  Train(1);
+  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  EXPECT_EQ(epoch(), 1u);
+}
+
+}  // namespace
+}  // namespace shardd
