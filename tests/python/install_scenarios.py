@@ -18,7 +18,6 @@ BEFORE = (  # modules of PyTorch that hold the names, loaded before install
     "torch.distributed.fsdp._fully_shard._fully_shard",
     "torch.distributed.fsdp.fully_sharded_data_parallel",
     "torch.distributed._composable.fsdp",
-    "torch.distributed.checkpoint.state_dict",
 )
 AFTER = ("torch.distributed.pipelining.stage", "torch.distributed.pipelining.schedules")
 NAMES = ("fully_shard", "FSDPModule", "FullyShardedDataParallel", "FSDP")
@@ -45,12 +44,11 @@ def swap_and_back() -> dict[str, Any]:
     chosen.fully_shard = shardd.torch.fully_shard
     sys.modules["on_purpose"] = chosen
     ours = {"fully_shard": shardd.torch.fully_shard, "FSDPModule": shardd.torch.FSDPModule}
-    if hasattr(shardd.torch, "FullyShardedDataParallel"):
-        ours["FullyShardedDataParallel"] = ours["FSDP"] = shardd.torch.FullyShardedDataParallel
+    ours["FullyShardedDataParallel"] = ours["FSDP"] = shardd.torch.FullyShardedDataParallel
 
     listed = shardd.torch.install()
     again = shardd.torch.install()
-    during = {name: value for name, value in _bindings(BEFORE + AFTER).items() if name.rpartition(".")[2] in ours}
+    during = _bindings(BEFORE + AFTER)
     result = {
         "swapped": all(value is ours[name.rpartition(".")[2]] for name, value in during.items()),
         "checked": len(during),
@@ -69,7 +67,7 @@ def swap_and_back() -> dict[str, Any]:
     result["later_back"] = all(
         value is stock[f"torch.distributed.fsdp.{name.rpartition('.')[2]}"]
         for name, value in after.items()
-        if name.startswith(AFTER) and name.rpartition(".")[2] in ours
+        if name.startswith(AFTER)
     )
     result["user_back"] = user.shard is stock["torch.distributed.fsdp.fully_shard"]
     result["purpose_kept"] = chosen.fully_shard is shardd.torch.fully_shard

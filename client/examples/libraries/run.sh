@@ -14,6 +14,10 @@ declare -A programs=(
   [trainer]="with_trainer.py --version 2"
   [lightning]="with_lightning.py --strategy model_parallel"
   [torchtitan]="torchtitan_way.py"
+  # The same with FullyShardedDataParallel: run where they are named.
+  [accelerate1]="with_accelerate.py --version 1"
+  [trainer1]="with_trainer.py --version 1"
+  [lightning1]="with_lightning.py --strategy fsdp"
 )
 declare -A needs=([accelerate]="accelerate transformers" [trainer]="accelerate transformers" [lightning]="lightning transformers" [torchtitan]="torch")
 order=(torchtitan accelerate trainer lightning)
@@ -27,8 +31,7 @@ while [[ ${1:-} == --* ]]; do
   esac
 done
 (($#)) && order=("$@")
-"$python" -c 'import shardd.torch' 2>/dev/null || export PYTHONPATH=$root/client/python/src${PYTHONPATH:+:$PYTHONPATH}
-"$python" -c 'import shardd.torch' || { echo "run.sh: shardd is neither installed nor built" >&2 && exit 1; }
+"$python" -c 'import shardd' 2>/dev/null || export PYTHONPATH=$root/client/python/src${PYTHONPATH:+:$PYTHONPATH}
 work=${keep:-$(mktemp -d)}
 mkdir -p "$work"
 [[ -n $keep ]] || trap 'rm -rf "$work"' EXIT
@@ -47,7 +50,7 @@ failed=0 skipped=0
 for name in "${order[@]}"; do
   [[ -n ${programs[$name]:-} ]] || { echo "run.sh: no such program: $name" >&2 && exit 2; }
   missing=
-  for module in ${needs[$name]}; do
+  for module in ${needs[${name%1}]}; do
     "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$module') is None)" || missing+=" $module"
   done
   [[ -z $missing ]] || { echo "$name: skipped, not installed:$missing; run deploy/bootstrap.sh" && skipped=1 && continue; }

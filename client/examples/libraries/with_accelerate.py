@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import set_seed
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 from torch.utils.data import DataLoader
 
 from common import Record, Sentences, accelerate_on_cpu, parser, tiny_llama
@@ -52,9 +53,14 @@ def main() -> None:
     accelerator.load_state(str(args.out / "state"))
     train(batches[half:], "second half again")  # from the state of the half: the same losses
 
-    plugin.set_state_dict_type("FULL_STATE_DICT")
-    accelerator.save_state(str(args.out / "full_state"))
-    accelerator.save_model(model, str(args.out / "model"))  # safetensors, as transformers reads them
+    if args.version == 2:
+        plugin.state_dict_config = plugin.optim_state_dict_config = None  # those of the kind that follows
+        plugin.set_state_dict_type("FULL_STATE_DICT")
+        accelerator.save_state(str(args.out / "full_state"))
+        accelerator.save_model(model, str(args.out / "model"))  # safetensors, as transformers reads them
+    else:  # on CPUs PyTorch's version 1 crashes where a full state dict is rank 0's only, as accelerate wants it
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig()):
+            accelerator.save(model.state_dict(), args.out / "model.pt")
     record.write()
     accelerator.wait_for_everyone()
     accelerator.end_training()

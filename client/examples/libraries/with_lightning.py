@@ -12,7 +12,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.utils.data import DataLoader
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -25,13 +25,21 @@ class CpuFSDPStrategy(FSDPStrategy):
 
 
 class LanguageModel(lightning.LightningModule):
-    def __init__(self, record: Record, name: str, shard: bool) -> None:
+    def __init__(self, record: Record, name: str, version: int) -> None:
         super().__init__()
-        self.record, self.name, self.shard = record, name, shard
+        self.record, self.name, self.version = record, name, version
         self.model = tiny_llama()
 
     def configure_model(self) -> None:
-        if not self.shard or hasattr(self.model, "unshard"):
+        if isinstance(self.model, (FSDPModule, FullyShardedDataParallel)):
+            return
+        if (
+            self.version == 1
+        ):  # by hand, as the strategy says nothing of the device, and PyTorch asks for one that is no CPU
+            policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
+            self.model = FullyShardedDataParallel(
+                self.model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True
+            )
             return
         mesh = self.device_mesh["data_parallel"]
         for layer in self.model.model.layers:
@@ -76,17 +84,19 @@ def main() -> None:
     def strategy(sharded_files: bool) -> Any:
         if args.strategy == "model_parallel":
             return ModelParallelStrategy(2, 1, save_distributed_checkpoint=sharded_files)
-        policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
-        return CpuFSDPStrategy(auto_wrap_policy=policy, state_dict_type="sharded" if sharded_files else "full")
+        return CpuFSDPStrategy(state_dict_type="sharded" if sharded_files else "full")
 
-    shard = args.strategy == "model_parallel"
+    version = 1 if args.strategy == "fsdp" else 2
     record = Record(args.out, int(os.environ["RANK"]))
-    for kind in ("sharded", "full"):
+    # On CPUs PyTorch's version 1 crashes where a full state dict is rank 0's only, as Lightning wants it.
+    for kind in ("sharded", "full") if version == 2 else ("sharded",):
         out = args.out / kind
         first = trainer(out, strategy(kind == "sharded"), args)
-        first.fit(LanguageModel(record, kind, shard))
+        first.fit(LanguageModel(record, kind, version))
         again = trainer(args.out / f"{kind}_again", strategy(kind == "sharded"), args)
-        again.fit(LanguageModel(record, f"{kind} resumed", shard), ckpt_path=str(out / f"step={args.steps // 2}.ckpt"))
+        again.fit(
+            LanguageModel(record, f"{kind} resumed", version), ckpt_path=str(out / f"step={args.steps // 2}.ckpt")
+        )
     record.write()
     torch.distributed.barrier()
 

@@ -25,8 +25,10 @@ def trainer(out: Path, args: Any) -> Trainer:
         fsdp=True,
         fsdp_config={
             "version": args.version,
+            "sync_module_states": False,  # accelerate has it for devices that are not CPUs; all ranks make the same model
             "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
-            "state_dict_type": args.state_dict_type,
+            # On CPUs PyTorch's version 1 crashes where a full state dict is rank 0's only, as accelerate wants it.
+            "state_dict_type": "FULL_STATE_DICT" if args.version == 2 else "SHARDED_STATE_DICT",
         },
         report_to=[],
         disable_tqdm=True,
@@ -39,7 +41,6 @@ def trainer(out: Path, args: Any) -> Trainer:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--version", type=int, choices=(1, 2), default=2)
-    options.add_argument("--state-dict-type", default="FULL_STATE_DICT")
     args = options.parse_args()
     torch.set_num_threads(1)
     accelerate_on_cpu()
@@ -47,11 +48,13 @@ def main() -> None:
     first = trainer(args.out / "run", args)
     record = Record(args.out, first.args.process_index)
     first.train()
-    first.save_model(str(args.out / "model"))
     record.add("evaluation", first.evaluate()["eval_loss"])
-    alone = LlamaForCausalLM.from_pretrained(args.out / "model")
-    batch = torch.utils.data.default_collate([Sentences(16)[i] for i in range(16)])
-    record.add("evaluation of what was saved", alone(**batch).loss)
+    if args.version == 2:
+        first.save_model(str(args.out / "model"))
+        first.accelerator.wait_for_everyone()
+        alone = LlamaForCausalLM.from_pretrained(args.out / "model")
+        batch = torch.utils.data.default_collate([Sentences(16)[i] for i in range(16)])
+        record.add("evaluation of what was saved", alone(**batch).loss)
     second = trainer(args.out / "run_again", args)
     second.train(resume_from_checkpoint=str(args.out / "run" / f"checkpoint-{args.steps // 2}"))
     for name, history in (("first", first), ("resumed", second)):

@@ -170,6 +170,11 @@ class FlatShardParam:
             return self.holder.values_of(self)
         return self.first, self.sharded_param.detach().reshape(-1)
 
+    @property
+    def local(self) -> torch.Tensor:
+        """This rank's piece, one-dimensional: a view of what the program holds, of a FlatParameter too."""
+        return self._values()[1]
+
     def given(self) -> tuple[int, torch.Tensor]:
         """First element and values of the parameter that this rank has to give to the job."""
         stale, self._stale = self._stale, None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
@@ -20,7 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
 from shardd.torch._extension import _C
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     from shardd.torch._mixed_precision import UnitPrecision
     from shardd.torch._state import ShardState
@@ -60,8 +61,9 @@ def rows_params(
 ) -> list[FSDPParam]:
     """In layout ``dim0``: torch's own, whose sharded parameters are DTensors over this rank's rows."""
     infos = _get_param_module_infos(params, modules)
+    nowhere = OffloadPolicy()  # shards are in the daemon's memory on the host, whatever the policy; pinning wants a GPU
     return [
-        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, None, mp_policy, offload_policy)
+        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, None, mp_policy, nowhere)
         for param, info in zip(params, infos)
     ]
 

@@ -21,6 +21,7 @@ import torch.distributed.fsdp
 
 from shardd.torch import _install_optimizers
 from shardd.torch._fully_shard import FSDPModule, fully_shard
+from shardd.torch._wrapper import FullyShardedDataParallel
 
 __all__ = ["install", "swapped", "uninstall"]
 
@@ -30,6 +31,7 @@ logger = logging.getLogger("shardd.torch")
 _SHARDING: list[tuple[Any, Any]] = [
     (torch.distributed.fsdp.fully_shard, fully_shard),
     (torch.distributed.fsdp.FSDPModule, FSDPModule),
+    (torch.distributed.fsdp.FullyShardedDataParallel, FullyShardedDataParallel),
 ]
 
 # They go on with PyTorch's: what shardd derives from, and PyTorch's composable replicate, which does too.
