@@ -174,8 +174,11 @@ class ClientJob {
     bool commit_sent = false;
     uint64_t full_params_entered = 0;
     bool inside_pass = false;
-    bool paused = false;         // inside, and a store may leave it
-    std::string written;         // what such a store wrote; until the next pass
+    bool paused = false;  // inside, and a store may leave it
+    std::string written;  // what such a store wrote; until the next pass
+    // What a store into the daemon's optimizer state wrote, in a copy of this process; until state is loaded.
+    std::string state_written;
+    bool state_loaded = false;   // by the commit that follows
     bool entering_pass = false;  // the record is sent; an interrupted wait goes on
     bool entering_stepped = false;
     std::string entering_state;

@@ -106,6 +106,11 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
                                                       "\": its optimizer runs in the trainers (rank=", rank(),
                                                       "); write in a window, shardd_enter_pass commits it"));
   }
+  if (!progress_.state_written.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("step job \"", spec().name(), "\": ", progress_.state_written,
+                                                      " was written in place, and it is the daemon's (rank=", rank(),
+                                                      "); load it into the optimizer first"));
+  }
   step.set_trainer_state(state.data(), state.size());
   const std::string payload = step.SerializeAsString();
   if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {

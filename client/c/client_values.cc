@@ -1,6 +1,8 @@
+#include <errno.h>
 #include <string.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/c/call_span.h"
@@ -128,6 +130,7 @@ absl::Status ClientJob::WriteOptimizerState(int index, int state, const float* d
   }
   SHARDD_RETURN_IF_ERROR(CheckRange("write_optimizer_state", index, data, first, numel));
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_optimizer_state", index));
+  progress_.state_loaded = true;
   return WriteElements(index, reinterpret_cast<const char*>(data), first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
                        static_cast<uint32_t>(state + 1) << kWrittenStateShift);
 }
@@ -170,6 +173,11 @@ absl::Status ClientJob::CommitParameters() {
   ++expected_version_;
   progress_.commit_sent = false;
   progress_.writeback = false;
+  if (std::exchange(progress_.state_loaded, false) && !std::exchange(progress_.state_written, std::string()).empty() &&
+      !session_->optimizer_slab().MakeShared()) {
+    return Note(absl::InternalError(
+        absl::StrCat("commit_parameters job \"", spec().name(), "\": map the optimizer state: ", strerror(errno))));
+  }
   return span.Of(absl::OkStatus());
 }
 

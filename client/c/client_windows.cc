@@ -252,9 +252,6 @@ absl::Status ClientJob::AllowWrite(const void* address) {
   if (plan_.config.trainers_never_write()) {
     return refuse("the job was opened with trainers that never write (got trainersNeverWrite true, want false)");
   }
-  if (in(session_->optimizer_slab()) && plan_.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER) {
-    return refuse("it is the daemon's; load optimizer state instead");
-  }
   if (progress_.entering_pass || (progress_.inside_pass && !progress_.paused)) {
     return refuse(
         "written inside a pass, while other ranks may read it; write between a backward, or a forward without "
@@ -276,6 +273,17 @@ absl::Status ClientJob::AllowWrite(const void* address) {
 bool ClientJob::OnWriteFault(const void* address) {
   if (progress_.window && session_->WindowCovers(address)) {
     return true;  // another thread's fault has opened it
+  }
+  if (const MappedSlab& state = session_->optimizer_slab();
+      plan_.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER && state.data() != nullptr &&
+      address >= state.data() && address < state.At<const char>(state.size_bytes())) {
+    // The daemon's. Checkpoints are read into it in place, and then loaded: this process sees what it stored until
+    // then.
+    if (progress_.state_written.empty()) {
+      progress_.state_written = ParameterAt(address);
+      return state.MakePrivate();
+    }
+    return true;  // another thread's fault has done it
   }
   absl::Status status = AllowWrite(address);
   if (status.ok()) {

@@ -345,7 +345,9 @@ SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
 SHARDD_API shardd_status* shardd_watch_writes(shardd_job* job, int on);
 /* fp32 optimizer state `state` (0 ..) of the whole parameter, numel elements; read-only, but for an optimizer in the
  * trainers, each of which writes what belongs to its shard, in its window. NULL: no such state. Valid while attached.
- */
+ * With shardd_watch_writes a store into the daemon's state reaches a copy of this process, which shows it until state
+ * is loaded (shardd_write_optimizer_state, shardd_commit_parameters): for programs that read a checkpoint in place and
+ * load it then. shardd_step in between is refused. */
 SHARDD_API void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state);
 
 /* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */

@@ -255,6 +255,12 @@ bool MappedSlab::MakePrivate() const {
               fd_.get(), 0) == data_;
 }
 
+bool MappedSlab::MakeShared() const {
+  const auto size = static_cast<size_t>(RoundUpToPage(size_bytes_));
+  return mmap(data_, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd_.get(), 0) == data_ &&
+         madvise(data_, size, MADV_DONTFORK) == 0;
+}
+
 MappedSlab::MappedSlab(MappedSlab&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)),

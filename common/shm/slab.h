@@ -78,6 +78,8 @@ class MappedSlab {
   // REQUIRES: keep_descriptor. Gives this process a copy of its own in place: stores go on and nobody sees them.
   // Async-signal-safe.
   bool MakePrivate() const;
+  // REQUIRES: keep_descriptor. The other way: what this process stored is gone, and stores fault. Async-signal-safe.
+  bool MakeShared() const;
   MappedSlab() = default;
   MappedSlab(MappedSlab&& other) noexcept;
   MappedSlab& operator=(MappedSlab&& other) noexcept;

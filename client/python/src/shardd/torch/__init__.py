@@ -25,6 +25,7 @@ from shardd.torch._full_params import summon_full_params
 from shardd.torch._fully_shard import FSDPModule, fully_shard
 from shardd.torch._install import install, swapped, uninstall
 from shardd.torch._plan import MemoryPlan, memory_plan
+from shardd.torch._safetensors import load_safetensors, save_safetensors
 from shardd.torch._steps import Step, steps
 from shardd.torch._wrapper import FullyShardedDataParallel
 
@@ -49,6 +50,7 @@ __all__ = [
     "finish",
     "fully_shard",
     "install",
+    "load_safetensors",
     "memory_plan",
     "open_window",
     "optim",
@@ -56,6 +58,7 @@ __all__ = [
     "register_fsdp_forward_method",
     "resume",
     "ride",
+    "save_safetensors",
     "share_comm_ctx",
     "steps",
     "summon_full_params",

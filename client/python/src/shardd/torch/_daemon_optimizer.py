@@ -235,16 +235,27 @@ class DaemonOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's. Once the model is registered, on all ranks together: what is loaded is committed.
 
-        What cannot be loaded raises before anything has changed.
+        What cannot be loaded raises before anything has changed, and on all ranks where it cannot be on one of them.
         """
+        meetings = [job.meeting("load") for job in self._jobs()]
+        agreed = False
 
         def check(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # the last of the pre-hooks
+            nonlocal agreed
             self._incoming = self._check_loaded(final)
+            agreed = True
+            for meeting in meetings:
+                meeting.agree(f"{type(self).__name__}.load_state_dict")
             return {**final, "state": {}}
 
         handle = self.register_load_state_dict_pre_hook(check)
         try:
             super().load_state_dict(state_dict)
+        except Exception as error:
+            if not agreed:
+                for meeting in meetings:
+                    meeting.agree(f"{type(self).__name__}.load_state_dict", error)
+            raise
         finally:
             handle.remove()
             self._incoming = None

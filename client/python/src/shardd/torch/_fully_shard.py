@@ -178,11 +178,11 @@ def _watch_loads(module: nn.Module, state: ShardState) -> None:
 
     def before(*args: Any) -> None:
         if state._job is not None:
-            state._job.open_write()
+            state._job.open_write(module)
 
     def after(*args: Any) -> None:
         if state._job is not None:
-            state._job.commit_write()
+            state._job.commit_write(module)
 
     module._register_load_state_dict_pre_hook(before)
     module.register_load_state_dict_post_hook(after)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardd.torch import _spec
+from shardd.torch._agreement import Meeting
 from shardd.torch._bind import Place, bind, given_by
 from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam
@@ -56,7 +57,7 @@ class TorchJob:
         self.passes = not description.spec["config"]["trainersNeverWrite"]
         self.memory: OptimizerMemory | None = None  # of torch's optimizers
         self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
-        self.write_depth = 0
+        self._writing: list[int] = []  # who has opened a write, innermost last
         self._root = weakref.ref(root)
         self.optimizer: weakref.ref[DaemonOptimizer] | None = None
 
@@ -66,6 +67,12 @@ class TorchJob:
     @property
     def alive(self) -> bool:
         return self.engine is not None and bool(self.engine.alive)
+
+    def meeting(self, purpose: str) -> Meeting:
+        """Of the ranks of the job, in its present epoch."""
+        assert self.engine is not None
+        info = self.engine.info()
+        return Meeting(f"{self.name}/{info['epoch']}/{purpose}", range(info["world_size"]), info["rank"], self)
 
     @classmethod
     def register(cls, root: ShardState) -> TorchJob:
@@ -299,27 +306,29 @@ class TorchJob:
 
     # Values written by the program after registration.
 
-    def open_write(self) -> None:
-        """Sharded parameters may be written until ``commit_write``; calls nest."""
+    def open_write(self, who: object) -> None:
+        """Sharded parameters may be written until ``commit_write``, of the same; calls nest."""
         if self.engine is None or not self.engine.alive:
             return
         if self.engine.full_params:
             return  # into what summon_full_params shows, which it writes back
+        if id(who) in self._writing:  # an exception ended what it began then
+            del self._writing[self._writing.index(id(who)) :]
         if self.passes:
             self.engine.open_window()  # a store would do it as well, in a signal handler
-        elif self.write_depth == 0:
+        elif not self._writing:
             root = self.root()
             assert root is not None
             for state in root._state_ctx.all_states:
                 state._unit._copy_shards_out()
-        self.write_depth += 1
+        self._writing.append(id(who))
 
-    def commit_write(self) -> None:
+    def commit_write(self, who: object) -> None:
         """What was written becomes the next version, on all ranks together: it waits for them."""
-        if self.write_depth == 0:
+        if id(who) not in self._writing:
             return
-        self.write_depth -= 1
-        if self.write_depth > 0 or self.engine is None or not self.engine.alive:
+        del self._writing[self._writing.index(id(who)) :]
+        if self._writing or self.engine is None or not self.engine.alive:
             return
         info = self.engine.info()
         if self.passes:  # where the next pass begins

@@ -6,9 +6,11 @@ optimizer has made moves into the job (_optimizer_state.py), and is marked: the 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
+from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -61,6 +63,19 @@ def _refuse(optimizer: Optimizer, job: _job.TorchJob) -> None:
             )
 
 
+def _makes_state_only(optimizer: Optimizer) -> bool:
+    """Whether torch makes this step to have state that it can save or load into: with lr 0, it is none of the program's.
+
+    ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` do, on an optimizer that has made none.
+    """
+    if any(float(group.get("lr", 0.0)) != 0 for group in optimizer.param_groups):
+        return False
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _init_optim_state.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if isinstance(optimizer, _daemon_optimizer):
         return
@@ -77,7 +92,11 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if isinstance(optimizer, _daemon_optimizer):
         return
-    for job in _jobs_of(optimizer):
+    jobs = _jobs_of(optimizer)
+    if jobs and _makes_state_only(optimizer):
+        keep_loaded(optimizer, jobs)
+        return
+    for job in jobs:
         assert job.engine is not None and job.memory is not None
         job.memory.keep(optimizer)
         job.engine.mark_stepped(job.packed_state([optimizer]))

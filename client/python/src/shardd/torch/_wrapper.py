@@ -22,8 +22,10 @@ from torch.distributed.fsdp._common_utils import TrainingState
 from shardd.torch._auto_wrap import auto_wrap
 from shardd.torch._flat_group import RESHARDS, FlatGroup
 from shardd.torch._fully_shard import apply_and_watch
+from shardd.torch._model_state_dict import install_hooks
 from shardd.torch._spec import WRAPPED_MODULE
 from shardd.torch._state import ShardState, state_of
+from shardd.torch._state_dict_methods import StateDictMethods
 from shardd.torch._wrapper_init import (
     HYBRID,
     find_ignored,
@@ -40,7 +42,7 @@ __all__ = ["FullyShardedDataParallel"]
 _PREFIX = WRAPPED_MODULE + "."
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(StateDictMethods, nn.Module):
     """Wraps a module and shards its parameters, gradients and optimizer state; the daemon owns them.
 
     Arguments, methods and attributes are those of torch 2.13's class of this name. Parameters are plain tensors: with
@@ -134,6 +136,8 @@ class FullyShardedDataParallel(nn.Module):
                 ignored.params,
             )
         )
+        state.__dict__["_given_mesh"] = device_mesh  # state dicts are then DTensors, as torch's are
+        install_hooks(self)
         for managed in module.modules():  # for torch.compile
             if managed not in ignored.modules:
                 managed._is_fsdp_managed_module = True  # type: ignore[assignment]

@@ -1,0 +1,87 @@
+"""``torch.distributed.checkpoint.state_dict`` on models with flat units.
+
+That module asks ``isinstance(module, FullyShardedDataParallel)`` of torch's class and calls its static methods. In it, and
+nowhere else, the name is given another class, which passes on to torch's for torch's models and answers for ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+
+from shardd.torch import _optim_state_dict, _optim_state_dict_load, _state_dict_type
+from shardd.torch._state import state_of
+
+__all__ = ["install"]
+
+_WRAPPER = "_fsdp_wrapped_module"
+
+target: Any = importlib.import_module("torch.distributed.checkpoint.state_dict")
+
+
+class _Unit:
+    """What is asked of a wrapper there, of any flat unit."""
+
+    def __init__(self, state: Any) -> None:
+        unit = state._unit
+        self.sharding_strategy = unit.strategy
+        self.process_group = unit.mesh_info.shard_process_group
+
+
+def _is_wrapper(module: Any) -> bool:
+    return isinstance(module, nn.Module) and _WRAPPER in module._modules and state_of(module) is not None
+
+
+class _Either(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, TorchFSDP) or _is_wrapper(instance)
+
+
+class _FSDP(metaclass=_Either):
+    @staticmethod
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[Any]:
+        states = _state_dict_type.flat_states(module)
+        return [_Unit(state) for state in states] or list(TorchFSDP.fsdp_modules(module, root_only))
+
+    @staticmethod
+    def state_dict_type(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        ours = bool(_state_dict_type.flat_states(module))
+        return (_state_dict_type.state_dict_type if ours else TorchFSDP.state_dict_type)(module, *args, **kwargs)
+
+    @staticmethod
+    def optim_state_dict(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        ours = bool(_state_dict_type.flat_states(model))
+        return (_optim_state_dict.optim_state_dict if ours else TorchFSDP.optim_state_dict)(model, *args, **kwargs)
+
+    @staticmethod
+    def optim_state_dict_to_load(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        ours = bool(_state_dict_type.flat_states(model))
+        load = _optim_state_dict_load.optim_state_dict_to_load if ours else TorchFSDP.optim_state_dict_to_load
+        return load(model, *args, **kwargs)
+
+
+_theirs = target._get_module_fsdp_state_if_fully_sharded_module
+
+
+def _state_if_fully_sharded(module: Any) -> Any:
+    return module if isinstance(module, _Unit) else _theirs(module)
+
+
+def _process_group(model: Any, info: Any) -> Any:
+    if _is_wrapper(model):
+        model, info.fsdp_modules = None, [_Unit(state_of(model))]
+    return _their_process_group(model, info)
+
+
+_their_process_group = target._get_fsdp_process_group
+
+
+def install() -> None:
+    """Once or more."""
+    if target.FSDP is not _FSDP:
+        target.FSDP = _FSDP
+        target._get_module_fsdp_state_if_fully_sharded_module = _state_if_fully_sharded
+        target._get_fsdp_process_group = _process_group

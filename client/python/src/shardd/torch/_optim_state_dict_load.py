@@ -1,0 +1,200 @@
+"""Optimizer state dicts by name back to pieces of this world, and between names and numbers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import OptimStateKeyType, StateDictType
+from torch.optim import Optimizer
+
+from shardd.torch._daemon_optimizer import DaemonOptimizer
+from shardd.torch._gather import whole_value
+from shardd.torch._names import clean_name
+from shardd.torch._optim_state_dict import Named, named_params
+from shardd.torch._state_dict_type import get_state_dict_type
+
+__all__ = ["optim_state_dict_to_load", "rekey_optim_state_dict"]
+
+
+def optim_state_dict_to_load(
+    model: nn.Module,
+    optim: Optimizer,
+    optim_state_dict: dict[str, Any] | None,
+    is_named_optimizer: bool = False,
+    load_directly: bool = False,
+    group: Any = None,
+    *,
+    rank0_only: bool | None = None,
+) -> dict[str, Any]:
+    """Collective. What ``optim.load_state_dict`` takes on this rank; ``load_directly``: which is called, too.
+
+    Values may be whole or sharded over any number of ranks. With rank0_only (as ``state_dict_type`` says) only rank 0
+    gives a state dict, and values travel one by one.
+    """
+    settings = get_state_dict_type(model)
+    if rank0_only is None:
+        full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
+        rank0_only = full and getattr(settings.optim_state_dict_config, "rank0_only", False)
+    named = named_params(model)
+    flat = [item for item in named if item.param is not None]
+    source = None
+    if rank0_only and dist.get_world_size(group) > 1:
+        source = dist.get_process_group_ranks(group)[0] if group is not None else 0
+        optim_state_dict = _told(optim_state_dict, source, group)
+    if optim_state_dict is None or "state" not in optim_state_dict:
+        raise ValueError("optim_state_dict_to_load: no `state` in the optimizer state dict (rank 0 has to give one)")
+    by_name = {clean_name(key) if isinstance(key, str) else key: key for key in optim_state_dict["state"]}
+    state: dict[str, Any] = {}
+    taken = set()
+    for item in named:
+        key = by_name.get(item.fqn)
+        if key is None:
+            continue
+        taken.add(key)
+        entry = optim_state_dict["state"][key]
+        keeps_empty = isinstance(optim, DaemonOptimizer)  # whose count of updates is every rank's
+        piece: dict[str, Any] = {}
+        for name, value in entry.items():
+            value = _received(value, source, group) if source is not None else whole_value(value)
+            piece[name] = _cut(item, name, value) if item.param is not None else value
+        if item.param is None or item.param.sharded_param.numel() or keeps_empty:
+            state[item.fqn] = piece
+    del flat
+    for key, entry in optim_state_dict["state"].items():
+        if key not in taken:
+            state[key] = entry
+    result = _rekeyed(state, optim_state_dict, optim, named, is_named_optimizer)
+    if load_directly:
+        optim.load_state_dict(result)
+    return result
+
+
+def _told(state_dict: dict[str, Any] | None, source: int, group: Any) -> dict[str, Any]:
+    """The structure of rank 0's, with (shape, dtype) in the place of tensors that are no scalars."""
+    told: list[Any] = [None]
+    if dist.get_rank() == source:
+        assert state_dict is not None
+
+        def described(value: Any) -> Any:
+            return _Whole(tuple(value.shape), value.dtype) if torch.is_tensor(value) and value.dim() else value
+
+        told[0] = {
+            **state_dict,
+            "state": {
+                key: {name: described(value) for name, value in entry.items()} if isinstance(entry, dict) else entry
+                for key, entry in state_dict["state"].items()
+            },
+        }
+    dist.broadcast_object_list(told, src=source, group=group)
+    result: dict[str, Any] = state_dict if dist.get_rank() == source and state_dict is not None else told[0]
+    return result
+
+
+@dataclass
+class _Whole:
+    """A tensor that rank 0 has."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _received(value: Any, source: int, group: Any) -> Any:
+    if isinstance(value, _Whole):
+        value = torch.empty(value.shape, dtype=value.dtype)
+    elif not torch.is_tensor(value) or not value.dim():
+        return value
+    value = value.detach().contiguous()
+    dist.broadcast(value, src=source, group=group)
+    return value
+
+
+def _cut(item: Named, name: str, value: Any) -> Any:
+    param = item.param
+    if not torch.is_tensor(value) or value.dim() == 0:
+        return value.clone() if torch.is_tensor(value) else value
+    if value.shape != param._orig_size:
+        if value.numel() == 1:
+            return value.clone()
+        raise ValueError(
+            f'load optimizer state "{name}" of "{item.fqn}": wrong shape (got {tuple(value.shape)}, want '
+            f"{tuple(param._orig_size)})"
+        )
+    if param.whole:
+        return value.clone()
+    return value.reshape(-1)[param.first : param.first + param.sharded_param.numel()].clone()
+
+
+def _rekeyed(
+    state: dict[str, Any], saved: dict[str, Any], optim: Optimizer, named: list[Named], keep_names: bool
+) -> dict[str, Any]:
+    """By the optimizer's own numbers and groups."""
+    if keep_names:
+        return {"state": state, "param_groups": copy.deepcopy(saved.get("param_groups", []))}
+    numbers: dict[int, int] = {}
+    for held in (param for group in optim.param_groups for param in group["params"]):
+        numbers.setdefault(id(held), len(numbers))
+    ids = {item.fqn: numbers[id(item.held)] for item in named if id(item.held) in numbers}
+    result: dict[str, Any] = {"state": {ids.get(key, key): entry for key, entry in state.items()}}
+    if "param_groups" in saved:
+        groups = []
+        for group in saved["param_groups"]:
+            params = sorted({ids[clean_name(name)] for name in group["params"] if clean_name(name) in ids})
+            groups.append({**{k: copy.deepcopy(v) for k, v in group.items() if k != "params"}, "params": params})
+        result["param_groups"] = groups
+    return result
+
+
+def rekey_optim_state_dict(
+    optim_state_dict: dict[str, Any],
+    optim_state_key_type: OptimStateKeyType,
+    model: nn.Module,
+    optim_input: Any = None,
+    optim: Optimizer | None = None,
+) -> dict[str, Any]:
+    """From numbers to names or back, for ``model``, wrapped or not, and the optimizer over its parameters."""
+    if optim_input is not None:
+        warnings.warn(
+            "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may remove it from your "
+            "code without changing its functionality.",
+            FutureWarning,
+            stacklevel=3,
+        )
+    if optim_state_key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
+        raise AssertionError(f"rekey_optim_state_dict: no such key type (got {optim_state_key_type})")
+    to_names = optim_state_key_type == OptimStateKeyType.PARAM_NAME
+    kinds = {type(key) for key in optim_state_dict["state"]}
+    if len(kinds & {int, str}) > 1:
+        raise ValueError(f"Invalid parameter keys: {optim_state_dict['state'].keys()}")
+    if kinds == {str if to_names else int}:
+        return optim_state_dict
+    held = _held(model, optim_input, optim)
+    names = {id(item.held): item.fqn for item in named_params(model)}
+    by_number = {number: names[id(param)] for number, param in enumerate(held) if id(param) in names}
+    table: dict[Any, Any] = by_number if to_names else {name: number for number, name in by_number.items()}
+
+    def key_of(key: Any) -> Any:
+        return table[key if to_names else clean_name(key)]
+
+    return {
+        "state": {key_of(key): entry for key, entry in optim_state_dict["state"].items()},
+        "param_groups": [
+            {**copy.deepcopy({k: v for k, v in group.items() if k != "params"}),
+             "params": sorted(key_of(key) for key in group["params"])}
+            for group in optim_state_dict["param_groups"]
+        ],
+    }  # fmt: skip
+
+
+def _held(model: nn.Module, optim_input: Any, optim: Optimizer | None) -> list[Any]:
+    if optim is not None:
+        return [param for group in optim.param_groups for param in group["params"]]
+    if optim_input is None:
+        return list(model.parameters())
+    given = list(optim_input)
+    return [p for item in given for p in (item["params"] if isinstance(item, dict) else [item])]

@@ -1,0 +1,146 @@
+"""What this rank holds of a model's state: ranges of elements of named tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp._flat_param import FlatParameter
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from shardd.torch._agreement import Meeting
+from shardd.torch._flat_param import FlatShardParam, flat_param_of
+from shardd.torch._group import members_of
+from shardd.torch._names import Entry, entries_of
+from shardd.torch._state import ShardState, state_of
+
+__all__ = ["Piece", "jobs_of", "meeting_of", "pieces_of", "reshard"]
+
+
+@dataclass
+class Piece:
+    """Elements ``[first, first + local.numel())`` of the tensor ``fqn``, row-major."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    local: torch.Tensor  # 1-D, contiguous; the memory itself, but where ``back`` is given
+    first: int
+    writes: bool  # this rank is the one that writes them; replicas hold the same
+    job: Any = None  # the registered TorchJob that they are shards of, with ...
+    index: int = -1  # ... the daemon's number of the parameter
+    back: torch.Tensor | None = None  # not contiguous: what is loaded into ``local`` is copied there
+    aliases: list[str] = field(default_factory=list)  # further names of the same tensor
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+def _states(model: nn.Module) -> list[ShardState]:
+    found: dict[int, ShardState] = {}
+    for module in model.modules():
+        state = state_of(module)
+        if state is not None:
+            found.setdefault(id(state), state)
+    return list(found.values())
+
+
+def reshard(model: nn.Module) -> None:
+    """Sharded parameters are in the modules when this returns."""
+    for state in _states(model):
+        if state._unit is not None and state._unit._bound:
+            state._unit._to_sharded()
+
+
+def jobs_of(model: nn.Module) -> list[Any]:
+    """The registered jobs that hold parameters of the model."""
+    found: dict[int, Any] = {}
+    for state in _states(model):
+        if state._job is not None and state._job.alive:
+            found.setdefault(id(state._job), state._job)
+    return list(found.values())
+
+
+def meeting_of(model: nn.Module, what: str) -> Meeting:
+    """Of all ranks that have a part of the model; rank 0 of it is the one that writes what is not sharded."""
+    for state in _states(model):
+        root = state._find_root()
+        unit = root._unit
+        if unit is None:
+            continue
+        members = members_of(unit.mesh_info)
+        job = root._job if root._job is not None and root._job.alive else None
+        epoch = "" if job is None or job.engine is None else f"{job.name}/{job.engine.info()['epoch']}/"
+        return Meeting(f"{epoch}{what}/{root._number}/{members.ranks[0]}", members.ranks, members.rank, job)
+    ranks = list(range(dist.get_world_size())) if dist.is_initialized() else [0]
+    return Meeting(what, ranks, dist.get_rank() if dist.is_initialized() else 0)
+
+
+def _of_dtensor(fqn: str, tensor: DTensor) -> Piece:
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if not all(isinstance(p, (Replicate, Shard)) for p in placements) or any(
+        isinstance(p, Shard) and p.dim != 0 for p in placements
+    ):
+        raise NotImplementedError(f'"{fqn}": placed as {placements} (want rows, Shard(0), or Replicate)')
+    local = tensor._local_tensor.detach()
+    if not local.is_contiguous():
+        raise NotImplementedError(f'"{fqn}": its local tensor is not contiguous (got strides {local.stride()})')
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    row = tensor.shape[1:].numel() if tensor.dim() else 1
+    coordinates = mesh.get_coordinate() or [0] * mesh.ndim
+    writes = all(c == 0 for c, p in zip(coordinates, placements) if isinstance(p, Replicate))
+    first = int(offset[0]) * row if tensor.dim() and local.numel() else 0
+    return Piece(fqn, tuple(tensor.shape), tensor.dtype, local.view(-1), first, writes)
+
+
+def _of_whole(fqn: str, tensor: torch.Tensor, writes: bool) -> Piece:
+    dense = tensor.detach()
+    back = None if dense.is_contiguous() else dense
+    return Piece(fqn, tuple(dense.shape), dense.dtype, dense.contiguous().view(-1), 0, writes, back=back)
+
+
+def _of_flat(fqn: str, param: FlatShardParam) -> Piece:
+    info = param.mesh_info
+    writes = getattr(info, "replicate_mesh_rank", 0) == 0 and (not param.whole or info.shard_mesh_rank == 0)
+    return Piece(fqn, tuple(param._orig_size), param.local.dtype, param.local.view(-1), param.first, writes)
+
+
+def _piece(entry: Entry, jobs: list[Any], is_first_rank: bool) -> Piece:
+    tensor = entry.tensor()
+    if tensor.is_meta:
+        raise RuntimeError(
+            f'"{entry.fqn}": has no memory (it is on the meta device); call to_empty or load with assign'
+        )
+    flat = flat_param_of(tensor) if entry.is_parameter else None
+    if flat is not None:
+        piece = _of_flat(entry.fqn, flat)
+    elif isinstance(tensor, FlatParameter):
+        raise NotImplementedError(f'"{entry.fqn}": a flat parameter, of several; wrap with use_orig_params=True')
+    elif isinstance(tensor, DTensor):
+        piece = _of_dtensor(entry.fqn, tensor)
+    else:
+        piece = _of_whole(entry.fqn, tensor, is_first_rank)
+    for job in jobs:
+        place = job.places.get(id(tensor))
+        if place is not None:
+            piece.job, piece.index = job, place.index
+    return piece
+
+
+def pieces_of(model: nn.Module, is_first_rank: bool) -> list[Piece]:
+    """In the order of ``state_dict``, each tensor once, under its first name. Parameters are resharded first."""
+    reshard(model)
+    jobs = jobs_of(model)
+    found: dict[int, Piece] = {}
+    for entry in entries_of(model):
+        known = found.get(id(entry.tensor()))
+        if known is None:
+            found[id(entry.tensor())] = _piece(entry, jobs, is_first_rank)
+        elif entry.fqn != known.fqn and entry.fqn not in known.aliases:
+            known.aliases.append(entry.fqn)
+    return list(found.values())
