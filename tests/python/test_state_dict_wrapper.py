@@ -18,7 +18,7 @@ def _check_loaded(out: dict[str, Any], want: dict[str, Any], went_on: list[float
     same(out["went on"], went_on, where, 2e-6)
 
 
-@pytest.mark.parametrize(("kind", "mesh"), [("stock-adamw", False), ("adamw", True)])
+@pytest.mark.parametrize(("kind", "mesh"), [("stock-adamw", False)])
 def test_every_kind_is_as_torchs_and_loads_into_other_wrappings(kind: str, mesh: bool) -> None:
     results = run_ranks(wrapper_state_cases.save_all, 2, kind, mesh, limit_s=200)
     for rank, out in enumerate(results):
@@ -60,7 +60,7 @@ def test_every_kind_is_as_torchs_and_loads_into_other_wrappings(kind: str, mesh:
         assert out["missing"] == ["layers.1.norm.weight"]
 
 
-@pytest.mark.parametrize("kind", ["stock-adamw", "adamw"])
+@pytest.mark.parametrize("kind", ["stock-adamw"])
 def test_checkpoints_of_the_wrapper_load_in_another_world(kind: str, tmp_path: Path) -> None:
     saved = run_ranks(wrapper_state_cases.dcp_save, 2, str(tmp_path), kind)
     for rank, out in enumerate(saved):
