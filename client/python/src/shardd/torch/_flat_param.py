@@ -163,9 +163,10 @@ class FlatShardParam:
     def keep_values(self) -> None:
         """What is here now is given to the job, wherever it will lie."""
         if self._stale is None:
-            self._stale = self._values()
+            self._stale = self.piece()
 
-    def _values(self) -> tuple[int, torch.Tensor]:
+    def piece(self) -> tuple[int, torch.Tensor]:
+        """Its first element in the parameter, and ``local``."""
         if self.holder is not None:
             return self.holder.values_of(self)
         return self.first, self.sharded_param.detach().reshape(-1)
@@ -173,12 +174,12 @@ class FlatShardParam:
     @property
     def local(self) -> torch.Tensor:
         """This rank's piece, one-dimensional: a view of what the program holds, of a FlatParameter too."""
-        return self._values()[1]
+        return self.piece()[1]
 
     def given(self) -> tuple[int, torch.Tensor]:
         """First element and values of the parameter that this rank has to give to the job."""
         stale, self._stale = self._stale, None
-        return self._values() if stale is None else stale
+        return self.piece() if stale is None else stale
 
 
 def _alone(tensor: torch.Tensor) -> bool:

@@ -282,6 +282,12 @@ class TorchJob:
         """What this rank gave to ``ride`` before its last committed step."""
         return self._committed_state()[0]
 
+    def index_of(self, fsdp_param: Any) -> int:
+        """The daemon's parameter, of one in a FlatParameter too."""
+        place = self.places[id(fsdp_param.sharded_param)]
+        holder = getattr(fsdp_param, "holder", None)
+        return place.index if holder is None else place.members[holder.members.index(fsdp_param)][0]
+
     def _has(self, param: Any) -> bool:
         return id(param) in self.places
 

@@ -99,7 +99,7 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     cut: list[Any] = [p for p in params if not _is_whole(p)]
     if not cut:
         return
-    own = [(p.first, p.sharded_param.numel()) for p in cut]
+    own = [(first, local.numel()) for first, local in (p.piece() for p in cut)]
     every: list[Any] = [None] * dist.get_world_size(group_of(cut[0]))
     dist.all_gather_object(every, own, group=group_of(cut[0]))
     for number, param in enumerate(cut):
@@ -125,7 +125,7 @@ def _whole(saving: _Saving, param: Any, only: int | None) -> torch.Tensor | None
     shape = param._orig_size
     if saving.job is not None:
         whole = torch.empty(shape, dtype=param.sharded_param.dtype)
-        given = saving.job.engine.copy_full_parameter(saving.job.places[id(param.sharded_param)].index, whole)
+        given = saving.job.engine.copy_full_parameter(saving.job.index_of(param), whole)
         assert given
     elif _is_whole(param):
         whole = param.local.reshape(shape).clone(memory_format=torch.contiguous_format)
@@ -237,11 +237,11 @@ def _before_load(
             continue
         value = whole_value(state_dict[key])
         param = place.param
-        local = param.local
+        first, local = param.piece()
         if kind == StateDictType.LOCAL_STATE_DICT and value.shape == local.shape:
             local.copy_(value)
         elif value.shape == param._orig_size:
-            local.copy_(value.reshape(-1)[param.first : param.first + local.numel()].view(local.shape))
+            local.copy_(value.reshape(-1)[first : first + local.numel()])
         else:
             errors.append(
                 f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "

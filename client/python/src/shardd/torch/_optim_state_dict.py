@@ -48,6 +48,12 @@ class _Said:
 
 def named_params(model: nn.Module) -> list[Named]:
     flat = flat_params_of(model)
+    for fqn, param in flat.items():
+        if param.holder is not None:
+            raise NotImplementedError(
+                f'optimizer state dict of "{fqn}": it is in a FlatParameter, whose state is not told apart by parameter; '
+                "wrap with use_orig_params=True"
+            )
     found: dict[int, Named] = {}
     for fqn, param in flat.items():
         found.setdefault(id(param.sharded_param), Named(fqn, param, param.sharded_param))

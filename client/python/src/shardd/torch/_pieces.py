@@ -107,7 +107,8 @@ def _of_whole(fqn: str, tensor: torch.Tensor, writes: bool) -> Piece:
 def _of_flat(fqn: str, param: FlatShardParam) -> Piece:
     info = param.mesh_info
     writes = getattr(info, "replicate_mesh_rank", 0) == 0 and (not param.whole or info.shard_mesh_rank == 0)
-    return Piece(fqn, tuple(param._orig_size), param.local.dtype, param.local.view(-1), param.first, writes)
+    first, local = param.piece()
+    return Piece(fqn, tuple(param._orig_size), local.dtype, local, first, writes)
 
 
 def _piece(entry: Entry, jobs: list[Any], is_first_rank: bool) -> Piece:
