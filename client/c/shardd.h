@@ -65,7 +65,7 @@ typedef struct shardd_attach_options {
    * of this user is started (found beside this library, in SHARDD_DAEMON or in PATH) with one CPU device per local rank
    * (LOCAL_WORLD_SIZE, else the world size), which ends after its last job. */
   const char* address;
-  int32_t replace;    /* 1: kill a live holder of this rank and take its place */
+  int32_t replace; /* 1: kill a live holder of this rank and take its place */
   /* 1: the job may train more than the spec says, after shardd_extend_job: it is taken as it is, and shardd_param_info
    * tells what it trains. 0: such a job is FAILED_PRECONDITION. */
   int32_t adopt;
