@@ -57,6 +57,12 @@ TEST_F(JobCoreTest, RankThatFinishesAfterItsBackwardLeavesItToTheOthersAndNoStep
 TEST_F(JobCoreTest, RankThatFinishesWhileAnotherIsInALaterBackwardEndsTheStepAtOnce) {
   Backward(0);
   Backward(1);
+  ASSERT_TRUE(Until([&] {
+    const DaemonPageView page(job_->session(0)->memory()->daemon_page->data(),
+                              static_cast<int64_t>(plan_->gradient_slots.size()),
+                              static_cast<int64_t>(plan_->groups.size()));
+    return TimelineSequence(page.slot(0).released.load()) == 1;
+  })) << "the slot is free";
   v1::Command command;
   command.mutable_unshard()->set_phase(v1::PHASE_BACKWARD);
   Send(0, command);
