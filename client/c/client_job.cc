@@ -65,6 +65,10 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
         // With an address given, a first attach says at once that nobody listens there.
         retry = (again && waited < kRestartGrace) || (target_.found_here && waited < kAutostartGrace);
         break;
+      case absl::StatusCode::kCancelled:
+        // A daemon that was started for others is just ending, with its last job; another one takes its place.
+        retry = !interrupt_.Raised() && !again && target_.found_here && waited < kAutostartGrace;
+        break;
       case absl::StatusCode::kAborted:
         // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.
         retry = true;

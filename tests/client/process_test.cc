@@ -76,6 +76,11 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
          return refused(shardd_attach(&options, &other)) && other == nullptr;
        }},
       {"shardd_reattach", [&] { return refused(shardd_reattach(job)); }},
+      {"shardd_extend_job",
+       [&] {
+         int32_t extended = 1;
+         return refused(shardd_extend_job(job, json.c_str(), &extended)) && extended == 0;
+       }},
       {"shardd_detach", [&] { return refused(shardd_detach(job, 1)); }},
       {"shardd_get_job_info", [&] { return refused(shardd_get_job_info(job, &job_info)); }},
       {"shardd_trainer_state", [&] { return shardd_trainer_state(job, &size) == nullptr && size == 0; }},
