@@ -120,8 +120,12 @@ def test_bf16_parameters_reduced_in_bf16() -> None:
 def test_every_group_has_the_precision_of_its_own_policy() -> None:
     mixed = {0: ("bf16", ""), 1: ("fp32", "fp32")}
     check(Case(param_dtype="bf16", reduce_dtype="fp32", mixed=mixed, stock=True), 2, tolerance=1e-2, alone=False)
-    # In full precision but for one block, everything else is exact to the last bits: it is not the job's that counts.
-    check(Case(mixed={1: ("fp32", "bf16")}, optimizer="sgd", momentum=0.0, clip=1.0), 3, tolerance=1e-5, alone=False)
+    # One block's gradients are rounded to bf16, 2e-3 of its bias; the rest follows it by a fraction of that in 20 steps.
+    case = Case(mixed={1: ("fp32", "bf16")}, optimizer="sgd", momentum=0.0, clip=1.0)
+    result = check(case, 3, tolerance=2e-3, alone=False)[0]
+    for name, value in result["torch"]["parameters"].items():
+        if not name.startswith("layers.1."):
+            assert _distance(result["shardd"]["parameters"][name], value) <= 1e-4, name
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
