@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/write_faults.h"
 #include "common/status/status_macros.h"
@@ -66,8 +67,10 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
         retry = (again && waited < kRestartGrace) || (target_.found_here && waited < kAutostartGrace);
         break;
       case absl::StatusCode::kCancelled:
-        // A daemon that was started for others is just ending, with its last job; another one takes its place.
-        retry = !interrupt_.Raised() && !again && target_.found_here && waited < kAutostartGrace;
+        // A daemon that was started for others is just ending, with its last job; another one takes its place. What an
+        // interrupt has ended has the same code and stays ended: by its text, because a signal can be asked for once.
+        retry = absl::StrContains(status.message(), "the daemon is shutting down") && !again && target_.found_here &&
+                waited < kAutostartGrace;
         break;
       case absl::StatusCode::kAborted:
         // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.

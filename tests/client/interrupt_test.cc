@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -61,6 +62,18 @@ class Waiter {
   Child child_;
 };
 
+// A signal stops the threads one after the other, and until then they answer.
+void Stop(const Child& process) {
+  process.Kill(SIGSTOP);
+  EXPECT_TRUE(Eventually([&] {
+    for (const auto& task : std::filesystem::directory_iterator(absl::StrCat("/proc/", process.pid(), "/task"))) {
+      const std::string stat = ReadWholeFile(task.path().string() + "/stat");
+      if (const size_t end = stat.rfind(") "); end != std::string::npos && stat[end + 2] != 'T') return false;
+    }
+    return true;
+  }));
+}
+
 void ExpectCancelled(const std::string& line, const std::string& call) {
   EXPECT_TRUE(absl::StartsWith(line, absl::StrCat("code ", kCancelled, " "))) << line;
   EXPECT_TRUE(absl::StrContains(line, absl::StrCat(call, ": interrupted"))) << line;
@@ -90,12 +103,12 @@ TEST(Interrupt, ASignalEndsCallsToADaemonThatDoesNotAnswer) {
   for (const std::string what : {"attach", "describe_job", "detach"}) {
     Daemon daemon;
     if (what == "attach") {
-      daemon.process().Kill(SIGSTOP);
+      Stop(daemon.process());
     }
     Waiter waiter(what, daemon.address(), 1);
     if (what != "attach") {
       waiter.AwaitAttached();
-      daemon.process().Kill(SIGSTOP);
+      Stop(daemon.process());
     }
     waiter.Go();
     ExpectCancelled(waiter.Interrupt(), what);
@@ -194,7 +207,7 @@ TEST(Interrupt, ACommandThatWaitedForSpaceCanBeMadeAgain) {
     Host host;
     host.answer = 1;
     ASSERT_C_OK(shardd_set_interrupt(rank.job(), &Host::Interrupted, &host));
-    daemon.process().Kill(SIGSTOP);
+    Stop(daemon.process());
     if (odd) {  // so that, as a rule, it is full at an unshard once and at a reshard once
       ASSERT_C_OK(shardd_unshard(rank.job(), 1, SHARDD_FORWARD));
     }
