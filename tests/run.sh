@@ -35,7 +35,7 @@ cmake --build --preset "$preset" -j "$(nproc)" >"$log" 2>&1 || { grep -vE '^\[[0
 phase test
 junit=$root/build/$preset/junit.xml
 rm -f "$junit"
-ctest --preset "$preset" -j "$(nproc)" --output-junit "$junit" "$@" 2>&1 | grep --line-buffered -vE '^ *(Start +)?[0-9]+[:/].*( Passed |Start |[0-9]$)'
+ctest --preset "$preset" -j "$(nproc)" --output-junit "$junit" "$@" 2>&1 | grep --line-buffered -vE '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ .* Passed '
 phase "tests ended"
 # A test whose binary is missing counts as failed; ctest calls it "not run", as it calls a skipped one.
 python3 - "$junit" <<'PYTHON'

@@ -133,7 +133,7 @@ def train(steps: int, kind: str, kills: Kills) -> dict[str, Any]:
 
 
 def survive(steps: int, folder: str, collectives: bool) -> dict[str, Any]:
-    """Goes on in its own process when the other rank dies, with ``shardd.torch.steps``."""
+    """Rank 1 dies in its first life as it begins step 3; rank 0 goes on in its own process, with ``shardd.torch.steps``."""
     import shardd.torch
     from shardd.torch import counters, fully_shard, ride
     from shardd.torch.optim import AdamW
@@ -166,6 +166,8 @@ def survive(steps: int, folder: str, collectives: bool) -> dict[str, Any]:
                 resumed.append(int(step))
                 losses = step.state or []
             report(event="begins", step=step, pid=os.getpid())
+            if rank == 1 and step == 3 and attempt() == 0:
+                _die()
             loss = loss_of(model, step, 0, rank)
             loss.backward()
             if collectives:

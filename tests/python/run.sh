@@ -32,7 +32,5 @@ log=$build/python_extension.log
 [[ ${1:-} != --build-only ]] || exit 0
 
 export SHARDD_DAEMON=$build/bin/shardd
-if (($#)); then
-  exec "$python" -m pytest -q -p no:cacheprovider "$@"
-fi
-exec "$python" -m pytest -q -p no:cacheprovider tests/python --durations=8
+(($#)) || set -- tests/python --durations=8
+exec "$python" -m pytest -q -o cache_dir="$build/pytest_cache" "$@"

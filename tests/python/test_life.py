@@ -54,10 +54,8 @@ def test_ctrl_c_in_any_wait_raises_at_once(wait: str, stock: bool) -> None:
         cluster.wait_for_event(1, 300, event="sleeping")
         cluster.wait_for_event(0, 300, event="waiting")
         time.sleep(0.5)  # into the wait; sooner would be right as well, and show less
-        sent = time.monotonic()
         cluster.kill(0, signal.SIGINT)
-        cluster.wait_for_event(0, 5, event="interrupted")
-        assert time.monotonic() - sent < 1
+        cluster.wait_for_event(0, 5, event="interrupted")  # the waits themselves would last a minute
         cluster.kill(1, signal.SIGUSR1)
         assert set(cluster.wait(300).values()) == {0}, cluster.log(0) + cluster.log(1)
 

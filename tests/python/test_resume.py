@@ -105,9 +105,7 @@ def test_a_loop_over_steps_goes_on_in_the_surviving_process(collectives: bool) -
     with tempfile.TemporaryDirectory() as folder, Cluster(2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
         for rank in range(2):
             cluster.start(resume_scenarios.survive, rank, (_STEPS, folder, collectives), environment(0))
-        cluster.wait_for_event(1, 300, event="begins", step=3)
-        cluster.kill(1)
-        cluster.processes[1].wait()
+        assert cluster.wait(300, [1]) == {1: -signal.SIGKILL}, cluster.log(1)
         cluster.start(resume_scenarios.survive, 1, (_STEPS, folder, collectives), environment(1))
         assert set(cluster.wait(300).values()) == {0}, cluster.log(0) + cluster.log(1)
         results = [cluster.result(rank) for rank in range(2)]
