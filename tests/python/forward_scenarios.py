@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from life_scenarios import counters_of, train, trainer
 from models import Case, build, loss_of, shard
@@ -38,6 +39,61 @@ def uses_of_groups(orders: list[list[int]], stock: bool) -> dict[str, Any]:
             model.layers[step % 3](torch.ones(2, 10))
         model.layers[(step + 1) % 3](torch.ones(2, 10)).sum()  # no backward follows
     return {"losses": losses, "counters": counters_of(model)}
+
+
+class _Chunked(nn.Module):
+    """Its head is called by the program, on pieces of what the rest gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 24, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.embed(x))
+
+
+def head_in_chunks(reshards: bool) -> tuple[Any, Any, dict[str, int]]:
+    """Gradients after the backward of each chunk, and of the rest; with shardd's and with torch's."""
+    import torch.distributed.fsdp
+
+    import shardd.torch
+
+    found: list[list[torch.Tensor]] = []
+    counts: dict[str, int] = {}
+    for fully_shard in (shardd.torch.fully_shard, torch.distributed.fsdp.fully_shard):
+        torch.manual_seed(0)
+        model = _Chunked()
+        fully_shard([model.norm, model.head])
+        fully_shard(nn.Identity())(torch.ones(1))  # nothing to shard: runs as it is
+        fully_shard(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        seen = []
+        for step in range(3):
+            hidden = model(torch.full((4, 8), 0.1 * (step + dist.get_rank() + 1)))
+            if not reshards:
+                model.head.set_reshard_after_forward(False)
+                model.head.set_reshard_after_backward(False)
+            gradients = []
+            for chunk in hidden.detach().chunk(4):
+                piece = chunk.clone().requires_grad_(True)
+                model.head(piece).pow(2).sum().backward()
+                gradients.append(piece.grad)
+                assert model.embed.weight.grad is None
+                if reshards:  # else the module still has its unsharded parameter
+                    seen.append(model.head.weight.grad.full_tensor())
+            model.head.set_reshard_after_forward(True)
+            model.head.set_reshard_after_backward(True)
+            model.head.reshard()
+            hidden.backward(torch.cat(gradients))
+            seen += [parameter.grad.full_tensor() for parameter in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        found.append(seen)
+        if not counts:
+            counts = counters_of(model)
+    return found[0], found[1], counts
 
 
 def block_alone(stock: bool) -> dict[str, Any]:

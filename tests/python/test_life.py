@@ -127,6 +127,15 @@ def test_groups_used_several_times_out_of_order_or_not_at_all(stock: bool) -> No
         assert result["counters"]["unshards"] > 2 * 4 * len(orders) and result["counters"]["aborts"] == 0
 
 
+@pytest.mark.parametrize("reshards", [True, False])
+def test_a_part_of_a_list_run_by_itself_gets_its_gradients_at_once(reshards: bool) -> None:
+    for ours, torchs, counts in run_ranks(forward_scenarios.head_in_chunks, 2, reshards):
+        assert len(ours) == len(torchs) == 3 * (4 * reshards + 5)
+        for mine, wanted in zip(ours, torchs):
+            torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-8)
+        assert counts["reductions"] >= 3 * (4 + 2)
+
+
 def test_a_plan_made_anew_takes_nothing_from_ranks_that_still_use_the_first() -> None:
     expected = _expected(3)
     results = run_ranks(forward_scenarios.optimizer_after_a_use_by_hand, 2, 3)

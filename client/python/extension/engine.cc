@@ -209,7 +209,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
 void Engine::Reattach() {
   ++generation_;
   forward_root_ = nullptr;
-  final_queued_ = settled_ = inside_pass_ = paused_ = stepped_ = full_params_ = false;
+  final_queued_ = partial_backward_ = settled_ = inside_pass_ = paused_ = stepped_ = full_params_ = false;
   stepped_state_.clear();
   for (Unit* unit : units_) {
     unit->ForgetMemory();
@@ -465,13 +465,21 @@ void Engine::QueueFinal() {
   });
 }
 
-void Engine::FinalCallback(uint64_t generation) {
-  const py::gil_scoped_acquire gil;
-  if (generation != generation_) {
+void Engine::QueuePartialFinal() {
+  if (!final_queued_) {
+    partial_backward_ = true;
+    QueueFinal();
+  }
+}
+
+void Engine::EndUnits(bool partial) {
+  if (partial) {
+    Check(job().BackwardDone(/*last=*/false));
+    for (Unit* unit : units_) {
+      unit->EndPartialBackward();
+    }
     return;
   }
-  final_queued_ = false;
-  forward_root_ = nullptr;
   for (Unit* unit : units_) {
     if (unit->group_training() != Training::kPostBackward) {
       unit->PostBackward();  // its inputs required no gradient
@@ -482,28 +490,40 @@ void Engine::FinalCallback(uint64_t generation) {
     unit->SubmitRest();
   }
   Check(job().BackwardDone(/*last=*/false));
-  bool show = false;
   for (Unit* unit : units_) {
     unit->EndBackward();
-    show = show || unit->HasPendingGradients();
   }
-  if (!show) {
-    LeavePass();
+}
+
+void Engine::FinalCallback(uint64_t generation) {
+  const py::gil_scoped_acquire gil;
+  if (generation != generation_) {
     return;
   }
-  {
+  final_queued_ = false;
+  forward_root_ = nullptr;
+  const bool partial = std::exchange(partial_backward_, false);
+  EndUnits(partial);
+  if (!complete_partial_.is_none()) {
+    complete_partial_(py::ellipsis());
+  }
+  const bool show =
+      std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->HasPendingGradients(); });
+  if (show) {
     const NoGil no_gil;
     Check(Take(shardd_wait_gradients(job().c_job())));
   }
-  LeavePass();
-  for (Unit* unit : units_) {
-    unit->ShowGradients();
+  partial ? PausePass() : LeavePass();
+  if (show) {
+    for (Unit* unit : units_) {
+      unit->ShowGradients();
+    }
   }
 }
 
 void Engine::ResetIteration() {
   forward_root_ = nullptr;
-  final_queued_ = false;
+  final_queued_ = partial_backward_ = false;
   ++generation_;  // what is left of its graph is dead
   for (Unit* unit : units_) {
     unit->set_idle();

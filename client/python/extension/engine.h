@@ -125,7 +125,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Drops the forward or backward that an exception ended.
   void ResetIteration();
-  // `complete(output)` is called with the root's output, and gives what takes its place. None: nothing to do.
+  // `complete(output)` is called with the root's output, and gives what takes its place; after a backward with `...`.
+  // None: nothing to do.
   void SetCompletePartial(pybind11::object complete) { complete_partial_ = std::move(complete); }
 
   // From units.
@@ -142,6 +143,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void ForwardFailed(const Unit* unit);
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
   void QueueFinal();
+  // From a unit whose backward ends though none has begun: of a list of modules only some ran, by themselves. Their
+  // gradients are shown where this backward ends; the forward of the whole model, if there was one, keeps its own.
+  void QueuePartialFinal();
+  void set_whole_backward() { partial_backward_ = false; }
   // The unit's group has written into a slot that `group` shares; it is submitted first.
   void TakeSlot(Unit* unit, int group);
   Job& job();
@@ -157,6 +162,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   explicit Engine(std::unique_ptr<Job> job);
   void FinalCallback(uint64_t generation);
+  void EndUnits(bool partial);
   void EnterPass();
   void LeavePass();
   void ReleaseUnits();
@@ -170,6 +176,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   pybind11::object complete_partial_ = pybind11::none();
   Unit* forward_root_ = nullptr;
   bool final_queued_ = false;
+  bool partial_backward_ = false;  // of what is queued
   bool passes_ = false;
   bool inside_pass_ = false;  // or was until a store between a forward and its backward left it: see PausePass
   bool paused_ = false;       // inside: between a forward and what may be its backward

@@ -42,7 +42,7 @@ std::shared_ptr<Unit> Live(const std::weak_ptr<Unit>& weak, uint64_t generation)
 struct PostBackwardNode : public Node {
   PostBackwardNode(std::weak_ptr<Unit> owner, uint64_t made_in) : unit(std::move(owner)), generation(made_in) {}
   variable_list apply(variable_list&& gradients) override {
-    Live(unit, generation)->PostBackward();
+    Live(unit, generation)->BackwardReachedInputs();
     return std::move(gradients);
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { RefuseCompiledAutograd(); }

@@ -166,6 +166,9 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   if (engine_ == nullptr || !engine_->alive()) {
     lazy_init_(/*extend=*/false);
   }
+  if (engine_ == nullptr) {
+    return py::none();  // nothing to shard in the whole model
+  }
   engine_->CheckOutsideFullParams("forward of a fully sharded module");
   py::object new_args = py::reinterpret_borrow<py::object>(args);
   py::object new_kwargs = py::reinterpret_borrow<py::object>(kwargs);
@@ -321,6 +324,7 @@ void Unit::ToSharded() {
     RegisterParams(/*unsharded=*/false);
   }
   for (Group& group : groups_) {
+    group.stays = false;
     for (; group.holds > 0; --group.holds) {
       Check(engine_->job().group(group.id).Reshard());
     }
@@ -331,11 +335,20 @@ void Unit::PreBackward() {
   const py::gil_scoped_acquire gil;
   state_training_ = Training::kPreBackward;
   engine_->QueueFinal();
+  engine_->set_whole_backward();
   if (group_training_ == Training::kPreBackward) {
     return;
   }
   group_training_ = Training::kPreBackward;
   Unshard();
+}
+
+void Unit::BackwardReachedInputs() {
+  {
+    const py::gil_scoped_acquire gil;
+    engine_->QueuePartialFinal();
+  }
+  PostBackward();
 }
 
 void Unit::PostBackward() {
@@ -382,7 +395,15 @@ void Unit::OnGradient(size_t index, const at::Tensor& gradient) {
 }
 
 void Unit::Submit(Group& group) {
-  Check(engine_->job().group(group.id).SubmitGradients(group.present.data(), group.fresh.data()));
+  ParameterGroup handle = engine_->job().group(group.id);
+  if (group.stays) {
+    Check(handle.UnshardAsync(SHARDD_BACKWARD));
+    Check(handle.Wait());
+  }
+  Check(handle.SubmitGradients(group.present.data(), group.fresh.data()));
+  if (std::exchange(group.stays, false)) {
+    Check(handle.Reshard());
+  }
   for (const size_t index : group.params) {
     ManagedParam& param = *params_[index];
     if (param.in_slot) {
@@ -458,8 +479,19 @@ void Unit::SubmitRest() {
 
 void Unit::EndBackward() {
   ran_forward_ = false;
+  EndGroups();
+}
+
+void Unit::EndPartialBackward() {
+  if (group_training_ == Training::kPostBackward) {
+    EndGroups();
+  }
+}
+
+void Unit::EndGroups() {
   for (Group& group : groups_) {
     group.submitted = false;
+    group.stays = unsharded_;
   }
   for (const auto& param : params_) {
     param->contributed = false;
@@ -601,7 +633,7 @@ void Unit::LoseMemory() {
 void Unit::ForgetMemory() {
   for (Group& group : groups_) {
     group.holds = 0;
-    group.slot_ready = group.dirty = group.submitted = false;
+    group.slot_ready = group.dirty = group.submitted = group.stays = false;
     std::fill(group.present.begin(), group.present.end(), uint8_t{0});
     std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
   }

@@ -83,6 +83,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   pybind11::object CastOutput(pybind11::handle output);
   // From autograd; without the GIL or with it.
   void PreBackward();
+  void BackwardReachedInputs();
   void PostBackward();
   void OnGradient(size_t param, const at::Tensor& gradient);
 
@@ -99,7 +100,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void SubmitGroup(int id);  // if something was written for it
   void SubmitRest();         // what this backward still owes
   void EndBackward();
-  bool HasUnfrozen() const;  // a parameter that the job does not train
+  void EndPartialBackward();  // only of the units that were in it
+  bool HasUnfrozen() const;   // a parameter that the job does not train
   void CheckGradientsAreShown() const;
   bool HasPendingGradients() const;
   void ShowGradients();
@@ -129,6 +131,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     bool slot_ready = false;
     bool dirty = false;      // some bit of `present` is set
     bool submitted = false;  // in this backward
+    bool stays = false;      // unsharded since an earlier backward, of which the daemon knows nothing in this one
   };
   struct Use {
     std::shared_ptr<ManagedParam> param;
@@ -140,6 +143,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
   void CompleteFlatGradients();
   void Submit(Group& group);
+  void EndGroups();
   bool RegisterPreBackward(pybind11::handle output);
 
   pybind11::object lazy_init_;

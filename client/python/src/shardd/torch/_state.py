@@ -118,7 +118,11 @@ class ShardState(FSDPState):
 
     @no_dynamo
     def _complete_partial(self, output: Any) -> Any:
-        """At the end of the root's forward: groups of which only some modules ran."""
+        """At the end of the root's forward, and with ``...`` of a backward: groups of which only some modules ran."""
+        if output is ...:
+            for state in self._state_ctx.all_states:
+                state._modules_to_run_forward.clear()
+            return None
         for state in reversed(self._state_ctx.all_states):
             if state is not self and state._modules_to_run_forward:
                 assert isinstance(state, ShardState) and state._unit is not None
@@ -174,6 +178,8 @@ class ShardState(FSDPState):
                     module.register_forward_hook(root._unit._forward_failed_hook(), always_call=True)
             elif root._job is not None and root._job.closed:
                 raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
+            if not any(state._unit is not None and state._unit.fsdp_params for state in root._state_ctx.all_states):
+                return  # as PyTorch: the modules run as they are
             job = TorchJob.register(root) if not extend or root._job is None else root._job.extended(root)
         for state in root._state_ctx.all_states:
             assert isinstance(state, ShardState)
