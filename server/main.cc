@@ -25,6 +25,7 @@
 #include "server/job/core.h"
 #include "server/job/state_dir.h"
 #include "server/observe/log.h"
+#include "server/observe/notify.h"
 #include "server/service/grpc_server.h"
 #include "server/service/jobs_service.h"
 #include "server/service/listener.h"
@@ -49,6 +50,12 @@ namespace {
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
 std::string DefaultStateDir() { return absl::StrCat("/dev/shm/shardd-", geteuid()); }
+
+// Not from an embedded daemon: the service manager that it would reach is that of the trainer which started it.
+void Notify(absl::string_view state) {
+  if (absl::GetFlag(FLAGS_embedded)) return;
+  if (const absl::Status status = NotifyServiceManager(state); !status.ok()) LogWarning(status.message());
+}
 
 absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
@@ -96,10 +103,12 @@ absl::Status Run() {
                               listening));
   LogInfo(absl::StrCat("shardd ", kVersion, " listens on ", path, " with ", device_count, " device(s), state in ",
                        state_dir));
+  Notify(absl::StrCat("READY=1\nSTATUS=listens on ", path, " with ", device_count, " device(s)"));
 
   int signal = 0;
   sigwait(&signals, &signal);
   LogInfo(absl::StrCat("signal ", signal, ": shutting down"));
+  Notify("STOPPING=1");
   // A second signal must be able to end a shutdown that hangs.
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   listener->Stop();

@@ -8,7 +8,7 @@
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cd "$root"
+cd "$root" || exit
 preset=dev
 if (($#)) && [[ $1 != -* ]]; then
   preset=$1

@@ -111,6 +111,10 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SAN
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
   set_tests_properties(install/consumer PROPERTIES LABELS multiproc TIMEOUT 300 RUN_SERIAL ON)
 endif()
+if(TARGET shardd AND TARGET shardctl AND TARGET linear AND NOT SHARDD_SANITIZE)
+  add_test(NAME deploy/containers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/deploy/containers_test.sh ${CMAKE_BINARY_DIR})
+  set_tests_properties(deploy/containers PROPERTIES LABELS multiproc TIMEOUT 120 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+endif()
 if(TARGET shardd_torch AND TARGET shardd AND NOT SHARDD_SANITIZE)
   add_test(NAME install/torch_consumer COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/torch_consumer_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""What deploy/ gives to other programs is what they understand: units, image, manifests, and every shell script.
+
+One line per finding. Last line: `N passed, N failed, N skipped`, one per check; a check whose tool or binary is missing
+is skipped and says so. Nothing is started and no network is used. Usage: .venv/bin/python .ci/deploy_lint.py
+"""
+
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+KUBERNETES = "1.34"  # the first with resource.k8s.io/v1
+MAX_EXPOSURE = 12  # of shardd.service, tenths, as systemd-analyze scores it: 0 to 100
+YAMLLINT = "{extends: default, rules: {line-length: {max: 132}, braces: {max-spaces-inside: 0}, comments: {min-spaces-from-content: 1}}}"
+
+
+class Skip(Exception):
+    """The reason."""
+
+
+def tool(name):
+    beside = pathlib.Path(sys.executable).parent / name
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
+        raise Skip(f"no {name}; deploy/bootstrap.sh installs what PyPI has")
+    return path
+
+
+def binary(name):
+    for preset in ("dev", "release"):
+        if (path := ROOT / "build" / preset / "bin" / name).exists():
+            return str(path)
+    raise Skip(f"{name} is not built")
+
+
+def run(*command):
+    """Status, and what it said on either stream."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def complain(*command):
+    status, text = run(*command)
+    return [text or f"{command[0]}: status {status}"] if status else []
+
+
+def units():
+    """systemd takes the units without a word, each with the drop-ins; programs that are not here are replaced by one that is."""
+    analyze, findings = tool("systemd-analyze"), []
+    with tempfile.TemporaryDirectory() as folder:
+        names = []
+        for unit in [*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.mount")]:
+            text = re.sub(r"^(ExecStart=)/\S+", r"\1/bin/true", unit.read_text(), flags=re.M)
+            names.append(f"{folder}/{unit.name}")
+            pathlib.Path(names[-1]).write_text(text)
+        status, text = run(
+            analyze, "security", "--offline=true", f"--threshold={MAX_EXPOSURE}", f"{folder}/shardd.service"
+        )
+        findings += [f"shardd.service: exposure above {MAX_EXPOSURE / 10}: {text.splitlines()[-1]}"] if status else []
+        dropins = pathlib.Path(folder, "shardd.service.d")
+        dropins.mkdir()
+        for conf in (None, *(DEPLOY / "systemd").glob("*.conf")):
+            if conf:
+                shutil.copy(conf, dropins)
+            status, text = run(analyze, "verify", "--man=no", "--recursive-errors=no", *names)
+            findings += [text] if text or status else []
+    return findings
+
+
+def documents():
+    """(file name, object) of every manifest."""
+    try:
+        import yaml
+    except ImportError:
+        raise Skip("no yaml; deploy/bootstrap.sh installs it") from None
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+        yield from ((path.name, document) for document in yaml.safe_load_all(path.read_text()))
+
+
+def pods():
+    """(file name, pod specification) of every manifest that makes pods."""
+    for name, document in documents():
+        template = document.get("spec", {}).get("template")
+        if template:
+            yield name, template["spec"]
+
+
+def containers(pod):
+    return pod.get("initContainers", []) + pod["containers"]
+
+
+def manifests():
+    """Kubernetes knows every field (which the schema decides) and every name that is referred to."""
+    paths = [str(path) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
+    findings = complain(tool("yamllint"), "-d", YAMLLINT, *paths)
+    findings += complain(tool("kubernetes-validate"), "--quiet", "--strict", "-k", KUBERNETES, *paths)
+    for name, pod in pods():
+        known = {volume["name"] for volume in pod.get("volumes", [])}
+        claims = {claim["name"] for claim in pod.get("resourceClaims", [])}
+        for container in containers(pod):
+            used = {mount["name"] for mount in container.get("volumeMounts", [])}
+            claimed = {claim["name"] for claim in container.get("resources", {}).get("claims", [])}
+            if missing := (used - known) | (claimed - claims):
+                findings.append(
+                    f"{name}: container {container['name']}: no such volume or claim: {', '.join(sorted(missing))}"
+                )
+    return findings
+
+
+def commands():
+    """The daemon takes every line that starts it; shardctl takes every line that asks it (and finds no daemon: status 4)."""
+    shardd, shardctl, findings = binary("shardd"), binary("shardctl"), []
+    unit = re.sub(r"\\\n", "", (DEPLOY / "systemd" / "shardd.service").read_text())
+    environment = dict(re.findall(r"^Environment=(\w+)=(\S+)", unit, flags=re.M))
+    start = re.search(r"^ExecStart=/\S+(.*)", unit, flags=re.M).group(1)
+    lines = [("shardd.service", shlex.split(re.sub(r"\$\{(\w+)\}", lambda match: environment[match[1]], start)))]
+    image = (DEPLOY / "docker" / "Dockerfile").read_text()
+    lines.append(("Dockerfile", json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))))
+    asks = [("Dockerfile", json.loads(re.search(r"^HEALTHCHECK .*CMD (\[.*)", image, flags=re.M).group(1)))]
+    for name, pod in pods():
+        for container in containers(pod):
+            lines += [(name, container["args"])] if "args" in container else []
+            asks += [(name, probe["exec"]["command"]) for key, probe in container.items() if key.endswith("Probe")]
+    for name, arguments in lines:
+        status, text = run(shardd, *arguments, "--version")  # flags are checked first
+        findings += [f"{name}: {' '.join(arguments)}: {text}"] if status else []
+    for name, (program, *arguments) in asks:
+        status, text = run(shardctl, *arguments, "--address", "/nonexistent/socket")
+        if pathlib.Path(program).name != "shardctl" or status != 4:
+            findings.append(f"{name}: {program} {' '.join(arguments)}: {text}")
+    return findings
+
+
+def dockerfile():
+    return complain(tool("hadolint"), "--no-color", str(DEPLOY / "docker" / "Dockerfile"))
+
+
+def scripts():
+    listed = subprocess.run(
+        ["git", "ls-files", "*.sh", ".ci/run"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    return complain(tool("shellcheck"), "--severity=warning", "--format=gcc", *listed.stdout.split())
+
+
+def main():
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    for check in (units, dockerfile, manifests, commands, scripts):
+        try:
+            findings = check()
+        except Skip as reason:
+            print(f"{check.__name__}: skipped: {reason}")
+            counts["skipped"] += 1
+            continue
+        for finding in findings:
+            print(f"{check.__name__}: {finding}")
+        counts["failed" if findings else "passed"] += 1
+    print("{passed} passed, {failed} failed, {skipped} skipped".format(**counts))
+    return counts["failed"] > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

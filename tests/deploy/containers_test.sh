@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Daemon and trainers as containers have them: each in PID, mount, IPC, network and UTS namespaces of its own, under uids of
+# their own without capabilities, with 64 MiB of /dev/shm, and nothing shared but the directory of the socket, which trainers
+# see read-only. Needs no container runtime. Usage: containers_test.sh <build folder>
+# Status 77, with the reason, where namespaces cannot be made.
+set -euo pipefail
+build=$(realpath "$1")
+daemon_uid=64500 trainer_uid=1000 # those of deploy/docker and deploy/kubernetes
+work=$(mktemp -d)
+mkdir "$work/bin"
+chmod 711 "$work"
+
+# container UID COMMAND...: runs it there, in the place of this shell. Its group is the daemon's, which the socket belongs to.
+container() {
+  exec unshare --pid --fork --mount --ipc --net --uts bash -c '
+    set -e
+    mount -t tmpfs -o size=64m,mode=1777 tmpfs /dev/shm
+    mount --bind "$1" "$1"
+    [[ $2 == "$3" ]] || mount -o remount,ro,bind "$1"
+    exec setpriv --reuid "$2" --regid "$2" --groups "$3" --no-new-privs --bounding-set=-all --inh-caps=-all "${@:4}"' \
+    container "$work/run" "$1" "$daemon_uid" "${@:2}"
+}
+containers=() # pids of unshare; the container's first process is its child, with which the container ends
+end() { pkill -KILL -P "$1" 2>/dev/null || true; }
+finish() {
+  local pid
+  for pid in "${containers[@]}"; do end "$pid"; done
+  wait
+  rm -rf "$work"
+}
+trap finish EXIT
+fail() {
+  echo "containers_test: $*"
+  tail -n 20 "$work"/*.log
+  exit 1
+}
+# await WHAT FILE: until FILE has a line with WHAT.
+await() {
+  for ((tenths = 0; tenths < 200; ++tenths)); do
+    grep -q "$1" "$2" && return
+    sleep 0.1
+  done
+  fail "nothing like \"$1\" in ${2##*/} after 20 s"
+}
+
+# As the manifests' init container makes it, twice: a daemon that is started again finds the directory.
+for _ in 1 2; do
+  setpriv --no-new-privs --bounding-set=-all,+chown,+fowner --inh-caps=-all \
+    install -d -o $daemon_uid -g $daemon_uid -m 0750 "$work/run" || { echo "containers_test skipped: not root" && exit 77; }
+done
+(container $trainer_uid true) >"$work/reason" 2>&1 || { echo "containers_test skipped: no namespaces: $(<"$work/reason")" && exit 77; }
+cp "$build"/bin/{shardd,shardctl,linear} "$build"/lib/libshardd.so.0 "$work/bin/"
+export SHARDD_ADDRESS=unix:$work/run/shardd.sock WORLD_SIZE=2 LD_LIBRARY_PATH=$work/bin
+
+container $daemon_uid "$work/bin/shardd" --devices=cpu:2 --reflection=false --listen="$SHARDD_ADDRESS" 2>"$work/daemon.log" &
+containers+=($!)
+await "listens on" "$work/daemon.log"
+grep -q "state in /dev/shm/shardd-$daemon_uid" "$work/daemon.log" || fail "the daemon's state is not where the volume of the manifests is"
+(container $daemon_uid "$work/bin/shardctl" status --timeout 3) >"$work/probe.log" 2>&1 || fail "the probe of the manifests fails"
+
+start() { # RANK
+  RANK=$1 container $trainer_uid "$work/bin/linear" >"$work/rank$1.log" 2>&1 &
+  containers+=($!)
+}
+# It waits for rank 1, which is not there: the container ends in the middle of the job.
+start 0
+await "rank 0 attach" "$work/daemon.log"
+end "${containers[-1]}"
+await "rank 0 lost" "$work/daemon.log"
+
+start 0
+start 1
+for rank in 0 1; do
+  wait "${containers[-2 + rank]}" || fail "rank $rank ended with an error"
+done
+await "step 200 close: all ranks have finished" "$work/daemon.log"
+grep -c " open: world size 2" "$work/daemon.log" | grep -qx 1 || fail "the ranks of the second round did not find the job of the first"
+[[ -z $(grep -E ' [WE] [0-9]+ ' "$work/daemon.log") ]] || fail "the daemon warns of something"
+echo "containers_test: passed"
