@@ -381,6 +381,18 @@ def ways_of_setting_up(impl: str) -> dict[str, list[float]]:
         parameter.data.copy_(distribute_tensor(values[name], parameter.device_mesh, parameter.placements))
     model.bias.copy_(values["bias"])
     run("meta", model)
+    # load_state_dict(assign=True), which unties what was tied, before the first use and after it.
+    model = build(Case(tie=True))
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    model.load_state_dict({n: v * 1.5 for n, v in model.state_dict().items()}, assign=True)
+    run("assigned", model)
+    model.load_state_dict({n: v * 1.5 for n, v in model.state_dict().items()}, assign=True)
+    with torch.no_grad():
+        out["assigned"].append(loss_of(model, 8, 0, 0).item())
+    model.reshard()
+    out["assigned"].append(sum(p.detach().full_tensor().sum().item() for p in model.parameters()))
     # First use without gradients, in inference mode (torch cannot go on from there); model.to() that changes nothing; a
     # method that is a forward.
     model = sharded()

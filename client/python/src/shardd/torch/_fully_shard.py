@@ -69,7 +69,7 @@ class FSDPModule(TorchFSDPModule):
 
 
 def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
-    raise AssertionError("deepcopy of a fully sharded module: not supported; use its state dict")
+    raise AssertionError("deepcopy of a fully sharded module: FSDP does not support deepcopy; use its state dict")
 
 
 def _modules_of_policy(policy: Any, root: nn.Module) -> list[nn.Module]:
@@ -116,8 +116,7 @@ def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
         raise NotImplementedError("fully_shard: dp_mesh_dims is not supported; pass the data parallel sub-mesh as mesh")
     if mesh.device_type != "cpu":
         raise NotImplementedError(f"fully_shard: mesh is on {mesh.device_type}; shardd serves CPU devices so far")
-    if mesh.ndim not in (1, 2):
-        raise ValueError(f"fully_shard: mesh has {mesh.ndim} dimensions (want 1: shard, or 2: replicate and shard)")
+    _fsdp_init._validate_mesh(mesh)  # 1-D, or 2-D with names
 
 
 def _check_params(params: list[nn.Parameter], shard_placement_fn: Callable[..., Any] | None) -> None:
@@ -205,9 +204,13 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
     def before(*args: Any) -> None:
         if state._job is not None:
             state._job.open_write(module)
+            if state._unit is not None and state._unit.layout == "dim0":
+                state._unit.before_load(module)
 
     def after(*args: Any) -> None:
         if state._job is not None:
+            if state._unit is not None:
+                state._unit.after_load(module)
             state._job.commit_write(module)
 
     module._register_load_state_dict_pre_hook(before)

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
     FSDPParamGroup,
     _get_param_module_infos,
 )
+from torch.distributed.tensor import DTensor
 
 from shardd.torch._extension import _C
 
@@ -104,6 +105,7 @@ class ShardGroup(_C.Unit):
         self._job_divide_factor: float | None = None
         self._gradient_divide_factor: float | None = None
         self._module_fqn: str | None = None
+        self._kept: dict[nn.Module, list[tuple[Any, nn.Parameter, str]]] = {}  # of modules that are being loaded
         self._param_group_index = 0
         self._num_param_groups = 1
         self._module_to_pre_save_state_dict_hook_handle: dict[nn.Module, Any] = {}
@@ -201,11 +203,33 @@ class ShardGroup(_C.Unit):
             return
         for fsdp_param in self.fsdp_params:
             fsdp_param.reset_sharded_param()
+            info = fsdp_param._module_info
+            for module, name in zip(info.shared_modules, info.shared_param_names):
+                setattr(module, name, fsdp_param.sharded_param)  # load_state_dict(assign=True) unties what was tied
             fsdp_param._init_extensions()
         FSDPParamGroup._validate_no_meta_params(self)  # type: ignore[arg-type]
         for fsdp_param in self.fsdp_params:
             fsdp_param.init_dtype_attrs(self.mp_policy)
         FSDPParamGroup._register_state_dict_hooks(self)  # type: ignore[arg-type]
+
+    def before_load(self, module: nn.Module) -> None:
+        kept = self._kept[module] = []
+        for fsdp_param in self.fsdp_params:
+            info = fsdp_param._module_info
+            places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names)]
+            kept += [(fsdp_param, fsdp_param.sharded_param, name) for owner, name in places if owner is module]
+
+    def after_load(self, module: nn.Module) -> None:
+        """What load_state_dict(assign=True) put in a parameter's place goes into it, and the module has it again."""
+        for fsdp_param, kept, name in self._kept.pop(module, []):
+            given = module._parameters[name]
+            if given is kept or not isinstance(given, DTensor):
+                continue
+            with torch.no_grad():
+                kept.copy_(given)
+            module._parameters[name] = kept
+            if fsdp_param._module_info.module is module:
+                fsdp_param.reset_sharded_param()
 
     def unshard(self, async_op: bool = False) -> None:
         """The whole parameters are in the modules when this returns: on one node there is nothing to wait for."""

@@ -32,6 +32,8 @@ _DTYPES = {
 
 
 def dtype_name(dtype: torch.dtype, what: str) -> str:
+    if dtype not in _DTYPES and dtype.itemsize == 1 and dtype.is_floating_point:
+        return _DTYPES[torch.uint8]  # float8: its bytes are kept; the plan refuses to train them
     if dtype not in _DTYPES:
         raise NotImplementedError(f"{what}: shardd does not store {dtype} (want one of {', '.join(map(str, _DTYPES))})")
     return _DTYPES[dtype]
