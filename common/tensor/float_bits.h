@@ -8,7 +8,11 @@
 
 #include <cstdint>
 
+#if defined(__CUDACC__)  // kernels of server/device/cuda share this, and so the bits
+#define SHARDD_ALWAYS_INLINE inline __attribute__((always_inline)) __host__ __device__
+#else
 #define SHARDD_ALWAYS_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace shardd::tensor {
 

@@ -119,6 +119,11 @@ void Norm::Add(const float* src, int64_t numel) {
 
 void Norm::Add(const Norm& other) { AddScaled(other.scale_, other.sum_); }
 
+void Norm::set_state(const NormState& state) {
+  scale_ = state.scale;
+  sum_ = state.sum;
+}
+
 void Norm::AddScaled(double scale, double sum) {
   if (IsDirect(p_)) {
     scale_ = 1;

@@ -13,6 +13,14 @@
 
 namespace shardd {
 
+// What a Norm has added up so far, as plain data: what a kernel of another device continues from.
+// Orders 1 to 4: scale is 1, sum of |x|^p. Infinite: the largest |x| in scale. Others: the sum is in units of scale^p,
+// scale the largest |x|. All zero: nothing yet.
+struct NormState {
+  double scale;
+  double sum;
+};
+
 // Thread-compatible; a copy is independent.
 class Norm {
  public:
@@ -23,14 +31,14 @@ class Norm {
   void Add(const float* src, int64_t numel);
   void Add(const Norm& other);  // REQUIRES: the same order
   double value() const;
+  NormState state() const { return {scale_, sum_}; }
+  void set_state(const NormState& state);  // REQUIRES: that of a norm of the same order
 
  private:
   void AddScaled(double scale, double sum);
 
   double p_;
-  // Powers that are summed directly: scale 1. Infinite: the largest, in scale_. Others: the sum is in units of
-  // scale_^p.
-  double scale_ = 0;
+  double scale_ = 0;  // as in NormState
   double sum_ = 0;
 };
 

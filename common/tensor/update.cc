@@ -2,32 +2,12 @@
 
 #include "common/tensor/isa_internal.h"
 #include "common/tensor/kernels.h"
+#include "common/tensor/update_scalars.h"
 
 namespace shardd {
 namespace {
 
 using tensor::Select;
-
-// AdamWParams with everything that does not depend on the element computed in double and rounded once, as PyTorch
-// passes scalars to its kernels.
-struct AdamWScalars {
-  float grad_scale, coupled, decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inverse_sqrt_correction2, eps;
-};
-
-AdamWScalars MakeAdamWScalars(const AdamWParams& params) {
-  const double correction1 = 1 - std::pow(params.beta1, static_cast<double>(params.step));
-  const double correction2 = 1 - std::pow(params.beta2, static_cast<double>(params.step));
-  const double decay = params.coupled_decay ? 0 : params.lr * params.weight_decay;
-  return {static_cast<float>(params.grad_scale),
-          static_cast<float>(params.coupled_decay ? params.weight_decay : 0),
-          static_cast<float>(1 - decay),
-          static_cast<float>(1 - params.beta1),
-          static_cast<float>(params.beta2),
-          static_cast<float>(1 - params.beta2),
-          static_cast<float>(params.lr / correction1),
-          static_cast<float>(1 / std::sqrt(correction2)),
-          static_cast<float>(params.eps)};
-}
 
 template <typename Param>
 struct AdamWBody {
@@ -51,15 +31,6 @@ struct AdamWBody {
     }
   }
 };
-
-struct SgdScalars {
-  float grad_scale, weight_decay, momentum, one_minus_dampening, lr;
-};
-
-SgdScalars MakeSgdScalars(const SgdParams& params) {
-  return {static_cast<float>(params.grad_scale), static_cast<float>(params.weight_decay),
-          static_cast<float>(params.momentum), static_cast<float>(1 - params.dampening), static_cast<float>(params.lr)};
-}
 
 enum class Momentum { kNone, kFirst, kLater };
 
@@ -156,6 +127,26 @@ void UpdateAndCast(void* p, DType param_dtype, void* cast_dst, DType cast_dtype,
 }
 
 }  // namespace
+
+AdamWScalars MakeAdamWScalars(const AdamWParams& params) {
+  const double correction1 = 1 - std::pow(params.beta1, static_cast<double>(params.step));
+  const double correction2 = 1 - std::pow(params.beta2, static_cast<double>(params.step));
+  const double decay = params.coupled_decay ? 0 : params.lr * params.weight_decay;
+  return {static_cast<float>(params.grad_scale),
+          static_cast<float>(params.coupled_decay ? params.weight_decay : 0),
+          static_cast<float>(1 - decay),
+          static_cast<float>(1 - params.beta1),
+          static_cast<float>(params.beta2),
+          static_cast<float>(1 - params.beta2),
+          static_cast<float>(params.lr / correction1),
+          static_cast<float>(1 / std::sqrt(correction2)),
+          static_cast<float>(params.eps)};
+}
+
+SgdScalars MakeSgdScalars(const SgdParams& params) {
+  return {static_cast<float>(params.grad_scale), static_cast<float>(params.weight_decay),
+          static_cast<float>(params.momentum), static_cast<float>(1 - params.dampening), static_cast<float>(params.lr)};
+}
 
 void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const float* g, float* m, float* v,
                  void* cast_dst, DType cast_dtype, int64_t numel) {

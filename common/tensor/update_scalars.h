@@ -1,0 +1,37 @@
+#ifndef SHARDD_COMMON_TENSOR_UPDATE_SCALARS_H_
+#define SHARDD_COMMON_TENSOR_UPDATE_SCALARS_H_
+
+// What an update of every element multiplies with: everything that does not depend on the element, computed in double
+// and rounded once, as PyTorch passes scalars to its kernels. Every device updates with these, so their results agree.
+// Plain data; included by device code.
+
+namespace shardd {
+
+struct AdamWParams;
+struct SgdParams;
+
+struct AdamWScalars {
+  float grad_scale;
+  float coupled;  // weight_decay with coupled_decay, else 0
+  float decay;    // 1 - lr * weight_decay, 1 with coupled_decay
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float step_size;                 // lr / (1 - beta1^step)
+  float inverse_sqrt_correction2;  // 1 / sqrt(1 - beta2^step)
+  float eps;
+};
+AdamWScalars MakeAdamWScalars(const AdamWParams& params);
+
+struct SgdScalars {
+  float grad_scale;
+  float weight_decay;
+  float momentum;
+  float one_minus_dampening;
+  float lr;
+};
+SgdScalars MakeSgdScalars(const SgdParams& params);
+
+}  // namespace shardd
+
+#endif  // SHARDD_COMMON_TENSOR_UPDATE_SCALARS_H_

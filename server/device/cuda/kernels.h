@@ -1,0 +1,169 @@
+#ifndef SHARDD_SERVER_DEVICE_CUDA_KERNELS_H_
+#define SHARDD_SERVER_DEVICE_CUDA_KERNELS_H_
+
+// The kernels of the fat binary: their names, the one struct that each takes by value as its only parameter, and how
+// many threads to start. Host and device code include this; it needs no CUDA header.
+//
+//   CastArgs args = {...};
+//   void* params[] = {&args};
+//   const Geometry at = GeometryOf(args, multiprocessors);
+//   cuLaunchKernel(kernel, at.grid, 1, 1, at.block, 1, 1, 0, stream, params, nullptr);
+//
+// What they compute is what the CPU kernels of the same operations do (common/tensor/kernels.h, norm.h), in the same
+// order of operations, in fp32 without fused multiply-add, denormals kept:
+// - cast, finite: the same bits, those of NaN included.
+// - reduce, adamw, sgd, norms of the orders 1, 2, 3, 4 and infinity: the same bits, except that a NaN need not have the
+//   same payload and sign (it stays a NaN).
+// - norms of other orders: the same where pow is (CUDA's is within 2 ulp); equal from run to run.
+// No result depends on the grid, so a launch may use any, and none uses atomics: two runs give the same bits.
+//
+// For all: numel > 0 (nothing to do is no launch). Pointers are device-accessible, aligned to their element, any
+// multiple of it: reads and writes are 16 bytes wide where the addresses allow it, and nothing outside of a range is
+// written. Ranges written must not overlap others of the same launch. No shared memory to give, no constants, no
+// globals.
+
+#include <cstdint>
+
+#include "common/tensor/norm.h"
+#include "common/tensor/update_scalars.h"
+
+namespace shardd::cuda {
+
+// Of elements. The numbers are those of v1::DType.
+using KernelDType = int32_t;
+inline constexpr KernelDType kNoDType = 0;
+inline constexpr KernelDType kFloat32 = 1;
+inline constexpr KernelDType kBFloat16 = 2;
+inline constexpr KernelDType kFloat16 = 3;
+inline constexpr KernelDType kFloat64 = 4;
+
+// CastOp: dst[i] = cast(src[i]), any pair of the four. Equal dtypes with scale 1 copy bits.
+// With a scale other than 1: dst[i] = cast(src[i] * scale), the product in fp32 (fp64 from fp64).
+inline constexpr char kCastKernel[] = "shardd_cast";
+struct CastArgs {
+  const void* src;
+  void* dst;
+  int64_t numel;
+  KernelDType from;
+  KernelDType to;
+  float scale = 1;
+};
+
+// ReduceOp: sum = (round_to(sources[0][i]) + round_to(sources[1][i])) + ..., in fp32 and in this order;
+// keep none: dst[i] = (accumulate ? dst[i] : 0) + scale * sum, where "0 +" is not computed;
+// keep bf16 or fp16: r = keep(scale * sum), dst[i] = accumulate ? keep(dst[i] + r) : r.
+inline constexpr char kReduceKernel[] = "shardd_reduce";
+inline constexpr int kMaxReduceSources = 128;  // what a launch takes; CUDA's limit on parameters is 4 KiB
+struct ReduceArgs {
+  const void* sources[kMaxReduceSources];  // in rank order
+  int32_t source_count;                    // 1 to kMaxReduceSources
+  KernelDType source_dtype;                // fp32, bf16 or fp16
+  KernelDType round_to;                    // the same, or none
+  KernelDType keep;                        // bf16, fp16 or none
+  float scale;
+  int32_t accumulate;  // 0 or 1
+  float* dst;
+  int64_t numel;
+};
+
+// NormOp, two kernels in this order on one stream, with the same arguments: the first leaves one partial for each block
+// of 4096 elements in `scratch`, the second adds them to *result, in a fixed order.
+// Several NormOps with one result, one after the other in a stream, are as many Norm::Add. Norm::state() and
+// Norm::set_state() are the way from *result to a Norm and back.
+inline constexpr char kNormKernel[] = "shardd_norm";
+inline constexpr char kNormFinishKernel[] = "shardd_norm_finish";
+inline constexpr int64_t kNormBlockNumel = 4096;
+inline constexpr int64_t kNormSliceBlocks = 256;  // partials summed before they are added to the result: a slice of a
+                                                  // CPU device (CpuOpSlice)
+struct NormArgs {
+  const float* src;
+  int64_t numel;
+  double order;        // Norm::IsOrder
+  NormState* scratch;  // NormScratchBytes(numel), aligned to 16; content before does not matter, after neither
+  NormState* result;   // read and written by the second kernel
+};
+constexpr int64_t NormBlocks(int64_t numel) { return (numel + kNormBlockNumel - 1) / kNormBlockNumel; }
+constexpr int64_t NormSlices(int64_t numel) { return (NormBlocks(numel) + kNormSliceBlocks - 1) / kNormSliceBlocks; }
+constexpr int64_t NormScratchBytes(int64_t numel) {
+  return (NormBlocks(numel) + NormSlices(numel)) * static_cast<int64_t>(sizeof(NormState));
+}
+
+// *found = 1 where an element is infinite or NaN; left alone where none is.
+inline constexpr char kFiniteKernel[] = "shardd_finite";
+struct FiniteArgs {
+  const void* src;
+  int64_t numel;
+  KernelDType dtype;
+  int32_t* found;
+};
+
+// AdamWOp. scalars: MakeAdamWScalars(op.params); its grad_scale is the clip factor and the inverse loss scale in one.
+inline constexpr char kAdamWKernel[] = "shardd_adamw";
+struct AdamWArgs {
+  AdamWScalars scalars;
+  KernelDType param_dtype;  // fp32, bf16 or fp16
+  void* p;
+  const float* g;
+  float* m;
+  float* v;
+  void* cast_dst;  // nullptr, or receives the updated p (as stored) in cast_dtype
+  KernelDType cast_dtype;
+  int64_t numel;
+};
+
+// SgdOp. scalars: MakeSgdScalars(op.params).
+inline constexpr char kSgdKernel[] = "shardd_sgd";
+struct SgdArgs {
+  SgdScalars scalars;
+  int32_t nesterov;         // 0 or 1
+  int32_t first_step;       // 0 or 1: buf holds nothing yet
+  KernelDType param_dtype;  // fp32, bf16 or fp16
+  void* p;
+  const float* g;
+  float* buf;      // nullptr iff momentum is 0
+  void* cast_dst;  // as in AdamWArgs
+  KernelDType cast_dtype;
+  int64_t numel;
+};
+
+// What to launch with.
+struct Geometry {
+  uint32_t grid;
+  uint32_t block;
+};
+inline constexpr uint32_t kBlockThreads = 256;
+// Enough blocks to fill every multiprocessor; threads stride over what is left.
+inline constexpr int64_t kBlocksPerMultiprocessor = 16;
+
+// One thread for every `per_thread` elements, at most what fills the device.
+constexpr Geometry GridFor(int64_t numel, int64_t per_thread, int multiprocessors) {
+  const int64_t threads = (numel + per_thread - 1) / per_thread;
+  const int64_t blocks = (threads + kBlockThreads - 1) / kBlockThreads;
+  const int64_t most = kBlocksPerMultiprocessor * (multiprocessors > 0 ? multiprocessors : 1);
+  return {static_cast<uint32_t>(blocks < most ? blocks : most), kBlockThreads};
+}
+constexpr Geometry GeometryOf(const CastArgs& args, int multiprocessors) {
+  return GridFor(args.numel, 8, multiprocessors);
+}
+constexpr Geometry GeometryOf(const ReduceArgs& args, int multiprocessors) {
+  return GridFor(args.numel, 8, multiprocessors);
+}
+constexpr Geometry GeometryOf(const FiniteArgs& args, int multiprocessors) {
+  return GridFor(args.numel, 8, multiprocessors);
+}
+constexpr Geometry GeometryOf(const AdamWArgs& args, int multiprocessors) {
+  return GridFor(args.numel, 4, multiprocessors);
+}
+constexpr Geometry GeometryOf(const SgdArgs& args, int multiprocessors) {
+  return GridFor(args.numel, 4, multiprocessors);
+}
+// kNormKernel: a warp for every block of elements.
+constexpr Geometry GeometryOf(const NormArgs& args, int multiprocessors) {
+  return GridFor(NormBlocks(args.numel) * 32, 1, multiprocessors);
+}
+// kNormFinishKernel: one block, whatever the length.
+constexpr Geometry NormFinishGeometry() { return {1, kBlockThreads}; }
+
+}  // namespace shardd::cuda
+
+#endif  // SHARDD_SERVER_DEVICE_CUDA_KERNELS_H_
