@@ -64,7 +64,7 @@ def main() -> int:
                     f"{use['spill']} (at most {MAX_SPILL_BYTES}), of shared memory {use['shared']} (none)"
                 )
         print(f"| `shardd_{kernel}` | " + " | ".join(cells) + " |")
-    print("registers; bytes of shared memory; of stack; of spills")
+    print("\nIn a cell: registers; bytes of shared memory; of stack; of spills.")
     for fault in faults:
         print(f"kernel resources: {fault}")
     return 1 if faults else 0

@@ -132,8 +132,9 @@ struct Geometry {
   uint32_t block;
 };
 inline constexpr uint32_t kBlockThreads = 256;
-// Enough blocks to fill every multiprocessor; threads stride over what is left.
-inline constexpr int64_t kBlocksPerMultiprocessor = 16;
+// Many more than run at once, so that the last of them leave little of the device idle; threads stride over what is
+// left.
+inline constexpr int64_t kBlocksPerMultiprocessor = 128;
 
 // One thread for every `per_thread` elements, at most what fills the device.
 constexpr Geometry GridFor(int64_t numel, int64_t per_thread, int multiprocessors) {
