@@ -193,8 +193,12 @@ def errors() -> dict[str, str]:
     return texts
 
 
-def summoned(locked: bool) -> dict[str, Any]:
-    """Full parameters and gradients, read and written back; safetensors of the result."""
+def summoned() -> list[dict[str, Any]]:
+    return [_summoned(locked) for locked in (False, True)]
+
+
+def _summoned(locked: bool) -> dict[str, Any]:
+    """Full parameters and gradients, read and written back, by all ranks and by rank 0 alone."""
     from shardd.torch import summon_full_params
     from shardd.torch.optim import SGD
 
