@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,16 @@ def build(case: Case) -> Model:
     return model
 
 
+PLACED = {"SHARDD_TEST_PLACED": "1"}  # environment in which ``shard`` cuts other dimensions than the first
+
+
+def placement(shards: int) -> Any:
+    """A ``shard_placement_fn``: the last dimension where that gives shards of one size, else None."""
+    from torch.distributed.tensor import Shard
+
+    return lambda param: Shard(-1) if param.ndim > 1 and param.shape[-1] % shards == 0 else None
+
+
 def shard(model: Model, case: Case, fully_shard: Any) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -109,6 +120,8 @@ def shard(model: Model, case: Case, fully_shard: Any) -> None:
         "mp_policy": policy_of(case.param_dtype, case.reduce_dtype),
         "reshard_after_forward": case.reshard,
     }
+    if os.environ.get("SHARDD_TEST_PLACED"):
+        kwargs["shard_placement_fn"] = placement(kwargs["mesh"].size(-1))
     if case.wrap in ("blocks", "list"):
         for index, layer in enumerate(model.layers):
             own = {"mp_policy": policy_of(*case.mixed[index])} if index in case.mixed else {}

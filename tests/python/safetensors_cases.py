@@ -62,6 +62,21 @@ def load(folder: str, edits: bool) -> dict[str, Any]:
     return out
 
 
+def load_only(folder: str, edits: bool) -> dict[str, Any]:
+    """What ``save`` has written, into a model that trains."""
+    from shardd.torch import load_safetensors
+
+    model = sharded("shardd", Case(tie=True))
+    optimizer = optimizer_of("shardd", "adamw", model.parameters(), in_place_edits=edits)
+    train(model, optimizer, range(9, 10))
+    load_safetensors(model, f"{folder}/fp32")
+    out: dict[str, Any] = {"state": whole(model.state_dict())}
+    load_safetensors(model, f"{folder}/bf16")
+    out["bf16"] = whole(model.state_dict())
+    out["counters"] = counts("shardd", model)
+    return out
+
+
 class Stack(nn.Module):
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def refusals() -> dict[str, str]:
     mesh3 = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "other", "shard"))
     attempt("mesh", lambda: fully_shard(nn.Linear(4, 4), mesh=mesh3))
     attempt("factor", lambda: fully_shard(nn.Linear(4, 4), reshard_after_forward=3))
-    attempt("placement", lambda: fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(p.ndim - 1)))
+    attempt("placement", lambda: fully_shard(nn.Linear(5, 4), shard_placement_fn=lambda p: Shard(p.ndim - 1)))
     attempt("container", lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))
     module = fully_shard(nn.Linear(4, 4))
     attempt("comm", lambda: module.set_custom_all_gather(None))

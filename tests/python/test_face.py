@@ -23,7 +23,7 @@ def test_what_is_refused_is_refused_by_name() -> None:
     for texts in run_ranks(scenarios.refusals, 4):
         assert "expects a 1D or 2D DeviceMesh" in texts["mesh"]
         assert "factor of 4" in texts["factor"]
-        assert "dimension 0" in texts["placement"]
+        assert "uneven sharding on dim 1" in texts["placement"]
         assert "containers" in texts["container"]
         assert "set_custom_all_gather" in texts["comm"]
         assert "set_all_reduce_hook" in texts["hook"]

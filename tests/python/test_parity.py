@@ -24,7 +24,13 @@ def _distance(got: torch.Tensor, want: torch.Tensor) -> float:
 def check(
     case: Case, world: int, tolerance: float = 1e-6, alone: bool = True, limit_s: float = 120
 ) -> list[dict[str, Any]]:
-    results = run_ranks(compare, world, case, limit_s=limit_s)
+    return check_results(case, run_ranks(compare, world, case, limit_s=limit_s), tolerance, alone)
+
+
+def check_results(
+    case: Case, results: list[dict[str, Any]], tolerance: float = 1e-6, alone: bool = True
+) -> list[dict[str, Any]]:
+    world = len(results)
     for rank, result in enumerate(results):
         ours, stock = result["shardd"], result["torch"]
         _close(ours["losses"], stock["losses"], tolerance)

@@ -170,6 +170,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void CheckBetweenPasses(const char* what);
   void ReshardAll();
   void FindSlots();
+  bool CopyOut(int param, const void* data, at::Tensor& out);
 
   std::unique_ptr<Job> job_;  // null once detached
   std::vector<Unit*> units_;  // the root's first

@@ -1,6 +1,5 @@
 // Full parameters and gradients, as stored: entered by all ranks together, copied out, written back.
 
-#include <string.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "client/python/extension/engine.h"
@@ -49,24 +48,26 @@ void Engine::CheckOutsideFullParams(const char* what) const {
   }
 }
 
-bool Engine::CopyFullParameter(int param, at::Tensor out) {
-  const void* data = shardd_full_parameter_data(job().c_job(), param);
+bool Engine::CopyOut(int param, const void* data, at::Tensor& out) {
   if (data == nullptr) {
     return false;
   }
-  const NoGil no_gil;
-  memcpy(out.mutable_data_ptr(), data, out.nbytes());
-  return true;
+  for (const Unit* unit : units_) {
+    if (const auto managed = unit->FindParam(param); managed != nullptr) {
+      const NoGil no_gil;
+      managed->CopyOut(data, out);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Engine::CopyFullParameter(int param, at::Tensor out) {
+  return CopyOut(param, shardd_full_parameter_data(job().c_job(), param), out);
 }
 
 bool Engine::CopyFullGradient(int param, at::Tensor out) {
-  const void* data = shardd_full_gradient_data(job().c_job(), param);
-  if (data == nullptr) {
-    return false;
-  }
-  const NoGil no_gil;
-  memcpy(out.mutable_data_ptr(), data, out.nbytes());
-  return true;
+  return CopyOut(param, shardd_full_gradient_data(job().c_job(), param), out);
 }
 
 void Engine::WriteGradient(int param, const at::Tensor& rows, int64_t first) {

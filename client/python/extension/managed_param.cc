@@ -1,6 +1,8 @@
 #include "client/python/extension/managed_param.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
+#include <string.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -29,6 +31,7 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
       shard_(std::move(shard)),
       unsharded_(std::move(unsharded)),
       unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),
+      order_(unsharded_tensor_.sizes(), options.shard_dim, options.shard_parts),
       storage_(unsharded_tensor_.sizes(), unsharded_tensor_.scalar_type(), ShardedMessage(options.fqn)) {
   at::Tensor tensor = unsharded_tensor_;
   storage_.Adopt(tensor);
@@ -74,18 +77,40 @@ void ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
 
 void ManagedParam::PointUnsharded(const void* data) {
   ++users_;
-  storage_.PointTo(data);
+  if (order_.is_parameters()) {
+    storage_.PointTo(data);
+  } else if (users_ == 1) {
+    copy_ = c10::GetCPUAllocator()->allocate(unsharded_tensor_.nbytes());
+    {
+      const NoGil no_gil;
+      order_.ToParameter(data, copy_.get(), unsharded_tensor_.numel(), unsharded_tensor_.element_size());
+    }
+    storage_.PointTo(copy_.get());
+    copy_version_ = unsharded_tensor_._version();
+  }
 }
 
 void ManagedParam::ClearUnsharded() {
   if (--users_ == 0) {
+    written_ = written_ || (copy_ && unsharded_tensor_._version() != copy_version_);
     storage_.Clear();
+    copy_.clear();
+  }
+}
+
+bool ManagedParam::TakeWritten() { return std::exchange(written_, false); }
+
+void ManagedParam::CopyOut(const void* in_job, at::Tensor& out) const {
+  if (order_.is_parameters()) {
+    memcpy(out.mutable_data_ptr(), in_job, out.nbytes());
+  } else {
+    order_.ToParameter(in_job, out.mutable_data_ptr(), out.numel(), out.element_size());
   }
 }
 
 void ManagedParam::Forget() {
   slot_ = at::Tensor();
-  in_slot = pending = in_job = contributed = false;
+  written_ = in_slot = pending = in_job = contributed = false;
 }
 
 void ManagedParam::LoseMemory() {
@@ -100,9 +125,30 @@ void ManagedParam::LoseMemory() {
 
 void ManagedParam::SetGradientSlot(void* slot) {
   if (slot != nullptr) {
-    slot_ = at::from_blob(slot, storage_.shape(), at::TensorOptions().dtype(storage_.dtype()));
+    slot_ = order_.is_parameters() ? at::from_blob(slot, storage_.shape(), at::TensorOptions().dtype(storage_.dtype()))
+                                   : order_.SplitOfJob(slot, storage_.dtype());
   }
 }
+
+void ManagedParam::WriteGradient(const at::Tensor& gradient, double scale, bool add) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor dense = gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
+  if (!order_.is_parameters()) {
+    dense = order_.Split(dense);
+  }
+  if (add) {
+    slot_.add_(dense, scale);
+  } else if (scale != 1) {
+    at::mul_out(slot_, dense, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
+  } else if (order_.is_parameters() && dense.scalar_type() == slot_.scalar_type() && dense.is_contiguous() &&
+             dense.sizes() == slot_.sizes()) {
+    memcpy(slot_.mutable_data_ptr(), dense.const_data_ptr(), slot_.nbytes());
+  } else {
+    slot_.copy_(dense);
+  }
+}
+
+at::Tensor ManagedParam::ZeroGradient() const { return at::zeros({}, slot_.options()).expand(storage_.shape()); }
 
 void ManagedParam::InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node) {
   node->add_input_metadata(unsharded_tensor_);

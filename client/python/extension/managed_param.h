@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "client/python/extension/held_shard.h"
+#include "client/python/extension/shard_order.h"
 #include "client/torch/parameter_storage.h"
 
 namespace shardd::python {
@@ -35,6 +36,8 @@ class ManagedParam {
     size_t unit_group = 0;   // which of the unit's groups
     int index_in_group = 0;  // its bit in masks
     bool trainable = false;  // the job has a gradient slot for it
+    int64_t shard_dim = 0;   // which dimension is cut, in how many equal parts
+    int64_t shard_parts = 1;
   };
   // `unsharded`: a leaf that is given its storage here.
   ManagedParam(Options options, std::shared_ptr<HeldShard> shard, pybind11::object unsharded);
@@ -47,9 +50,15 @@ class ManagedParam {
 
   // Puts the unsharded or the sharded parameter into modules.
   void Register(const std::vector<Place>& places, bool unsharded);
-  // Units that compute with a tied parameter each show it; it is cleared with the last.
+  // Units that compute with a tied parameter each show it; it is cleared with the last. Where the job has it in another
+  // order it is a copy, until then.
   void PointUnsharded(const void* data);
   void ClearUnsharded();
+  // Somebody has written into such a copy since this was asked last, which nothing else notices.
+  bool TakeWritten();
+  // All of it, or of its gradient, as the job has it, into `out`, contiguous and of the parameter's shape. Needs no
+  // GIL.
+  void CopyOut(const void* in_job, at::Tensor& out) const;
   // The job is over, or its memory is not mapped any more.
   void Forget();
   void LoseMemory();
@@ -68,7 +77,10 @@ class ManagedParam {
   HeldShard& shard() { return *shard_; }
   const std::shared_ptr<HeldShard>& shared_shard() const { return shard_; }
   bool requires_grad() const { return shard_->sharded_tensor().requires_grad(); }
-  at::Tensor& slot() { return slot_; }
+  // `scale` times `gradient`, of the parameter's shape, into the slot, or added to what is there.
+  void WriteGradient(const at::Tensor& gradient, double scale, bool add);
+  // Zeros, as a gradient.
+  at::Tensor ZeroGradient() const;
   bool in_slot = false;      // this backward's gradient is there, not submitted
   bool pending = false;      // the job holds a gradient that `.grad` does not show yet
   bool in_job = false;       // the next step updates with what was submitted
@@ -80,10 +92,14 @@ class ManagedParam {
   const std::shared_ptr<HeldShard> shard_;
   pybind11::object unsharded_;
   const at::Tensor unsharded_tensor_;
+  const ShardOrder order_;
   ParameterStorage storage_;
+  c10::DataPtr copy_;  // what the storage shows, where the job has another order
+  uint32_t copy_version_ = 0;
+  bool written_ = false;
   int users_ = 0;
   c10::intrusive_ptr<torch::autograd::Node> accumulator_;
-  at::Tensor slot_;  // unsharded dtype; undefined for a frozen parameter
+  at::Tensor slot_;  // unsharded dtype, split by shards where the job has another order; undefined: frozen
 };
 
 }  // namespace shardd::python

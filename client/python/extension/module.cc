@@ -137,6 +137,10 @@ ManagedParam::Options ParamOptions(const py::dict& options) {
   values.unit_group = options["unit_group"].cast<size_t>();
   values.index_in_group = options["index_in_group"].cast<int>();
   values.trainable = options["trainable"].cast<bool>();
+  if (options.contains("shard_dim")) {
+    values.shard_dim = options["shard_dim"].cast<int64_t>();
+    values.shard_parts = options["shard_parts"].cast<int64_t>();
+  }
   return values;
 }
 

@@ -1,7 +1,6 @@
 #include "client/python/extension/unit.h"
 
 #include <c10/core/GradMode.h>
-#include <string.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -22,21 +21,6 @@ size_t ByteOf(const ManagedParam& param) { return static_cast<size_t>(param.inde
 
 // Never freed: it may be used until the interpreter is gone.
 py::object* inference_check = nullptr;
-
-// `scale` times `gradient` into `slot`, or added to it.
-void WriteGradient(at::Tensor& slot, const at::Tensor& gradient, double scale, bool add) {
-  const c10::AutoGradMode no_grad(false);
-  const at::Tensor dense = gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
-  if (add) {
-    slot.add_(dense, scale);
-  } else if (scale != 1) {
-    at::mul_out(slot, dense, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
-  } else if (dense.scalar_type() == slot.scalar_type() && dense.is_contiguous() && dense.sizes() == slot.sizes()) {
-    memcpy(slot.mutable_data_ptr(), dense.const_data_ptr(), slot.nbytes());
-  } else {
-    slot.copy_(dense);
-  }
-}
 
 }  // namespace
 
@@ -316,10 +300,12 @@ void Unit::ReshardByHand() {
 }
 
 void Unit::ToSharded() {
+  const ManagedParam* written = nullptr;
   if (unsharded_) {
     unsharded_ = false;
     for (const Use& use : uses()) {
       use.param->ClearUnsharded();
+      written = use.param->TakeWritten() ? use.param.get() : written;
     }
     RegisterParams(/*unsharded=*/false);
   }
@@ -328,6 +314,12 @@ void Unit::ToSharded() {
     for (; group.holds > 0; --group.holds) {
       Check(engine_->job().group(group.id).Reshard());
     }
+  }
+  if (written != nullptr) {
+    Check(Status(Code::kFailedPrecondition,
+                 "write parameter \"" + written->fqn +
+                     "\": it was written while it was unsharded, into a copy that is gone now; write the sharded "
+                     "parameter, between a backward and the next forward"));
   }
 }
 
@@ -389,7 +381,7 @@ void Unit::OnGradient(size_t index, const at::Tensor& gradient) {
     }
     group.present[ByteOf(param)] |= BitOf(param);
   }
-  WriteGradient(param.slot(), gradient, gradient_scale, /*add=*/param.in_slot);
+  param.WriteGradient(gradient, gradient_scale, /*add=*/param.in_slot);
   param.in_slot = true;
   group.dirty = true;
 }
@@ -438,7 +430,7 @@ void Unit::CompleteFlatGradients() {
     for (size_t index = 0; any && index < params_.size(); ++index) {
       ManagedParam& param = *params_[index];
       if (param.shared_shard() == shard && !has_gradient(param)) {
-        OnGradient(index, at::zeros({}, param.slot().options()).expand_as(param.slot()));
+        OnGradient(index, param.ZeroGradient());
       }
     }
   }
@@ -454,7 +446,7 @@ void Unit::SubmitRest() {
       for (const size_t index : group.params) {
         ManagedParam& param = *params_[index];
         if (param.trainable && param.requires_grad() && !param.contributed && !param.in_slot) {
-          OnGradient(index, at::zeros({}, param.slot().options()).expand_as(param.slot()));
+          OnGradient(index, param.ZeroGradient());
         }
       }
     }

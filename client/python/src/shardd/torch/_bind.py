@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam, cut_flat
 from shardd.torch._flat_parameter import FlatHolder, Slice
+from shardd.torch._placement import first_element, shard_dim
 from shardd.torch._spec import unwrapped
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Place:
     index: int  # the daemon's
     fqn: str
     ref: weakref.ref[Any]
-    first: int  # element of the parameter where what this rank holds begins
+    first: int  # element of the daemon's parameter where what this rank holds begins
     trainable: bool  # the job has gradient memory for it
     # Of a FlatParameter: the daemon's parameters in it and what it has of each. ``index`` is the first one's.
     members: tuple[tuple[int, Slice], ...] = ()
@@ -55,18 +56,6 @@ class Place:
         return found
 
 
-def rows_before(size: int, rank: int, world_size: int) -> int:
-    """Rows of the ranks before this one, as torch.chunk cuts ``size`` rows."""
-    chunk = -(-size // world_size)
-    return min(rank * chunk, size)
-
-
-def _first_element(fsdp_param: Any) -> int:
-    mesh_info, size = fsdp_param.mesh_info, fsdp_param._orig_size
-    row = rows_before(size[0], mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size)
-    return row * (size.numel() // size[0] if size[0] else 0)
-
-
 def given_by(fsdp_param: Any, rank: int) -> tuple[int, torch.Tensor] | None:
     """First element and values that this rank, ``rank`` of the job, gives to it; ``None``: another one does."""
     if isinstance(fsdp_param, FlatShardParam):
@@ -74,7 +63,7 @@ def given_by(fsdp_param: Any, rank: int) -> tuple[int, torch.Tensor] | None:
         if fsdp_param.whole and rank != 0:
             return None
     else:
-        first, rows = _first_element(fsdp_param), fsdp_param.sharded_param._local_tensor.detach()
+        first, rows = first_element(fsdp_param), fsdp_param.sharded_param._local_tensor.detach()
     # Replicas hold the same; the first gives it.
     if not rows.numel() or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) != 0:
         return None
@@ -122,7 +111,7 @@ def _hold(
         first = owned["first"]
         local = fsdp_param.take_range(first, owned["numel"])
     else:
-        first, local, maker = _first_element(fsdp_param), _own_storage(fsdp_param), _gradient_maker(fsdp_param)
+        first, local, maker = first_element(fsdp_param), _own_storage(fsdp_param), _gradient_maker(fsdp_param)
     grad_dtype = _grad_dtype(unit, fsdp_param.orig_dtype)
     if info["requires_grad"] and fsdp_param.orig_dtype != grad_dtype:
         sharded.grad_dtype = grad_dtype
@@ -254,6 +243,8 @@ class _Binder:
             "index_in_group": info["index_in_group"],
             "trainable": info["requires_grad"],
         }
+        if shard_dim(fsdp_param):
+            options.update(shard_dim=shard_dim(fsdp_param), shard_parts=fsdp_param.mesh_info.shard_mesh_size)
         shard = self._shard(unit, fsdp_param)
         unit._add_param(options, shard, unsharded, _places(_own_uses(unit, fsdp_param)))
         if unit.precision is not None and unit.precision.full_in_eval:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from shardd.torch._flat_param import FlatShardParam
+from shardd.torch._placement import in_job_order
 from shardd.torch._spec import unwrapped
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class FullParam(Protocol):
 
     def drop_grad(self) -> None:
         """``.grad`` of the shard becomes None."""
+
+    def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        """Elements of the whole parameter, or of its gradient, as the job has them; 1-D."""
 
 
 class ShardedFullParam:
@@ -80,6 +84,9 @@ class ShardedFullParam:
     def drop_grad(self) -> None:
         self._sharded.grad = None
 
+    def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        return in_job_order(self._fsdp_param, whole)
+
     def _put(self, param: nn.Parameter) -> None:
         for module, name in self._places:
             setattr(module, name, param)  # also where the class overrides it
@@ -111,6 +118,9 @@ class FlatFullParam:
 
     def drop_grad(self) -> None:
         self._param.grad = None
+
+    def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.reshape(-1)
 
     def _swap(self, data: torch.Tensor, grad: torch.Tensor | None) -> None:
         self._param.grad = None
@@ -157,6 +167,9 @@ class MemberFullParam:
 
     def drop_grad(self) -> None:
         """Nothing: the parameters of a FlatParameter have one gradient together."""
+
+    def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.reshape(-1)
 
 
 def full_param(job: TorchJob, fsdp_param: Any) -> FullParam:

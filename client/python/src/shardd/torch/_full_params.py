@@ -139,7 +139,7 @@ class Summoned:
                 first, numel = 0, param.shape.numel()
             elif held["replica_index"] > 0:
                 continue  # a rank of the first replica writes the same
-            rows = tensor.detach().reshape(-1)[first : first + numel]
+            rows = param.in_job_order(tensor.detach())[first : first + numel]
             if what == "parameter":
                 self._engine.write(param.index, rows.to(param.dtype), first)
             else:

@@ -15,12 +15,13 @@ from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp.wrap import _Policy
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _get_root_modules
 
 from shardd.torch._bind import local_of
 from shardd.torch._flat_shard import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._group import ShardGroup, rows_params
+from shardd.torch._placement import checked
 from shardd.torch._state import ShardState, state_of
 from shardd.torch._wrapper_init import find_ignored
 
@@ -119,20 +120,12 @@ def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
     _fsdp_init._validate_mesh(mesh)  # 1-D, or 2-D with names
 
 
-def _check_params(params: list[nn.Parameter], shard_placement_fn: Callable[..., Any] | None) -> None:
+def _check_params(params: list[nn.Parameter]) -> None:
     for param in params:
         if isinstance(param, DTensor):
             raise NotImplementedError(
                 f"fully_shard: a parameter of shape {tuple(param.shape)} is a DTensor already (tensor parallel); "
                 "exclude it with ignored_params"
-            )
-        if shard_placement_fn is None:
-            continue
-        placement = shard_placement_fn(param)
-        if placement is not None and placement != Shard(0):
-            raise NotImplementedError(
-                f"fully_shard: shard_placement_fn gave {placement} for a parameter of shape {tuple(param.shape)}; shardd "
-                "shards dimension 0"
             )
 
 
@@ -167,11 +160,12 @@ def _apply(
         True if reshard_after_forward is None else reshard_after_forward, mesh_info
     )
     argument, modules, managed_modules, params, _ = _fsdp_init._get_modules_and_states(module, device, ignored_params)
-    _check_params(params, shard_placement_fn)
+    _check_params(params)
     state = _apply_fully_shard.state(modules[0])
     state.init(modules, device, mp_policy, automatic)
     common = (mesh_info, post_forward_mesh_info, device, mp_policy, offload_policy)
-    state.attach(ShardGroup(state, list(rows_params(params, modules, *common)), modules, *common))
+    placement = checked(shard_placement_fn, mesh_info)
+    state.attach(ShardGroup(state, list(rows_params(params, modules, *common, placement)), modules, *common))
     _finish(managed_modules, modules, state)
     return argument
 
@@ -265,7 +259,8 @@ def fully_shard(
     applies it to every selected submodule first, with the same arguments: module classes, one of torch's wrap policies,
     or a function of a module.
 
-    layout: "dim0" (default): parameters are DTensors over this rank's rows. "flat": they are the objects that the user
+    layout: "dim0" (default): parameters are DTensors over this rank's rows, or over the part of them that
+        ``shard_placement_fn`` says. "flat": they are the objects that the user
         gave, each this rank's piece of it: a plain one-dimensional tensor, possibly empty.
     process_group and those after it: of the ``fully_shard`` that first had ``policy``, with the meaning that they have for
         ``FullyShardedDataParallel``. They imply layout flat. TypeError where one is given together with one of the others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +60,17 @@ def rows_params(
     device: torch.device,
     mp_policy: MixedPrecisionPolicy,
     offload_policy: OffloadPolicy,
+    placement: Callable[[nn.Parameter], Any] | None = None,
 ) -> list[FSDPParam]:
-    """In layout ``dim0``: torch's own, whose sharded parameters are DTensors over this rank's rows."""
+    """In layout ``dim0``: torch's own, whose sharded parameters are DTensors over this rank's shards.
+
+    ``placement``: the dimension that is cut; None, or where it gives None: rows. Raises what torch does of those that it
+    does not cut.
+    """
     infos = _get_param_module_infos(params, modules)
     nowhere = OffloadPolicy()  # shards are in the daemon's memory on the host, whatever the policy; pinning wants a GPU
     return [
-        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, None, mp_policy, nowhere)
+        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, placement, mp_policy, nowhere)
         for param, info in zip(params, infos)
     ]
 

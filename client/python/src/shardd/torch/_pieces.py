@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,8 @@ __all__ = ["Piece", "jobs_of", "meeting_of", "pieces_of", "reshard"]
 
 @dataclass
 class Piece:
-    """Elements ``[first, first + local.numel())`` of the tensor ``fqn``, row-major."""
+    """Elements of the tensor ``fqn``, row-major: from ``first`` on those of ``local``, in one run or, of a tensor that is cut
+    on another dimension than its first, in several."""
 
     fqn: str
     shape: tuple[int, ...]
@@ -33,12 +35,27 @@ class Piece:
     writes: bool  # this rank is the one that writes them; replicas hold the same
     job: Any = None  # the registered TorchJob that they are shards of, with ...
     index: int = -1  # ... the daemon's number of the parameter
+    job_first: int = 0  # ... and the first element of it
+    run: int = 0  # elements of each run; 0: there is one
+    stride: int = 0  # from a run's beginning to the next one's, in elements of the tensor
     back: torch.Tensor | None = None  # not contiguous: what is loaded into ``local`` is copied there
     aliases: list[str] = field(default_factory=list)  # further names of the same tensor
 
     @property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
+
+    def runs(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Of ``local[begin:end]``, run by run: first element in the tensor, and beginning and end within ``[0, end - begin)``."""
+        if not self.run:
+            yield self.first + begin, 0, end - begin
+            return
+        at = begin
+        while at < end:
+            number, inside = divmod(at, self.run)
+            stop = min(end, at - inside + self.run)
+            yield self.first + number * self.stride + inside, at - begin, stop - begin
+            at = stop
 
 
 def _states(model: nn.Module) -> list[ShardState]:
@@ -83,19 +100,22 @@ def meeting_of(model: nn.Module, what: str) -> Meeting:
 
 def _of_dtensor(fqn: str, tensor: DTensor) -> Piece:
     mesh, placements = tensor.device_mesh, tensor.placements
-    if not all(isinstance(p, (Replicate, Shard)) for p in placements) or any(
-        isinstance(p, Shard) and p.dim != 0 for p in placements
-    ):
-        raise NotImplementedError(f'"{fqn}": placed as {placements} (want rows, Shard(0), or Replicate)')
+    dims = {p.dim for p in placements if isinstance(p, Shard)}
+    if not all(isinstance(p, (Replicate, Shard)) for p in placements) or len(dims) > 1:
+        raise NotImplementedError(f'"{fqn}": placed as {placements} (want Shard of one dimension, or Replicate)')
     local = tensor._local_tensor.detach()
     if not local.is_contiguous():
         raise NotImplementedError(f'"{fqn}": its local tensor is not contiguous (got strides {local.stride()})')
     _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    row = tensor.shape[1:].numel() if tensor.dim() else 1
+    dim = dims.pop() if dims else 0
+    row = tensor.shape[dim + 1 :].numel() if tensor.dim() else 1
     coordinates = mesh.get_coordinate() or [0] * mesh.ndim
     writes = all(c == 0 for c, p in zip(coordinates, placements) if isinstance(p, Replicate))
-    first = int(offset[0]) * row if tensor.dim() and local.numel() else 0
-    return Piece(fqn, tuple(tensor.shape), tensor.dtype, local.view(-1), first, writes)
+    first = int(offset[dim]) * row if tensor.dim() and local.numel() else 0
+    piece = Piece(fqn, tuple(tensor.shape), tensor.dtype, local.view(-1), first, writes)
+    if tensor.shape[:dim].numel() > 1:
+        piece.run, piece.stride = local.shape[dim] * row, tensor.shape[dim] * row
+    return piece
 
 
 def _of_whole(fqn: str, tensor: torch.Tensor, writes: bool) -> Piece:
@@ -129,7 +149,7 @@ def _piece(entry: Entry, jobs: list[Any], is_first_rank: bool) -> Piece:
     for job in jobs:
         place = job.places.get(id(tensor))
         if place is not None:
-            piece.job, piece.index = job, place.index
+            piece.job, piece.index, piece.job_first = job, place.index, place.first
     return piece
 
 

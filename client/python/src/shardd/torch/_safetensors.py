@@ -134,13 +134,12 @@ def _write_pieces(folder: str, pieces: list[Piece], targets: list[Target], count
             if not piece.writes or not piece.local.numel():
                 continue
             fd = files.fd(os.path.join(folder, _name(target.file, count) + _PARTIAL))
-            offset = target.offset_bytes + piece.first * target.dtype.itemsize
-            if target.dtype == piece.dtype:
-                _write(fd, _bytes_of(piece.local), offset)
-                continue
-            for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, target.dtype.itemsize)):
-                _write(fd, _bytes_of(part.to(target.dtype)), offset)
-                offset += part.numel() * target.dtype.itemsize
+            size, done = target.dtype.itemsize, 0
+            for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
+                data = _bytes_of(part.to(target.dtype))
+                for element, begin, end in piece.runs(done, done + part.numel()):
+                    _write(fd, data[begin * size : end * size], target.offset_bytes + element * size)
+                done += part.numel()
 
 
 def _finish(folder: str, pieces: list[Piece], targets: list[Target], count: int) -> None:
@@ -241,19 +240,17 @@ def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
 
 
 def _load_piece(fd: int, piece: Piece, item: Stored, streamed: bool) -> None:
-    offset = item.offset_bytes + piece.first * item.dtype.itemsize
-    if item.dtype == piece.dtype and not streamed:
-        _read(fd, _bytes_of(piece.local), offset, item.path)
-    else:
-        done = 0
-        for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, item.dtype.itemsize)):
-            read = torch.empty(part.numel(), dtype=item.dtype)
-            _read(fd, _bytes_of(read), offset, item.path)
-            offset += read.nbytes
-            if streamed:
-                piece.job.engine.write(piece.index, read.to(piece.dtype), piece.first + done)
-                done += part.numel()
-            else:
-                part.copy_(read)
+    size, done = item.dtype.itemsize, 0
+    in_place = item.dtype == piece.dtype and not streamed
+    for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
+        read = part if in_place else torch.empty(part.numel(), dtype=item.dtype)
+        data = _bytes_of(read)
+        for element, begin, end in piece.runs(done, done + part.numel()):
+            _read(fd, data[begin * size : end * size], item.offset_bytes + element * size, item.path)
+        if streamed:
+            piece.job.engine.write(piece.index, read.to(piece.dtype), piece.job_first + done)
+        elif not in_place:
+            part.copy_(read)
+        done += part.numel()
     if piece.back is not None:
         piece.back.copy_(piece.local.view(piece.shape))

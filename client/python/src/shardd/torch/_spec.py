@@ -10,6 +10,7 @@ import torch
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
+from shardd.torch._placement import shape_in_job
 from shardd.torch._planned_states import optimizers_of, planned_states
 
 if TYPE_CHECKING:
@@ -98,9 +99,13 @@ def _uses(unit: Any) -> Iterator[tuple[torch.nn.Module, str, Any]]:
 
 
 def _tree(
-    root: torch.nn.Module, states: list[ShardState], held: set[int], precision: dict[str, Any]
+    root: torch.nn.Module,
+    states: list[ShardState],
+    held: set[int],
+    precision: dict[str, Any],
+    shard_size: int,
 ) -> tuple[dict[str, Any], list[ParamPlace], dict[int, str]]:
-    """``precision``: the job's; modules whose own differs say so."""
+    """``precision``: the job's; modules whose own differs say so. ``shard_size``: ranks of a shard group."""
     places: dict[int, dict[str, tuple[ShardGroup, Any]]] = {}
     units: dict[int, ShardGroup] = {}  # by module that is fully sharded
     uses: dict[int, int] = {}
@@ -133,7 +138,7 @@ def _tree(
             sharded = fsdp_param.sharded_param
             item: dict[str, Any] = {
                 "name": param_name,
-                "shape": list(fsdp_param._orig_size),
+                "shape": shape_in_job(fsdp_param, shard_size),
                 "dtype": dtype_name(sharded.dtype, f'register parameter "{fqn}"'),
                 # An optimizer has it: it may be unfrozen at any time.
                 "requiresGrad": sharded.requires_grad
@@ -167,7 +172,9 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     held = {id(p) for o in [*optimizers, *stock] for group in o.param_groups for p in group["params"]}
     assert root._unit is not None
     precision = _precision(root._unit)
-    tree, params, names = _tree(root._modules[0], states, held, precision)
+    mesh_info = root._unit.mesh_info
+    shard_size = mesh_info.shard_mesh_size if isinstance(mesh_info, HSDPMeshInfo) else world_size
+    tree, params, names = _tree(root._modules[0], states, held, precision, shard_size)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
     groups = {place.group._module_fqn or "(root)": place.group for place in params}
