@@ -181,6 +181,53 @@ def survive(steps: int, folder: str, collectives: bool) -> dict[str, Any]:
     return {"losses": losses, "resumed": resumed, "counters": counters(model)}
 
 
+def survive_agreements(steps: int, folder: str) -> dict[str, Any]:
+    """Saves, in three agreements, after every step. Rank 1 has three lives: it dies between two agreements of step 3's save,
+    comes again and finishes before the last step, and comes once more. Rank 0, and the store, go on throughout."""
+    import shardd.torch
+    from shardd.torch import counters, fully_shard, load_safetensors, save_safetensors
+    from shardd.torch._agreement import Meeting
+    from shardd.torch.optim import AdamW
+
+    rank, now = int(os.environ["RANK"]), -1
+    dist.init_process_group("fake", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    original = Meeting.agree
+
+    def agree(self: Meeting, what: str, *args: Any, part: str = "", **kwargs: Any) -> None:
+        original(self, what, *args, part=part, **kwargs)
+        if rank == 1 and attempt() == 0 and now == 3 and part == "save: plan":
+            _die()
+
+    Meeting.agree = agree  # type: ignore[method-assign]
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    losses: dict[int, float] = {}
+
+    def train(step: int) -> None:
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[step] = loss.item()
+
+    begins = []
+    for step in shardd.torch.steps(steps - 1):
+        with step:
+            now = int(step)
+            if step.resumed:
+                begins.append(now)
+            train(now)
+            save_safetensors(model, f"{folder}/checkpoint")
+    if rank == 1 and attempt() == 1:
+        shardd.torch.finish(model)
+        return {"losses": losses, "begins": begins}
+    assert shardd.torch.resume(model)[0] == steps - 1
+    load_safetensors(model, f"{folder}/checkpoint")
+    train(steps - 1)
+    return {"losses": losses, "begins": begins, "counters": counters(model)}
+
+
 def error_in_a_step() -> str:
     """What is no abort goes through ``with step``."""
     import shardd.torch

@@ -171,3 +171,30 @@ def test_another_run_does_not_take_over_a_job() -> None:
             assert cluster.wait(300) == {0: -signal.SIGKILL if name == "first" else 0}, cluster.log(0)
         assert [e["step"] for e in cluster.events(0) if e["event"] == "start"] == [0, 0]
         assert cluster.result(0)["counters"]["commits"] == 4
+
+
+def test_agreements_match_where_a_rank_dies_between_two_and_where_another_process_takes_its_place() -> None:
+    expected = train_alone(Case(steps=_STEPS), 2)["losses"]
+    environment = {"SHARDD_TEST_NO_GROUP": "1", "TORCHELASTIC_RUN_ID": "agreements"}
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder, environment) as cluster:
+        for rank in range(2):
+            cluster.start(resume_scenarios.survive_agreements, rank, (_STEPS, folder))
+        assert cluster.wait(300, [1]) == {1: -signal.SIGKILL}, cluster.log(1)
+        lives = []
+        for life in 1, 2:
+            restarts = {"TORCHELASTIC_RESTART_COUNT": str(life)}
+            cluster.start(resume_scenarios.survive_agreements, 1, (_STEPS, folder), restarts)
+            assert cluster.wait(300, [1]) == {1: 0}, cluster.log(0) + cluster.log(1)
+            lives.append(cluster.result(1))
+        assert cluster.wait(300) == {0: 0, 1: 0}, cluster.log(0)
+        survivor = cluster.result(0)
+    assert survivor["begins"] == lives[0]["begins"] == [4] and lives[1]["begins"] == []
+    last = range(4, _STEPS - 1)
+    for rank, losses in (0, survivor["losses"]), (1, lives[0]["losses"]), (1, lives[1]["losses"]):
+        for step, loss in losses.items():
+            assert abs(loss - expected[rank][step]) <= 1e-5 * abs(expected[rank][step]), (rank, step)
+    assert [*lives[0]["losses"]] == [*last] and [*lives[1]["losses"]] == [_STEPS - 1]
+    assert [*survivor["losses"]] == [*range(_STEPS)]
+    counts = survivor["counters"]
+    # The one who finished ended nothing: its place was taken in the same epoch.
+    assert counts["commits"] == _STEPS and counts["aborts"] == 1 and counts["attaches"] == 5

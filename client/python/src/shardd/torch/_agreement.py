@@ -1,7 +1,13 @@
-"""All ranks of a model go on together, or all raise what went wrong on one of them."""
+"""All ranks of a model go on together, or all raise what went wrong on one of them.
+
+A round is told from others by what all ranks know alike: of a registered model the daemon's epoch and how many sessions its
+job has had, which change where a rank is replaced, and within those by a count that each process keeps. So a process that
+takes another's place counts with the ones that went on in theirs, from 0.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,15 +23,16 @@ __all__ = ["Meeting"]
 
 _POLL_S = 0.005
 _LOOK_S = 0.5
-_rounds: dict[str, int] = {}
+_OK, _FAILED = "o", "e"  # what a rank says begins with one of them
+_rounds: dict[str, int] = {}  # of this process, begun by key
 
 
 @dataclass
 class Meeting:
     """Of the ranks ``members`` (of the default group), this one being ``members[rank]``, for one purpose.
 
-    ``key``: alike on these ranks and on no others; its rounds are counted. ``job``: a TorchJob whose loss of a rank ends
-    the wait, or None. It speaks through the store of the default group, so that a rank that fails says so and waits for
+    ``key``: alike on these ranks and on no others. ``job``: the TorchJob of a registered model, or None; the loss of a rank
+    of it ends the wait. It speaks through the store of the default group, so that a rank that fails says so and waits for
     nobody, Ctrl-C works, and who is missing is named. Not thread-safe.
     """
 
@@ -34,57 +41,103 @@ class Meeting:
     rank: int
     job: Any = None
 
-    def agree(self, what: str, error: BaseException | None = None, limit_s: float | None = None) -> None:
+    def agree(
+        self, what: str, error: BaseException | None = None, limit_s: float | None = None, part: str = ""
+    ) -> None:
         """Returns when every rank has called it without an error.
 
-        Raises RuntimeError with the rank and its text where another rank had one. With an ``error`` of this rank's own it
-        returns at once: the caller raises it. ``limit_s``: at most that long, then TimeoutError with the ranks that are
-        missing; by default as long as calls of the daemon wait.
+        Raises RuntimeError with the rank and its text where another rank had one, or came for another ``part`` (alike on
+        all ranks); StepAborted where a rank of the job has died. With an ``error`` of this rank's own it returns at once:
+        the caller raises it. ``limit_s``: at most that long, then TimeoutError with the ranks that are missing; by default
+        as long as calls of the daemon wait. Who comes after another rank has given up waiting raises, too.
         """
         world = len(self.members)
         if world == 1 or not dist.is_initialized():
             return
-        store = dist.distributed_c10d._get_default_store()
-        base = f"shardd/meeting/{self.key}"
-        number = _rounds.get(base, 0)
-        _rounds[base] = number + 1
-        said = "" if error is None else f"{type(error).__name__}: {error}"
-        store.set(f"{base}/{number}/{self.rank}", "e" + said if error is not None else "o")
-        if number > 1:  # everybody has seen it before they came to the round after it
-            store.delete_key(f"{base}/{number - 2}/{self.rank}")
         if error is not None:
+            with contextlib.suppress(Exception):  # the daemon is gone: the others get that from it
+                _Round(self, self._base()).say(_FAILED + _text(error))
             return
         if limit_s is None:
             limit_s = int(os.environ.get("SHARDD_TIMEOUT_MS", "0")) / 1000 or 300.0
+        now = self._begin(part)
         waited_for = set(range(world)) - {self.rank}
         deadline = time.monotonic() + limit_s
         looks_at = time.monotonic() + _LOOK_S
-        while waited_for:
-            for rank in sorted(waited_for):
-                key = f"{base}/{number}/{rank}"
-                if not store.check([key]):
-                    continue
-                answer = bytes(store.get(key)).decode()
-                if answer != "o":
-                    raise RuntimeError(f"{what}: given up on all ranks, because rank {rank} failed ({answer[1:]})")
-                waited_for.remove(rank)
-            now = time.monotonic()
-            if waited_for and now > deadline:
-                raise TimeoutError(
-                    f"{what}: ranks {sorted(waited_for)} have not come after {limit_s:.0f} s (rank={self.rank}); all ranks "
-                    "call it together"
-                )
-            if waited_for and now > looks_at:
-                self._look()
-                looks_at = now + _LOOK_S
-            if waited_for:
-                time.sleep(_POLL_S)
+        try:
+            while waited_for:
+                waited_for = {rank for rank in waited_for if not self._came(now, rank, what, part)}
+                clock = time.monotonic()
+                if waited_for and clock > deadline:
+                    raise TimeoutError(
+                        f"{what}: ranks {sorted(waited_for)} have not come after {limit_s:.0f} s (rank={self.rank}); all "
+                        "ranks call it together"
+                    )
+                if waited_for and clock > looks_at:
+                    if self._base() != now.base:  # another process has come for a rank that left
+                        now = self._begin(part)
+                        waited_for = set(range(world)) - {self.rank}
+                    looks_at = clock + _LOOK_S
+                if waited_for:
+                    time.sleep(_POLL_S)
+        except RuntimeError:
+            raise  # what another rank or the daemon has said, which all read for themselves
+        except BaseException as failure:
+            with contextlib.suppress(Exception):
+                now.say(_FAILED + _text(failure))  # for who comes later
+            raise
+        now.end()
 
-    def _look(self) -> None:
-        """Raises where a rank of the job has died."""
+    def _begin(self, part: str) -> _Round:
+        round_ = _Round(self, self._base())
+        round_.say(_OK + part)
+        return round_
+
+    def _came(self, now: _Round, rank: int, what: str, part: str) -> bool:
+        said = now.said_by(rank)
+        if said is None:
+            return False
+        if said.startswith(_FAILED):
+            raise RuntimeError(f"{what}: given up on all ranks, because rank {rank} failed ({said[1:]})")
+        if said[1:] != part:
+            raise RuntimeError(
+                f'{what}: rank {rank} is elsewhere (got "{said[1:]}", want "{part}"; rank={self.rank}); all ranks call it '
+                "together"
+            )
+        return True
+
+    def _base(self) -> str:
+        """Raises StepAborted where a rank of the job has died."""
         engine = getattr(self.job, "engine", None)
         if engine is None:
-            return
-        now = int(json.loads(engine.describe())["epoch"])
-        if now != engine.info()["epoch"]:
+            return f"shardd/meeting/{self.key}"
+        job = json.loads(engine.describe())
+        if int(job["epoch"]) != engine.info()["epoch"]:
             raise StepAborted(f'job "{self.job.name}": a rank is gone; attach again (shardd.torch.reattach)')
+        return f"shardd/meeting/{self.job.name}/{job['epoch']}/{job['counters']['attaches']}/{self.key}"
+
+
+class _Round:
+    """The next of this process under ``base``."""
+
+    def __init__(self, meeting: Meeting, base: str) -> None:
+        self.base, self._rank = base, meeting.rank
+        self._number = _rounds.get(base, 0)
+        _rounds[base] = self._number + 1
+        self._store = dist.distributed_c10d._get_default_store()
+
+    def say(self, text: str) -> None:
+        self._store.set(f"{self.base}/{self._number}/{self._rank}", text)
+
+    def said_by(self, rank: int) -> str | None:
+        key = f"{self.base}/{self._number}/{rank}"
+        return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+
+    def end(self) -> None:
+        """All have come to it, so nobody reads what was said in the one before."""
+        if self._number > 0:
+            self._store.delete_key(f"{self.base}/{self._number - 1}/{self._rank}")
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

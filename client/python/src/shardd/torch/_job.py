@@ -69,10 +69,10 @@ class TorchJob:
         return self.engine is not None and bool(self.engine.alive)
 
     def meeting(self, purpose: str) -> Meeting:
-        """Of the ranks of the job, in its present epoch."""
+        """Of the ranks of the job."""
         assert self.engine is not None
         info = self.engine.info()
-        return Meeting(f"{self.name}/{info['epoch']}/{purpose}", range(info["world_size"]), info["rank"], self)
+        return Meeting(purpose, range(info["world_size"]), info["rank"], self)
 
     @classmethod
     def register(cls, root: ShardState) -> TorchJob:

@@ -23,14 +23,14 @@ _PARTIAL = ".partial"
 _FILE_LIMIT_S = 24 * 3600.0  # disks have their own pace; a rank that dies ends the wait
 
 
-def _together(meeting: Meeting, what: str, work: Callable[[], Any]) -> Any:
-    """``work`` on this rank; raises on all ranks where it raised on one."""
+def _together(meeting: Meeting, what: str, part: str, work: Callable[[], Any]) -> Any:
+    """``work`` on this rank, which is ``part`` of it; raises on all ranks where it raised on one."""
     try:
         result = work()
     except Exception as error:
-        meeting.agree(what, error)
+        meeting.agree(what, error, part=part)
         raise
-    meeting.agree(what, limit_s=_FILE_LIMIT_S)
+    meeting.agree(what, limit_s=_FILE_LIMIT_S, part=part)
     return result
 
 
@@ -94,10 +94,15 @@ def save_safetensors(
     meeting = meeting_of(model, "safetensors")
     with torch.no_grad():
         pieces, targets, headers = _together(
-            meeting, what, lambda: _plan(model, folder, dtype, max_shard_bytes, meeting.rank == 0)
+            meeting, what, "save: plan", lambda: _plan(model, folder, dtype, max_shard_bytes, meeting.rank == 0)
         )
-        _together(meeting, what, lambda: _write_pieces(folder, pieces, targets, len(headers)))
-    _together(meeting, what, lambda: _finish(folder, pieces, targets, len(headers)) if meeting.rank == 0 else None)
+        _together(meeting, what, "save: write", lambda: _write_pieces(folder, pieces, targets, len(headers)))
+    _together(
+        meeting,
+        what,
+        "save: finish",
+        lambda: _finish(folder, pieces, targets, len(headers)) if meeting.rank == 0 else None,
+    )
 
 
 def _name(number: int, count: int) -> str:
@@ -180,8 +185,8 @@ def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, str
     what = f"load_safetensors {folder}"
     meeting = meeting_of(model, "safetensors")
     with torch.no_grad():
-        keys, found = _together(meeting, what, lambda: _check(model, folder, strict))
-        _together(meeting, what, lambda: _load(model, found))
+        keys, found = _together(meeting, what, "load: check", lambda: _check(model, folder, strict))
+        _together(meeting, what, "load: read", lambda: _load(model, found))
     return keys
 
 
