@@ -16,6 +16,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "common/shm/fd_channel.h"
@@ -33,7 +34,8 @@
 #include "server/service/trainer_service.h"
 
 ABSL_FLAG(std::string, listen, "unix:/run/shardd/shardd.sock", "Unix socket for gRPC and descriptors");
-ABSL_FLAG(std::string, devices, "cpu:1", "devices of this node: cpu:N gives N logical CPU devices");
+ABSL_FLAG(std::string, devices, "cpu:1",
+          "devices of this node: cpu:N gives N logical CPU devices, cuda:all or cuda:0,1 GPUs");
 ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
@@ -64,6 +66,12 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(UniqueFd state_lock, PrepareStateDir(state_dir));
   SHARDD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, MakeDevices(absl::GetFlag(FLAGS_devices)));
   const size_t device_count = devices.size();
+  if (absl::StartsWith(devices.front()->name(), "cuda:")) {
+    return absl::UnimplementedError(
+        absl::StrCat("start shardd: jobs have their memory on the host in this version, where "
+                     "GPUs do not reach it (got --devices=",
+                     absl::GetFlag(FLAGS_devices), ", want cpu:N)"));
+  }
 
   sigset_t signals;
   sigemptyset(&signals);

@@ -13,6 +13,7 @@
 
 #include "absl/types/span.h"
 #include "common/tensor/dtype.h"
+#include "common/tensor/update_scalars.h"
 
 namespace shardd {
 
@@ -53,6 +54,10 @@ struct AdamWParams {
 void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const float* g, float* m, float* v,
                  void* cast_dst, DType cast_dtype, int64_t numel);
 
+// The same from the scalars that every device updates with (update_scalars.h).
+void AdamWUpdateWith(const AdamWScalars& scalars, void* p, DType param_dtype, const float* g, float* m, float* v,
+                     void* cast_dst, DType cast_dtype, int64_t numel);
+
 // PyTorch's SGD (torch.optim.SGD): g' = g*grad_scale + weight_decay*p; first step: buf = g', later
 // buf = momentum*buf + (1-dampening)*g'; g' = nesterov ? g' + momentum*buf : buf; p -= lr*g'.
 struct SgdParams {
@@ -64,6 +69,8 @@ struct SgdParams {
 // buf: fp32, nullptr iff momentum == 0.
 void SgdUpdate(const SgdParams& params, void* p, DType param_dtype, const float* g, float* buf, void* cast_dst,
                DType cast_dtype, int64_t numel);
+void SgdUpdateWith(const SgdScalars& scalars, bool nesterov, bool first_step, void* p, DType param_dtype,
+                   const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel);
 
 }  // namespace shardd
 

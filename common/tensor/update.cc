@@ -150,8 +150,12 @@ SgdScalars MakeSgdScalars(const SgdParams& params) {
 
 void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const float* g, float* m, float* v,
                  void* cast_dst, DType cast_dtype, int64_t numel) {
+  AdamWUpdateWith(MakeAdamWScalars(params), p, param_dtype, g, m, v, cast_dst, cast_dtype, numel);
+}
+
+void AdamWUpdateWith(const AdamWScalars& scalars, void* p, DType param_dtype, const float* g, float* m, float* v,
+                     void* cast_dst, DType cast_dtype, int64_t numel) {
   if (numel <= 0) return;
-  const AdamWScalars scalars = MakeAdamWScalars(params);
   const AdamWFn update = SelectAdamW(param_dtype);
   const int64_t bytes = DTypeSizeBytes(param_dtype);
   UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t first, int64_t count) {
@@ -161,11 +165,15 @@ void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const fl
 
 void SgdUpdate(const SgdParams& params, void* p, DType param_dtype, const float* g, float* buf, void* cast_dst,
                DType cast_dtype, int64_t numel) {
+  SgdUpdateWith(MakeSgdScalars(params), params.nesterov, params.first_step, p, param_dtype, g, buf, cast_dst,
+                cast_dtype, numel);
+}
+
+void SgdUpdateWith(const SgdScalars& scalars, bool nesterov, bool first_step, void* p, DType param_dtype,
+                   const float* g, float* buf, void* cast_dst, DType cast_dtype, int64_t numel) {
   if (numel <= 0) return;
-  const SgdScalars scalars = MakeSgdScalars(params);
-  const Momentum momentum =
-      buf == nullptr ? Momentum::kNone : (params.first_step ? Momentum::kFirst : Momentum::kLater);
-  const SgdFn update = SelectSgd(param_dtype, momentum, params.nesterov);
+  const Momentum momentum = buf == nullptr ? Momentum::kNone : (first_step ? Momentum::kFirst : Momentum::kLater);
+  const SgdFn update = SelectSgd(param_dtype, momentum, nesterov);
   const int64_t bytes = DTypeSizeBytes(param_dtype);
   UpdateAndCast(p, param_dtype, cast_dst, cast_dtype, numel, [&](int64_t first, int64_t count) {
     update(&scalars, static_cast<char*>(p) + first * bytes, g + first, buf == nullptr ? nullptr : buf + first, count);

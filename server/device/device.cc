@@ -3,37 +3,40 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_device.h"
+#include "server/device/cuda/driver.h"
+#include "server/device/cuda/kernel_image.h"
+#include "server/device/cuda/make_cuda_devices.h"
 
 namespace shardd {
 namespace {
 
 constexpr int kMaxDevices = 64;
 
-}  // namespace
-
-absl::string_view StreamName(StreamId stream) {
-  switch (stream) {
-    case StreamId::kPreUnshard:
-      return "pre_unshard";
-    case StreamId::kUnshard:
-      return "unshard";
-    case StreamId::kPostBackward:
-      return "post_backward";
-    case StreamId::kAllReduce:
-      return "all_reduce";
-    case StreamId::kOptimizer:
-      return "optimizer";
-  }
-  return "unknown";
+absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCuda(absl::string_view which) {
+  SHARDD_ASSIGN_OR_RETURN(const CudaSelection selection, ParseCudaSelection(which));
+  SHARDD_ASSIGN_OR_RETURN(const CudaDriver driver, CudaDriver::Load());
+  return MakeCudaDevices(
+      driver, selection,
+      absl::MakeConstSpan(static_cast<const unsigned char*>(cuda::kKernelImage), cuda::kKernelImageSizeBytes));
 }
+
+}  // namespace
 
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeDevices(absl::string_view spec) {
   const auto refuse = [spec](absl::string_view fact) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("make devices: ", fact, " (got \"", spec, "\", want cpu:N with N from 1 to ", kMaxDevices, ")"));
+    return absl::InvalidArgumentError(absl::StrCat("make devices: ", fact, " (got \"", spec,
+                                                   "\", want cpu:N with N from 1 to ", kMaxDevices,
+                                                   ", cuda:all or numbers of GPUs like cuda:0,1)"));
   };
-  if (spec == "cuda" || absl::StartsWith(spec, "cuda:")) return refuse("this build has no CUDA device");
+  if (absl::StartsWith(spec, "cuda:")) {
+    auto devices = MakeCuda(spec.substr(5));
+    if (devices.ok()) return devices;
+    const absl::Status& status = devices.status();
+    return absl::Status(status.code(), absl::StrCat("make devices \"", spec, "\": ", status.message()));
+  }
   if (!absl::StartsWith(spec, "cpu:")) return refuse("unknown kind of device");
   const absl::string_view digits = spec.substr(4);
   // SimpleAtoi also takes spaces and signs.

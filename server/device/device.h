@@ -120,7 +120,9 @@ class Device {
   virtual void Shutdown() = 0;
 };
 
-// "cpu:4" -> cpu:0 .. cpu:3. INVALID_ARGUMENT for anything else, with what is supported in this build.
+// "cpu:4" -> cpu:0 .. cpu:3; "cuda:all", "cuda:0,2" -> cuda:0, cuda:2: GPUs by the driver's numbers. INVALID_ARGUMENT
+// for anything else, with what there is. A GPU that cannot be had: FAILED_PRECONDITION where the driver or the GPU is
+// not there, with what was looked for; UNIMPLEMENTED where this build, or that GPU, has not what it takes.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeDevices(absl::string_view spec);
 
 }  // namespace shardd

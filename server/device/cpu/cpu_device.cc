@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/device/cpu/cpu_ops.h"
+#include "server/device/ops/check.h"
 
 namespace shardd {
 namespace {
@@ -126,14 +127,14 @@ bool CpuDevice::RunSlice(Entry& entry) {
   while (entry.next_op < entry.work.ops.size() && budget > 0) {
     const DeviceOp& op = entry.work.ops[entry.next_op];
     if (entry.next_element == 0) {
-      if (absl::Status status = CheckCpuOp(op); !status.ok()) {
+      if (absl::Status status = CheckOp(op); !status.ok()) {
         entry.status =
             absl::Status(status.code(), absl::StrCat("run \"", entry.work.label, "\": operation ", entry.next_op,
                                                      " is malformed: ", status.message(), " (device=", name_, ")"));
         return true;
       }
     }
-    const int64_t extent = CpuOpExtent(op);
+    const int64_t extent = OpExtent(op);
     const int64_t count = std::min(CpuOpSlice(op), extent - entry.next_element);
     if (count > 0) RunCpuOp(op, entry.next_element, count);
     entry.next_element += count;

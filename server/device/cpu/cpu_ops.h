@@ -3,22 +3,15 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "server/device/device.h"
 
 namespace shardd {
 
-// Elements (bytes for a copy) of `op`.
-int64_t CpuOpExtent(const DeviceOp& op);
-
-// What one slice of `op` covers at most, in the same unit: large enough to stream past the caches, and for squared
-// norms whole blocks, so that slicing is always the same and so is the result.
+// What one slice of `op` covers at most, in the unit of OpExtent: large enough to stream past the caches, and for
+// squared norms whole blocks, so that slicing is always the same and so is the result.
 int64_t CpuOpSlice(const DeviceOp& op);
 
-// INTERNAL for an operation that no kernel takes (dtype, null pointer, negative extent): a bug of the submitter.
-absl::Status CheckCpuOp(const DeviceOp& op);
-
-// Runs elements [first, first + count). REQUIRES: CheckCpuOp(op) is OK.
+// Runs elements [first, first + count). REQUIRES: CheckOp(op) is OK.
 void RunCpuOp(const DeviceOp& op, int64_t first, int64_t count);
 
 }  // namespace shardd

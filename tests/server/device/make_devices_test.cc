@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,16 +23,32 @@ TEST(MakeDevicesTest, SixtyFourAreTheMost) {
 
 TEST(MakeDevicesTest, EverythingElseIsRefusedWithWhatIsServed) {
   for (const char* spec :
-       {"", "cpu", "cpu:", "cpu:0", "cpu:-1", "cpu: 2", "cpu:2x", "cpu:99999999999", "tpu:1", "CPU:2"}) {
+       {"", "cuda", "cpu", "cpu:", "cpu:0", "cpu:-1", "cpu: 2", "cpu:2x", "cpu:99999999999", "tpu:1", "CPU:2"}) {
     const absl::Status status = MakeDevices(spec).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << spec;
     EXPECT_THAT(std::string(status.message()), HasSubstr("want cpu:N with N from 1 to 64"));
   }
 }
 
-TEST(MakeDevicesTest, CudaIsRefusedAsNotInThisBuild) {
-  for (const char* spec : {"cuda", "cuda:0", "cuda:2"}) {
-    EXPECT_THAT(std::string(MakeDevices(spec).status().message()), HasSubstr("this build has no CUDA device")) << spec;
+TEST(MakeDevicesTest, WhatIsNoListOfGpusIsRefused) {
+  for (const char* spec : {"cuda:", "cuda:x", "cuda:-1", "cuda:0,", "cuda:0,0", "cuda: 1", "cuda:all,1"}) {
+    const absl::Status status = MakeDevices(spec).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << spec;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no list of GPUs")) << spec;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(spec)) << spec;
+  }
+}
+
+TEST(MakeDevicesTest, WithoutADriverTheErrorSaysWhatWasLookedFor) {
+  if (void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); driver != nullptr) {
+    dlclose(driver);
+    GTEST_SKIP() << "this machine has a CUDA driver";
+  }
+  for (const char* spec : {"cuda:all", "cuda:0", "cuda:2,0"}) {
+    const absl::Status status = MakeDevices(spec).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << spec;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(spec));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("libcuda.so.1"));
   }
 }
 

@@ -1,0 +1,153 @@
+#ifndef SHARDD_SERVER_DEVICE_CUDA_CUDA_DEVICE_H_
+#define SHARDD_SERVER_DEVICE_CUDA_CUDA_DEVICE_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/device/cuda/engine.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+struct CudaDeviceOptions {
+  // Calls of the driver that one stream may have in its queue. A GPU's queue is finite (1024 or so): behind a stream
+  // that waits, the call that finds it full blocks, with locks of the driver held. At least 32.
+  int max_queued_calls = 256;
+  // How often a GPU with outstanding work is asked whether it is lost: a lost one calls nobody.
+  absl::Duration check_interval = absl::Milliseconds(100);
+};
+
+// A GPU. One thread (the issuer) makes all calls of the driver, and never waits for the GPU: it turns works into calls
+// as far as each stream has credit, streams in turn, and the driver runs a host function at each work's end. Another
+// thread runs `done`. So the order within a stream is the GPU's, and between streams there is none.
+//
+// Memory that operations name must be reachable by the GPU: slabs, or registered host memory (pageable memory makes a
+// copy block the issuer, and a kernel that touches it loses the device). Norms may be anywhere.
+//
+// Device loss (an illegal address, an ECC error, a GPU off the bus, the end of the MPS server): every outstanding and
+// every later work is done with DATA_LOSS, which carries what the driver said; nothing runs any more, and what was in
+// the GPU's memory is not to be trusted. The process needs a new context to use the GPU again: restart it.
+//
+// WorkTiming is measured by host functions, which hold their stream up for some 10 us: only where it is asked for.
+//
+// Thread-safe.
+class CudaDevice final : public Device {
+ public:
+  // Errors as CudaEngine::Create.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const CudaDriver& driver, int ordinal,
+                                                            absl::Span<const unsigned char> kernels,
+                                                            const CudaDeviceOptions& options = {});
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+  // Shuts down. REQUIRES: not called from a `done`.
+  ~CudaDevice() override;
+
+  const std::string& name() const override { return engine_->name(); }
+  const std::string& description() const { return engine_->description(); }
+  void Submit(StreamId stream, DeviceWork work) override;
+  std::vector<StreamStatus> Status() const override;
+  // Waits for the calls that are in the GPU's queues. REQUIRES: not called from a `done`.
+  void Shutdown() override;
+  // OK, or what made the device useless.
+  absl::Status lost() const;
+
+ private:
+  // A work, from Submit until its `done`. Host functions hold pointers to it, so it stays where it is.
+  struct Entry {
+    CudaDevice* device;
+    int stream;
+    DeviceWork work;
+    size_t next_op = 0;
+    absl::Status status;  // the first error; the operations after it are skipped
+    std::vector<std::pair<Norm*, CudaNormSlots::Slot>> norms;
+    int calls = 0;  // in the GPU's queue
+    int calls_since_mark = 0;
+    int host_functions = 0;  // enqueued, and not yet run
+    bool started = false;
+    bool ended = false;  // nothing of it is in the queue any more
+    int64_t begin_ns = 0;
+    int64_t end_ns = 0;
+  };
+  using Entries = std::list<Entry>;
+  struct Stream {
+    Entries queued;  // the first may be issued in part
+    Entries issued;  // in the GPU's queue to the last call, or ended
+    int calls = 0;   // of all entries; above 0: something is outstanding
+    uint64_t submitted = 0;
+    uint64_t done = 0;
+    int64_t busy_ns = 0;
+    int64_t last_end_ns = 0;
+  };
+
+  CudaDevice(std::unique_ptr<CudaEngine> engine, const CudaDeviceOptions& options);
+
+  static void NameThread(const std::string& thread_name);
+
+  // Of the issuer.
+  void Issue();
+  bool IssuableLocked(int stream) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasCreditLocked(const Stream& s, int calls) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayIssueLocked(const Stream& s, const Entry& entry, size_t index, int calls_before) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<CudaNormSlots::Slot> SlotLocked(Entry& entry, const DeviceOp& op)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int ChooseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void IssueSome(int stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);   // unlocks while it calls the driver
+  void IssueEnd(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // too
+  void CancelQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);          // too
+  void AskWhetherLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // too
+  absl::Status CallHostFunction(Entry* entry, cu::HostFunction function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // too
+  bool OutstandingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CancelledLocked(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LoseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Run by the driver on a thread of its own, in the order of the stream.
+  static void OnBegin(void* entry);
+  static void OnCredit(void* entry);
+  static void OnEnd(void* entry);
+
+  // Of the thread that runs `done`.
+  void Finish();
+  int EndedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // a stream whose first issued work has ended, or -1
+  void EndLocked(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FoldNormsLocked(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartFinisherLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void JoinFinisher() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant after construction.
+  std::unique_ptr<CudaEngine> engine_;  // called by the issuer alone, but for name() and description()
+  const int max_calls_;
+  const int mark_calls_;  // credit comes back in such steps within a work
+  const absl::Duration check_interval_;
+
+  // Guarded.
+  mutable absl::Mutex mutex_;
+  std::array<Stream, kStreamCount> streams_ ABSL_GUARDED_BY(mutex_);
+  std::set<const Norm*> norms_in_use_ ABSL_GUARDED_BY(mutex_);
+  Entries lost_entries_ ABSL_GUARDED_BY(mutex_);  // a host function of a lost device might still come
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+  bool shutdown_ ABSL_GUARDED_BY(mutex_) = false;
+  bool issuer_runs_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finisher_runs_ ABSL_GUARDED_BY(mutex_) = false;
+  int next_stream_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time last_check_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  std::thread issuer_ ABSL_GUARDED_BY(mutex_);
+  std::thread finisher_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_CUDA_CUDA_DEVICE_H_

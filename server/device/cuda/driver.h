@@ -1,0 +1,60 @@
+#ifndef SHARDD_SERVER_DEVICE_CUDA_DRIVER_H_
+#define SHARDD_SERVER_DEVICE_CUDA_DRIVER_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/device/cuda/driver_api.h"
+
+namespace shardd {
+
+// The machine's driver, or a fake: a table of its functions, and errors that carry its words. Nothing of it is linked:
+// the same binary starts on machines without a driver. Immutable.
+class CudaDriver {
+ public:
+  // dlopen("libcuda.so.1"), every function by cuGetProcAddress, cuInit. `library` is another name or path to look for.
+  // FAILED_PRECONDITION: no such library, it is too old (CUDA 12.0 is the least), or cuInit refused: no GPU, no device
+  // files. The text says what was looked for and what the loader or the driver answered. The library stays loaded.
+  static absl::StatusOr<CudaDriver> Load(const std::string& library = "libcuda.so.1");
+  // REQUIRES: every pointer is set. Calls nothing.
+  explicit CudaDriver(const cu::DriverTable& table) : table_(table) {}
+
+  const cu::DriverTable* operator->() const { return &table_; }
+
+  // OK for kSuccess. Else "<operation> <object>: CUDA_ERROR_X: text (result 700, device=..)" with the code
+  // RESOURCE_EXHAUSTED for memory, UNIMPLEMENTED for what the device or driver cannot do, FAILED_PRECONDITION where
+  // there is no such device, DATA_LOSS where the device is lost (IsLost), INTERNAL for everything else.
+  // `operation` is the driver's name of the call ("cuMemCreate"), `device` empty where there is none.
+  absl::Status Check(cu::Result result, absl::string_view operation, absl::string_view object,
+                     absl::string_view device = "") const;
+
+  // The context and everything in it are unusable from here on: every later call gives the same error.
+  static bool IsLost(cu::Result result);
+
+ private:
+  cu::DriverTable table_;
+};
+
+// Makes a context current on this thread for the life of the object, and what was current before again at the end.
+class ScopedCudaContext {
+ public:
+  ScopedCudaContext(const CudaDriver& driver, cu::Context context)
+      : driver_(driver), result_(driver->CtxPushCurrent(context)) {}
+  ScopedCudaContext(const ScopedCudaContext&) = delete;
+  ScopedCudaContext& operator=(const ScopedCudaContext&) = delete;
+  ~ScopedCudaContext() {
+    cu::Context popped;
+    if (result_ == cu::kSuccess) (void)driver_->CtxPopCurrent(&popped);
+  }
+  cu::Result result() const { return result_; }
+
+ private:
+  const CudaDriver& driver_;
+  const cu::Result result_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_CUDA_DRIVER_H_

@@ -1,0 +1,85 @@
+#ifndef SHARDD_SERVER_DEVICE_CUDA_ENGINE_H_
+#define SHARDD_SERVER_DEVICE_CUDA_ENGINE_H_
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/device/cuda/driver.h"
+#include "server/device/cuda/kernels.h"
+#include "server/device/cuda/norm_slots.h"
+#include "server/device/cuda/slab.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+// What one GPU's device holds of the driver (the primary context, five streams, the kernels, scratch), and how an
+// operation becomes calls of it. Loop-confined: one thread at a time calls it, with the context current; nothing here
+// waits for the GPU but Create, SynchroniseStream and the end.
+class CudaEngine {
+ public:
+  // Loads the kernels from `image` (a fat binary) and runs each once, so that none is loaded lazily later: that may
+  // synchronise the context, which hangs where a stream waits for something that comes after. Takes about a second on
+  // the first use of a GPU. UNIMPLEMENTED: a GPU that the image has no code for, or without what slabs and timelines
+  // need. Leaves the calling thread's current context as it was.
+  static absl::StatusOr<std::unique_ptr<CudaEngine>> Create(const CudaDriver& driver, int ordinal,
+                                                            absl::Span<const unsigned char> image);
+  CudaEngine(const CudaEngine&) = delete;
+  CudaEngine& operator=(const CudaEngine&) = delete;
+  // REQUIRES: the streams are drained, or the device is lost.
+  ~CudaEngine();
+
+  const std::string& name() const { return name_; }                // "cuda:0"
+  const std::string& description() const { return description_; }  // "NVIDIA H200, 139 GiB, 132 multiprocessors"
+  CudaNormSlots& norm_slots() { return *norm_slots_; }
+
+  // Makes the context current on this thread, until the thread ends.
+  absl::Status EnterThread();
+
+  // INTERNAL for what CheckOp or a kernel here refuses.
+  static absl::Status Check(const DeviceOp& op);
+  // Calls of the driver that Issue makes.
+  int CallsOf(const DeviceOp& op) const;
+  // Enqueues `op`. A norm is added to *slot.device. DATA_LOSS: the device is lost. Any error: some of the operation's
+  // calls may have been enqueued. REQUIRES: Check(op) is OK.
+  absl::Status Issue(StreamId stream, const DeviceOp& op, CudaNormSlots::Slot slot);
+  absl::Status IssueHostFunction(StreamId stream, cu::HostFunction function, void* user_data);
+  // DATA_LOSS where the device is lost; OK whether the stream is idle or not.
+  absl::Status QueryStream(StreamId stream);
+  absl::Status SynchroniseStream(StreamId stream);
+
+ private:
+  struct Calls;  // one method per kind of operation
+
+  CudaEngine(const CudaDriver& driver, int ordinal);
+  absl::Status Init(absl::Span<const unsigned char> image);
+  absl::Status InitDevice();
+  absl::Status InitStreams();
+  absl::Status InitKernels(absl::Span<const unsigned char> image);
+  absl::Status WarmUp();
+  absl::Status CheckCall(cu::Result result, absl::string_view operation, absl::string_view object) const {
+    return driver_.Check(result, operation, object, name_);
+  }
+
+  const CudaDriver driver_;
+  const int ordinal_;
+  const std::string name_;
+  std::string description_;
+  cu::Ordinal device_ = 0;
+  int multiprocessors_ = 0;
+  cu::Context context_ = nullptr;
+  std::array<cu::Stream, kStreamCount> streams_ = {};
+  cu::Library library_ = nullptr;
+  struct {
+    cu::Kernel cast = nullptr, reduce = nullptr, norm = nullptr, norm_finish = nullptr, adamw = nullptr, sgd = nullptr;
+  } kernels_;
+  CudaSlab scratch_;  // kScratchBytes per stream: operations of one stream follow each other
+  std::unique_ptr<CudaNormSlots> norm_slots_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_CUDA_ENGINE_H_

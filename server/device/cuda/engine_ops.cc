@@ -1,0 +1,121 @@
+// How each kind of operation becomes calls of the driver.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/device/cuda/engine.h"
+#include "server/device/cuda/engine_internal.h"
+#include "server/device/ops/check.h"
+
+namespace shardd {
+namespace {
+
+cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
+cuda::KernelDType Number(DType dtype) { return static_cast<cuda::KernelDType>(dtype); }
+static_assert(cuda::kFloat32 == v1::DTYPE_FLOAT32 && cuda::kBFloat16 == v1::DTYPE_BFLOAT16 &&
+              cuda::kFloat16 == v1::DTYPE_FLOAT16 && cuda::kFloat64 == v1::DTYPE_FLOAT64 &&
+              cuda::kNoDType == v1::DTYPE_UNSPECIFIED);
+
+}  // namespace
+
+struct CudaEngine::Calls {
+  CudaEngine& engine;
+  StreamId id;
+  CudaNormSlots::Slot slot;
+
+  cu::Stream stream() const { return engine.streams_[static_cast<int>(id)]; }
+
+  template <typename Args>
+  absl::Status Launch(cu::Kernel kernel, const char* name, Args args, cuda::Geometry at) const {
+    static_assert(std::is_trivially_copyable_v<Args>);
+    void* params[] = {&args};
+    return engine.CheckCall(
+        engine.driver_->LaunchKernel(kernel, at.grid, 1, 1, at.block, 1, 1, 0, stream(), params, nullptr),
+        "cuLaunchKernel", absl::StrCat(name, " on ", StreamName(id)));
+  }
+  template <typename Args>
+  absl::Status Launch(cu::Kernel kernel, const char* name, const Args& args) const {
+    return Launch(kernel, name, args, cuda::GeometryOf(args, engine.multiprocessors_));
+  }
+  absl::Status Copy(const void* src, void* dst, int64_t size_bytes) const {
+    return engine.CheckCall(
+        engine.driver_->MemcpyAsync(Address(dst), Address(src), static_cast<size_t>(size_bytes), stream()),
+        "cuMemcpyAsync", absl::StrCat(size_bytes, " bytes on ", StreamName(id)));
+  }
+
+  absl::Status operator()(const CopyOp& op) const { return Copy(op.src, op.dst, op.size_bytes); }
+  absl::Status operator()(const ZeroOp& op) const {
+    return engine.CheckCall(
+        engine.driver_->MemsetD8Async(Address(op.dst), 0, static_cast<size_t>(op.size_bytes), stream()),
+        "cuMemsetD8Async", absl::StrCat(op.size_bytes, " bytes on ", StreamName(id)));
+  }
+  absl::Status operator()(const CastOp& op) const {
+    if (op.from == op.to) return Copy(op.src, op.dst, op.numel * DTypeSizeBytes(op.from));  // integers too
+    return Launch(engine.kernels_.cast, cuda::kCastKernel,
+                  cuda::CastArgs{op.src, op.dst, op.numel, Number(op.from), Number(op.to), 1});
+  }
+  absl::Status operator()(const ReduceOp& op) const {
+    cuda::ReduceArgs args = {};
+    std::copy(op.sources.begin(), op.sources.end(), args.sources);
+    args.source_count = static_cast<int32_t>(op.sources.size());
+    args.source_dtype = Number(op.source_dtype);
+    args.round_to = Number(op.round_to);
+    args.keep = Number(op.keep);
+    args.scale = op.scale;
+    args.accumulate = op.accumulate ? 1 : 0;
+    args.dst = op.dst;
+    args.numel = op.numel;
+    return Launch(engine.kernels_.reduce, cuda::kReduceKernel, args);
+  }
+  absl::Status operator()(const NormOp& op) const {
+    char* const scratch = static_cast<char*>(engine.scratch_.data()) + static_cast<int>(id) * kCudaScratchBytes;
+    for (int64_t first = 0; first < op.numel; first += kCudaNormPieceNumel) {
+      cuda::NormArgs args = {};
+      args.src = op.src + first;
+      args.numel = std::min(op.numel - first, kCudaNormPieceNumel);
+      args.order = op.result->order();
+      args.scratch = reinterpret_cast<NormState*>(scratch);
+      args.result = slot.device;
+      SHARDD_RETURN_IF_ERROR(Launch(engine.kernels_.norm, cuda::kNormKernel, args));
+      SHARDD_RETURN_IF_ERROR(
+          Launch(engine.kernels_.norm_finish, cuda::kNormFinishKernel, args, cuda::NormFinishGeometry()));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const AdamWOp& op) const {
+    return Launch(engine.kernels_.adamw, cuda::kAdamWKernel,
+                  cuda::AdamWArgs{MakeAdamWScalars(op.params), Number(op.param_dtype), op.p, op.g, op.m, op.v,
+                                  op.cast_dst, Number(op.cast_dtype), op.numel});
+  }
+  absl::Status operator()(const SgdOp& op) const {
+    return Launch(
+        engine.kernels_.sgd, cuda::kSgdKernel,
+        cuda::SgdArgs{MakeSgdScalars(op.params), op.params.nesterov ? 1 : 0, op.params.first_step ? 1 : 0,
+                      Number(op.param_dtype), op.p, op.g, op.buf, op.cast_dst, Number(op.cast_dtype), op.numel});
+  }
+};
+
+absl::Status CudaEngine::Check(const DeviceOp& op) {
+  SHARDD_RETURN_IF_ERROR(CheckOp(op));
+  const ReduceOp* const reduce = std::get_if<ReduceOp>(&op);
+  if (reduce != nullptr && reduce->sources.size() > static_cast<size_t>(cuda::kMaxReduceSources)) {
+    return absl::InternalError(absl::StrCat("reduce: more sources than a kernel takes (got ", reduce->sources.size(),
+                                            ", want at most ", cuda::kMaxReduceSources, ")"));
+  }
+  return absl::OkStatus();
+}
+
+int CudaEngine::CallsOf(const DeviceOp& op) const {
+  const NormOp* const norm = std::get_if<NormOp>(&op);
+  if (norm == nullptr) return 1;
+  return static_cast<int>(2 * ((norm->numel + kCudaNormPieceNumel - 1) / kCudaNormPieceNumel));
+}
+
+absl::Status CudaEngine::Issue(StreamId stream, const DeviceOp& op, CudaNormSlots::Slot slot) {
+  if (OpExtent(op) == 0) return absl::OkStatus();
+  return std::visit(Calls{*this, stream, slot}, op);
+}
+
+}  // namespace shardd

@@ -1,0 +1,31 @@
+#ifndef SHARDD_SERVER_DEVICE_CUDA_MAKE_CUDA_DEVICES_H_
+#define SHARDD_SERVER_DEVICE_CUDA_MAKE_CUDA_DEVICES_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "server/device/cuda/driver.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+// What follows "cuda:" in --devices.
+struct CudaSelection {
+  bool all = false;
+  std::vector<int> ordinals;  // in the order given, each once; empty with all
+};
+// "all", "0", "0,2". INVALID_ARGUMENT for anything else.
+absl::StatusOr<CudaSelection> ParseCudaSelection(absl::string_view text);
+
+// The devices of the selection, named by ordinal. FAILED_PRECONDITION: no such GPU, with how many there are; errors of
+// CudaEngine::Create otherwise.
+absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices(const CudaDriver& driver,
+                                                                     const CudaSelection& selection,
+                                                                     absl::Span<const unsigned char> kernels);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_CUDA_MAKE_CUDA_DEVICES_H_

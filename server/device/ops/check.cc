@@ -1,0 +1,97 @@
+#include "server/device/ops/check.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace shardd {
+namespace {
+
+absl::Status Malformed(absl::string_view kind, absl::string_view fact) {
+  return absl::InternalError(absl::StrCat(kind, ": ", fact));
+}
+
+absl::Status CheckUpdate(absl::string_view kind, bool null_pointer, DType param_dtype, const void* cast_dst,
+                         DType cast_dtype) {
+  if (null_pointer) return Malformed(kind, "null pointer");
+  if (!IsTrainable(param_dtype)) {
+    return Malformed(kind, absl::StrCat("parameter dtype is not trainable (got ", DTypeName(param_dtype), ")"));
+  }
+  if (cast_dst != nullptr && !IsFloatingPoint(cast_dtype)) {
+    return Malformed(kind, absl::StrCat("cast dtype is not floating point (got ", DTypeName(cast_dtype), ")"));
+  }
+  return absl::OkStatus();
+}
+
+struct Check {
+  absl::Status operator()(const CopyOp& op) const {
+    return op.src == nullptr || op.dst == nullptr ? Malformed("copy", "null pointer") : absl::OkStatus();
+  }
+  absl::Status operator()(const ZeroOp& op) const {
+    return op.dst == nullptr ? Malformed("zero", "null pointer") : absl::OkStatus();
+  }
+  absl::Status operator()(const CastOp& op) const {
+    if (op.src == nullptr || op.dst == nullptr) return Malformed("cast", "null pointer");
+    const bool same = op.from == op.to && DTypeSizeBytes(op.from) > 0;
+    if (!same && !(IsFloatingPoint(op.from) && IsFloatingPoint(op.to))) {
+      return Malformed("cast", absl::StrCat("no such cast (got ", DTypeName(op.from), " to ", DTypeName(op.to), ")"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const ReduceOp& op) const {
+    if (op.dst == nullptr || std::find(op.sources.begin(), op.sources.end(), nullptr) != op.sources.end()) {
+      return Malformed("reduce", "null pointer");
+    }
+    if (op.sources.empty()) return Malformed("reduce", "no sources");
+    if (!IsTrainable(op.source_dtype)) {
+      return Malformed("reduce", absl::StrCat("source dtype is not trainable (got ", DTypeName(op.source_dtype), ")"));
+    }
+    if (op.round_to != v1::DTYPE_UNSPECIFIED && !IsTrainable(op.round_to)) {
+      return Malformed("reduce", absl::StrCat("reduce dtype is not trainable (got ", DTypeName(op.round_to), ")"));
+    }
+    if (op.keep != v1::DTYPE_UNSPECIFIED && op.keep != v1::DTYPE_BFLOAT16 && op.keep != v1::DTYPE_FLOAT16) {
+      return Malformed("reduce", absl::StrCat("no dtype to keep sums in (got ", DTypeName(op.keep), ")"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const NormOp& op) const {
+    return op.src == nullptr || op.result == nullptr ? Malformed("norm", "null pointer") : absl::OkStatus();
+  }
+  absl::Status operator()(const AdamWOp& op) const {
+    const bool null_pointer = op.p == nullptr || op.g == nullptr || op.m == nullptr || op.v == nullptr;
+    if (!null_pointer && op.params.step < 1) {
+      return Malformed("adamw", absl::StrCat("step counts from 1 (got ", op.params.step, ")"));
+    }
+    return CheckUpdate("adamw", null_pointer, op.param_dtype, op.cast_dst, op.cast_dtype);
+  }
+  absl::Status operator()(const SgdOp& op) const {
+    if ((op.buf == nullptr) != (op.params.momentum == 0)) {
+      return Malformed("sgd", "momentum and its buffer do not go together");
+    }
+    return CheckUpdate("sgd", op.p == nullptr || op.g == nullptr, op.param_dtype, op.cast_dst, op.cast_dtype);
+  }
+};
+
+}  // namespace
+
+int64_t OpExtent(const DeviceOp& op) {
+  return std::visit(
+      [](const auto& o) {
+        if constexpr (requires { o.numel; }) {
+          return o.numel;
+        } else {
+          return o.size_bytes;
+        }
+      },
+      op);
+}
+
+absl::Status CheckOp(const DeviceOp& op) {
+  const int64_t extent = OpExtent(op);
+  if (extent < 0) return Malformed("operation", absl::StrCat("negative extent (got ", extent, ")"));
+  if (extent == 0) return absl::OkStatus();
+  return std::visit(Check{}, op);
+}
+
+}  // namespace shardd

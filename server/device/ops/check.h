@@ -1,0 +1,19 @@
+#ifndef SHARDD_SERVER_DEVICE_OPS_CHECK_H_
+#define SHARDD_SERVER_DEVICE_OPS_CHECK_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+// Elements (bytes for a copy) of `op`.
+int64_t OpExtent(const DeviceOp& op);
+
+// INTERNAL for an operation that no kernel takes (dtype, null pointer, negative extent): a bug of the submitter.
+absl::Status CheckOp(const DeviceOp& op);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_OPS_CHECK_H_

@@ -1,0 +1,22 @@
+#include "absl/strings/string_view.h"
+#include "server/device/device.h"
+
+namespace shardd {
+
+absl::string_view StreamName(StreamId stream) {
+  switch (stream) {
+    case StreamId::kPreUnshard:
+      return "pre_unshard";
+    case StreamId::kUnshard:
+      return "unshard";
+    case StreamId::kPostBackward:
+      return "post_backward";
+    case StreamId::kAllReduce:
+      return "all_reduce";
+    case StreamId::kOptimizer:
+      return "optimizer";
+  }
+  return "unknown";
+}
+
+}  // namespace shardd

@@ -1,0 +1,83 @@
+#include "tests/fakes/cuda/calls.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shardd::fake_cuda {
+
+ThreadState& ThisThread() {
+  thread_local ThreadState state;
+  return state;
+}
+
+Driver::Call Driver::Enter(const char* name) {
+  Call call;
+  call.machine = Machine::Get();
+  if (call.machine == nullptr) return call;
+  Machine& m = *call.machine;
+  std::lock_guard lock(m.mutex_);
+  ++m.calls_[name];
+  if (ThisThread().in_host_function) {
+    call.result = cu::kNotPermitted;
+    return call;
+  }
+  if (const auto it = m.failures_.find(name); it != m.failures_.end() && --it->second.first == 0) {
+    call.result = it->second.second;
+    m.failures_.erase(it);
+    if (call.result == cu::kEccUncorrectable || call.result == cu::kIllegalAddress) m.LoseLocked(0, call.result);
+    return call;
+  }
+  call.result = m.initialised_ ? cu::kSuccess : cu::kNotInitialized;
+  return call;
+}
+Driver::Call Driver::EnterContext(const char* name) {
+  Call call = Enter(name);
+  if (!call) return call;
+  if (ThisThread().machine != call.machine->number_ || ThisThread().contexts.empty() ||
+      ThisThread().contexts.back() == nullptr) {
+    call.result = cu::kInvalidContext;
+    return call;
+  }
+  call.gpu = GpuOf(ThisThread().contexts.back());
+  std::lock_guard lock(call.machine->mutex_);
+  const Machine::Gpu& gpu = call.machine->gpus_[static_cast<size_t>(call.gpu)];
+  call.result = gpu.lost != cu::kSuccess ? gpu.lost : gpu.context_users == 0 ? cu::kContextIsDestroyed : cu::kSuccess;
+  return call;
+}
+Driver::Call Driver::EnterStream(const char* name, cu::Stream stream) {
+  Call call = EnterContext(name);
+  if (!call) return call;
+  std::lock_guard lock(call.machine->mutex_);
+  const auto it = call.machine->streams_.find(stream);
+  // Of another context too.
+  if (it == call.machine->streams_.end() || it->second->gpu() != call.gpu) {
+    call.result = cu::kInvalidHandle;
+    return call;
+  }
+  call.stream = it->second;
+  return call;
+}
+cu::Result Driver::Enqueue(const Call& call, Stream::Item item) {
+  size_t length = 0;
+  if (!call.stream->Enqueue(std::move(item), &length)) {
+    std::lock_guard lock(call.machine->mutex_);
+    return call.machine->gpus_[static_cast<size_t>(call.gpu)].lost;
+  }
+  std::lock_guard lock(call.machine->mutex_);
+  call.machine->longest_queue_ = std::max(call.machine->longest_queue_, length);
+  return cu::kSuccess;
+}
+cu::Result Driver::Outcome(const Call& call) {
+  std::lock_guard lock(call.machine->mutex_);
+  return call.machine->gpus_[static_cast<size_t>(call.gpu)].lost;
+}
+
+cu::DriverTable Table() {
+  cu::DriverTable table;
+#define SHARDD_FAKE_ENTRY(name, parameters) table.name = &Driver::name;
+  SHARDD_CU_FUNCTIONS(SHARDD_FAKE_ENTRY)
+#undef SHARDD_FAKE_ENTRY
+  return table;
+}
+
+}  // namespace shardd::fake_cuda

@@ -1,0 +1,114 @@
+// What a stream runs: copies, memsets, host functions, kernels.
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "tests/fakes/cuda/calls.h"
+
+namespace shardd::fake_cuda {
+namespace {
+
+const void* Pointer(cu::DevicePtr address) { return reinterpret_cast<const void*>(address); }
+void* MutablePointer(cu::DevicePtr address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+cu::Result Driver::MemcpyAsync(cu::DevicePtr dst, cu::DevicePtr src, size_t size_bytes, cu::Stream stream) {
+  const Call call = EnterStream("cuMemcpyAsync", stream);
+  if (!call) return call.result;
+  Machine& m = *call.machine;
+  const bool pageable_src = !m.memory_.Knows(Pointer(src), size_bytes);
+  const bool pageable_dst = !m.memory_.Knows(Pointer(dst), size_bytes);
+  const cu::Result result = Enqueue(call, [&m, dst, src, size_bytes, pageable_src, pageable_dst](Stream& on) {
+    const bool fine = (pageable_src || m.memory_.Reaches(on.gpu(), Pointer(src), size_bytes, false)) &&
+                      (pageable_dst || m.memory_.Reaches(on.gpu(), Pointer(dst), size_bytes, true));
+    if (!fine) return cu::kIllegalAddress;
+    std::memcpy(MutablePointer(dst), Pointer(src), size_bytes);
+    return cu::kSuccess;
+  });
+  if (result != cu::kSuccess || (!pageable_src && !pageable_dst)) return result;
+  {
+    std::lock_guard lock(m.mutex_);
+    ++m.pageable_copies_;
+  }
+  call.stream->WaitUntilIdle();  // the driver stages such memory, on the caller's thread
+  return Outcome(call);
+}
+cu::Result Driver::MemsetD8Async(cu::DevicePtr dst, unsigned char value, size_t size_bytes, cu::Stream stream) {
+  const Call call = EnterStream("cuMemsetD8Async", stream);
+  if (!call) return call.result;
+  Machine& m = *call.machine;
+  if (!m.memory_.Knows(Pointer(dst), size_bytes)) return cu::kInvalidValue;
+  return Enqueue(call, [&m, dst, value, size_bytes](Stream& on) {
+    if (!m.memory_.Reaches(on.gpu(), Pointer(dst), size_bytes, true)) return cu::kIllegalAddress;
+    std::memset(MutablePointer(dst), value, size_bytes);
+    return cu::kSuccess;
+  });
+}
+cu::Result Driver::LaunchHostFunc(cu::Stream stream, cu::HostFunction function, void* user_data) {
+  const Call call = EnterStream("cuLaunchHostFunc", stream);
+  if (!call) return call.result;
+  if (function == nullptr) return cu::kInvalidValue;
+  return Enqueue(call, [function, user_data](Stream& on) {
+    if (on.Stopped()) return cu::kSuccess;
+    ThisThread().in_host_function = true;
+    function(user_data);
+    ThisThread().in_host_function = false;
+    return cu::kSuccess;
+  });
+}
+
+cu::Result Driver::LibraryLoadData(cu::Library* library, const void* code, int*, void**, unsigned, int*, void**,
+                                   unsigned) {
+  const Call call = Enter("cuLibraryLoadData");
+  if (!call) return call.result;
+  if (code == nullptr) return cu::kInvalidValue;
+  if (std::memcmp(code, kFatbinMagic, 4) != 0) return cu::kInvalidImage;
+  std::lock_guard lock(call.machine->mutex_);
+  *library = reinterpret_cast<cu::Library>(call.machine->next_object_++);
+  call.machine->libraries_[*library] = 1;
+  return cu::kSuccess;
+}
+cu::Result Driver::LibraryUnload(cu::Library library) {
+  const Call call = Enter("cuLibraryUnload");
+  if (!call) return call.result;
+  std::lock_guard lock(call.machine->mutex_);
+  return call.machine->libraries_.erase(library) == 1 ? cu::kSuccess : cu::kInvalidHandle;
+}
+cu::Result Driver::LibraryGetKernel(cu::Kernel* kernel, cu::Library library, const char* name) {
+  const Call call = Enter("cuLibraryGetKernel");
+  if (!call) return call.result;
+  std::lock_guard lock(call.machine->mutex_);
+  if (call.machine->libraries_.count(library) == 0) return cu::kInvalidHandle;
+  const auto it = call.machine->kernels_.find(name);
+  if (it == call.machine->kernels_.end()) return cu::kNotFound;
+  *kernel = reinterpret_cast<cu::Kernel>(it->second.get());
+  return cu::kSuccess;
+}
+cu::Result Driver::LaunchKernel(cu::Kernel kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                                unsigned block_y, unsigned block_z, unsigned shared_bytes, cu::Stream stream,
+                                void** params, void** extra) {
+  const Call call = EnterStream("cuLaunchKernel", stream);
+  if (!call) return call.result;
+  Machine& m = *call.machine;
+  const Machine::Kernel* found = nullptr;
+  {
+    std::lock_guard lock(m.mutex_);
+    for (const auto& [name, known] : m.kernels_) {
+      if (reinterpret_cast<cu::Kernel>(known.get()) == kernel) found = known.get();
+    }
+  }
+  if (found == nullptr) return cu::kInvalidHandle;
+  const uint64_t threads = uint64_t{block_x} * block_y * block_z;
+  if (uint64_t{grid_x} * grid_y * grid_z == 0 || threads == 0 || threads > 1024 || shared_bytes > 48 * 1024 ||
+      params == nullptr || params[0] == nullptr || extra != nullptr) {
+    return cu::kInvalidValue;
+  }
+  // Parameters are copied before the call returns.
+  const char* const bytes = static_cast<const char*>(params[0]);
+  return Enqueue(call, [&m, found, args = std::vector<char>(bytes, bytes + found->args_bytes)](Stream& on) {
+    return found->function({args.data(), m.memory_, on.gpu()}) ? cu::kSuccess : cu::kIllegalAddress;
+  });
+}
+}  // namespace shardd::fake_cuda

@@ -1,0 +1,105 @@
+#include "tests/fakes/cuda/machine.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+namespace shardd::fake_cuda {
+namespace {
+
+std::atomic<Machine*> g_machine{nullptr};
+std::atomic<int> g_machine_pid{0};
+std::atomic<uint64_t> g_machines{0};
+
+}  // namespace
+
+Machine::Machine(const MachineOptions& options)
+    : options_(options),
+      pid_(getpid()),
+      number_(++g_machines),
+      memory_({options.gpus, options.bytes_per_gpu, options.posix_fd, options.rdma}),
+      gpus_(static_cast<size_t>(options.gpus)) {
+  // A child of fork has its parent's pointer, and may have a machine of its own instead.
+  if (g_machine.load() != nullptr && g_machine_pid.load() == pid_) {
+    std::fprintf(stderr, "fake CUDA machine: there is one already in this process\n");
+    std::abort();
+  }
+  g_machine = this;
+  g_machine_pid = pid_;
+}
+
+Machine::~Machine() {
+  g_machine = nullptr;
+  std::map<cu::Stream, std::shared_ptr<Stream>> streams;
+  std::vector<std::shared_ptr<Stream>> destroyed;
+  {
+    std::lock_guard lock(mutex_);
+    streams.swap(streams_);
+    destroyed.swap(destroyed_streams_);
+  }
+  for (auto& [handle, stream] : streams) stream->Stop();
+  for (auto& stream : destroyed) stream->Stop();
+}
+
+Machine* Machine::Get() { return g_machine_pid.load() == getpid() ? g_machine.load() : nullptr; }
+
+void Machine::AddKernel(const std::string& name, size_t args_bytes, KernelFunction function) {
+  std::lock_guard lock(mutex_);
+  kernels_[name] = std::make_unique<Kernel>(Kernel{name, args_bytes, std::move(function)});
+}
+
+void Machine::FailCall(const std::string& function, int nth, cu::Result error) {
+  std::lock_guard lock(mutex_);
+  failures_[function] = {nth, error};
+}
+
+void Machine::LoseGpu(int gpu, cu::Result error) {
+  std::lock_guard lock(mutex_);
+  LoseLocked(gpu, error);
+}
+
+void Machine::LoseLocked(int gpu, cu::Result error) {
+  Gpu& lost = gpus_[static_cast<size_t>(gpu)];
+  if (lost.lost == cu::kSuccess) lost.lost = error;
+  for (auto& [handle, stream] : streams_) {
+    if (stream->gpu() == gpu) stream->Stop();
+  }
+}
+
+int64_t Machine::Calls(const std::string& function) const {
+  std::lock_guard lock(mutex_);
+  const auto it = calls_.find(function);
+  return it == calls_.end() ? 0 : it->second;
+}
+
+int64_t Machine::PageableCopies() const {
+  std::lock_guard lock(mutex_);
+  return pageable_copies_;
+}
+
+size_t Machine::LongestQueue() const {
+  std::lock_guard lock(mutex_);
+  return longest_queue_;
+}
+
+std::vector<int> Machine::StreamPriorities() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> priorities;
+  for (const auto& [handle, stream] : streams_) priorities.push_back(stream->priority());
+  return priorities;
+}
+
+Machine::Live Machine::live() const {
+  std::lock_guard lock(mutex_);
+  Live live;
+  live.memory = memory_.live();
+  for (const Gpu& gpu : gpus_) live.contexts += static_cast<size_t>(gpu.context_users);
+  live.streams = streams_.size();
+  live.events = events_.size();
+  live.libraries = libraries_.size();
+  return live;
+}
+
+}  // namespace shardd::fake_cuda

@@ -1,0 +1,128 @@
+#ifndef SHARDD_TESTS_FAKES_CUDA_MACHINE_H_
+#define SHARDD_TESTS_FAKES_CUDA_MACHINE_H_
+
+// A machine with GPUs, without one: what the driver's functions do, over memfds and threads. It refuses what the real
+// driver refuses, and what goes wrong asynchronously there (a kernel's bad address) goes wrong asynchronously here.
+//
+//   fake_cuda::Machine machine;                        // one at a time in a process
+//   const CudaDriver driver(fake_cuda::Table());
+//
+// Memory is memory.h, streams are stream.h, the kernels of the fat binary kernels.h.
+//
+// What it does not have: a default stream, events with timing, kernels that run at the same time within a GPU. Streams
+// run their work with a thread each, so works of different streams do overlap.
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "server/device/cuda/driver_api.h"
+#include "tests/fakes/cuda/memory.h"
+#include "tests/fakes/cuda/stream.h"
+
+namespace shardd::fake_cuda {
+
+// The functions, of whatever Machine there is when they are called; kNotInitialized without one, and in a child of
+// fork, as the driver's.
+cu::DriverTable Table();
+
+struct MachineOptions {
+  int gpus = 1;
+  size_t bytes_per_gpu = size_t{64} << 30;
+  uint64_t delay_seed = 0;  // not 0: every operation of a stream starts up to 200 us late, by this seed and the stream
+  size_t queue_limit = 1024;  // operations that a stream holds; the call that finds it full blocks
+  bool posix_fd = true;
+  bool rdma = true;
+  bool memops = true;
+  int driver_version = 13000;
+};
+
+// What a kernel sees of its launch.
+struct Launch {
+  const void* args;
+  const Memory& memory;
+  int gpu;
+  // Whether the kernel may touch this; a kernel that may not returns false, and its GPU is lost.
+  bool Reads(const void* p, size_t size_bytes) const { return memory.Reaches(gpu, p, size_bytes, false); }
+  bool Writes(const void* p, size_t size_bytes) const { return memory.Reaches(gpu, p, size_bytes, true); }
+};
+using KernelFunction = std::function<bool(const Launch&)>;
+
+// A fat binary begins like this; LibraryLoadData takes no other.
+inline constexpr unsigned char kFatbinMagic[16] = {0x50, 0xed, 0x55, 0xba, 0x01};
+
+// Thread-safe.
+class Machine {
+ public:
+  explicit Machine(const MachineOptions& options = {});
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+  // Ends what streams still do, waits included.
+  ~Machine();
+  // The one of this process, or nullptr.
+  static Machine* Get();
+
+  // A kernel of every library: its only parameter is a struct of so many bytes, passed by value.
+  void AddKernel(const std::string& name, size_t args_bytes, KernelFunction function);
+
+  // The nth call from now (1: the next one) of "cuMemCreate" gives `error` and does nothing.
+  void FailCall(const std::string& function, int nth, cu::Result error);
+  // From now on every call that concerns the GPU gives `error`, and nothing that is in its streams runs any more, host
+  // functions included: what a sticky error, or a GPU that fell off the bus, looks like.
+  void LoseGpu(int gpu, cu::Result error = cu::kEccUncorrectable);
+
+  int64_t Calls(const std::string& function) const;
+  // Copies of memory that the driver does not know: they block the caller.
+  int64_t PageableCopies() const;
+  // The longest that any stream's queue has been.
+  size_t LongestQueue() const;
+  std::vector<int> StreamPriorities() const;  // of the streams that exist, as they were made
+
+  struct Live {
+    Memory::Live memory;
+    size_t contexts = 0, streams = 0, events = 0, libraries = 0;
+    bool operator==(const Live&) const = default;
+  };
+  Live live() const;
+
+ private:
+  friend struct Driver;  // calls.h: the functions
+
+  struct Gpu {
+    int context_users = 0;
+    cu::Result lost = cu::kSuccess;
+  };
+  struct Kernel {
+    std::string name;
+    size_t args_bytes;
+    KernelFunction function;
+  };
+
+  void LoseLocked(int gpu, cu::Result error);
+
+  const MachineOptions options_;
+  const int pid_;
+  const uint64_t number_;  // of machines that this process had: contexts that a thread has of another are not current
+  Memory memory_;
+  mutable std::mutex mutex_;
+  bool initialised_ = false;
+  std::map<std::string, int64_t> calls_;
+  std::map<std::string, std::pair<int, cu::Result>> failures_;  // calls to go, and the error
+  int64_t pageable_copies_ = 0;
+  size_t longest_queue_ = 0;
+  std::vector<Gpu> gpus_;
+  std::map<std::string, std::unique_ptr<Kernel>> kernels_;
+  std::map<cu::Stream, std::shared_ptr<Stream>> streams_;
+  std::vector<std::shared_ptr<Stream>> destroyed_streams_;  // may still drain
+  std::map<cu::Event, std::shared_ptr<Event>> events_;
+  std::map<cu::Library, int> libraries_;
+  uintptr_t next_object_ = 0x1000;
+};
+
+}  // namespace shardd::fake_cuda
+
+#endif  // SHARDD_TESTS_FAKES_CUDA_MACHINE_H_

@@ -1,0 +1,251 @@
+#include "tests/fakes/cuda/memory.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+namespace shardd::fake_cuda {
+namespace {
+
+// What tells an exported descriptor from any other: readlink of a memfd gives "/memfd:NAME (deleted)".
+constexpr char kMemfdFormat[] = "fake-cuda-%d";
+
+void* At(cu::DevicePtr address) { return reinterpret_cast<void*>(address); }
+
+// Nothing there, as the GPU sees it: a touch by the host is a SIGSEGV too.
+bool Fence(cu::DevicePtr address, size_t size_bytes) {
+  return mmap(At(address), size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) !=
+         MAP_FAILED;
+}
+
+// The entry of `ranges` that holds `address`, or end.
+template <typename Map, typename SizeOf>
+auto Holding(const Map& ranges, uintptr_t address, SizeOf size_of) {
+  auto it = ranges.upper_bound(address);
+  if (it == ranges.begin()) return ranges.end();
+  --it;
+  return address - it->first < size_of(it->second) ? it : ranges.end();
+}
+constexpr auto kSizeItself = [](size_t size_bytes) { return size_bytes; };
+constexpr auto kSizeOfMapping = [](const auto& mapping) { return mapping.size_bytes; };
+
+}  // namespace
+
+Memory::Physical::~Physical() {
+  if (counted) memory->used_[static_cast<size_t>(gpu)] -= size_bytes;
+  close(fd);
+}
+
+Memory::~Memory() {
+  std::lock_guard lock(mutex_);
+  mappings_.clear();
+  handles_.clear();
+  for (const auto& [address, size_bytes] : reservations_) munmap(At(address), size_bytes);
+}
+
+bool Memory::PropIsValid(const cu::MemAllocationProp* prop) const {
+  if (prop == nullptr || prop->type != cu::kAllocationPinned || prop->location.type != cu::kLocationDevice)
+    return false;
+  if (prop->requested_handle_types != 0 && prop->requested_handle_types != cu::kHandlePosixFd) return false;
+  if (prop->win32_handle_meta_data != nullptr || prop->alloc_flags.compression_type != 0) return false;
+  return prop->location.id >= 0 && prop->location.id < options_.gpus;
+}
+
+cu::Result Memory::Granularity(const cu::MemAllocationProp* prop, int option, size_t* granularity) const {
+  if (!PropIsValid(prop) || granularity == nullptr || option < 0 || option > 1) return cu::kInvalidValue;
+  *granularity = option == cu::kGranularityRecommended ? kRecommendedGranularity : kMinimumGranularity;
+  return cu::kSuccess;
+}
+
+cu::Result Memory::Create(size_t size_bytes, const cu::MemAllocationProp* prop, cu::MemHandle* handle) {
+  if (!PropIsValid(prop) || size_bytes == 0 || size_bytes % kMinimumGranularity != 0) return cu::kInvalidValue;
+  if (prop->requested_handle_types == cu::kHandlePosixFd && !options_.posix_fd) return cu::kNotSupported;
+  if (prop->alloc_flags.gpu_direct_rdma_capable != 0 && !options_.rdma) return cu::kNotSupported;
+  const int gpu = prop->location.id;
+  std::lock_guard lock(mutex_);
+  if (size_bytes > options_.bytes_per_gpu - used_[static_cast<size_t>(gpu)]) return cu::kOutOfMemory;
+  char name[32];
+  std::snprintf(name, sizeof(name), kMemfdFormat, gpu);
+  const int fd = memfd_create(name, MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(size_bytes)) != 0) return cu::kOutOfMemory;
+  used_[static_cast<size_t>(gpu)] += size_bytes;
+  *handle = next_handle_++;
+  handles_[*handle] = std::make_shared<Physical>(this, gpu, fd, size_bytes, true);
+  return cu::kSuccess;
+}
+
+cu::Result Memory::Release(cu::MemHandle handle) {
+  std::lock_guard lock(mutex_);
+  return handles_.erase(handle) == 1 ? cu::kSuccess : cu::kInvalidValue;
+}
+
+cu::Result Memory::Export(cu::MemHandle handle, int handle_type, int* fd) {
+  std::lock_guard lock(mutex_);
+  const auto it = handles_.find(handle);
+  if (it == handles_.end() || handle_type != cu::kHandlePosixFd || fd == nullptr) return cu::kInvalidValue;
+  *fd = dup(it->second->fd);  // without CLOEXEC, as the driver's
+  return *fd < 0 ? cu::kOutOfMemory : cu::kSuccess;
+}
+
+cu::Result Memory::Import(int fd, int handle_type, cu::MemHandle* handle) {
+  if (handle_type != cu::kHandlePosixFd || handle == nullptr) return cu::kInvalidValue;
+  char path[32], target[64] = {};
+  std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+  int gpu = -1;
+  if (readlink(path, target, sizeof(target) - 1) < 0 || std::strncmp(target, "/memfd:", 7) != 0 ||
+      std::sscanf(target + 7, kMemfdFormat, &gpu) != 1) {
+    return cu::kInvalidValue;  // no memory of a GPU
+  }
+  if (gpu >= options_.gpus) return cu::kInvalidDevice;  // of one that this process does not see
+  struct stat about;
+  const int copy = dup(fd);
+  if (copy < 0 || fstat(copy, &about) != 0) return cu::kInvalidValue;
+  std::lock_guard lock(mutex_);
+  *handle = next_handle_++;
+  handles_[*handle] = std::make_shared<Physical>(this, gpu, copy, static_cast<size_t>(about.st_size), false);
+  return cu::kSuccess;
+}
+
+cu::Result Memory::Reserve(size_t size_bytes, size_t alignment, cu::DevicePtr* address) {
+  if (size_bytes == 0 || size_bytes % kRecommendedGranularity != 0) return cu::kInvalidValue;
+  if ((alignment & (alignment - 1)) != 0 || alignment > kRecommendedGranularity) return cu::kInvalidValue;
+  // Aligned to the granularity, as real ones: more is taken, and what is over is given back.
+  const size_t taken_bytes = size_bytes + kRecommendedGranularity;
+  void* const taken = mmap(nullptr, taken_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (taken == MAP_FAILED) return cu::kOutOfMemory;
+  const auto base = reinterpret_cast<cu::DevicePtr>(taken);
+  *address = (base + kRecommendedGranularity - 1) / kRecommendedGranularity * kRecommendedGranularity;
+  if (*address > base) munmap(taken, *address - base);
+  const cu::DevicePtr end = *address + size_bytes;
+  if (base + taken_bytes > end) munmap(At(end), base + taken_bytes - end);
+  std::lock_guard lock(mutex_);
+  reservations_[*address] = size_bytes;
+  return cu::kSuccess;
+}
+
+cu::Result Memory::Free(cu::DevicePtr address, size_t size_bytes) {
+  std::lock_guard lock(mutex_);
+  const auto it = reservations_.find(address);
+  if (it == reservations_.end() || it->second != size_bytes) return cu::kInvalidValue;
+  const auto mapped = mappings_.lower_bound(address);
+  if (mapped != mappings_.end() && mapped->first < address + size_bytes) return cu::kInvalidValue;
+  munmap(At(address), size_bytes);
+  reservations_.erase(it);
+  return cu::kSuccess;
+}
+
+cu::Result Memory::Map(cu::DevicePtr address, size_t size_bytes, size_t offset, cu::MemHandle handle) {
+  std::lock_guard lock(mutex_);
+  const auto physical = handles_.find(handle);
+  if (physical == handles_.end() || offset != 0 || size_bytes == 0) return cu::kInvalidValue;
+  if (address % kMinimumGranularity != 0 || size_bytes % kMinimumGranularity != 0) return cu::kInvalidValue;
+  if (size_bytes > physical->second->size_bytes) return cu::kInvalidValue;
+  const auto reservation = Holding(reservations_, address, kSizeItself);
+  if (reservation == reservations_.end() || address + size_bytes > reservation->first + reservation->second) {
+    return cu::kInvalidValue;
+  }
+  const auto next = mappings_.lower_bound(address);
+  const bool overlaps = Holding(mappings_, address, kSizeOfMapping) != mappings_.end() ||
+                        (next != mappings_.end() && next->first < address + size_bytes);
+  if (overlaps) return cu::kInvalidValue;
+  mappings_[address] = {size_bytes, offset, physical->second, {}};
+  return cu::kSuccess;  // nobody may touch it before SetAccess
+}
+
+cu::Result Memory::Unmap(cu::DevicePtr address, size_t size_bytes) {
+  std::lock_guard lock(mutex_);
+  const auto it = mappings_.find(address);
+  if (it == mappings_.end() || it->second.size_bytes != size_bytes) return cu::kInvalidValue;
+  if (!Fence(address, size_bytes)) return cu::kUnknown;
+  mappings_.erase(it);
+  return cu::kSuccess;
+}
+
+cu::Result Memory::SetAccess(cu::DevicePtr address, size_t size_bytes, const cu::MemAccessDesc* descs, size_t count) {
+  std::lock_guard lock(mutex_);
+  const auto it = mappings_.find(address);
+  if (it == mappings_.end() || it->second.size_bytes != size_bytes || count == 0) return cu::kInvalidValue;
+  Mapping& mapping = it->second;
+  for (size_t i = 0; i < count; ++i) {
+    const cu::MemLocation at = descs[i].location;
+    const bool valid_flags = descs[i].flags == cu::kAccessRead || descs[i].flags == cu::kAccessReadWrite;
+    if (at.type != cu::kLocationDevice || !valid_flags) return cu::kInvalidValue;
+    if (at.id < 0 || at.id >= options_.gpus) return cu::kInvalidDevice;
+  }
+  bool writable = false;
+  for (size_t i = 0; i < count; ++i) mapping.access[descs[i].location.id] = descs[i].flags;
+  for (const auto& [gpu, flags] : mapping.access) writable |= flags == cu::kAccessReadWrite;
+  const void* const mapped = mmap(At(address), size_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                                  MAP_SHARED | MAP_FIXED, mapping.physical->fd, 0);
+  return mapped == MAP_FAILED ? cu::kUnknown : cu::kSuccess;
+}
+
+cu::Result Memory::HostRegister(void* p, size_t size_bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  if (p == nullptr || size_bytes == 0) return cu::kInvalidValue;
+  std::lock_guard lock(mutex_);
+  const auto next = registered_.lower_bound(address);
+  if (Holding(registered_, address, kSizeItself) != registered_.end() ||
+      (next != registered_.end() && next->first < address + size_bytes)) {
+    return cu::kHostMemoryAlreadyRegistered;
+  }
+  // Pinning fails where nothing is mapped.
+  const uintptr_t first = address / 4096 * 4096;
+  std::vector<unsigned char> resident((address + size_bytes - first + 4095) / 4096);
+  if (mincore(reinterpret_cast<void*>(first), address + size_bytes - first, resident.data()) != 0) {
+    return cu::kInvalidValue;
+  }
+  registered_[address] = size_bytes;
+  return cu::kSuccess;
+}
+
+cu::Result Memory::HostUnregister(void* p) {
+  std::lock_guard lock(mutex_);
+  return registered_.erase(reinterpret_cast<uintptr_t>(p)) == 1 ? cu::kSuccess : cu::kHostMemoryNotRegistered;
+}
+
+cu::Result Memory::HostDevicePointer(void* p, cu::DevicePtr* address) const {
+  std::lock_guard lock(mutex_);
+  const auto host = reinterpret_cast<uintptr_t>(p);
+  if (Holding(registered_, host, kSizeItself) == registered_.end()) return cu::kInvalidValue;
+  *address = host;
+  return cu::kSuccess;
+}
+
+bool Memory::Reaches(int gpu, const void* p, size_t size_bytes, bool write) const {
+  std::lock_guard lock(mutex_);
+  auto at = reinterpret_cast<uintptr_t>(p);
+  const uintptr_t end = at + size_bytes;
+  while (at < end) {
+    if (const auto host = Holding(registered_, at, kSizeItself); host != registered_.end()) {
+      at = host->first + host->second;
+      continue;
+    }
+    const auto mapping = Holding(mappings_, at, kSizeOfMapping);
+    if (mapping == mappings_.end()) return false;
+    const auto access = mapping->second.access.find(gpu);
+    if (access == mapping->second.access.end() || (write && access->second != cu::kAccessReadWrite)) return false;
+    at = mapping->first + mapping->second.size_bytes;
+  }
+  return true;
+}
+
+bool Memory::Knows(const void* p, size_t size_bytes) const {
+  std::lock_guard lock(mutex_);
+  const auto at = reinterpret_cast<uintptr_t>(p);
+  const auto touches = [&](const auto& ranges, auto size_of) {
+    const auto next = ranges.lower_bound(at);
+    return Holding(ranges, at, size_of) != ranges.end() || (next != ranges.end() && next->first < at + size_bytes);
+  };
+  return touches(registered_, kSizeItself) || touches(reservations_, kSizeItself);
+}
+
+Memory::Live Memory::live() const {
+  std::lock_guard lock(mutex_);
+  return {handles_.size(), reservations_.size(), mappings_.size(), registered_.size()};
+}
+
+}  // namespace shardd::fake_cuda

@@ -1,0 +1,90 @@
+#ifndef SHARDD_TESTS_FAKES_CUDA_MEMORY_H_
+#define SHARDD_TESTS_FAKES_CUDA_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "server/device/cuda/driver_api.h"
+
+namespace shardd::fake_cuda {
+
+inline constexpr size_t kMinimumGranularity = size_t{64} << 10;
+inline constexpr size_t kRecommendedGranularity = size_t{2} << 20;
+
+// What GPUs can reach: virtual memory over memfds, and registered host memory. A device address is the host's address
+// of the same bytes, so tests can look. Results are those of the driver's functions of the same names. Thread-safe.
+class Memory {
+ public:
+  struct Options {
+    int gpus = 1;
+    size_t bytes_per_gpu = 0;
+    bool posix_fd = true;
+    bool rdma = true;
+  };
+  explicit Memory(const Options& options) : options_(options), used_(static_cast<size_t>(options.gpus)) {}
+  ~Memory();
+
+  cu::Result Granularity(const cu::MemAllocationProp* prop, int option, size_t* granularity) const;
+  cu::Result Create(size_t size_bytes, const cu::MemAllocationProp* prop, cu::MemHandle* handle);
+  cu::Result Release(cu::MemHandle handle);
+  cu::Result Export(cu::MemHandle handle, int handle_type, int* fd);
+  cu::Result Import(int fd, int handle_type, cu::MemHandle* handle);
+  cu::Result Reserve(size_t size_bytes, size_t alignment, cu::DevicePtr* address);
+  cu::Result Free(cu::DevicePtr address, size_t size_bytes);
+  cu::Result Map(cu::DevicePtr address, size_t size_bytes, size_t offset, cu::MemHandle handle);
+  cu::Result Unmap(cu::DevicePtr address, size_t size_bytes);
+  cu::Result SetAccess(cu::DevicePtr address, size_t size_bytes, const cu::MemAccessDesc* descs, size_t count);
+  cu::Result HostRegister(void* p, size_t size_bytes);
+  cu::Result HostUnregister(void* p);
+  cu::Result HostDevicePointer(void* p, cu::DevicePtr* address) const;
+
+  // Whether all of [p, p + size_bytes) can be read, or written, by `gpu`.
+  bool Reaches(int gpu, const void* p, size_t size_bytes, bool write) const;
+  // Whether any byte of it lies in a range of the driver's: then it is no pageable host memory.
+  bool Knows(const void* p, size_t size_bytes) const;
+
+  // What was made and not given back. For tests of leaks.
+  struct Live {
+    size_t handles = 0, reservations = 0, mappings = 0, registered = 0;
+    bool operator==(const Live&) const = default;
+  };
+  Live live() const;
+
+ private:
+  // Bytes of one GPU: there while a handle or a mapping is.
+  struct Physical {
+    Physical(Memory* memory, int gpu, int fd, size_t size_bytes, bool counted)
+        : memory(memory), gpu(gpu), fd(fd), size_bytes(size_bytes), counted(counted) {}
+    ~Physical();
+    Memory* const memory;
+    const int gpu;
+    const int fd;
+    const size_t size_bytes;
+    const bool counted;  // created here; another process' memory is counted there
+  };
+  struct Mapping {
+    size_t size_bytes;
+    size_t offset;
+    std::shared_ptr<Physical> physical;
+    std::map<int, int> access;  // of each GPU
+  };
+
+  bool PropIsValid(const cu::MemAllocationProp* prop) const;
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::vector<size_t> used_;
+  cu::MemHandle next_handle_ = 1;
+  std::map<cu::MemHandle, std::shared_ptr<Physical>> handles_;
+  std::map<cu::DevicePtr, size_t> reservations_;
+  std::map<cu::DevicePtr, Mapping> mappings_;
+  std::map<uintptr_t, size_t> registered_;
+};
+
+}  // namespace shardd::fake_cuda
+
+#endif  // SHARDD_TESTS_FAKES_CUDA_MEMORY_H_

@@ -1,0 +1,74 @@
+#ifndef SHARDD_TESTS_FAKES_CUDA_STREAM_H_
+#define SHARDD_TESTS_FAKES_CUDA_STREAM_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "server/device/cuda/driver_api.h"
+
+namespace shardd::fake_cuda {
+
+// A queue and the thread that runs it, in order. Thread-safe.
+class Stream {
+ public:
+  // `item` returns kSuccess, or the error that its GPU is lost with. It may wait, and then has to end when Stopped().
+  using Item = std::function<cu::Result(Stream&)>;
+  struct Options {
+    int gpu = 0;
+    int priority = 0;
+    uint64_t delay_seed = 0;
+    size_t queue_limit = 0;
+    std::function<void(cu::Result)> lose;  // called when an item fails, on the stream's thread
+  };
+  explicit Stream(const Options& options);
+  ~Stream();  // stops
+
+  int gpu() const { return options_.gpu; }
+  int priority() const { return options_.priority; }
+  // Blocks while the queue is full. False: stopped, nothing is queued. *length: of the queue, with this one.
+  bool Enqueue(Item item, size_t* length);
+  bool Idle() const;
+  void WaitUntilIdle() const;  // or stopped
+  // Nothing that has not started runs any more. Does not wait.
+  void Stop();
+  bool Stopped() const { return stopped_.load(std::memory_order_acquire); }
+
+ private:
+  void Run();
+
+  const Options options_;
+  std::atomic<bool> stopped_ = false;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::deque<Item> queue_;  // the first runs
+  bool ending_ = false;
+  uint64_t random_;
+  std::thread thread_;
+};
+
+// Recorded: what waits for it goes on when the record has been reached; without a record, at once.
+class Event {
+ public:
+  void Recorded();  // one more record is queued
+  void Reached(uint64_t record);
+  uint64_t last_record() const;
+  bool Done(uint64_t record) const;
+
+ private:
+  mutable std::mutex mutex_;
+  uint64_t recorded_ = 0;
+  uint64_t reached_ = 0;
+};
+
+// Calls `satisfied` again and again until it is true or the stream is stopped: the words that a stream waits for are
+// written by anybody, in any process, who tells nobody.
+void PollUntil(const Stream& stream, const std::function<bool()>& satisfied);
+
+}  // namespace shardd::fake_cuda
+
+#endif  // SHARDD_TESTS_FAKES_CUDA_STREAM_H_

@@ -1,0 +1,176 @@
+// Slabs on the fake driver: made, mapped, handed to other processes.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <optional>
+
+#include "server/device/cuda/slab.h"
+#include "tests/fakes/cuda/machine.h"
+#include "tests/testing/process.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::HasSubstr;
+using Access = CudaSlab::Access;
+
+class CudaSlabTest : public ::testing::Test {
+ protected:
+  void Start(const fake_cuda::MachineOptions& options = {}) {
+    machine_.emplace(options);
+    ASSERT_EQ(driver_->Init(0), cu::kSuccess);
+  }
+  absl::StatusOr<CudaSlab> Create(int64_t size_bytes, int gpu = 0) {
+    return CudaSlab::Create(&driver_, gpu, size_bytes, "slab shards of job a");
+  }
+
+  std::optional<fake_cuda::Machine> machine_;
+  const CudaDriver driver_{fake_cuda::Table()};
+};
+
+TEST_F(CudaSlabTest, SizeIsRoundedUpToTheRecommendedGranularity) {
+  Start();
+  for (const auto& [asked, got] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 2 << 20}, {2 << 20, 2 << 20}, {(2 << 20) + 1, 4 << 20}, {5 << 20, 6 << 20}}) {
+    const auto slab = Create(asked);
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    EXPECT_EQ(slab->size_bytes(), got);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(slab->data()) % (2 << 20), 0u);
+    EXPECT_TRUE(slab->gpu_direct_rdma());
+  }
+  EXPECT_EQ(Create(0).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CudaSlabTest, NothingIsLeftWhateverCallFails) {
+  Start();
+  const CudaSlab exporter = *Create(1);
+  const UniqueFd fd = *exporter.ExportFd();
+  const auto before = machine_->live();
+  for (const char* function : {"cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemCreate",
+                               "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+    machine_->FailCall(function, 1, cu::kOutOfMemory);
+    const absl::Status status = Create(1).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << function;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(function));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA_ERROR_OUT_OF_MEMORY: out of memory"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("device=cuda:0"));
+    EXPECT_TRUE(machine_->live() == before) << function;
+  }
+  for (const char* function : {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+    machine_->FailCall(function, 1, cu::kUnknown);
+    EXPECT_FALSE(CudaSlab::Import(&driver_, 0, fd.get(), exporter.size_bytes(), Access::kReadOnly, "slab").ok());
+    EXPECT_TRUE(machine_->live() == before) << function;
+  }
+}
+
+TEST_F(CudaSlabTest, AFullGpuIsNamedAndRoomComesBack) {
+  fake_cuda::MachineOptions options;
+  options.bytes_per_gpu = 8 << 20;
+  Start(options);
+  {
+    const CudaSlab first = *Create(6 << 20);
+    const absl::Status status = Create(4 << 20).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("slab shards of job a of 4194304 bytes"));
+  }
+  EXPECT_TRUE(Create(8 << 20).ok());
+}
+
+TEST_F(CudaSlabTest, WhatTheGpuDoesNotHaveIsNotAskedFor) {
+  fake_cuda::MachineOptions options;
+  options.rdma = false;
+  Start(options);
+  const auto slab = Create(1);
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  EXPECT_FALSE(slab->gpu_direct_rdma());
+}
+
+TEST_F(CudaSlabTest, AGpuWithoutDescriptorsIsRefused) {
+  fake_cuda::MachineOptions options;
+  options.posix_fd = false;
+  Start(options);
+  const absl::Status status = Create(1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("POSIX descriptors"));
+}
+
+TEST_F(CudaSlabTest, MemoryOutlivesItsCreatorInADescriptor) {
+  Start();
+  UniqueFd fd;
+  int64_t size_bytes = 0;
+  {
+    CudaSlab slab = *Create(1);
+    std::strcpy(static_cast<char*>(slab.data()), "version 7");
+    fd = *slab.ExportFd();
+    size_bytes = slab.size_bytes();
+  }
+  const auto again = CudaSlab::Import(&driver_, 0, fd.get(), size_bytes, Access::kReadOnly, "slab");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_STREQ(static_cast<const char*>(again->data()), "version 7");
+}
+
+TEST_F(CudaSlabTest, WhatIsNoMemoryOfAGpuIsNotImported) {
+  Start();
+  int pipe_fds[2];
+  ASSERT_EQ(pipe(pipe_fds), 0);
+  const UniqueFd read_end(pipe_fds[0]), write_end(pipe_fds[1]);
+  const absl::Status status =
+      CudaSlab::Import(&driver_, 0, read_end.get(), 2 << 20, Access::kReadWrite, "slab").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cuMemImportFromShareableHandle"));
+  CudaSlab slab = *Create(1);
+  const UniqueFd fd = *slab.ExportFd();
+  EXPECT_FALSE(CudaSlab::Import(&driver_, 0, fd.get(), 4 << 20, Access::kReadWrite, "slab").ok())
+      << "larger than it is";
+}
+
+// The child has no threads of the parent's and a driver of its own, as any other process.
+TEST_F(CudaSlabTest, TwoProcessesShareASlabByItsDescriptor) {
+  Start();
+  CudaSlab slab = *Create(3 << 20);
+  char* const data = static_cast<char*>(slab.data());
+  std::strcpy(data, "from the daemon");
+  const UniqueFd fd = *slab.ExportFd();
+  const int64_t size_bytes = slab.size_bytes();
+  const auto in_child = [&](Access access, bool write) {
+    ::shardd::testing::Child child([&] {
+      const CudaDriver driver(fake_cuda::Table());
+      if (driver->Init(0) != cu::kNotInitialized) return 10;  // what was before fork does not count
+      fake_cuda::Machine machine;
+      if (driver->Init(0) != cu::kSuccess) return 11;
+      auto mapped = CudaSlab::Import(&driver, 0, fd.get(), size_bytes, access, "slab");
+      if (!mapped.ok()) return 12;
+      char* const bytes = static_cast<char*>(mapped->data());
+      if (std::strcmp(bytes, "from the daemon") != 0) return 13;
+      if (write) std::strcpy(bytes + size_bytes - 64, "from the trainer");
+      return 0;
+    });
+    return child.Wait();
+  };
+  EXPECT_EQ(in_child(Access::kReadOnly, false), 0);
+  EXPECT_EQ(in_child(Access::kReadWrite, true), 0);
+  EXPECT_STREQ(data + size_bytes - 64, "from the trainer");
+  EXPECT_NE(in_child(Access::kReadOnly, true), 0) << "a write through a read-only mapping must not pass";
+}
+
+TEST_F(CudaSlabTest, AProcessThatDoesNotSeeTheGpuCannotImport) {
+  fake_cuda::MachineOptions two;
+  two.gpus = 2;
+  Start(two);
+  const CudaSlab slab = *Create(1, 1);
+  const UniqueFd fd = *slab.ExportFd();
+  ::shardd::testing::Child child([&] {
+    fake_cuda::Machine machine;
+    const CudaDriver driver(fake_cuda::Table());
+    (void)driver->Init(0);
+    const absl::Status status =
+        CudaSlab::Import(&driver, 0, fd.get(), slab.size_bytes(), Access::kReadOnly, "slab").status();
+    return status.code() == absl::StatusCode::kFailedPrecondition ? 0 : 1;
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+}  // namespace
+}  // namespace shardd

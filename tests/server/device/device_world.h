@@ -1,0 +1,100 @@
+#ifndef SHARDD_TESTS_SERVER_DEVICE_DEVICE_WORLD_H_
+#define SHARDD_TESTS_SERVER_DEVICE_DEVICE_WORLD_H_
+
+// Devices of one kind for the conformance suite, and memory that they reach and the test does too.
+
+#include <sys/mman.h>
+
+#include <memory>
+#include <memory_resource>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/device/cuda/cuda_device.h"
+#include "server/device/cuda/make_cuda_devices.h"
+#include "server/device/device.h"
+#include "tests/fakes/cuda/kernels.h"
+#include "tests/fakes/cuda/machine.h"
+
+namespace shardd {
+
+class DeviceWorld {
+ public:
+  virtual ~DeviceWorld() = default;
+  virtual std::vector<std::unique_ptr<Device>> MakeAll() = 0;
+  // For what operations name. Nothing is given back before the world ends.
+  virtual std::pmr::memory_resource* memory() = 0;
+};
+
+class CpuWorld final : public DeviceWorld {
+ public:
+  std::vector<std::unique_ptr<Device>> MakeAll() override { return *MakeDevices("cpu:2"); }
+  std::pmr::memory_resource* memory() override { return std::pmr::new_delete_resource(); }
+};
+
+// Host memory that a driver knows: device and host address are the same. Pages are there when they are touched.
+class RegisteredMemory {
+ public:
+  RegisteredMemory(const CudaDriver& driver, size_t size_bytes) : driver_(driver), size_bytes_(size_bytes) {
+    p_ = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    (void)driver_->DevicePrimaryCtxRetain(&context_, 0);
+    const ScopedCudaContext current(driver_, context_);
+    result_ = driver_->MemHostRegister(p_, size_bytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap);
+    resource_.emplace(p_, size_bytes, std::pmr::null_memory_resource());
+  }
+  RegisteredMemory(const RegisteredMemory&) = delete;
+  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+  ~RegisteredMemory() {
+    {
+      const ScopedCudaContext current(driver_, context_);
+      (void)driver_->MemHostUnregister(p_);
+    }
+    (void)driver_->DevicePrimaryCtxRelease(0);
+    munmap(p_, size_bytes_);
+  }
+  cu::Result result() const { return result_; }
+  std::pmr::memory_resource* resource() { return &*resource_; }
+
+ private:
+  const CudaDriver driver_;
+  const size_t size_bytes_;
+  void* p_ = nullptr;
+  cu::Context context_ = nullptr;
+  cu::Result result_ = cu::kUnknown;
+  std::optional<std::pmr::monotonic_buffer_resource> resource_;
+};
+
+// Two fake GPUs; with a seed, every operation starts late by a random time.
+class FakeCudaWorld final : public DeviceWorld {
+ public:
+  static fake_cuda::MachineOptions Options(uint64_t delay_seed, int gpus) {
+    fake_cuda::MachineOptions options;
+    options.gpus = gpus;
+    options.delay_seed = delay_seed;
+    return options;
+  }
+  explicit FakeCudaWorld(uint64_t delay_seed = 0, int gpus = 2) : machine_(Options(delay_seed, gpus)) {
+    fake_cuda::AddReferenceKernels(machine_);
+    (void)driver_->Init(0);
+    memory_.emplace(driver_, size_t{512} << 20);
+  }
+  fake_cuda::Machine& machine() { return machine_; }
+  const CudaDriver& driver() const { return driver_; }
+  std::vector<std::unique_ptr<Device>> MakeAll() override {
+    return *MakeCudaDevices(driver_, {true, {}}, absl::MakeConstSpan(fake_cuda::kFatbinMagic));
+  }
+  std::unique_ptr<CudaDevice> Make(const CudaDeviceOptions& options = {}) {
+    return *CudaDevice::Create(driver_, 0, absl::MakeConstSpan(fake_cuda::kFatbinMagic), options);
+  }
+  std::pmr::memory_resource* memory() override { return memory_->resource(); }
+
+ private:
+  fake_cuda::Machine machine_;
+  const CudaDriver driver_{fake_cuda::Table()};
+  std::optional<RegisteredMemory> memory_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_TESTS_SERVER_DEVICE_DEVICE_WORLD_H_
