@@ -76,10 +76,9 @@ void ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
 }
 
 void ManagedParam::PointUnsharded(const void* data) {
-  ++users_;
   if (order_.is_parameters()) {
     storage_.PointTo(data);
-  } else if (users_ == 1) {
+  } else if (users_ == 0) {
     copy_ = c10::GetCPUAllocator()->allocate(unsharded_tensor_.nbytes());
     {
       const NoGil no_gil;
@@ -88,6 +87,7 @@ void ManagedParam::PointUnsharded(const void* data) {
     storage_.PointTo(copy_.get());
     copy_version_ = unsharded_tensor_._version();
   }
+  ++users_;
 }
 
 void ManagedParam::ClearUnsharded() {
