@@ -75,7 +75,9 @@ class DeviceTest : public testing::TestWithParam<Kind> {
   Vec<float> Copy(const Vec<float>& values) { return Vec<float>(values, world_->memory()); }
   template <typename T>
   T& New(T value) {
-    return *new (world_->memory()->allocate(sizeof(T), 16)) T(value);
+    auto kept = std::make_shared<Vec<T>>(1, value, world_->memory());
+    kept_.push_back(kept);
+    return kept->front();
   }
 
   void TearDown() override { gate_.Release(); }
@@ -118,7 +120,8 @@ class DeviceTest : public testing::TestWithParam<Kind> {
   };
 
   const std::unique_ptr<DeviceWorld> world_ = GetParam().make();
-  Gate gate_;  // outlives the devices
+  std::vector<std::shared_ptr<void>> kept_;  // what New has made
+  Gate gate_;                                // outlives the devices
   std::vector<std::unique_ptr<Device>> devices_ = world_->MakeAll();
   Device* const device_ = devices_.front().get();
 };

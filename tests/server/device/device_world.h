@@ -23,7 +23,7 @@ class DeviceWorld {
  public:
   virtual ~DeviceWorld() = default;
   virtual std::vector<std::unique_ptr<Device>> MakeAll() = 0;
-  // For what operations name. Nothing is given back before the world ends.
+  // For what operations name.
   virtual std::pmr::memory_resource* memory() = 0;
 };
 
