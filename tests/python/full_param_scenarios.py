@@ -294,3 +294,65 @@ def flat_parameters(impl: str) -> dict[str, Any]:
     result["outside again"] = [tuple(n.split(".")[-1:]) for n, _ in model.named_parameters()]
     result["losses"].append(_step(model, optimizer, 3))
     return result
+
+
+def full_state_dicts(edits: bool) -> dict[str, Any]:
+    """``get_model_state_dict`` of DTensors, whole: before there is a job, after edits, and between a forward and its
+    backward. What torch's gathering was given is recorded."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    from shardd.torch import _checkpoint_face, counters
+    from shardd.torch.optim import AdamW
+
+    rank = dist.get_rank()
+    model, _ = sharded("fully_shard")
+    optimizer = AdamW(model.parameters(), lr=1e-2, in_place_edits=edits)
+    theirs: list[list[str]] = []
+    original = _checkpoint_face._their_gather
+
+    def gather(state_dict: dict[str, Any], **options: Any) -> Any:
+        theirs.append([name for name, value in state_dict.items() if hasattr(value, "full_tensor")])
+        return original(state_dict, **options)
+
+    _checkpoint_face._their_gather = gather
+
+    def full(cpu_offload: bool) -> dict[str, torch.Tensor]:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=cpu_offload)
+        return get_model_state_dict(model, options=options)  # type: ignore[return-value]
+
+    def wanted() -> dict[str, torch.Tensor]:
+        return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).clone() for n, p in model.state_dict().items()}
+
+    same = []
+
+    def compare() -> None:
+        want, on_all, on_first = wanted(), full(False), full(True)
+        same.append(on_all.keys() == want.keys() and all(torch.equal(on_all[n], v) for n, v in want.items()))
+        same.append(on_first.keys() == want.keys() if rank == 0 else on_first == {})
+        same.append(all(torch.equal(on_first[n], want[n]) for n in on_first))
+        for name in on_first.keys() & dict(model.named_parameters()).keys():
+            on_first[name].fill_(7)  # a copy of the program's own
+
+    compare()
+    before = len(theirs)
+    losses = []
+    for step in range(3):
+        loss = loss_of(model, step, 0, rank)
+        if step > 0:
+            compare()  # between a forward and its backward
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if edits:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.to_local().add_(0.01 * (1 + rank))  # type: ignore[operator]
+            compare()
+    return {
+        "same": same,
+        "gathered by torch": theirs[:before],
+        "gathered": theirs[before:],
+        "losses": losses,
+        "counters": counters(model),
+    }

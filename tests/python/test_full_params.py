@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cluster import run_ranks
-from full_param_scenarios import flat_parameters, loads_inside, rank0_edits, refused, summoned
+from full_param_scenarios import flat_parameters, full_state_dicts, loads_inside, rank0_edits, refused, summoned
+from models import Case, train_alone
 
 FORMS = pytest.mark.parametrize("impl", ["shardd", "fully_shard"])
 _torch: dict[Any, Any] = {}
@@ -96,3 +97,16 @@ def test_a_whole_state_dict_loads_inside() -> None:
     for ours, stock in zip(run_ranks(loads_inside, 2, "fully_shard"), of_torch(loads_inside, 2)):
         assert ours == {**stock, "loss": pytest.approx(stock["loss"], rel=1e-6)}
         assert ours["loaded"]
+
+
+@pytest.mark.parametrize("edits", [True, False], ids=["edits", "no edits"])
+def test_full_state_dicts_of_dtensors_are_read_from_the_job_and_change_nothing(edits: bool) -> None:
+    want = train_alone(Case(steps=3), 3)["losses"]
+    for rank, out in enumerate(run_ranks(full_state_dicts, 3, edits)):
+        assert len(out["same"]) == (18 if edits else 9) and all(out["same"])
+        # Without a job values are gathered between ranks, afterwards none; buffers are plain tensors.
+        assert len(out["gathered by torch"]) == 2 and all(len(names) > 20 for names in out["gathered by torch"])
+        assert out["gathered"] == [[]] * (len(out["same"]) // 3 * 2 - 2)
+        if not edits:
+            assert out["losses"] == pytest.approx(want[rank], rel=1e-5)
+        assert out["counters"]["commits"] >= 3 and out["counters"]["aborts"] == 0

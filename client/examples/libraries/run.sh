@@ -14,13 +14,13 @@ declare -A programs=(
   [trainer]="with_trainer.py --version 2"
   [lightning]="with_lightning.py --strategy model_parallel"
   [torchtitan]="torchtitan_way.py"
-  # The same with FullyShardedDataParallel. trainer1 runs where it is named: PyTorch does not resume it exactly.
+  # The same with FullyShardedDataParallel.
   [accelerate1]="with_accelerate.py --version 1"
   [trainer1]="with_trainer.py --version 1"
   [lightning1]="with_lightning.py --strategy fsdp"
 )
 declare -A needs=([accelerate]="accelerate transformers" [trainer]="accelerate transformers" [lightning]="lightning transformers" [torchtitan]="torch")
-order=(torchtitan accelerate trainer lightning accelerate1 lightning1)
+order=(torchtitan accelerate trainer lightning accelerate1 trainer1 lightning1)
 
 keep=
 while [[ ${1:-} == --* ]]; do

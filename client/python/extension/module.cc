@@ -216,6 +216,24 @@ py::dict InfoDict(Engine& engine) {
   return out;
 }
 
+// Elements [first, first + out.numel()) of the parameter as stored, at any time: that they do not change meanwhile is
+// the caller's to arrange. False: the job's memory is not there. REQUIRES: out is contiguous and of the stored dtype.
+bool CopyStored(Engine& engine, int param, int64_t first, at::Tensor out) {
+  const shardd_param_info info = engine.job().parameter_info(param);
+  const auto* data = static_cast<const char*>(shardd_stored_parameter_data(engine.job().c_job(), param));
+  if (first < 0 || out.numel() > info.numel || first > info.numel - out.numel() || !out.is_contiguous()) {
+    throw py::value_error("copy stored \"" + std::string(info.fqn) + "\": no such elements (got " +
+                          std::to_string(out.numel()) + " from " + std::to_string(first) + " on, want within " +
+                          std::to_string(info.numel) + ")");
+  }
+  if (data == nullptr) {
+    return false;
+  }
+  const NoGil no_gil;
+  memcpy(out.mutable_data_ptr(), data + first * static_cast<int64_t>(out.element_size()), out.nbytes());
+  return true;
+}
+
 py::dict ParamDict(Engine& engine, int param) {
   const shardd_param_info info = engine.job().parameter_info(param);
   py::dict out;
@@ -282,6 +300,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("rank0_only") = false, py::arg("offload_to_cpu") = false, py::arg("with_grads") = false)
       .def("leave_full_params", &Engine::LeaveFullParams)
       .def("copy_full_parameter", &Engine::CopyFullParameter)
+      .def("copy_stored", &CopyStored)
       .def("copy_full_gradient", &Engine::CopyFullGradient)
       .def("write_gradient", &Engine::WriteGradient)
       .def("settle_gradients", &Engine::SettleGradients)

@@ -1,6 +1,6 @@
-"""``torch.distributed.checkpoint.state_dict`` on models with flat units.
+"""``torch.distributed.checkpoint.state_dict`` on models of both layouts.
 
-That module asks ``isinstance(module, FullyShardedDataParallel)`` of torch's class and calls its static methods. In it, and
+Of DTensors it gathers what is in a job's memory from there (_full_state_dict). For flat units: that module asks ``isinstance(module, FullyShardedDataParallel)`` of torch's class and calls its static methods. In it, and
 nowhere else, the name is given another class, which passes on to torch's for torch's models and answers for ours.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-from shardd.torch import _optim_state_dict, _optim_state_dict_load, _state_dict_type
+from shardd.torch import _full_state_dict, _optim_state_dict, _optim_state_dict_load, _state_dict_type
 from shardd.torch._state import state_of
 
 __all__ = ["install"]
@@ -79,9 +79,17 @@ def _process_group(model: Any, info: Any) -> Any:
 _their_process_group = target._get_fsdp_process_group
 
 
+def _gather(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return _full_state_dict.gather(_their_gather, state_dict, **options)
+
+
+_their_gather = target._gather_state_dict
+
+
 def install() -> None:
     """Once or more."""
     if target.FSDP is not _FSDP:
         target.FSDP = _FSDP
+        target._gather_state_dict = _gather
         target._get_module_fsdp_state_if_fully_sharded_module = _state_if_fully_sharded
         target._get_fsdp_process_group = _process_group

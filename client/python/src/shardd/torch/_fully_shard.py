@@ -18,6 +18,7 @@ from torch.distributed.fsdp.wrap import _Policy
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _get_root_modules
 
+from shardd.torch import _checkpoint_face
 from shardd.torch._bind import local_of
 from shardd.torch._flat_shard import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._group import ShardGroup, rows_params
@@ -286,6 +287,7 @@ def fully_shard(
         sync_module_states,
     )
     layout = _check_families(arguments, keywords, layout)
+    _checkpoint_face.install()
     older = older_options(keywords, policy is not None) if keywords.given() else None
     arguments.update(layout=layout, older=older)
     if policy is not None:

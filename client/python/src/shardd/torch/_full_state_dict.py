@@ -1,0 +1,84 @@
+"""Full state dicts of models with DTensors: whole parameters out of the job's memory, without a message with values.
+
+``torch.distributed.checkpoint.state_dict`` gathers every DTensor on every rank, one after the other. Of a registered model a
+rank that wants the whole copies it from memory that it has mapped; the others wait, and hold nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from shardd.torch import _job
+
+__all__ = ["gather"]
+
+
+def _stored() -> dict[int, tuple[_job.TorchJob, int, Any]]:
+    """By the identity of a sharded parameter's storage, which what ``state_dict`` gives shares: job, number, parameter."""
+    found: dict[int, tuple[_job.TorchJob, int, Any]] = {}
+    for job in _job.jobs():
+        if job.engine is None or job.engine.full_params:
+            continue
+        for place in job.places.values():
+            param = place.fsdp_param()
+            if isinstance(param.sharded_param, DTensor):
+                found[param.sharded_param._local_tensor.untyped_storage()._cdata] = job, place.index, param
+    return found
+
+
+def _readable(value: Any, entry: tuple[_job.TorchJob, int, Any]) -> bool:
+    """Alike on all ranks: the value is the whole of a parameter that the ranks of the job have between them."""
+    job, _, param = entry
+    assert job.engine is not None
+    return (
+        value.shape == param._orig_size
+        and value.dtype == param.orig_dtype
+        and value.device_mesh.ndim == 1
+        and value.device_mesh.size() == job.engine.info()["world_size"]
+    )
+
+
+def gather(
+    theirs: Callable[..., dict[str, Any]],
+    state_dict: dict[str, Any],
+    *,
+    pg: dist.ProcessGroup | None = None,
+    ranks_only: tuple[int, ...] = (),
+    **options: Any,
+) -> dict[str, Any]:
+    """As ``theirs``, torch's _gather_state_dict, which gets what is not in a job. Collective; ``ranks_only`` get it all."""
+    stored = _stored() if any(isinstance(value, DTensor) for value in state_dict.values()) else {}
+    found = {
+        key: entry
+        for key, value in state_dict.items()
+        if isinstance(value, DTensor)
+        and (entry := stored.get(value._local_tensor.untyped_storage()._cdata)) is not None
+        and _readable(value, entry)
+    }
+    if not found:
+        return theirs(state_dict, pg=pg, ranks_only=ranks_only, **options)
+    rest = {key: value for key, value in state_dict.items() if key not in found}
+    others = theirs(rest, pg=pg, ranks_only=ranks_only, **options)
+    groups = {id(g): g for key in found for g in (state_dict[key].device_mesh.get_group(),)}
+    for group in groups.values():
+        dist.barrier(group)  # what any rank wrote before it came is there
+    try:
+        if ranks_only and dist.get_rank(pg) not in ranks_only:
+            return {}
+        return {key: _whole(*found[key]) if key in found else others[key] for key in state_dict}
+    finally:
+        for group in groups.values():
+            dist.barrier(group)  # nobody writes while another reads
+
+
+def _whole(job: _job.TorchJob, index: int, param: Any) -> torch.Tensor:
+    assert job.engine is not None
+    whole = torch.empty(param._orig_size, dtype=param.orig_dtype)
+    given = job.engine.copy_stored(index, 0, whole)
+    assert given
+    return whole
