@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import safetensors_cases
+import transformers_cases
 from cluster import run_ranks
 from test_state_dict import same
 
@@ -95,3 +96,24 @@ def test_no_rank_holds_more_than_its_shard_while_it_saves_and_loads(tmp_path: Pa
     for out in run_ranks(safetensors_cases.memory, 2, str(tmp_path)):
         assert out["same"] and out["counters"]["commits"] >= 1
         assert out["grown"] < out["largest"] and out["peak"] < 2 * out["largest"] < out["model"] / 4
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="no transformers")
+def test_transformers_reads_what_is_saved_here_and_the_other_way(tmp_path: Path) -> None:
+    for rank, out in enumerate(run_ranks(transformers_cases.there_and_back, 2, str(tmp_path), limit_s=200)):
+        source, source_loss = out["source"]
+        for form in transformers_cases.FORMS:
+            facts = out[form]
+            saved, loss = facts["saved"]
+            assert loss != facts["before"] and facts["counters"]["commits"] >= 1
+            if rank == 0:
+                state, their_loss, wrong, tied, kind = facts["read"]
+                same(state, saved, form)
+                same(their_loss, loss, form, 2e-6)
+                assert not wrong and tied and kind == "LlamaForCausalLM"
+            for state, loaded_loss, wrong in facts["loaded"]:
+                same(state, source, form)
+                same(loaded_loss, source_loss, form, 2e-6)
+                assert not wrong
+            again, _ = read(tmp_path / f"{form} again/model-00001-of-00001.safetensors")
+            same(again, {name: value for name, value in source.items() if name != "lm_head.weight"}, form)

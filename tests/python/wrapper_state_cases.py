@@ -41,10 +41,19 @@ def face(impl: str) -> Any:
     return FullyShardedDataParallel
 
 
-def wrapped(impl: str, nested: bool = True, checkpointed: bool = False, mesh: bool = False, tie: bool = False) -> Any:
+def wrapped(
+    impl: str,
+    nested: bool = True,
+    checkpointed: bool = False,
+    mesh: bool = False,
+    tie: bool = False,
+    orig: bool = True,
+    freeze: tuple[str, ...] = (),
+    **more: Any,
+) -> Any:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    model = build(Case(tie=tie))
+    model = build(Case(tie=tie, freeze=freeze))
     if checkpointed:
         for index in (0, 2):
             model.layers[index] = checkpoint_wrapper(model.layers[index])
@@ -53,9 +62,10 @@ def wrapped(impl: str, nested: bool = True, checkpointed: bool = False, mesh: bo
         return face(impl)(
             model,
             auto_wrap_policy=ModuleWrapPolicy({Block}) if nested else None,
-            use_orig_params=True,
+            use_orig_params=orig,
             device_id=torch.device("cpu"),
-            device_mesh=init_device_mesh("cpu", (dist.get_world_size(),)) if mesh else None,
+            **({"device_mesh": init_device_mesh("cpu", (dist.get_world_size(),))} if mesh else {}),
+            **more,
         )
 
 
@@ -109,10 +119,10 @@ def _saved(impl: str, model: Any, optimizer: Any) -> dict[str, Any]:
     return out
 
 
-def alone(kind: str) -> dict[str, Any]:
+def alone(kind: str, tie: bool = False, freeze: tuple[str, ...] = ()) -> dict[str, Any]:
     """One process, nothing sharded: the reference. (On CPU devices what torch's wrapper gathers of an optimizer is wrong:
     every state of a parameter has the last one's values.)"""
-    model = build(Case())
+    model = build(Case(tie=tie, freeze=freeze))
     optimizer = optimizer_of("torch", kind, model.parameters())
     losses = train(model, optimizer, range(3))
     names = [name for name, _ in model.named_parameters()]
@@ -145,7 +155,8 @@ def save_all(kind: str, mesh: bool) -> dict[str, Any]:
     return out
 
 
-def _finish(model: Any) -> None:
+def finished(model: Any) -> None:
+    """Ends its job on all ranks together: left to the garbage collector it may be in the middle of what others do next."""
     from shardd.torch import finish
 
     dist.barrier()
@@ -203,7 +214,7 @@ def load_all(kind: str, saved: dict[str, Any]) -> dict[str, Any]:
         out[way]["went on"] = train(model, optimizer, range(3, 5))
         out[f"{way} counters"] = counts("shardd", model)
         if way != "scatter":
-            _finish(model)
+            finished(model)
     try:
         model.load_state_dict({**model_state, "norm.weight": torch.zeros(3)})
         out["error"] = ""

@@ -13,11 +13,15 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from shardd.torch import _full_state_dict, _optim_state_dict, _optim_state_dict_load, _state_dict_type
+from shardd.torch._flat_places import names_in
+from shardd.torch._names import clean_name
 from shardd.torch._state import state_of
 
 __all__ = ["install"]
 
 _WRAPPER = "_fsdp_wrapped_module"
+_FLAT = "_flat_param"
+_PLAIN = "__class__"  # every module has it
 
 target: Any = importlib.import_module("torch.distributed.checkpoint.state_dict")
 
@@ -86,10 +90,38 @@ def _gather(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
 _their_gather = target._gather_state_dict
 
 
+def _fqns(model: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+    """As torch's: of a ``FlatParameter`` the names of all parameters in it. A unit may have several; torch's has one.
+
+    A unit that is in a checkpoint wrapper is no part of the names; torch's function leaves it there, and finds nothing.
+    """
+    *path, last = name.split(".")
+    if _WRAPPER not in path:
+        return _their_fqns(model, name, *args, **kwargs)
+    unit, module = None, model
+    for part in ("", *path):
+        module = getattr(module, part) if part else module
+        unit = module if state_of(module) is not None else unit
+    if unit is None:
+        return _their_fqns(model, name, *args, **kwargs)
+    param = module._parameters.get(last) if last.startswith(_FLAT) else None
+    # Instead of a FlatParameter something plain is asked of, for the prefix, with what the options leave in it.
+    asked = name if param is None else ".".join([*path, _PLAIN])
+    found = {fqn.replace(f"{_WRAPPER}.", "") for fqn in _their_fqns(model, asked, *args, **kwargs)}
+    if param is None:
+        return found
+    (prefix,) = (fqn.removesuffix(_PLAIN) for fqn in found)
+    return {prefix + clean_name(fqn) for fqn in names_in(unit, param)}
+
+
+_their_fqns = target._get_fqns
+
+
 def install() -> None:
     """Once or more."""
     if target.FSDP is not _FSDP:
         target.FSDP = _FSDP
         target._gather_state_dict = _gather
+        target._get_fqns = _fqns
         target._get_module_fsdp_state_if_fully_sharded_module = _state_if_fully_sharded
         target._get_fsdp_process_group = _process_group

@@ -75,7 +75,7 @@ class DaemonOptimizer(Optimizer):
         self._building = True
         self._adopted = False  # the state of a job is shown
         self._shows_unused = False  # state that no update has written, in the next state_dict
-        self._update_counts: dict[Any, torch.Tensor] = {}  # by parameter: scalars, which follow the steps
+        self._update_counts: dict[Any, list[torch.Tensor]] = {}  # by parameter: scalars, which follow the steps
         super().__init__(params, defaults)
         self._building = False
         self.state = _State(self)
@@ -187,7 +187,7 @@ class DaemonOptimizer(Optimizer):
                 continue
             replaced = replaced or bool(self.state.get(param))
             entry: dict[str, Any] = {}
-            self._update_counts[param] = counts[place.index]
+            self._update_counts[param] = [counts[index] for index in place.indices()]
             if self._counts_updates:
                 entry["step"] = counts[place.index]
             for number, name in enumerate(states):
@@ -214,11 +214,15 @@ class DaemonOptimizer(Optimizer):
 
     def _unused(self, param: Any) -> bool:
         """The job has state for the parameter, and no update has written it."""
-        count = self._update_counts.get(param)
-        return count is not None and not count.item()
+        counts = self._update_counts.get(param)
+        return counts is not None and not any(count.item() for count in counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do."""
+        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do.
+
+        ``step`` of a ``FlatParameter`` is one for each parameter in it where they differ: the daemon does not update what
+        got no gradient.
+        """
         for job in self._jobs():
             self._read_counts(job)
         shown = self.state
@@ -228,9 +232,14 @@ class DaemonOptimizer(Optimizer):
             self.state = defaultdict(dict, {k: v for k, v in shown.items() if not self._unused(k)})
         self._shows_unused = False
         try:
-            return super().state_dict()
+            result = super().state_dict()
         finally:
             self.state = shown
+        for number, param in enumerate(dict.fromkeys(self._params())):
+            counts = self._update_counts.get(param, [])
+            if self._counts_updates and len({count.item() for count in counts}) > 1 and number in result["state"]:
+                result["state"][number] = {**result["state"][number], "step": torch.stack(counts)}
+        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's. Once the model is registered, on all ranks together: what is loaded is committed.
@@ -323,8 +332,8 @@ class DaemonOptimizer(Optimizer):
                 for index, first, part in state.place.parts(rows):
                     if part.numel():
                         engine.write_optimizer_state(index, number, part, first)
-            for index in state.place.indices():
-                engine.write_update_count(index, state.count)
+            for index, count in zip(state.place.indices(), state.counts):
+                engine.write_update_count(index, count)
 
 
 _stock.install(DaemonOptimizer)

@@ -13,7 +13,7 @@ from shardd.torch._names import clean_name
 from shardd.torch._state import ShardState, state_of
 from shardd.torch._state_dict_type import flat_states
 
-__all__ = ["FlatPlace", "Ranges", "flat_params_of", "group_of", "places_of", "uses_of"]
+__all__ = ["FlatPlace", "Ranges", "flat_params_of", "group_of", "keys_in_order", "names_in", "places_of", "uses_of"]
 
 # Of the names in a wrapper's state dict; compile's and DDP's components stay in it, as in torch's.
 _STRIPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -61,6 +61,33 @@ def places_of(module: nn.Module, uses: Uses) -> list[FlatPlace]:
         for path, inner in _modules(module, "", True)
         for name, param in by_module.get(id(inner), ())
     ]
+
+
+def keys_in_order(module: nn.Module, uses: Uses) -> list[str]:
+    """The keys of ``module``'s state dict in the order of the bare module's, which ``FlatParameter``s do not keep."""
+    by_module: dict[int, list[str]] = {}
+    for number, name in uses:
+        by_module.setdefault(number, []).append(name)
+
+    def visit(inner: nn.Module, path: str) -> Iterator[str]:
+        names = [*by_module.get(id(inner), ()), *inner._parameters, *inner._buffers, "_extra_state"]
+        yield from (path + name for name in names)
+        for name, child in inner._modules.items():
+            if child is not None:
+                yield from visit(child, path if name in _STRIPPED else f"{path}{name}.")
+
+    return list(dict.fromkeys(visit(module, "")))
+
+
+def names_in(module: nn.Module, flat_param: Any) -> list[str]:
+    """What is in a ``FlatParameter`` of the unit of ``module``, as its state dict calls it; tied ones under one name."""
+    state = state_of(module)
+    assert state is not None
+    found: dict[int, str] = {}
+    for place in places_of(module, uses_of([state])):
+        if place.param.holder is not None and place.param.sharded_param is flat_param:
+            found.setdefault(id(place.param), place.key)
+    return list(found.values())
 
 
 def flat_params_of(model: nn.Module) -> dict[str, Any]:

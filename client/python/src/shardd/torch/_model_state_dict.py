@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import ShardingStrategy, StateDictType
 
 from shardd.torch import _checkpoint_face
-from shardd.torch._flat_places import FlatPlace, Uses, group_of, places_of, uses_of
+from shardd.torch._flat_places import FlatPlace, Uses, group_of, keys_in_order, places_of, uses_of
 from shardd.torch._gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor, whole_value
 from shardd.torch._names import clean_name
 from shardd.torch._pieces import reshard
@@ -152,15 +152,21 @@ def _after_save(module: nn.Module, state_dict: dict[str, Any], prefix: str, meta
     saving = _savings[id(root)]
     try:
         _strip(state_dict, prefix)
-        _replace(module, state, saving, state_dict, prefix)
+        _replace(module, state, root, saving, state_dict, prefix)
     except BaseException:
         _end(root)
         raise
     if saving.module is module:
         _end(root)
+        if any(param.holder is not None for param in saving.uses.values()):
+            order = {prefix + key: number for number, key in enumerate(keys_in_order(module, saving.uses))}
+            for key in sorted((k for k in state_dict if k in order), key=order.__getitem__):
+                state_dict[key] = state_dict.pop(key)
 
 
-def _replace(module: nn.Module, state: ShardState, saving: _Saving, state_dict: dict[str, Any], prefix: str) -> None:
+def _replace(
+    module: nn.Module, state: ShardState, root: ShardState, saving: _Saving, state_dict: dict[str, Any], prefix: str
+) -> None:
     kind, settings = _kind(state), settings_of(state)
     places = places_of(module, saving.uses)
     only = (
@@ -187,14 +193,14 @@ def _replace(module: nn.Module, state: ShardState, saving: _Saving, state_dict: 
         elif kind == StateDictType.FULL_STATE_DICT:
             state_dict[key] = whole
         else:
-            state_dict[key] = _sharded(state, place, whole)
+            state_dict[key] = _sharded(state, root, place, whole)
     if only is not None and dist.get_rank(state._unit.mesh_info.shard_process_group) != only:  # type: ignore[union-attr]
         for key in [k for k in state_dict if k.startswith(prefix)]:  # buffers, too
             del state_dict[key]
 
 
-def _sharded(state: ShardState, place: FlatPlace, whole: torch.Tensor) -> Any:
-    mesh = state.__dict__.get("_given_mesh")
+def _sharded(state: ShardState, root: ShardState, place: FlatPlace, whole: torch.Tensor) -> Any:
+    mesh = root.__dict__.get("_given_mesh")  # units that a policy wraps are given one where the program gave none
     config: Any = settings_of(state).state_dict_config
     if mesh is None and getattr(config, "_use_dtensor", False):
         mesh = place.param.mesh_info.mesh

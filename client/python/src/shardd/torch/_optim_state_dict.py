@@ -17,23 +17,12 @@ from torch import nn
 from torch.distributed.fsdp import StateDictType
 from torch.optim import Optimizer
 
-from shardd.torch._flat_places import flat_params_of, group_of
+from shardd.torch._flat_places import group_of
 from shardd.torch._gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor
-from shardd.torch._names import clean_name
+from shardd.torch._optim_state_dict_pieces import Named, keys_of, named_params, own_entry, state_piece
 from shardd.torch._state_dict_type import flat_states, get_state_dict_type
 
-__all__ = ["Named", "named_params", "optim_state_dict"]
-
-_Tensor = tuple[tuple[int, ...], torch.dtype]
-
-
-@dataclass
-class Named:
-    """A parameter of the model under its first clean name."""
-
-    fqn: str
-    param: Any  # FlatShardParam, or None where no unit has it
-    held: Any  # what the optimizer has: the object that the model shows
+__all__ = ["optim_state_dict"]
 
 
 @dataclass
@@ -46,42 +35,38 @@ class _Said:
     others: dict[str, Any] = field(default_factory=dict)  # scalars, numbers
 
 
-def named_params(model: nn.Module) -> list[Named]:
-    flat = flat_params_of(model)
-    for fqn, param in flat.items():
-        if param.holder is not None:
-            raise NotImplementedError(
-                f'optimizer state dict of "{fqn}": it is in a FlatParameter, whose state is not told apart by parameter; '
-                "wrap with use_orig_params=True"
-            )
-    found: dict[int, Named] = {}
-    for fqn, param in flat.items():
-        found.setdefault(id(param.sharded_param), Named(fqn, param, param.sharded_param))
-    for name, held in model.named_parameters():
-        found.setdefault(id(held), Named(clean_name(name), None, held))
-    return list(found.values())
+@dataclass
+class _Saving:
+    """What one call makes."""
+
+    model: nn.Module
+    full: bool
+    config: Any
+    writer: int | None  # the only rank, of the default group, that is to have it; None: all ranks
+
+    def writes(self) -> bool:
+        return self.writer is None or dist.get_rank() == self.writer
+
+    def only(self, param: Any) -> int | None:
+        """The writer among the ranks that have the parameter between them; -1: it is none of them."""
+        if self.writer is None:
+            return None
+        ranks = dist.get_process_group_ranks(group_of(param))
+        return ranks.index(self.writer) if self.writer in ranks else -1
 
 
-def _keys_of(optim: Optimizer, state_dict: dict[str, Any]) -> dict[int, Any]:
-    """By id of the optimizer's parameters: their keys in its state dict."""
-    held = [param for group in optim.param_groups for param in group["params"]]
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    return {id(param): key for param, key in zip(held, keys)}
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if torch.is_tensor(value) else value
 
 
-def _is_cut(value: Any, param: Any) -> bool:
-    return (
-        torch.is_tensor(value) and value.dim() > 0 and value.numel() == param.sharded_param.numel() and not param.whole
-    )
-
-
-def _say(param: Any, entry: dict[str, Any]) -> _Said:
-    said = _Said(param.first, param.sharded_param.numel())
-    for name, value in () if param.whole else entry.items():
-        if _is_cut(value, param):
+def _say(item: Named, entry: dict[str, Any]) -> _Said:
+    first, local = item.param.piece()
+    said = _Said(first, local.numel())
+    for name, value in entry.items():
+        if state_piece(item, value) is not None:
             said.tensors[name] = value.dtype
         else:
-            said.others[name] = value.detach().clone() if torch.is_tensor(value) else value
+            said.others[name] = _copied(value)
     return said
 
 
@@ -103,91 +88,103 @@ def optim_state_dict(
     full = (kind or settings.state_dict_type) == StateDictType.FULL_STATE_DICT
     if rank0_only is None:
         rank0_only = full and getattr(config, "rank0_only", False)
+    writer = (dist.get_process_group_ranks(group)[0] if group is not None else 0) if rank0_only else None
+    saving = _Saving(model, full, config, writer)
     state_dict = optim.state_dict() if optim_state_dict is None else optim_state_dict
-    keys = _keys_of(optim, state_dict)
+    keys = keys_of(model, optim, state_dict)
+    named = [item for item in named_params(model) if id(item.held) in keys]
+    names: dict[Any, list[str]] = {}  # of a FlatParameter several
+    for item in named:
+        names.setdefault(keys[id(item.held)], []).append(item.fqn)
+    flat = [item for item in named if item.param is not None]
+    entries = {item.fqn: own_entry(optim, item, state_dict["state"].get(keys[id(item.held)], {})) for item in flat}
+    said = _exchange(flat, entries)
     state: dict[str, Any] = {}
-    names: dict[Any, str] = {}
-    named = named_params(model)
     for item in named:
-        if id(item.held) in keys:
-            names[keys[id(item.held)]] = item.fqn
-    flat = [item for item in named if item.param is not None and id(item.held) in keys]
-    entries = {item.fqn: state_dict["state"].get(keys[id(item.held)], {}) for item in flat}
-    every = _exchange(flat, entries)
-    writes = True
-    for item in named:
-        if id(item.held) not in keys:
-            continue
         if item.param is None:
-            entry = state_dict["state"].get(keys[id(item.held)])
-            if entry is not None:
-                state[item.fqn] = copy.copy(entry)
+            plain = state_dict["state"].get(keys[id(item.held)])
+            if plain is not None:
+                state[item.fqn] = copy.copy(plain)
             continue
-        only = 0 if rank0_only else None
-        writes = only is None or dist.get_rank(group_of(item.param)) == only
-        made = _whole_entry(model, item, entries[item.fqn], [said[item.fqn] for said in every], full, only, config)
-        if made is not None and made:
+        made = _whole_entry(saving, item, entries[item.fqn], said.get(item.fqn))
+        if made:
             state[item.fqn] = made
-    if not writes:
+    if not saving.writes():
         return {}
-    for key, entry in state_dict["state"].items():
+    for key, value in state_dict["state"].items():
         if key not in names and isinstance(key, str):  # a program's own
-            state[key] = entry
-    groups = []
-    for saved in state_dict["param_groups"]:
-        groups.append({**copy.deepcopy({k: v for k, v in saved.items() if k != "params"}),
-                       "params": [names[key] for key in saved["params"] if key in names]})  # fmt: skip
-    return {"state": state, "param_groups": groups}
+            state[key] = value
+    result: dict[str, Any] = {"state": state}
+    if "param_groups" in state_dict:
+        result["param_groups"] = [
+            {**copy.deepcopy({k: v for k, v in saved.items() if k != "params"}),
+             "params": [fqn for key in saved["params"] for fqn in names.get(key, ())]}
+            for saved in state_dict["param_groups"]
+        ]  # fmt: skip
+    return result
 
 
-def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]]) -> list[dict[str, _Said]]:
-    own = {item.fqn: _say(item.param, entries[item.fqn]) for item in flat}
-    if not flat:
-        return [own]
-    group = group_of(flat[0].param)
-    every: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, own, group=group)
-    return every
+def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]]) -> dict[str, list[_Said]]:
+    """By name, by rank of the parameter's group: what they have. Nothing is asked where each rank has all."""
+    groups: dict[int, tuple[dist.ProcessGroup, list[Named]]] = {}
+    for item in flat:
+        if not item.param.whole:
+            group = group_of(item.param)
+            groups.setdefault(id(group), (group, []))[1].append(item)
+    said: dict[str, list[_Said]] = {}
+    for group, items in groups.values():
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, [_say(item, entries[item.fqn]) for item in items], group=group)
+        for number, item in enumerate(items):
+            said[item.fqn] = [of_rank[number] for of_rank in every]
+    return said
 
 
 def _whole_entry(
-    model: nn.Module,
-    item: Named,
-    entry: dict[str, Any],
-    said: list[_Said],
-    full: bool,
-    only: int | None,
-    config: Any,
+    saving: _Saving, item: Named, entry: dict[str, Any], said: list[_Said] | None
 ) -> dict[str, Any] | None:
-    param = item.param
-    if param.whole:
-        kept = only is None or dist.get_rank(group_of(param)) == only
-        return {n: v.detach().clone() if torch.is_tensor(v) else v for n, v in entry.items()} if kept else None
+    """None, and nothing is held on the way, on ranks that do not write."""
+    if said is None:
+        return _own_entry(saving, item, entry) if saving.writes() else None
+    only = saving.only(item.param)
+    if only == -1:
+        return None
     tensors: dict[str, torch.dtype] = {}
     others: dict[str, Any] = {}
-    for rank in said:
-        if rank.numel:
-            tensors.update(rank.tensors)
-            for name, value in rank.others.items():
+    for of_rank in said:
+        if of_rank.numel:
+            tensors.update(of_rank.tensors)
+            for name, value in of_rank.others.items():
                 others.setdefault(name, value)
     made: dict[str, Any] = {}
-    whole: Any
     for name in sorted({*tensors, *others}):
         if name not in tensors:
             whole = others[name]
-            if torch.is_tensor(whole) and whole.dim() > 0 and not full:
-                whole = _rows(model, param, whole, config)
-            made[name] = whole
-            continue
-        ranges = [(rank.first, rank.numel if name in rank.tensors else 0) for rank in said]
-        whole = assemble(entry.get(name), ranges, param._orig_size, tensors[name], group_of(param), only)
-        if whole is not None:
-            made[name] = whole if full else _rows(model, param, whole, config)
-    return made if only is None or dist.get_rank(group_of(param)) == only else None
+        else:
+            ranges = [(of_rank.first, of_rank.numel if name in of_rank.tensors else 0) for of_rank in said]
+            piece = state_piece(item, entry.get(name))
+            whole = assemble(piece, ranges, item.param._orig_size, tensors[name], group_of(item.param), only)
+            if whole is None:
+                continue
+        made[name] = whole if saving.full else _rows(saving, item.param, whole)
+    return made if only is None or dist.get_rank(group_of(item.param)) == only else None
 
 
-def _rows(model: nn.Module, param: Any, whole: torch.Tensor, config: Any) -> Any:
-    given = next((m for s in flat_states(model) if (m := s.__dict__.get("_given_mesh")) is not None), None)
-    if given is None and getattr(config, "_use_dtensor", False):
+def _own_entry(saving: _Saving, item: Named, entry: dict[str, Any]) -> dict[str, Any]:
+    """Of a parameter that each rank has whole."""
+    made = {}
+    for name, value in entry.items():
+        piece = state_piece(item, value)  # of a FlatParameter
+        whole = _copied(value) if piece is None else piece.detach().reshape(item.param._orig_size).clone()
+        made[name] = whole if saving.full or piece is None else _rows(saving, item.param, whole)
+    return made
+
+
+def _rows(saving: _Saving, param: Any, whole: Any) -> Any:
+    """This rank's, of a tensor; scalars stay as they are."""
+    if not torch.is_tensor(whole) or whole.dim() == 0:
+        return whole
+    given = flat_states(saving.model)[0].__dict__.get("_given_mesh")  # the outermost's, as for the model's
+    if given is None and getattr(saving.config, "_use_dtensor", False):
         given = param.mesh_info.mesh
     return rows_as_dtensor_of(whole, given) if given is not None else rows_as_sharded_tensor(whole, group_of(param))

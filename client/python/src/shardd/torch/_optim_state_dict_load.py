@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from shardd.torch._daemon_optimizer import DaemonOptimizer
 from shardd.torch._gather import whole_value
 from shardd.torch._names import clean_name
-from shardd.torch._optim_state_dict import Named, named_params
+from shardd.torch._optim_state_dict_pieces import FlatState, Named, current_names, named_params
 from shardd.torch._state_dict_type import get_state_dict_type
 
 __all__ = ["optim_state_dict_to_load", "rekey_optim_state_dict"]
@@ -42,7 +42,6 @@ def optim_state_dict_to_load(
         full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
         rank0_only = full and getattr(settings.optim_state_dict_config, "rank0_only", False)
     named = named_params(model)
-    flat = [item for item in named if item.param is not None]
     source = None
     if rank0_only and dist.get_world_size(group) > 1:
         source = dist.get_process_group_ranks(group)[0] if group is not None else 0
@@ -51,28 +50,51 @@ def optim_state_dict_to_load(
         raise ValueError("optim_state_dict_to_load: no `state` in the optimizer state dict (rank 0 has to give one)")
     by_name = {clean_name(key) if isinstance(key, str) else key: key for key in optim_state_dict["state"]}
     state: dict[str, Any] = {}
+    flats: dict[int, FlatState] = {}
+    for item in named:
+        if item.holder is not None:
+            flats.setdefault(id(item.holder), FlatState([], isinstance(optim, DaemonOptimizer))).items.append(item)
     taken = set()
     for item in named:
         key = by_name.get(item.fqn)
         if key is None:
             continue
         taken.add(key)
+        flat = flats.get(id(item.holder))
         entry = optim_state_dict["state"][key]
-        keeps_empty = isinstance(optim, DaemonOptimizer)  # whose count of updates is every rank's
+        if flat is not None:
+            flat.begin(item, entry)
         piece: dict[str, Any] = {}
         for name, value in entry.items():
             value = _received(value, source, group) if source is not None else whole_value(value)
-            piece[name] = _cut(item, name, value) if item.param is not None else value
-        if item.param is None or item.param.sharded_param.numel() or keeps_empty:
-            state[item.fqn] = piece
-    del flat
+            if item.param is not None:
+                _check_shape(item, name, value)
+            if flat is not None:
+                flat.add(item, name, value)
+            else:
+                piece[name] = value if item.param is None else _cut(item, value)
+        if flat is None:
+            _put(state, item, piece, optim, is_named_optimizer)
+    for flat in flats.values():
+        made = flat.made()
+        if made:
+            state[flat.items[0].fqn] = made
     for key, entry in optim_state_dict["state"].items():
         if key not in taken:
             state[key] = entry
-    result = _rekeyed(state, optim_state_dict, optim, named, is_named_optimizer)
+    keys = current_names(model) if is_named_optimizer else _numbers(optim)
+    result = _rekeyed(state, optim_state_dict, {i.fqn: keys[id(i.held)] for i in named if id(i.held) in keys})
     if load_directly:
         optim.load_state_dict(result)
     return result
+
+
+def _put(state: dict[str, Any], item: Named, piece: dict[str, Any], optim: Any, is_named_optimizer: bool) -> None:
+    """Where a rank has no element, torch's optimizers have no state; the daemon's count of updates is every rank's."""
+    if item.param is None or item.param.sharded_param.numel() or isinstance(optim, DaemonOptimizer):
+        state[item.fqn] = piece
+    elif is_named_optimizer and item.held in optim.state:  # which want state of all
+        state[item.fqn] = copy.deepcopy(optim.state[item.held])
 
 
 def _told(state_dict: dict[str, Any] | None, source: int, group: Any) -> dict[str, Any]:
@@ -114,37 +136,39 @@ def _received(value: Any, source: int, group: Any) -> Any:
     return value
 
 
-def _cut(item: Named, name: str, value: Any) -> Any:
-    param = item.param
-    if not torch.is_tensor(value) or value.dim() == 0:
-        return value.clone() if torch.is_tensor(value) else value
-    if value.shape != param._orig_size:
-        if value.numel() == 1:
-            return value.clone()
+def _check_shape(item: Named, name: str, value: Any) -> None:
+    want = item.param._orig_size
+    if torch.is_tensor(value) and value.dim() and value.shape != want and value.numel() != 1:
         raise ValueError(
-            f'load optimizer state "{name}" of "{item.fqn}": wrong shape (got {tuple(value.shape)}, want '
-            f"{tuple(param._orig_size)})"
+            f'load optimizer state "{name}" of "{item.fqn}": wrong shape (got {tuple(value.shape)}, want {tuple(want)})'
         )
-    if param.whole:
+
+
+def _cut(item: Named, value: Any) -> Any:
+    """This rank's of a whole value."""
+    if not torch.is_tensor(value):
+        return value
+    param = item.param
+    if value.dim() == 0 or value.shape != param._orig_size or param.whole:
         return value.clone()
     return value.reshape(-1)[param.first : param.first + param.sharded_param.numel()].clone()
 
 
-def _rekeyed(
-    state: dict[str, Any], saved: dict[str, Any], optim: Optimizer, named: list[Named], keep_names: bool
-) -> dict[str, Any]:
-    """By the optimizer's own numbers and groups."""
-    if keep_names:
-        return {"state": state, "param_groups": copy.deepcopy(saved.get("param_groups", []))}
+def _numbers(optim: Any) -> dict[int, int]:
+    """By id of the optimizer's parameters: their keys in its state dict."""
     numbers: dict[int, int] = {}
     for held in (param for group in optim.param_groups for param in group["params"]):
         numbers.setdefault(id(held), len(numbers))
-    ids = {item.fqn: numbers[id(item.held)] for item in named if id(item.held) in numbers}
-    result: dict[str, Any] = {"state": {ids.get(key, key): entry for key, entry in state.items()}}
+    return numbers
+
+
+def _rekeyed(state: dict[str, Any], saved: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """By the optimizer's own keys, of which the parameters of a FlatParameter have one, and in its groups."""
+    result: dict[str, Any] = {"state": {keys.get(key, key): entry for key, entry in state.items()}}
     if "param_groups" in saved:
         groups = []
         for group in saved["param_groups"]:
-            params = sorted({ids[clean_name(name)] for name in group["params"] if clean_name(name) in ids})
+            params = sorted({keys[clean_name(name)] for name in group["params"] if clean_name(name) in keys})
             groups.append({**{k: copy.deepcopy(v) for k, v in group.items() if k != "params"}, "params": params})
         result["param_groups"] = groups
     return result
@@ -174,7 +198,13 @@ def rekey_optim_state_dict(
     if kinds == {str if to_names else int}:
         return optim_state_dict
     held = _held(model, optim_input, optim)
-    names = {id(item.held): item.fqn for item in named_params(model)}
+    names: dict[int, str] = {}
+    for item in named_params(model):
+        if names.setdefault(id(item.held), item.fqn) != item.fqn:
+            raise RuntimeError(
+                f'rekey_optim_state_dict: "{names[id(item.held)]}" and "{item.fqn}" are in one FlatParameter, which has one '
+                "number; pass the model unwrapped and the optimizer over its parameters"
+            )
     by_number = {number: names[id(param)] for number, param in enumerate(held) if id(param) in names}
     table: dict[Any, Any] = by_number if to_names else {name: number for number, name in by_number.items()}
 

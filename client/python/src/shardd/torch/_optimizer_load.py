@@ -20,7 +20,7 @@ class ParamState:
 
     place: Place
     rows: list[torch.Tensor]  # this rank's, fp32, by the number of the job's state
-    count: int  # updates that it has had
+    counts: list[int]  # updates that it has had; of the parameters in a FlatParameter, each its own
 
 
 @dataclass
@@ -48,15 +48,17 @@ def param_state(param: Any, place: Place, entry: Any, names: tuple[str, ...], co
         raise ValueError(f'load optimizer state of "{place.fqn}": not a dictionary (got {type(entry).__name__})')
     rows_of = _rows_of if isinstance(param, DTensor) else partial(_piece_of, place)
     rows = [rows_of(param, entry.get(name), f'load optimizer state "{name}" of "{place.fqn}"') for name in names]
+    held = len(place.indices())
     if not counts_updates:
-        return ParamState(place, rows, int(any(entry.get(name) is not None for name in names)))
+        return ParamState(place, rows, [int(any(entry.get(name) is not None for name in names))] * held)
     step = entry.get("step", 0)
-    count = float(step) if not torch.is_tensor(step) or step.numel() == 1 else -1.0
-    if not 0 <= count < 2**31:  # not a number, either
+    given = [float(count) for count in step.reshape(-1)] if torch.is_tensor(step) else [float(step)]
+    counts = given * held if len(given) == 1 else given
+    if len(counts) != held or not all(0 <= count < 2**31 for count in counts):  # not a number, either
         raise ValueError(
             f'load optimizer state "step" of "{place.fqn}": not a count (got {step}, want one number >= 0)'
         )
-    return ParamState(place, rows, int(count))
+    return ParamState(place, rows, [int(count) for count in counts])
 
 
 def _piece_of(place: Place, param: Any, value: Any, what: str) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from shardd.torch._agreement import Meeting
 from shardd.torch._flat_param import FlatShardParam, flat_param_of
+from shardd.torch._flat_places import flat_params_of
 from shardd.torch._group import members_of
 from shardd.torch._names import Entry, entries_of
 from shardd.torch._state import ShardState, state_of
@@ -140,7 +141,7 @@ def _piece(entry: Entry, jobs: list[Any], is_first_rank: bool) -> Piece:
     if flat is not None:
         piece = _of_flat(entry.fqn, flat)
     elif isinstance(tensor, FlatParameter):
-        raise NotImplementedError(f'"{entry.fqn}": a flat parameter, of several; wrap with use_orig_params=True')
+        raise NotImplementedError(f'"{entry.fqn}": a flat parameter of torch\'s own wrapper, of several parameters')
     elif isinstance(tensor, DTensor):
         piece = _of_dtensor(entry.fqn, tensor)
     else:
@@ -152,15 +153,39 @@ def _piece(entry: Entry, jobs: list[Any], is_first_rank: bool) -> Piece:
     return piece
 
 
+def _in_flat_parameters(model: nn.Module, jobs: list[Any]) -> dict[int, list[Piece]]:
+    """By id of the FlatParameter, which modules have in the place of parameters."""
+    found: dict[int, Piece] = {}
+    by_holder: dict[int, list[Piece]] = {}
+    for fqn, param in flat_params_of(model).items():
+        if param.holder is None:
+            continue
+        if id(param) in found:
+            found[id(param)].aliases.append(fqn)
+            continue
+        piece = found[id(param)] = _of_flat(fqn, param)
+        by_holder.setdefault(id(param.sharded_param), []).append(piece)
+        for job in jobs:
+            place = job.places.get(id(param.sharded_param))
+            if place is not None:
+                piece.job, piece.index = job, place.members[param.holder.members.index(param)][0]
+    return by_holder
+
+
 def pieces_of(model: nn.Module, is_first_rank: bool) -> list[Piece]:
-    """In the order of ``state_dict``, each tensor once, under its first name. Parameters are resharded first."""
+    """In the order of the modules, each tensor once, under its first name. Parameters are resharded first."""
     reshard(model)
     jobs = jobs_of(model)
-    found: dict[int, Piece] = {}
+    of_flat = _in_flat_parameters(model, jobs)
+    found: dict[int, list[Piece]] = {}
     for entry in entries_of(model):
-        known = found.get(id(entry.tensor()))
-        if known is None:
-            found[id(entry.tensor())] = _piece(entry, jobs, is_first_rank)
-        elif entry.fqn != known.fqn and entry.fqn not in known.aliases:
-            known.aliases.append(entry.fqn)
-    return list(found.values())
+        number = id(entry.tensor())
+        if number in of_flat:
+            found[number] = of_flat[number]
+        elif number not in found:
+            found[number] = [_piece(entry, jobs, is_first_rank)]
+        else:
+            (known,) = found[number]
+            if entry.fqn != known.fqn and entry.fqn not in known.aliases:
+                known.aliases.append(entry.fqn)
+    return [piece for pieces in found.values() for piece in pieces]
