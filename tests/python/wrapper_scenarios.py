@@ -19,6 +19,7 @@ from torch.distributed.fsdp.wrap import (
     size_based_auto_wrap_policy,
     transformer_auto_wrap_policy,
 )
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 from models import Block, Case, Model, build, loss_of, make_optimizer, train_alone
 
@@ -159,4 +160,27 @@ def compare(case: WrapperCase) -> dict[str, Any]:
         "torch": train(case, "torch") if not case.extra.get("not_torch") else None,
         "shardd": train(case, "shardd"),
         "alone": train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None,
+    }
+
+
+def optimizer_in_backward() -> dict[str, Any]:
+    """torch.distributed.optim steps each parameter within the backward; beside one optimizer after it."""
+    from shardd.torch import FullyShardedDataParallel, commit, counters
+
+    inside, after = (wrap_model(WrapperCase(orig=True), FullyShardedDataParallel) for _ in range(2))
+    _apply_optimizer_in_backward(torch.optim.SGD, inside.parameters(), {"lr": 0.1})
+    optimizer = torch.optim.SGD(after.parameters(), lr=0.1)
+    start = [p.detach().clone() for p in inside.parameters()]
+    for step in range(3):
+        for model in (inside, after):
+            loss_of(model, step, 0, dist.get_rank()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    commit(inside)
+    pairs = list(zip(inside.parameters(), after.parameters()))
+    return {
+        "moved": all(p.numel() == 0 or not torch.equal(p, before) for p, before in zip(inside.parameters(), start)),
+        "alike": all(torch.equal(p, other) for p, other in pairs),
+        "dropped": all(p.grad is None for p, _ in pairs),
+        "commits": counters(inside)["commits"],
     }
