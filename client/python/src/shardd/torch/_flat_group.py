@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardd.torch._flat_param import FlatShardParam, Use, flat_param_of, lay_out, managed_uses
 from shardd.torch._group import ShardGroup
-from shardd.torch._spec import unwrapped
+from shardd.torch._spec import flat_owner
 
 if TYPE_CHECKING:
     from shardd.torch._state import ShardState
@@ -71,7 +71,7 @@ class FlatGroup(ShardGroup):
             self.fsdp_params,
             *self.shard_of(),
             mp_policy.param_dtype,
-            None if use_orig_params else unwrapped(content[0]),
+            None if use_orig_params else flat_owner(content[0]),
         )
         for module, name in borrowed if not use_orig_params else ():
             original = module._parameters[name]
