@@ -9,7 +9,7 @@ from torch.distributed.fsdp._common_utils import TrainingState
 
 from cluster import run_ranks
 from wrapper_facts import holds, initialised, left_out, orders, refusals, ties_across_units
-from wrapper_scenarios import optimizer_in_backward
+from wrapper_scenarios import flat_parameters_in_odd_places, optimizer_in_backward
 
 
 def test_parameters_are_the_users_objects_or_flat_parameters() -> None:
@@ -33,6 +33,11 @@ def test_parameters_are_the_users_objects_or_flat_parameters() -> None:
 def test_optimizers_in_backward_step_where_the_gradient_is_there() -> None:
     for facts in run_ranks(optimizer_in_backward, 2):
         assert facts == {"moved": True, "alike": True, "dropped": True, "commits": 3}
+
+
+def test_flat_parameters_survive_broadcasts_checkpoint_wrappers_and_wrappers_around_wrappers() -> None:
+    for facts in run_ranks(flat_parameters_in_odd_places, 2):
+        assert all(facts.values()), facts
 
 
 def test_parameters_tied_across_units_are_one() -> None:

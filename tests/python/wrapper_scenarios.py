@@ -10,6 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import (
@@ -184,3 +188,33 @@ def optimizer_in_backward() -> dict[str, Any]:
         "dropped": all(p.grad is None for p, _ in pairs),
         "commits": counters(inside)["commits"],
     }
+
+
+def flat_parameters_in_odd_places() -> dict[str, Any]:
+    """What a FlatParameter has to survive: a broadcast of the model, checkpoint wrappers, wrappers around wrappers."""
+    from shardd.torch import FullyShardedDataParallel as Wrapper
+    from shardd.torch import counters
+
+    facts: dict[str, Any] = {}
+    torch.manual_seed(dist.get_rank())
+    twice = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+    twice.append(twice[1])  # one module under two names
+    given = {name: value.clone() for name, value in twice.state_dict().items()}
+    for value in given.values():
+        dist.broadcast(value, 0)
+    model: Any = Wrapper(twice, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), sync_module_states=True)
+    saved = model.state_dict()
+    facts["synced"] = list(saved) == list(given) and all(torch.equal(saved[name], given[name]) for name in given)
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, nn.Linear))
+    model.load_state_dict({name: value + 1 for name, value in given.items()})
+    later = model.state_dict()
+    facts["loaded"] = list(later) == list(given) and all(torch.equal(later[name], given[name] + 1) for name in given)
+    before = Wrapper(checkpoint_wrapper(nn.Linear(4, 4)))
+    before.load_state_dict({"weight": torch.ones(4, 4), "bias": torch.ones(4)})
+    with Wrapper.summon_full_params(before):
+        facts["wrapped_before"] = [float(p.sum()) for p in before.parameters()] == [16.0, 4.0]
+    around: Any = Wrapper(Wrapper(nn.Linear(4, 4)))
+    around(torch.ones(2, 4)).sum().backward()
+    facts["around"] = [p.grad is not None for p in around.parameters()] == [True]
+    facts["daemon"] = counters(around)["reductions"] == 1
+    return facts
