@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import ShardingStrategy, StateDictType
 from torch.distributed.fsdp._common_utils import TrainingState
 
 from cluster import run_ranks
 from wrapper_facts import holds, initialised, left_out, orders, refusals, ties_across_units
+from wrapper_scenarios import flat_parameters_in_odd_places, optimizer_in_backward
 
 
 def test_parameters_are_the_users_objects_or_flat_parameters() -> None:
@@ -23,8 +24,20 @@ def test_parameters_are_the_users_objects_or_flat_parameters() -> None:
         assert facts["attributes"] == (full, full, rank, 2, torch.device("cpu"), False, None, True)
         assert facts["in_forward"] == (True, TrainingState.FORWARD_BACKWARD)
         assert facts["idle"] == TrainingState.IDLE
+        assert facts["internals"] == (True, False, True, StateDictType.FULL_STATE_DICT, None)
+        assert "expected to be in states" in facts["another_state"] and "IDLE" in facts["another_state"]
         assert facts["flat"] == [True] * 4 and facts["flat_gradient"] and facts["same_norm"] and facts["original"]
         assert 'use of parameter "layers.0.up.weight"' in facts["resharded_use"]
+
+
+def test_optimizers_in_backward_step_where_the_gradient_is_there() -> None:
+    for facts in run_ranks(optimizer_in_backward, 2):
+        assert facts == {"moved": True, "alike": True, "dropped": True, "commits": 3}
+
+
+def test_flat_parameters_survive_broadcasts_checkpoint_wrappers_and_wrappers_around_wrappers() -> None:
+    for facts in run_ranks(flat_parameters_in_odd_places, 2):
+        assert all(facts.values()), facts
 
 
 def test_parameters_tied_across_units_are_one() -> None:
@@ -62,7 +75,7 @@ def test_refusals_name_what_is_wrong() -> None:
         assert "TypeError: fully_shard: reshard_after_forward and mixed_precision" in texts["pair2"]
         assert 'sync_module_states and layout="dim0"' in texts["layout"]
         assert texts["twice"].startswith("AssertionError")
-        assert "one homogeneous value for use_orig_params but got True" in texts["uniform"]
+        assert "one homogeneous value for _use_orig_params but got True" in texts["uniform"]
         assert "on inner FSDP instances" in texts["no_sync"]
         assert texts["one_layout"] == "", "both are layout flat"
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable import replicate
 from torch.distributed.fsdp import FlatParameter, MixedPrecisionPolicy, ShardingStrategy
+from torch.distributed.fsdp._common_utils import TrainingState
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from models import Block, Case, Model, build, loss_of
@@ -63,6 +64,18 @@ def holds() -> dict[str, Any]:
     facts["idle"] = model.training_state
     facts["gradients"] = all(type(p.grad) is torch.Tensor and p.grad.shape == p.shape for p in clean.values())
     facts["still_same"] = all(p is clean[n.replace("_fsdp_wrapped_module.", "")] for n, p in model.named_parameters())
+    facts["internals"] = (
+        model._is_root,
+        model.layers[0]._is_root,
+        model._has_params,
+        model.layers[0]._state_dict_type,
+        model._assert_state(TrainingState.IDLE),
+    )
+    try:
+        model._assert_state([TrainingState.FORWARD_BACKWARD])
+        facts["another_state"] = ""
+    except ValueError as error:
+        facts["another_state"] = str(error)
     flat = _wrapped(orig=False)
     weight = flat.layers[0].up.weight
     loss_of(flat, 0, 0, dist.get_rank()).backward()

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import (
@@ -19,6 +23,7 @@ from torch.distributed.fsdp.wrap import (
     size_based_auto_wrap_policy,
     transformer_auto_wrap_policy,
 )
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 from models import Block, Case, Model, build, loss_of, make_optimizer, train_alone
 
@@ -160,3 +165,56 @@ def compare(case: WrapperCase) -> dict[str, Any]:
         "shardd": train(case, "shardd"),
         "alone": train_alone(case, dist.get_world_size()) if dist.get_rank() == 0 else None,
     }
+
+
+def optimizer_in_backward() -> dict[str, Any]:
+    """torch.distributed.optim steps each parameter within the backward; beside one optimizer after it."""
+    from shardd.torch import FullyShardedDataParallel, commit, counters
+
+    inside, after = (wrap_model(WrapperCase(orig=True), FullyShardedDataParallel) for _ in range(2))
+    _apply_optimizer_in_backward(torch.optim.SGD, inside.parameters(), {"lr": 0.1})
+    optimizer = torch.optim.SGD(after.parameters(), lr=0.1)
+    start = [p.detach().clone() for p in inside.parameters()]
+    for step in range(3):
+        for model in (inside, after):
+            loss_of(model, step, 0, dist.get_rank()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    commit(inside)
+    pairs = list(zip(inside.parameters(), after.parameters()))
+    return {
+        "moved": all(p.numel() == 0 or not torch.equal(p, before) for p, before in zip(inside.parameters(), start)),
+        "alike": all(torch.equal(p, other) for p, other in pairs),
+        "dropped": all(p.grad is None for p, _ in pairs),
+        "commits": counters(inside)["commits"],
+    }
+
+
+def flat_parameters_in_odd_places() -> dict[str, Any]:
+    """What a FlatParameter has to survive: a broadcast of the model, checkpoint wrappers, wrappers around wrappers."""
+    from shardd.torch import FullyShardedDataParallel as Wrapper
+    from shardd.torch import counters
+
+    facts: dict[str, Any] = {}
+    torch.manual_seed(dist.get_rank())
+    twice = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+    twice.append(twice[1])  # one module under two names
+    given = {name: value.clone() for name, value in twice.state_dict().items()}
+    for value in given.values():
+        dist.broadcast(value, 0)
+    model: Any = Wrapper(twice, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), sync_module_states=True)
+    saved = model.state_dict()
+    facts["synced"] = list(saved) == list(given) and all(torch.equal(saved[name], given[name]) for name in given)
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, nn.Linear))
+    model.load_state_dict({name: value + 1 for name, value in given.items()})
+    later = model.state_dict()
+    facts["loaded"] = list(later) == list(given) and all(torch.equal(later[name], given[name] + 1) for name in given)
+    before = Wrapper(checkpoint_wrapper(nn.Linear(4, 4)))
+    before.load_state_dict({"weight": torch.ones(4, 4), "bias": torch.ones(4)})
+    with Wrapper.summon_full_params(before):
+        facts["wrapped_before"] = [float(p.sum()) for p in before.parameters()] == [16.0, 4.0]
+    around: Any = Wrapper(Wrapper(nn.Linear(4, 4)))
+    around(torch.ones(2, 4)).sum().backward()
+    facts["around"] = [p.grad is not None for p in around.parameters()] == [True]
+    facts["daemon"] = counters(around)["reductions"] == 1
+    return facts

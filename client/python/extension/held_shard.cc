@@ -191,13 +191,30 @@ void HeldShard::ShowGradient(int64_t steps) {
   }
   Assign();
   const auto* variable = reinterpret_cast<THPVariable*>(sharded_.ptr());
-  if (variable->post_accumulate_grad_hooks == nullptr || variable->post_accumulate_grad_hooks == Py_None) {
+  if (variable->post_accumulate_grad_hooks != nullptr && variable->post_accumulate_grad_hooks != Py_None) {
+    const py::dict hooks = py::reinterpret_borrow<py::dict>(variable->post_accumulate_grad_hooks);
+    const py::list functions(py::reinterpret_steal<py::object>(PyMapping_Values(hooks.ptr())));
+    for (const py::handle hook : functions) {
+      hook(sharded_);
+    }
+  }
+  RunOptimizersInBackward();
+}
+
+void HeldShard::RunOptimizersInBackward() {
+  // What torch.distributed.optim._apply_optimizer_in_backward leaves on a parameter. Its own hook sees no gradient, as
+  // autograd accumulates into another tensor.
+  PyObject** attributes = _PyObject_GetDictPtr(sharded_.ptr());
+  PyObject* given = attributes == nullptr || *attributes == nullptr
+                        ? nullptr
+                        : PyDict_GetItemString(*attributes, "_in_backward_optimizers");
+  if (given == nullptr) {
     return;
   }
-  const py::dict hooks = py::reinterpret_borrow<py::dict>(variable->post_accumulate_grad_hooks);
-  const py::list functions(py::reinterpret_steal<py::object>(PyMapping_Values(hooks.ptr())));
-  for (const py::handle hook : functions) {
-    hook(sharded_);
+  const py::list optimizers(py::reinterpret_borrow<py::object>(given));
+  for (const py::handle optimizer : optimizers) {
+    optimizer.attr("step")();
+    optimizer.attr("zero_grad")(py::arg("set_to_none") = true);
   }
 }
 

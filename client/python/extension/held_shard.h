@@ -60,7 +60,7 @@ class HeldShard {
   // Before the first gradient of a parameter, none of which the job holds unshown, is submitted: whether it replaces
   // what the job holds. Keeps the values of gradients that the user still holds. May be called without the GIL.
   bool BeginGradient(int64_t steps);
-  // The job's gradient is complete: `.grad` shows it, hooks run.
+  // The job's gradient is complete: `.grad` shows it; hooks run, and the parameter's optimizers in backward.
   void ShowGradient(int64_t steps);
   // What `.grad` says before the job reads it. kOther is not what was shown last: an earlier step's, or
   // the program's own, which has been copied into the job's memory.
@@ -87,6 +87,7 @@ class HeldShard {
   at::Tensor LocalOf(const at::Tensor& gradient) const;
   // Lets `.grad` be what the job has.
   void Assign();
+  void RunOptimizersInBackward();
 
   pybind11::object sharded_;
   at::Tensor local_;

@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardd.torch._flat_param import FlatShardParam, Use, flat_param_of, lay_out, managed_uses
 from shardd.torch._group import ShardGroup
-from shardd.torch._spec import unwrapped
+from shardd.torch._spec import flat_owner, unwrapped
 
 if TYPE_CHECKING:
     from shardd.torch._state import ShardState
@@ -22,6 +22,10 @@ __all__ = ["RESHARDS", "FlatGroup", "settle_ties"]
 
 # Strategies that give parameters back between forward and backward.
 RESHARDS = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return unwrapped(module) is not module
 
 
 class FlatGroup(ShardGroup):
@@ -47,7 +51,8 @@ class FlatGroup(ShardGroup):
         borrowed: list[tuple[nn.Module, str]] = []
         whole = strategy == ShardingStrategy.NO_SHARD
         ref = weakref.ref(self)
-        for module, name, param in list(managed_uses(content, ignored_modules, ignored_params)):
+        fresh = [m for m in content if m in modules or not _is_wrapper(m)]  # a wrapper around a wrapper has none
+        for module, name, param in list(managed_uses(fresh, ignored_modules, ignored_params)):
             known = flat_param_of(param)
             if known is None:
                 known = FlatShardParam(param, mesh_info, whole)
@@ -71,7 +76,7 @@ class FlatGroup(ShardGroup):
             self.fsdp_params,
             *self.shard_of(),
             mp_policy.param_dtype,
-            None if use_orig_params else unwrapped(content[0]),
+            None if use_orig_params else flat_owner(content[0]),
         )
         for module, name in borrowed if not use_orig_params else ():
             original = module._parameters[name]

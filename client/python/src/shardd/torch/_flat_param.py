@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardd.torch._flat_group import FlatGroup
 
-__all__ = ["FlatShardParam", "Use", "composable", "cut_flat", "flat_param_of", "lay_out", "managed_uses"]
+__all__ = ["FlatShardParam", "Use", "composable", "cut_flat", "flat_param_of", "is_sharded", "lay_out", "managed_uses"]
 
 ALIGNMENT_BYTES = 16  # of each parameter's start in its flat parameter
 
@@ -34,6 +34,11 @@ def flat_param_of(param: torch.Tensor) -> FlatShardParam | None:
     """``None``: no flat parameter has it."""
     ref = _known.get(param)
     return None if ref is None else ref()
+
+
+def is_sharded(param: torch.Tensor) -> bool:
+    """Of a unit already: one of its parameters, or its ``FlatParameter``."""
+    return flat_param_of(param) is not None or getattr(param, "_is_flat_param", False)
 
 
 @dataclass

@@ -47,7 +47,9 @@ def _modules(module: nn.Module, path: str, root: bool) -> Iterator[tuple[str, nn
     if not root and state_of(module) is not None:
         return  # its own hooks do that
     yield path, module
-    for name, child in module.named_children():
+    for name, child in module._modules.items():  # a module that is there twice has both names
+        if child is None:
+            continue
         yield from _modules(child, path if name in _STRIPPED else f"{path}{name}.", False)
 
 

@@ -54,7 +54,7 @@ class FlatOptions:
                 sync(module, of, self.mesh_info, self.synced)
         state.ignored = ignored[0]
         state.init(modules, torch.device("cpu"), self.mp_policy, self.automatic)
-        state.attributes = {"use_orig_params": True}
+        state.attributes = {"_use_orig_params": True}
         state.attach(
             FlatGroup(
                 state,

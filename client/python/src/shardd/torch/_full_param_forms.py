@@ -9,7 +9,7 @@ from torch import nn
 
 from shardd.torch._flat_param import FlatShardParam
 from shardd.torch._placement import in_job_order
-from shardd.torch._spec import unwrapped
+from shardd.torch._spec import flat_owner
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -143,7 +143,7 @@ class MemberFullParam:
         self.dtype = fsdp_param.orig_dtype
         self._member = fsdp_param
         self._holder = holder
-        self._outer = unwrapped(fsdp_param.home._state._modules[0])
+        self._outer = flat_owner(fsdp_param.home._state._modules[0])
         self._before: Any = None
 
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:

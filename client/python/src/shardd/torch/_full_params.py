@@ -217,7 +217,9 @@ def summon_full_params(
     jobs: dict[int, tuple[TorchJob, list[Any]]] = {}
     for state in states:
         job = state._job
-        assert job is not None and state._unit is not None
+        if job is None:
+            continue  # a model without parameters
+        assert state._unit is not None
         _refuse_inside(job)
         params = jobs.setdefault(id(job), (job, []))[1]
         params.extend(full_param(job, fsdp_param) for fsdp_param in state._unit.fsdp_params)

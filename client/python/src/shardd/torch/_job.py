@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import logging
 import multiprocessing.util
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardd import errors
 from shardd.torch import _spec
 from shardd.torch._agreement import Meeting
 from shardd.torch._bind import Place, bind, forget_given, given_by
@@ -29,6 +31,8 @@ from shardd.torch._progress import Progress
 if TYPE_CHECKING:
     from shardd.torch._daemon_optimizer import DaemonOptimizer
     from shardd.torch._state import ShardState
+
+_RESOURCE_EXHAUSTED = 8
 
 logger = logging.getLogger("shardd.torch")
 
@@ -206,7 +210,13 @@ class TorchJob:
             )
         engine.load_memory()
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
-        engine.watch_writes(self.passes)
+        try:
+            engine.watch_writes(self.passes)
+        except errors.Error as error:
+            if error.code != _RESOURCE_EXHAUSTED:
+                raise
+            gc.collect()  # too many jobs; some are of models that nobody holds and Python has not collected yet
+            engine.watch_writes(self.passes)
         if optimizers:
             optimizers[0]._adopt_job(self, info["version"] > 0 and memory is None)
             return

@@ -22,6 +22,7 @@ from shardd.torch._flat_places import FlatPlace, Uses, group_of, keys_in_order, 
 from shardd.torch._gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor, whole_value
 from shardd.torch._names import clean_name
 from shardd.torch._pieces import reshard
+from shardd.torch._spec import flat_owner
 from shardd.torch._state import ShardState, state_of
 from shardd.torch._state_dict_type import flat_states, settings_of
 
@@ -261,9 +262,7 @@ def _before_load(
         if param is not None and name.startswith("_flat_param"):
             state_dict[f"{prefix}{name}"] = param
     if wraps:
-        inner = module._modules[_WRAPPED[:-1]]
-        assert inner is not None
-        for name, param in inner._parameters.items():
+        for name, param in flat_owner(module)._parameters.items():
             if param is not None and name.startswith("_flat_param"):
                 state_dict[f"{prefix}{name}"] = param
         for key in [k for k in state_dict if k.startswith(prefix) and not k.startswith(f"{prefix}_flat_param.")]:

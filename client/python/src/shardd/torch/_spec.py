@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_WRAPPED_MODULE, ActivationWrapper
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
@@ -84,6 +85,12 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """What is inside a ``FullyShardedDataParallel``; any other module is itself."""
     inner = module._modules.get(WRAPPED_MODULE)
     return module if inner is None else inner
+
+
+def flat_owner(module: torch.nn.Module) -> torch.nn.Module:
+    """Where ``FlatParameter``s of a unit are registered: what is inside a checkpoint wrapper, too, wrapped before or after."""
+    inner = unwrapped(module)
+    return getattr(inner, _CHECKPOINT_WRAPPED_MODULE) if isinstance(inner, ActivationWrapper) else inner
 
 
 def _clean(name: str) -> str:

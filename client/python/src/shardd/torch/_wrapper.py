@@ -39,13 +39,14 @@ from shardd.torch._wrapper_init import (
     strategy_of,
     sync,
 )
+from shardd.torch._wrapper_internals import WrapperInternals
 
 __all__ = ["FullyShardedDataParallel"]
 
 _PREFIX = WRAPPED_MODULE + "."
 
 
-class FullyShardedDataParallel(StateDictMethods, nn.Module):
+class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
     """Wraps a module and shards its parameters, gradients and optimizer state; the daemon owns them.
 
     Arguments, methods and attributes are those of torch 2.13's class of this name. Parameters are plain tensors: with
@@ -122,7 +123,7 @@ class FullyShardedDataParallel(StateDictMethods, nn.Module):
         policy = mixed_policy(mixed_precision)
         state = ShardState()
         state.ignored = ignored
-        state.attributes = {"use_orig_params": use_orig_params, "limit_all_gathers": limit_all_gathers}
+        state.attributes = {"_use_orig_params": use_orig_params, "limit_all_gathers": limit_all_gathers}
         state.init((self,), self.compute_device, policy, auto_reshard_after_forward=reshards)
         state.attach(
             FlatGroup(

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
-from shardd.torch._flat_param import composable, flat_param_of
+from shardd.torch._flat_param import composable, is_sharded
 from shardd.torch._state import state_of
 
 __all__ = [
@@ -75,9 +75,15 @@ def find_ignored(
     for ignored in roots:
         if state_of(ignored) is not None:
             raise ValueError("`ignored_modules` should not include FSDP modules")
+    if module in roots:
+        warnings.warn(
+            "Trying to ignore the top-level module passed into the FSDP constructor itself will result in all parameters being "
+            f"ignored and is not well-supported: {module}",
+            stacklevel=4,
+        )
     roots.update(m for m in module.modules() if not composable(m))
     modules = {below for root in roots for below in root.modules() if state_of(below) is None}
-    params.update(p for m in modules for p in m.parameters(recurse=False) if flat_param_of(p) is None)
+    params.update(p for m in modules for p in m.parameters(recurse=False) if not is_sharded(p))
     for below in module.modules():
         nested = getattr(state_of(below), "ignored", None)
         if isinstance(nested, Ignored):
@@ -241,9 +247,7 @@ def sync(module: nn.Module, ignored: Ignored, mesh_info: FSDPMeshInfo, synced: s
         if current in ignored.modules:
             continue
         for tensor in _tensors(current):
-            ours = not isinstance(tensor, nn.Parameter) or (
-                flat_param_of(tensor) is None and tensor not in ignored.params
-            )
+            ours = not isinstance(tensor, nn.Parameter) or (not is_sharded(tensor) and tensor not in ignored.params)
             if ours and id(tensor) not in synced:
                 synced.add(id(tensor))
                 tensors.append(tensor.detach())
