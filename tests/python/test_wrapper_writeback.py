@@ -39,14 +39,14 @@ def test_storages_objects_and_gradients_that_are_replaced_count_as_in_torch(worl
 
 
 def test_another_shape_and_a_change_between_forward_and_backward_are_errors() -> None:
-    for results in run_ranks(refused_all, 2, limit_s=200):
+    for results in run_ranks(refused_all, 2, limit_s=300):
         for what, text in results["torch"].items():
             for impl in ("wrapper", "flat"):
                 ours = results[impl][what]
                 if what.startswith("between"):
                     words = "FSDP does not support changing the parameters between forward and backward"
                     assert text.startswith(f"AssertionError: {words}") and ours.startswith("AssertionError")
-                    assert '"layers.1.up.weight"' in ours and words in ours, (impl, what)
+                    assert '"layers.1.' in ours and words in ours, (impl, what)
                 else:
                     assert "Cannot writeback when the parameter shape changes" in ours, (impl, what, ours)
                     assert 'parameter "' in ours and "Cannot writeback" in text, (impl, what, text)

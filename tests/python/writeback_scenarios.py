@@ -150,11 +150,11 @@ def refused(impl: str) -> dict[str, str]:
     for what in ("storage", "object"):
         model = make(impl, strategy="SHARD_GRAD_OP")
         loss = loss_of(model, 0, 0, rank)
-        up = _inner(model, 1).up
-        if what == "storage":
-            up.weight.data = up.weight.detach().clone()
-        else:
-            up.weight = nn.Parameter(up.weight.detach().clone())
+        for linear in (_inner(model, 1).up, _inner(model, 1).down):  # each is on one rank, and torch looks there only
+            if what == "storage":
+                linear.weight.data = linear.weight.detach().clone()
+            else:
+                linear.weight = nn.Parameter(linear.weight.detach().clone())
         texts[f"between, {what}"] = _text(loss.backward)
         dist.barrier()
     return texts

@@ -127,11 +127,15 @@ class FlatShardParam:
             others = {id(p): p for p in found if p is not None and p is not self.sharded_param}
             if len(others) > 1:
                 raise NotImplementedError(
-                    f'register parameter "{self._param_fqn}": Changing shared parameters is not supported: its modules '
+                    f'register parameter "{self._name()}": Changing shared parameters is not supported: its modules '
                     f"were given different objects (got {len(others)}, want 1)"
                 )
             self._take_over(others.popitem()[1] if others else self.sharded_param)
         self.orig_dtype = self.sharded_param.dtype
+
+    def _name(self) -> str:
+        first = self.uses[0]
+        return self._param_fqn or f"{type(first.module).__name__}.{first.name}"
 
     def _take_over(self, param: nn.Parameter) -> None:
         """What the program holds by now, perhaps another object: a piece of the same shape, or the whole, as
@@ -139,7 +143,7 @@ class FlatShardParam:
         shape = self._orig_size if self.whole else torch.Size([self.numel])
         if param.shape != shape and param.shape != self._orig_size:
             raise RuntimeError(
-                f'register parameter "{self._param_fqn}": Cannot writeback when the parameter shape changes (got '
+                f'register parameter "{self._name()}": Cannot writeback when the parameter shape changes (got '
                 f"{tuple(param.shape)}, want {tuple(shape)}, this rank's piece of it, or {tuple(self._orig_size)})"
             )
         before, other = self.sharded_param, param is not self.sharded_param
