@@ -206,6 +206,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void ReleaseSlot(int rank, int slot);
   void DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
+  void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
+  const std::vector<bool>& GradientHolders(int param);  // by rank (job_presence.cc)
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            std::vector<GradientMode>* modes);
   // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
@@ -296,7 +298,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   std::map<PairKey, Pair> pairs_;
   std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
   bool gradients_seen_ = false;
-  bool presence_said_ = false;  // some rank's `said` is not empty
+  absl::flat_hash_map<int, std::vector<bool>> gradient_holders_;  // by parameter that was asked for
+  bool presence_said_ = false;                                    // some rank's `said` is not empty
   int departures_told_ = 0;
   int abandons_told_ = 0;
   int pending_reductions_ = 0;

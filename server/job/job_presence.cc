@@ -60,6 +60,21 @@ absl::Status JobCore::OnSetGradientPresence(Session* session, int64_t param, boo
   return absl::OkStatus();
 }
 
+// Ranks that hold some of its gradient; all of them, where none holds anything. What others say of it does not count:
+// they have nothing that could be dropped, written or replaced, and may not be able to tell.
+const std::vector<bool>& JobCore::GradientHolders(int param) {
+  std::vector<bool>& holders = gradient_holders_[param];
+  if (holders.empty()) {
+    for (int rank = 0; rank < world_size(); ++rank) {
+      holders.push_back(OwnedRange(*plan_, Purpose::kGradients, param, rank).numel > 0);
+    }
+    if (std::find(holders.begin(), holders.end(), true) == holders.end()) {
+      holders.assign(world_size(), true);
+    }
+  }
+  return holders;
+}
+
 DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) {
   DeviceOps ops(world_size());
   if (!presence_said_) {
@@ -68,30 +83,36 @@ DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) 
   absl::flat_hash_map<int, std::vector<bool>> lacking;  // by parameter that some ranks have and some do not: who has
   for (int param : params) {
     std::vector<std::pair<int, SaidPresence>> words;  // by rank
-    size_t of_first_tries = 0;
+    const std::vector<bool>* holders = nullptr;
+    int of_first_tries = 0;
     for (int rank = 0; rank < world_size(); ++rank) {
       auto& of_rank = ranks_[rank].said;
       if (of_rank.empty()) {
         continue;
       }
       if (const auto it = of_rank.find(param); it != of_rank.end() && it->second.closed_backwards <= backward) {
+        holders = &GradientHolders(param);
         words.emplace_back(rank, it->second);
-        of_first_tries += it->second.of_first_try ? 1 : 0;
+        of_first_tries += it->second.of_first_try && (*holders)[rank] ? 1 : 0;
         of_rank.erase(it);
       }
     }
     if (words.empty()) {
       continue;
     }
-    std::vector<bool> has(world_size(), present_[param]);
+    const auto holding = std::count(holders->begin(), holders->end(), true);
+    std::vector<bool> has(world_size(), false);
+    for (int rank = 0; rank < world_size(); ++rank) {
+      has[rank] = (*holders)[rank] && present_[param];
+    }
     for (const auto& [rank, word] : words) {
-      if (!word.of_first_try || of_first_tries == ranks_.size()) {
+      if ((*holders)[rank] && (!word.of_first_try || of_first_tries == holding)) {
         has[rank] = word.present;
       }
     }
     const auto having = std::count(has.begin(), has.end(), true);
     present_[param] = having > 0;
-    if (having > 0 && having < world_size()) {
+    if (having > 0 && having < holding) {
       lacking.emplace(param, std::move(has));
     }
   }

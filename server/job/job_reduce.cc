@@ -95,6 +95,34 @@ void JobCore::BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks) 
   }
 }
 
+// A rank that holds nothing of a gradient cannot tell whether it replaces: it does as those that hold some.
+void JobCore::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks) {
+  const std::vector<int>& params = plan_->groups[key.second].params;
+  const auto says = [&pair](int rank, size_t i) {
+    const Contribution& contribution = pair.waiting[rank].front();
+    return contribution.present[i] ? (contribution.fresh[i] ? 1 : 2) : 0;
+  };
+  for (size_t i = 0; i < params.size(); ++i) {
+    int said = 0;
+    for (int rank : ranks) {
+      said |= says(rank, i);
+    }
+    if (said != 3) {
+      continue;
+    }
+    const std::vector<bool>& holders = GradientHolders(params[i]);
+    int of_holders = 0;
+    for (int rank : ranks) {
+      of_holders |= holders[rank] ? says(rank, i) : 0;
+    }
+    for (int rank : ranks) {
+      if (!holders[rank] && of_holders != 0) {
+        pair.waiting[rank].front().fresh[i] = of_holders == 1;
+      }
+    }
+  }
+}
+
 absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks,
                                   const std::vector<bool>& again, std::vector<GradientMode>* modes) {
   const GroupPlan& plan = plan_->groups[key.second];
@@ -142,6 +170,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   const GroupPlan& plan = plan_->groups[group];
   const size_t bits = plan.params.size();
   DeviceOps zeros = SettlePresence(plan.params, key.first);
+  FollowHolders(key, pair, ranks);
   std::vector<bool> again;
   DropWhatStays(key, pair, ranks, &again);
   ReduceScatterRequest request;

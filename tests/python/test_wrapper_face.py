@@ -8,14 +8,15 @@ from torch.distributed.fsdp import ShardingStrategy, StateDictType
 from torch.distributed.fsdp._common_utils import TrainingState
 
 from cluster import run_ranks
-from wrapper_facts import holds, initialised, left_out, orders, refusals, ties_across_units
+from wrapper_facts import differing, holds, initialised, left_out, orders, refusals, ties_across_units
+from wrapper_hooks import hooks
 from wrapper_scenarios import flat_parameters_in_odd_places, optimizer_in_backward
 
 
 def test_parameters_are_the_users_objects_or_flat_parameters() -> None:
     for rank, facts in enumerate(run_ranks(holds, 2)):
         assert facts["same_objects"] and facts["still_same"]
-        assert facts["pieces"] and facts["alone"] and facts["gradients"]
+        assert facts["pieces"] and facts["alone"] and facts["gradients"] and facts["empty"]
         assert facts["every_element_once"]
         assert facts["forwards"] and facts["module"] and facts["index"] == 3
         assert facts["wrappers"] == (4, True)
@@ -76,8 +77,34 @@ def test_refusals_name_what_is_wrong() -> None:
         assert 'sync_module_states and layout="dim0"' in texts["layout"]
         assert texts["twice"].startswith("AssertionError")
         assert "one homogeneous value for _use_orig_params but got True" in texts["uniform"]
+        assert "one homogeneous value for limit_all_gathers but got False" in texts["uniform2"]
         assert "on inner FSDP instances" in texts["no_sync"]
         assert texts["one_layout"] == "", "both are layout flat"
+
+
+def test_only_topmost_modules_of_a_group_carry_hooks_which_take_keywords() -> None:
+    results = run_ranks(hooks, 2)
+    for facts in results:
+        assert facts["before"] == facts["after"] == ["", "layers.0", "layers.1", "layers.2"]
+        assert facts["lists"] == ["0", "1", "2"], "not 1.0, whose parameters are the group of 1"
+        assert facts["seen False"] == [torch.float32] * 2 and facts["seen True"] == [torch.bfloat16] * 2
+        for low in (False, True):
+            counts = facts[f"counters {low}"]
+            assert facts[f"resharded {low}"] and counts["unshards"] >= 2 * 2 and counts["reductions"] > 0
+    for name, whole in results[0]["wanted"].items():
+        for low, tolerance in ((False, 1e-5), (True, 5e-2)):
+            pieces = [grad for facts in results if (grad := facts[f"grads {low}"][name]) is not None]
+            far = (torch.cat(pieces) - whole.flatten()).norm() / whole.norm()
+            assert far < tolerance, (name, low, far)
+
+
+def test_uniform_attributes_that_differ_between_ranks_are_named() -> None:
+    told = {"use_orig_params": "_use_orig_params", "limit_all_gathers": "limit_all_gathers"}
+    for rank, texts in enumerate(run_ranks(differing, 2)):
+        for name, value in (("use_orig_params", False), ("limit_all_gathers", True)):
+            text = f"Expects one homogeneous value for {told[name]} but got {value} on rank 0 and {not value} on rank 1"
+            assert f"{text} (rank={rank})" in texts[name], texts
+        assert texts["again"] == "", "the model that was refused can be wrapped anew"
 
 
 def test_both_forms_unshard_and_reshard_in_one_order() -> None:

@@ -62,7 +62,11 @@ def holds() -> dict[str, Any]:
     loss_of(model, 0, 0, dist.get_rank()).backward()
     facts["in_forward"] = seen["shape"] == tuple(shapes["layers.0.up.weight"]), seen["state"]
     facts["idle"] = model.training_state
-    facts["gradients"] = all(type(p.grad) is torch.Tensor and p.grad.shape == p.shape for p in clean.values())
+    facts["gradients"] = all(
+        type(p.grad) is torch.Tensor and p.grad.shape == p.shape for p in clean.values() if p.numel()
+    )
+    empty = [p for p in clean.values() if not p.numel()]
+    facts["empty"] = len(empty) > 0 and all(p.grad is None for p in empty)
     facts["still_same"] = all(p is clean[n.replace("_fsdp_wrapped_module.", "")] for n, p in model.named_parameters())
     facts["internals"] = (
         model._is_root,
@@ -83,7 +87,7 @@ def holds() -> dict[str, Any]:
     facts["flat"] = [isinstance(p, FlatParameter) and isinstance(p, nn.Parameter) for p in params]
     facts["flat_gradient"] = all(p.grad.is_contiguous() and p.grad.shape == p.shape for p in params)
     norm = torch.stack([p.grad.pow(2).sum() for p in params]).sum()
-    want = torch.stack([p.grad.pow(2).sum() for p in clean.values()]).sum()
+    want = torch.stack([p.grad.pow(2).sum() for p in clean.values() if p.numel()]).sum()
     dist.all_reduce(norm)
     dist.all_reduce(want)
     facts["same_norm"] = torch.allclose(norm, want)
@@ -262,10 +266,30 @@ def refusals() -> dict[str, str]:
     attempt("twice", lambda: fully_shard(module, layout="flat"))
     mixed = Wrapper(nn.Sequential(Wrapper(linear(), use_orig_params=True), linear()), use_orig_params=False)
     attempt("uniform", lambda: mixed(torch.ones(1, 4)))
+    limited = Wrapper(nn.Sequential(Wrapper(linear(), limit_all_gathers=False), linear()))
+    attempt("uniform2", lambda: limited(torch.ones(1, 4)))
     root: Any = Wrapper(nn.Sequential(Wrapper(linear()), linear()))
     attempt("no_sync", lambda: root[0].no_sync().__enter__())
     mixture = Wrapper(nn.Sequential(fully_shard(linear(), layout="flat"), linear()), use_orig_params=True)
     attempt("one_layout", lambda: mixture(torch.ones(1, 4)))
+    return texts
+
+
+def differing() -> dict[str, str]:
+    """Attributes that the ranks give differently, and then alike."""
+    from shardd.torch import FullyShardedDataParallel as Wrapper
+
+    texts = {}
+    for name, value in (("use_orig_params", dist.get_rank() == 1), ("limit_all_gathers", dist.get_rank() == 0)):
+        model = Wrapper(nn.Sequential(nn.Linear(4, 4)), **{name: value})
+        try:
+            model(torch.ones(1, 4))
+            texts[name] = ""
+        except ValueError as error:
+            texts[name] = str(error)
+    again = Wrapper(nn.Sequential(nn.Linear(4, 4)), use_orig_params=True)
+    again(torch.ones(1, 4)).sum().backward()
+    texts["again"] = ""
     return texts
 
 

@@ -38,6 +38,7 @@ Engine::~Engine() {
   // Waits for the daemon, at most some seconds.
   const py::gil_scoped_acquire gil;
   complete_partial_ = py::object();
+  replaced_ = py::object();
   const NoGil no_gil;
   job_.reset();
 }
@@ -316,6 +317,7 @@ bool Engine::RootPreForward(Unit* unit) {
   if (paused_ && IsRoot(unit)) {
     LeavePass();
   }
+  TakeChanges();
   forward_root_ = unit;
   pass_by_hand_ = false;
   EnterPass();
@@ -328,6 +330,9 @@ void Engine::EnterPassByHand(bool backward) {
     EnterPass();
     pass_by_hand_ = pass_by_hand_ || ended;
   } else if (passes_ && !inside_pass_) {
+    if (!backward) {
+      TakeChanges();
+    }
     EnterPass();
     pass_by_hand_ = true;
   }
@@ -358,6 +363,11 @@ void Engine::CheckBetweenPasses(const char* what) {
 }
 
 void Engine::OpenWindow() {
+  WaitForWindow();
+  TakeChanges();
+}
+
+void Engine::WaitForWindow() {
   CheckBetweenPasses("open a write window");
   LeavePass();
   const NoGil no_gil;
@@ -367,6 +377,7 @@ void Engine::OpenWindow() {
 void Engine::CloseWindow() {
   CheckBetweenPasses("commit what was written");
   LeavePass();
+  TakeChanges();
   EnterPass();
   LeavePass();
 }

@@ -66,6 +66,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void SettleGradients();
   // `.grad` shows what the job has, because it was written there.
   void TakeGradient(int param);
+  // This rank has submitted a gradient of it for the next step, whether or not it shows one.
+  bool HasGradient(int param) const;
   // This rank's rows of gradients that are added up and not shown yet (set_requires_gradient_sync(False)), fp32, in the
   // job's memory: they may be scaled in place until the next backward. Waits for other ranks' reductions.
   std::vector<at::Tensor> PendingGradients();
@@ -120,6 +122,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // What was written since the last pass is an optimizer step: it is committed where the next pass begins, with
   // `state`.
   void MarkStepped(std::string state);
+  // What the program has done to sharded parameters otherwise than by storing into them (`p.data = ...`, another object
+  // in a module) goes into the shards now, in a write window. Nothing where it has not, and inside full parameters.
+  // Raises, before anything is taken, what cannot be.
+  void TakeChanges();
+  // `replaced(before, now)` is called when `now` has taken a parameter's place.
+  void SetReplaced(pybind11::object replaced) { replaced_ = std::move(replaced); }
   // `state` takes the place of what was committed last, with what was written, where the next pass begins.
   void MarkState(std::string state);
 
@@ -165,6 +173,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void EndUnits(bool partial);
   void EnterPass();
   void LeavePass();
+  void WaitForWindow();
   void ReleaseUnits();
   void PausePass();
   void CheckBetweenPasses(const char* what);
@@ -175,6 +184,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Job> job_;  // null once detached
   std::vector<Unit*> units_;  // the root's first
   pybind11::object complete_partial_ = pybind11::none();
+  pybind11::object replaced_ = pybind11::none();
   Unit* forward_root_ = nullptr;
   bool final_queued_ = false;
   bool partial_backward_ = false;  // of what is queued

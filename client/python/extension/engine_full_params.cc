@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+
 #include "client/python/extension/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/unit.h"
@@ -88,6 +90,13 @@ void Engine::TakeGradient(int param) {
       managed->TakeGradient(steps_);
     }
   }
+}
+
+bool Engine::HasGradient(int param) const {
+  return std::any_of(units_.begin(), units_.end(), [param](const Unit* unit) {
+    const auto managed = unit->FindParam(param);
+    return managed != nullptr && managed->in_job;
+  });
 }
 
 std::vector<at::Tensor> Engine::PendingGradients() {

@@ -58,6 +58,14 @@ int PendingSignal(void*) {
   return 1;
 }
 
+void RaiseAssertion(const std::string& message) {
+  const py::gil_scoped_acquire gil;
+  PyErr_SetString(PyExc_AssertionError, message.c_str());
+  python_error error;
+  error.persist();
+  throw error;
+}
+
 void Check(Status status) {
   if (status.ok()) {
     return;

@@ -6,6 +6,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
 #include "client/cpp/shardd.h"
 
 namespace shardd::python {
@@ -18,6 +20,9 @@ void SetErrorFactory(pybind11::object make);
 // Throws what becomes the Python exception, also out of autograd's nodes, unless `status` is OK. CANCELLED raises what
 // the interrupting signal handler raised. Takes the GIL itself.
 void Check(Status status);
+
+// Throws an AssertionError likewise: where PyTorch does.
+[[noreturn]] void RaiseAssertion(const std::string& message);
 
 // For shardd_set_interrupt: runs pending signal handlers; non-zero when one of them raised, or in EndWaits.
 int PendingSignal(void* context);

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <sstream>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -49,6 +50,45 @@ void HeldShard::PointShard(const void* data) {
   storage->clear_data_ptr_access_error_msg_();
   storage->set_nbytes(size_bytes);
   storage->set_resizable(false);
+}
+
+bool HeldShard::IsRestored() const {
+  if (!is_plain()) {
+    return false;
+  }
+  const at::Tensor& shown = sharded_tensor();
+  return StorageOf(shown) != StorageOf(local_) || shown.sizes() != local_.sizes();
+}
+
+void HeldShard::CheckShape(const at::Tensor& given) const {
+  if (given.sizes() == local_.sizes()) {
+    return;
+  }
+  std::ostringstream text;
+  text << "write back parameter \"" << fqn << "\": Cannot writeback when the parameter shape changes (got "
+       << given.sizes() << ", want " << local_.sizes() << ", this rank's piece of it)";
+  Check(Status(Code::kInvalidArgument, text.str()));
+}
+
+void HeldShard::TakeRestored() {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor shown = sharded_tensor();
+  if (StorageOf(shown) != StorageOf(local_)) {
+    local_.copy_(shown.detach());
+  }
+  shown.set_data(local_);
+}
+
+void HeldShard::TakeObject(py::object given) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor before = sharded_tensor();
+  CopyGradientOut();
+  carry_ = at::Tensor();
+  if (StorageOf(before) == StorageOf(local_)) {
+    before.set_data(before.detach().clone());
+  }
+  sharded_ = std::move(given);
+  TakeRestored();
 }
 
 void HeldShard::CopyShardOut() {
@@ -139,6 +179,15 @@ void HeldShard::MakeGradient() {
   storage_references_ = gradient_storage_.use_count();
 }
 
+void HeldShard::CheckGradientShape(const at::Tensor& rows) const {
+  if (rows.sizes() != local_.sizes()) {
+    std::ostringstream text;
+    text << "write back the gradient of \"" << fqn << "\": Cannot writeback when the gradient shape changes (got "
+         << rows.sizes() << ", want " << local_.sizes() << ", as its parameter has on this rank)";
+    Check(Status(Code::kInvalidArgument, text.str()));
+  }
+}
+
 bool HeldShard::GradientIsHeldElsewhere() const {
   return Py_REFCNT(gradient_.ptr()) > gradient_references_ || Py_REFCNT(gradient_local_.ptr()) > local_references_ ||
          gradient_storage_.use_count() > storage_references_;
@@ -152,7 +201,23 @@ at::Tensor HeldShard::LocalOf(const at::Tensor& gradient) const {
   return THPVariable_Unpack(py::object(wrapped.attr("_local_tensor")).ptr());
 }
 
+bool HeldShard::IsOurs(const at::Tensor& shown) {
+  if (!gradient_ || !shown.is_same(THPVariable_Unpack(gradient_.ptr()))) {
+    return false;
+  }
+  if (is_plain() && StorageOf(shown) != gradient_storage_.get()) {
+    gradient_ = py::object();  // `p.grad.data = ...`
+    gradient_local_ = py::object();
+    gradient_storage_.reset();
+    return false;
+  }
+  return true;
+}
+
 bool HeldShard::BeginGradient(int64_t steps) {
+  if (shows_no_gradient()) {
+    return false;
+  }
   const at::Tensor& shown = sharded_tensor().grad();
   if (!shown.defined()) {
     carry_ = at::Tensor();
@@ -165,17 +230,21 @@ bool HeldShard::BeginGradient(int64_t steps) {
     return true;
   }
   const py::gil_scoped_acquire gil;
-  const bool ours = gradient_ && shown.is_same(THPVariable_Unpack(gradient_.ptr()));
-  if (ours && gradient_step_ == steps) {
+  if (IsOurs(shown) && gradient_step_ == steps) {
     return false;
   }
   // Shown before a step, or the user's own: the job will hold the new gradient alone, so this is added afterwards.
   const c10::AutoGradMode no_grad(false);
-  carry_ = LocalOf(shown).to(at::kFloat).clone();
+  const at::Tensor rows = LocalOf(shown);
+  CheckGradientShape(rows);
+  carry_ = rows.to(at::kFloat).clone();
   return true;
 }
 
 void HeldShard::ShowGradient(int64_t steps) {
+  if (shows_no_gradient()) {
+    return;
+  }
   if (!gradient_) {
     MakeGradient();
   }
@@ -234,6 +303,9 @@ void HeldShard::Assign() {
 }
 
 void HeldShard::TakeGradient(int64_t steps) {
+  if (shows_no_gradient()) {
+    return;
+  }
   if (!gradient_) {
     MakeGradient();
   }
@@ -250,17 +322,14 @@ HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
   if (!shown.defined() || (stepping && !updated)) {
     return Shown::kNone;
   }
-  const bool ours = gradient_ && shown.is_same(THPVariable_Unpack(gradient_.ptr()));
+  const bool ours = IsOurs(shown);
   if (ours && gradient_step_ == steps) {
     return Shown::kCurrent;
   }
   if (!ours && local_.numel() > 0) {
     const c10::AutoGradMode no_grad(false);
     const at::Tensor rows = LocalOf(shown);
-    if (rows.sizes() != local_.sizes()) {
-      Check(Status(Code::kInvalidArgument, "step: the gradient that was assigned to \"" + fqn +
-                                               "\" has another shape than its parameter has on this rank"));
-    }
+    CheckGradientShape(rows);
     gradient_shard().copy_(rows);
   }
   return Shown::kOther;  // also of an earlier step: the memory still has its values

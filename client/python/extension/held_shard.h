@@ -41,6 +41,21 @@ class HeldShard {
 
   // The shard, read-only memory of the job, takes the place of what the local tensor held. Its views follow.
   void PointShard(const void* data);
+  // The program has given the parameter another storage (`p.data = ...`), which is not looked for in DTensors: they
+  // have none of their own.
+  bool IsRestored() const;
+  // INVALID_ARGUMENT where `given`, the parameter or what takes its place, has another shape than the shard.
+  void CheckShape(const at::Tensor& given) const;
+  // What the parameter shows is copied to where the shard lies, which must be writable, and the parameter lies there
+  // again, in the shard's dtype. REQUIRES: CheckShape.
+  void TakeRestored();
+  // The parameter `given` takes the place of the one held so far, which keeps its values and its gradient in memory of
+  // its own; otherwise as TakeRestored.
+  void TakeObject(pybind11::object given);
+  // An original parameter of which this rank has no element: its `.grad` stays None, as in PyTorch. The job does not
+  // look at what such a rank says of a gradient.
+  bool shows_no_gradient() const { return is_plain() && local_.numel() == 0; }
+  bool is_plain() const { return make_gradient_.is_none(); }
   // The local tensor gets memory of its own, with the values it shows now.
   void CopyShardOut();
   // The job is over: `.grad` and optimizer state stay, with the values they have.
@@ -83,7 +98,11 @@ class HeldShard {
   // Leaves it to whoever holds it, with its values.
   void CopyGradientOut();
   void MakeGradient();
+  void CheckGradientShape(const at::Tensor& rows) const;
   bool GradientIsHeldElsewhere() const;
+  // `.grad` is the tensor that shows the job's gradient; another storage that the program has given to it counts as
+  // the program's own.
+  bool IsOurs(const at::Tensor& shown);
   at::Tensor LocalOf(const at::Tensor& gradient) const;
   // Lets `.grad` be what the job has.
   void Assign();

@@ -22,6 +22,20 @@ std::string ShardedMessage(const std::string& fqn) {
 
 }  // namespace
 
+bool IsParameter(PyObject* object) {
+  return object != nullptr && THPVariable_Check(object) && PyObject_IsInstance(object, ParameterClass) == 1;
+}
+
+void Place::Put(py::handle param) const {
+  if (module.is_none()) {
+    if (PyDict_SetItem(parameters.ptr(), name.ptr(), param.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  } else if (py::object owner = module(); !owner.is_none()) {
+    py::setattr(owner, name, param);
+  }
+}
+
 ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py::object unsharded)
     : fqn(options.fqn),
       daemon_param(options.daemon_param),
@@ -37,32 +51,37 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
   storage_.Adopt(tensor);
 }
 
-void ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
+bool ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
+  bool as_left = true;
   PyObject* sharded = shard_->sharded().ptr();
   PyObject* param = unsharded ? unsharded_.ptr() : sharded;
   for (const Place& place : places) {
     if (place.module.is_none()) {
-      PyObject* current = PyDict_GetItem(place.parameters.ptr(), place.name.ptr());
+      PyObject* current = place.current();
       if (current == param) {
         continue;
       }
-      if (current != sharded && current != unsharded_.ptr()) {
-        Check(Status(Code::kFailedPrecondition,
-                     "unshard parameter \"" + fqn +
-                         "\": another object was assigned to its module after the model was registered; copy values "
-                         "into the parameter instead (load_state_dict without assign=True does)"));
+      if (current != sharded && current != unsharded_.ptr() && current != nullptr) {
+        if (!shard_->is_plain() || !IsParameter(current)) {
+          Check(Status(Code::kFailedPrecondition,
+                       "unshard parameter \"" + fqn +
+                           "\": another object was assigned to its module after the model was registered; copy values "
+                           "into the parameter instead (load_state_dict without assign=True does)"));
+        }
+        as_left = false;
       }
-      if (PyDict_SetItem(place.parameters.ptr(), place.name.ptr(), param) != 0) {
-        throw py::error_already_set();
-      }
-    } else if (py::object module = place.module(); !module.is_none()) {
-      py::setattr(module, place.name, py::handle(param));
     }
+    place.Put(param);
+  }
+  if (!unsharded && shard_->is_plain() && !storage_.Holds(unsharded_tensor_)) {
+    at::Tensor tensor = unsharded_tensor_;
+    storage_.Adopt(tensor);
+    as_left = false;
   }
   if (unsharded && unsharded_tensor_.requires_grad() != requires_grad()) {
     if (requires_grad() && !trainable) {
       if (!c10::GradMode::is_enabled()) {
-        return;  // the next forward that has a backward sees to it
+        return as_left;  // the next forward that has a backward sees to it
       }
       Check(
           Status(Code::kFailedPrecondition,
@@ -73,6 +92,26 @@ void ManagedParam::Register(const std::vector<Place>& places, bool unsharded) {
     at::Tensor tensor = unsharded_tensor_;
     tensor.set_requires_grad(requires_grad());
   }
+  return as_left;
+}
+
+bool ManagedParam::RestoreUnsharded(const std::vector<Place>& places) {
+  bool as_left = true;
+  if (!shard_->is_plain()) {
+    return as_left;
+  }
+  for (const Place& place : places) {
+    if (PyObject* current = place.current(); current != unsharded_.ptr() && IsParameter(current)) {
+      place.Put(unsharded_);
+      as_left = false;
+    }
+  }
+  if (!storage_.Holds(unsharded_tensor_)) {
+    at::Tensor tensor = unsharded_tensor_;
+    storage_.Adopt(tensor);
+    as_left = false;
+  }
+  return as_left;
 }
 
 void ManagedParam::PointUnsharded(const void* data) {

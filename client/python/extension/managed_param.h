@@ -26,7 +26,14 @@ struct Place {
   pybind11::object parameters;  // module._parameters
   pybind11::object name;
   pybind11::object module;  // a weak reference, where the module overrides __setattr__; else none
+
+  // What is there; null: nothing.
+  PyObject* current() const { return PyDict_GetItem(parameters.ptr(), name.ptr()); }
+  void Put(pybind11::handle param) const;
 };
+
+// torch.nn.Parameter, which may take the place of another one.
+bool IsParameter(PyObject* object);
 
 class ManagedParam {
  public:
@@ -48,8 +55,12 @@ class ManagedParam {
   const int index_in_group;
   const bool trainable;
 
-  // Puts the unsharded or the sharded parameter into modules.
-  void Register(const std::vector<Place>& places, bool unsharded);
+  // Puts the unsharded or the sharded parameter into modules. False: the program has put another one there meanwhile,
+  // which is there no more.
+  bool Register(const std::vector<Place>& places, bool unsharded);
+  // While it is unsharded: false, and all as it was, where the program has put another object into a module, or has
+  // given this one another storage.
+  bool RestoreUnsharded(const std::vector<Place>& places);
   // Units that compute with a tied parameter each show it; it is cleared with the last. Where the job has it in another
   // order it is a copy, until then.
   void PointUnsharded(const void* data);

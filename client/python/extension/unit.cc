@@ -22,6 +22,12 @@ size_t ByteOf(const ManagedParam& param) { return static_cast<size_t>(param.inde
 // Never freed: it may be used until the interpreter is gone.
 py::object* inference_check = nullptr;
 
+[[noreturn]] void RaiseChanged(const ManagedParam& param) {
+  RaiseAssertion("unshard parameter \"" + param.fqn +
+                 "\": FSDP does not support changing the parameters between forward and backward; change it between a "
+                 "backward and the next forward");
+}
+
 }  // namespace
 
 void SetInferenceCheck(py::object check) { inference_check = new py::object(std::move(check)); }
@@ -107,8 +113,26 @@ void Unit::set_full_precision(bool full_precision) {
 }
 
 void Unit::RegisterParams(bool unsharded) {
+  const ManagedParam* changed = nullptr;
   for (const Use& use : uses()) {
-    use.param->Register(use.places, unsharded);
+    if (!use.param->Register(use.places, unsharded)) {
+      changed = use.param.get();
+    }
+  }
+  if (changed != nullptr) {
+    RaiseChanged(*changed);
+  }
+}
+
+void Unit::CheckKept() {
+  const ManagedParam* changed = nullptr;
+  for (const Use& use : uses()) {
+    if (!use.param->RestoreUnsharded(use.places)) {
+      changed = use.param.get();
+    }
+  }
+  if (changed != nullptr) {
+    RaiseChanged(*changed);
   }
 }
 
@@ -120,8 +144,8 @@ void Unit::Unbind() {
     unsharded_ = false;
     for (const Use& use : uses()) {
       use.param->ClearUnsharded();
+      use.param->Register(use.places, /*unsharded=*/false);
     }
-    RegisterParams(/*unsharded=*/false);
   }
   for (const auto& shard : shards_) {
     shard->CopyShardOut();
@@ -263,6 +287,14 @@ void Unit::Unshard() {
   engine_->CheckOutsideFullParams("unshard");
   Job& job = engine_->job();
   engine_->EnterPassByHand(backward);
+  if (HasChanges()) {
+    std::vector<Change> changes;
+    FindChanges(&changes);
+    const auto found = std::find_if(params_.begin(), params_.end(), [&](const auto& param) {
+      return !changes.empty() && param->shared_shard() == changes.front().shard;
+    });
+    RaiseChanged(found == params_.end() ? *uses().front().param : **found);
+  }
   for (Group& group : groups_) {
     Check(job.group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
     ++group.holds;
@@ -330,6 +362,9 @@ void Unit::PreBackward() {
   engine_->set_whole_backward();
   if (group_training_ == Training::kPreBackward) {
     return;
+  }
+  if (unsharded_) {
+    CheckKept();
   }
   group_training_ = Training::kPreBackward;
   Unshard();
@@ -530,7 +565,7 @@ void Unit::ShowGradients() {
 
 void Unit::SettleGradients(bool stepping) {
   for (const auto& shard : shards_) {
-    if (!shard->trainable) {
+    if (!shard->trainable || shard->shows_no_gradient()) {
       continue;
     }
     const HeldShard::Shown shown = shard->SettleGradient(engine_->steps(), stepping);

@@ -95,6 +95,17 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Training group_training() const { return group_training_; }
   void set_idle();
 
+  // What the program has done to sharded parameters (engine_changes.cc). Adds what is new to `changes`; raises where it
+  // cannot be taken.
+  struct Change {
+    std::shared_ptr<HeldShard> shard;
+    pybind11::object given;  // the parameter in its place; null: the same, in another storage
+  };
+  bool HasChanges() const;
+  void FindChanges(std::vector<Change>* changes) const;
+  // Where modules have `before`, they have `now`.
+  void PutObject(pybind11::handle before, pybind11::handle now) const;
+
   // From the engine.
   uint64_t generation() const;
   void SubmitGroup(int id);  // if something was written for it
@@ -140,6 +151,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void PrepareSlot(Group& group);
   const std::vector<Use>& uses() const { return full_precision_ ? stored_uses_ : uses_; }
   void RegisterParams(bool unsharded);
+  // AssertionError where the program has changed what modules compute with since forward.
+  void CheckKept();
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
   void CompleteFlatGradients();
   void Submit(Group& group);

@@ -300,6 +300,52 @@ TEST_F(FrozenPresenceTest, FrozenParameterIsRefusedByName) {
   EXPECT_NE(Error().find("\"a.frozen\": the parameter is frozen"), std::string::npos) << Error();
 }
 
+// Parameters of one row in rows: rank 0 holds all of them.
+class OneHolderPresenceTest : public PresenceTest {
+ protected:
+  static SpecBuilder OneRow() {
+    SpecBuilder builder(kRanks);
+    builder.config().set_layout(v1::LAYOUT_DIM0);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+    builder.Param(0, "root", {kNumel});
+    for (const char* name : {"a", "b"}) {
+      builder.Param(builder.AddSharded(0, name), "w", {1, kNumel});
+    }
+    return builder;
+  }
+  OneHolderPresenceTest() : PresenceTest(OneRow()) {}
+};
+
+TEST_F(OneHolderPresenceTest, WhatItsHolderDropsIsDropped) {
+  std::fill_n(Shard(kB), kNumel, 1.0f);
+  BackwardOfAll();
+  Say(0, kB, false);
+  StepAll(1, /*weight_decay=*/0.5);
+  EXPECT_EQ(First(kB), 1) << "no update, no decay";
+  EXPECT_EQ(First(kA), -3);
+}
+
+TEST_F(OneHolderPresenceTest, WhatAnotherRankSaysIsNotLookedAt) {
+  BackwardOfAll();
+  Say(1, kB, false);
+  StepAll(1);
+  EXPECT_EQ(First(kB), -3);
+  EXPECT_EQ(Last(kB), -3);
+}
+
+TEST_F(OneHolderPresenceTest, GradientsReplaceOrAddAsItsHolderSays) {
+  BackwardOfAll();
+  for (int group : {kB, kA}) {
+    Submit(0, group, 2, /*fresh=*/group == kB);
+    Submit(1, group, 4, /*fresh=*/group == kA);
+  }
+  Done(0);
+  Done(1);
+  StepAll(1);
+  EXPECT_EQ(First(kB), -3) << "replaced";
+  EXPECT_EQ(First(kA), -6) << "added";
+}
+
 // Every rank owns everything: what one of them gives is the gradient.
 class ReplicatedPresenceTest : public PresenceTest {
  protected:

@@ -19,12 +19,37 @@ import torch.distributed as dist
 
 from shardd.errors import StepAborted
 
-__all__ = ["Meeting"]
+__all__ = ["Meeting", "check_alike", "tell"]
 
 _POLL_S = 0.005
 _LOOK_S = 0.5
 _OK, _FAILED = "o", "e"  # what a rank says begins with one of them
 _rounds: dict[str, int] = {}  # of this process, begun by key
+
+
+def _key_of(name: str, rank: int) -> str:
+    return f"shardd/alike/{name}/{rank}"
+
+
+def tell(name: str, rank: int, values: dict[str, Any]) -> None:
+    """Before the ranks of job ``name`` meet: what ``check_alike`` compares afterwards."""
+    if dist.is_initialized():
+        dist.distributed_c10d._get_default_store().set(_key_of(name, rank), json.dumps(values))
+
+
+def check_alike(name: str, world_size: int, rank: int) -> None:
+    """After they have met. ValueError, on all ranks, where two have told different values: it names both."""
+    if world_size == 1 or not dist.is_initialized():
+        return
+    store = dist.distributed_c10d._get_default_store()
+    told = [json.loads(bytes(store.get(_key_of(name, other))).decode()) for other in range(world_size)]
+    for other in range(1, world_size):
+        for attribute in sorted(told[0].keys() | told[other].keys()):
+            if told[0].get(attribute) != told[other].get(attribute):
+                raise ValueError(
+                    f'register model as job "{name}": Expects one homogeneous value for {attribute} but got '
+                    f"{told[0].get(attribute)} on rank 0 and {told[other].get(attribute)} on rank {other} (rank={rank})"
+                )
 
 
 @dataclass

@@ -161,8 +161,15 @@ class DaemonOptimizer(Optimizer):
     def _with_gradients_of_new_groups(self, job: _job.TorchJob) -> _job.TorchJob:
         """A param group that was added after the backward steps with the others, if it has gradients."""
         late = [p for group in self.param_groups[job.step_groups :] for p in group["params"] if id(p) in job.places]
-        root = job.root()
-        if root is None or all(p.grad is None for p in late):
+        root, engine = job.root(), job.engine
+        assert engine is not None
+
+        def has_gradient(param: Any) -> bool:  # a piece without elements does not show it
+            return param.grad is not None or (
+                not local_of(param).numel() and engine.has_gradient(job.places[id(param)].index)
+            )
+
+        if root is None or not any(has_gradient(p) for p in late):
             return job
         root._ensure_registered(extend=True)
         assert root._job is not None

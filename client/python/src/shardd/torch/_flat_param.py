@@ -68,6 +68,7 @@ class FlatShardParam:
         self.param_dtype: torch.dtype | None = None
         self.reduce_dtype: torch.dtype | None = None
         self.first = 0
+        self.numel = param.numel()  # of this rank's piece
         self.holder: FlatHolder | None = None
         self._original: Any = None
         self.uses: list[Use] = []
@@ -114,6 +115,7 @@ class FlatShardParam:
         self.first = first
         self.sharded_param.grad = None
         data = self.sharded_param.detach()
+        self.numel = data.numel() if self.whole else numel
         if self.whole:
             self.sharded_param.data = (
                 data.contiguous() if _alone(data) else data.clone(memory_format=torch.contiguous_format)
@@ -125,27 +127,46 @@ class FlatShardParam:
 
     def reset_sharded_param(self) -> None:
         """Reads again what the program has made of the parameter since."""
-        use = self.uses[0]
-        current = use.module._parameters.get(use.name) if self.holder is None else None
-        if current is not None and current is not self.sharded_param:
-            self._take_over(current)
+        if self.holder is None:
+            found = [use.module._parameters.get(use.name) for use in self.uses]
+            others = {id(p): p for p in found if p is not None and p is not self.sharded_param}
+            if len(others) > 1:
+                raise NotImplementedError(
+                    f'register parameter "{self._name()}": Changing shared parameters is not supported: its modules '
+                    f"were given different objects (got {len(others)}, want 1)"
+                )
+            self._take_over(others.popitem()[1] if others else self.sharded_param)
         self.orig_dtype = self.sharded_param.dtype
 
+    def _name(self) -> str:
+        first = self.uses[0]
+        return self._param_fqn or f"{type(first.module).__name__}.{first.name}"
+
     def _take_over(self, param: nn.Parameter) -> None:
-        """Another object has taken its place (``load_state_dict`` with assign=True): with a piece, or the whole."""
-        before = self.sharded_param
-        if param.shape != before.shape and param.shape != self._orig_size:
-            raise ValueError(
-                f'register parameter "{self._param_fqn}": the object that was assigned to its module has another shape '
-                f"(got {tuple(param.shape)}, want {tuple(before.shape)} or {tuple(self._orig_size)})"
+        """What the program holds by now, perhaps another object: a piece of the same shape, or the whole, as
+        ``load_state_dict`` with assign=True gives it."""
+        shape = self._orig_size if self.whole else torch.Size([self.numel])
+        if param.shape != shape and param.shape != self._orig_size:
+            raise RuntimeError(
+                f'register parameter "{self._name()}": Cannot writeback when the parameter shape changes (got '
+                f"{tuple(param.shape)}, want {tuple(shape)}, this rank's piece of it, or {tuple(self._orig_size)})"
             )
-        self.sharded_param = param
+        before, other = self.sharded_param, param is not self.sharded_param
+        if other:
+            self.become(param)
+            for use in self.uses:
+                if use.module._parameters.get(use.name) is before:
+                    use.module._parameters[use.name] = param
+        if param.shape != shape or (self.whole and other):
+            self.cut(self.first, self.numel)
+
+    def become(self, param: nn.Parameter) -> None:
+        """``param`` is what the program holds from now on."""
+        before, self.sharded_param = self.sharded_param, param
+        _known.pop(before, None)
         _known[param] = weakref.ref(self)
-        for use in self.uses:
-            if use.module._parameters.get(use.name) is before:
-                use.module._parameters[use.name] = param
-        if param.shape != before.shape or self.whole:
-            self.cut(self.first, before.numel())
+        if before.grad_dtype != before.dtype:  # registration has set it
+            param.grad_dtype = before.grad_dtype
 
     def init_dtype_attrs(self, mp_policy: MixedPrecisionPolicy) -> None:
         param_dtype, reduce_dtype = mp_policy.param_dtype, mp_policy.reduce_dtype
@@ -158,7 +179,7 @@ class FlatShardParam:
         to the job first. The tensor that will lie in the job's memory, alone in its storage."""
         if not self.whole and (first, numel) != (self.first, self.sharded_param.numel()):
             self.keep_values()
-            self.first = first
+            self.first, self.numel = first, numel
             self.sharded_param.grad = None  # of another piece
             self.sharded_param.data = torch.empty(numel, dtype=self.orig_dtype)
         elif not _alone(self.sharded_param.detach()):

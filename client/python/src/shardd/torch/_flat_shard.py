@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
 from shardd.torch._flat_group import RESHARDS, FlatGroup
-from shardd.torch._mixed_precision import UnitPrecision
+from shardd.torch._mixed_precision import UnitPrecision, full_precision_in_eval
 from shardd.torch._state import ShardState
 from shardd.torch._wrapper_init import find_ignored, make_mesh, materialize, mixed_policy, move, strategy_of, sync
 
@@ -54,7 +54,7 @@ class FlatOptions:
                 sync(module, of, self.mesh_info, self.synced)
         state.ignored = ignored[0]
         state.init(modules, torch.device("cpu"), self.mp_policy, self.automatic)
-        state.attributes = {"_use_orig_params": True}
+        state.attributes = {"_use_orig_params": True, "_use_full_prec_in_eval": full_precision_in_eval()}
         state.attach(
             FlatGroup(
                 state,

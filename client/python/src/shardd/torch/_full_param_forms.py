@@ -103,6 +103,7 @@ class FlatFullParam:
         self.shape = fsdp_param._orig_size
         self.dtype = fsdp_param.orig_dtype
         self._param = fsdp_param.sharded_param
+        self._uses = fsdp_param.uses
         self._shard: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
@@ -112,6 +113,11 @@ class FlatFullParam:
     def hide(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert self._shard is not None
         left = (self._param.data, self._param.grad)
+        for use in self._uses:
+            current = use.module._parameters.get(use.name)
+            if current is not None and current is not self._param:  # another object, whose values count
+                left = (current.detach(), current.grad)
+                use.module._parameters[use.name] = self._param
         self._swap(*self._shard)
         self._shard = None
         return left

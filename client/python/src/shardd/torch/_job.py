@@ -19,7 +19,7 @@ import torch
 
 from shardd import errors
 from shardd.torch import _spec
-from shardd.torch._agreement import Meeting
+from shardd.torch._agreement import Meeting, check_alike, tell
 from shardd.torch._bind import Place, bind, forget_given, given_by
 from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam
@@ -93,6 +93,7 @@ class TorchJob:
         optimizers = _optimizers_of(root)
         rank = members.rank
         description = _spec.describe(root, identity.name, len(members.ranks), optimizers)
+        tell(identity.name, rank, root.attributes)
         with Progress(f'job "{identity.name}"', shown=rank == 0) as progress:
             job = cls._open(root, identity, description, rank, optimizers, progress)
         for before in [other for other in _jobs if other._retired is not None and other.root() is root]:
@@ -196,6 +197,11 @@ class TorchJob:
                 )
             if optimizers:
                 optimizers[0]._write_loaded(self)
+            root = self.root()
+            if root is not None and memory is None:
+                progress.doing("waiting for the other ranks to register the model")
+                self.meeting("attributes").agree(f'register model as job "{self.name}"')
+                check_alike(self.name, info["world_size"], info["rank"])
             self._write_all(progress)
         else:
             forget_given(description)
@@ -233,6 +239,14 @@ class TorchJob:
         engine = self.engine
         assert engine is not None
         self.places.update(bind(engine, description))
+        replaced = weakref.WeakMethod(self._take_object)
+
+        def take_object(before: torch.Tensor, now: torch.Tensor) -> None:
+            method = replaced()
+            if method is not None:
+                method(before, now)
+
+        engine.set_replaced(take_object)
         root = self.root()
         if any(len(state._modules) > 1 for state in description.states) and root is not None:
             complete = weakref.WeakMethod(root._complete_partial)
@@ -242,6 +256,15 @@ class TorchJob:
                 return output if method is None else method(output)
 
             engine.set_complete_partial(complete_partial)
+
+    def _take_object(self, before: Any, now: Any) -> None:
+        """The program has put another parameter in the place of one: it is the sharded one from now on."""
+        place = self.places[id(now)] = self.places.pop(id(before))
+        place.fsdp_param().become(now)
+        logger.warning(
+            'parameter "%s" was replaced by another object; optimizers that have the one before do not train it',
+            place.fqn,
+        )
 
     def _write_all(self, progress: Progress) -> None:
         engine = self.engine

@@ -20,7 +20,7 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 if TYPE_CHECKING:
     from shardd.torch._state import ShardState
 
-__all__ = ["BufferDtypes", "UnitPrecision", "begin", "cast_buffers", "input_dtype"]
+__all__ = ["BufferDtypes", "UnitPrecision", "begin", "cast_buffers", "full_precision_in_eval", "input_dtype"]
 
 
 def input_dtype(given: MixedPrecision, is_root: bool) -> torch.dtype | None:

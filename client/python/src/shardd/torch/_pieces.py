@@ -69,10 +69,12 @@ def _states(model: nn.Module) -> list[ShardState]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Sharded parameters are in the modules when this returns."""
+    """Sharded parameters are in the modules when this returns, and what the program has made of them in the job."""
     for state in _states(model):
         if state._unit is not None and state._unit._bound:
             state._unit._to_sharded()
+    for job in jobs_of(model):
+        job.engine.take_changes()
 
 
 def jobs_of(model: nn.Module) -> list[Any]:

@@ -24,7 +24,7 @@ from shardd.torch._clip import clip_model
 from shardd.torch._flat_group import RESHARDS, FlatGroup
 from shardd.torch._full_params import summon_full_params
 from shardd.torch._fully_shard import apply_and_watch, watch_loads
-from shardd.torch._mixed_precision import UnitPrecision
+from shardd.torch._mixed_precision import UnitPrecision, full_precision_in_eval
 from shardd.torch._model_state_dict import install_hooks
 from shardd.torch._spec import WRAPPED_MODULE
 from shardd.torch._state import ShardState, state_of
@@ -123,7 +123,11 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
         policy = mixed_policy(mixed_precision)
         state = ShardState()
         state.ignored = ignored
-        state.attributes = {"_use_orig_params": use_orig_params, "limit_all_gathers": limit_all_gathers}
+        state.attributes = {
+            "_use_orig_params": use_orig_params,
+            "limit_all_gathers": limit_all_gathers,
+            "_use_full_prec_in_eval": full_precision_in_eval(),
+        }
         state.init((self,), self.compute_device, policy, auto_reshard_after_forward=reshards)
         state.attach(
             FlatGroup(
