@@ -132,6 +132,19 @@ if(TARGET gpt AND NOT SHARDD_SANITIZE)
   set_tests_properties(install/quickstart PROPERTIES LABELS multiproc TIMEOUT 300 RUN_SERIAL ON)
 endif()
 
+# What needs a GPU: one binary that can be carried to a machine with a driver and nothing else. Skipped, with the reason,
+# where there is none.
+file(GLOB gpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/*.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/tests/server/device/kernel_*_test.cc)
+if(SHARDD_KERNEL_FATBIN)
+  add_executable(gpu_test ${gpu_sources})
+  target_link_libraries(gpu_test PRIVATE shardd_device_cuda shardd_options GTest::gtest GTest::gtest_main)
+  set_target_properties(gpu_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+  shardd_portable(gpu_test)
+  gtest_discover_tests(gpu_test TEST_PREFIX "gpu/" PROPERTIES LABELS gpu TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON
+    DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
+endif()
+
 # The Python package: the extension is built against this build, then one entry per file of tests/python.
 if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND SHARDD_HAVE_TORCH AND NOT SHARDD_SANITIZE)
   set(python_tests ${CMAKE_CURRENT_SOURCE_DIR}/tests/python)

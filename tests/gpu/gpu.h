@@ -1,0 +1,46 @@
+#ifndef SHARDD_TESTS_GPU_GPU_H_
+#define SHARDD_TESTS_GPU_GPU_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/device/cuda/driver.h"
+#include "server/device/cuda/slab.h"
+#include "tests/server/device/kernel_runner.h"
+
+namespace shardd::cuda {
+
+// The first GPU that this process sees, with the kernels of this binary and one stream. A call that the driver refuses
+// ends the process with the driver's words: nothing after it could be believed.
+class Gpu {
+ public:
+  // One for the process. nullptr where there is none: *why is the reason.
+  static Gpu* Get(std::string* why);
+
+  const std::string& name() const { return name_; }  // "NVIDIA H200, 132 multiprocessors, driver for CUDA 13.0"
+  const CudaDriver& driver() const { return driver_; }
+  CudaSlab Allocate(int64_t size_bytes);
+  // None of these waits.
+  void Copy(const void* src, void* dst, int64_t size_bytes);
+  void Zero(void* dst, int64_t size_bytes);
+  void Launch(const AnyArgs& args, uint32_t grid);  // grid 0: as GeometryOf says
+  void Wait();
+
+ private:
+  explicit Gpu(const CudaDriver& driver) : driver_(driver) {}
+  std::string Init();  // empty, or why not
+  void Check(cu::Result result, const char* operation) const;
+  void LaunchOne(const char* kernel, Geometry at, const void* args);
+
+  const CudaDriver driver_;
+  std::string name_;
+  cu::Ordinal device_ = 0;
+  int multiprocessors_ = 0;
+  cu::Stream stream_ = nullptr;
+  cu::Library library_ = nullptr;
+};
+
+}  // namespace shardd::cuda
+
+#endif  // SHARDD_TESTS_GPU_GPU_H_
