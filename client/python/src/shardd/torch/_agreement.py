@@ -31,15 +31,20 @@ def _key_of(name: str, rank: int) -> str:
     return f"shardd/alike/{name}/{rank}"
 
 
+def speaks() -> bool:
+    """The processes have a store in common. Without collectives (backend "fake") they know each other by the daemon only."""
+    return dist.is_initialized() and dist.get_backend() != "fake"
+
+
 def tell(name: str, rank: int, values: dict[str, Any]) -> None:
     """Before the ranks of job ``name`` meet: what ``check_alike`` compares afterwards."""
-    if dist.is_initialized():
+    if speaks():
         dist.distributed_c10d._get_default_store().set(_key_of(name, rank), json.dumps(values))
 
 
 def check_alike(name: str, world_size: int, rank: int) -> None:
     """After they have met. ValueError, on all ranks, where two have told different values: it names both."""
-    if world_size == 1 or not dist.is_initialized():
+    if world_size == 1:
         return
     store = dist.distributed_c10d._get_default_store()
     told = [json.loads(bytes(store.get(_key_of(name, other))).decode()) for other in range(world_size)]

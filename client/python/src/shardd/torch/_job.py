@@ -19,7 +19,7 @@ import torch
 
 from shardd import errors
 from shardd.torch import _spec
-from shardd.torch._agreement import Meeting, check_alike, tell
+from shardd.torch._agreement import Meeting, check_alike, speaks, tell
 from shardd.torch._bind import Place, bind, forget_given, given_by
 from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam
@@ -198,7 +198,7 @@ class TorchJob:
             if optimizers:
                 optimizers[0]._write_loaded(self)
             root = self.root()
-            if root is not None and memory is None:
+            if root is not None and memory is None and speaks():
                 progress.doing("waiting for the other ranks to register the model")
                 self.meeting("attributes").agree(f'register model as job "{self.name}"')
                 check_alike(self.name, info["world_size"], info["rank"])
