@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from shardd.torch import _job
+from shardd.torch._placement import from_job_order
 
 __all__ = ["gather"]
 
@@ -78,7 +79,7 @@ def gather(
 
 def _whole(job: _job.TorchJob, index: int, param: Any) -> torch.Tensor:
     assert job.engine is not None
-    whole = torch.empty(param._orig_size, dtype=param.orig_dtype)
+    whole = torch.empty(param._orig_size.numel(), dtype=param.orig_dtype)
     given = job.engine.copy_stored(index, 0, whole)
     assert given
-    return whole
+    return from_job_order(param, whole)

@@ -197,12 +197,9 @@ class TorchJob:
                 )
             if optimizers:
                 optimizers[0]._write_loaded(self)
-            root = self.root()
-            if root is not None and memory is None and speaks():
-                progress.doing("waiting for the other ranks to register the model")
-                self.meeting("attributes").agree(f'register model as job "{self.name}"')
-                check_alike(self.name, info["world_size"], info["rank"])
             self._write_all(progress)
+            if memory is None and speaks():  # all ranks have come
+                check_alike(self.name, info["world_size"], info["rank"])
         else:
             forget_given(description)
         if info["version"] > 0 and memory is not None:

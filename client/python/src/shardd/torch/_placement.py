@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard
 
-__all__ = ["checked", "first_element", "in_job_order", "shape_in_job", "shard_dim"]
+__all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_in_job", "shard_dim"]
 
 
 def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshInfo) -> Callable[..., Any] | None:
@@ -75,3 +75,12 @@ def in_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
         return whole.reshape(-1)
     ranks = fsdp_param.mesh_info.shard_mesh_size
     return whole.unflatten(dim, (ranks, whole.shape[dim] // ranks)).movedim(dim, 0).reshape(-1)
+
+
+def from_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
+    """The parameter of the elements that the job has: contiguous, without a copy where their order is the parameter's."""
+    dim = shard_dim(fsdp_param)
+    if dim == 0:
+        return whole.view(fsdp_param._orig_size)
+    shape = shape_in_job(fsdp_param, fsdp_param.mesh_info.shard_mesh_size)
+    return whole.view(shape).movedim(0, dim).flatten(dim, dim + 1).contiguous()
