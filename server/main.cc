@@ -16,7 +16,6 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "common/shm/fd_channel.h"
@@ -66,12 +65,6 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(UniqueFd state_lock, PrepareStateDir(state_dir));
   SHARDD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, MakeDevices(absl::GetFlag(FLAGS_devices)));
   const size_t device_count = devices.size();
-  if (absl::StartsWith(devices.front()->name(), "cuda:")) {
-    return absl::UnimplementedError(
-        absl::StrCat("start shardd: jobs have their memory on the host in this version, where "
-                     "GPUs do not reach it (got --devices=",
-                     absl::GetFlag(FLAGS_devices), ", want cpu:N)"));
-  }
 
   sigset_t signals;
   sigemptyset(&signals);

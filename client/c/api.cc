@@ -41,6 +41,7 @@ absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) 
   result.address = options->address == nullptr ? "" : options->address;
   result.replace = options->replace != 0;
   result.adopt = options->adopt != 0;
+  result.device_memory = options->device_memory != 0;
   if (options->timeout_ms < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("attach: timeout_ms is out of range (got ", options->timeout_ms, ", want 0 or more)"));

@@ -42,6 +42,11 @@ absl::Status EnterFullParams(shardd_job* job, const shardd_full_params_options* 
   if (given->group != -1) {
     SHARDD_RETURN_IF_ERROR(CheckGroup("enter_full_params", job, given->group));
   }
+  if (given->offload_to_cpu != 0 && job->impl->device_ordinal() >= 0) {
+    return absl::UnimplementedError(absl::StrCat(
+        "enter_full_params: offload_to_cpu is not served where the job lies on a GPU (device=", job->impl->device(),
+        "); copy from the pointers that are given"));
+  }
   FullParamsOptions options;
   options.group = given->group;
   options.recurse = given->recurse != 0;
@@ -166,6 +171,9 @@ shardd_status* shardd_watch_writes(shardd_job* job, int on) {
 }
 void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state) {
   return api::ParamIsUsable(job, param) ? job->impl->OptimizerStateData(param, state) : nullptr;
+}
+int32_t shardd_optimizer_state_is_stored(const shardd_job* job) {
+  return api::IsUsable(job) && job->impl->OptimizerStateIsStored() ? 1 : 0;
 }
 shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
                            double max_grad_norm, const void* state, size_t state_bytes) {

@@ -27,6 +27,7 @@ absl::Status JobInfo(const shardd_job* job, shardd_job_info* info) {
   value.created = impl.created() ? 1 : 0;
   value.device = impl.device().c_str();
   value.address = impl.address().c_str();
+  value.cuda_device = impl.device_ordinal();
   Fill(info, value);
   return absl::OkStatus();
 }

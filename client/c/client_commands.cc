@@ -180,9 +180,8 @@ void* ClientJob::GradientData(int index) const {
   if (!param.requires_grad || slot < 0 || flat.slot_offset_bytes < 0) {
     return nullptr;
   }
-  return session_->memory().At<char>(layout_.slots_offset_bytes +
-                                     plan_.gradient_slots[static_cast<size_t>(slot)].offset_bytes +
-                                     flat.slot_offset_bytes + param.offset * DTypeSizeBytes(flat.unsharded_dtype));
+  return session_->gradient_slots() + plan_.gradient_slots[static_cast<size_t>(slot)].offset_bytes +
+         flat.slot_offset_bytes + param.offset * DTypeSizeBytes(flat.unsharded_dtype);
 }
 
 absl::Status ClientJob::CheckMask(int index, const char* which, const uint8_t* mask) const {

@@ -96,8 +96,9 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
     SHARDD_ASSIGN_OR_RETURN(target_, ResolveTarget(options_.address, options_.local_world, deadline, interrupt_));
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
-  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
-                          OpenJob(channel, options_.spec, options_.adopt, plan_.digest, deadline, interrupt_));
+  SHARDD_ASSIGN_OR_RETURN(
+      const v1::OpenJobResponse opened,
+      OpenJob(channel, options_.spec, options_.adopt, options_.device_memory, plan_.digest, deadline, interrupt_));
   if (opened.has_spec()) {
     if (session_ != nullptr) {  // pointers and indices of the old plan are in use
       return absl::FailedPreconditionError(
@@ -118,7 +119,6 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   attached_before_ = true;
   ClientSession::Options session_options;
   session_options.plan = &plan_;
-  session_options.layout = &layout_;
   session_options.rank = options_.rank;
   session_options.timeout = options_.timeout;
   session_options.deadline = deadline;

@@ -44,6 +44,7 @@ struct AttachOptions {
   std::string address;  // empty: found or started
   bool replace = false;
   bool adopt = false;
+  bool device_memory = false;
   absl::Duration timeout;
 };
 
@@ -79,6 +80,8 @@ class ClientJob {
   bool created() const { return created_; }
   uint64_t epoch() const { return epoch_; }
   const std::string& device() const { return device_; }
+  // The GPU that pointers are of, as this process numbers them; -1: of the host.
+  int device_ordinal() const { return session_ == nullptr ? -1 : session_->device_ordinal(); }
   const std::string& address() const { return target_.address; }
   uint64_t expected_version() const { return expected_version_; }
   // Both look at the version word first.
@@ -131,6 +134,9 @@ class ClientJob {
   bool OnWriteFault(const void* address);
   // Maps the optimizer state with the first call. Null: no such state.
   void* OptimizerStateData(int param, int state);
+  bool OptimizerStateIsStored() const {
+    return session_ != nullptr && failure_.ok() && progress_.state_written.empty();
+  }
   // The daemon's v1::Job as JSON. One unary call.
   absl::StatusOr<std::string> DescribeJson();
 

@@ -67,20 +67,45 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
     const absl::Status ended = self->stream_->EndStatus(absl::Now() + kExplanationGrace, *options.interrupt);
     return EndedWhileAttaching(ended.ok() ? fds.status() : ended);
   }
-  SHARDD_RETURN_IF_ERROR(self->Map(*std::move(fds), *options.plan, *options.layout));
+  SHARDD_RETURN_IF_ERROR(self->Map(*std::move(fds), attach, *options.plan));
   return self;
 }
 
-absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan, const SessionLayout& layout) {
+absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach,
+                                const ShardPlan& plan) {
   if (fds.size() != kSessionFdCount) {
     return absl::InternalError(
         absl::StrCat("attach: wrong number of descriptors (got ", fds.size(), ", want ", int{kSessionFdCount}, ")"));
   }
+  SHARDD_ASSIGN_OR_RETURN(device_, DeviceSlabs::Map(attach, fds));
+  const SessionLayout layout = MakeSessionLayout(plan, /*slots_elsewhere=*/on_device());
   doorbell_ = std::move(fds[kFdDoorbell]);
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdSessionMemory, "the session memory", layout.memory_bytes, /*writable=*/true, &session_slab_));
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/false, &daemon_slab_));
+  memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
+  if (on_device()) {
+    bases_ = {device_.at(kFdShards), device_.at(kFdParameters), device_.at(kFdPool), device_.at(kFdGradients),
+              device_.at(kFdGradientSlots)};
+  } else {
+    SHARDD_RETURN_IF_ERROR(MapOnHost(fds, plan));
+    bases_ = {shards_.At<const char>(0), parameters_.At<const char>(0), pool_.At<const char>(0), gradients_.At<char>(0),
+              memory_.At<char>(layout.slots_offset_bytes)};
+  }
+  trace_ring_ = memory_.At<TraceRecord>(layout.trace_offset_bytes);
+  daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
+                                        static_cast<int64_t>(plan.groups.size()));
+  if (daemon_page_.page().magic != DaemonPage::kMagic) {
+    return absl::InternalError(absl::StrCat("attach: the daemon's page has a wrong magic (got ",
+                                            absl::Hex(daemon_page_.page().magic), ", want ",
+                                            absl::Hex(DaemonPage::kMagic), ")"));
+  }
+  memory_.page().magic = ClientPage::kMagic;
+  return absl::OkStatus();
+}
+
+absl::Status ClientSession::MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan) {
   const bool trainers_write = !plan.config.trainers_never_write();
   SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write,
                                 &shards_, /*keep_descriptor=*/true));
@@ -104,16 +129,6 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const ShardPlan& plan
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdGradients, "the gradient shards", plan.memory.gradients_bytes,
                                   /*writable=*/true, &gradients_));
   }
-  memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
-  trace_ring_ = memory_.At<TraceRecord>(layout.trace_offset_bytes);
-  daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
-                                        static_cast<int64_t>(plan.groups.size()));
-  if (daemon_page_.page().magic != DaemonPage::kMagic) {
-    return absl::InternalError(absl::StrCat("attach: the daemon's page has a wrong magic (got ",
-                                            absl::Hex(daemon_page_.page().magic), ", want ",
-                                            absl::Hex(DaemonPage::kMagic), ")"));
-  }
-  memory_.page().magic = ClientPage::kMagic;
   return absl::OkStatus();
 }
 
@@ -132,6 +147,9 @@ bool ClientSession::WindowCovers(const void* address) const {
 }
 
 char* ClientSession::optimizer() {
+  if (on_device()) {
+    return device_.at(kFdOptimizer);
+  }
   if (optimizer_fd_.valid()) {
     if (auto mapped = MappedSlab::Map(std::move(optimizer_fd_), optimizer_bytes_, optimizer_writable_,
                                       /*keep_descriptor=*/true);

@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "client/c/client_stream.h"
 #include "client/c/connect.h"
+#include "client/c/device_slabs.h"
 #include "client/c/interrupt.h"
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
@@ -43,8 +44,7 @@ struct SessionCounters {
 class ClientSession {
  public:
   struct Options {
-    const ShardPlan* plan = nullptr;        // outlives the session
-    const SessionLayout* layout = nullptr;  // outlives the session
+    const ShardPlan* plan = nullptr;  // outlives the session
     int rank = 0;
     absl::Duration timeout;                // of every wait
     absl::Time deadline;                   // of Open
@@ -62,10 +62,14 @@ class ClientSession {
   const std::string& token() const { return token_; }
   const ReadOnlyDaemonPageView& daemon_page() const { return daemon_page_; }
   const SessionMemoryView& memory() const { return memory_; }
-  const char* shards() const { return shards_.At<const char>(0); }
-  const char* parameters() const { return parameters_.At<const char>(0); }  // nullptr: none
-  const char* pool() const { return pool_.At<const char>(0); }              // nullptr: none
-  char* gradients() const { return gradients_.At<char>(0); }                // nullptr: none
+  // All pointers below are of the host, or, where on_device() is there, of that GPU.
+  const char* shards() const { return bases_.shards; }
+  const char* parameters() const { return bases_.parameters; }  // nullptr: none
+  const char* pool() const { return bases_.pool; }              // nullptr: none
+  char* gradients() const { return bases_.gradients; }          // nullptr: none
+  char* gradient_slots() const { return bases_.gradient_slots; }
+  bool on_device() const { return !device_.empty(); }
+  int device_ordinal() const { return device_.ordinal(); }  // -1: on the host
   // Mapped with the first call: most trainers never look. nullptr: none, or it cannot be mapped.
   char* optimizer();
   const MappedSlab& shards_slab() const { return shards_; }
@@ -133,7 +137,8 @@ class ClientSession {
 
  private:
   ClientSession() = default;
-  absl::Status Map(std::vector<UniqueFd> fds, const ShardPlan& plan, const SessionLayout& layout);
+  absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan);
+  absl::Status MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan);
   absl::Status Failure();
   const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : *interrupt_; }
   absl::Status WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
@@ -160,6 +165,14 @@ class ClientSession {
   bool optimizer_writable_ = false;  // in windows
   bool window_ = false;
   MappedSlab optimizer_;
+  DeviceSlabs device_;
+  struct {
+    const char* shards = nullptr;
+    const char* parameters = nullptr;
+    const char* pool = nullptr;
+    char* gradients = nullptr;
+    char* gradient_slots = nullptr;
+  } bases_;
   SessionMemoryView memory_;
   TraceRecord* trace_ring_ = nullptr;
   ReadOnlyDaemonPageView daemon_page_;

@@ -191,6 +191,11 @@ absl::Status ClientJob::OpenWindow() {
 
 absl::Status ClientJob::WatchWrites(bool watch) {
   SHARDD_RETURN_IF_ERROR(Live());
+  if (watch && session_->on_device()) {
+    return absl::UnimplementedError(absl::StrCat("watch_writes job \"", spec().name(), "\": its memory lies on ",
+                                                 device_, ", where no store can be caught (rank=", rank(),
+                                                 "); do not write to what is read-only"));
+  }
   watch_writes_ = watch;
   if (!watch) {
     WriteFaults::Forget(this);

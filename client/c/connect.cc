@@ -109,14 +109,15 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, con
 }
 
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            bool adopt, const std::string& plan_digest, absl::Time deadline,
-                                            const Interrupt& interrupt) {
+                                            bool adopt, bool device_memory, const std::string& plan_digest,
+                                            absl::Time deadline, const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
   v1::OpenJobRequest request;
   request.set_protocol_version(kProtocolVersion);
   *request.mutable_spec() = spec;
   request.set_plan_digest(plan_digest);
   request.set_adopt(adopt);
+  request.set_device_memory(device_memory);
   v1::OpenJobResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
                                    interrupt, &response));

@@ -61,6 +61,9 @@ typedef struct shardd_attach_options {
    * or absent: WORLD_SIZE from the environment. */
   const char* spec_json;
   int32_t rank; /* -1: RANK from the environment */
+  /* 1: the job may lie on GPUs, and this program takes pointers into their memory (see "Memory of GPUs"). 0: a daemon
+   * with GPUs refuses the job with FAILED_PRECONDITION. */
+  int32_t device_memory;
   /* "unix:/path" or "/path". NULL: SHARDD_ADDRESS; else /run/shardd/shardd.sock where a daemon listens; else a daemon
    * of this user is started (found beside this library, in SHARDD_DAEMON or in PATH) with one CPU device per local rank
    * (LOCAL_WORLD_SIZE, else the world size), which ends after its last job. */
@@ -104,11 +107,26 @@ typedef struct shardd_job_info {
   int32_t created;        /* 1: this attach created the job */
   const char* device;     /* "cpu:0"; valid while attached */
   const char* address;    /* of the daemon */
+  /* The GPU whose memory this library's pointers are of, as this process numbers its GPUs (cuDeviceGet); -1: they are
+   * pointers of the host. Another epoch may change it: look again after shardd_reattach. */
+  int32_t cuda_device;
 } shardd_job_info;
 SHARDD_API shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_info* info);
 
 /* What this rank gave to the last committed step (shardd_step), for its replacement too. Valid until the next call. */
 SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_bytes);
+
+/* Memory of GPUs. Where shardd_job_info.cuda_device is not -1, every `data` pointer of this header (parameters,
+ * gradients, gradient shards, optimizer state, full parameters) is an address of that GPU: for its kernels and copies,
+ * in its primary context, with the access that the call's contract says. No thread of the host may follow one. A kernel
+ * that writes through a read-only one takes its process' whole context with it. What is written to the daemon
+ * (shardd_write_parameter and its like) is given in host memory as ever.
+ * Order is by the host: a wait that returned says that the bytes are there for whatever is launched afterwards; and
+ * before shardd_reshard, shardd_submit_gradients, shardd_step, shardd_leave_full_params and shardd_reattach the program
+ * has synchronised its streams with all that reads or writes what the call gives back.
+ * The process must see the GPUs of all ranks of the job. Not there are jobs whose trainers write (trainersNeverWrite
+ * false: UNIMPLEMENTED by attach), shardd_watch_writes and shardd_full_params_options.offload_to_cpu. A GPU that is
+ * lost takes its jobs with it: NOT_FOUND, with the driver's words. */
 
 typedef struct shardd_group_info {
   size_t struct_size;
@@ -349,6 +367,9 @@ SHARDD_API shardd_status* shardd_watch_writes(shardd_job* job, int on);
  * is loaded (shardd_write_optimizer_state, shardd_commit_parameters): for programs that read a checkpoint in place and
  * load it then. shardd_step in between is refused. */
 SHARDD_API void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state);
+/* 1: what shardd_optimizer_state_data gives is the job's; 0: this process has stored into the daemon's state and not
+ * loaded it yet, or the job has ended. */
+SHARDD_API int32_t shardd_optimizer_state_is_stored(const shardd_job* job);
 
 /* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */
 
@@ -361,7 +382,7 @@ typedef struct shardd_full_params_options {
   int32_t recurse;        /* 1: and to modules beneath it. 0 without a group is refused */
   int32_t writeback;      /* shardd_write_parameter is allowed, shardd_commit_parameters has to follow on all ranks */
   int32_t rank0_only;     /* only rank 0 is given anything, and writes; what it wrote is everybody's after the commit */
-  int32_t offload_to_cpu; /* given in host memory: on a CPU device it is anyway */
+  int32_t offload_to_cpu; /* given in host memory: on a CPU device it is anyway; on a GPU UNIMPLEMENTED */
   int32_t with_grads;     /* gradients too, as reduced so far; with writeback they may be written */
 } shardd_full_params_options;
 SHARDD_API shardd_status* shardd_enter_full_params_with(shardd_job* job, const shardd_full_params_options* options);

@@ -130,6 +130,7 @@ class Job {
     bool replace = false;
     bool adopt = false;
     int64_t timeout_ms = 0;
+    bool device_memory = false;
   };
   static Status Attach(const Options& options, std::unique_ptr<Job>* job) {
     shardd_attach_options c{};
@@ -140,6 +141,7 @@ class Job {
     c.replace = options.replace ? 1 : 0;
     c.adopt = options.adopt ? 1 : 0;
     c.timeout_ms = options.timeout_ms;
+    c.device_memory = options.device_memory ? 1 : 0;
     shardd_job* raw = nullptr;
     Status status = Status::Take(shardd_attach(&c, &raw));
     if (status.ok()) {

@@ -12,7 +12,7 @@ constexpr int64_t kPageBytes = 4096;
 
 }  // namespace
 
-SessionLayout MakeSessionLayout(const ShardPlan& plan) {
+SessionLayout MakeSessionLayout(const ShardPlan& plan, bool slots_elsewhere) {
   using plan_internal::RoundUp;
   SessionLayout layout;
   layout.ring_offset_bytes = RoundUp(sizeof(ClientPage), kPageBytes);
@@ -29,7 +29,8 @@ SessionLayout MakeSessionLayout(const ShardPlan& plan) {
   }
   layout.payload_offset_bytes = RoundUp(end_bytes, kPageBytes);
   layout.slots_offset_bytes = RoundUp(layout.payload_offset_bytes + kStepPayloadBytes, kPageBytes);
-  layout.memory_bytes = RoundUp(layout.slots_offset_bytes + plan.memory.gradient_slots_bytes, kPageBytes);
+  layout.memory_bytes =
+      RoundUp(layout.slots_offset_bytes + (slots_elsewhere ? 0 : plan.memory.gradient_slots_bytes), kPageBytes);
   // sizeof, not the offset of the tail: a little more than is used, and right wherever the tail starts.
   layout.daemon_page_bytes =
       RoundUp(static_cast<int64_t>(sizeof(DaemonPage) + plan.gradient_slots.size() * sizeof(SlotEntry) +

@@ -31,7 +31,8 @@ struct SessionLayout {
   int64_t daemon_page_bytes = 0;   // whole pages
 };
 
-SessionLayout MakeSessionLayout(const ShardPlan& plan);
+// `slots_elsewhere`: gradient slots lie in memory of a device; the session memory ends where they would begin.
+SessionLayout MakeSessionLayout(const ShardPlan& plan, bool slots_elsewhere = false);
 
 }  // namespace shardd
 

@@ -36,7 +36,9 @@ enum SessionFd : int {
   kFdGradients = 6,      // slab "gradients", read-write: trainers may write it from BackwardDone to Step (clipping,
                          // unscaling); absent where nothing is trained
   kFdOptimizer = 7,      // slab "optimizer": read-write for an optimizer in the trainers, else read-only; absent: none
-  kSessionFdCount = 8,
+  kFdGradientSlots = 8,  // the rank's gradient slots, read-write, where they are no part of the session memory (GPUs);
+                         // else absent
+  kSessionFdCount = 9,
 };
 
 struct FdRequest {

@@ -170,7 +170,7 @@ absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_
   if (wire.code != 0) {
     return absl::Status(static_cast<absl::StatusCode>(wire.code), text);
   }
-  if (fds.size() != wire.descriptors || fds.size() < static_cast<size_t>(kSessionFdCount)) {
+  if (fds.size() != wire.descriptors || fds.size() < static_cast<size_t>(kFdGradientSlots)) {  // the last came later
     return absl::InternalError(absl::StrCat(kFetch, " \"", socket_path, "\": descriptors are missing (got ", fds.size(),
                                             ", announced ", wire.descriptors, ", want ", kSessionFdCount,
                                             "); is this process at its limit of open files?"));

@@ -87,6 +87,26 @@ shardd_tests(common/handle unit shardd_handle)
 shardd_tests(common/shm multiproc shardd_shm)
 # A CUDA driver without a GPU, tests/fakes/cuda.
 shardd_folder(shardd_fake_cuda tests/fakes/cuda shardd_device_cuda)
+# The same as the library that programs look for: LD_LIBRARY_PATH=${build}/fakes. In a folder of its own, so that nothing
+# finds it unasked.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/fakes/cuda/libcuda/*.cc)
+set(version_script ${CMAKE_CURRENT_SOURCE_DIR}/tests/fakes/cuda/libcuda/libcuda.map)
+add_library(shardd_fake_libcuda SHARED ${sources})
+target_link_libraries(shardd_fake_libcuda PRIVATE shardd_options "$<LINK_LIBRARY:WHOLE_ARCHIVE,shardd_pic>" shardd_fake_cuda)
+# Of these functions the API of today has another name than in the source (cuda.h's macros).
+foreach(name DeviceGetUuid DeviceTotalMem DevicePrimaryCtxRelease CtxPushCurrent CtxPopCurrent MemHostRegister
+    MemHostGetDevicePointer StreamDestroy StreamWriteValue64 StreamWaitValue64 EventDestroy)
+  target_link_options(shardd_fake_libcuda PRIVATE -Wl,--defsym=cu${name}_v2=cu${name})
+endforeach()
+target_link_options(shardd_fake_libcuda PRIVATE -Wl,--version-script=${version_script} -Wl,-z,nodelete -Wl,-Bsymbolic)
+if(NOT SHARDD_SANITIZE)
+  target_link_options(shardd_fake_libcuda PRIVATE -Wl,-z,defs)
+endif()
+set_target_properties(shardd_fake_libcuda PROPERTIES OUTPUT_NAME cuda VERSION 1 SOVERSION 1 LINK_DEPENDS ${version_script}
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
+shardd_portable(shardd_fake_libcuda)
+target_compile_definitions(shardd_test_paths INTERFACE SHARDD_FAKE_CUDA_DIR="${CMAKE_BINARY_DIR}/fakes")
+add_dependencies(shardd_test_paths shardd_fake_libcuda)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
 find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
 if(TARGET server_device_test AND SHARDD_CUDA_INCLUDE_DIR) # driver_abi_test.cc compares with it; nothing else includes it

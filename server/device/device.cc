@@ -4,9 +4,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "common/cuda/driver.h"
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_device.h"
-#include "server/device/cuda/driver.h"
 #include "server/device/cuda/kernel_image.h"
 #include "server/device/cuda/make_cuda_devices.h"
 
@@ -18,9 +18,9 @@ constexpr int kMaxDevices = 64;
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCuda(absl::string_view which) {
   SHARDD_ASSIGN_OR_RETURN(const CudaSelection selection, ParseCudaSelection(which));
   SHARDD_ASSIGN_OR_RETURN(const CudaDriver driver, CudaDriver::Load());
-  return MakeCudaDevices(
-      driver, selection,
-      absl::MakeConstSpan(static_cast<const unsigned char*>(cuda::kKernelImage), cuda::kKernelImageSizeBytes));
+  const auto built_in =
+      absl::MakeConstSpan(static_cast<const unsigned char*>(cuda::kKernelImage), cuda::kKernelImageSizeBytes);
+  return MakeCudaDevices(driver, selection, built_in.empty() ? driver.kernels() : built_in);
 }
 
 }  // namespace

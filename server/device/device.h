@@ -108,11 +108,15 @@ struct StreamStatus {
   int64_t busy_us = 0;
 };
 
+class DeviceMemory;
+
 // Thread-safe.
 class Device {
  public:
   virtual ~Device() = default;
   virtual const std::string& name() const = 0;  // "cpu:0"
+  // What slabs of its jobs are made of, as long as the device is there; null: operations name memory of the host.
+  virtual DeviceMemory* memory() const { return nullptr; }
   // Never blocks. Work submitted after Shutdown is done with CANCELLED.
   virtual void Submit(StreamId stream, DeviceWork work) = 0;
   virtual std::vector<StreamStatus> Status() const = 0;

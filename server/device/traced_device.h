@@ -53,6 +53,7 @@ class TracedDevice final : public Device {
       : device_(device), trace_(std::move(trace)), rank_(rank) {}
 
   const std::string& name() const override { return device_->name(); }
+  DeviceMemory* memory() const override { return device_->memory(); }
   void Submit(StreamId stream, DeviceWork work) override;
   std::vector<StreamStatus> Status() const override { return device_->Status(); }
   // The device is shared: it is not this job's to shut down.

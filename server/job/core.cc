@@ -249,7 +249,7 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
     std::vector<UniqueFd> owned;
     std::vector<int> fds(kSessionFdCount, -1);
     UniqueFd absent(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    auto read_only = [&](const Slab* slab) -> absl::StatusOr<int> {
+    auto read_only = [&](const auto* slab) -> absl::StatusOr<int> {
       if (slab == nullptr) {
         return absent.get();
       }
@@ -277,6 +277,9 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
       SHARDD_ASSIGN_OR_RETURN(fds[kFdParameters], read_only(memory.parameters()));
       SHARDD_ASSIGN_OR_RETURN(fds[kFdPool], read_only(memory.pool()));
       fds[kFdGradients] = memory.gradients() == nullptr ? absent.get() : memory.gradients()->fd();
+      if (const DeviceSlab* slots = session->memory()->slots.get(); slots != nullptr) {
+        fds[kFdGradientSlots] = slots->fd();
+      }
       return absl::OkStatus();
     };
     absl::Status status = collect();

@@ -93,6 +93,9 @@ class Core final : public JobsSource {
   // Allocates slabs and journal; `reserved_bytes` of memory are promised to others.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
                                          int64_t reserved_bytes);
+  // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
+  // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.
+  SlabPlace PlaceOf(int rank, int world_size) const;
   std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
   absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
   absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,

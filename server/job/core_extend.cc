@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,8 +33,8 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   auto shared_plan = std::make_shared<ShardPlan>(std::move(plan));
   init.plan = shared_plan;
   const std::string directory = absl::StrCat(options_.state_dir, "/job-", getpid(), "-", id);
-  SHARDD_ASSIGN_OR_RETURN(init.memory,
-                          JobMemory::Create(*shared_plan, spec.name(), options_.state_dir, directory, reserved_bytes));
+  SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), options_.state_dir, directory,
+                                                         reserved_bytes, PlaceOf(0, shared_plan->world_size)));
   absl::StatusOr<std::unique_ptr<Journal>> journal =
       Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2);
   if (!journal.ok()) {
@@ -52,6 +53,17 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   init.reaper = &reaper_;
   init.events = &events_;
   return init;
+}
+
+SlabPlace Core::PlaceOf(int rank, int world_size) const {
+  SlabPlace place;
+  place.memory = devices_[rank % devices_.size()]->memory();
+  for (int other = 0; place.memory != nullptr && other < world_size; ++other) {
+    if (static_cast<size_t>(other) < devices_.size()) {
+      place.users.push_back(devices_[other]->memory());
+    }
+  }
+  return place;
 }
 
 std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
@@ -176,7 +188,19 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
     return failed(init.status());
   }
   // Nobody writes: every rank waits for this, or is dead, and then none of it counts.
-  CopyExtended(*job->plan(), job->memory().pointers(), *init->plan, init->memory->pointers());
+  std::vector<DeviceMemory::Copied> copies;
+  DeviceMemory* const on_device = init->memory->place().memory;
+  CopyExtended(*job->plan(), job->memory().pointers(), *init->plan, init->memory->pointers(),
+               [&](char* to, const char* from, int64_t size_bytes) {
+                 if (on_device == nullptr) {
+                   std::memcpy(to, from, static_cast<size_t>(size_bytes));
+                 } else {
+                   copies.push_back({from, to, size_bytes});
+                 }
+               });
+  if (absl::Status copied = on_device == nullptr ? absl::OkStatus() : on_device->Copy(copies); !copied.ok()) {
+    return failed(copied);
+  }
   init->committed = std::move(found.committed);
   absl::Status status = absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   loop_.RunAndWait([&] {

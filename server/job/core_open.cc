@@ -91,6 +91,13 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   if (stopping_) {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
+  const DeviceMemory* const device_memory = devices_.front()->memory();
+  if (device_memory != nullptr && !request.device_memory()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": its memory would lie on ", devices_.front()->name(),
+                     " and this trainer takes host memory alone (got device_memory false, want true); use a daemon "
+                     "with --devices=cpu:N, or a trainer that is written for pointers into a GPU's memory"));
+  }
   absl::StatusOr<ShardPlan> plan = PlanShards(request.spec());
   if (!plan.ok()) {
     return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
@@ -166,6 +173,10 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     return absl::FailedPreconditionError(absl::StrCat(what, ": this rank describes another job than the first one: ",
                                                       difference.empty() ? "plans differ" : difference));
   }
+  if (absl::Status served = device_memory != nullptr ? CheckServedOn(*device_memory, *plan) : absl::OkStatus();
+      !served.ok()) {
+    return absl::Status(served.code(), absl::StrCat(what, ": ", served.message()));
+  }
   if (!create) {
     return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
   }
@@ -190,6 +201,37 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     return response;
   });
 }
+
+namespace {
+
+// What of the session's slabs lies on devices.
+void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankResponse* response) {
+  if (job.memory().place().memory == nullptr) {
+    return;
+  }
+  response->set_device_uuid(job.device_memory(session.rank())->device_uuid());
+  auto add = [&](SessionFd which, int64_t size_bytes) {
+    v1::DeviceSlab* slab = response->add_device_slabs();
+    slab->set_descriptor_index(which);
+    slab->set_size_bytes(size_bytes);
+  };
+  const JobMemory& memory = job.memory();
+  const std::pair<SessionFd, const JobSlab*> slabs[] = {{kFdShards, memory.shards()},
+                                                        {kFdParameters, memory.parameters()},
+                                                        {kFdPool, memory.pool()},
+                                                        {kFdGradients, memory.gradients()},
+                                                        {kFdOptimizer, memory.optimizer()}};
+  for (const auto& [which, slab] : slabs) {
+    if (slab != nullptr) {
+      add(which, slab->size_bytes());
+    }
+  }
+  if (session.memory()->slots != nullptr) {
+    add(kFdGradientSlots, session.memory()->slots->size_bytes());
+  }
+}
+
+}  // namespace
 
 // Attach -----------------------------------------------------------------------------------------------------------
 
@@ -263,8 +305,9 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
       poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kKillGrace)));  // its last store is behind it
     }
     reaper_.RunAndWait([] {});  // sessions of earlier epochs are no longer in memory beside this one
-    SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
-                            Session::Create(found.plan, found.session_id, rank, found.epoch));
+    SHARDD_ASSIGN_OR_RETURN(
+        std::unique_ptr<Session> session,
+        Session::Create(found.plan, found.session_id, rank, found.epoch, PlaceOf(rank, found.plan->world_size)));
     session->peer = peer;
     session->pidfd = UniqueFd(pidfd.valid() ? fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
     absl::StatusOr<v1::AttachRankResponse> response =
@@ -277,6 +320,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
           result.set_session_id(session->id());
           result.set_token(session->token());
           result.set_epoch(session->epoch());
+          DescribePlace(*job, *session, &result);
           SHARDD_RETURN_IF_ERROR(job->AddSession(std::move(session)));
           result.set_committed_step(job->committed_step());
           result.set_version(job->version());

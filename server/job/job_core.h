@@ -75,6 +75,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   Session* session(int rank) const { return sessions_[rank].get(); }
   Session* FindSession(uint64_t session_id) const;
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
+  DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
   int attached() const;
   // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback.
   int64_t reserved_bytes() const;
@@ -191,14 +192,14 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // A part of a parameter that ranks may write; where replicas have copies, copy 0 of it, which the commit carries
   // over.
   struct Written {
-    const Slab* slab = nullptr;
+    const JobSlab* slab = nullptr;
     int64_t offset_bytes = 0;
     int64_t element_bytes = 0;
   };
   Written WrittenPart(const ParamPlan& param, int what) const;
-  static void Clear(const Written& written, int64_t numel);
-  void SaveForUndo(const Slab* slab, int64_t offset_bytes, int64_t size_bytes);
-  void UndoWrites();
+  static absl::Status Clear(const Written& written, int64_t numel);
+  absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
+  void UndoWrites();  // closes the job where a device fails
 
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
@@ -325,7 +326,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Before version 1: by parameter and part (WrittenPart), the epoch that wrote it.
   std::map<std::pair<int, int>, uint64_t> initial_writes_;
   // Of writes not yet committed: old bytes by 64 KiB chunk of a slab, old counts of updates by parameter.
-  std::map<std::pair<const Slab*, int64_t>, std::string> undo_;
+  std::map<std::pair<const JobSlab*, int64_t>, std::string> undo_;
   std::map<int, int64_t> undo_counts_;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
   std::unique_ptr<UnshardPool> pool_;    // POOLED

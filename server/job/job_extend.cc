@@ -1,7 +1,6 @@
 #include "server/job/job_extend.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,14 +9,15 @@
 
 namespace shardd {
 
-void CopyExtended(const ShardPlan& from, const SlabPointers& source, const ShardPlan& to, const SlabPointers& target) {
+void CopyExtended(const ShardPlan& from, const SlabPointers& source, const ShardPlan& to, const SlabPointers& target,
+                  const CopyBetweenSlabs& copy_bytes) {
   for (const ParamPlan& new_param : to.params) {
     const ParamPlan& old_param = from.params[from.FindParam(new_param.fqn)];
     const FlatParamPlan& old_flat = from.flat_params[old_param.flat_param];
     const FlatParamPlan& new_flat = to.flat_params[new_param.flat_param];
     const auto copy = [&](char* old_slab, int64_t old_offset, char* new_slab, int64_t new_offset, int64_t element) {
-      std::memcpy(new_slab + new_offset + new_param.offset * element,
-                  old_slab + old_offset + old_param.offset * element, new_param.numel * element);
+      copy_bytes(new_slab + new_offset + new_param.offset * element, old_slab + old_offset + old_param.offset * element,
+                 new_param.numel * element);
     };
     for (int c = 0; c < to.shard_copies; ++c) {
       copy(source.shards + c * from.shards_stride_bytes, old_flat.shards_offset_bytes,

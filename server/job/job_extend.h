@@ -5,6 +5,7 @@
 // commits, another plan and so other slabs.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,10 @@ struct CommittedFacts {
 // Copies parameters, their cast copies and optimizer state, of all replicas' copies, from the slabs of one plan to
 // those of another that differs from it in what is trained only. What `from` has no state of keeps the zeros of new
 // slabs. Gradients are not copied. Blocks as long as memory takes.
-void CopyExtended(const ShardPlan& from, const SlabPointers& source, const ShardPlan& to, const SlabPointers& target);
+// `copy(to, from, bytes)` is memcpy where slabs lie on the host.
+using CopyBetweenSlabs = std::function<void(char* to, const char* from, int64_t size_bytes)>;
+void CopyExtended(const ShardPlan& from, const SlabPointers& source, const ShardPlan& to, const SlabPointers& target,
+                  const CopyBetweenSlabs& copy);
 
 }  // namespace shardd
 

@@ -181,7 +181,10 @@ absl::Status JobCore::OnLeaveFullParams(Session* session) {
   ranks_[rank].committed_params = false;
   if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
     full_params_granted_ = false;
-    UndoWrites();                                    // writes that nobody committed
+    UndoWrites();  // writes that nobody committed
+    if (closed_) {
+      return absl::OkStatus();
+    }
     SHARDD_RETURN_IF_ERROR(MaybeGrantFullParams());  // somebody may wait for the next time already
   }
   MaybeOpenWindows();  // or for a window

@@ -237,6 +237,10 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   if (closed_) {
     return;
   }
+  if (absl::IsDataLoss(cause) && memory_->place().memory != nullptr) {
+    Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
+    return;
+  }
   if (committing_) {
     // A decided step always completes forward; those who died in between are found out afterwards.
     if (!pending_abort_.has_value()) {
@@ -251,6 +255,10 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   counters_.set_aborts(counters_.aborts() + 1);
   Event(-1, "abort", std::string(cause.message()));
   UndoWrites();
+  if (closed_) {
+    Answer(extensions, cause);
+    return;
+  }
   if (window_open_) {
     GoBackToKept();
   }

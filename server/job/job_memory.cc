@@ -12,20 +12,40 @@
 
 namespace shardd {
 
+int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place) {
+  return plan.memory.session_bytes - (place.memory == nullptr ? 0 : plan.memory.gradient_slots_bytes);
+}
+
+absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
+  if (!plan.config.trainers_never_write()) {
+    return absl::UnimplementedError(
+        "shards that trainers write are not served on GPUs (got trainers_never_write false, want true); set it and let "
+        "the daemon run the optimizer, or use a daemon with --devices=cpu:N");
+  }
+  if (plan.world_size > memory.max_reduce_sources()) {
+    return absl::UnimplementedError(absl::StrCat("so many ranks are not served on one node's GPUs (got ",
+                                                 plan.world_size, ", want at most ", memory.max_reduce_sources(), ")"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
                                                              const std::string& state_dir, const std::string& directory,
-                                                             int64_t reserved_bytes) {
+                                                             int64_t reserved_bytes, const SlabPlace& place) {
   const MemoryPlan& want = plan.memory;
   const bool trainers_write = !plan.config.trainers_never_write();
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   // What trainers write is a sealed memfd: a file could be truncated under the daemon.
   const SlabBacking shards = trainers_write ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
   const SlabBacking optimizer = in_trainers ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
-  const int64_t tmpfs =
-      (trainers_write ? 0 : want.shards_bytes) + (in_trainers ? 0 : want.optimizer_bytes) + want.journal_bytes;
-  const int64_t memfd = (trainers_write ? want.shards_bytes : 0) + (in_trainers ? want.optimizer_bytes : 0) +
-                        want.kept_bytes + want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes +
-                        want.session_bytes * static_cast<int64_t>(plan.world_size);
+  const bool on_host = place.memory == nullptr;
+  int64_t tmpfs = want.journal_bytes;
+  int64_t memfd = want.kept_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
+  if (on_host) {
+    tmpfs += (trainers_write ? 0 : want.shards_bytes) + (in_trainers ? 0 : want.optimizer_bytes);
+    memfd += (trainers_write ? want.shards_bytes : 0) + (in_trainers ? want.optimizer_bytes : 0) +
+             want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes;
+  }
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
   const int64_t undo = WritebackUndoBytes(plan);
   if (absl::Status status = CheckMemory(limits, tmpfs, memfd + undo + reserved_bytes); !status.ok()) {
@@ -36,10 +56,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   if (mkdir(directory.c_str(), 0700) != 0) {
     return absl::InternalError(absl::StrCat("open job \"", job, "\": mkdir ", directory, ": ", std::strerror(errno)));
   }
-  std::unique_ptr<JobMemory> memory(new JobMemory());
+  std::unique_ptr<JobMemory> memory(new JobMemory(place));
   memory->directory_ = directory;
   struct Purpose {
-    std::unique_ptr<Slab>* slab;
+    std::unique_ptr<JobSlab>* slab;
     const char* name;
     SlabBacking backing;
     int64_t size_bytes;
@@ -55,20 +75,29 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     if (purpose.size_bytes == 0) {
       continue;
     }
+    if (!on_host) {
+      auto slab = place.memory->MakeSlab(absl::StrCat("slab \"", purpose.name, "\""), purpose.size_bytes, place.users);
+      if (!slab.ok()) {
+        return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
+      }
+      *purpose.slab = std::make_unique<JobSlab>(*std::move(slab), place.memory);
+      continue;
+    }
     auto slab = Slab::Create(
         purpose.name, purpose.backing, purpose.size_bytes,
         purpose.backing == SlabBacking::kTmpfsFile ? absl::StrCat(directory, "/", purpose.name) : std::string());
     if (!slab.ok()) {
       return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
     }
-    *purpose.slab = *std::move(slab);
+    *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
   }
   return memory;
 }
 
 absl::Status JobMemory::MakeKept(const ShardPlan& plan) {
   if (kept_ == nullptr) {
-    SHARDD_ASSIGN_OR_RETURN(kept_, Slab::Create("kept copy", SlabBacking::kMemfd, plan.memory.kept_bytes));
+    SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("kept copy", SlabBacking::kMemfd, plan.memory.kept_bytes));
+    kept_ = std::make_unique<JobSlab>(std::move(kept));
   }
   return absl::OkStatus();
 }
@@ -82,28 +111,26 @@ JobMemory::~JobMemory() {
 }
 
 SlabPointers JobMemory::pointers() const {
-  auto base = [](const std::unique_ptr<Slab>& slab) {
-    return slab == nullptr ? nullptr : static_cast<char*>(slab->data());
-  };
+  auto base = [](const std::unique_ptr<JobSlab>& slab) { return slab == nullptr ? nullptr : slab->At(0); };
   return SlabPointers{base(shards_), base(parameters_), base(gradients_), base(optimizer_)};
 }
 
 int64_t JobMemory::allocated_bytes() const {
   int64_t total = 0;
-  for (const Slab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), kept()}) {
+  for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), kept()}) {
     total += slab == nullptr ? 0 : slab->size_bytes();
   }
   return total;
 }
 
 void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
-  auto add = [out](const char* name, int64_t planned, const Slab* slab) {
+  auto add = [out](const char* name, int64_t planned, const JobSlab* slab) {
     v1::Purpose* purpose = out->add_purposes();
     purpose->set_purpose(name);
     purpose->set_planned_bytes(planned);
     if (slab != nullptr) {
       purpose->set_allocated_bytes(slab->size_bytes());
-      purpose->set_backing(absl::StrCat(SlabBackingName(slab->backing()), slab->huge_pages() ? " (huge pages)" : ""));
+      purpose->set_backing(slab->backing());
     }
   };
   add("shards", plan.memory.shards_bytes, shards());

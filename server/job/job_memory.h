@@ -3,11 +3,13 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
-#include "common/shm/slab.h"
+#include "server/device/device_memory.h"
+#include "server/job/job_slab.h"
 #include "server/optimizer/optimizer.h"
 #include "shardd/v1/jobs.pb.h"
 
@@ -21,37 +23,47 @@ inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
   return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
 }
 
-// The slabs of one job, one per purpose. Immutable after Create; the bytes are written by the job's device work and, in
-// write windows and before version 1, by its core.
+// Bytes of the host that a job's plan promises to each session: all that the plan says, but for the gradient slots
+// where those lie on a device.
+int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place);
+
+// UNIMPLEMENTED, naming what of `plan` is not served where slabs lie on a device with this memory.
+absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan);
+
+// The slabs of one job, one per purpose, all in one place. Immutable after Create; the bytes are written by the job's
+// device work and, in write windows and before version 1, by its core.
 class JobMemory {
  public:
   // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and the undo of a
   // writeback against free space, memory and cgroup limit, then allocates and populates the plan. Blocks. `directory`
-  // is created (0700) for the job's tmpfs files and removed with them.
+  // is created (0700) for the job's tmpfs files and removed with them. `place` outlives this. A device that is full is
+  // RESOURCE_EXHAUSTED too; sessions take their part of it when they are made.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
                                                            const std::string& state_dir, const std::string& directory,
-                                                           int64_t reserved_bytes = 0);
+                                                           int64_t reserved_bytes = 0, const SlabPlace& place = {});
   ~JobMemory();
 
   SlabPointers pointers() const;
   // Absent where the plan has no bytes for it.
-  const Slab* shards() const { return shards_.get(); }
-  const Slab* parameters() const { return parameters_.get(); }
-  const Slab* gradients() const { return gradients_.get(); }
-  const Slab* optimizer() const { return optimizer_.get(); }
-  const Slab* pool() const { return pool_.get(); }
+  const JobSlab* shards() const { return shards_.get(); }
+  const JobSlab* parameters() const { return parameters_.get(); }
+  const JobSlab* gradients() const { return gradients_.get(); }
+  const JobSlab* optimizer() const { return optimizer_.get(); }
+  const JobSlab* pool() const { return pool_.get(); }
   // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
   // too. Null until MakeKept, which allocates (blocks; not while kept() is used).
-  const Slab* kept() const { return kept_.get(); }
+  const JobSlab* kept() const { return kept_.get(); }
   absl::Status MakeKept(const ShardPlan& plan);
+  const SlabPlace& place() const { return place_; }
   const std::string& directory() const { return directory_; }
   int64_t allocated_bytes() const;
   void Describe(const ShardPlan& plan, v1::Memory* out) const;
 
  private:
-  JobMemory() = default;
+  explicit JobMemory(SlabPlace place) : place_(std::move(place)) {}
+  const SlabPlace place_;
   std::string directory_;
-  std::unique_ptr<Slab> shards_, parameters_, gradients_, optimizer_, pool_, kept_;
+  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, kept_;
 };
 
 }  // namespace shardd

@@ -95,7 +95,7 @@ void JobCore::FillSlot(int slot, int group) {
   request.plan = plan_.get();
   request.group = group;
   request.shards = memory_->pointers().shards;
-  request.destination = memory_->pool()->At<char>(slot * plan_->pool_slot_bytes);
+  request.destination = memory_->pool()->At(slot * plan_->pool_slot_bytes);
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
   collective_->AllGather(std::move(request), Join(1, [this, slot, group, epoch = epoch_](const absl::Status& status) {
                            // Also when the epoch went on: until now the slot could not be given to another group.

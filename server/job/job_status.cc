@@ -166,7 +166,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
 
 int64_t JobCore::reserved_bytes() const {
   const int64_t kept = kept_ ? 0 : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
-  return (world_size() - attached()) * plan_->memory.session_bytes + kept + WritebackUndoBytes(*plan_);
+  return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + WritebackUndoBytes(*plan_);
 }
 
 void JobCore::DescribeMemory(v1::Memory* out) const {
@@ -175,14 +175,24 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
   v1::Purpose* sessions = out->add_purposes();
   sessions->set_purpose("session");
   sessions->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
-  sessions->set_planned_bytes(plan_->memory.session_bytes * world_size());
+  const bool on_host = memory_->place().memory == nullptr;
+  sessions->set_planned_bytes(HostSessionBytes(*plan_, memory_->place()) * world_size());
   int64_t allocated = 0;
+  int64_t slots_allocated = 0;
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       allocated += session->memory()->memory->size_bytes() + session->memory()->daemon_page->size_bytes();
+      slots_allocated += session->memory()->slots == nullptr ? 0 : session->memory()->slots->size_bytes();
     }
   }
   sessions->set_allocated_bytes(allocated);
+  if (!on_host) {
+    v1::Purpose* slots = out->add_purposes();
+    slots->set_purpose("gradient slots");
+    slots->set_backing("cuda");
+    slots->set_planned_bytes(plan_->memory.gradient_slots_bytes * world_size());
+    slots->set_allocated_bytes(slots_allocated);
+  }
   if (!undo_.empty()) {
     v1::Purpose* undo = out->add_purposes();
     undo->set_purpose("writeback undo");

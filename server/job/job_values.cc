@@ -2,7 +2,6 @@
 // Nothing of it is in a version before every rank has sent CommitParameters; old bytes are kept until then.
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -97,11 +96,11 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
                      absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", size, " bytes)"));
   }
   if (of_gradient) {
-    char* const gradient = memory_->pointers().gradients + flat.gradients_offset_bytes + param.offset * element;
+    const int64_t gradient = flat.gradients_offset_bytes + param.offset * element;
     if (!present_[command.group]) {  // what lies there is of no step
-      std::memset(gradient, 0, param.numel * element);
+      SHARDD_RETURN_IF_ERROR(memory_->gradients()->Zero(gradient, param.numel * element));
     }
-    std::memcpy(gradient + command.arg0 * element, source, size);
+    SHARDD_RETURN_IF_ERROR(memory_->gradients()->Write(gradient + command.arg0 * element, source, size));
     present_[command.group] = true;
     written_gradients_[command.group] = true;
     return absl::OkStatus();
@@ -110,41 +109,47 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   if (version_ == 0) {
     uint64_t& written_in = initial_writes_[{command.group, state}];
     if (written_in != epoch_ && written_in != 0) {  // by an attempt that was given up: initial values are one's
-      Clear(written, param.numel);
+      SHARDD_RETURN_IF_ERROR(Clear(written, param.numel));
     }
     written_in = epoch_;
   }
   if (version_ != 0) {
-    SaveForUndo(written.slab, offset_bytes, size);
+    SHARDD_RETURN_IF_ERROR(SaveForUndo(written.slab, offset_bytes, size));
   }
-  std::memcpy(written.slab->At<char>(offset_bytes), source, size);
-  return absl::OkStatus();
+  return written.slab->Write(offset_bytes, source, size);
 }
 
-void JobCore::Clear(const Written& written, int64_t numel) {
-  std::memset(written.slab->At<char>(written.offset_bytes), 0, numel * written.element_bytes);
+absl::Status JobCore::Clear(const Written& written, int64_t numel) {
+  return written.slab->Zero(written.offset_bytes, numel * written.element_bytes);
 }
 
 // Each chunk is kept once, as it was before the first write: never more than the slabs themselves.
-void JobCore::SaveForUndo(const Slab* slab, int64_t offset_bytes, int64_t size_bytes) {
+absl::Status JobCore::SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes) {
   for (int64_t chunk = offset_bytes / kUndoChunkBytes; chunk * kUndoChunkBytes < offset_bytes + size_bytes; ++chunk) {
     const int64_t begin = chunk * kUndoChunkBytes;
     const int64_t size = std::min(kUndoChunkBytes, slab->size_bytes() - begin);
-    if (auto [it, added] = undo_.try_emplace({slab, chunk}); added) {
-      it->second.assign(slab->At<char>(begin), size);
+    if (undo_.count({slab, chunk}) == 0) {
+      std::string old(static_cast<size_t>(size), '\0');
+      SHARDD_RETURN_IF_ERROR(slab->Read(begin, old.data(), size));
+      undo_.emplace(std::pair(slab, chunk), std::move(old));
     }
   }
+  return absl::OkStatus();
 }
 
 void JobCore::UndoWrites() {
+  absl::Status status;
   for (const auto& [place, bytes] : undo_) {
-    std::memcpy(place.first->At<char>(place.second * kUndoChunkBytes), bytes.data(), bytes.size());
+    status.Update(place.first->Write(place.second * kUndoChunkBytes, bytes.data(), static_cast<int64_t>(bytes.size())));
   }
   undo_.clear();
   for (const auto& [param, count] : undo_counts_) {
     step_counts_[param] = count;
   }
   undo_counts_.clear();
+  if (!status.ok()) {
+    Close(absl::StrCat("take back what was not committed: ", status.message()));
+  }
 }
 
 absl::Status JobCore::OnCommitParameters(Session* session) {
@@ -165,7 +170,7 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
     for (const auto& [part, written_in] : initial_writes_) {
       if (written_in != epoch_) {
         const ParamPlan& param = plan_->params[part.first];
-        Clear(WrittenPart(param, part.second), param.numel);
+        SHARDD_RETURN_IF_ERROR(Clear(WrittenPart(param, part.second), param.numel));
       }
     }
     initial_writes_.clear();

@@ -388,11 +388,10 @@ void JobCore::CopyKept(bool back, std::function<void(absl::Status)> done) {
     char* kept;
     int64_t size_bytes;
   };
-  char* const kept = memory_->kept()->At<char>(0);
-  std::vector<Part> parts = {{memory_->shards()->At<char>(0), kept, plan_->memory.shards_bytes}};
+  char* const kept = memory_->kept()->At(0);
+  std::vector<Part> parts = {{memory_->shards()->At(0), kept, plan_->memory.shards_bytes}};
   if (plan_->memory.kept_bytes > plan_->memory.shards_bytes) {
-    parts.push_back(
-        {memory_->optimizer()->At<char>(0), kept + plan_->memory.shards_bytes, plan_->memory.optimizer_bytes});
+    parts.push_back({memory_->optimizer()->At(0), kept + plan_->memory.shards_bytes, plan_->memory.optimizer_bytes});
   }
   auto joined = Join(world_size(), std::move(done));
   for (int rank = 0; rank < world_size(); ++rank) {

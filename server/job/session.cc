@@ -55,13 +55,13 @@ absl::string_view OpcodeName(Opcode opcode) {
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
-                                                         uint64_t epoch) {
+                                                         uint64_t epoch, const SlabPlace& place) {
   std::unique_ptr<Session> session(new Session());
   session->plan_ = std::move(plan);
   session->id_ = id;
   session->rank_ = rank;
   session->epoch_ = epoch;
-  session->layout_ = MakeSessionLayout(*session->plan_);
+  session->layout_ = MakeSessionLayout(*session->plan_, /*slots_elsewhere=*/place.memory != nullptr);
   session->token_.resize(kTokenBytes);
   if (getrandom(session->token_.data(), kTokenBytes, 0) != kTokenBytes) {
     return absl::InternalError(absl::StrCat("attach rank ", rank, ": getrandom: ", std::strerror(errno)));
@@ -71,6 +71,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
                                                        session->layout_.memory_bytes));
   SHARDD_ASSIGN_OR_RETURN(memory->daemon_page, Slab::Create(absl::StrCat("page-", id), SlabBacking::kFrozenMemfd,
                                                             session->layout_.daemon_page_bytes));
+  if (const int64_t bytes = session->plan_->memory.gradient_slots_bytes; place.memory != nullptr && bytes > 0) {
+    SHARDD_ASSIGN_OR_RETURN(memory->slots,
+                            place.memory->MakeSlab(absl::StrCat("gradient slots of rank ", rank), bytes, place.users));
+  }
   session->doorbell_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!session->doorbell_.valid()) {
     return absl::ResourceExhaustedError(
@@ -104,7 +108,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
 
 const char* Session::slot(int group) const {
   const int slot = plan_->groups[group].gradient_slot;
-  return memory_->memory->At<char>(layout_.slots_offset_bytes + plan_->gradient_slots[slot].offset_bytes);
+  const int64_t offset_bytes = plan_->gradient_slots[slot].offset_bytes;
+  return memory_->slots == nullptr ? memory_->memory->At<char>(layout_.slots_offset_bytes + offset_bytes)
+                                   : memory_->slots->data() + offset_bytes;
 }
 
 const char* Session::Staging(int64_t offset_bytes, int64_t size_bytes) const {

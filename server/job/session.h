@@ -19,6 +19,7 @@
 #include "common/shm/fd_channel.h"
 #include "common/shm/session_view.h"
 #include "common/shm/slab.h"
+#include "server/device/device_memory.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
@@ -53,7 +54,8 @@ struct SessionMemory {
       memory->Discard();
     }
   }
-  std::unique_ptr<Slab> memory;       // the client writes: page, ring, masks, payload, gradient slots
+  std::unique_ptr<Slab> memory;       // the client writes: page, ring, masks, payload, gradient slots on the host
+  std::unique_ptr<DeviceSlab> slots;  // gradient slots on a device; null: in `memory`, or there are none
   std::unique_ptr<Slab> daemon_page;  // the daemon writes
 };
 
@@ -61,8 +63,9 @@ struct SessionMemory {
 class Session {
  public:
   // Allocates and populates; blocks (about 1 s per GiB). Any thread.
+  // `place`: where the rank's gradient slots lie, the devices that add them among its users.
   static absl::StatusOr<std::unique_ptr<Session>> Create(std::shared_ptr<const ShardPlan> plan, uint64_t id, int rank,
-                                                         uint64_t epoch);
+                                                         uint64_t epoch, const SlabPlace& place = {});
 
   uint64_t id() const { return id_; }
   int rank() const { return rank_; }

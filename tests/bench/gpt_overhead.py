@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """What a step costs with shardd, as a ratio to the floor: as many trainer processes at the same time, forward and backward
 only, nothing shared. The daemon runs on the same cores. Several rounds in turns, medians. The ratio of CPU time (trainers
-and daemon) is the steadier one where the machine has other work, but it does not see waiting.
+and daemon) is the steadier one where the machine has other work, but it does not see waiting. Ranks that train together
+wait for the slowest of them in each step, whatever moves their data: "in step" is the ratio to a floor that counts the
+slowest rank of each step, so the two ratios lie apart by what the machine's own unevenness costs.
 
   gpt_overhead.py --bin build/release/bin [--ranks 2] [--steps 12] [--rounds 3] [-- flags of gpt]
 """
@@ -28,7 +30,7 @@ def daemon_cpu_s(pid):
 
 
 def run(options, directory, name, extra, env):
-    """Median seconds of a step over all ranks, and the trainers' CPU seconds of a step together."""
+    """Median seconds of a step over all ranks, of the slowest rank's step, and the trainers' CPU seconds of a step together."""
     outs = [f"{directory}/{name}.{rank}" for rank in range(options.ranks)]
     trainers = [
         subprocess.Popen(
@@ -45,9 +47,10 @@ def run(options, directory, name, extra, env):
     for out in outs:
         with open(out, encoding="utf-8") as file:
             lines = [line for line in map(json.loads, file) if "step" in line][WARM_UP_STEPS:]
-        seconds += [b["time"] - a["time"] for a, b in itertools.pairwise(lines)]
+        seconds.append([b["time"] - a["time"] for a, b in itertools.pairwise(lines)])
         cpu += (lines[-1]["cpu_s"] - lines[0]["cpu_s"]) / (len(lines) - 1)
-    return statistics.median(seconds), cpu
+    slowest = statistics.median(max(step) for step in zip(*seconds, strict=True))
+    return statistics.median(itertools.chain(*seconds)), slowest, cpu
 
 
 def main():
@@ -74,23 +77,24 @@ def main():
         end = time.monotonic() + DAEMON_LIMIT_S
         while not os.path.exists(socket) and daemon.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
-        ratios, cpu_ratios = [], []
+        ratios, in_step_ratios, cpu_ratios = [], [], []
         for number in range(options.rounds):
-            floor, floor_cpu = run(options, directory, f"floor{number}", ["--floor"], env)
+            floor, floor_slowest, floor_cpu = run(options, directory, f"floor{number}", ["--floor"], env)
             before = daemon_cpu_s(daemon.pid)
-            shardd, trainer_cpu = run(options, directory, f"shardd{number}", [], env)
+            shardd, shardd_slowest, trainer_cpu = run(options, directory, f"shardd{number}", [], env)
             daemon_cpu = (daemon_cpu_s(daemon.pid) - before) / options.steps
             ratios.append(shardd / floor)
+            in_step_ratios.append(shardd_slowest / floor_slowest)
             cpu_ratios.append((trainer_cpu + daemon_cpu) / floor_cpu)
             print(
-                f"round {number}: a step {floor * 1e3:.1f} ms floor, {shardd * 1e3:.1f} ms shardd, ratio {ratios[-1]:.3f}; "
-                f"CPU {floor_cpu * 1e3:.1f} ms floor, {trainer_cpu * 1e3:.1f} + {daemon_cpu * 1e3:.1f} ms (trainers + "
+                f"round {number}: a step {floor * 1e3:.1f} ms floor, {shardd * 1e3:.1f} ms shardd, ratio {ratios[-1]:.3f}, in "
+                f"step {in_step_ratios[-1]:.3f}; CPU {floor_cpu * 1e3:.1f} ms floor, {trainer_cpu * 1e3:.1f} + {daemon_cpu * 1e3:.1f} ms (trainers + "
                 f"daemon), ratio {cpu_ratios[-1]:.3f}",
                 flush=True,
             )
         print(
             f"step overhead, {options.ranks} ranks: ratio {statistics.median(ratios):.3f} (spread {min(ratios):.3f} to "
-            f"{max(ratios):.3f}), of CPU time {statistics.median(cpu_ratios):.3f}"
+            f"{max(ratios):.3f}), in step {statistics.median(in_step_ratios):.3f}, of CPU time {statistics.median(cpu_ratios):.3f}"
         )
     finally:
         daemon.terminate()

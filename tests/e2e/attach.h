@@ -20,7 +20,8 @@
 
 namespace shardd::e2e {
 
-// As the test that started this process says: spec (a file), rank, address, replace, timeout_ms.
+// As the test that started this process says: spec (a file), rank, address, replace, device_memory,
+// timeout_ms.
 inline Status AttachAsTold(const Args& args, std::unique_ptr<Job>* job) {
   Job::Options options;
   std::ifstream spec(args.Text("spec"));
@@ -28,6 +29,7 @@ inline Status AttachAsTold(const Args& args, std::unique_ptr<Job>* job) {
   options.rank = args.Int("rank");
   options.address = args.Text("address");
   options.replace = args.Int("replace") != 0;
+  options.device_memory = args.Int("device_memory") != 0;
   options.timeout_ms = args.Int("timeout_ms", 120'000);
   return Job::Attach(options, job);
 }

@@ -57,8 +57,9 @@ void Cluster::EndRanks() {
   groups_.clear();
 }
 
-void Cluster::StartDaemon(const std::vector<std::string>& flags, const std::string& devices) {
-  daemon_ = std::make_unique<testing::DaemonProcess>(folder_.path(), devices, flags);
+void Cluster::StartDaemon(const std::vector<std::string>& flags, const std::string& devices,
+                          const std::vector<std::string>& environment) {
+  daemon_ = std::make_unique<testing::DaemonProcess>(folder_.path(), devices, flags, environment);
   ASSERT_TRUE(daemon_->listened());
   jobs_ = v1::JobsService::NewStub(grpc::CreateChannel(daemon_->address(), grpc::InsecureChannelCredentials()));
   ASSERT_EQ(DaemonStatus().pid(), daemon_->pid());
@@ -102,7 +103,8 @@ Child Cluster::StartRank(int rank, const Args& args) {
   std::vector<std::string> command = {"/proc/self/exe",   "--worker",     absl::StrCat("rank=", rank),
                                       "folder=" + folder, "spec=" + spec, "address=" + daemon_->address()};
   for (const auto& [name, value] : args.values()) command.push_back(absl::StrCat(name, "=", value));
-  Child child = testing::Spawn(command, {.log = absl::StrCat(folder, "/log.", rank), .own_group = true});
+  Child child = testing::Spawn(
+      command, {.environment = rank_environment_, .log = absl::StrCat(folder, "/log.", rank), .own_group = true});
   groups_.insert(child.pid());
   return child;
 }

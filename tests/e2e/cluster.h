@@ -11,6 +11,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -41,7 +42,10 @@ class Cluster : public ::testing::Test {
   ~Cluster() override;
 
   // Starts a daemon and waits until it answers. `flags` come last.
-  void StartDaemon(const std::vector<std::string>& flags = {}, const std::string& devices = "cpu:2");
+  void StartDaemon(const std::vector<std::string>& flags = {}, const std::string& devices = "cpu:2",
+                   const std::vector<std::string>& environment = {});
+  // "NAME=value" for every rank that is started from now on.
+  void RanksFind(std::vector<std::string> environment) { rank_environment_ = std::move(environment); }
   // Another one beside it would need another socket: one at a time.
   int StopDaemon();                                          // SIGTERM; its exit code
   int WaitForDaemon() { return daemon_->process().Wait(); }  // its exit code
@@ -82,6 +86,7 @@ class Cluster : public ::testing::Test {
   testing::TempDir folder_;
   std::unique_ptr<testing::DaemonProcess> daemon_;
   std::unique_ptr<v1::JobsService::Stub> jobs_;
+  std::vector<std::string> rank_environment_;
   std::set<pid_t> groups_;  // process groups of ranks, ended with the test
 };
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "server/device/cuda/driver.h"
-#include "server/device/cuda/slab.h"
+#include "common/cuda/driver.h"
+#include "common/cuda/slab.h"
 #include "tests/server/device/kernel_runner.h"
 
 namespace shardd::cuda {

@@ -187,8 +187,14 @@ def dropped_model(optimizer_kind: str) -> dict[str, Any]:
     dist.barrier()
     facts: dict[str, Any] = {"jobs": len(_job.jobs()), "commits": commits}
     ref = weakref.ref(model)
-    del model
-    gc.collect()
+    # The collector finds it on one rank, while the other waits in a collective of the program's.
+    if dist.get_rank() == 0:
+        del model
+        gc.collect()
+    dist.barrier()
+    if dist.get_rank() != 0:
+        del model
+        gc.collect()
     facts["gone"] = ref() is None and len(_job.jobs()) == 0
     facts["kept"] = [torch.equal(t.full_tensor(), w) for t, w in zip((weight, gradient, moment), want)]
     del optimizer, weight, gradient, moment
@@ -198,4 +204,41 @@ def dropped_model(optimizer_kind: str) -> dict[str, Any]:
     _backward(again, 0)
     other.step()
     facts["again"] = counts("shardd", again)["commits"]
+    return facts
+
+
+def dropped_apart() -> dict[str, Any]:
+    """Rank 0 collects a model while rank 1 still has it, and both go on together with another; the model's last step, and
+    a call of fully_shard that failed, are in nobody's way."""
+    from shardd.torch import FullyShardedDataParallel, _leaving, fully_shard
+
+    rank = dist.get_rank()
+    gc.disable()
+    wrapper = FullyShardedDataParallel(torch.nn.Linear(4, 4))
+    facts: dict[str, Any] = {"losses": []}
+    models = []
+    for optimizer_kind in ("stock", "daemon", "stock"):
+        model = model_of("shardd")
+        if optimizer_kind == "daemon":
+            optimizer = optimizer_of("shardd", "adamw", model.parameters())
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        facts["losses"].append([])
+        for step in range(2):
+            loss = _backward(model, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            facts["losses"][-1].append(float(loss))
+        try:
+            fully_shard(wrapper)
+        except AssertionError as error:
+            facts["twice"] = str(error)
+        facts["commits"] = counts("shardd", model)["commits"]
+        models.append(model)
+        if rank == len(models) % 2:
+            models[-1] = None
+            del model, optimizer, loss
+            gc.collect()
+        dist.barrier()
+    facts["waiting"] = len(_leaving._leaving)
     return facts

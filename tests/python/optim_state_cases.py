@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from models import Case, build
 from optim_cases import counts, optimizer_of
+from shardd.torch import _optim_state_dict_load
+from shardd.torch._gather import whole_value
 from state_dict_cases import kinds_of, train
 from wrapper_state_cases import FULL, LOCAL, SHARDED, alone, face, finished, quiet, whole, wrapped
 
@@ -87,10 +90,12 @@ def flattened(state: dict[str, Any]) -> dict[str, Any]:
 def _functions(wrapper: Any, model: Any, optimizer: Any, every: bool) -> dict[str, Any]:
     """What gives an optimizer state dict by name: kinds and values; and which of the functions give another."""
     made: dict[str, Any] = {}
-    for name, kind in (("full", FULL), ("sharded", SHARDED)):
-        with wrapper.state_dict_type(model, kind):
-            made[name] = wrapper.optim_state_dict(model, optimizer)
+    with mock.patch.object(dist, "broadcast", wraps=dist.broadcast) as sent:
+        for name, kind in (("full", FULL), ("sharded", SHARDED)):
+            with wrapper.state_dict_type(model, kind):
+                made[name] = wrapper.optim_state_dict(model, optimizer)
     out: dict[str, Any] = {name: (kinds_of(state), here(state)) for name, state in made.items()}
+    out["broadcasts"] = sent.call_count
     if not every:
         return out
     full, sharded = here(made["full"]), here(made["sharded"])
@@ -172,6 +177,7 @@ def load(case: Saved, model_state: Any, optim_state: Any, way: str, number: int)
     optimizer = optimizer_of("shardd", case.kind, model.parameters())
     if number % 2 or "flat" in way:
         train(model, optimizer, range(8, 9))
+    gathered = -1  # values that were whole on a rank
     mine = copy.deepcopy(optim_state)
     theirs = mine if rank == 0 else None
     with quiet():
@@ -193,7 +199,9 @@ def load(case: Saved, model_state: Any, optim_state: Any, way: str, number: int)
                 if way == "sharded":
                     with wrapper.state_dict_type(source, SHARDED), wrapper.state_dict_type(model, SHARDED):
                         made = wrapper.optim_state_dict(source, older)
-                        converted = wrapper.optim_state_dict_to_load(model, optimizer, made)
+                        with mock.patch.object(_optim_state_dict_load, "whole_value", wraps=whole_value) as gathers:
+                            converted = wrapper.optim_state_dict_to_load(model, optimizer, made)
+                        gathered = sum(isinstance(call.args[0], ShardedTensor) for call in gathers.call_args_list)
                 else:
                     made = wrapper.sharded_optim_state_dict(source, older)
                     converted = wrapper.flatten_sharded_optim_state_dict(made, model, optimizer)
@@ -203,7 +211,7 @@ def load(case: Saved, model_state: Any, optim_state: Any, way: str, number: int)
         state = whole(wrapper.optim_state_dict(model, optimizer))
         again = whole(model.state_dict())
     out = {"state": state, "model": again, "went on": train(model, optimizer, range(3, 5)),
-           "counters": counts("shardd", model)}  # fmt: skip
+           "counters": counts("shardd", model), "gathered": gathered}  # fmt: skip
     finished(model)
     return out
 

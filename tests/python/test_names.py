@@ -38,6 +38,9 @@ def test_every_public_name_is_listed_once() -> None:
         *(f"shardd.torch.optim.{name}" for name in optim.__all__),
     }
     assert set(STATES) == want
+    assert set(fsdp.__all__) <= set(shardd.torch.__all__) and wrap.__all__ == sorted(
+        shardd.torch.wrap.__all__, key=wrap.__all__.index
+    )
     assert len(ROWS) == len(STATES), "a name is listed twice"
 
 
@@ -59,8 +62,10 @@ def test_what_works_is_there_and_what_is_missing_is_not() -> None:
             assert there == (state != "missing"), f"{name}: names.md says {state!r}"
         elif name.startswith("FSDPModule."):
             assert callable(getattr(shardd.torch.FSDPModule, name.partition(".")[2]))
-        elif name in fsdp.__all__ and hasattr(shardd.torch, name) and name not in ("fully_shard", "FSDPModule"):
-            own = name == "FullyShardedDataParallel"
+        elif name.startswith("wrap."):
+            assert getattr(shardd.torch.wrap, name.removeprefix("wrap.")) is getattr(wrap, name.removeprefix("wrap."))
+        elif name in fsdp.__all__:  # an import is swapped by the name of its package
+            own = name in ("fully_shard", "FSDPModule", "FullyShardedDataParallel")
             assert (getattr(shardd.torch, name) is getattr(fsdp, name)) != own
     # Configurations are of use with the functions that take them.
     for name in fsdp.__all__:

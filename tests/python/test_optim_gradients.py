@@ -61,3 +61,13 @@ def test_a_model_that_nobody_holds_is_collected_and_its_job_closed(kind: str) ->
     for facts in run_ranks(gradients.dropped_model, 2, kind):
         assert facts["jobs"] == 1 and facts["gone"] and all(facts["kept"]), facts
         assert facts["commits"] == (2 if kind == "daemon" else 1) and facts["again"] == 1
+
+
+def test_a_model_that_one_rank_collects_before_another_keeps_nobody_waiting() -> None:
+    results = run_ranks(gradients.dropped_apart, 2)
+    assert results[1]["waiting"] == 2, "threads, with what the other rank has still to commit with them"
+    for facts in results:
+        for losses in facts["losses"]:
+            close(losses, facts["losses"][0])
+        assert "already" in facts["twice"]
+        assert facts["commits"] == 1, "of torch's optimizer the last step is committed where the next pass begins"

@@ -87,3 +87,25 @@ def test_checkpoints_of_the_wrapper_load_in_another_world(kind: str, tmp_path: P
                     same(out[name]["state"]["optimizer"]["state"], source["optimizer"], where, 2e-5)
                 same(out[name]["went on"], source["went on"], where, 2e-6)
             assert out["shardd in shardd counters"]["commits"] >= 1
+
+
+def test_the_form_without_a_wrapper_has_the_same_state_dicts(tmp_path: Path) -> None:
+    for rank, out in enumerate(run_ranks(wrapper_state_cases.composable, 2, str(tmp_path), "adamw", limit_s=200)):
+        want = out["alone"]
+        for form, made in (("policy", "ShardedTensor"), ("by hand", "DTensor")):
+            got = out[form]
+            assert list(got["before"]) == list(want["model"])
+            for name in ("full", "sharded"):
+                same(got[name][1], want["model"], f"{form} {name}", 2e-5)
+                same(got[f"{name} optimizer"]["state"], want["optimizer"], f"{form} {name}", 2e-5)
+            assert got["sharded"][0]["layers.0.up.weight"] == (made, (21, 10)), "DTensors where a mesh was given"
+            assert len(got["local"][0]["layers.0.up.weight"][1]) == 1, "a piece"
+            assert got["rank 0"] == (len(want["model"]) if rank == 0 else 0)
+            layer = {n.removeprefix("layers.2."): v for n, v in want["model"].items() if n.startswith("layers.2.")}
+            same(got["layer"], layer, form, 2e-5)
+            for name in ("wrapper", "other form", "dcp"):
+                same(got[f"in {name}"], want["went on"], f"{form} in {name}", 2e-6)
+                assert got[f"in {name} commits"] >= 2
+            same(got["loss without"], want["went on"][:1], form, 2e-6)
+            same(got["went on"], want["went on"], form, 2e-6)
+            assert got["commits"] == 5

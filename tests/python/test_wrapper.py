@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster import run_ranks
-from wrapper_scenarios import WrapperCase, compare_all
+from wrapper_scenarios import WrapperCase, compare_all, several_dtypes
 
 
 def _close(got: Any, want: Any, tolerance: float) -> None:
@@ -61,6 +61,8 @@ def test_strategies_and_policies() -> None:
             WrapperCase(strategy="NO_SHARD", policy="lambda"),
             WrapperCase(strategy="NO_SHARD", orig=False, policy="none"),
             WrapperCase(policy="custom"),
+            WrapperCase(policy="mixed", stock=True),
+            WrapperCase(policy="mixed", strategy="SHARD_GRAD_OP", orig=False),
             WrapperCase(policy="size", orig=False),
         ],
         2,
@@ -105,3 +107,15 @@ def test_tied_and_frozen_parameters() -> None:
 
 def test_the_composable_form() -> None:
     check([WrapperCase(extra={"composable": True}), WrapperCase(extra={"composable": True}, stock=True)], 2)
+
+
+@pytest.mark.parametrize("orig", [True, False])
+def test_parameters_of_several_dtypes_in_one_unit(orig: bool) -> None:
+    for facts in run_ranks(several_dtypes, 2, orig):
+        for losses in facts["losses"].values():
+            assert losses == pytest.approx(facts["losses"]["alone"], rel=1e-5)
+        assert len(facts["alike"]) == 6 and all(facts["alike"].values()), facts["alike"]
+        assert len(facts["dtypes"]) == (6 if orig else 4), "one for each dtype and requires_grad"
+        counts = facts["counters"]
+        assert counts["commits"] == 3 and counts["unshards"] == 2 * 3, ("one unit: all of it is there at once", counts)
+        assert counts["bytes_reduced"] == 2 * 3 * (35 * 4 + 40 * 2 + 18 * 2), counts

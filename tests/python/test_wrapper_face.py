@@ -18,6 +18,7 @@ def test_parameters_are_the_users_objects_or_flat_parameters() -> None:
         assert facts["same_objects"] and facts["still_same"]
         assert facts["pieces"] and facts["alone"] and facts["gradients"] and facts["empty"]
         assert facts["every_element_once"]
+        assert all(facts["same_between"]) and facts["root_stays"] and facts["zeroed_between"]
         assert facts["forwards"] and facts["module"] and facts["index"] == 3
         assert facts["wrappers"] == (4, True)
         assert facts["root"] == (True, False)
@@ -71,6 +72,8 @@ def test_refusals_name_what_is_wrong() -> None:
         assert "both ignored_modules and ignored_states" in texts["ignored"]
         assert "all nn.Parameter or all nn.Module" in texts["ignored_kind"]
         assert "shardd serves CPU devices so far" in texts["device"]
+        for name in ("subclass", "subclass2"):
+            assert "NotImplementedError" in texts[name] and "a TwoTensor, a tensor subclass" in texts[name], texts[name]
         assert "modules to not already have FSDP applied" in texts["nested"]
         assert "TypeError: fully_shard: mp_policy and strategy" in texts["pair"]
         assert "TypeError: fully_shard: reshard_after_forward and mixed_precision" in texts["pair2"]

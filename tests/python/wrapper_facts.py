@@ -15,6 +15,7 @@ from torch.distributed._composable import replicate
 from torch.distributed.fsdp import FlatParameter, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp._common_utils import TrainingState
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.testing._internal.two_tensor import TwoTensor
 
 from models import Block, Case, Model, build, loss_of
 from wrapper_scenarios import WrapperCase, wrap_model
@@ -68,6 +69,14 @@ def holds() -> dict[str, Any]:
     empty = [p for p in clean.values() if not p.numel()]
     facts["empty"] = len(empty) > 0 and all(p.grad is None for p in empty)
     facts["still_same"] = all(p is clean[n.replace("_fsdp_wrapped_module.", "")] for n, p in model.named_parameters())
+    grads = [None if p.grad is None else p.grad.clone() for p in clean.values()]
+    loss = loss_of(model, 0, 0, dist.get_rank())
+    # Between forward and backward too, where the root stays unsharded: what the program does to them is not lost.
+    facts["same_between"] = [p is q for p, q in zip(model.parameters(), clean.values(), strict=True)]
+    facts["root_stays"] = model._unit.is_unsharded
+    model.zero_grad()
+    loss.backward()
+    facts["zeroed_between"] = all(g is None or torch.equal(p.grad, g) for p, g in zip(clean.values(), grads))
     facts["internals"] = (
         model._is_root,
         model.layers[0]._is_root,
@@ -253,6 +262,10 @@ def refusals() -> dict[str, str]:
     attempt("ignored", lambda: Wrapper(linear(), ignored_modules=[], ignored_states=[]))
     attempt("ignored_kind", lambda: Wrapper(linear(), ignored_states=[linear(), nn.Parameter(torch.ones(1))]))
     attempt("device", lambda: Wrapper(linear(), device_id=torch.device("cuda", 0)))
+    special = linear()
+    special.weight = nn.Parameter(TwoTensor(torch.ones(4, 4), torch.ones(4, 4)))
+    attempt("subclass", lambda: Wrapper(special))
+    attempt("subclass2", lambda: fully_shard(special))
     attempt("nested", lambda: Wrapper(nn.Sequential(Wrapper(linear())), auto_wrap_policy=ModuleWrapPolicy({nn.Linear})))
     attempt(
         "pair",

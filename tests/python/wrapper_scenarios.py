@@ -47,6 +47,9 @@ def policy_of(case: WrapperCase, model: Model) -> Any:
                 {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP} if m is model.layers[0] else type(m) is Block
             )
         ),
+        "mixed": CustomPolicy(
+            lambda m: {"sharding_strategy": ShardingStrategy.NO_SHARD} if m is model.layers[0] else type(m) is Block
+        ),
         "transformer": functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
         "size": functools.partial(size_based_auto_wrap_policy, min_num_params=300),
         "lambda": functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda m: type(m) is Block),
@@ -218,3 +221,49 @@ def flat_parameters_in_odd_places() -> dict[str, Any]:
     facts["around"] = [p.grad is not None for p in around.parameters()] == [True]
     facts["daemon"] = counters(around)["reductions"] == 1
     return facts
+
+
+class _Dtypes(nn.Module):
+    """Parameters of three dtypes, one of them frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(5, 7)
+        self.low = nn.Linear(7, 5).bfloat16()
+        self.high = nn.Linear(5, 3).half()
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.high(self.low(self.first(x).bfloat16()).half()).float()
+
+
+def several_dtypes(orig: bool) -> dict[str, Any]:
+    """In one unit, which torch refuses: beside the unsharded model, of which all ranks have the same batches."""
+    from shardd.torch import FullyShardedDataParallel, counters
+    from shardd.torch.wrap import always_wrap_policy
+
+    alone = _Dtypes()
+    reference = torch.optim.SGD([p for p in alone.parameters() if p.requires_grad], lr=0.1)
+    units = {name: FullyShardedDataParallel(_Dtypes(), use_orig_params=orig, auto_wrap_policy=policy)
+             for name, policy in (("one", None), ("each", always_wrap_policy))}  # fmt: skip
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in units.values()]
+    losses: dict[str, list[float]] = {"alone": [], **{name: [] for name in units}}
+    for step in range(3):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+        for name, model in {"alone": alone, **units}.items():
+            loss = model(x).square().mean()
+            loss.backward()
+            losses[name].append(loss.item())
+        for optimizer in (reference, *optimizers):
+            optimizer.step()
+            optimizer.zero_grad()
+    want = alone.state_dict()
+    saved = units["one"].state_dict()
+    return {
+        "losses": losses,
+        "alike": {n: saved[n].dtype == v.dtype and torch.allclose(saved[n], v, rtol=1e-6 if v.dtype == torch.float32 else 1e-2)
+                  for n, v in want.items()},
+        "dtypes": [str(p.dtype) for p in units["one"].parameters()],
+        "counters": counters(units["one"]),
+    }  # fmt: skip

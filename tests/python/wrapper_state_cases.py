@@ -287,3 +287,65 @@ def dcp_load(folder: str, kind: str) -> dict[str, Any]:
         if impl == "shardd":
             out[f"{name} counters"] = counts(impl, model)
     return out
+
+
+def composed(by_hand: bool) -> Any:
+    """``fully_shard`` in layout flat: with a policy and the older keywords, or module by module with a list and a mesh."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    from shardd.torch import ShardingStrategy, fully_shard
+
+    model: Any = build(Case())
+    model.layers[1] = checkpoint_wrapper(model.layers[1])
+    if not by_hand:
+        return fully_shard(model, policy={Block}, strategy=ShardingStrategy.FULL_SHARD)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in (*model.layers, [model.norm, model.head], model):
+        fully_shard(part, layout="flat", mesh=mesh)
+    return model
+
+
+def composable(folder: str, kind: str) -> dict[str, Any]:
+    """State dicts of the form without a wrapper, into its other form, the wrapper and back, in every way."""
+    wrapper = face("shardd")
+    out: dict[str, Any] = {"alone": alone(kind)}
+    for by_hand in (False, True):
+        model = composed(by_hand)
+        optimizer = optimizer_of("shardd", kind, model.parameters())
+        got: dict[str, Any] = {"before": whole(model.state_dict())}
+        train(model, optimizer, range(3))
+        for name, state_type in (("full", FULL), ("sharded", SHARDED), ("local", LOCAL)):
+            with quiet(), wrapper.state_dict_type(model, state_type):
+                state = model.state_dict()
+                got[name] = (kinds_of(state), None if name == "local" else whole(state))
+                if name != "local":
+                    got[f"{name} optimizer"] = whole(wrapper.optim_state_dict(model, optimizer))
+        with wrapper.state_dict_type(model, FULL, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)):
+            got["rank 0"] = len(model.state_dict())
+        got["layer"] = whole(model.layers[2].state_dict())
+        with quiet():
+            dcp.save(
+                dict(zip(("model", "optimizer"), get_state_dict(model, optimizer))), checkpoint_id=f"{folder}/{by_hand}"
+            )
+        # DTensors: of a ShardedTensor that a rank has no row of torch's reader loses the name, with torch's class too.
+        others = {"wrapper": wrapped("shardd"), "other form": composed(not by_hand), "dcp": composed(True)}
+        for name, other in others.items():
+            into = optimizer_of("shardd", kind, other.parameters())
+            with quiet():
+                if name == "dcp":
+                    state = dict(zip(("model", "optimizer"), get_state_dict(other, into)))
+                    dcp.load(state, checkpoint_id=f"{folder}/{by_hand}")
+                    set_state_dict(other, into, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+                else:
+                    other.load_state_dict(copy.deepcopy(got["full"][1]))
+                    saved = copy.deepcopy(got["sharded optimizer"])
+                    into.load_state_dict(wrapper.optim_state_dict_to_load(other, into, saved))
+            got[f"in {name}"] = train(other, into, range(3, 5))
+            got[f"in {name} commits"] = counts("shardd", other)["commits"]
+        plain = build(Case())
+        plain.load_state_dict(got["full"][1])
+        got["loss without"] = train(plain, torch.optim.SGD(plain.parameters()), range(3, 4))
+        got["went on"] = train(model, optimizer, range(3, 5))
+        got["commits"] = counts("shardd", model)["commits"]
+        out["by hand" if by_hand else "policy"] = got
+    return out

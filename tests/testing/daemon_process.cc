@@ -30,8 +30,9 @@ std::vector<std::string> Command(const DaemonProcess& daemon, const std::string&
 }  // namespace
 
 DaemonProcess::DaemonProcess(const std::string& folder, const std::string& devices,
-                             const std::vector<std::string>& flags)
-    : folder_(folder), process_(Spawn(Command(*this, devices, flags), {.log = log(), .own_group = true})) {
+                             const std::vector<std::string>& flags, const std::vector<std::string>& environment)
+    : folder_(folder),
+      process_(Spawn(Command(*this, devices, flags), {.environment = environment, .log = log(), .own_group = true})) {
   PollUntil([this] { return (listened_ = Accepts(socket_path())) || process_.Ended(); });
 }
 

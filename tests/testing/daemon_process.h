@@ -12,8 +12,9 @@ namespace shardd::testing {
 class DaemonProcess {
  public:
   // Waits until it accepts connections, has ended, or kLimit has passed. `folder` is on tmpfs and outlives this.
-  // `flags` come last.
-  DaemonProcess(const std::string& folder, const std::string& devices, const std::vector<std::string>& flags = {});
+  // `flags` come last; `environment` is "NAME=value", in place of this process's where both have one.
+  DaemonProcess(const std::string& folder, const std::string& devices, const std::vector<std::string>& flags = {},
+                const std::vector<std::string>& environment = {});
   // When the constructor returned; else log() says why not.
   bool listened() const { return listened_; }
   std::string address() const { return "unix:" + socket_path(); }

@@ -1,6 +1,7 @@
 #include "client/python/extension/engine.h"
 
 #include <torch/csrc/autograd/engine.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -279,6 +280,18 @@ void Engine::Detach(bool finished) {
   const NoGil no_gil;
   if (finished) {
     Check(job->Finish());
+  }
+}
+
+void Engine::FinishApart() {
+  const std::unique_ptr<Job> job = std::move(job_);
+  if (job != nullptr) {
+    const py::gil_scoped_release no_gil;
+    const Undisturbed undisturbed;
+    (void)job->Finish();  // it was over already, or nobody came
+    while (Py_IsInitialized() == 0) {
+      pause();  // the process ends, and there is no interpreter to go back to
+    }
   }
 }
 

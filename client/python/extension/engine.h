@@ -104,6 +104,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void Release();
   // Nothing of the job can be used afterwards; sharded parameters keep their values here.
   void Detach(bool finished);
+  // As Detach, after Release, on a thread that is there for it: its waits for other ranks go on whatever this process
+  // does meanwhile.
+  void FinishApart();
   std::string Describe();
   std::string trainer_state();
   shardd_job_info info();

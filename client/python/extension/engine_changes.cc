@@ -23,7 +23,7 @@ bool Unit::HasChanges() const {
              return current != shard.sharded().ptr() && IsParameter(current);
            });
   };
-  return !unsharded_ && std::any_of(uses().begin(), uses().end(), replaced);
+  return (!unsharded_ || shards_shown_) && std::any_of(uses().begin(), uses().end(), replaced);
 }
 
 void Unit::FindChanges(std::vector<Change>* changes) const {
@@ -34,7 +34,8 @@ void Unit::FindChanges(std::vector<Change>* changes) const {
     const std::shared_ptr<HeldShard>& shard = use.param->shared_shard();
     for (const Place& place : use.places) {
       PyObject* current = place.current();
-      if (unsharded_ || !shard->is_plain() || current == shard->sharded().ptr() || !IsParameter(current)) {
+      if ((unsharded_ && !shards_shown_) || !shard->is_plain() || current == shard->sharded().ptr() ||
+          !IsParameter(current)) {
         continue;
       }
       const auto known = change_of(shard);

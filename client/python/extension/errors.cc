@@ -23,6 +23,8 @@ struct Raised {
 };
 thread_local Raised raised_in_wait;
 
+thread_local bool undisturbed = false;
+
 std::atomic<int> waits_under_way{0};
 std::atomic<bool> waits_end{false};
 constexpr auto kEndOfWaits = std::chrono::seconds(1);
@@ -34,6 +36,9 @@ void SetErrorFactory(py::object make) { error_factory = new py::object(std::move
 
 Waiting::Waiting() { waits_under_way.fetch_add(1); }
 Waiting::~Waiting() { waits_under_way.fetch_sub(1); }
+
+Undisturbed::Undisturbed() { undisturbed = true; }
+Undisturbed::~Undisturbed() { undisturbed = false; }
 
 bool EndWaits() {
   const py::gil_scoped_release no_gil;
@@ -47,6 +52,9 @@ bool EndWaits() {
 }
 
 int PendingSignal(void*) {
+  if (undisturbed) {
+    return 0;
+  }
   if (waits_end) {
     return 1;
   }

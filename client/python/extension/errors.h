@@ -36,7 +36,16 @@ class Waiting {
   Waiting& operator=(const Waiting&) = delete;
 };
 
-// The same without the GIL. REQUIRES: the GIL is held.
+// While it lives, waits of this thread ask for no signals and go on through EndWaits; they must not need the GIL.
+class Undisturbed {
+ public:
+  Undisturbed();
+  ~Undisturbed();
+  Undisturbed(const Undisturbed&) = delete;
+  Undisturbed& operator=(const Undisturbed&) = delete;
+};
+
+// The same as Waiting, without the GIL. REQUIRES: the GIL is held.
 class NoGil {
  public:
   NoGil() = default;

@@ -234,6 +234,17 @@ bool CopyStored(Engine& engine, int param, int64_t first, at::Tensor out) {
   return true;
 }
 
+// fp32 state of the whole parameter where it lies, one-dimensional: valid while attached, and not to be written. None:
+// the job has no such state, or this process has stored values over it.
+py::object StoredState(Engine& engine, int param, int state) {
+  const shardd_param_info info = engine.job().parameter_info(param);
+  void* data = shardd_optimizer_state_data(engine.job().c_job(), param, state);
+  if (data == nullptr || shardd_optimizer_state_is_stored(engine.job().c_job()) == 0) {
+    return py::none();
+  }
+  return py::cast(at::from_blob(data, {info.numel}, at::TensorOptions().dtype(at::kFloat)));
+}
+
 py::dict ParamDict(Engine& engine, int param) {
   const shardd_param_info info = engine.job().parameter_info(param);
   py::dict out;
@@ -301,6 +312,7 @@ PYBIND11_MODULE(_C, m) {
       .def("leave_full_params", &Engine::LeaveFullParams)
       .def("copy_full_parameter", &Engine::CopyFullParameter)
       .def("copy_stored", &CopyStored)
+      .def("stored_state", &StoredState)
       .def("copy_full_gradient", &Engine::CopyFullGradient)
       .def("write_gradient", &Engine::WriteGradient)
       .def("settle_gradients", &Engine::SettleGradients)
@@ -330,6 +342,7 @@ PYBIND11_MODULE(_C, m) {
       .def("lose_memory", &Engine::LoseMemory)
       .def("release", &Engine::Release)
       .def("detach", &Engine::Detach)
+      .def("finish_apart", &Engine::FinishApart)
       .def("describe", &Engine::Describe)
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.trainer_state()); })
       .def("client_counters",
@@ -360,6 +373,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("unshard_in_backward", &Unit::unshard_in_backward)
       .def_readwrite("reduce_scatter_unused_params", &Unit::reduce_scatter_unused_params)
       .def_readwrite("_reshard_after_forward", &Unit::reshard_after_forward)
+      .def_readwrite("_shows_shards", &Unit::shows_shards)
       .def_readwrite("_gradient_scale", &Unit::gradient_scale)
       .def("_set_casts",
            [](Unit& unit, py::object param_dtype, py::object output_dtype) {

@@ -136,6 +136,33 @@ void Unit::CheckKept() {
   }
 }
 
+void Unit::CheckUnchanged() const {
+  if (!HasChanges()) {
+    return;
+  }
+  std::vector<Change> changes;
+  FindChanges(&changes);
+  const auto found = std::find_if(params_.begin(), params_.end(), [&](const auto& param) {
+    return !changes.empty() && param->shared_shard() == changes.front().shard;
+  });
+  RaiseChanged(found == params_.end() ? *uses().front().param : **found);
+}
+
+void Unit::ShowShards() {
+  if (shows_shards && unsharded_ && !shards_shown_) {
+    RegisterParams(/*unsharded=*/false);
+    shards_shown_ = true;
+  }
+}
+
+void Unit::HideShards() {
+  if (shards_shown_) {
+    CheckUnchanged();
+    shards_shown_ = false;
+    RegisterParams(/*unsharded=*/true);
+  }
+}
+
 void Unit::Unbind() {
   if (engine_ == nullptr) {
     return;
@@ -144,8 +171,11 @@ void Unit::Unbind() {
     unsharded_ = false;
     for (const Use& use : uses()) {
       use.param->ClearUnsharded();
-      use.param->Register(use.places, /*unsharded=*/false);
+      if (!shards_shown_) {
+        use.param->Register(use.places, /*unsharded=*/false);
+      }
     }
+    shards_shown_ = false;
   }
   for (const auto& shard : shards_) {
     shard->CopyShardOut();
@@ -261,6 +291,7 @@ py::object Unit::PostForward(py::handle output) {
   }
   if (!InBackward()) {
     Reshard();
+    ShowShards();
   }
   group_training_ = Training::kIdle;
   const bool has_backward = c10::GradMode::is_enabled() && RegisterPreBackward(output);
@@ -279,6 +310,7 @@ void Unit::Unshard() {
     engine_->EnterPassByHand(/*backward=*/false);
   }
   if (unsharded_) {
+    HideShards();
     return;
   }
   if (!unshard_in_backward && group_training_ == Training::kPreBackward) {
@@ -287,14 +319,7 @@ void Unit::Unshard() {
   engine_->CheckOutsideFullParams("unshard");
   Job& job = engine_->job();
   engine_->EnterPassByHand(backward);
-  if (HasChanges()) {
-    std::vector<Change> changes;
-    FindChanges(&changes);
-    const auto found = std::find_if(params_.begin(), params_.end(), [&](const auto& param) {
-      return !changes.empty() && param->shared_shard() == changes.front().shard;
-    });
-    RaiseChanged(found == params_.end() ? *uses().front().param : **found);
-  }
+  CheckUnchanged();
   for (Group& group : groups_) {
     Check(job.group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
     ++group.holds;
@@ -339,7 +364,9 @@ void Unit::ToSharded() {
       use.param->ClearUnsharded();
       written = use.param->TakeWritten() ? use.param.get() : written;
     }
-    RegisterParams(/*unsharded=*/false);
+    if (!std::exchange(shards_shown_, false)) {
+      RegisterParams(/*unsharded=*/false);
+    }
   }
   for (Group& group : groups_) {
     group.stays = false;
@@ -363,7 +390,7 @@ void Unit::PreBackward() {
   if (group_training_ == Training::kPreBackward) {
     return;
   }
-  if (unsharded_) {
+  if (unsharded_ && !shards_shown_) {
     CheckKept();
   }
   group_training_ = Training::kPreBackward;
@@ -668,7 +695,9 @@ void Unit::ForgetMemory() {
     for (const Use& use : uses()) {
       use.param->ClearUnsharded();
     }
-    RegisterParams(/*unsharded=*/false);
+    if (!std::exchange(shards_shown_, false)) {
+      RegisterParams(/*unsharded=*/false);
+    }
   }
   for (const auto& param : params_) {
     param->Forget();

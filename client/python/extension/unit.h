@@ -46,6 +46,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool unshard_in_backward = true;
   bool reduce_scatter_unused_params = false;
   bool reshard_after_forward = true;
+  // After its forward modules have the sharded parameters again, which the program knows, also where it stays
+  // unsharded.
+  bool shows_shards = false;
   double gradient_scale = 1;  // of gradients as they are written, beside the job's own factor
   bool cast_inputs = false;
   at::ScalarType param_dtype = at::kFloat;
@@ -151,8 +154,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void PrepareSlot(Group& group);
   const std::vector<Use>& uses() const { return full_precision_ ? stored_uses_ : uses_; }
   void RegisterParams(bool unsharded);
+  // After forward, and before what computes with it again.
+  void ShowShards();
+  void HideShards();
   // AssertionError where the program has changed what modules compute with since forward.
   void CheckKept();
+  // The same for sharded parameters.
+  void CheckUnchanged() const;
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
   void CompleteFlatGradients();
   void Submit(Group& group);
@@ -169,7 +177,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Use> stored_uses_;                    // the same as stored; empty: never in full precision
   bool full_precision_ = false;                     // what the modules are shown
   bool unsharded_ = false;
-  bool ran_forward_ = false;  // since the last backward was closed
+  bool shards_shown_ = false;  // it is unsharded, and modules have the sharded parameters
+  bool ran_forward_ = false;   // since the last backward was closed
   Training state_training_ = Training::kIdle;
   Training group_training_ = Training::kIdle;
 };

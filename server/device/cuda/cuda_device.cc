@@ -18,11 +18,16 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const CudaDriver&
                                                                absl::Span<const unsigned char> kernels,
                                                                const CudaDeviceOptions& options) {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaEngine> engine, CudaEngine::Create(driver, ordinal, kernels));
-  return absl::WrapUnique(new CudaDevice(std::move(engine), options));
+  cu::Ordinal device = 0;
+  SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGet(&device, ordinal), "cuDeviceGet", absl::StrCat(ordinal)));
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Create(driver, device));
+  return absl::WrapUnique(new CudaDevice(std::move(engine), std::move(memory), options));
 }
 
-CudaDevice::CudaDevice(std::unique_ptr<CudaEngine> engine, const CudaDeviceOptions& options)
+CudaDevice::CudaDevice(std::unique_ptr<CudaEngine> engine, std::unique_ptr<CudaMemory> memory,
+                       const CudaDeviceOptions& options)
     : engine_(std::move(engine)),
+      memory_(std::move(memory)),
       max_calls_(std::max(options.max_queued_calls, 32)),
       mark_calls_(max_calls_ / 4),
       check_interval_(options.check_interval) {

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/device/cuda/cuda_memory.h"
 #include "server/device/cuda/engine.h"
 #include "server/device/device.h"
 
@@ -56,6 +57,7 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   const std::string& name() const override { return engine_->name(); }
+  DeviceMemory* memory() const override { return memory_.get(); }
   const std::string& description() const { return engine_->description(); }
   void Submit(StreamId stream, DeviceWork work) override;
   std::vector<StreamStatus> Status() const override;
@@ -92,7 +94,7 @@ class CudaDevice final : public Device {
     int64_t last_end_ns = 0;
   };
 
-  CudaDevice(std::unique_ptr<CudaEngine> engine, const CudaDeviceOptions& options);
+  CudaDevice(std::unique_ptr<CudaEngine> engine, std::unique_ptr<CudaMemory> memory, const CudaDeviceOptions& options);
 
   static void NameThread(const std::string& thread_name);
 
@@ -129,6 +131,7 @@ class CudaDevice final : public Device {
 
   // Constant after construction.
   std::unique_ptr<CudaEngine> engine_;  // called by the issuer alone, but for name() and description()
+  const std::unique_ptr<CudaMemory> memory_;
   const int max_calls_;
   const int mark_calls_;  // credit comes back in such steps within a work
   const absl::Duration check_interval_;

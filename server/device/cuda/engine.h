@@ -8,10 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/device/cuda/driver.h"
+#include "common/cuda/driver.h"
+#include "common/cuda/slab.h"
 #include "server/device/cuda/kernels.h"
 #include "server/device/cuda/norm_slots.h"
-#include "server/device/cuda/slab.h"
 #include "server/device/device.h"
 
 namespace shardd {

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "server/device/cuda/driver.h"
+#include "common/cuda/driver.h"
 #include "server/device/device.h"
 
 namespace shardd {

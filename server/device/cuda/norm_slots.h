@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/cuda/driver.h"
 #include "common/tensor/norm.h"
-#include "server/device/cuda/driver.h"
 
 namespace shardd {
 

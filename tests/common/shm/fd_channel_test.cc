@@ -58,7 +58,7 @@ TEST_F(FdChannelTest, SessionsMemoryTravelsToAnotherProcessAndBothSidesUseIt) {
     const auto page_fd = (*page)->ReadOnlyFd();
     ASSERT_TRUE(page_fd.ok());
     ASSERT_TRUE(SendFdReply(socket.get(), absl::OkStatus(),
-                            {(*memory)->fd(), page_fd->get(), doorbell.get(), (*memory)->fd(), -1, -1, -1, -1})
+                            {(*memory)->fd(), page_fd->get(), doorbell.get(), (*memory)->fd(), -1, -1, -1, -1, -1})
                     .ok());
   }
   ASSERT_TRUE(testing::Readable(doorbell.get()));

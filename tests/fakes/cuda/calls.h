@@ -48,7 +48,9 @@ struct Driver {
   static std::shared_ptr<Event> Find(const Call& call, cu::Event event);
   static bool IsWord(const Call& call, cu::DevicePtr address, bool write);
 
-#define SHARDD_FAKE_DECLARE(name, parameters) static cu::Result name parameters;
+// Under the driver's own symbols, which libcuda/ exports: there is no second set of functions beside these.
+#define SHARDD_FAKE_DECLARE(name, parameters) \
+  __attribute__((visibility("default"))) static cu::Result name parameters asm("cu" #name);
   SHARDD_CU_FUNCTIONS(SHARDD_FAKE_DECLARE)
 #undef SHARDD_FAKE_DECLARE
 };

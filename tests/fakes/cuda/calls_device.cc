@@ -1,11 +1,14 @@
 // Errors, devices and contexts.
 
+#include <atomic>
 #include <cstring>
 
 #include "tests/fakes/cuda/calls.h"
 
 namespace shardd::fake_cuda {
 namespace {
+
+std::atomic<cu::Result (*)()> g_make_machine{nullptr};
 
 struct ErrorText {
   cu::Result result;
@@ -58,7 +61,12 @@ cu::Result Driver::GetErrorString(cu::Result error, const char** text) {
   *text = nullptr;
   return cu::kInvalidValue;
 }
+void MakeMachineAtInit(cu::Result (*make)()) { g_make_machine = make; }
+
 cu::Result Driver::Init(unsigned flags) {
+  if (const auto make = g_make_machine.load(); make != nullptr && Machine::Get() == nullptr && !Machine::Inherited()) {
+    if (const cu::Result made = make(); made != cu::kSuccess) return made;
+  }
   const Call call = Enter("cuInit");
   if (call.machine == nullptr || (!call && call.result != cu::kNotInitialized)) return call.result;
   if (flags != 0) return cu::kInvalidValue;

@@ -55,9 +55,9 @@ cu::Result Driver::MemImportFromShareableHandle(cu::MemHandle* handle, void* os_
   if (!call) return call.result;
   return call.machine->memory_.Import(static_cast<int>(reinterpret_cast<intptr_t>(os_handle)), handle_type, handle);
 }
-cu::Result Driver::MemHostRegister(void* p, size_t size_bytes, unsigned) {
+cu::Result Driver::MemHostRegister(void* p, size_t size_bytes, unsigned flags) {
   const Call call = EnterContext("cuMemHostRegister");
-  return call ? call.machine->memory_.HostRegister(p, size_bytes) : call.result;
+  return call ? call.machine->memory_.HostRegister(p, size_bytes, flags) : call.result;
 }
 cu::Result Driver::MemHostUnregister(void* p) {
   const Call call = EnterContext("cuMemHostUnregister");

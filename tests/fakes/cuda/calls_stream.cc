@@ -59,8 +59,14 @@ cu::Result Driver::StreamWriteValue64(cu::Stream stream, cu::DevicePtr address, 
   const Call call = EnterStream("cuStreamWriteValue64", stream);
   if (!call) return call.result;
   if (!IsWord(call, address, true) || flags != cu::kWriteValueDefault) return cu::kInvalidValue;
-  return Enqueue(call, [address, value](Stream&) {
-    __atomic_store_n(static_cast<uint64_t*>(MutablePointer(address)), value, __ATOMIC_SEQ_CST);
+  return Enqueue(call, [late = call.machine->late_writes_.get(), address, value](Stream& on) {
+    auto* const word = static_cast<uint64_t*>(MutablePointer(address));
+    if (late == nullptr) {
+      __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+      return cu::kSuccess;
+    }
+    const uint64_t number = late->Hand(word, value);
+    PollUntil(on, [&] { return late->Landed(number); });
     return cu::kSuccess;
   });
 }

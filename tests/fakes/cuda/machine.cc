@@ -20,10 +20,15 @@ Machine::Machine(const MachineOptions& options)
       pid_(getpid()),
       number_(++g_machines),
       memory_({options.gpus, options.bytes_per_gpu, options.posix_fd, options.rdma}),
+      late_writes_(options.late_writes.any() ? LateWrites::Start(options.late_writes) : nullptr),
       gpus_(static_cast<size_t>(options.gpus)) {
   // A child of fork has its parent's pointer, and may have a machine of its own instead.
   if (g_machine.load() != nullptr && g_machine_pid.load() == pid_) {
     std::fprintf(stderr, "fake CUDA machine: there is one already in this process\n");
+    std::abort();
+  }
+  if (options.late_writes.any() && late_writes_ == nullptr) {
+    std::fprintf(stderr, "fake CUDA machine: no process for late writes\n");
     std::abort();
   }
   g_machine = this;
@@ -41,7 +46,12 @@ Machine::~Machine() {
   }
   for (auto& [handle, stream] : streams) stream->Stop();
   for (auto& stream : destroyed) stream->Stop();
+  // Their threads, before what they use.
+  streams.clear();
+  destroyed.clear();
 }
+
+bool Machine::Inherited() { return g_machine_pid.load() != 0 && g_machine_pid.load() != getpid(); }
 
 Machine* Machine::Get() { return g_machine_pid.load() == getpid() ? g_machine.load() : nullptr; }
 

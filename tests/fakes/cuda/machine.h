@@ -20,7 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "server/device/cuda/driver_api.h"
+#include "common/cuda/driver_api.h"
+#include "tests/fakes/cuda/late_writes.h"
 #include "tests/fakes/cuda/memory.h"
 #include "tests/fakes/cuda/stream.h"
 
@@ -30,11 +31,16 @@ namespace shardd::fake_cuda {
 // fork, as the driver's.
 cu::DriverTable Table();
 
+// From now on cuInit of a process that has no Machine calls `make`, which makes one for the life of the process, or
+// says why not. Not in a child of a process that has called cuInit: that child has no driver.
+void MakeMachineAtInit(cu::Result (*make)());
+
 struct MachineOptions {
   int gpus = 1;
   size_t bytes_per_gpu = size_t{64} << 30;
   uint64_t delay_seed = 0;  // not 0: every operation of a stream starts up to 200 us late, by this seed and the stream
-  size_t queue_limit = 1024;  // operations that a stream holds; the call that finds it full blocks
+  size_t queue_limit = 1024;        // operations that a stream holds; the call that finds it full blocks
+  LateWrites::Options late_writes;  // values that streams write, which land also when the process is killed
   bool posix_fd = true;
   bool rdma = true;
   bool memops = true;
@@ -65,6 +71,8 @@ class Machine {
   ~Machine();
   // The one of this process, or nullptr.
   static Machine* Get();
+  // Whether a process that this one was forked from has, or had, one when it forked.
+  static bool Inherited();
 
   // A kernel of every library: its only parameter is a struct of so many bytes, passed by value.
   void AddKernel(const std::string& name, size_t args_bytes, KernelFunction function);
@@ -108,6 +116,7 @@ class Machine {
   const int pid_;
   const uint64_t number_;  // of machines that this process had: contexts that a thread has of another are not current
   Memory memory_;
+  const std::unique_ptr<LateWrites> late_writes_;  // nullptr: at once
   mutable std::mutex mutex_;
   bool initialised_ = false;
   std::map<std::string, int64_t> calls_;

@@ -1,11 +1,14 @@
 #include "tests/fakes/cuda/memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 namespace shardd::fake_cuda {
 namespace {
@@ -21,6 +24,18 @@ bool Fence(cu::DevicePtr address, size_t size_bytes) {
          MAP_FAILED;
 }
 
+// Whether all of the mappings of [begin, end) may be written, as the kernel lists them.
+bool HostMayWrite(uintptr_t begin, uintptr_t end) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long first = 0, last = 0;
+    char may_read = 0, may_write = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx %c%c", &first, &last, &may_read, &may_write) != 4) continue;
+    if (first < end && last > begin && may_write != 'w') return false;
+  }
+  return true;
+}
+
 // The entry of `ranges` that holds `address`, or end.
 template <typename Map, typename SizeOf>
 auto Holding(const Map& ranges, uintptr_t address, SizeOf size_of) {
@@ -30,7 +45,7 @@ auto Holding(const Map& ranges, uintptr_t address, SizeOf size_of) {
   return address - it->first < size_of(it->second) ? it : ranges.end();
 }
 constexpr auto kSizeItself = [](size_t size_bytes) { return size_bytes; };
-constexpr auto kSizeOfMapping = [](const auto& mapping) { return mapping.size_bytes; };
+constexpr auto kSizeOfRange = [](const auto& range) { return range.size_bytes; };
 
 }  // namespace
 
@@ -69,8 +84,13 @@ cu::Result Memory::Create(size_t size_bytes, const cu::MemAllocationProp* prop, 
   if (size_bytes > options_.bytes_per_gpu - used_[static_cast<size_t>(gpu)]) return cu::kOutOfMemory;
   char name[32];
   std::snprintf(name, sizeof(name), kMemfdFormat, gpu);
-  const int fd = memfd_create(name, MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(size_bytes)) != 0) return cu::kOutOfMemory;
+  const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  // Sealed, because who has the descriptor of a GPU's memory cannot change its size either.
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(size_bytes)) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    if (fd >= 0) close(fd);
+    return cu::kOutOfMemory;
+  }
   used_[static_cast<size_t>(gpu)] += size_bytes;
   *handle = next_handle_++;
   handles_[*handle] = std::make_shared<Physical>(this, gpu, fd, size_bytes, true);
@@ -148,7 +168,7 @@ cu::Result Memory::Map(cu::DevicePtr address, size_t size_bytes, size_t offset, 
     return cu::kInvalidValue;
   }
   const auto next = mappings_.lower_bound(address);
-  const bool overlaps = Holding(mappings_, address, kSizeOfMapping) != mappings_.end() ||
+  const bool overlaps = Holding(mappings_, address, kSizeOfRange) != mappings_.end() ||
                         (next != mappings_.end() && next->first < address + size_bytes);
   if (overlaps) return cu::kInvalidValue;
   mappings_[address] = {size_bytes, offset, physical->second, {}};
@@ -183,12 +203,12 @@ cu::Result Memory::SetAccess(cu::DevicePtr address, size_t size_bytes, const cu:
   return mapped == MAP_FAILED ? cu::kUnknown : cu::kSuccess;
 }
 
-cu::Result Memory::HostRegister(void* p, size_t size_bytes) {
+cu::Result Memory::HostRegister(void* p, size_t size_bytes, unsigned flags) {
   const auto address = reinterpret_cast<uintptr_t>(p);
   if (p == nullptr || size_bytes == 0) return cu::kInvalidValue;
   std::lock_guard lock(mutex_);
   const auto next = registered_.lower_bound(address);
-  if (Holding(registered_, address, kSizeItself) != registered_.end() ||
+  if (Holding(registered_, address, kSizeOfRange) != registered_.end() ||
       (next != registered_.end() && next->first < address + size_bytes)) {
     return cu::kHostMemoryAlreadyRegistered;
   }
@@ -198,7 +218,10 @@ cu::Result Memory::HostRegister(void* p, size_t size_bytes) {
   if (mincore(reinterpret_cast<void*>(first), address + size_bytes - first, resident.data()) != 0) {
     return cu::kInvalidValue;
   }
-  registered_[address] = size_bytes;
+  // What the host may not write is registered as read-only or not at all.
+  const bool read_only = (flags & kHostRegisterReadOnly) != 0;
+  if (!read_only && !HostMayWrite(first, address + size_bytes)) return cu::kInvalidValue;
+  registered_[address] = {size_bytes, !read_only};
   return cu::kSuccess;
 }
 
@@ -210,7 +233,7 @@ cu::Result Memory::HostUnregister(void* p) {
 cu::Result Memory::HostDevicePointer(void* p, cu::DevicePtr* address) const {
   std::lock_guard lock(mutex_);
   const auto host = reinterpret_cast<uintptr_t>(p);
-  if (Holding(registered_, host, kSizeItself) == registered_.end()) return cu::kInvalidValue;
+  if (Holding(registered_, host, kSizeOfRange) == registered_.end()) return cu::kInvalidValue;
   *address = host;
   return cu::kSuccess;
 }
@@ -220,11 +243,12 @@ bool Memory::Reaches(int gpu, const void* p, size_t size_bytes, bool write) cons
   auto at = reinterpret_cast<uintptr_t>(p);
   const uintptr_t end = at + size_bytes;
   while (at < end) {
-    if (const auto host = Holding(registered_, at, kSizeItself); host != registered_.end()) {
-      at = host->first + host->second;
+    if (const auto host = Holding(registered_, at, kSizeOfRange); host != registered_.end()) {
+      if (write && !host->second.writable) return false;
+      at = host->first + host->second.size_bytes;
       continue;
     }
-    const auto mapping = Holding(mappings_, at, kSizeOfMapping);
+    const auto mapping = Holding(mappings_, at, kSizeOfRange);
     if (mapping == mappings_.end()) return false;
     const auto access = mapping->second.access.find(gpu);
     if (access == mapping->second.access.end() || (write && access->second != cu::kAccessReadWrite)) return false;
@@ -240,7 +264,7 @@ bool Memory::Knows(const void* p, size_t size_bytes) const {
     const auto next = ranges.lower_bound(at);
     return Holding(ranges, at, size_of) != ranges.end() || (next != ranges.end() && next->first < at + size_bytes);
   };
-  return touches(registered_, kSizeItself) || touches(reservations_, kSizeItself);
+  return touches(registered_, kSizeOfRange) || touches(reservations_, kSizeItself);
 }
 
 Memory::Live Memory::live() const {

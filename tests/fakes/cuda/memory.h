@@ -8,12 +8,13 @@
 #include <mutex>
 #include <vector>
 
-#include "server/device/cuda/driver_api.h"
+#include "common/cuda/driver_api.h"
 
 namespace shardd::fake_cuda {
 
 inline constexpr size_t kMinimumGranularity = size_t{64} << 10;
 inline constexpr size_t kRecommendedGranularity = size_t{2} << 20;
+inline constexpr unsigned kHostRegisterReadOnly = 8;  // CU_MEMHOSTREGISTER_READ_ONLY
 
 // What GPUs can reach: virtual memory over memfds, and registered host memory. A device address is the host's address
 // of the same bytes, so tests can look. Results are those of the driver's functions of the same names. Thread-safe.
@@ -38,7 +39,7 @@ class Memory {
   cu::Result Map(cu::DevicePtr address, size_t size_bytes, size_t offset, cu::MemHandle handle);
   cu::Result Unmap(cu::DevicePtr address, size_t size_bytes);
   cu::Result SetAccess(cu::DevicePtr address, size_t size_bytes, const cu::MemAccessDesc* descs, size_t count);
-  cu::Result HostRegister(void* p, size_t size_bytes);
+  cu::Result HostRegister(void* p, size_t size_bytes, unsigned flags);
   cu::Result HostUnregister(void* p);
   cu::Result HostDevicePointer(void* p, cu::DevicePtr* address) const;
 
@@ -73,6 +74,12 @@ class Memory {
     std::map<int, int> access;  // of each GPU
   };
 
+  // Of the host, pinned for all GPUs.
+  struct Registered {
+    size_t size_bytes;
+    bool writable;
+  };
+
   bool PropIsValid(const cu::MemAllocationProp* prop) const;
 
   const Options options_;
@@ -82,7 +89,7 @@ class Memory {
   std::map<cu::MemHandle, std::shared_ptr<Physical>> handles_;
   std::map<cu::DevicePtr, size_t> reservations_;
   std::map<cu::DevicePtr, Mapping> mappings_;
-  std::map<uintptr_t, size_t> registered_;
+  std::map<uintptr_t, Registered> registered_;
 };
 
 }  // namespace shardd::fake_cuda

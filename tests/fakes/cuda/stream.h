@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "server/device/cuda/driver_api.h"
+#include "common/cuda/driver_api.h"
 
 namespace shardd::fake_cuda {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <optional>
 
-#include "server/device/cuda/slab.h"
+#include "common/cuda/slab.h"
 #include "tests/fakes/cuda/machine.h"
 #include "tests/testing/process.h"
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "server/device/cuda/driver_api.h"
+#include "common/cuda/driver_api.h"
 
 #if __has_include(<cuda.h>)
 #include <cuda.h>

@@ -169,6 +169,17 @@ TEST_F(FakeCudaTest, WhatTheDriverRefusesIsRefused) {
   EXPECT_EQ(driver_->LibraryGetKernel(&kernel, library, "shardd_no_such"), cu::kNotFound);
 }
 
+TEST_F(FakeCudaTest, MemoryThatTheHostReadsOnlyIsRegisteredAsThat) {
+  void* const page = mmap(nullptr, 4096, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  EXPECT_EQ(driver_->MemHostRegister(page, 4096, cu::kHostRegisterPortable), cu::kInvalidValue);
+  ASSERT_EQ(driver_->MemHostRegister(page, 4096, fake_cuda::kHostRegisterReadOnly), cu::kSuccess);
+  const cu::Stream stream = Stream();
+  EXPECT_EQ(driver_->StreamWriteValue64(stream, Address(page), 1, 0), cu::kInvalidValue);
+  EXPECT_EQ(driver_->StreamWaitValue64(stream, Address(page), 0, 0), cu::kSuccess);
+  EXPECT_TRUE(Drains(stream));
+  EXPECT_EQ(driver_->MemHostUnregister(page), cu::kSuccess);
+}
+
 TEST_F(FakeCudaTest, AThreadNeedsTheContextOfTheStream) {
   uint64_t* const word = Word(0);
   const cu::Stream stream = Stream();

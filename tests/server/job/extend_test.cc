@@ -1,6 +1,7 @@
 // Ranks ask together that more be trained: who is answered what, and what another job takes over.
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 
 #include "tests/common/plan/random_spec.h"
@@ -190,7 +191,10 @@ TEST(CopyExtended, EveryElementIsWhereItsParameterIsAndNewStateIsZero) {
         for (int64_t i = 0; i < size; ++i) data[i] = PatternOf(static_cast<int>(p), what, i);
       });
     }
-    CopyExtended(*from, source.pointers(), *to, target.pointers());
+    CopyExtended(*from, source.pointers(), *to, target.pointers(),
+                 [](char* to_bytes, const char* from_bytes, int64_t size_bytes) {
+                   std::memcpy(to_bytes, from_bytes, static_cast<size_t>(size_bytes));
+                 });
     for (size_t p = 0; p < to->params.size(); ++p) {
       const bool is_new = to->params[p].requires_grad && !from->params[p].requires_grad;
       unfrozen += is_new ? 1 : 0;

@@ -118,7 +118,7 @@ class GradientsTest : public JobCoreTest {
     return result;
   }
   int ParamOf(int group) const { return plan_->groups[group].params[0]; }
-  float* Shard(int group) { return At(memory().shards()->At<char>(0), group, &FlatParamPlan::shards_offset_bytes); }
+  float* Shard(int group) { return At(memory().shards()->At(0), group, &FlatParamPlan::shards_offset_bytes); }
   float* Gradient(int group) {
     return At(memory().pointers().gradients, group, &FlatParamPlan::gradients_offset_bytes);
   }

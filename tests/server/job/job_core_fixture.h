@@ -105,6 +105,12 @@ class Events final : public SessionStream {
   std::vector<v1::SessionEvent> events_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Of a slab on the host.
+template <typename T>
+T* SlabAt(const JobSlab* slab, int64_t offset_bytes) {
+  return reinterpret_cast<T*>(slab->At(offset_bytes));
+}
+
 class JobCoreTest : public ::testing::Test {
  protected:
   JobCoreTest() : JobCoreTest(SgdJob()) {}
@@ -244,7 +250,7 @@ class JobCoreTest : public ::testing::Test {
     OnLoop([&] { result = job_->committed_step(); });
     return result;
   }
-  float value() { return *job_->memory().shards()->At<float>(0); }
+  float value() { return *SlabAt<float>(job_->memory().shards(), 0); }
 
   static constexpr int kRanks = 2;
   testing::TempDir folder_;

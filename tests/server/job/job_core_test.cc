@@ -48,7 +48,7 @@ TEST_F(JobCoreTest, RankThatFinishesAfterItsBackwardLeavesItToTheOthersAndNoStep
   ASSERT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
   EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kDetached), 1);
   EXPECT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 0);
-  EXPECT_EQ(job_->memory().gradients()->At<float>(0)[0], 1.0f) << "the mean of both";
+  EXPECT_EQ(SlabAt<float>(job_->memory().gradients(), 0)[0], 1.0f) << "the mean of both";
   Step(1);
   ASSERT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 1);
   EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 has finished"), std::string::npos);

@@ -75,7 +75,7 @@ TEST_F(PauseTest, OnlyTheWordForAPauseLetsAWindowOpenWhateverElseAClientWrites) 
   EXPECT_EQ(Windows(0), 1u);
   Pause(1);  // of a pass that is over
   Leave(1);
-  std::fill_n(job_->memory().shards()->At<float>(0), 64, 5.0f);
+  std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 5.0f);
   EnterBoth();
   ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
   EXPECT_EQ(Aborts(0) + Aborts(1), 0);
@@ -99,7 +99,7 @@ TEST_F(PauseTest, DeathOfARankWhosePauseAWindowHasEndedTakesTheWritesBack) {
   Leave(0);
   AskForWindow(0);
   ASSERT_TRUE(Until([&] { return PassOf(1) == static_cast<uint32_t>(PassWord::kOvertaken); }));
-  std::fill_n(job_->memory().shards()->At<float>(0), 64, 5.0f);
+  std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 5.0f);
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   ASSERT_TRUE(Until([&] { return value() == 0; })) << "what was kept";
   EXPECT_EQ(epoch(), 2u);

@@ -69,10 +69,10 @@ class WindowsTest : public JobCoreTest {
     }
   }
   virtual void Write(float value) {
-    std::fill_n(job_->memory().shards()->At<float>(0), 64, value);
-    std::fill_n(job_->memory().optimizer()->At<float>(0), 64, -value);
+    std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
+    std::fill_n(SlabAt<float>(job_->memory().optimizer(), 0), 64, -value);
   }
-  float state() { return *job_->memory().optimizer()->At<float>(0); }
+  float state() { return *SlabAt<float>(job_->memory().optimizer(), 0); }
   uint64_t seen_ = 0;  // windows of this epoch
 
  private:
@@ -210,8 +210,8 @@ class CopiesTest : public WindowsTest {
     ASSERT_EQ(plan_->shard_copies, 2);
     ASSERT_EQ(plan_->optimizer_copies, 2);
   }
-  float* Shard(int copy) { return job_->memory().shards()->At<float>(copy * plan_->shards_stride_bytes); }
-  float* State(int copy) { return job_->memory().optimizer()->At<float>(copy * plan_->optimizer_stride_bytes); }
+  float* Shard(int copy) { return SlabAt<float>(job_->memory().shards(), copy * plan_->shards_stride_bytes); }
+  float* State(int copy) { return SlabAt<float>(job_->memory().optimizer(), copy * plan_->optimizer_stride_bytes); }
   void WriteCopy(int copy, float value) {
     std::fill_n(Shard(copy), 64, value);
     std::fill_n(State(copy), 64, -value);
@@ -266,7 +266,7 @@ class EditsTest : public WindowsTest {
   }
   EditsTest() : WindowsTest(Spec()) {}
   // bfloat16 is the upper half of a float.
-  uint16_t* memory_bf16() { return job_->memory().parameters()->At<uint16_t>(0); }
+  uint16_t* memory_bf16() { return SlabAt<uint16_t>(job_->memory().parameters(), 0); }
   float Cast() {
     const uint32_t bits = static_cast<uint32_t>(*memory_bf16()) << 16;
     float result = 0;
@@ -278,7 +278,7 @@ class EditsTest : public WindowsTest {
 TEST_F(EditsTest, EditBetweenStepsIsInTheVersionAndInItsCastCopy) {
   Ask(0);
   ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
-  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Enter(0);
   Enter(1);
   ASSERT_TRUE(Until([&] { return Passes(0) == 1; }));
@@ -294,12 +294,12 @@ TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
   Backward(1);
   Step(1);
   ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
-  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   Step(0);
   ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
   // The gradient slot is bfloat16: floats of 1 are elements of 0 and 1 in turn.
-  EXPECT_EQ(job_->memory().shards()->At<float>(0)[0], 4.0f);
-  EXPECT_EQ(job_->memory().shards()->At<float>(0)[1], 3.5f) << "the edit, then lr times the gradient";
+  EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[0], 4.0f);
+  EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[1], 3.5f) << "the edit, then lr times the gradient";
 }
 
 // The daemon's step changes shards, moments and counts: what was kept before it is of no use any more.
@@ -318,12 +318,12 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   Step(0);
   Step(1);
   ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
-  const float* const shards = job_->memory().shards()->At<float>(0);
+  const float* const shards = SlabAt<float>(job_->memory().shards(), 0);
   ASSERT_EQ(shards[1], -0.5f);
   const uint64_t before = version();
   Ask(0);
   ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
-  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   OnLoop([&] { job_->SessionLost(0, "its process ended"); });
   ASSERT_TRUE(Until([&] { return job_->version() == before + 1; }));
   EXPECT_EQ(committed(), 1);
@@ -333,7 +333,7 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
 TEST_F(EditsTest, DeathInAnEditLosesTheEditAndNoStep) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
-  std::fill_n(job_->memory().shards()->At<float>(0), 64, 4.0f);
+  std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
   EXPECT_EQ(value(), 0.0f);

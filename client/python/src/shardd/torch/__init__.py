@@ -1,25 +1,47 @@
-"""Drop-in for ``torch.distributed.fsdp.fully_shard`` whose shards live in the shardd daemon.
+"""Drop-in for ``torch.distributed.fsdp`` whose shards live in the shardd daemon.
 
     from shardd.torch import fully_shard          # instead of torch.distributed.fsdp
+    from shardd.torch.wrap import ModuleWrapPolicy  # instead of torch.distributed.fsdp.wrap, whose policies these are
     from shardd.torch.optim import AdamW          # instead of torch.optim
 
-Everything public of this package is named here; modules with an underscore are private.
+Everything public of this package is named here; modules with an underscore are private. Options are PyTorch's own classes,
+from whichever package they are imported:
+
+strategies: ``ShardingStrategy``, all five. Of ``fully_shard``: ``reshard_after_forward`` and a mesh of two dimensions.
+policies: those of ``wrap``, module classes and functions, as ``auto_wrap_policy`` or ``fully_shard(policy=)``.
+mixed precision: ``MixedPrecision`` of the wrapper, ``MixedPrecisionPolicy`` of ``fully_shard``, each unit its own.
+offload: ``CPUOffload``, ``CPUOffloadPolicy`` and ``OffloadPolicy`` are accepted; shards are in host memory always.
+prefetch: ``BackwardPrefetch``, ``forward_prefetch``, ``limit_all_gathers`` and lists of modules are accepted; what is
+    unsharded is not copied, so there is nothing to fetch before.
+state dicts: ``StateDictType`` with its configurations, for the wrapper's ``state_dict_type`` and relatives.
 """
 
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
     CPUOffloadPolicy,
+    DataParallelMeshDims,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
     MixedPrecision,
     MixedPrecisionPolicy,
     OffloadPolicy,
+    OptimStateDictConfig,
+    OptimStateKeyType,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
     ShardingStrategy,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
     UnshardHandle,
     register_fsdp_forward_method,
     share_comm_ctx,
 )
 
-from shardd.torch import _signals, optim
+from shardd.torch import _signals, optim, wrap
 from shardd.torch._api import commit, counters, finish, open_window, reattach, resume, ride
 from shardd.torch._clip import clip_grad_norm_
 from shardd.torch._full_params import summon_full_params
@@ -36,13 +58,25 @@ __all__ = [
     "BackwardPrefetch",
     "CPUOffload",
     "CPUOffloadPolicy",
+    "DataParallelMeshDims",
     "FSDPModule",
+    "FullOptimStateDictConfig",
+    "FullStateDictConfig",
     "FullyShardedDataParallel",
+    "LocalOptimStateDictConfig",
+    "LocalStateDictConfig",
     "MemoryPlan",
     "MixedPrecision",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
+    "OptimStateDictConfig",
+    "OptimStateKeyType",
+    "ShardedOptimStateDictConfig",
+    "ShardedStateDictConfig",
     "ShardingStrategy",
+    "StateDictConfig",
+    "StateDictSettings",
+    "StateDictType",
     "Step",
     "UnshardHandle",
     "clip_grad_norm_",
@@ -65,4 +99,5 @@ __all__ = [
     "summon_full_params",
     "swapped",
     "uninstall",
+    "wrap",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from shardd.torch._spec import flat_owner, unwrapped
 if TYPE_CHECKING:
     from shardd.torch._state import ShardState
 
-__all__ = ["RESHARDS", "FlatGroup", "settle_ties"]
+__all__ = ["RESHARDS", "FlatGroup", "place_alike", "settle_ties"]
 
 # Strategies that give parameters back between forward and backward.
 RESHARDS = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
@@ -72,22 +73,41 @@ class FlatGroup(ShardGroup):
         )
         self.strategy = strategy
         self.use_orig_params = use_orig_params
-        lay_out(
-            self.fsdp_params,
-            *self.shard_of(),
-            mp_policy.param_dtype,
-            None if use_orig_params else flat_owner(content[0]),
-        )
+        self._shows_shards = use_orig_params and (whole or strategy in RESHARDS)  # as torch
+        owner = None if use_orig_params else flat_owner(content[0])
+        self._parts = self._by_module(content)
+        for part in self._parts:
+            lay_out(part, *self.shard_of(), mp_policy.param_dtype, owner)
         for module, name in borrowed if not use_orig_params else ():
             original = module._parameters[name]
             tied = None if original is None else flat_param_of(original)
             assert tied is not None
             tied.show(tied.uses[0].module.__dict__[tied.uses[0].name])
 
+    def _by_module(self, content: tuple[nn.Module, ...]) -> list[list[FlatShardParam]]:
+        """The parameters of each module of a list: the plan has flat parameters for each."""
+        if len(content) == 1:
+            return [self.fsdp_params]
+        first: dict[nn.Module, int] = {}  # what several hold is the first one's
+        for number, module in enumerate(content):
+            for below in module.modules():
+                first.setdefault(below, number)
+        return [[p for p in self.fsdp_params if first[p.uses[0].module] == n] for n in range(len(content))]
+
     def shard_of(self) -> tuple[int, int]:
         """Which of how many pieces of its flat parameters this rank holds."""
         whole = self.strategy == ShardingStrategy.NO_SHARD
         return (0, 1) if whole else (self.mesh_info.shard_mesh_rank, self.mesh_info.shard_mesh_size)
+
+    def be_cut(self) -> None:
+        """From NO_SHARD to SHARD_GRAD_OP, before the model is registered."""
+        self.strategy = ShardingStrategy.SHARD_GRAD_OP
+        self._shows_shards = False
+        for fsdp_param in self.fsdp_params:
+            fsdp_param.whole = False
+        if self.use_orig_params:  # a FlatParameter is laid out anew when the model is registered
+            for part in self._parts:
+                lay_out(part, *self.shard_of(), self.mp_policy.param_dtype, None)
 
     def take_over(self, fsdp_param: FlatShardParam) -> None:
         """A tied parameter turns out to be this unit's."""
@@ -118,6 +138,25 @@ class FlatGroup(ShardGroup):
         FSDPParamGroup._validate_no_meta_params(self)  # type: ignore[arg-type]
         for fsdp_param in self.fsdp_params:
             fsdp_param.init_dtype_attrs(self.mp_policy)
+
+
+def place_alike(modules: tuple[nn.Module, ...]) -> None:
+    """The daemon places all units of a model alike: where some are sharded, those that are not to be are too."""
+    from shardd.torch._state import state_of
+
+    found = [state._unit for m in modules for below in m.modules() if (state := state_of(below)) is not None]
+    units = [unit for unit in dict.fromkeys(found) if isinstance(unit, FlatGroup) and unit.fsdp_params]
+    whole = [unit for unit in units if unit.strategy == ShardingStrategy.NO_SHARD]
+    if not whole or len(whole) == len(units):
+        return
+    for unit in whole:
+        unit.be_cut()
+    names = sorted({type(unwrapped(unit.modules[0])).__name__ for unit in whole})
+    warnings.warn(
+        f"NO_SHARD for some units of a model (of {', '.join(names)}): shardd places all units alike, so these are cut "
+        "as with SHARD_GRAD_OP; what is computed is the same",
+        stacklevel=4,
+    )
 
 
 def settle_ties(root: nn.Module, states: list[ShardState]) -> None:

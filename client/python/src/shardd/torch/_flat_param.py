@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from shardd.torch._flat_parameter import FlatHolder, Slice
+from shardd.torch._subclasses import refuse_subclass
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -289,6 +290,7 @@ def managed_uses(
                     f'shard parameter "{name}" of {type(module).__name__}: it is a DTensor already (tensor parallel, or '
                     "fully_shard with its layout dim0); ignore it, or use one layout for the whole model"
                 )
+            refuse_subclass(param, f'shard parameter "{name}" of {type(module).__name__}')
             yield module, name, param
         for child in module.children():
             yield from visit(child, False)

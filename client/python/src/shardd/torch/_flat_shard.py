@@ -18,8 +18,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
-from shardd.torch._flat_group import RESHARDS, FlatGroup
+from shardd.torch._flat_group import RESHARDS, FlatGroup, place_alike
 from shardd.torch._mixed_precision import UnitPrecision, full_precision_in_eval
+from shardd.torch._model_state_dict import install_hooks
 from shardd.torch._state import ShardState
 from shardd.torch._wrapper_init import find_ignored, make_mesh, materialize, mixed_policy, move, strategy_of, sync
 
@@ -43,6 +44,7 @@ class FlatOptions:
     param_init_fn: Callable[[nn.Module], Any] | None = None
     sync_module_states: bool = False
     synced: set[int] = field(default_factory=set)  # ids of tensors, over all modules of one call
+    given_mesh: DeviceMesh | None = None  # sharded state dicts are then of DTensors
 
     def apply(self, state: ShardState, modules: tuple[nn.Module, ...]) -> None:
         """Shards what is left in ``modules``, whose original parameter objects stay, as pieces of flat parameters."""
@@ -70,6 +72,10 @@ class FlatOptions:
                 {p for of in ignored for p in of.params},
             )
         )
+        place_alike(modules)
+        state.__dict__["_given_mesh"] = self.given_mesh
+        for module in modules:
+            install_hooks(module)
         if self.mixed_precision is not None:
             assert state._unit is not None
             state._unit.precision = UnitPrecision(modules[0], self.mixed_precision, ignored[0].modules)
@@ -115,7 +121,7 @@ def older_options(keywords: OlderKeywords, may_choose: bool) -> FlatOptions:
 
 def newer_options(
     mesh_info: FSDPMeshInfo,
-    mesh: DeviceMesh,
+    given_mesh: DeviceMesh | None,
     reshard_after_forward: bool | int | None,
     mp_policy: MixedPrecisionPolicy,
     offload_policy: OffloadPolicy,
@@ -129,10 +135,11 @@ def newer_options(
         )
     return FlatOptions(
         mesh_info,
-        ShardingStrategy.HYBRID_SHARD if mesh.ndim == 2 else ShardingStrategy.FULL_SHARD,
+        ShardingStrategy.HYBRID_SHARD if mesh_info.mesh.ndim == 2 else ShardingStrategy.FULL_SHARD,
         reshard_after_forward is not False,
         reshard_after_forward is None,
         mp_policy,
         offload_policy=offload_policy,
         ignored_states=list(ignored_params) if ignored_params else None,
+        given_mesh=given_mesh,
     )

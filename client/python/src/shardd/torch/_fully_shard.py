@@ -24,6 +24,7 @@ from shardd.torch._flat_shard import FlatOptions, OlderKeywords, newer_options, 
 from shardd.torch._group import ShardGroup, rows_params
 from shardd.torch._placement import checked
 from shardd.torch._state import ShardState, state_of
+from shardd.torch._subclasses import refuse_subclass
 from shardd.torch._wrapper_init import find_ignored
 
 __all__ = ["FSDPModule", "fully_shard"]
@@ -128,6 +129,7 @@ def _check_params(params: list[nn.Parameter]) -> None:
                 f"fully_shard: a parameter of shape {tuple(param.shape)} is a DTensor already (tensor parallel); "
                 "exclude it with ignored_params"
             )
+        refuse_subclass(param, f"fully_shard: a parameter of shape {tuple(param.shape)}")
 
 
 def _apply(
@@ -146,7 +148,7 @@ def _apply(
     _fsdp_init._validate_module(module, "fully_shard")
     if older is not None:
         return _apply_flat(module, older)
-    mesh = mesh or _fsdp_init._init_default_mesh()
+    given_mesh, mesh = mesh, mesh or _fsdp_init._init_default_mesh()
     _check_arguments(mesh, dp_mesh_dims)
     mesh_info = _fsdp_init._get_mesh_info(mesh, None)
     assert isinstance(mesh_info, FSDPMeshInfo)
@@ -154,7 +156,7 @@ def _apply(
     if layout == "flat":
         if shard_placement_fn is not None:
             raise TypeError("fully_shard: shard_placement_fn with layout flat: pieces are cut wherever the cut falls")
-        options = newer_options(mesh_info, mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
+        options = newer_options(mesh_info, given_mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
         return _apply_flat(module, options)
     automatic = reshard_after_forward is None
     post_forward_mesh_info = _fsdp_init._get_post_forward_mesh_info(
@@ -176,14 +178,15 @@ def _apply_flat(module: Any, options: FlatOptions) -> Any:
     managed = _fsdp_init._get_managed_modules(modules)
     state = _apply_fully_shard.state(modules[0])
     options.apply(state, modules)
-    _finish(managed, modules, state)
+    _finish([m for m in managed if m not in modules], modules, state)  # of those the state dict hooks see loads
     return module
 
 
 def _finish(managed_modules: list[nn.Module], modules: tuple[nn.Module, ...], state: ShardState) -> None:
-    for managed in managed_modules:
+    for managed in dict.fromkeys([*modules, *managed_modules]):
         managed._is_fsdp_managed_module = True  # type: ignore[assignment]  # for torch.compile
         managed._fsdp_use_orig_params = True  # type: ignore[assignment]
+    for managed in managed_modules:
         watch_loads(managed, state)
     _fsdp_init._apply_to_module(modules, _cls_to_sharded_cls, FSDPModule, "FSDP", _refuse_deepcopy)
 

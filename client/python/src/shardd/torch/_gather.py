@@ -12,7 +12,7 @@ from torch.distributed._state_dict_utils import _gather_state_dict
 from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-__all__ = ["assemble", "rows_as_dtensor_of", "rows_as_sharded_tensor", "whole_value"]
+__all__ = ["assemble", "piece_of_rows", "row_cuts", "rows_as_dtensor_of", "rows_as_sharded_tensor", "whole_value"]
 
 
 def assemble(
@@ -58,6 +58,84 @@ def whole_value(value: Any) -> Any:
     if isinstance(value, ShardedTensor):
         return _gather_state_dict({"value": value}, pg=value._process_group, device=torch.device("cpu"))["value"]
     return value
+
+
+def row_cuts(rows: int, world: int) -> list[int]:
+    """Where torch.chunk cuts: rank r has rows [cuts[r], cuts[r + 1])."""
+    each = -(-rows // world)
+    return [min(each * rank, rows) for rank in range(world + 1)]
+
+
+def piece_of_rows(value: Any, ranges: Sequence[tuple[int, int]], group: Any) -> torch.Tensor | None:
+    """This rank's piece of a tensor of which each rank has rows; only what changes its rank travels. Collective.
+
+    ``ranges`` as in ``assemble``. ``None``, on all ranks and without a message: it does not lie in rows over ``group``.
+    """
+    rows = _rows_over(value, group)
+    if rows is None:
+        return None
+    local, cuts = rows
+    rank = dist.get_rank(group)
+    row = _row_numel(value)
+    flat = local.detach().reshape(-1)
+    first, numel = ranges[rank]
+    piece = torch.empty(numel, dtype=flat.dtype)
+    begin, end = cuts[rank] * row, cuts[rank + 1] * row
+    requests: list[Any] = []
+    for other, (wanted, wanted_numel) in enumerate(ranges):
+        lo, hi = max(begin, wanted), min(end, wanted + wanted_numel)
+        if lo >= hi:
+            continue
+        if other == rank:
+            piece[lo - first : hi - first] = flat[lo - begin : hi - begin]
+        else:
+            requests.append(dist.isend(flat[lo - begin : hi - begin], group=group, group_dst=other))
+    for other in range(len(ranges)):
+        lo, hi = max(cuts[other] * row, first), min(cuts[other + 1] * row, first + numel)
+        if other != rank and lo < hi:
+            requests.append(dist.irecv(piece[lo - first : hi - first], group=group, group_src=other))
+    for request in requests:
+        request.wait()
+    return piece
+
+
+def _row_numel(value: Any) -> int:
+    numel = 1
+    for size in value.size()[1:]:
+        numel *= size
+    return numel
+
+
+def _rows_over(value: Any, group: Any) -> tuple[torch.Tensor, list[int]] | None:
+    """The rows that this rank has, and where those of each rank of ``group`` begin, and the last end."""
+    if isinstance(value, DTensor):
+        mesh = value.device_mesh
+        last = mesh.ndim - 1
+        in_rows = value.placements[last] == Shard(0) and all(isinstance(p, Replicate) for p in value.placements[:-1])
+        if not in_rows or not value.dim() or value.device.type != "cpu" or not _same_ranks(mesh.get_group(last), group):
+            return None
+        return value._local_tensor, row_cuts(value.shape[0], mesh.size(last))
+    if isinstance(value, ShardedTensor):
+        if not value.size() or not _same_ranks(value._process_group, group):
+            return None
+        cuts = row_cuts(value.size()[0], dist.get_world_size(group))
+        owners = dist.get_process_group_ranks(group)
+        want = {
+            (cuts[rank], cuts[rank + 1] - cuts[rank], owner)
+            for rank, owner in enumerate(owners)
+            if cuts[rank] < cuts[rank + 1]
+        }
+        parts = [(part, part.placement) for part in value.metadata().shards_metadata]
+        got = {(p.shard_offsets[0], p.shard_sizes[0], place.rank()) for p, place in parts if place is not None}
+        if got != want or any(list(p.shard_sizes[1:]) != list(value.size()[1:]) for p, _ in parts):
+            return None
+        shards = value.local_shards()
+        return shards[0].tensor if shards else torch.empty(0, dtype=value.dtype), cuts
+    return None
+
+
+def _same_ranks(one: Any, other: Any) -> bool:
+    return dist.get_process_group_ranks(one) == dist.get_process_group_ranks(other)
 
 
 def rows_as_dtensor_of(whole: torch.Tensor, mesh: Any) -> DTensor:

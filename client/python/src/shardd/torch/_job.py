@@ -25,6 +25,7 @@ from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam
 from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
+from shardd.torch._leaving import leave_beside, wait_for_leaving
 from shardd.torch._optimizer_state import OptimizerMemory
 from shardd.torch._progress import Progress
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from shardd.torch._state import ShardState
 
 _RESOURCE_EXHAUSTED = 8
+_DROPPED_S = 10  # for jobs of dropped models, where there are too many and all ranks drop theirs
 
 logger = logging.getLogger("shardd.torch")
 
@@ -145,9 +147,15 @@ class TorchJob:
         """``memory``: of the job whose place it takes, in this process."""
         started = time.monotonic()
         progress.doing("attaching")
-        engine = _C.Engine.attach(
-            json.dumps(description.spec), rank, "", identity.resumes, int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
-        )
+        timeout_ms = int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
+        try:
+            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms)
+        except errors.Error as error:
+            if error.code != _RESOURCE_EXHAUSTED:
+                raise
+            gc.collect()  # the memory may be that of models which nobody holds any more
+            wait_for_leaving(_DROPPED_S)
+            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms)
         job = cls(root, engine, description)
         try:
             job._fill(identity, description, optimizers, progress, memory)
@@ -157,7 +165,7 @@ class TorchJob:
         _jobs.append(job)
         if multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, _at_exit_of_child, exitpriority=0)
-        weakref.finalize(root, job.close, True).atexit = False  # a model that is dropped gives its job up
+        weakref.finalize(root, job.drop).atexit = False  # a model that is dropped gives its job up
         logger.info('job "%s" registered in %.2f s', identity.name, time.monotonic() - started)
         return job
 
@@ -219,6 +227,7 @@ class TorchJob:
             if error.code != _RESOURCE_EXHAUSTED:
                 raise
             gc.collect()  # too many jobs; some are of models that nobody holds and Python has not collected yet
+            wait_for_leaving(_DROPPED_S)
             engine.watch_writes(self.passes)
         if optimizers:
             optimizers[0]._adopt_job(self, info["version"] > 0 and memory is None)
@@ -399,7 +408,14 @@ class TorchJob:
         self.closed = True
         self._end(finished)
 
-    def _end(self, finished: bool) -> None:
+    def drop(self) -> None:
+        """The model is gone on this rank: the collector has it, wherever the program and other ranks are."""
+        self.closed = True
+        engine = self._give_up()
+        if engine is not None:
+            leave_beside(engine)
+
+    def _give_up(self) -> _C.Engine | None:
         if self.alive:
             for look in before_end:
                 look(self)
@@ -407,6 +423,10 @@ class TorchJob:
         self.engine = self._retired = self.memory = None
         if self in _jobs:
             _jobs.remove(self)
+        return engine
+
+    def _end(self, finished: bool) -> None:
+        engine = self._give_up()
         if engine is not None:
             try:
                 engine.detach(finished)
@@ -449,6 +469,8 @@ def _at_exit() -> None:
         return  # a thread is still in a job
     for job in list(_jobs):
         job.close(finished=not _failed)
+    if not _failed:
+        wait_for_leaving()
 
 
 def _note_exit(previous: Any) -> Any:

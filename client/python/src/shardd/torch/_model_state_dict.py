@@ -2,8 +2,8 @@
 
 Saving begins at the outermost unit: parameters are resharded, and if the job is open all ranks enter its full parameters
 (nothing is gathered where they share a node). Each unit then replaces its own values, one tensor at a time, and the
-outermost leaves. Loading needs no other rank, but where sharded values are gathered, one at a time: what is whole is cut
-here.
+outermost leaves. Loading needs no other rank, but where values are sharded, of which each rank gets its piece, one at a
+time: what is whole is cut here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX, ActivationWrapper
 from torch.distributed.fsdp import ShardingStrategy, StateDictType
+from torch.distributed.tensor import DTensor
 
 from shardd.torch import _checkpoint_face
 from shardd.torch._flat_places import FlatPlace, Uses, group_of, keys_in_order, places_of, uses_of
-from shardd.torch._gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor, whole_value
+from shardd.torch._gather import (
+    assemble,
+    piece_of_rows,
+    row_cuts,
+    rows_as_dtensor_of,
+    rows_as_sharded_tensor,
+    whole_value,
+)
 from shardd.torch._names import clean_name
 from shardd.torch._pieces import reshard
 from shardd.torch._spec import flat_owner
@@ -61,6 +71,10 @@ def _state(module: nn.Module) -> ShardState:
     return state
 
 
+def _states_below(root: ShardState) -> list[ShardState]:
+    return list(dict.fromkeys(state for module in root._modules for state in flat_states(module)))
+
+
 def _kind(state: ShardState) -> StateDictType:
     unit: Any = state._unit
     if getattr(unit, "strategy", None) == ShardingStrategy.NO_SHARD:
@@ -83,13 +97,14 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         return  # inside of that
     if saving is not None:  # an exception ended it
         _end(root)
-    states = flat_states(root._modules[0])
+    states = _states_below(root)
     saving = _savings[id(root)] = _Saving(module, uses_of(states))
     job = root._job
     if job is not None and job.engine is not None and job.engine.full_params:
         saving.summoned = True
         return
-    reshard(root._modules[0])
+    for outermost in root._modules:
+        reshard(outermost)
     if _kind(state) == StateDictType.LOCAL_STATE_DICT:
         return
     if job is not None and job.alive and job.engine is not None:
@@ -97,14 +112,18 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         saving.job = job
         return
     params = list(dict.fromkeys(p for s in states if s._unit is not None for p in s._unit.fsdp_params))
-    cut: list[Any] = [p for p in params if not _is_whole(p)]
+    saving.ranges = _ranges_of(params)
+
+
+def _ranges_of(params: list[Any]) -> dict[int, list[tuple[int, int]]]:
+    """By parameter, by rank: first element and number of elements. Collective where one is cut."""
+    cut = [p for p in dict.fromkeys(params) if not _is_whole(p)]
     if not cut:
-        return
+        return {}
     own = [(first, local.numel()) for first, local in (p.piece() for p in cut)]
     every: list[Any] = [None] * dist.get_world_size(group_of(cut[0]))
     dist.all_gather_object(every, own, group=group_of(cut[0]))
-    for number, param in enumerate(cut):
-        saving.ranges[id(param)] = [ranges[number] for ranges in every]
+    return {id(param): [ranges[number] for ranges in every] for number, param in enumerate(cut)}
 
 
 def _is_whole(param: Any) -> bool:
@@ -188,26 +207,43 @@ def _replace(
         if kind == StateDictType.LOCAL_STATE_DICT:
             state_dict[key] = place.param.local
             continue
+        if kind != StateDictType.FULL_STATE_DICT:
+            state_dict[key] = _sharded(state, root, saving, place.param)
+            continue
         whole = _whole(saving, place.param, only)
         if whole is None:
             state_dict.pop(key, None)
-        elif kind == StateDictType.FULL_STATE_DICT:
-            state_dict[key] = whole
         else:
-            state_dict[key] = _sharded(state, root, place, whole)
+            state_dict[key] = whole
     if only is not None and dist.get_rank(state._unit.mesh_info.shard_process_group) != only:  # type: ignore[union-attr]
         for key in [k for k in state_dict if k.startswith(prefix)]:  # buffers, too
             del state_dict[key]
 
 
-def _sharded(state: ShardState, root: ShardState, place: FlatPlace, whole: torch.Tensor) -> Any:
+def _sharded(state: ShardState, root: ShardState, saving: _Saving, param: Any) -> Any:
     mesh = root.__dict__.get("_given_mesh")  # units that a policy wraps are given one where the program gave none
     config: Any = settings_of(state).state_dict_config
     if mesh is None and getattr(config, "_use_dtensor", False):
-        mesh = place.param.mesh_info.mesh
-    if mesh is not None:
-        return rows_as_dtensor_of(whole, mesh)
-    return rows_as_sharded_tensor(whole, group_of(place.param))
+        mesh = param.mesh_info.mesh
+    if saving.job is None or not param._orig_size:
+        whole = _whole(saving, param, None)
+        assert whole is not None
+    else:
+        dim = None if mesh is None else mesh.ndim - 1
+        rank = dist.get_rank(group_of(param)) if mesh is None else mesh.get_local_rank(dim)
+        whole = _with_rows(
+            saving.job, param, rank, dist.get_world_size(group_of(param)) if mesh is None else mesh.size(dim)
+        )
+    return rows_as_dtensor_of(whole, mesh) if mesh is not None else rows_as_sharded_tensor(whole, group_of(param))
+
+
+def _with_rows(job: Any, param: Any, rank: int, world: int) -> torch.Tensor:
+    """The whole, of which only the rows of this rank have values, and take memory."""
+    whole = torch.empty(param._orig_size, dtype=param.sharded_param.dtype)
+    first, end = row_cuts(whole.shape[0], world)[rank : rank + 2]
+    given = job.engine.copy_stored(job.index_of(param), first * whole[:1].numel(), whole[first:end].view(-1))
+    assert given
+    return whole
 
 
 # Loading.
@@ -226,25 +262,40 @@ def _before_load(
 ) -> None:
     state = _state(module)
     root = state._find_root()
-    states = flat_states(root._modules[0])
+    states = _states_below(root)
     wraps = _WRAPPED if _WRAPPED[:-1] in module._modules else ""
     reshard(module)
     if root._job is not None and root._job.alive:
         root._job.open_write(module)
     kind = settings_of(state).state_dict_type
+    # A checkpoint wrapper that is a unit itself has given its part of the names to all keys already.
+    below = prefix + (_CHECKPOINT_PREFIX if isinstance(module, ActivationWrapper) else "")
     clean = {clean_name(key): key for key in state_dict if key.startswith(prefix)}
-    for place in places_of(module, uses_of(states)):
-        key = prefix + place.key
+    places = places_of(module, uses_of(states))
+    ranges: dict[int, list[tuple[int, int]]] | None = None
+    for place in places:
+        key = below + place.key
         if key not in state_dict:  # a compiled module's prefix is there, or is not
-            key = clean.get(clean_name(key), key)
-            if key in state_dict:
-                state_dict[prefix + place.key] = state_dict.pop(key)
-                key = prefix + place.key
+            given = clean.get(clean_name(key), key)
+            if given in state_dict:
+                state_dict[key] = state_dict.pop(given)
         if key not in state_dict:
             continue
-        value = whole_value(state_dict[key])
+        value = state_dict[key]
         param = place.param
         first, local = param.piece()
+        if isinstance(value, DTensor | ShardedTensor):
+            rows = None
+            if value.size() == param._orig_size and not _is_whole(param):
+                if ranges is None:
+                    ranges = _ranges_of([p.param for p in places])
+                rows = piece_of_rows(value, ranges[id(param)], group_of(param))
+            if rows is None:
+                value = whole_value(value)
+            else:
+                local.copy_(rows)
+                _loaded(state_dict, key, place)
+                continue
         if kind == StateDictType.LOCAL_STATE_DICT and value.shape == local.shape:
             local.copy_(value)
         elif value.shape == param._orig_size:
@@ -254,10 +305,7 @@ def _before_load(
                 f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
                 f"model is {param._orig_size}."
             )
-        if place.module._parameters.get(place.name) is None:
-            del state_dict[key]  # the module has a view of the flat parameter there
-        else:
-            state_dict[key] = place.module._parameters[place.name]  # the very object: nothing is left to do
+        _loaded(state_dict, key, place)
     for name, param in module._parameters.items():
         if param is not None and name.startswith("_flat_param"):
             state_dict[f"{prefix}{name}"] = param
@@ -268,6 +316,13 @@ def _before_load(
         for key in [k for k in state_dict if k.startswith(prefix) and not k.startswith(f"{prefix}_flat_param.")]:
             if key[len(prefix) :].split(".")[0] not in module._parameters:
                 state_dict[prefix + wraps + key[len(prefix) :]] = state_dict.pop(key)
+
+
+def _loaded(state_dict: dict[str, Any], key: str, place: FlatPlace) -> None:
+    if place.module._parameters.get(place.name) is None:
+        del state_dict[key]  # the module has a view of the flat parameter there
+    else:
+        state_dict[key] = place.module._parameters[place.name]  # the very object: nothing is left to do
 
 
 def _after_load(module: nn.Module, incompatible: Any) -> None:

@@ -1,8 +1,8 @@
 """Optimizer state dicts of models with flat units, keyed by clean names, with the parameters' shapes.
 
 ``optim_state_dict`` takes what an optimizer's ``state_dict`` gives (state of pieces, keyed by number) and makes state of
-whole parameters, or of their rows; ``optim_state_dict_to_load`` takes either back to pieces of this world. One tensor is
-whole at a time. State of parameters that no unit has stays as it is.
+whole parameters, or of their rows; ``optim_state_dict_to_load`` takes either back to pieces of this world. State that lies
+in the job is read there, else one tensor is whole at a time. State of parameters that no unit has stays as it is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class _Said:
     first: int = 0
     numel: int = 0
     tensors: dict[str, torch.dtype] = field(default_factory=dict)  # of the piece's shape
+    stored: dict[str, int] = field(default_factory=dict)  # of those, which is which state of the job
     others: dict[str, Any] = field(default_factory=dict)  # scalars, numbers
 
 
@@ -59,12 +60,42 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if torch.is_tensor(value) else value
 
 
-def _say(item: Named, entry: dict[str, Any]) -> _Said:
+class _InJobs:
+    """The state of parameters that lies in jobs, whole, as every rank of a node can read it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        states = flat_states(model)
+        root = states[0]._find_root() if states else None
+        job = None if root is None else root._job
+        self._job = job if job is not None and job.alive and job.engine is not None else None
+
+    def state(self, param: Any, number: int) -> torch.Tensor | None:
+        """One-dimensional, in place."""
+        if self._job is None or id(param.sharded_param) not in self._job.places:
+            return None
+        assert self._job.engine is not None
+        return self._job.engine.stored_state(self._job.index_of(param), number)
+
+    def number(self, param: Any, first: int, piece: torch.Tensor) -> int | None:
+        """Which of the parameter's states begins with ``piece`` at element ``first``."""
+        number = 0
+        while piece.dtype == torch.float32 and (whole := self.state(param, number)) is not None:
+            if piece.is_contiguous() and whole.data_ptr() + 4 * first == piece.data_ptr():
+                return number
+            number += 1
+        return None
+
+
+def _say(item: Named, entry: dict[str, Any], in_jobs: _InJobs) -> _Said:
     first, local = item.param.piece()
     said = _Said(first, local.numel())
     for name, value in entry.items():
-        if state_piece(item, value) is not None:
+        piece = state_piece(item, value)
+        if piece is not None:
             said.tensors[name] = value.dtype
+            number = in_jobs.number(item.param, first, piece)
+            if number is not None:
+                said.stored[name] = number
         else:
             said.others[name] = _copied(value)
     return said
@@ -98,7 +129,8 @@ def optim_state_dict(
         names.setdefault(keys[id(item.held)], []).append(item.fqn)
     flat = [item for item in named if item.param is not None]
     entries = {item.fqn: own_entry(optim, item, state_dict["state"].get(keys[id(item.held)], {})) for item in flat}
-    said = _exchange(flat, entries)
+    in_jobs = _InJobs(model)
+    said = _exchange(flat, entries, in_jobs)
     state: dict[str, Any] = {}
     for item in named:
         if item.param is None:
@@ -106,9 +138,11 @@ def optim_state_dict(
             if plain is not None:
                 state[item.fqn] = copy.copy(plain)
             continue
-        made = _whole_entry(saving, item, entries[item.fqn], said.get(item.fqn))
+        made = _whole_entry(saving, item, entries[item.fqn], said.get(item.fqn), in_jobs)
         if made:
             state[item.fqn] = made
+    for shard_group in {id(g): g for item in flat if item.fqn in said for g in (group_of(item.param),)}.values():
+        dist.barrier(shard_group)  # nobody writes while another reads
     if not saving.writes():
         return {}
     for key, value in state_dict["state"].items():
@@ -124,7 +158,7 @@ def optim_state_dict(
     return result
 
 
-def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]]) -> dict[str, list[_Said]]:
+def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]], in_jobs: _InJobs) -> dict[str, list[_Said]]:
     """By name, by rank of the parameter's group: what they have. Nothing is asked where each rank has all."""
     groups: dict[int, tuple[dist.ProcessGroup, list[Named]]] = {}
     for item in flat:
@@ -134,14 +168,14 @@ def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]]) -> dict[str
     said: dict[str, list[_Said]] = {}
     for group, items in groups.values():
         every: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(every, [_say(item, entries[item.fqn]) for item in items], group=group)
+        dist.all_gather_object(every, [_say(item, entries[item.fqn], in_jobs) for item in items], group=group)
         for number, item in enumerate(items):
             said[item.fqn] = [of_rank[number] for of_rank in every]
     return said
 
 
 def _whole_entry(
-    saving: _Saving, item: Named, entry: dict[str, Any], said: list[_Said] | None
+    saving: _Saving, item: Named, entry: dict[str, Any], said: list[_Said] | None, in_jobs: _InJobs
 ) -> dict[str, Any] | None:
     """None, and nothing is held on the way, on ranks that do not write."""
     if said is None:
@@ -161,6 +195,14 @@ def _whole_entry(
         if name not in tensors:
             whole = others[name]
         else:
+            number = _stored_alike(name, said, item)
+            if number is not None:
+                if only is None or dist.get_rank(group_of(item.param)) == only:
+                    stored = in_jobs.state(item.param, number)
+                    assert stored is not None
+                    there = stored.view(item.param._orig_size)
+                    made[name] = there.clone() if saving.full or not there.dim() else _rows(saving, item.param, there)
+                continue
             ranges = [(of_rank.first, of_rank.numel if name in of_rank.tensors else 0) for of_rank in said]
             piece = state_piece(item, entry.get(name))
             whole = assemble(piece, ranges, item.param._orig_size, tensors[name], group_of(item.param), only)
@@ -168,6 +210,13 @@ def _whole_entry(
                 continue
         made[name] = whole if saving.full else _rows(saving, item.param, whole)
     return made if only is None or dist.get_rank(group_of(item.param)) == only else None
+
+
+def _stored_alike(name: str, said: list[_Said], item: Named) -> int | None:
+    """The number of the job's state that all ranks have their piece of, and all of it."""
+    numbers = {of_rank.stored.get(name) for of_rank in said if of_rank.numel}
+    covered = sum(of_rank.numel for of_rank in said)
+    return numbers.pop() if len(numbers) == 1 and covered == item.param._orig_size.numel() else None
 
 
 def _own_entry(saving: _Saving, item: Named, entry: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.fsdp import OptimStateKeyType, StateDictType
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardd.torch._daemon_optimizer import DaemonOptimizer
-from shardd.torch._gather import whole_value
+from shardd.torch._flat_places import group_of
+from shardd.torch._gather import piece_of_rows, whole_value
 from shardd.torch._names import clean_name
 from shardd.torch._optim_state_dict_pieces import FlatState, Named, current_names, named_params
 from shardd.torch._state_dict_type import get_state_dict_type
@@ -34,7 +37,7 @@ def optim_state_dict_to_load(
 ) -> dict[str, Any]:
     """Collective. What ``optim.load_state_dict`` takes on this rank; ``load_directly``: which is called, too.
 
-    Values may be whole or sharded over any number of ranks. With rank0_only (as ``state_dict_type`` says) only rank 0
+    Values may be whole or sharded over any number of ranks, alike on all ranks. With rank0_only (as ``state_dict_type`` says) only rank 0
     gives a state dict, and values travel one by one.
     """
     settings = get_state_dict_type(model)
@@ -55,6 +58,9 @@ def optim_state_dict_to_load(
         if item.holder is not None:
             flats.setdefault(id(item.holder), FlatState([], isinstance(optim, DaemonOptimizer))).items.append(item)
     taken = set()
+    values = [v for entry in optim_state_dict["state"].values() if isinstance(entry, dict) for v in entry.values()]
+    in_rows = source is None and any(isinstance(value, DTensor | ShardedTensor) for value in values)
+    ranges = _ranges([i for i in named if i.param is not None and i.holder is None]) if in_rows else {}
     for item in named:
         key = by_name.get(item.fqn)
         if key is None:
@@ -66,6 +72,15 @@ def optim_state_dict_to_load(
             flat.begin(item, entry)
         piece: dict[str, Any] = {}
         for name, value in entry.items():
+            if (
+                item.fqn in ranges
+                and isinstance(value, DTensor | ShardedTensor)
+                and value.size() == item.param._orig_size
+            ):
+                rows = piece_of_rows(value, ranges[item.fqn], group_of(item.param))
+                if rows is not None:
+                    piece[name] = rows
+                    continue
             value = _received(value, source, group) if source is not None else whole_value(value)
             if item.param is not None:
                 _check_shape(item, name, value)
@@ -87,6 +102,22 @@ def optim_state_dict_to_load(
     if load_directly:
         optim.load_state_dict(result)
     return result
+
+
+def _ranges(items: list[Named]) -> dict[str, list[tuple[int, int]]]:
+    """By name, by rank of the parameter's group: first element and number of elements. Of what is cut."""
+    groups: dict[int, tuple[dist.ProcessGroup, list[Named]]] = {}
+    for item in items:
+        if not item.param.whole:
+            shard_group = group_of(item.param)
+            groups.setdefault(id(shard_group), (shard_group, []))[1].append(item)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for shard_group, cut in groups.values():
+        own = [(first, local.numel()) for first, local in (item.param.piece() for item in cut)]
+        every: list[Any] = [None] * dist.get_world_size(shard_group)
+        dist.all_gather_object(every, own, group=shard_group)
+        found.update((item.fqn, [of_rank[number] for of_rank in every]) for number, item in enumerate(cut))
+    return found
 
 
 def _put(state: dict[str, Any], item: Named, piece: dict[str, Any], optim: Any, is_named_optimizer: bool) -> None:

@@ -155,7 +155,8 @@ class ShardState(FSDPState):
         own = self._modules[0]
         for ref in _states:
             state = ref()
-            if state is None or state is self or len(state._modules) != 1:
+            # One without modules is of a call that failed.
+            if state is None or state is self or len(getattr(state, "_modules", ())) != 1:
                 continue
             inside = list(state._modules[0].modules())
             if len(inside) > largest and any(module is own for module in inside):

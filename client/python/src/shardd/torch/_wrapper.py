@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.distributed.fsdp._common_utils import TrainingState
 
 from shardd.torch._auto_wrap import auto_wrap
 from shardd.torch._clip import clip_model
-from shardd.torch._flat_group import RESHARDS, FlatGroup
+from shardd.torch._flat_group import RESHARDS, FlatGroup, place_alike
 from shardd.torch._full_params import summon_full_params
 from shardd.torch._fully_shard import apply_and_watch, watch_loads
 from shardd.torch._mixed_precision import UnitPrecision, full_precision_in_eval
@@ -74,6 +75,11 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            warnings.warn(
+                f"FSDP will not all-gather parameters for containers that do not implement forward: {module}",
+                stacklevel=2,
+            )
         ignored = find_ignored(module, ignored_modules, ignored_states)
         mesh_info = make_mesh(process_group, device_mesh, sharding_strategy, auto_wrap_policy is not None)
         self._synced: set[int] = set()
@@ -144,6 +150,7 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
                 ignored.params,
             )
         )
+        place_alike((self,))
         assert state._unit is not None
         state._unit.precision = UnitPrecision(self, mixed_precision, ignored.modules)
         state._unit.precision.install(state)
@@ -253,7 +260,7 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
         Where nothing is sharded (NO_SHARD, one rank) edits stay whatever ``writeback`` says, as in torch.
         """
         wrappers = FullyShardedDataParallel.fsdp_modules(module)
-        whole = bool(wrappers) and all(w.sharding_strategy == ShardingStrategy.NO_SHARD for w in wrappers)
+        whole = bool(wrappers) and all(w._unit.strategy == ShardingStrategy.NO_SHARD for w in wrappers)
         keeps = writeback or (whole and not rank0_only)
         with summon_full_params(module, recurse, keeps, rank0_only, offload_to_cpu, with_grads):
             yield

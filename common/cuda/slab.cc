@@ -1,4 +1,4 @@
-#include "server/device/cuda/slab.h"
+#include "common/cuda/slab.h"
 
 #include <fcntl.h>
 
@@ -41,7 +41,7 @@ absl::StatusOr<cu::MemAllocationProp> AllocationProp(const CudaDriver& driver, c
 }  // namespace
 
 absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, cu::Ordinal device, int64_t size_bytes,
-                                          std::string name) {
+                                          std::string name, absl::Span<const cu::Ordinal> peers) {
   if (size_bytes <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("create ", name, ": size is not positive (got ", size_bytes, " bytes)"));
@@ -61,7 +61,7 @@ absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, cu::Ordinal 
                                        absl::StrCat(slab.name_, " of ", slab.size_bytes_, " bytes"),
                                        DeviceLabel(device)));
   slab.has_handle_ = true;
-  SHARDD_RETURN_IF_ERROR(slab.Map(Access::kReadWrite));
+  SHARDD_RETURN_IF_ERROR(slab.Map(Access::kReadWrite, peers));
   return slab;
 }
 
@@ -81,11 +81,11 @@ absl::StatusOr<CudaSlab> CudaSlab::Import(const CudaDriver* driver, cu::Ordinal 
       (*driver)->MemImportFromShareableHandle(&slab.handle_, os_handle, cu::kHandlePosixFd),
       "cuMemImportFromShareableHandle", absl::StrCat(slab.name_, " from descriptor ", fd), DeviceLabel(device)));
   slab.has_handle_ = true;
-  SHARDD_RETURN_IF_ERROR(slab.Map(access));
+  SHARDD_RETURN_IF_ERROR(slab.Map(access, {}));
   return slab;
 }
 
-absl::Status CudaSlab::Map(Access access) {
+absl::Status CudaSlab::Map(Access access, absl::Span<const cu::Ordinal> peers) {
   const CudaDriver& driver = *driver_;
   const std::string device = DeviceLabel(device_);
   SHARDD_RETURN_IF_ERROR(
@@ -95,7 +95,19 @@ absl::Status CudaSlab::Map(Access access) {
   cu::MemAccessDesc desc;
   desc.location = {cu::kLocationDevice, device_};
   desc.flags = access == Access::kReadOnly ? cu::kAccessRead : cu::kAccessReadWrite;
-  return driver.Check(driver->MemSetAccess(address_, size_bytes_, &desc, 1), "cuMemSetAccess", name_, device);
+  SHARDD_RETURN_IF_ERROR(
+      driver.Check(driver->MemSetAccess(address_, size_bytes_, &desc, 1), "cuMemSetAccess", name_, device));
+  for (const cu::Ordinal peer : peers) {
+    desc.location.id = peer;
+    const absl::Status status =
+        driver.Check(driver->MemSetAccess(address_, size_bytes_, &desc, 1), "cuMemSetAccess", name_, DeviceLabel(peer));
+    if (status.ok()) continue;
+    if (absl::IsDataLoss(status)) return status;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "map ", name_, ": ", DeviceLabel(peer), " does not reach the memory of ", device,
+        " (got no peer access, want NVLink or PCIe peer-to-peer between all GPUs of a job: ", status.message(), ")"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<UniqueFd> CudaSlab::ExportFd() const {

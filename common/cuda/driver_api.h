@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_DEVICE_CUDA_DRIVER_API_H_
-#define SHARDD_SERVER_DEVICE_CUDA_DRIVER_API_H_
+#ifndef SHARDD_COMMON_CUDA_DRIVER_API_H_
+#define SHARDD_COMMON_CUDA_DRIVER_API_H_
 
 // The part of NVIDIA's driver API that shardd uses, declared here rather than taken from cuda.h: so every build has the
 // CUDA device, on machines without the toolkit too, and its tests run everywhere on a fake driver. The ABI is that of
@@ -102,6 +102,14 @@ inline constexpr unsigned kWaitValueGeq = 0;
 inline constexpr unsigned kWaitValueEq = 1;
 inline constexpr unsigned kWriteValueDefault = 0;  // with a memory barrier before the write
 
+// A driver that computes kernels by other means than a GPU brings what stands for the fat binary, for builds without
+// nvcc: it exports an object of this type under this name. NVIDIA's library has no such symbol.
+struct DriverKernels {
+  const unsigned char* data;
+  size_t size_bytes;
+};
+inline constexpr char kDriverKernelsSymbol[] = "shardd_driver_kernels";
+
 // X(name, (parameters)): every function returns cu::Result.
 #define SHARDD_CU_FUNCTIONS(X)                                                                                         \
   X(GetErrorName, (cu::Result error, const char** text))                                                               \
@@ -167,4 +175,4 @@ struct DriverTable {
 
 }  // namespace shardd::cu
 
-#endif  // SHARDD_SERVER_DEVICE_CUDA_DRIVER_API_H_
+#endif  // SHARDD_COMMON_CUDA_DRIVER_API_H_

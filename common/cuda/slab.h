@@ -1,13 +1,14 @@
-#ifndef SHARDD_SERVER_DEVICE_CUDA_SLAB_H_
-#define SHARDD_SERVER_DEVICE_CUDA_SLAB_H_
+#ifndef SHARDD_COMMON_CUDA_SLAB_H_
+#define SHARDD_COMMON_CUDA_SLAB_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/cuda/driver.h"
 #include "common/shm/unique_fd.h"
-#include "server/device/cuda/driver.h"
 
 namespace shardd {
 
@@ -23,10 +24,11 @@ class CudaSlab {
 
   // At least `size_bytes` > 0 on `device`, read-write, rounded up to the RECOMMENDED granularity (2 MiB today), which
   // NCCL's registration wants for size and address too. gpuDirectRDMACapable where the device has that. The content is
-  // undefined. `name` is what errors call it: "slab shards of job a". RESOURCE_EXHAUSTED: the GPU is full;
-  // UNIMPLEMENTED: a device without virtual memory management or POSIX descriptors.
+  // undefined. `name` is what errors call it: "slab shards of job a". `peers`: other GPUs that read and write it too.
+  // RESOURCE_EXHAUSTED: the GPU is full; UNIMPLEMENTED: a device without virtual memory management or POSIX
+  // descriptors; FAILED_PRECONDITION: a peer that does not reach the memory of `device`.
   static absl::StatusOr<CudaSlab> Create(const CudaDriver* driver, cu::Ordinal device, int64_t size_bytes,
-                                         std::string name);
+                                         std::string name, absl::Span<const cu::Ordinal> peers = {});
   // Maps what another slab's ExportFd gave, also in another process, for `device`, which must see the GPU that owns the
   // memory. size_bytes: that of the exported slab, as it says itself. `fd` is not consumed and may be closed at once.
   static absl::StatusOr<CudaSlab> Import(const CudaDriver* driver, cu::Ordinal device, int fd, int64_t size_bytes,
@@ -53,7 +55,7 @@ class CudaSlab {
   bool gpu_direct_rdma() const { return gpu_direct_rdma_; }                 // of a created slab
 
  private:
-  absl::Status Map(Access access);
+  absl::Status Map(Access access, absl::Span<const cu::Ordinal> peers);
   void Free();
   void Take(CudaSlab& other);
 
@@ -70,4 +72,4 @@ class CudaSlab {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_DEVICE_CUDA_SLAB_H_
+#endif  // SHARDD_COMMON_CUDA_SLAB_H_

@@ -1,4 +1,4 @@
-#include "server/device/cuda/driver.h"
+#include "common/cuda/driver.h"
 
 #include <dlfcn.h>
 
@@ -48,7 +48,11 @@ absl::StatusOr<CudaDriver> CudaDriver::Load(const std::string& library) {
   SHARDD_CU_FUNCTIONS(SHARDD_CU_RESOLVE)
 #undef SHARDD_CU_RESOLVE
   if (!missing.empty()) return NoDriver(library, absl::StrCat("it has no ", missing));
-  const CudaDriver driver(table);
+  CudaDriver driver(table);
+  if (const void* const own = dlsym(handle, cu::kDriverKernelsSymbol); own != nullptr) {
+    const auto* const image = static_cast<const cu::DriverKernels*>(own);
+    driver.kernels_ = absl::MakeConstSpan(image->data, image->size_bytes);
+  }
   if (const absl::Status status = driver.Check(driver->Init(0), "cuInit", library); !status.ok()) {
     return NoDriver(library, absl::StrCat("it finds no usable GPU: ", status.message()));
   }

@@ -1,12 +1,13 @@
-#ifndef SHARDD_SERVER_DEVICE_CUDA_DRIVER_H_
-#define SHARDD_SERVER_DEVICE_CUDA_DRIVER_H_
+#ifndef SHARDD_COMMON_CUDA_DRIVER_H_
+#define SHARDD_COMMON_CUDA_DRIVER_H_
 
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/device/cuda/driver_api.h"
+#include "absl/types/span.h"
+#include "common/cuda/driver_api.h"
 
 namespace shardd {
 
@@ -22,6 +23,9 @@ class CudaDriver {
   explicit CudaDriver(const cu::DriverTable& table) : table_(table) {}
 
   const cu::DriverTable* operator->() const { return &table_; }
+  // The fat binary that the library brings for builds without one (cu::DriverKernels); empty where it
+  // has none, as NVIDIA's.
+  absl::Span<const unsigned char> kernels() const { return kernels_; }
 
   // OK for kSuccess. Else "<operation> <object>: CUDA_ERROR_X: text (result 700, device=..)" with the code
   // RESOURCE_EXHAUSTED for memory, UNIMPLEMENTED for what the device or driver cannot do, FAILED_PRECONDITION where
@@ -35,6 +39,7 @@ class CudaDriver {
 
  private:
   cu::DriverTable table_;
+  absl::Span<const unsigned char> kernels_;  // of the library, which stays loaded
 };
 
 // Makes a context current on this thread for the life of the object, and what was current before again at the end.
@@ -57,4 +62,4 @@ class ScopedCudaContext {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_DEVICE_CUDA_DRIVER_H_
+#endif  // SHARDD_COMMON_CUDA_DRIVER_H_

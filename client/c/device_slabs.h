@@ -1,0 +1,34 @@
+#ifndef SHARDD_CLIENT_C_DEVICE_SLABS_H_
+#define SHARDD_CLIENT_C_DEVICE_SLABS_H_
+
+#include <array>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/slab.h"
+#include "common/shm/fd_channel.h"
+#include "shardd/v1/trainer.pb.h"
+
+namespace shardd {
+
+// The slabs of a session that lie on a GPU, mapped for the rank's GPU. Empty: all are the host's. Move-only.
+class DeviceSlabs {
+ public:
+  // Takes their descriptors out of `fds`. FAILED_PRECONDITION: no driver here, or this process does not see the GPU,
+  // with what to do; errors of CudaSlab::Import otherwise.
+  static absl::StatusOr<DeviceSlabs> Map(const v1::AttachRankResponse& attach, std::vector<UniqueFd>& fds);
+
+  bool empty() const { return ordinal_ < 0; }
+  int ordinal() const { return ordinal_; }  // of the rank's GPU, as this process numbers them; -1: empty
+  bool has(SessionFd which) const { return slabs_[which].valid(); }
+  // Where it begins, for kernels and copies of the GPU; null: it is not there.
+  char* at(SessionFd which) const { return static_cast<char*>(slabs_[which].data()); }
+
+ private:
+  int ordinal_ = -1;
+  std::array<CudaSlab, kSessionFdCount> slabs_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_DEVICE_SLABS_H_

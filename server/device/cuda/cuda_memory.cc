@@ -1,0 +1,159 @@
+#include "server/device/cuda/cuda_memory.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kStagingBytes = int64_t{1} << 20;
+
+cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
+
+class Exported final : public DeviceSlab {
+ public:
+  Exported(CudaSlab slab, UniqueFd fd) : slab_(std::move(slab)), fd_(std::move(fd)) {}
+  char* data() const override { return static_cast<char*>(slab_.data()); }
+  int64_t size_bytes() const override { return slab_.size_bytes(); }
+  int fd() const override { return fd_.get(); }
+
+ private:
+  const CudaSlab slab_;
+  const UniqueFd fd_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(const CudaDriver& driver, cu::Ordinal device) {
+  cu::Uuid uuid = {};
+  SHARDD_RETURN_IF_ERROR(
+      driver.Check(driver->DeviceGetUuid(&uuid, device), "cuDeviceGetUuid", "", absl::StrCat("cuda:", device)));
+  return absl::WrapUnique(
+      new CudaMemory(driver, device, std::string(reinterpret_cast<const char*>(uuid.bytes), sizeof(uuid.bytes))));
+}
+
+CudaMemory::CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid)
+    : driver_(driver), device_(device), name_(absl::StrCat("cuda:", device)), uuid_(std::move(uuid)) {}
+
+CudaMemory::~CudaMemory() {
+  absl::MutexLock lock(&mutex_);
+  if (context_ == nullptr) return;
+  {
+    const ScopedCudaContext current(driver_, context_);
+    if (stream_ != nullptr) (void)driver_->StreamDestroy(stream_);
+    if (registered_) (void)driver_->MemHostUnregister(staging_);
+  }
+  if (staging_ != nullptr) munmap(staging_, kStagingBytes);
+  (void)driver_->DevicePrimaryCtxRelease(device_);
+}
+
+absl::Status CudaMemory::Prepare() {
+  int least = 0, greatest = 0;  // greatest is the lower number
+  if (stream_ == nullptr) {
+    SHARDD_RETURN_IF_ERROR(Check(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange"));
+    SHARDD_RETURN_IF_ERROR(Check(driver_->StreamCreateWithPriority(&stream_, cu::kStreamNonBlocking, greatest),
+                                 "cuStreamCreateWithPriority", "of the host's copies"));
+  }
+  if (staging_ == nullptr) {
+    void* const mapped = mmap(nullptr, kStagingBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("map staging of ", name_, ": ", strerror(errno), " (got ", kStagingBytes, " bytes)"));
+    }
+    staging_ = static_cast<char*>(mapped);
+  }
+  if (!registered_) {
+    SHARDD_RETURN_IF_ERROR(
+        Check(driver_->MemHostRegister(staging_, kStagingBytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
+              "cuMemHostRegister", "staging"));
+    registered_ = true;
+    SHARDD_RETURN_IF_ERROR(
+        Check(driver_->MemHostGetDevicePointer(&staging_address_, staging_, 0), "cuMemHostGetDevicePointer"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaMemory::Run(const std::function<absl::Status()>& body) {
+  absl::MutexLock lock(&mutex_);
+  if (context_ == nullptr) {
+    SHARDD_RETURN_IF_ERROR(Check(driver_->DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain"));
+  }
+  const ScopedCudaContext current(driver_, context_);
+  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent"));
+  SHARDD_RETURN_IF_ERROR(Prepare());
+  return body();
+}
+
+absl::Status CudaMemory::CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes) {
+  SHARDD_RETURN_IF_ERROR(Check(driver_->MemcpyAsync(to, from, static_cast<size_t>(size_bytes), stream_),
+                               "cuMemcpyAsync", absl::StrCat(size_bytes, " bytes")));
+  return Check(driver_->StreamSynchronize(stream_), "cuStreamSynchronize");
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::string& name, int64_t size_bytes,
+                                                                 const std::vector<DeviceMemory*>& users) {
+  std::vector<cu::Ordinal> peers;
+  for (DeviceMemory* user : users) {
+    const cu::Ordinal ordinal = static_cast<CudaMemory*>(user)->device_;
+    if (ordinal != device_ && std::find(peers.begin(), peers.end(), ordinal) == peers.end()) peers.push_back(ordinal);
+  }
+  SHARDD_ASSIGN_OR_RETURN(CudaSlab slab, CudaSlab::Create(&driver_, device_, size_bytes, name, peers));
+  SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, slab.ExportFd());
+  auto exported = std::make_unique<Exported>(std::move(slab), std::move(fd));
+  // New memory is undefined; a plan takes it for zeros, and nobody is to read what others left.
+  SHARDD_RETURN_IF_ERROR(Zero(exported->data(), exported->size_bytes()));
+  return exported;
+}
+
+absl::Status CudaMemory::Write(char* device_to, const void* from, int64_t size_bytes) {
+  return Run([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
+    for (int64_t done = 0; done < size_bytes; done += kStagingBytes) {
+      const int64_t count = std::min(kStagingBytes, size_bytes - done);
+      memcpy(staging_, static_cast<const char*>(from) + done, static_cast<size_t>(count));
+      SHARDD_RETURN_IF_ERROR(CopyAndWait(Address(device_to + done), staging_address_, count));
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CudaMemory::Read(void* to, const char* device_from, int64_t size_bytes) {
+  return Run([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
+    for (int64_t done = 0; done < size_bytes; done += kStagingBytes) {
+      const int64_t count = std::min(kStagingBytes, size_bytes - done);
+      SHARDD_RETURN_IF_ERROR(CopyAndWait(staging_address_, Address(device_from + done), count));
+      memcpy(static_cast<char*>(to) + done, staging_, static_cast<size_t>(count));
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CudaMemory::Zero(char* device_to, int64_t size_bytes) {
+  return Run([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
+    SHARDD_RETURN_IF_ERROR(
+        Check(driver_->MemsetD8Async(Address(device_to), 0, static_cast<size_t>(size_bytes), stream_),
+              "cuMemsetD8Async", absl::StrCat(size_bytes, " bytes")));
+    return Check(driver_->StreamSynchronize(stream_), "cuStreamSynchronize");
+  });
+}
+
+absl::Status CudaMemory::Copy(const std::vector<Copied>& copies) {
+  return Run([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
+    for (const Copied& copy : copies) {
+      if (copy.size_bytes == 0) continue;
+      SHARDD_RETURN_IF_ERROR(Check(
+          driver_->MemcpyAsync(Address(copy.to), Address(copy.from), static_cast<size_t>(copy.size_bytes), stream_),
+          "cuMemcpyAsync", absl::StrCat(copy.size_bytes, " bytes")));
+    }
+    return Check(driver_->StreamSynchronize(stream_), "cuStreamSynchronize");
+  });
+}
+
+}  // namespace shardd

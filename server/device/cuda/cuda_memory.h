@@ -1,0 +1,69 @@
+#ifndef SHARDD_SERVER_DEVICE_CUDA_CUDA_MEMORY_H_
+#define SHARDD_SERVER_DEVICE_CUDA_CUDA_MEMORY_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/cuda/driver.h"
+#include "common/cuda/slab.h"
+#include "server/device/cuda/kernels.h"
+#include "server/device/device_memory.h"
+
+namespace shardd {
+
+// One GPU's. Copies run on a stream of their own, the most urgent there is, and through a small piece of registered
+// host memory: pageable memory would be staged by the driver, a piece at a time, on the GPU's turn. Stream and staging
+// are made with the first use.
+class CudaMemory final : public DeviceMemory {
+ public:
+  // Calls nothing but cuDeviceGetUuid.
+  static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(const CudaDriver& driver, cu::Ordinal device);
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
+  ~CudaMemory() override;
+
+  const std::string& device() const override { return name_; }
+  const std::string& device_uuid() const override { return uuid_; }
+  std::string backing() const override { return name_; }
+  int max_reduce_sources() const override { return cuda::kMaxReduceSources; }
+  absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSlab(const std::string& name, int64_t size_bytes,
+                                                       const std::vector<DeviceMemory*>& users) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Write(char* device_to, const void* from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Read(void* to, const char* device_from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Zero(char* device_to, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Copy(const std::vector<Copied>& copies) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid);
+  absl::Status Check(cu::Result result, const char* operation, absl::string_view object = "") const {
+    return driver_.Check(result, operation, object, name_);
+  }
+  // `body` with the context current and stream and staging there.
+  absl::Status Run(const std::function<absl::Status()>& body) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Constant after construction.
+  const CudaDriver driver_;
+  const cu::Ordinal device_;
+  const std::string name_;
+  const std::string uuid_;
+
+  // Guarded.
+  absl::Mutex mutex_;  // one copy at a time
+  cu::Context context_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  cu::Stream stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  char* staging_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  bool registered_ ABSL_GUARDED_BY(mutex_) = false;
+  cu::DevicePtr staging_address_ ABSL_GUARDED_BY(mutex_) = 0;  // as the GPU sees it
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_CUDA_CUDA_MEMORY_H_

@@ -1,0 +1,66 @@
+#ifndef SHARDD_SERVER_DEVICE_DEVICE_MEMORY_H_
+#define SHARDD_SERVER_DEVICE_DEVICE_MEMORY_H_
+
+// Memory of a device that the host does not reach by pointers: a GPU's. Jobs on such devices have their slabs there,
+// and what the daemon's own threads read and write of them goes through here.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/shm/unique_fd.h"
+
+namespace shardd {
+
+// One slab there. The memory lives until it and every client's mapping are gone. Immutable; the bytes are shared.
+class DeviceSlab {
+ public:
+  virtual ~DeviceSlab() = default;  // REQUIRES: no operation that was submitted still names it
+  // As operations of devices name it; no thread of the host may follow it.
+  virtual char* data() const = 0;
+  virtual int64_t size_bytes() const = 0;  // what a client maps: at least what was asked for
+  // For clients to map. Whoever has it chooses whether to write.
+  virtual int fd() const = 0;
+};
+
+// Thread-safe. All calls block until the device has done them; what was submitted to streams of the device is not
+// waited for, so it must have ended where the same bytes are meant. DATA_LOSS: the device is lost.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual const std::string& device() const = 0;       // "cuda:0"
+  virtual const std::string& device_uuid() const = 0;  // 16 bytes: other processes may number devices otherwise
+  // "cuda:0": what status calls the backing of its slabs.
+  virtual std::string backing() const = 0;
+
+  // Sources of one ReduceOp, at most.
+  virtual int max_reduce_sources() const = 0;
+
+  // Zeroed, for this device and `users` (of the same kind; this one may be among them) to read and write. `name` is
+  // what errors call it. RESOURCE_EXHAUSTED: the device is full; FAILED_PRECONDITION: a user does not reach it.
+  virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSlab(const std::string& name, int64_t size_bytes,
+                                                               const std::vector<DeviceMemory*>& users) = 0;
+  // `device_*`: within slabs. Some 20 us and the bytes' time; a thread that serves others moves little at once.
+  virtual absl::Status Write(char* device_to, const void* from, int64_t size_bytes) = 0;
+  virtual absl::Status Read(void* to, const char* device_from, int64_t size_bytes) = 0;
+  virtual absl::Status Zero(char* device_to, int64_t size_bytes) = 0;
+  struct Copied {
+    const char* from;
+    char* to;
+    int64_t size_bytes;
+  };
+  virtual absl::Status Copy(const std::vector<Copied>& copies) = 0;
+};
+
+// Where slabs of a job lie. Null: on the host.
+struct SlabPlace {
+  DeviceMemory* memory = nullptr;
+  std::vector<DeviceMemory*> users;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_DEVICE_MEMORY_H_

@@ -1,0 +1,52 @@
+#include "server/job/job_slab.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+std::string JobSlab::backing() const {
+  return on_host() ? absl::StrCat(SlabBackingName(host_->backing()), host_->huge_pages() ? " (huge pages)" : "")
+                   : memory_->backing();
+}
+
+absl::StatusOr<UniqueFd> JobSlab::ReadOnlyFd() const {
+  if (on_host()) {
+    return host_->ReadOnlyFd();
+  }
+  UniqueFd fd(fcntl(device_->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!fd.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("duplicate the descriptor of a slab: ", std::strerror(errno)));
+  }
+  return fd;
+}
+
+absl::Status JobSlab::Write(int64_t offset_bytes, const void* from, int64_t size_bytes) const {
+  if (!on_host()) {
+    return memory_->Write(At(offset_bytes), from, size_bytes);
+  }
+  std::memcpy(At(offset_bytes), from, static_cast<size_t>(size_bytes));
+  return absl::OkStatus();
+}
+
+absl::Status JobSlab::Read(int64_t offset_bytes, void* to, int64_t size_bytes) const {
+  if (!on_host()) {
+    return memory_->Read(to, At(offset_bytes), size_bytes);
+  }
+  std::memcpy(to, At(offset_bytes), static_cast<size_t>(size_bytes));
+  return absl::OkStatus();
+}
+
+absl::Status JobSlab::Zero(int64_t offset_bytes, int64_t size_bytes) const {
+  if (!on_host()) {
+    return memory_->Zero(At(offset_bytes), size_bytes);
+  }
+  std::memset(At(offset_bytes), 0, static_cast<size_t>(size_bytes));
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

@@ -1,0 +1,153 @@
+// Jobs whose memory lies on GPUs: the daemon and its trainers as processes, each with the fake driver of its own
+// (tests/fakes/cuda), in which an address of a GPU is one of the host too. So the trainers of this folder, which
+// compute on the host, stand for kernels; pointers, descriptors and access are as on any machine.
+
+#include <signal.h>
+
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+#include "tests/testing/fake_cuda.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using testing::PollUntil;
+
+class OnGpus : public Cluster {
+ protected:
+  // Daemon and ranks find so many GPUs; every operation of a stream starts late, by a seed.
+  void StartOnGpus(int gpus, std::vector<std::string> daemon_only = {}) {
+    RanksFind(testing::FakeCudaEnvironment(gpus));
+    daemon_only.push_back("FAKE_CUDA_DELAY_SEED=7");
+    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, daemon_only));
+  }
+  std::map<std::string, v1::Purpose> Purposes() {
+    grpc::ClientContext context;
+    v1::JobRef ref;
+    ref.set_job("job");
+    v1::Memory memory;
+    EXPECT_TRUE(jobs().GetMemory(&context, ref, &memory).ok());
+    std::map<std::string, v1::Purpose> purposes;
+    for (const v1::Purpose& purpose : memory.purposes()) purposes[purpose.purpose()] = purpose;
+    return purposes;
+  }
+  void ExpectNothingLeaks(const Footprint& before) {
+    EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
+  }
+};
+
+TEST_F(OnGpus, TwoRanksOnOneGpuTrainAsTheUnshardedRunAndStatusSaysWhere) {
+  StartOnGpus(1);
+  const Footprint before = DaemonFootprint();
+  const Args args = {{"device_memory", "1"}, {"micro", "2"}, {"max_norm", "0.1"}, {"lr", "0.003"}};
+  std::map<std::string, v1::Purpose> purposes;
+  std::vector<v1::Rank> ranks;
+  v1::Daemon daemon;
+  v1::Job job;
+  const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] {
+    purposes = Purposes();
+    ranks = Ranks();
+    daemon = DaemonStatus();
+    job = Job();
+  });
+  ExpectParity(args, reports);
+  EXPECT_EQ(job.counters().commits(), 50);
+  EXPECT_EQ(job.counters().unshard_copies(), 0);  // the trainers read the shards where they lie
+  ASSERT_EQ(daemon.devices_size(), 1);
+  EXPECT_EQ(daemon.devices(0), "cuda:0");
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[1].device(), "cuda:0");
+  for (const char* purpose : {"shards", "gradients", "optimizer", "gradient slots"}) {
+    EXPECT_TRUE(absl::StartsWith(purposes[purpose].backing(), "cuda"))
+        << purpose << ": " << purposes[purpose].backing();
+    EXPECT_GT(purposes[purpose].allocated_bytes(), 0) << purpose;
+  }
+  EXPECT_EQ(purposes["session"].backing(), "sealed memfd");  // rings and pages are the host's anywhere
+  ExpectNothingLeaks(before);
+}
+
+TEST_F(OnGpus, TwoRanksOnTwoGpusTrainAsTheUnshardedRunOverPeerAccess) {
+  StartOnGpus(2);
+  const Args args = {{"device_memory", "1"},  {"unshard_mode", "POOLED"}, {"forward_prefetch", "1"},
+                     {"param_dtype", "bf16"}, {"optimizer", "sgd"},       {"world", "2"}};
+  std::vector<v1::Rank> ranks;
+  v1::Job job;
+  const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] {
+    ranks = Ranks();
+    job = Job();
+  });
+  ExpectParity(args, reports);
+  EXPECT_GT(job.counters().unshard_copies(), 50u);
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[0].device(), "cuda:0");
+  EXPECT_EQ(ranks[1].device(), "cuda:1");
+}
+
+// Both in the middle of a step and in the middle of a writeback, whose old bytes come back from the GPU.
+TEST_F(OnGpus, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
+  StartOnGpus(2);
+  const Footprint before = DaemonFootprint();
+  const Args args = {{"device_memory", "1"}, {"steps", "10"}, {"recover", "1"}, {"writeback_at_end", "1"}};
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  for (const char* moment : {"some_gradients@4", "writeback@10"}) {
+    Child survivor = StartRank(0, args);
+    Child victim = StartRank(1, args.With({{"kill", moment}}));
+    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+    Child replacement = StartRank(1, args);
+    EXPECT_EQ(replacement.Wait(), 0);
+    EXPECT_EQ(survivor.Wait(), 0);
+    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+    ExpectAllOk(reports);
+    EXPECT_FALSE(reports[0].Note("aborted").empty()) << moment;
+    ExpectSame(reports, want);
+    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+  }
+  ExpectNothingLeaks(before);
+}
+
+TEST_F(OnGpus, WhatIsNotServedThereIsRefusedByNameWhenTheJobIsOpened) {
+  // The daemon gives each GPU its scratch, then the slab its own GPU's access and the peer's.
+  StartOnGpus(2, {"FAKE_CUDA_FAIL=cuMemSetAccess:4:101"});
+  const auto refusal = [&](const Args& args) {
+    const Args one = args.With({{"world", "2"}, {"steps", "1"}, {"timeout_ms", "20000"}});
+    EXPECT_EQ(StartRank(0, one).Wait(), 0);
+    return Report(one, 0);
+  };
+  TrainerReport report = refusal({{"name", "host"}});
+  EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition));
+  EXPECT_TRUE(absl::StrContains(report.message, "this trainer takes host memory alone")) << report.message;
+  report = refusal({{"name", "edits"}, {"device_memory", "1"}, {"trainers_write", "1"}});
+  EXPECT_EQ(report.code, static_cast<int>(Code::kUnimplemented));
+  EXPECT_TRUE(absl::StrContains(report.message, "shards that trainers write are not served on GPUs")) << report.message;
+  report = refusal({{"name", "apart"}, {"device_memory", "1"}});
+  EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition));
+  EXPECT_TRUE(absl::StrContains(report.message, "cuda:1 does not reach the memory of cuda:0")) << report.message;
+  ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));  // the next one is served
+}
+
+TEST_F(OnGpus, AGpuThatIsLostEndsItsJobsWithTheDriversWordsAndTheDaemonGoesOn) {
+  const std::string file = File("lose");
+  std::ofstream(file).flush();
+  StartOnGpus(1, {"FAKE_CUDA_LOSE_FILE=" + file});
+  const Args args = {{"device_memory", "1"}, {"steps", "1000000"}, {"recover", "1"}, {"timeout_ms", "20000"}};
+  Child first = StartRank(0, args);
+  Child second = StartRank(1, args);
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 3; }));
+  std::ofstream(file) << "0 214\n" << std::flush;
+  EXPECT_EQ(first.Wait(), 0);
+  EXPECT_EQ(second.Wait(), 0);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(Report(args, rank).code, static_cast<int>(Code::kNotFound)) << Report(args, rank).message;
+    EXPECT_TRUE(absl::StrContains(Report(args, rank).message, "CUDA_ERROR_ECC_UNCORRECTABLE"))
+        << Report(args, rank).message;
+  }
+  EXPECT_TRUE(DaemonAlive());
+}
+
+}  // namespace
+}  // namespace shardd::e2e

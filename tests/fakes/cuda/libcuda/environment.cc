@@ -1,0 +1,91 @@
+#include "tests/fakes/cuda/libcuda/environment.h"
+
+#include <chrono>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+namespace shardd::fake_cuda {
+namespace {
+
+[[noreturn]] void Refuse(const char* name, const std::string& value, const char* want) {
+  std::fprintf(stderr, "fake CUDA driver: %s: not understood (got \"%s\", want %s)\n", name, value.c_str(), want);
+  std::_Exit(1);
+}
+
+uint64_t Number(const char* name, const std::string& text, uint64_t most) {
+  char* end = nullptr;
+  const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
+  const bool plain = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  if (!plain || *end != '\0' || value > most) Refuse(name, text, "a number");
+  return value;
+}
+
+template <typename T>
+void Read(const char* name, uint64_t most, T* value) {
+  const char* const text = std::getenv(name);
+  if (text != nullptr) *value = static_cast<T>(Number(name, text, most));
+}
+
+// A line "GPU ERROR" loses that GPU. A file that is not whole yet loses none.
+void LoseAsTheFileSays(Machine& machine, const std::string& path, int gpus) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line) && !file.eof()) {
+    std::istringstream words(line);
+    int gpu = -1;
+    cu::Result error = cu::kSuccess;
+    if (words >> gpu >> error && gpu >= 0 && gpu < gpus) machine.LoseGpu(gpu, error);
+  }
+}
+
+}  // namespace
+
+MachineOptions OptionsFromEnvironment() {
+  MachineOptions options;
+  Read("FAKE_CUDA_DEVICES", 64, &options.gpus);
+  Read("FAKE_CUDA_MEMORY_BYTES", uint64_t{1} << 46, &options.bytes_per_gpu);
+  Read("FAKE_CUDA_DELAY_SEED", UINT64_MAX, &options.delay_seed);
+  Read("FAKE_CUDA_QUEUE_LIMIT", 1 << 20, &options.queue_limit);
+  Read("FAKE_CUDA_LATE_WRITES_US", 60'000'000, &options.late_writes.delay_us);
+  if (const char* const file = std::getenv("FAKE_CUDA_HOLD_WRITES_FILE"); file != nullptr) {
+    options.late_writes.hold_file = file;
+  }
+  Read("FAKE_CUDA_POSIX_FD", 1, &options.posix_fd);
+  Read("FAKE_CUDA_RDMA", 1, &options.rdma);
+  Read("FAKE_CUDA_MEMOPS", 1, &options.memops);
+  Read("FAKE_CUDA_DRIVER_VERSION", 1 << 20, &options.driver_version);
+  return options;
+}
+
+void FailFromEnvironment(Machine& machine) {
+  constexpr char kFail[] = "FAKE_CUDA_FAIL";
+  if (const char* const text = std::getenv(kFail); text != nullptr) {
+    std::istringstream entries(text);
+    for (std::string entry; std::getline(entries, entry, ',');) {
+      std::istringstream parts(entry);
+      std::string function, nth, error;
+      const bool three = std::getline(parts, function, ':') && std::getline(parts, nth, ':') &&
+                         std::getline(parts, error) && function.rfind("cu", 0) == 0;
+      if (!three) Refuse(kFail, entry, "FUNCTION:NTH:ERROR, like cuMemCreate:1:2");
+      machine.FailCall(function, static_cast<int>(Number(kFail, nth, INT_MAX)),
+                       static_cast<cu::Result>(Number(kFail, error, 999)));
+    }
+  }
+  if (const char* const path = std::getenv("FAKE_CUDA_LOSE_FILE"); path != nullptr) {
+    int gpus = MachineOptions().gpus;
+    Read("FAKE_CUDA_DEVICES", 64, &gpus);
+    std::thread([&machine, path = std::string(path), gpus] {
+      while (true) {
+        LoseAsTheFileSays(machine, path, gpus);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }).detach();
+  }
+}
+
+}  // namespace shardd::fake_cuda

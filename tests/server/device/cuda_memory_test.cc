@@ -1,0 +1,73 @@
+// Slabs of jobs on a GPU, and what the host writes and reads of them, on the fake driver.
+
+#include <numeric>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/device/device_memory.h"
+#include "tests/server/device/device_world.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kBytes = (int64_t{3} << 20) + 12345;  // several pieces of staging, the last one short
+
+TEST(CudaMemory, WhatTheHostWritesIsWhatItReadsAndNoneOfItIsPageable) {
+  FakeCudaWorld world(/*delay_seed=*/3);
+  const auto live = world.machine().live();
+  {
+    const std::unique_ptr<CudaDevice> device = world.Make();
+    DeviceMemory* const memory = device->memory();
+    ASSERT_NE(memory, nullptr);
+    EXPECT_EQ(memory->device(), "cuda:0");
+    EXPECT_EQ(memory->device_uuid().size(), 16u);
+    const std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", kBytes, {memory});
+    EXPECT_GE(slab->size_bytes(), kBytes);
+    std::vector<char> bytes(kBytes), read(kBytes, 'x');
+    ASSERT_TRUE(memory->Read(read.data(), slab->data(), kBytes).ok());
+    EXPECT_EQ(read, bytes) << "new memory is not zero";
+    std::iota(bytes.begin(), bytes.end(), 1);
+    ASSERT_TRUE(memory->Write(slab->data() + 1, bytes.data(), kBytes - 1).ok());
+    ASSERT_TRUE(memory->Read(read.data(), slab->data() + 1, kBytes - 1).ok());
+    EXPECT_EQ(std::vector<char>(read.begin(), read.end() - 1), std::vector<char>(bytes.begin(), bytes.end() - 1));
+    ASSERT_TRUE(memory->Copy({{slab->data() + 1, slab->data() + 101, 50}, {slab->data(), slab->data(), 0}}).ok());
+    ASSERT_TRUE(memory->Zero(slab->data() + 1, 25).ok());
+    ASSERT_TRUE(memory->Read(read.data(), slab->data() + 1, 200).ok());
+    EXPECT_EQ(std::vector<char>(read.begin(), read.begin() + 25), std::vector<char>(25));
+    EXPECT_TRUE(std::equal(read.begin() + 25, read.begin() + 100, bytes.begin() + 25));
+    EXPECT_TRUE(std::equal(read.begin() + 100, read.begin() + 150, bytes.begin()));
+    EXPECT_EQ(world.machine().PageableCopies(), 0);
+  }
+  EXPECT_EQ(world.machine().live(), live);
+}
+
+TEST(CudaMemory, EveryDeviceOfTheJobReachesASlabAndOthersDoNot) {
+  FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/2);
+  const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
+  DeviceMemory* const first = devices[0]->memory();
+  DeviceMemory* const second = devices[1]->memory();
+  const std::unique_ptr<DeviceSlab> shared = *first->MakeSlab("shared", 4096, {first, second, second});
+  const std::unique_ptr<DeviceSlab> own = *first->MakeSlab("own", 4096, {first});
+  char byte = 7;
+  EXPECT_TRUE(second->Write(shared->data(), &byte, 1).ok());
+  EXPECT_EQ(second->Write(own->data(), &byte, 1).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(CudaMemory, AGpuThatDoesNotReachTheMemoryIsNamedAndNothingIsLeftBehind) {
+  FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/2);
+  const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
+  DeviceMemory* const first = devices[0]->memory();
+  ASSERT_TRUE(first->MakeSlab("warm", 4096, {first}).ok());  // stream and staging
+  const auto live = world.machine().live();
+  world.machine().FailCall("cuMemSetAccess", 2, cu::kInvalidDevice);
+  const auto slab = first->MakeSlab("slab \"shards\"", 4096, {first, devices[1]->memory()});
+  EXPECT_EQ(slab.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(slab.status().message()),
+              ::testing::HasSubstr("map slab \"shards\": cuda:1 does not reach the memory of cuda:0"));
+  world.machine().FailCall("cuMemCreate", 1, cu::kOutOfMemory);
+  EXPECT_EQ(first->MakeSlab("slab", 4096, {first}).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(world.machine().live(), live);
+}
+
+}  // namespace
+}  // namespace shardd
