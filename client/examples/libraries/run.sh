@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs programs of this folder under torchrun twice, on PyTorch's FSDP and, unchanged, on shardd, and compares losses and files.
-# Usage: client/examples/libraries/run.sh [--keep FOLDER] [name...]    names: --list; without: all of them
+# Usage: client/examples/libraries/run.sh [--keep FOLDER] [name...]    names: --list; without: all of these
 # Needs what deploy/bootstrap.sh installs, and shardd installed or built (tests/python/run.sh build/dev --build-only).
 # Status 0: all are alike. 1: one differs or failed. 77: a library is not installed, and nothing failed.
 set -uo pipefail
@@ -18,8 +18,11 @@ declare -A programs=(
   [accelerate1]="with_accelerate.py --version 1"
   [trainer1]="with_trainer.py --version 1"
   [lightning1]="with_lightning.py --strategy fsdp"
+  # Run where it is named: bootstrap does not install torchtune, which brings a dozen libraries more.
+  [torchtune]="with_torchtune.py"
 )
-declare -A needs=([accelerate]="accelerate transformers" [trainer]="accelerate transformers" [lightning]="lightning transformers" [torchtitan]="torch")
+declare -A needs=([accelerate]="accelerate transformers" [trainer]="accelerate transformers" [lightning]="lightning transformers" [torchtitan]="torch"
+  [torchtune]="torchtune torchao")
 order=(torchtitan accelerate trainer lightning accelerate1 trainer1 lightning1)
 
 keep=
@@ -53,7 +56,7 @@ for name in "${order[@]}"; do
   for module in ${needs[${name%1}]}; do
     "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$module') is None)" || missing+=" $module"
   done
-  [[ -z $missing ]] || { echo "$name: skipped, not installed:$missing; run deploy/bootstrap.sh" && skipped=1 && continue; }
+  [[ -z $missing ]] || { echo "$name: skipped, not installed:$missing; run deploy/bootstrap.sh, or for torchtune see README.md" && skipped=1 && continue; }
   read -ra program <<<"${programs[$name]}"
   rm -f "$work/$name.counts"
   run "$work/$name.pytorch" "$work/$name.pytorch.log" "${program[@]}" &&

@@ -14,6 +14,10 @@
 
 #include "absl/memory/memory.h"
 
+// glibc's clone by its other name: that of <sched.h> is ThreadSanitizer's, which would look for a thread of its own
+// there.
+extern "C" int __clone(int (*function)(void*), void* stack, int flags, void* argument, ...);
+
 namespace shardd::fake_cuda {
 namespace {
 
@@ -102,8 +106,8 @@ std::unique_ptr<LateWrites> LateWrites::Start(const Options& options) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   // No signal for its end either: this process' waits do not see it.
-  shared.process = clone(&LateWrites::Run, shared.stack + kStackBytes, CLONE_VM | CLONE_SETTLS, &shared, nullptr,
-                         thread_pointer, nullptr);
+  shared.process = __clone(&LateWrites::Run, shared.stack + kStackBytes, CLONE_VM | CLONE_SETTLS, &shared, nullptr,
+                           thread_pointer, nullptr);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return shared.process > 0 ? std::move(late) : nullptr;
 }
