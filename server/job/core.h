@@ -29,6 +29,8 @@ struct CoreOptions {
   absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
   int max_jobs_per_uid = 64;
   int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota
+  std::vector<GpuFacts> gpus;     // with device_warnings: what status says of the devices
+  std::vector<std::string> device_warnings;
   std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
 };
 

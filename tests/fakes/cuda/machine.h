@@ -45,6 +45,9 @@ struct MachineOptions {
   bool rdma = true;
   bool memops = true;
   int driver_version = 13000;
+  int mps = 0;  // as the attribute; -1: the driver does not know it
+  int compute_mode = cu::kComputeModeDefault;
+  bool eager_loading = false;
 };
 
 // What a kernel sees of its launch.

@@ -275,8 +275,8 @@ TEST_F(CudaDeviceTest, GpusAreSelectedByNumber) {
   const auto make = [&](const char* which) {
     return MakeCudaDevices(world_.driver(), *ParseCudaSelection(which), absl::MakeConstSpan(fake_cuda::kFatbinMagic));
   };
-  EXPECT_EQ(make("all")->size(), 1u);
-  EXPECT_EQ(make("0")->front()->name(), "cuda:0");
+  EXPECT_EQ(make("all")->devices.size(), 1u);
+  EXPECT_EQ(make("0")->devices.front()->name(), "cuda:0");
   const absl::Status status = make("0,3").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("find GPU 3: the driver shows 1"));

@@ -29,7 +29,7 @@ class DeviceWorld {
 
 class CpuWorld final : public DeviceWorld {
  public:
-  std::vector<std::unique_ptr<Device>> MakeAll() override { return *MakeDevices("cpu:2"); }
+  std::vector<std::unique_ptr<Device>> MakeAll() override { return std::move(MakeDevices("cpu:2")->devices); }
   std::pmr::memory_resource* memory() override { return std::pmr::new_delete_resource(); }
 };
 
@@ -82,7 +82,7 @@ class FakeCudaWorld final : public DeviceWorld {
   fake_cuda::Machine& machine() { return machine_; }
   const CudaDriver& driver() const { return driver_; }
   std::vector<std::unique_ptr<Device>> MakeAll() override {
-    return *MakeCudaDevices(driver_, {true, {}}, absl::MakeConstSpan(fake_cuda::kFatbinMagic));
+    return std::move(MakeCudaDevices(driver_, {true, {}}, absl::MakeConstSpan(fake_cuda::kFatbinMagic))->devices);
   }
   std::unique_ptr<CudaDevice> Make(const CudaDeviceOptions& options = {}) {
     return *CudaDevice::Create(driver_, 0, absl::MakeConstSpan(fake_cuda::kFatbinMagic), options);

@@ -128,7 +128,7 @@ class JobCoreTest : public ::testing::Test {
     EXPECT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
     init.memory = *std::move(memory);
     init.journal = *std::move(journal);
-    auto devices = *MakeDevices("cpu:2");
+    auto devices = std::move(MakeDevices("cpu:2")->devices);
     for (auto& device : devices) {
       devices_.push_back(std::make_unique<HeldDevice>(std::move(device)));
       init.devices.push_back(devices_.back().get());

@@ -59,6 +59,14 @@ MachineOptions OptionsFromEnvironment() {
   Read("FAKE_CUDA_RDMA", 1, &options.rdma);
   Read("FAKE_CUDA_MEMOPS", 1, &options.memops);
   Read("FAKE_CUDA_DRIVER_VERSION", 1 << 20, &options.driver_version);
+  Read("FAKE_CUDA_COMPUTE_MODE", cu::kComputeModeExclusiveProcess, &options.compute_mode);
+  if (const char* const mps = std::getenv("FAKE_CUDA_MPS"); mps != nullptr && std::string(mps) == "unknown") {
+    options.mps = -1;
+  } else {
+    Read("FAKE_CUDA_MPS", 1, &options.mps);
+  }
+  const char* const loading = std::getenv("CUDA_MODULE_LOADING");  // the driver's own
+  options.eager_loading = loading != nullptr && std::string(loading) == "EAGER";
   return options;
 }
 
