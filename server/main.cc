@@ -81,12 +81,13 @@ absl::Status Run() {
   options.gpus = std::move(made.gpus);
   options.device_warnings = std::move(made.warnings);
   options.on_idle = [] { kill(getpid(), SIGTERM); };
-  auto core = std::make_unique<Core>(options, std::move(made.devices));
+  // Never destroyed: the process ends once it is shut down, and a GPU that hangs would keep it from giving back what it
+  // has of the driver.
+  Core* const core = new Core(options, std::move(made.devices));
   PeerRegistry peers;
   std::vector<GrpcServer::NamedService> services;
-  services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core.get(), &peers)});
-  services.push_back(
-      {v1::JobsService::service_full_name(), std::make_unique<JobsService>(core.get(), &peers, geteuid())});
+  services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core, &peers)});
+  services.push_back({v1::JobsService::service_full_name(), std::make_unique<JobsService>(core, &peers, geteuid())});
   GrpcServerOptions serving;
   serving.reflection = absl::GetFlag(FLAGS_reflection);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
@@ -101,7 +102,7 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
                           Listener::Create(
                               path, server->server(), &peers,
-                              [&core](FdRequest request, PeerCredentials peer, const FdReply& reply) {
+                              [core](FdRequest request, PeerCredentials peer, const FdReply& reply) {
                                 core->FetchFds(std::move(request), peer, reply);
                               },
                               listening));

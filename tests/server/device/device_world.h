@@ -68,13 +68,15 @@ class RegisteredMemory {
 // Two fake GPUs; with a seed, every operation starts late by a random time.
 class FakeCudaWorld final : public DeviceWorld {
  public:
-  static fake_cuda::MachineOptions Options(uint64_t delay_seed, int gpus) {
+  static fake_cuda::MachineOptions Options(uint64_t delay_seed, int gpus, size_t queue_limit) {
     fake_cuda::MachineOptions options;
+    options.queue_limit = queue_limit;
     options.gpus = gpus;
     options.delay_seed = delay_seed;
     return options;
   }
-  explicit FakeCudaWorld(uint64_t delay_seed = 0, int gpus = 2) : machine_(Options(delay_seed, gpus)) {
+  explicit FakeCudaWorld(uint64_t delay_seed = 0, int gpus = 2, size_t queue_limit = 1024)
+      : machine_(Options(delay_seed, gpus, queue_limit)) {
     fake_cuda::AddReferenceKernels(machine_);
     (void)driver_->Init(0);
     memory_.emplace(driver_, size_t{512} << 20);
