@@ -63,8 +63,9 @@ absl::Status Run() {
   const std::string flag_dir = absl::GetFlag(FLAGS_state_dir);
   const std::string state_dir = flag_dir.empty() ? DefaultStateDir() : flag_dir;
   SHARDD_ASSIGN_OR_RETURN(UniqueFd state_lock, PrepareStateDir(state_dir));
-  SHARDD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, MakeDevices(absl::GetFlag(FLAGS_devices)));
-  const size_t device_count = devices.size();
+  SHARDD_ASSIGN_OR_RETURN(Devices made, MakeDevices(absl::GetFlag(FLAGS_devices)));
+  for (const std::string& warning : made.warnings) LogWarning(warning);
+  const size_t device_count = made.devices.size();
 
   sigset_t signals;
   sigemptyset(&signals);
@@ -77,13 +78,16 @@ absl::Status Run() {
   options.embedded = absl::GetFlag(FLAGS_embedded);
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
+  options.gpus = std::move(made.gpus);
+  options.device_warnings = std::move(made.warnings);
   options.on_idle = [] { kill(getpid(), SIGTERM); };
-  auto core = std::make_unique<Core>(options, std::move(devices));
+  // Never destroyed: the process ends once it is shut down, and a GPU that hangs would keep it from giving back what it
+  // has of the driver.
+  Core* const core = new Core(options, std::move(made.devices));
   PeerRegistry peers;
   std::vector<GrpcServer::NamedService> services;
-  services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core.get(), &peers)});
-  services.push_back(
-      {v1::JobsService::service_full_name(), std::make_unique<JobsService>(core.get(), &peers, geteuid())});
+  services.push_back({v1::TrainerService::service_full_name(), std::make_unique<TrainerService>(core, &peers)});
+  services.push_back({v1::JobsService::service_full_name(), std::make_unique<JobsService>(core, &peers, geteuid())});
   GrpcServerOptions serving;
   serving.reflection = absl::GetFlag(FLAGS_reflection);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
@@ -98,7 +102,7 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
                           Listener::Create(
                               path, server->server(), &peers,
-                              [&core](FdRequest request, PeerCredentials peer, const FdReply& reply) {
+                              [core](FdRequest request, PeerCredentials peer, const FdReply& reply) {
                                 core->FetchFds(std::move(request), peer, reply);
                               },
                               listening));

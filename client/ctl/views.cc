@@ -106,12 +106,20 @@ std::string Show(const v1::Daemon& daemon, const std::string& address, const Vie
   out.Add("pid", absl::StrCat(daemon.pid()));
   out.Add("up", Age(daemon.start_time_unix_ms(), view));
   out.Add("devices", absl::StrJoin(daemon.devices(), " "));
+  for (const v1::Gpu& gpu : daemon.gpus()) {
+    out.Add(gpu.device(),
+            absl::StrCat(gpu.description(), ", at ", OrDash(gpu.pci_bus_id()), ", MPS ", gpu.mps(),
+                         ", persistence mode ", gpu.persistence_mode(), ", compute mode ", gpu.compute_mode()));
+  }
   out.Add("jobs", absl::StrCat(daemon.jobs()));
   out.Add("slabs", FormatMiB(daemon.slab_bytes()));
   out.Add("huge pages", OrDash(daemon.huge_pages()));
   out.Add("state directory", OrDash(daemon.state_dir()));
   out.Add("isolation", OrDash(daemon.isolation()));
   out.Add("embedded", daemon.embedded() ? "yes: ends after its last job" : "no");
+  for (const std::string& warning : daemon.warnings()) {
+    out.Add("warning", Cell(warning, Tone::kWarning));
+  }
   return out.Render(view.color);
 }
 

@@ -57,11 +57,18 @@ using HostFunction = void (*)(void* user_data);
 
 enum Attribute : int {
   kMultiprocessorCount = 16,
+  kComputeMode = 20,
   kVirtualMemoryManagementSupported = 102,
   kHandleTypePosixFdSupported = 103,
   kGpuDirectRdmaWithVmmSupported = 110,
   kCanUse64BitStreamMemOps = 122,
+  kMpsEnabled = 133,  // drivers of CUDA 12.0 do not know it: kInvalidValue
 };
+
+inline constexpr int kComputeModeDefault = 0;
+inline constexpr int kComputeModeProhibited = 2;
+inline constexpr int kComputeModeExclusiveProcess = 3;
+inline constexpr int kEagerLoading = 1;
 
 struct Uuid {
   unsigned char bytes[16];
@@ -120,6 +127,7 @@ inline constexpr char kDriverKernelsSymbol[] = "shardd_driver_kernels";
   X(DeviceGet, (cu::Ordinal * device, int ordinal))                                                                    \
   X(DeviceGetName, (char* name, int length, cu::Ordinal device))                                                       \
   X(DeviceGetUuid, (cu::Uuid * uuid, cu::Ordinal device))                                                              \
+  X(DeviceGetPCIBusId, (char* id, int length, cu::Ordinal device))                                                     \
   X(DeviceGetAttribute, (int* value, cu::Attribute attribute, cu::Ordinal device))                                     \
   X(DeviceTotalMem, (size_t * size_bytes, cu::Ordinal device))                                                         \
   X(DevicePrimaryCtxRetain, (cu::Context * context, cu::Ordinal device))                                               \
@@ -128,6 +136,7 @@ inline constexpr char kDriverKernelsSymbol[] = "shardd_driver_kernels";
   X(CtxPushCurrent, (cu::Context context))                                                                             \
   X(CtxPopCurrent, (cu::Context * context))                                                                            \
   X(CtxGetStreamPriorityRange, (int* least, int* greatest))                                                            \
+  X(ModuleGetLoadingMode, (int* mode))                                                                                 \
   X(MemGetAllocationGranularity, (size_t * granularity, const cu::MemAllocationProp* prop, int option))                \
   X(MemCreate,                                                                                                         \
     (cu::MemHandle * handle, size_t size_bytes, const cu::MemAllocationProp* prop, unsigned long long flags))          \

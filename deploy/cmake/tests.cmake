@@ -105,8 +105,13 @@ endif()
 set_target_properties(shardd_fake_libcuda PROPERTIES OUTPUT_NAME cuda VERSION 1 SOVERSION 1 LINK_DEPENDS ${version_script}
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
 shardd_portable(shardd_fake_libcuda)
+# Beside it NVML, of which the daemon asks one thing.
+add_library(shardd_fake_libnvml SHARED tests/fakes/cuda/libnvml/nvml.cc)
+target_link_libraries(shardd_fake_libnvml PRIVATE shardd_options)
+set_target_properties(shardd_fake_libnvml PROPERTIES OUTPUT_NAME nvidia-ml VERSION 1 SOVERSION 1
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
 target_compile_definitions(shardd_test_paths INTERFACE SHARDD_FAKE_CUDA_DIR="${CMAKE_BINARY_DIR}/fakes")
-add_dependencies(shardd_test_paths shardd_fake_libcuda)
+add_dependencies(shardd_test_paths shardd_fake_libcuda shardd_fake_libnvml)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
 find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
 if(TARGET server_device_test AND SHARDD_CUDA_INCLUDE_DIR) # driver_abi_test.cc compares with it; nothing else includes it

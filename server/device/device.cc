@@ -1,5 +1,7 @@
 #include "server/device/device.h"
 
+#include <stdlib.h>
+
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -15,8 +17,10 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCuda(absl::string_view which) {
+absl::StatusOr<Devices> MakeCuda(absl::string_view which) {
   SHARDD_ASSIGN_OR_RETURN(const CudaSelection selection, ParseCudaSelection(which));
+  // A kernel that is loaded when it is first used may wait for the whole GPU, and so for ever where a stream waits.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   SHARDD_ASSIGN_OR_RETURN(const CudaDriver driver, CudaDriver::Load());
   const auto built_in =
       absl::MakeConstSpan(static_cast<const unsigned char*>(cuda::kKernelImage), cuda::kKernelImageSizeBytes);
@@ -25,7 +29,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCuda(absl::string_view 
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeDevices(absl::string_view spec) {
+absl::StatusOr<Devices> MakeDevices(absl::string_view spec) {
   const auto refuse = [spec](absl::string_view fact) {
     return absl::InvalidArgumentError(absl::StrCat("make devices: ", fact, " (got \"", spec,
                                                    "\", want cpu:N with N from 1 to ", kMaxDevices,
@@ -45,10 +49,10 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeDevices(absl::string_vi
   if (!plain || !absl::SimpleAtoi(digits, &count) || count < 1 || count > kMaxDevices) {
     return refuse("number of devices is out of range");
   }
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.reserve(static_cast<size_t>(count));
-  for (int i = 0; i < count; ++i) devices.push_back(std::make_unique<CpuDevice>(absl::StrCat("cpu:", i)));
-  return devices;
+  Devices made;
+  made.devices.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) made.devices.push_back(std::make_unique<CpuDevice>(absl::StrCat("cpu:", i)));
+  return made;
 }
 
 }  // namespace shardd

@@ -124,10 +124,29 @@ class Device {
   virtual void Shutdown() = 0;
 };
 
+// A GPU's settings as they were when the device was made, in words; what is unknown says why.
+struct GpuFacts {
+  std::string device;            // "cuda:0"
+  std::string description;       // "NVIDIA H200, 139 GiB, 132 multiprocessors"
+  std::string pci_bus_id;        // "0000:65:00.0": as nvidia-smi knows it, however the driver numbers GPUs
+  std::string mps;               // "on", "off", "unknown: ..."
+  std::string persistence_mode;  // "on", "off", "unknown: ..."
+  std::string compute_mode;      // "default", "exclusive process", "prohibited", "unknown: ..."
+};
+
+struct Devices {
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<GpuFacts> gpus;  // one per device, or none
+  // What was found around them that makes work slower, less safe, or hang, each with its remedy.
+  std::vector<std::string> warnings;
+};
+
 // "cpu:4" -> cpu:0 .. cpu:3; "cuda:all", "cuda:0,2" -> cuda:0, cuda:2: GPUs by the driver's numbers. INVALID_ARGUMENT
 // for anything else, with what there is. A GPU that cannot be had: FAILED_PRECONDITION where the driver or the GPU is
 // not there, with what was looked for; UNIMPLEMENTED where this build, or that GPU, has not what it takes.
-absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeDevices(absl::string_view spec);
+// CUDA_MODULE_LOADING=EAGER is set before the driver is loaded, unless it has a value. REQUIRES: no other thread reads
+// the environment.
+absl::StatusOr<Devices> MakeDevices(absl::string_view spec);
 
 }  // namespace shardd
 

@@ -24,6 +24,9 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       start_time_(absl::Now()),
       started_(MonotonicNow()),
       loop_([this] { return BeforeSleep(); }) {
+  for (const auto& device : devices_) {
+    copiers_.push_back(device->memory() == nullptr ? nullptr : std::make_unique<CoreLoop>());
+  }
   loop_.Post([this] { Tick(); });
 }
 
@@ -46,6 +49,11 @@ void Core::Shutdown() {
   // Devices first: their completions are posted to the loop while it still runs, and they hold the jobs.
   for (const auto& device : devices_) {
     device->Shutdown();
+  }
+  for (const auto& copier : copiers_) {
+    if (copier != nullptr) {
+      copier->Stop();
+    }
   }
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
@@ -190,6 +198,11 @@ void Core::ExecuteSlice(const std::shared_ptr<PendingBatch>& pending) {
   if (Session* session = FindSessionOf(pending->session_id, *pending->stream, &job); session != nullptr) {
     pending->next = job->ExecuteFromStream(session, pending->batch, pending->next);
     if (pending->next < pending->batch.commands_size()) {
+      session = FindSessionOf(pending->session_id, *pending->stream, &job);
+      if (session != nullptr && session->held) {
+        session->when_released.push_back([this, pending] { ExecuteSlice(pending); });
+        return;
+      }
       loop_.Post([this, pending] { ExecuteSlice(pending); });  // behind what others have posted meanwhile
       return;
     }
@@ -206,6 +219,11 @@ void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {
   loop_.Post([this, session_id, stream = std::move(stream), finished] {
     JobCore* job = nullptr;
     if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
+      if (session->held) {
+        session->when_released.push_back(
+            [this, session_id, stream, finished] { SessionDetach(session_id, stream, finished); });
+        return;
+      }
       job->PollRings();  // what it has asked for before
       session = job->FindSession(session_id);
       if (session != nullptr) {
@@ -220,6 +238,10 @@ void Core::SessionStreamClosed(uint64_t session_id, StreamPtr stream) {
   loop_.Post([this, session_id, stream = std::move(stream)] {
     JobCore* job = nullptr;
     if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
+      if (session->held && !session->when_released.empty()) {  // first what it has said before, a detach perhaps
+        session->when_released.push_back([this, session_id, stream] { SessionStreamClosed(session_id, stream); });
+        return;
+      }
       session->stream = nullptr;
       job->SessionLost(session->rank(), "its session stream ended");
     }

@@ -29,6 +29,8 @@ struct CoreOptions {
   absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
   int max_jobs_per_uid = 64;
   int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota
+  std::vector<GpuFacts> gpus;     // with device_warnings: what status says of the devices
+  std::vector<std::string> device_warnings;
   std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
 };
 
@@ -156,6 +158,7 @@ class Core final : public JobsSource {
   // Threads; last.
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
+  std::vector<std::unique_ptr<CoreLoop>> copiers_;  // by device; null where slabs are the host's
   CoreLoop reaper_;
   CoreLoop status_;
   CoreLoop setup_;

@@ -35,6 +35,16 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
                                           : "none: the kernel gives shared memory 4 KiB pages");
     daemon.set_isolation(options_.embedded ? "accident only: the daemon runs under the trainers' uid"
                                            : "own uid where trainers run under another one; else accident only");
+    for (const GpuFacts& facts : options_.gpus) {
+      v1::Gpu* const gpu = daemon.add_gpus();
+      gpu->set_device(facts.device);
+      gpu->set_description(facts.description);
+      gpu->set_pci_bus_id(facts.pci_bus_id);
+      gpu->set_mps(facts.mps);
+      gpu->set_persistence_mode(facts.persistence_mode);
+      gpu->set_compute_mode(facts.compute_mode);
+    }
+    daemon.mutable_warnings()->Add(options_.device_warnings.begin(), options_.device_warnings.end());
     done(std::move(daemon));
   });
 }

@@ -36,6 +36,7 @@ JobCore::JobCore(Init init)
       collective_(std::move(init.collective)),
       loop_(init.loop),
       reaper_(init.reaper),
+      copier_(init.copier),
       events_(init.events),
       created_(absl::Now()),
       gradient_scale_(GradientScale(*plan_)),
@@ -161,6 +162,10 @@ bool JobCore::PollRings() {
         session->broken = true;  // a commit is under way, the abort follows it
         break;
       }
+      if (session->held) {
+        session->consumes_when_released = true;
+        break;
+      }
       session->PublishConsumed();
     }
   }
@@ -172,6 +177,9 @@ int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, 
   const int end = batch.commands_size();
   const absl::Time slice_end = MonotonicNow() + kPollSlice;
   for (int i = first; i < end; ++i) {
+    if (session->held) {
+      return i;
+    }
     if (session->broken) {
       return end;
     }
@@ -306,7 +314,7 @@ void JobCore::CheckSilence(absl::Time now) {
   for (int rank = 0; rank < world_size(); ++rank) {
     const Session& session = *sessions_[rank];
     const absl::Duration silent = now - std::max(session.last_command_time, session.last_progress_time);
-    if (silent < limit) {
+    if (silent < limit || session.held) {  // held: it is not the rank that takes so long
       continue;
     }
     // Silent is only a fault when somebody waits for this very rank.

@@ -8,6 +8,7 @@
 // dropped is a decided step: it is journaled, applied and committed first, and an abort that arrives meanwhile waits
 // for it.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -55,6 +56,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     std::unique_ptr<Collective> collective;
     CoreLoop* loop = nullptr;
     CoreLoop* reaper = nullptr;  // destroys what holds much memory
+    CoreLoop* copier = nullptr;  // of the device that the slabs lie on: waits for it; null: they are the host's
     EventLog* events = nullptr;
     CommittedFacts committed;  // of the job whose place it takes; at first: nothing
   };
@@ -197,9 +199,20 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     int64_t element_bytes = 0;
   };
   Written WrittenPart(const ParamPlan& param, int what) const;
+  void SubmitParametersCommit();
+  // Copies of values (job_copies.cc): each runs to its end before the next, at once where slabs are the host's, else on
+  // the copier, where it may touch nothing of the job but slabs and `undo_`.
+  using CopyValues = std::function<absl::Status()>;
+  // For a command of the session, which is held until the copy has ended; an error that comes then aborts the epoch.
+  absl::Status CopyFor(Session* session, CopyValues copy);
+  // `then` runs on the loop. REQUIRES: there is a copier.
+  void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
+  void Release(Session* session);
   static absl::Status Clear(const Written& written, int64_t numel);
   absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
-  void UndoWrites();  // closes the job where a device fails
+  absl::Status TakeBack();
+  void ForgetUndo();
+  void UndoWrites();  // closes the job where a device fails; `undoing_` until a copier has done it
 
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
@@ -274,6 +287,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::unique_ptr<Collective> collective_;
   CoreLoop* const loop_;
   CoreLoop* const reaper_;
+  CoreLoop* const copier_;
   EventLog* const events_;
   const absl::Time created_;
   const float gradient_scale_;
@@ -325,13 +339,18 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   int kept_age_ = 0;
   // Before version 1: by parameter and part (WrittenPart), the epoch that wrote it.
   std::map<std::pair<int, int>, uint64_t> initial_writes_;
-  // Of writes not yet committed: old bytes by 64 KiB chunk of a slab, old counts of updates by parameter.
-  std::map<std::pair<const JobSlab*, int64_t>, std::string> undo_;
+  // Of writes not yet committed: old counts of updates by parameter; whether there are old bytes, and whether they are
+  // being put back.
   std::map<int, int64_t> undo_counts_;
+  bool undo_kept_ = false;
+  bool undoing_ = false;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
   std::unique_ptr<UnshardPool> pool_;    // POOLED
   v1::Counters counters_;
   JobTrace trace_;
+  // Of copies: old bytes by 64 KiB chunk of a slab; how many, for status.
+  std::map<std::pair<const JobSlab*, int64_t>, std::string> undo_;
+  std::atomic<int64_t> undo_bytes_ = 0;
 };
 
 // Of the plan alone (plan_status.cc); any thread.

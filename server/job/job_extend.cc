@@ -97,6 +97,16 @@ absl::Status JobCore::CheckNobodyExtends(int rank, absl::string_view what, int b
 
 void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, ExtendDone done,
                              BuildExtended build) {
+  if (session->held) {  // it has asked for something before that is not done yet
+    session->when_released.push_back([self = shared_from_this(), id = session->id(), extension, done, build] {
+      if (Session* released = self->FindSession(id); released != nullptr) {
+        self->AwaitExtension(released, extension, done, build);
+      } else {
+        done(absl::AbortedError("extend job: the session has ended"));
+      }
+    });
+    return;
+  }
   const int rank = session->rank();
   absl::Status status = EndAsking(rank);
   status = status.ok() ? CheckMayExtend(rank) : status;

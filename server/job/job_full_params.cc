@@ -86,7 +86,7 @@ absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const
 absl::Status JobCore::MaybeGrantFullParams() {
   const bool all =
       std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params && !r.stepped; });
-  if (!all || full_params_granted_ || committing_ || closed_) {
+  if (!all || full_params_granted_ || committing_ || undoing_ || closed_) {
     return absl::OkStatus();
   }
   if (!ranks_[0].full.with_grads) {

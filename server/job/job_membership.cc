@@ -41,6 +41,10 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
                                            "\": its shards go back to the copy of step ", kept_step_,
                                            "; attach again"));
   }
+  if (undoing_) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": what was written and not committed is being taken back; attach again"));
+  }
   if (gradient_work_ > 0) {  // it would write into what the rank is about to give
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": work on gradients of the epoch that ended is still under way; attach "
@@ -100,6 +104,9 @@ void JobCore::EndSession(int rank) {
   loop_->RemoveFd(session->doorbell());
   if (session->pidfd.valid()) {
     loop_->RemoveFd(session->pidfd.get());
+  }
+  for (auto& closure : std::exchange(session->when_released, {})) {
+    loop_->Post(std::move(closure));
   }
   reaper_->Post([gone = std::move(sessions_[rank])] {});
   sessions_[rank] = nullptr;

@@ -193,14 +193,12 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
     slots->set_planned_bytes(plan_->memory.gradient_slots_bytes * world_size());
     slots->set_allocated_bytes(slots_allocated);
   }
-  if (!undo_.empty()) {
+  if (const int64_t undo_bytes = undo_bytes_; undo_bytes > 0) {
     v1::Purpose* undo = out->add_purposes();
     undo->set_purpose("writeback undo");
     undo->set_backing("heap");
     undo->set_planned_bytes(WritebackUndoBytes(*plan_));
-    for (const auto& [place, bytes] : undo_) {
-      undo->set_allocated_bytes(undo->allocated_bytes() + static_cast<int64_t>(bytes.size()));
-    }
+    undo->set_allocated_bytes(undo_bytes);
   }
   int64_t planned = 0;
   int64_t total = 0;

@@ -10,12 +10,6 @@
 #include "server/observe/log.h"
 
 namespace shardd {
-namespace {
-
-constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
-
-}  // namespace
-
 // Where `what` of a parameter lies: 0 itself, k > 0 its optimizer state k - 1. Null: the job has no such state.
 JobCore::Written JobCore::WrittenPart(const ParamPlan& param, int what) const {
   const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
@@ -95,61 +89,40 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     return RankError(absl::StatusCode::kInvalidArgument, rank, what,
                      absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", size, " bytes)"));
   }
+  const std::shared_ptr<SessionMemory>& memory = session->memory();  // of `source`
   if (of_gradient) {
     const int64_t gradient = flat.gradients_offset_bytes + param.offset * element;
-    if (!present_[command.group]) {  // what lies there is of no step
-      SHARDD_RETURN_IF_ERROR(memory_->gradients()->Zero(gradient, param.numel * element));
-    }
-    SHARDD_RETURN_IF_ERROR(memory_->gradients()->Write(gradient + command.arg0 * element, source, size));
+    const bool zero = !present_[command.group];  // what lies there is of no step
     present_[command.group] = true;
     written_gradients_[command.group] = true;
-    return absl::OkStatus();
+    return CopyFor(session,
+                   [slab = memory_->gradients(), gradient, zero, whole = param.numel * element,
+                    offset = command.arg0 * element, source, size, memory]() -> absl::Status {
+                     if (zero) {
+                       SHARDD_RETURN_IF_ERROR(slab->Zero(gradient, whole));
+                     }
+                     return slab->Write(gradient + offset, source, size);
+                   });
   }
   const int64_t offset_bytes = written.offset_bytes + command.arg0 * element;
+  bool clear = false;
   if (version_ == 0) {
     uint64_t& written_in = initial_writes_[{command.group, state}];
-    if (written_in != epoch_ && written_in != 0) {  // by an attempt that was given up: initial values are one's
-      SHARDD_RETURN_IF_ERROR(Clear(written, param.numel));
-    }
+    clear = written_in != epoch_ && written_in != 0;  // by an attempt that was given up: initial values are one's
     written_in = epoch_;
   }
-  if (version_ != 0) {
-    SHARDD_RETURN_IF_ERROR(SaveForUndo(written.slab, offset_bytes, size));
-  }
-  return written.slab->Write(offset_bytes, source, size);
-}
-
-absl::Status JobCore::Clear(const Written& written, int64_t numel) {
-  return written.slab->Zero(written.offset_bytes, numel * written.element_bytes);
-}
-
-// Each chunk is kept once, as it was before the first write: never more than the slabs themselves.
-absl::Status JobCore::SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes) {
-  for (int64_t chunk = offset_bytes / kUndoChunkBytes; chunk * kUndoChunkBytes < offset_bytes + size_bytes; ++chunk) {
-    const int64_t begin = chunk * kUndoChunkBytes;
-    const int64_t size = std::min(kUndoChunkBytes, slab->size_bytes() - begin);
-    if (undo_.count({slab, chunk}) == 0) {
-      std::string old(static_cast<size_t>(size), '\0');
-      SHARDD_RETURN_IF_ERROR(slab->Read(begin, old.data(), size));
-      undo_.emplace(std::pair(slab, chunk), std::move(old));
-    }
-  }
-  return absl::OkStatus();
-}
-
-void JobCore::UndoWrites() {
-  absl::Status status;
-  for (const auto& [place, bytes] : undo_) {
-    status.Update(place.first->Write(place.second * kUndoChunkBytes, bytes.data(), static_cast<int64_t>(bytes.size())));
-  }
-  undo_.clear();
-  for (const auto& [param, count] : undo_counts_) {
-    step_counts_[param] = count;
-  }
-  undo_counts_.clear();
-  if (!status.ok()) {
-    Close(absl::StrCat("take back what was not committed: ", status.message()));
-  }
+  const bool undo = version_ != 0;
+  undo_kept_ = undo_kept_ || undo;
+  return CopyFor(
+      session, [this, written, clear, undo, numel = param.numel, offset_bytes, source, size, memory]() -> absl::Status {
+        if (clear) {
+          SHARDD_RETURN_IF_ERROR(Clear(written, numel));
+        }
+        if (undo) {
+          SHARDD_RETURN_IF_ERROR(SaveForUndo(written.slab, offset_bytes, size));
+        }
+        return written.slab->Write(offset_bytes, source, size);
+      });
 }
 
 absl::Status JobCore::OnCommitParameters(Session* session) {
@@ -166,18 +139,43 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.committed_params; })) {
     return absl::OkStatus();
   }
-  if (version_ == 0) {
-    for (const auto& [part, written_in] : initial_writes_) {
-      if (written_in != epoch_) {
-        const ParamPlan& param = plan_->params[part.first];
-        SHARDD_RETURN_IF_ERROR(Clear(WrittenPart(param, part.second), param.numel));
-      }
+  std::vector<std::pair<Written, int64_t>> stale;
+  for (const auto& [part, written_in] : initial_writes_) {
+    if (written_in != epoch_) {
+      const ParamPlan& param = plan_->params[part.first];
+      stale.emplace_back(WrittenPart(param, part.second), param.numel);
     }
-    initial_writes_.clear();
   }
-  committing_ = true;
-  undo_.clear();  // from here on it completes forward
+  initial_writes_.clear();
+  committing_ = true;  // from here on it completes forward
   undo_counts_.clear();
+  const bool copies = std::exchange(undo_kept_, false) || !stale.empty();
+  auto copy = [this, stale = std::move(stale)]() -> absl::Status {
+    ForgetUndo();
+    for (const auto& [written, numel] : stale) {
+      SHARDD_RETURN_IF_ERROR(Clear(written, numel));
+    }
+    return absl::OkStatus();
+  };
+  if (copies && copier_ != nullptr) {
+    CopyOffLoop(std::move(copy), [this](const absl::Status& status) {
+      if (status.ok()) {
+        SubmitParametersCommit();
+        return;
+      }
+      committing_ = false;
+      Close(absl::StrCat("commit of parameters: ", status.message()));
+    });
+    return absl::OkStatus();
+  }
+  if (copies) {
+    SHARDD_RETURN_IF_ERROR(copy());
+  }
+  SubmitParametersCommit();
+  return absl::OkStatus();
+}
+
+void JobCore::SubmitParametersCommit() {
   auto done = Join(world_size(), [this](const absl::Status& status) {
     if (!status.ok()) {
       LogError(absl::StrCat("job ", name(), ": commit of parameters: ", status.message()));
@@ -198,7 +196,6 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
     devices_[r]->Submit(StreamId::kOptimizer, std::move(work));
   }
   written_gradients_.assign(plan_->params.size(), false);
-  return absl::OkStatus();
 }
 
 void JobCore::FinishParametersCommit() {

@@ -123,7 +123,7 @@ const char* Session::Staging(int64_t offset_bytes, int64_t size_bytes) const {
 }
 
 bool Session::HasCommands() const {
-  if (broken) {
+  if (broken || held) {
     return false;
   }
   const uint64_t submitted = view_.page().submitted.load(std::memory_order_seq_cst);
@@ -143,7 +143,7 @@ std::vector<bool> CopyMask(const uint8_t* mask, int bits) {
 }  // namespace
 
 absl::StatusOr<RankCommand> Session::NextFromRing() {
-  if (broken) {
+  if (broken || held) {
     return absl::NotFoundError("");
   }
   const uint64_t submitted = view_.page().submitted.load(std::memory_order_acquire);
@@ -231,8 +231,8 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
       return absl::InvalidArgumentError(
           absl::StrCat("ring: unknown opcode (got ", static_cast<uint32_t>(record.opcode), "; rank=", rank_, ")"));
   }
-  // WriteParameters reads the staging area when it is executed, before the next record is taken; `consumed` then tells
-  // the client that place, masks and staging are free.
+  // WriteParameters reads the staging area before the next record is taken; `consumed` then tells the client that
+  // place, masks and staging are free.
   return command;
 }
 

@@ -76,7 +76,8 @@ class Session {
   int doorbell() const { return doorbell_.get(); }
   const char* slot(int group) const;  // start of the group's gradient slot
 
-  // Takes the next command out of the ring. NOT_FOUND: none. INVALID_ARGUMENT: malformed; the session is broken.
+  // Takes the next command out of the ring. NOT_FOUND: none, or held. INVALID_ARGUMENT: malformed; the session is
+  // broken.
   absl::StatusOr<RankCommand> NextFromRing();
   // The command is executed: its record, masks and staging bytes may be reused by the client.
   void PublishConsumed();
@@ -126,6 +127,10 @@ class Session {
   absl::Time last_progress_time = absl::InfinitePast();  // it was let go from a wait: its own time starts again
   bool broken = false;  // it did what it must not while a commit was under way: nothing is read from it any more
   bool lost = false;    // its process or stream has ended
+  // Its last command waits for a copy off the loop: nothing is read from it until JobCore::Release.
+  bool held = false;
+  bool consumes_when_released = false;               // that command lies in the ring
+  std::vector<std::function<void()>> when_released;  // posted to the loop then, or when the session ends
   std::string last_command;
   std::string told_waiting_for;  // what the client knows of it
   uint64_t commands = 0;

@@ -202,7 +202,7 @@ void AdamW(benchmark::State& state) {
 void AdamWOnDevice(benchmark::State& state) {
   const int64_t numel = state.range(0) / 4;
   AdamWBuffers a(numel), b(numel);
-  const auto devices = *MakeDevices("cpu:1");
+  const auto devices = std::move(MakeDevices("cpu:1")->devices);
   const auto on_device = [&] {
     absl::Notification done;
     devices[0]->Submit(StreamId::kOptimizer, {"adamw",

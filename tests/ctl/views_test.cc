@@ -220,6 +220,26 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
             "embedded         no\n");
 }
 
+TEST(ViewsTest, DaemonSaysHowItsGpusAreSetAndWhatIsWrongAroundThem) {
+  const auto daemon = Parse<v1::Daemon>(R"pb(
+    devices: "cuda:0"
+    gpus {
+      device: "cuda:0"
+      description: "NVIDIA H200, 139 GiB"
+      pci_bus_id: "0000:65:00.0"
+      mps: "off"
+      persistence_mode: "unknown: no NVML"
+      compute_mode: "default"
+    }
+    warnings: "a trap; unset it"
+  )pb");
+  EXPECT_THAT(
+      Show(daemon, "", kView),
+      AllOf(HasSubstr("cuda:0           NVIDIA H200, 139 GiB, at 0000:65:00.0, MPS off, persistence mode unknown: "
+                      "no NVML, compute mode default\njobs"),
+            HasSubstr("embedded         no\nwarning          a trap; unset it\n")));
+}
+
 TEST(ViewsTest, JobSaysItsDefaultsInWords) {
   const auto job = Parse<v1::Job>(R"pb(
     name: "gpt"

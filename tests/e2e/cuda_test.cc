@@ -3,6 +3,7 @@
 // compute on the host, stand for kernels; pointers, descriptors and access are as on any machine.
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -128,6 +129,39 @@ TEST_F(OnGpus, WhatIsNotServedThereIsRefusedByNameWhenTheJobIsOpened) {
   EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition));
   EXPECT_TRUE(absl::StrContains(report.message, "cuda:1 does not reach the memory of cuda:0")) << report.message;
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));  // the next one is served
+}
+
+// Values of one job go to the GPU; its engine that copies them hangs, those that the other's kernels use do not.
+TEST_F(OnGpus, WhileACopyOfAJobsValuesHangsStatusAnswersAndAnotherJobTrainsOn) {
+  const std::string file = File("hang");
+  std::ofstream(file).flush();
+  StartOnGpus(1, {"FAKE_CUDA_LOSE_FILE=" + file});
+  const Args other = {{"name", "other"}, {"device_memory", "1"}, {"steps", "1000000"}, {"timeout_ms", "60000"}};
+  const Child first = StartRank(0, other);
+  const Child second = StartRank(1, other);
+  ASSERT_TRUE(PollUntil([&] { return Job("other").committed_step() > 3; }));
+  const Args args = {{"device_memory", "1"}, {"timeout_ms", "60000"}, {"pause", "initial"}};
+  Child hangs = StartRank(0, args);
+  Child waits = StartRank(1, args.With({{"pause", ""}}));
+  AwaitPause(args, "initial", 0);
+  std::ofstream(file) << "0 copy\n" << std::flush;
+  ASSERT_TRUE(PollUntil([&] { return access((file + ".seen").c_str(), F_OK) == 0; }));
+  LetGo(args, "initial", 0);
+  ASSERT_TRUE(PollUntil([&] {
+    const std::vector<v1::Rank> ranks = Ranks();
+    return ranks.size() == 2 && ranks[0].last_command() == "WriteParameters" && ranks[0].last_command_age_ms() > 500;
+  }));
+  const int64_t before = Job("other").committed_step();
+  EXPECT_TRUE(PollUntil([&] { return Job("other").committed_step() > before + 10; }));
+  EXPECT_EQ(Job().name(), "job") << "the copy has been given up before the other job went on";
+  // It is given up in the end, with a reason.
+  EXPECT_EQ(hangs.Wait(), 0);
+  EXPECT_EQ(waits.Wait(), 0);
+  EXPECT_TRUE(absl::StrContains(Report(args, 0).message, "copy between host and cuda:0: the GPU hangs"))
+      << Report(args, 0).message;
+  const int64_t after = Job("other").committed_step();
+  EXPECT_TRUE(PollUntil([&] { return Job("other").committed_step() > after; }));
+  EXPECT_EQ(StopDaemon(), 0);
 }
 
 TEST_F(OnGpus, AGpuThatIsLostEndsItsJobsWithTheDriversWordsAndTheDaemonGoesOn) {

@@ -17,6 +17,7 @@ using ::shardd::testing::FakeCudaEnvironment;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // What a daemon said that ends before it listens.
 std::string Refusal(const std::string& devices, const std::vector<std::string>& environment) {
@@ -45,11 +46,13 @@ TEST(CudaDaemonTest, AMachineThatDoesNotServeSaysWhichGpuAndWhy) {
 }
 
 // What shardctl prints, on either stream.
-std::string Shardctl(const DaemonProcess& daemon, const ::shardd::testing::TempDir& folder,
-                     const std::string& command) {
-  const std::string log = folder.File(command);
-  ::shardd::testing::Child child =
-      ::shardd::testing::Spawn({SHARDD_CTL_PATH, "--address=" + daemon.address(), command}, {.log = log});
+std::string Shardctl(const DaemonProcess& daemon, const ::shardd::testing::TempDir& folder, const std::string& command,
+                     const std::vector<std::string>& flags = {}) {
+  const std::string log = folder.File(absl::StrCat(command, flags.size()));  // the log of a process is appended to
+  std::vector<std::string> args = {SHARDD_CTL_PATH, "--address=" + daemon.address()};
+  args.insert(args.end(), flags.begin(), flags.end());
+  args.push_back(command);
+  ::shardd::testing::Child child = ::shardd::testing::Spawn(args, {.log = log});
   EXPECT_EQ(child.Wait(), 0);
   return ::shardd::testing::ReadWholeFile(log);
 }
@@ -71,6 +74,62 @@ TEST(CudaDaemonTest, EveryGpuIsServedWithItsStreamsUnderItsName) {
   }
   daemon.process().Kill(SIGTERM);
   EXPECT_EQ(daemon.process().Wait(), 0);
+}
+
+constexpr char kWarns[] = " W ";  // a line of the log
+
+struct StatusText {
+  std::string log, plain, json;
+};
+StatusText StatusOf(const std::vector<std::string>& environment) {
+  const ::shardd::testing::TempDir folder;
+  const DaemonProcess daemon(folder.path(), "cuda:all", {}, FakeCudaEnvironment(2, environment));
+  EXPECT_TRUE(daemon.listened()) << ::shardd::testing::ReadWholeFile(daemon.log());
+  return {::shardd::testing::ReadWholeFile(daemon.log()), Shardctl(daemon, folder, "status"),
+          Shardctl(daemon, folder, "status", {"--json"})};
+}
+
+TEST(CudaDaemonTest, StatusShowsHowEachGpuIsSet) {
+  const StatusText status = StatusOf({});
+  EXPECT_THAT(status.plain, HasSubstr("Fake GPU, 64 GiB, 4 multiprocessors, at 0000:40:00.0, MPS off, persistence mode "
+                                      "on, compute mode default\n"));
+  EXPECT_THAT(status.plain, ContainsRegex("cuda:1 .* at 0000:41:00.0, MPS off"));
+  EXPECT_THAT(status.json, ContainsRegex("\"persistence_mode\": *\"on\""));
+  // No lazy loading either: the daemon has asked for that.
+  EXPECT_THAT(status.log, Not(HasSubstr(kWarns)));
+  EXPECT_THAT(status.plain, Not(HasSubstr("warning")));
+  EXPECT_THAT(status.json, ContainsRegex("\"warnings\": *\\[\\]"));
+}
+
+TEST(CudaDaemonTest, TrapsAroundGpusAreLoggedAndShownEachWithARemedy) {
+  const StatusText status = StatusOf({"FAKE_CUDA_MPS=1", "FAKE_CUDA_PERSISTENCE=0", "CUDA_LAUNCH_BLOCKING=1",
+                                      "CUDA_MODULE_LOADING=LAZY", "CUDA_DEVICE_MAX_CONNECTIONS=1"});
+  EXPECT_THAT(status.plain, HasSubstr("MPS on, persistence mode off"));
+  const std::vector<std::pair<const char*, const char*>> traps = {
+      {"cuda:0, cuda:1: MPS is on", "keep it off where several owners share a GPU"},
+      {"cuda:0, cuda:1: persistence mode is off", "nvidia-smi -pm 1"},
+      {"got CUDA_LAUNCH_BLOCKING=1, want none", "unset it"},
+      {"got CUDA_DEVICE_MAX_CONNECTIONS=1, want none, or 8 to 32", "unset it"},
+      {"got CUDA_MODULE_LOADING=LAZY, want none, or EAGER", "unset it"},
+  };
+  for (const auto& [trap, remedy] : traps) {
+    for (const std::string& text : {status.log, status.plain, status.json}) {
+      EXPECT_THAT(text, ContainsRegex(absl::StrCat(trap, "[^\n]*", remedy)));
+    }
+  }
+  // Under MPS the one process is its server, and without MPS no trainer would get in.
+  EXPECT_THAT(StatusOf({"FAKE_CUDA_COMPUTE_MODE=3"}).plain, HasSubstr("no trainer can use the GPU beside the daemon"));
+  EXPECT_THAT(StatusOf({"FAKE_CUDA_COMPUTE_MODE=3", "FAKE_CUDA_MPS=1"}).plain, Not(HasSubstr("no trainer can use")));
+}
+
+TEST(CudaDaemonTest, ASettingThatCannotBeReadIsUnknownAndNoWarning) {
+  const StatusText status = StatusOf({"FAKE_CUDA_MPS=unknown", "FAKE_CUDA_PERSISTENCE=unknown",
+                                      "CUDA_LAUNCH_BLOCKING=0", "CUDA_DEVICE_MAX_CONNECTIONS=32"});
+  EXPECT_THAT(status.plain, HasSubstr("MPS unknown: this driver does not say"));
+  EXPECT_THAT(status.plain,
+              HasSubstr("persistence mode unknown: load \"libnvidia-ml.so.1\": nvmlInit: Driver Not Loaded"));
+  EXPECT_THAT(status.log, Not(HasSubstr(kWarns)));
+  EXPECT_THAT(status.plain, Not(HasSubstr("warning")));
 }
 
 }  // namespace

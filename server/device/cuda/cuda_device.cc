@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/shm/trace_ring.h"
 #include "common/status/status_macros.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 
@@ -20,7 +21,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const CudaDriver&
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaEngine> engine, CudaEngine::Create(driver, ordinal, kernels));
   cu::Ordinal device = 0;
   SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGet(&device, ordinal), "cuDeviceGet", absl::StrCat(ordinal)));
-  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Create(driver, device));
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Create(driver, device, options.hang_limit));
   return absl::WrapUnique(new CudaDevice(std::move(engine), std::move(memory), options));
 }
 
@@ -30,7 +31,8 @@ CudaDevice::CudaDevice(std::unique_ptr<CudaEngine> engine, std::unique_ptr<CudaM
       memory_(std::move(memory)),
       max_calls_(std::max(options.max_queued_calls, 32)),
       mark_calls_(max_calls_ / 4),
-      check_interval_(options.check_interval) {
+      check_interval_(options.check_interval),
+      hang_limit_(options.hang_limit) {
   absl::MutexLock lock(&mutex_);
   issuer_runs_ = true;
   issuer_ = std::thread([this] { Issue(); });
@@ -39,7 +41,7 @@ CudaDevice::CudaDevice(std::unique_ptr<CudaEngine> engine, std::unique_ptr<CudaM
 
 CudaDevice::~CudaDevice() {
   Shutdown();
-  JoinFinisher();     // of one that a late Submit started
+  Join(absl::InfiniteDuration());
   engine_ = nullptr;  // first, because a host function of a lost device may come until then
 }
 
@@ -100,17 +102,14 @@ absl::Status CudaDevice::lost() const {
 }
 
 void CudaDevice::Shutdown() {
-  std::thread issuer;
   {
     absl::MutexLock lock(&mutex_);
     shutdown_ = true;
-    // Not before it has left, so that of two callers at once neither returns while it runs.
-    const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !issuer_runs_; };
-    mutex_.Await(absl::Condition(&left));
-    issuer = std::move(issuer_);
   }
-  if (issuer.joinable()) issuer.join();
-  JoinFinisher();
+  if (Join(2 * hang_limit_)) return;
+  // The works that it has are not to be touched: it may be reading them.
+  LogError(absl::StrCat("shut down ", name(), ": a call of the driver has not returned after ",
+                        absl::FormatDuration(2 * hang_limit_), ": the GPU hangs, and its thread is left behind"));
 }
 
 void CudaDevice::StartFinisherLocked() {
@@ -118,15 +117,19 @@ void CudaDevice::StartFinisherLocked() {
   finisher_ = std::thread([this] { Finish(); });
 }
 
-void CudaDevice::JoinFinisher() {
-  std::thread finisher;
+bool CudaDevice::Join(absl::Duration limit) {
+  std::thread issuer, finisher;
   {
     absl::MutexLock lock(&mutex_);
-    const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !finisher_runs_; };
-    mutex_.Await(absl::Condition(&left));
+    // Not before both have left, so that of two callers at once neither returns while one runs.
+    const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !issuer_runs_ && !finisher_runs_; };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&left), limit)) return false;
+    issuer = std::move(issuer_);
     finisher = std::move(finisher_);
   }
+  if (issuer.joinable()) issuer.join();
   if (finisher.joinable()) finisher.join();
+  return true;
 }
 
 void CudaDevice::NameThread(const std::string& thread_name) {

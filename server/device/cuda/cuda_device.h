@@ -29,6 +29,9 @@ struct CudaDeviceOptions {
   int max_queued_calls = 256;
   // How often a GPU with outstanding work is asked whether it is lost: a lost one calls nobody.
   absl::Duration check_interval = absl::Milliseconds(100);
+  // How long one copy of memory() may take, and after Shutdown all that is in the GPU's queues: then the GPU hangs. Far
+  // above what either takes on a busy GPU.
+  absl::Duration hang_limit = absl::Seconds(10);
 };
 
 // A GPU. One thread (the issuer) makes all calls of the driver, and never waits for the GPU: it turns works into calls
@@ -53,7 +56,7 @@ class CudaDevice final : public Device {
                                                             const CudaDeviceOptions& options = {});
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
-  // Shuts down. REQUIRES: not called from a `done`.
+  // Shuts down, and gives back what the driver gave. REQUIRES: not called from a `done`.
   ~CudaDevice() override;
 
   const std::string& name() const override { return engine_->name(); }
@@ -61,7 +64,10 @@ class CudaDevice final : public Device {
   const std::string& description() const { return engine_->description(); }
   void Submit(StreamId stream, DeviceWork work) override;
   std::vector<StreamStatus> Status() const override;
-  // Waits for the calls that are in the GPU's queues. REQUIRES: not called from a `done`.
+  // Waits for the calls that are in the GPU's queues; after `hang_limit` that work is done with DATA_LOSS. Where the
+  // issuer itself hangs in a call of the driver, it is left there after twice that, with its works, which are not done:
+  // the destructor would wait for it, so a process that is to end does not destroy the device. REQUIRES: not called
+  // from a `done`.
   void Shutdown() override;
   // OK, or what made the device useless.
   absl::Status lost() const;
@@ -127,7 +133,8 @@ class CudaDevice final : public Device {
   void EndLocked(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FoldNormsLocked(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartFinisherLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void JoinFinisher() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of both threads. False: not after `limit`. REQUIRES: shutdown_.
+  bool Join(absl::Duration limit) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Constant after construction.
   std::unique_ptr<CudaEngine> engine_;  // called by the issuer alone, but for name() and description()
@@ -135,6 +142,7 @@ class CudaDevice final : public Device {
   const int max_calls_;
   const int mark_calls_;  // credit comes back in such steps within a work
   const absl::Duration check_interval_;
+  const absl::Duration hang_limit_;
 
   // Guarded.
   mutable absl::Mutex mutex_;

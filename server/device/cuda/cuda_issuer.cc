@@ -8,6 +8,7 @@
 #include "common/shm/trace_ring.h"
 #include "server/device/cuda/cuda_device.h"
 #include "server/device/ops/check.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
@@ -43,10 +44,16 @@ void CudaDevice::Issue() {
     if (const int chosen = shutdown_ ? -1 : ChooseLocked(); chosen >= 0) IssueSome(chosen);
     if (OutstandingLocked() && absl::Now() - last_check_ >= check_interval_) AskWhetherLost();
   }
+  const absl::Time limit = absl::Now() + hang_limit_;
   CancelQueued();
   while (OutstandingLocked()) {
     const auto drained = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !OutstandingLocked(); };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&drained), check_interval_)) AskWhetherLost();
+    if (absl::Now() > limit && OutstandingLocked()) {
+      LoseLocked(absl::DeadlineExceededError(absl::StrCat(
+          "it hangs: work that it had when it was shut down has not ended after ", absl::FormatDuration(hang_limit_))));
+      LogError(lost_.message());
+    }
   }
   issuer_runs_ = false;
 }

@@ -5,16 +5,19 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
 namespace {
 
 constexpr int64_t kStagingBytes = int64_t{1} << 20;
+constexpr absl::Duration kSpin = absl::Microseconds(100);  // a piece of staging takes less
 
 cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
 
@@ -32,20 +35,21 @@ class Exported final : public DeviceSlab {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(const CudaDriver& driver, cu::Ordinal device) {
+absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(const CudaDriver& driver, cu::Ordinal device,
+                                                               absl::Duration limit) {
   cu::Uuid uuid = {};
   SHARDD_RETURN_IF_ERROR(
       driver.Check(driver->DeviceGetUuid(&uuid, device), "cuDeviceGetUuid", "", absl::StrCat("cuda:", device)));
-  return absl::WrapUnique(
-      new CudaMemory(driver, device, std::string(reinterpret_cast<const char*>(uuid.bytes), sizeof(uuid.bytes))));
+  return absl::WrapUnique(new CudaMemory(
+      driver, device, std::string(reinterpret_cast<const char*>(uuid.bytes), sizeof(uuid.bytes)), limit));
 }
 
-CudaMemory::CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid)
-    : driver_(driver), device_(device), name_(absl::StrCat("cuda:", device)), uuid_(std::move(uuid)) {}
+CudaMemory::CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid, absl::Duration limit)
+    : driver_(driver), device_(device), name_(absl::StrCat("cuda:", device)), uuid_(std::move(uuid)), limit_(limit) {}
 
 CudaMemory::~CudaMemory() {
   absl::MutexLock lock(&mutex_);
-  if (context_ == nullptr) return;
+  if (context_ == nullptr || !lost_.ok()) return;  // to give staging back would wait for the GPU that hangs
   {
     const ScopedCudaContext current(driver_, context_);
     if (stream_ != nullptr) (void)driver_->StreamDestroy(stream_);
@@ -75,6 +79,8 @@ absl::Status CudaMemory::Prepare() {
         Check(driver_->MemHostRegister(staging_, kStagingBytes, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
               "cuMemHostRegister", "staging"));
     registered_ = true;
+  }
+  if (staging_address_ == 0) {
     SHARDD_RETURN_IF_ERROR(
         Check(driver_->MemHostGetDevicePointer(&staging_address_, staging_, 0), "cuMemHostGetDevicePointer"));
   }
@@ -83,6 +89,7 @@ absl::Status CudaMemory::Prepare() {
 
 absl::Status CudaMemory::Run(const std::function<absl::Status()>& body) {
   absl::MutexLock lock(&mutex_);
+  SHARDD_RETURN_IF_ERROR(lost_);
   if (context_ == nullptr) {
     SHARDD_RETURN_IF_ERROR(Check(driver_->DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain"));
   }
@@ -95,7 +102,25 @@ absl::Status CudaMemory::Run(const std::function<absl::Status()>& body) {
 absl::Status CudaMemory::CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes) {
   SHARDD_RETURN_IF_ERROR(Check(driver_->MemcpyAsync(to, from, static_cast<size_t>(size_bytes), stream_),
                                "cuMemcpyAsync", absl::StrCat(size_bytes, " bytes")));
-  return Check(driver_->StreamSynchronize(stream_), "cuStreamSynchronize");
+  return WaitForStream();
+}
+
+// By asking: the call that waits would wait for ever where the GPU hangs.
+absl::Status CudaMemory::WaitForStream() {
+  const auto begin = std::chrono::steady_clock::now();
+  while (true) {
+    // Before asking, so that who was stopped meanwhile asks once more.
+    const absl::Duration waited = absl::FromChrono(std::chrono::steady_clock::now() - begin);
+    const cu::Result result = driver_->StreamQuery(stream_);
+    if (result != cu::kNotReady) return Check(result, "cuStreamQuery", "of the host's copies");
+    if (waited > limit_) {
+      lost_ = absl::DataLossError(absl::StrCat("copy between host and ", name_, ": the GPU hangs (not done after ",
+                                               absl::FormatDuration(limit_),
+                                               "); its memory is given up: restart the daemon"));
+      return lost_;
+    }
+    if (waited > kSpin) absl::SleepFor(kSpin);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::string& name, int64_t size_bytes,
@@ -140,7 +165,7 @@ absl::Status CudaMemory::Zero(char* device_to, int64_t size_bytes) {
     SHARDD_RETURN_IF_ERROR(
         Check(driver_->MemsetD8Async(Address(device_to), 0, static_cast<size_t>(size_bytes), stream_),
               "cuMemsetD8Async", absl::StrCat(size_bytes, " bytes")));
-    return Check(driver_->StreamSynchronize(stream_), "cuStreamSynchronize");
+    return WaitForStream();
   });
 }
 
@@ -152,7 +177,7 @@ absl::Status CudaMemory::Copy(const std::vector<Copied>& copies) {
           driver_->MemcpyAsync(Address(copy.to), Address(copy.from), static_cast<size_t>(copy.size_bytes), stream_),
           "cuMemcpyAsync", absl::StrCat(copy.size_bytes, " bytes")));
     }
-    return Check(driver_->StreamSynchronize(stream_), "cuStreamSynchronize");
+    return WaitForStream();
   });
 }
 

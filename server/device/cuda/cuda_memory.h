@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "common/cuda/driver.h"
 #include "common/cuda/slab.h"
 #include "server/device/cuda/kernels.h"
@@ -15,13 +17,15 @@
 
 namespace shardd {
 
-// One GPU's. Copies run on a stream of their own, the most urgent there is, and through a small piece of registered
-// host memory: pageable memory would be staged by the driver, a piece at a time, on the GPU's turn. Stream and staging
-// are made with the first use.
+// One GPU's. A copy that has not ended after `limit` is given up, and this memory with it: the GPU hangs, and may write
+// into the staging still. From then on every call fails at once, with DATA_LOSS. Copies run on a stream of their own,
+// the most urgent there is, and through a small piece of registered host memory: pageable memory would be staged by the
+// driver, a piece at a time, on the GPU's turn. Stream and staging are made with the first use.
 class CudaMemory final : public DeviceMemory {
  public:
   // Calls nothing but cuDeviceGetUuid.
-  static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(const CudaDriver& driver, cu::Ordinal device);
+  static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(const CudaDriver& driver, cu::Ordinal device,
+                                                            absl::Duration limit);
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
   ~CudaMemory() override;
@@ -39,7 +43,7 @@ class CudaMemory final : public DeviceMemory {
   absl::Status Copy(const std::vector<Copied>& copies) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid);
+  CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid, absl::Duration limit);
   absl::Status Check(cu::Result result, const char* operation, absl::string_view object = "") const {
     return driver_.Check(result, operation, object, name_);
   }
@@ -48,15 +52,18 @@ class CudaMemory final : public DeviceMemory {
   absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WaitForStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   const CudaDriver driver_;
   const cu::Ordinal device_;
   const std::string name_;
   const std::string uuid_;
+  const absl::Duration limit_;
 
   // Guarded.
   absl::Mutex mutex_;  // one copy at a time
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   cu::Context context_ ABSL_GUARDED_BY(mutex_) = nullptr;
   cu::Stream stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
   char* staging_ ABSL_GUARDED_BY(mutex_) = nullptr;

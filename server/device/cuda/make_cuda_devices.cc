@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "common/status/status_macros.h"
 #include "server/device/cuda/cuda_device.h"
+#include "server/device/cuda/surroundings.h"
 
 namespace shardd {
 
@@ -31,9 +32,8 @@ absl::StatusOr<CudaSelection> ParseCudaSelection(absl::string_view text) {
   return selection;
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices(const CudaDriver& driver,
-                                                                     const CudaSelection& selection,
-                                                                     absl::Span<const unsigned char> kernels) {
+absl::StatusOr<Devices> MakeCudaDevices(const CudaDriver& driver, const CudaSelection& selection,
+                                        absl::Span<const unsigned char> kernels) {
   int count = 0;
   SHARDD_RETURN_IF_ERROR(driver.Check(driver->DeviceGetCount(&count), "cuDeviceGetCount", ""));
   std::vector<int> ordinals = selection.ordinals;
@@ -47,12 +47,16 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices(const CudaD
   if (kernels.empty()) {
     return absl::UnimplementedError("load kernels: this build has none, it was made where there was no nvcc");
   }
-  std::vector<std::unique_ptr<Device>> devices;
-  for (const int ordinal : ordinals) {
-    SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Create(driver, ordinal, kernels));
-    devices.push_back(std::move(device));
+  CudaSurroundings surroundings = ReadCudaSurroundings(driver, ordinals);
+  Devices made;
+  made.gpus = std::move(surroundings.gpus);
+  made.warnings = std::move(surroundings.warnings);
+  for (size_t i = 0; i < ordinals.size(); ++i) {
+    SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Create(driver, ordinals[i], kernels));
+    made.gpus[i].description = device->description();
+    made.devices.push_back(std::move(device));
   }
-  return devices;
+  return made;
 }
 
 }  // namespace shardd

@@ -20,11 +20,10 @@ struct CudaSelection {
 // "all", "0", "0,2". INVALID_ARGUMENT for anything else.
 absl::StatusOr<CudaSelection> ParseCudaSelection(absl::string_view text);
 
-// The devices of the selection, named by ordinal. FAILED_PRECONDITION: no such GPU, with how many there are; errors of
-// CudaEngine::Create otherwise.
-absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices(const CudaDriver& driver,
-                                                                     const CudaSelection& selection,
-                                                                     absl::Span<const unsigned char> kernels);
+// The devices of the selection, named by ordinal, with what was found around them. FAILED_PRECONDITION: no such GPU,
+// with how many there are; errors of CudaEngine::Create otherwise.
+absl::StatusOr<Devices> MakeCudaDevices(const CudaDriver& driver, const CudaSelection& selection,
+                                        absl::Span<const unsigned char> kernels);
 
 }  // namespace shardd
 

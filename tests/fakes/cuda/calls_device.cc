@@ -1,6 +1,7 @@
 // Errors, devices and contexts.
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 
 #include "tests/fakes/cuda/calls.h"
@@ -106,6 +107,13 @@ cu::Result Driver::DeviceGetUuid(cu::Uuid* uuid, cu::Ordinal device) {
   std::memset(uuid->bytes, device + 1, sizeof(uuid->bytes));
   return cu::kSuccess;
 }
+cu::Result Driver::DeviceGetPCIBusId(char* id, int length, cu::Ordinal device) {
+  const Call call = Enter("cuDeviceGetPCIBusId");
+  if (!call) return call.result;
+  if (!HasGpu(call, device)) return cu::kInvalidDevice;
+  std::snprintf(id, static_cast<size_t>(length), "0000:%02X:00.0", 0x40 + device);
+  return cu::kSuccess;
+}
 cu::Result Driver::DeviceGetAttribute(int* value, cu::Attribute attribute, cu::Ordinal device) {
   const Call call = Enter("cuDeviceGetAttribute");
   if (!call) return call.result;
@@ -114,6 +122,12 @@ cu::Result Driver::DeviceGetAttribute(int* value, cu::Attribute attribute, cu::O
     case cu::kMultiprocessorCount:
       *value = 4;
       return cu::kSuccess;
+    case cu::kComputeMode:
+      *value = call.machine->options_.compute_mode;
+      return cu::kSuccess;
+    case cu::kMpsEnabled:
+      *value = call.machine->options_.mps;
+      return *value < 0 ? cu::kInvalidValue : cu::kSuccess;
     case cu::kVirtualMemoryManagementSupported:
       *value = 1;
       return cu::kSuccess;
@@ -183,6 +197,12 @@ cu::Result Driver::CtxPopCurrent(cu::Context* context) {
   if (contexts.empty()) return cu::kInvalidContext;
   *context = contexts.back();
   contexts.pop_back();
+  return cu::kSuccess;
+}
+cu::Result Driver::ModuleGetLoadingMode(int* mode) {
+  const Call call = Enter("cuModuleGetLoadingMode");
+  if (!call) return call.result;
+  *mode = call.machine->options_.eager_loading ? cu::kEagerLoading : cu::kEagerLoading + 1;
   return cu::kSuccess;
 }
 cu::Result Driver::CtxGetStreamPriorityRange(int* least, int* greatest) {

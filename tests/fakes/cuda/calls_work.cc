@@ -20,6 +20,11 @@ cu::Result Driver::MemcpyAsync(cu::DevicePtr dst, cu::DevicePtr src, size_t size
   Machine& m = *call.machine;
   const bool pageable_src = !m.memory_.Knows(Pointer(src), size_bytes);
   const bool pageable_dst = !m.memory_.Knows(Pointer(dst), size_bytes);
+  const bool host = !m.memory_.IsOnGpu(Pointer(src)) || !m.memory_.IsOnGpu(Pointer(dst));
+  if (std::unique_lock lock(m.mutex_); host && m.gpus_[static_cast<size_t>(call.gpu)].hangs_host_copy) {
+    m.gpus_[static_cast<size_t>(call.gpu)].hangs_host_copy = false;
+    call.stream->Hang(true);
+  }
   const cu::Result result = Enqueue(call, [&m, dst, src, size_bytes, pageable_src, pageable_dst](Stream& on) {
     const bool fine = (pageable_src || m.memory_.Reaches(on.gpu(), Pointer(src), size_bytes, false)) &&
                       (pageable_dst || m.memory_.Reaches(on.gpu(), Pointer(dst), size_bytes, true));

@@ -78,6 +78,18 @@ void Machine::LoseLocked(int gpu, cu::Result error) {
   }
 }
 
+void Machine::HangGpu(int gpu, bool hang) {
+  std::lock_guard lock(mutex_);
+  for (auto& [handle, stream] : streams_) {
+    if (stream->gpu() == gpu) stream->Hang(hang);
+  }
+}
+
+void Machine::HangNextHostCopy(int gpu) {
+  std::lock_guard lock(mutex_);
+  gpus_[static_cast<size_t>(gpu)].hangs_host_copy = true;
+}
+
 int64_t Machine::Calls(const std::string& function) const {
   std::lock_guard lock(mutex_);
   const auto it = calls_.find(function);

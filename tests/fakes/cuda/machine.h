@@ -45,6 +45,9 @@ struct MachineOptions {
   bool rdma = true;
   bool memops = true;
   int driver_version = 13000;
+  int mps = 0;  // as the attribute; -1: the driver does not know it
+  int compute_mode = cu::kComputeModeDefault;
+  bool eager_loading = false;
 };
 
 // What a kernel sees of its launch.
@@ -83,6 +86,11 @@ class Machine {
   // functions included: what a sticky error, or a GPU that fell off the bus, looks like.
   void LoseGpu(int gpu, cu::Result error = cu::kEccUncorrectable);
 
+  // All streams that the GPU has: nothing of them goes on, and nothing is said, until this is called with false.
+  void HangGpu(int gpu, bool hang = true);
+  // The stream of the next copy between host and GPU, which never ends; other streams go on.
+  void HangNextHostCopy(int gpu);
+
   int64_t Calls(const std::string& function) const;
   // Copies of memory that the driver does not know: they block the caller.
   int64_t PageableCopies() const;
@@ -103,6 +111,7 @@ class Machine {
   struct Gpu {
     int context_users = 0;
     cu::Result lost = cu::kSuccess;
+    bool hangs_host_copy = false;
   };
   struct Kernel {
     std::string name;

@@ -267,6 +267,11 @@ bool Memory::Knows(const void* p, size_t size_bytes) const {
   return touches(registered_, kSizeOfRange) || touches(reservations_, kSizeItself);
 }
 
+bool Memory::IsOnGpu(const void* p) const {
+  std::lock_guard lock(mutex_);
+  return Holding(reservations_, reinterpret_cast<uintptr_t>(p), kSizeItself) != reservations_.end();
+}
+
 Memory::Live Memory::live() const {
   std::lock_guard lock(mutex_);
   return {handles_.size(), reservations_.size(), mappings_.size(), registered_.size()};

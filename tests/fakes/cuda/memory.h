@@ -48,6 +48,9 @@ class Memory {
   // Whether any byte of it lies in a range of the driver's: then it is no pageable host memory.
   bool Knows(const void* p, size_t size_bytes) const;
 
+  // Whether it lies in an address range for memory of GPUs; else it is the host's.
+  bool IsOnGpu(const void* p) const;
+
   // What was made and not given back. For tests of leaks.
   struct Live {
     size_t handles = 0, reservations = 0, mappings = 0, registered = 0;

@@ -49,10 +49,18 @@ void Stream::Stop() {
   changed_.notify_all();
 }
 
+void Stream::Hang(bool hang) {
+  {
+    std::lock_guard lock(mutex_);
+    hanging_ = hang;
+  }
+  changed_.notify_all();
+}
+
 void Stream::Run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return ending_ || (!Stopped() && !queue_.empty()); });
+    changed_.wait(lock, [&] { return ending_ || (!Stopped() && !hanging_ && !queue_.empty()); });
     if (ending_) return;
     const Item& item = queue_.front();  // stays where it is while others are appended
     lock.unlock();

@@ -36,6 +36,8 @@ class Stream {
   void WaitUntilIdle() const;  // or stopped
   // Nothing that has not started runs any more. Does not wait.
   void Stop();
+  // What is queued stays there, the next item first, as long as this holds.
+  void Hang(bool hang);
   bool Stopped() const { return stopped_.load(std::memory_order_acquire); }
 
  private:
@@ -47,6 +49,7 @@ class Stream {
   mutable std::condition_variable changed_;
   std::deque<Item> queue_;  // the first runs
   bool ending_ = false;
+  bool hanging_ = false;
   uint64_t random_;
   std::thread thread_;
 };

@@ -34,7 +34,7 @@ class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {
     plan_ = std::move(plan);
     collective_.reset();
     wrapped_.clear();
-    devices_ = *MakeDevices(absl::StrCat("cpu:", device_count));
+    devices_ = std::move(MakeDevices(absl::StrCat("cpu:", device_count))->devices);
     for (const auto& device : devices_) wrapped_.push_back(std::make_unique<WrappedDevice>(device.get()));
     std::vector<Device*> of_ranks;
     for (int rank = 0; rank < plan_.world_size; ++rank) {

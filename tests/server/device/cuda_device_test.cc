@@ -21,6 +21,12 @@ using testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
+bool Eventually(const std::function<bool()>& condition) {
+  const absl::Time end = absl::Now() + kLimit;
+  while (!condition() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+  return condition();
+}
+
 class CudaDeviceTest : public testing::Test {
  protected:
   absl::Status Run(Device& device, std::vector<DeviceOp> ops, StreamId stream = StreamId::kUnshard) {
@@ -271,12 +277,54 @@ TEST_F(CudaDeviceTest, NoCopyOfTheSuiteGoesThroughPageableMemory) {
   EXPECT_EQ(machine().PageableCopies(), 0);
 }
 
+TEST_F(CudaDeviceTest, ShutdownOfAGpuThatHangsEndsWithWhatItHadLost) {
+  const auto device = world_.Make({.check_interval = absl::Milliseconds(5), .hang_limit = absl::Milliseconds(50)});
+  float* const x = Floats(2);
+  machine().HangGpu(0);
+  const int64_t ends = machine().Calls("cuLaunchHostFunc");
+  absl::Mutex mutex;
+  std::vector<absl::Status> statuses;
+  for (int i = 0; i < kStreamCount; ++i) {
+    device->Submit(static_cast<StreamId>(i), {"copy", {CopyOp{x, x + 1, 4}}, [&](absl::Status status) {
+                                                absl::MutexLock lock(&mutex);
+                                                statuses.push_back(std::move(status));
+                                              }});
+  }
+  EXPECT_TRUE(Eventually([&] { return machine().Calls("cuLaunchHostFunc") == ends + kStreamCount; }));
+  device->Shutdown();
+  absl::MutexLock lock(&mutex);
+  ASSERT_EQ(statuses.size(), size_t{kStreamCount});
+  for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_EQ(device->lost().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(device->lost().message()), HasSubstr("it hangs: work that it had when it was shut down"));
+}
+
+TEST(CudaDeviceHangTest, ShutdownLeavesAThreadThatACallOfTheDriverDoesNotGiveBack) {
+  FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/1, /*queue_limit=*/4);  // the call that finds it full blocks
+  float* const x = static_cast<float*>(world.memory()->allocate(8, 16));
+  std::atomic<int> done = 0;
+  {
+    const auto device = world.Make({.check_interval = absl::Milliseconds(5), .hang_limit = absl::Milliseconds(50)});
+    world.machine().HangGpu(0);
+    const int64_t copies = world.machine().Calls("cuMemcpyAsync");
+    const std::vector<DeviceOp> ops(10, CopyOp{x, x + 1, 4});
+    device->Submit(StreamId::kUnshard, {"copies", ops, [&](absl::Status) { ++done; }});
+    // Of the ten, the fifth does not return.
+    EXPECT_TRUE(Eventually([&] { return world.machine().Calls("cuMemcpyAsync") == copies + 5; }));
+    device->Shutdown();
+    EXPECT_EQ(done, 0);
+    EXPECT_TRUE(device->lost().ok()) << "nobody knows";
+    world.machine().HangGpu(0, false);
+  }
+  EXPECT_EQ(done, 1) << "the destructor waits for the thread";
+}
+
 TEST_F(CudaDeviceTest, GpusAreSelectedByNumber) {
   const auto make = [&](const char* which) {
     return MakeCudaDevices(world_.driver(), *ParseCudaSelection(which), absl::MakeConstSpan(fake_cuda::kFatbinMagic));
   };
-  EXPECT_EQ(make("all")->size(), 1u);
-  EXPECT_EQ(make("0")->front()->name(), "cuda:0");
+  EXPECT_EQ(make("all")->devices.size(), 1u);
+  EXPECT_EQ(make("0")->devices.front()->name(), "cuda:0");
   const absl::Status status = make("0,3").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("find GPU 3: the driver shows 1"));

@@ -69,5 +69,36 @@ TEST(CudaMemory, AGpuThatDoesNotReachTheMemoryIsNamedAndNothingIsLeftBehind) {
   EXPECT_EQ(world.machine().live(), live);
 }
 
+TEST(CudaMemory, StagingWhoseAddressTheDriverDidNotGiveIsAskedForAgain) {
+  FakeCudaWorld world;
+  const std::unique_ptr<CudaDevice> device = world.Make();
+  DeviceMemory* const memory = device->memory();
+  world.machine().FailCall("cuMemHostGetDevicePointer", 1, cu::kInvalidValue);
+  const absl::Status status = memory->MakeSlab("slab", 4096, {memory}).status();
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("cuMemHostGetDevicePointer"));
+  const std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", 4096, {memory});
+  char byte = 7, read = 0;
+  ASSERT_TRUE(memory->Write(slab->data(), &byte, 1).ok());
+  ASSERT_TRUE(memory->Read(&read, slab->data(), 1).ok());
+  EXPECT_EQ(read, 7);
+}
+
+TEST(CudaMemory, ACopyThatHangsIsGivenUpAndTheMemoryWithIt) {
+  FakeCudaWorld world;
+  const std::unique_ptr<CudaDevice> device = world.Make({.hang_limit = absl::Milliseconds(50)});
+  DeviceMemory* const memory = device->memory();
+  const std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", 4096, {memory});
+  char byte = 7;
+  world.machine().HangNextHostCopy(0);
+  const absl::Status status = memory->Write(slab->data(), &byte, 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("copy between host and cuda:0: the GPU hangs (not done after 50ms)"));
+  const int64_t copies = world.machine().Calls("cuMemcpyAsync");
+  EXPECT_EQ(memory->Read(&byte, slab->data(), 1), status);
+  EXPECT_EQ(memory->MakeSlab("another", 4096, {memory}).status(), status);
+  EXPECT_EQ(world.machine().Calls("cuMemcpyAsync"), copies) << "a GPU that hangs is asked for nothing more";
+}
+
 }  // namespace
 }  // namespace shardd

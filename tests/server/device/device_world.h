@@ -29,7 +29,7 @@ class DeviceWorld {
 
 class CpuWorld final : public DeviceWorld {
  public:
-  std::vector<std::unique_ptr<Device>> MakeAll() override { return *MakeDevices("cpu:2"); }
+  std::vector<std::unique_ptr<Device>> MakeAll() override { return std::move(MakeDevices("cpu:2")->devices); }
   std::pmr::memory_resource* memory() override { return std::pmr::new_delete_resource(); }
 };
 
@@ -68,13 +68,15 @@ class RegisteredMemory {
 // Two fake GPUs; with a seed, every operation starts late by a random time.
 class FakeCudaWorld final : public DeviceWorld {
  public:
-  static fake_cuda::MachineOptions Options(uint64_t delay_seed, int gpus) {
+  static fake_cuda::MachineOptions Options(uint64_t delay_seed, int gpus, size_t queue_limit) {
     fake_cuda::MachineOptions options;
+    options.queue_limit = queue_limit;
     options.gpus = gpus;
     options.delay_seed = delay_seed;
     return options;
   }
-  explicit FakeCudaWorld(uint64_t delay_seed = 0, int gpus = 2) : machine_(Options(delay_seed, gpus)) {
+  explicit FakeCudaWorld(uint64_t delay_seed = 0, int gpus = 2, size_t queue_limit = 1024)
+      : machine_(Options(delay_seed, gpus, queue_limit)) {
     fake_cuda::AddReferenceKernels(machine_);
     (void)driver_->Init(0);
     memory_.emplace(driver_, size_t{512} << 20);
@@ -82,7 +84,7 @@ class FakeCudaWorld final : public DeviceWorld {
   fake_cuda::Machine& machine() { return machine_; }
   const CudaDriver& driver() const { return driver_; }
   std::vector<std::unique_ptr<Device>> MakeAll() override {
-    return *MakeCudaDevices(driver_, {true, {}}, absl::MakeConstSpan(fake_cuda::kFatbinMagic));
+    return std::move(MakeCudaDevices(driver_, {true, {}}, absl::MakeConstSpan(fake_cuda::kFatbinMagic))->devices);
   }
   std::unique_ptr<CudaDevice> Make(const CudaDeviceOptions& options = {}) {
     return *CudaDevice::Create(driver_, 0, absl::MakeConstSpan(fake_cuda::kFatbinMagic), options);

@@ -35,6 +35,14 @@ static_assert(cu::kMpsClientTerminated == CUDA_ERROR_MPS_CLIENT_TERMINATED);
 static_assert(cu::kExternalDevice == CUDA_ERROR_EXTERNAL_DEVICE && cu::kUnknown == CUDA_ERROR_UNKNOWN);
 
 static_assert(int{cu::kMultiprocessorCount} == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(int{cu::kComputeMode} == CU_DEVICE_ATTRIBUTE_COMPUTE_MODE);
+static_assert(cu::kComputeModeDefault == CU_COMPUTEMODE_DEFAULT &&
+              cu::kComputeModeProhibited == CU_COMPUTEMODE_PROHIBITED &&
+              cu::kComputeModeExclusiveProcess == CU_COMPUTEMODE_EXCLUSIVE_PROCESS);
+#if CUDA_VERSION >= 13000  // the first toolkit that was looked at and has it
+static_assert(int{cu::kMpsEnabled} == CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
+#endif
+static_assert(cu::kEagerLoading == CU_MODULE_EAGER_LOADING && sizeof(CUmoduleLoadingMode) == sizeof(int));
 static_assert(int{cu::kVirtualMemoryManagementSupported} == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(int{cu::kHandleTypePosixFdSupported} == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 static_assert(int{cu::kGpuDirectRdmaWithVmmSupported} == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);

@@ -12,8 +12,8 @@ using testing::HasSubstr;
 TEST(MakeDevicesTest, CpuDevicesAreNumberedFromZero) {
   const auto devices = MakeDevices("cpu:3");
   ASSERT_TRUE(devices.ok()) << devices.status();
-  ASSERT_EQ(devices->size(), 3u);
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ((*devices)[i]->name(), "cpu:" + std::to_string(i));
+  ASSERT_EQ(devices->devices.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(devices->devices[i]->name(), "cpu:" + std::to_string(i));
 }
 
 TEST(MakeDevicesTest, SixtyFourAreTheMost) {

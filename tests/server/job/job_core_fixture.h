@@ -114,7 +114,8 @@ T* SlabAt(const JobSlab* slab, int64_t offset_bytes) {
 class JobCoreTest : public ::testing::Test {
  protected:
   JobCoreTest() : JobCoreTest(SgdJob()) {}
-  explicit JobCoreTest(const SpecBuilder& builder_in) {
+  // `copies_off_loop`: as where slabs are a device's, by a copier.
+  explicit JobCoreTest(const SpecBuilder& builder_in, bool copies_off_loop = false) {
     SpecBuilder builder = builder_in;
     plan_ = std::make_shared<const ShardPlan>(builder.Plan());
     JobCore::Init init;
@@ -128,7 +129,7 @@ class JobCoreTest : public ::testing::Test {
     EXPECT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
     init.memory = *std::move(memory);
     init.journal = *std::move(journal);
-    auto devices = *MakeDevices("cpu:2");
+    auto devices = std::move(MakeDevices("cpu:2")->devices);
     for (auto& device : devices) {
       devices_.push_back(std::make_unique<HeldDevice>(std::move(device)));
       init.devices.push_back(devices_.back().get());
@@ -136,6 +137,7 @@ class JobCoreTest : public ::testing::Test {
     init.collective = std::make_unique<LocalCollective>(init.devices);
     init.loop = &loop_;
     init.reaper = &reaper_;
+    init.copier = copies_off_loop ? &copier_ : nullptr;
     init.events = &events_;
     OnLoop([&] { job_ = std::make_shared<JobCore>(std::move(init)); });
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -160,6 +162,7 @@ class JobCoreTest : public ::testing::Test {
       device->Release();
       device->Shutdown();
     }
+    copier_.Stop();
     OnLoop([&] { job_.reset(); });
     loop_.Stop();
     reaper_.Stop();
@@ -260,6 +263,7 @@ class JobCoreTest : public ::testing::Test {
   std::shared_ptr<Events> streams_[kRanks];
   uint64_t sessions_made_ = 0;
   CoreLoop reaper_;
+  CoreLoop copier_;
   CoreLoop loop_;
   std::shared_ptr<JobCore> job_;
 };

@@ -61,7 +61,7 @@ inline v1::HyperParameters SgdHyper(double lr, double momentum) {
 // A job's slabs and a device to run operations on.
 class OptimizerTest : public testing::Test {
  protected:
-  OptimizerTest() : device_(std::move(MakeDevices("cpu:1")->front())) {}
+  OptimizerTest() : device_(std::move(MakeDevices("cpu:1")->devices.front())) {}
 
   // Parameters as ParamValues(seed 1); everything between parameters, and gradients not written yet, is NaN, so that
   // reading it shows; optimizer state is zero, as new slabs are.

@@ -1,5 +1,6 @@
 #include "tests/fakes/cuda/libcuda/environment.h"
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstdio>
@@ -31,16 +32,25 @@ void Read(const char* name, uint64_t most, T* value) {
   if (text != nullptr) *value = static_cast<T>(Number(name, text, most));
 }
 
-// A line "GPU ERROR" loses that GPU. A file that is not whole yet loses none.
-void LoseAsTheFileSays(Machine& machine, const std::string& path, int gpus) {
+// A line "GPU ERROR" loses that GPU, "GPU copy" hangs its next host copy. A file that is not whole yet does nothing.
+// Returns how many lines there are; the first `seen` are passed over.
+int LoseAsTheFileSays(Machine& machine, const std::string& path, int gpus, int seen) {
   std::ifstream file(path);
   std::string line;
+  int lines = 0;
   while (std::getline(file, line) && !file.eof()) {
     std::istringstream words(line);
     int gpu = -1;
-    cu::Result error = cu::kSuccess;
-    if (words >> gpu >> error && gpu >= 0 && gpu < gpus) machine.LoseGpu(gpu, error);
+    std::string what;
+    if (++lines <= seen || !(words >> gpu >> what) || gpu < 0 || gpu >= gpus) continue;
+    if (what == "copy") {
+      machine.HangNextHostCopy(gpu);
+      std::ofstream(path + ".seen").flush();
+    } else if (const int error = std::atoi(what.c_str()); error > 0) {
+      machine.LoseGpu(gpu, error);
+    }
   }
+  return std::max(lines, seen);
 }
 
 }  // namespace
@@ -59,6 +69,14 @@ MachineOptions OptionsFromEnvironment() {
   Read("FAKE_CUDA_RDMA", 1, &options.rdma);
   Read("FAKE_CUDA_MEMOPS", 1, &options.memops);
   Read("FAKE_CUDA_DRIVER_VERSION", 1 << 20, &options.driver_version);
+  Read("FAKE_CUDA_COMPUTE_MODE", cu::kComputeModeExclusiveProcess, &options.compute_mode);
+  if (const char* const mps = std::getenv("FAKE_CUDA_MPS"); mps != nullptr && std::string(mps) == "unknown") {
+    options.mps = -1;
+  } else {
+    Read("FAKE_CUDA_MPS", 1, &options.mps);
+  }
+  const char* const loading = std::getenv("CUDA_MODULE_LOADING");  // the driver's own
+  options.eager_loading = loading != nullptr && std::string(loading) == "EAGER";
   return options;
 }
 
@@ -80,8 +98,8 @@ void FailFromEnvironment(Machine& machine) {
     int gpus = MachineOptions().gpus;
     Read("FAKE_CUDA_DEVICES", 64, &gpus);
     std::thread([&machine, path = std::string(path), gpus] {
-      while (true) {
-        LoseAsTheFileSays(machine, path, gpus);
+      for (int seen = 0;;) {
+        seen = LoseAsTheFileSays(machine, path, gpus, seen);
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }).detach();

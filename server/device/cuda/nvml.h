@@ -1,0 +1,39 @@
+#ifndef SHARDD_SERVER_DEVICE_CUDA_NVML_H_
+#define SHARDD_SERVER_DEVICE_CUDA_NVML_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace shardd {
+
+// The part of NVIDIA's management library that is used, for what neither the driver's API nor a file tells: a socket
+// of nvidia-persistenced says that the service runs, not that it holds any GPU. The library comes with the driver, is
+// found at run time and declared here, as NVIDIA documents it. Loop-confined.
+class Nvml {
+ public:
+  // dlopen, every function, nvmlInit. FAILED_PRECONDITION: absent, or it does not come up, with what it answered.
+  static absl::StatusOr<Nvml> Load(const std::string& library = "libnvidia-ml.so.1");
+  Nvml(Nvml&& other) noexcept : table_(other.table_) { other.table_.shutdown = nullptr; }
+  Nvml& operator=(Nvml&&) = delete;
+  ~Nvml();  // the library stays loaded
+
+  // INTERNAL: NVML's words.
+  absl::StatusOr<bool> PersistenceMode(const std::string& pci_bus_id) const;
+
+ private:
+  struct Table {
+    int (*init)() = nullptr;
+    int (*shutdown)() = nullptr;
+    const char* (*error_string)(int result) = nullptr;
+    int (*device_by_pci_bus_id)(const char* pci_bus_id, void** device) = nullptr;
+    int (*device_persistence_mode)(void* device, int* on) = nullptr;
+  };
+  explicit Nvml(const Table& table) : table_(table) {}
+
+  Table table_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DEVICE_CUDA_NVML_H_

@@ -1,0 +1,129 @@
+// Copies of values between the host and the job's slabs. A GPU that hangs may keep one for seconds, so where slabs are
+// a device's they run on its copier, and the rank that has asked for one is held meanwhile: its commands wait in its
+// ring, in their order, and everybody else goes on.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/job/job_core.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
+
+}  // namespace
+
+absl::Status JobCore::CopyFor(Session* session, CopyValues copy) {
+  if (copier_ == nullptr) {
+    return copy();
+  }
+  session->held = true;
+  CopyOffLoop(std::move(copy), [this, id = session->id(), epoch = epoch_](absl::Status status) {
+    // Of an epoch that has ended, the loss of the device alone means anything.
+    if (!status.ok() && (epoch == epoch_ || absl::IsDataLoss(status))) {
+      Abort(std::move(status), {});
+      return;
+    }
+    if (Session* held = FindSession(id); held != nullptr) {
+      Release(held);
+    }
+  });
+  return absl::OkStatus();
+}
+
+void JobCore::CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then) {
+  copier_->Post([self = shared_from_this(), copy = std::move(copy), then = std::move(then)] {
+    self->loop_->Post([self, then, status = copy()] { then(status); });
+  });
+}
+
+void JobCore::Release(Session* session) {
+  session->held = false;
+  session->last_progress_time = MonotonicNow();
+  if (std::exchange(session->consumes_when_released, false)) {
+    session->PublishConsumed();
+  }
+  for (auto& closure : std::exchange(session->when_released, {})) {
+    loop_->Post(std::move(closure));
+  }
+}
+
+absl::Status JobCore::Clear(const Written& written, int64_t numel) {
+  return written.slab->Zero(written.offset_bytes, numel * written.element_bytes);
+}
+
+// Each chunk is kept once, as it was before the first write: never more than the slabs themselves.
+absl::Status JobCore::SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes) {
+  for (int64_t chunk = offset_bytes / kUndoChunkBytes; chunk * kUndoChunkBytes < offset_bytes + size_bytes; ++chunk) {
+    const int64_t begin = chunk * kUndoChunkBytes;
+    const int64_t size = std::min(kUndoChunkBytes, slab->size_bytes() - begin);
+    if (undo_.count({slab, chunk}) == 0) {
+      std::string old(static_cast<size_t>(size), '\0');
+      SHARDD_RETURN_IF_ERROR(slab->Read(begin, old.data(), size));
+      undo_.emplace(std::pair(slab, chunk), std::move(old));
+      undo_bytes_ += size;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::TakeBack() {
+  absl::Status status;
+  for (const auto& [place, bytes] : undo_) {
+    status.Update(place.first->Write(place.second * kUndoChunkBytes, bytes.data(), static_cast<int64_t>(bytes.size())));
+  }
+  ForgetUndo();
+  return status;
+}
+
+void JobCore::ForgetUndo() {
+  undo_.clear();
+  undo_bytes_ = 0;
+}
+
+void JobCore::UndoWrites() {
+  for (const auto& [param, count] : undo_counts_) {
+    step_counts_[param] = count;
+  }
+  undo_counts_.clear();
+  if (!std::exchange(undo_kept_, false)) {
+    return;
+  }
+  auto close = [this](const absl::Status& status) {
+    Close(absl::StrCat("take back what was not committed: ", status.message()));
+  };
+  if (copier_ == nullptr) {
+    if (absl::Status status = TakeBack(); !status.ok()) {
+      close(status);
+    }
+    return;
+  }
+  // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
+  undoing_ = true;
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      session->held = true;
+    }
+  }
+  CopyOffLoop([this] { return TakeBack(); },
+              [this, close](const absl::Status& status) {
+                undoing_ = false;
+                if (!status.ok()) {
+                  close(status);
+                  return;
+                }
+                for (const auto& session : sessions_) {
+                  if (session != nullptr && session->held) {
+                    Release(session.get());
+                  }
+                }
+                if (absl::Status granted = MaybeGrantFullParams(); !granted.ok()) {
+                  Abort(std::move(granted), {});
+                }
+              });
+}
+
+}  // namespace shardd

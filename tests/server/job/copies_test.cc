@@ -1,0 +1,125 @@
+// Values that a copier brings to the slabs: who waits for it, who does not, and what is put back.
+
+#include <cstring>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "tests/server/job/job_core_fixture.h"
+
+namespace shardd {
+namespace {
+
+class ValuesOffLoopTest : public JobCoreTest {
+ protected:
+  ValuesOffLoopTest() : JobCoreTest(SgdJob(), /*copies_off_loop=*/true), before_(value()) {}
+  ~ValuesOffLoopTest() override {
+    LetCopierGo();
+    copier_.RunAndWait([] {});
+  }
+
+  // The copier does nothing from here on, as one whose GPU hangs.
+  void HoldCopier() {
+    copier_.Post([this] { go_.WaitForNotificationWithTimeout(kPatience); });
+  }
+  void LetCopierGo() {
+    if (!go_.HasBeenNotified()) go_.Notify();
+  }
+  void EnterWithWriteback() {
+    v1::Command command;
+    command.mutable_enter_full_params()->set_writeback(true);
+    for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  }
+  void Write(int rank, float value) {
+    v1::Command command;
+    OnLoop([&] {
+      Session* const session = job_->session(rank);
+      const int64_t staging = session->layout().payload_offset_bytes;
+      std::memcpy(session->memory()->memory->At<char>(staging), &value, sizeof(value));
+      command.mutable_write_parameters()->set_numel(1);
+      command.mutable_write_parameters()->set_staging_offset_bytes(staging);
+    });
+    Send(rank, command);
+  }
+  // Commands of the batch that were executed.
+  int SendCommit(int rank) {
+    v1::CommandBatch batch;
+    batch.add_commands()->mutable_commit_parameters();
+    int executed = 0;
+    OnLoop([&] { executed = job_->ExecuteFromStream(job_->session(rank), batch); });
+    return executed;
+  }
+  bool Held(int rank) {
+    bool held = false;
+    OnLoop([&] { held = job_->session(rank)->held; });
+    return held;
+  }
+
+  const float before_;
+
+ private:
+  absl::Notification go_;
+};
+
+TEST_F(ValuesOffLoopTest, ARankIsHeldUntilItsValuesAreThereAndOthersAreNot) {
+  EnterWithWriteback();
+  HoldCopier();
+  Write(0, 7);
+  EXPECT_TRUE(Held(0));
+  EXPECT_EQ(SendCommit(0), 0) << "its next command waits";
+  EXPECT_EQ(value(), before_);
+  EXPECT_FALSE(Held(1));
+  EXPECT_EQ(SendCommit(1), 1);
+  LetCopierGo();
+  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  EXPECT_EQ(value(), 7);
+  EXPECT_EQ(SendCommit(0), 1);
+  EXPECT_TRUE(Until([&] { return job_->version() == 2; }));
+  EXPECT_EQ(value(), 7);
+}
+
+TEST_F(ValuesOffLoopTest, WhatADeadRankHasWrittenIsTakenBackBeforeAnybodyAttaches) {
+  EnterWithWriteback();
+  Write(0, 7);
+  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  HoldCopier();
+  Write(1, 8);  // on its way when the rank dies
+  OnLoop([&] { job_->SessionLost(1, "killed"); });
+  const auto attach = [&] {
+    auto session = Session::Create(plan_, ++sessions_made_, 0, epoch());
+    absl::Status status;
+    OnLoop([&] { status = job_->AddSession(*std::move(session)); });
+    return status;
+  };
+  const absl::Status refused = attach();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("is being taken back; attach again"));
+  EXPECT_EQ(value(), 7);
+  LetCopierGo();
+  EXPECT_TRUE(testing::PollUntil([&] { return attach().ok(); }, kPatience));
+  EXPECT_EQ(value(), before_);
+}
+
+TEST_F(ValuesOffLoopTest, WhatNobodyCommittedIsTakenBackBeforeAnybodyGoesOn) {
+  EnterWithWriteback();
+  Write(0, 7);
+  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  HoldCopier();
+  v1::Command leave;
+  leave.mutable_leave_full_params();
+  Send(0, leave);
+  EXPECT_FALSE(Held(0)) << "another is inside still";
+  Send(1, leave);
+  EXPECT_TRUE(Held(0) && Held(1));
+  LetCopierGo();
+  ASSERT_TRUE(Until([&] { return !job_->session(0)->held && !job_->session(1)->held; }));
+  EXPECT_EQ(value(), before_);
+  EnterWithWriteback();
+  Write(0, 9);
+  ASSERT_TRUE(Until([&] { return !job_->session(0)->held; }));
+  EXPECT_EQ(SendCommit(0) + SendCommit(1), 2);
+  EXPECT_TRUE(Until([&] { return job_->version() == 2; }));
+  EXPECT_EQ(value(), 9);
+}
+
+}  // namespace
+}  // namespace shardd
