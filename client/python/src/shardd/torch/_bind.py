@@ -96,7 +96,7 @@ def _gradient_maker(fsdp_param: Any) -> Any:
 
 
 def _grad_dtype(unit: Any, stored: torch.dtype) -> torch.dtype:
-    """Of ``.grad``; gradients are added up in fp32."""
+    """Of ``.grad``; gradient shards are fp32, whatever dtype their values are numbers of."""
     return torch.float32 if unit.precision is None else unit.precision.gradient_dtype(stored)
 
 
