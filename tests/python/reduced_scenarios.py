@@ -29,7 +29,7 @@ def gradients_of(impl: str, case: Case) -> list[dict[str, torch.Tensor]]:
     for micro in range(case.accumulate):
         loss_of(model, 0, micro, dist.get_rank()).backward()
         # full_tensor() of a 2-D mesh's gradient reads one replica's; all have the same.
-        seen.append({name: p.grad.full_tensor().float().clone() for name, p in model.named_parameters()})
+        seen.append({name: p.grad.full_tensor().clone() for name, p in model.named_parameters()})
     if impl == "shardd":
         assert counters(model)["bytes_reduced"] > 0, "the daemon reduced nothing"
         dist.barrier()
