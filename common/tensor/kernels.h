@@ -4,9 +4,11 @@
 // CPU kernels over contiguous host memory. Numerics, decided here:
 // - Casts round to nearest, ties to even; NaN stays NaN; denormals are kept (software rounding: the hardware
 //   instruction flushes them, measured). fp16 overflows to infinity.
-// - Reduction: each source is rounded to `round_to` (what would travel), widened to fp32 and added in the order of
-//   `sources` in fp32, multiplied once by `scale`. No FMA contraction (-ffp-contract=off), so that every machine and
-//   every shard boundary gives the same bits.
+// - Reduction: each source is rounded to `reduce_dtype` (what would travel), widened to fp32 and added in the order of
+//   `sources` in fp32; the sum is multiplied once by `scale` and rounded once to `reduce_dtype`, because the result of
+//   a reduction in that dtype is a number of that dtype. PyTorch rounds after each addition, and again after the
+//   division: of two sources and a scale of a power of two its bits are the same, of more this is nearer to the sum. No
+//   FMA contraction (-ffp-contract=off), so that every machine and every shard boundary gives the same bits.
 // All functions are thread-safe; ranges must not overlap unless said. Pointers need only the alignment of their dtype.
 
 #include <cstdint>
@@ -24,19 +26,16 @@ void Cast(const void* src, DType from, void* dst, DType to, int64_t numel);
 // Copies bytes; large ranges with non-temporal stores.
 void CopyBytes(const void* src, void* dst, int64_t size_bytes);
 
-// dst[i] = (accumulate ? dst[i] : 0) + scale * (sum over k, in order, of round_to(sources[k][i])).
-// sources: `source_dtype` fp32, bf16 or fp16; at least one. round_to: DTYPE_UNSPECIFIED for none.
-void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType round_to, float scale,
-                   bool accumulate, float* dst, int64_t numel);
+// r = keep(reduce(scale * (sum over k, in order, of reduce(sources[k][i])))),
+// dst[i] = accumulate ? keep(dst[i] + r) : r.
+// sources: `source_dtype` fp32, bf16 or fp16; at least one. reduce_dtype: DTYPE_UNSPECIFIED is that of the sources.
+// keep: what a gradient is a tensor of, whatever dst can hold; DTYPE_UNSPECIFIED is fp32.
+void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType reduce_dtype, DType keep,
+                   float scale, bool accumulate, float* dst, int64_t numel);
 
 // Sum of squares in double, over fixed blocks of 4096 elements so that the result does not depend on threads.
 // A non-finite element makes the result non-finite.
 double SquaredNorm(const float* src, int64_t numel);
-
-// The same where sums are kept in a lower precision, as a tensor of dtype `keep` would: r = keep(scale * sum),
-// dst[i] = accumulate ? keep(dst[i] + r) : r. keep: bf16 or fp16.
-void ReduceSourcesKeeping(absl::Span<const void* const> sources, DType source_dtype, DType round_to, DType keep,
-                          float scale, bool accumulate, float* dst, int64_t numel);
 
 // PyTorch's AdamW (torch.optim.AdamW, decoupled weight decay), per element, in fp32:
 //   g' = g * grad_scale; p *= 1 - lr*weight_decay; m += (1-beta1)*(g'-m); v = beta2*v + (1-beta2)*g'*g';

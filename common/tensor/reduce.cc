@@ -8,7 +8,6 @@ namespace {
 
 using tensor::Select;
 
-// No rounding before the sum.
 struct NoRound {
   static SHARDD_ALWAYS_INLINE float Round(float x) { return x; }
 };
@@ -25,7 +24,7 @@ enum class Into {
   kContinue,    // dst = ((dst + s0) + s1) + ...: a sum that earlier sources began; no scale
 };
 
-// kSources of them, left to right.
+// kSources of them, left to right; Rounding before each is added.
 template <typename From, typename Rounding, int kSources, Into kInto>
 struct ReduceBody {
   static SHARDD_ALWAYS_INLINE float At(const typename From::Storage* s, int64_t i) {
@@ -82,18 +81,16 @@ ReduceFn SelectCount(int count, Into into) {
   }
 }
 
-ReduceFn SelectReduce(DType source, DType round_to, int count, Into into) {
+ReduceFn SelectReduce(DType source, DType reduce_dtype, int count, Into into) {
   // Rounding to what the source can hold anyway changes nothing.
-  if (round_to == source || round_to == v1::DTYPE_FLOAT32) round_to = v1::DTYPE_UNSPECIFIED;
-  const bool none = round_to == v1::DTYPE_UNSPECIFIED;
-  if (!none && !IsTrainable(round_to)) tensor::UnsupportedDType("reduce rounding to", round_to);
+  const bool none = reduce_dtype == source || reduce_dtype == v1::DTYPE_FLOAT32;
   using tensor::BFloat16;
   using tensor::Float16;
   using tensor::Float32;
   switch (source) {
     case v1::DTYPE_FLOAT32:
       if (none) return SelectCount<Float32, NoRound>(count, into);
-      if (round_to == v1::DTYPE_BFLOAT16) return SelectCount<Float32, RoundTo<BFloat16>>(count, into);
+      if (reduce_dtype == v1::DTYPE_BFLOAT16) return SelectCount<Float32, RoundTo<BFloat16>>(count, into);
       return SelectCount<Float32, RoundTo<Float16>>(count, into);
     case v1::DTYPE_BFLOAT16:
       if (none) return SelectCount<BFloat16, NoRound>(count, into);
@@ -106,11 +103,46 @@ ReduceFn SelectReduce(DType source, DType round_to, int count, Into into) {
   }
 }
 
-// Up to four sources in one go.
-void ReduceFew(const void* const* sources, int count, DType source_dtype, DType round_to, float scale, bool accumulate,
-               float* dst, int64_t numel) {
+// What becomes of sums.
+template <typename Reduce, typename Keep, bool kAccumulate>
+struct FinishBody {
+  static SHARDD_ALWAYS_INLINE void Run(const float* sums, float scale, float* dst, int64_t numel) {
+    const float* __restrict sum = sums;
+    float* __restrict out = dst;
+    for (int64_t i = 0; i < numel; ++i) {
+      const float result = Keep::Round(Reduce::Round(sum[i] * scale));
+      out[i] = kAccumulate ? Keep::Round(out[i] + result) : result;
+    }
+  }
+};
+
+using FinishFn = void (*)(const float*, float, float*, int64_t);
+
+template <typename Reduce, typename Keep>
+FinishFn SelectFinishOf(bool accumulate) {
+  const tensor::Isa isa = tensor::CurrentIsa();
+  return accumulate ? Select<FinishBody<Reduce, Keep, true>, const float*, float, float*, int64_t>(isa)
+                    : Select<FinishBody<Reduce, Keep, false>, const float*, float, float*, int64_t>(isa);
+}
+
+template <typename Reduce>
+FinishFn SelectKeep(DType keep, bool accumulate) {
+  if (keep == v1::DTYPE_BFLOAT16) return SelectFinishOf<Reduce, RoundTo<tensor::BFloat16>>(accumulate);
+  if (keep == v1::DTYPE_FLOAT16) return SelectFinishOf<Reduce, RoundTo<tensor::Float16>>(accumulate);
+  return SelectFinishOf<Reduce, NoRound>(accumulate);
+}
+
+FinishFn SelectFinish(DType reduce_dtype, DType keep, bool accumulate) {
+  if (reduce_dtype == v1::DTYPE_BFLOAT16) return SelectKeep<RoundTo<tensor::BFloat16>>(keep, accumulate);
+  if (reduce_dtype == v1::DTYPE_FLOAT16) return SelectKeep<RoundTo<tensor::Float16>>(keep, accumulate);
+  return SelectKeep<NoRound>(keep, accumulate);
+}
+
+// Up to four sources in one go, sums left in fp32.
+void ReduceFew(const void* const* sources, int count, DType source_dtype, float scale, bool accumulate, float* dst,
+               int64_t numel) {
   const ReduceFn reduce =
-      SelectReduce(source_dtype, round_to, count, accumulate ? Into::kAccumulate : Into::kOverwrite);
+      SelectReduce(source_dtype, v1::DTYPE_FLOAT32, count, accumulate ? Into::kAccumulate : Into::kOverwrite);
   const int64_t bytes = DTypeSizeBytes(source_dtype);
   // An accumulated destination is in the cache already, because it was read.
   const bool stream = !accumulate && numel * int64_t{sizeof(float)} >= tensor::kStreamBytes;
@@ -121,16 +153,16 @@ void ReduceFew(const void* const* sources, int count, DType source_dtype, DType 
   });
 }
 
-// More: block by block, the sum grows in L1 by up to four sources at a time, in their order.
-void ReduceMany(absl::Span<const void* const> sources, DType source_dtype, DType round_to, float scale, bool accumulate,
-                float* dst, int64_t numel) {
-  ReduceFn continue_with[kMaxFused + 1] = {};
-  for (int k = 1; k <= kMaxFused; ++k) continue_with[k] = SelectReduce(source_dtype, round_to, k, Into::kContinue);
-  const ReduceFn begin = SelectReduce(source_dtype, round_to, kMaxFused, Into::kOverwrite);
-  const ReduceFn finish =
-      SelectReduce(v1::DTYPE_FLOAT32, v1::DTYPE_UNSPECIFIED, 1, accumulate ? Into::kAccumulate : Into::kOverwrite);
-  const int64_t bytes = DTypeSizeBytes(source_dtype);
+// More, or rounded: block by block, the sum grows in L1 by up to four sources at a time, in their order.
+void ReduceByBlocks(absl::Span<const void* const> sources, DType source_dtype, DType reduce_dtype, DType keep,
+                    float scale, bool accumulate, float* dst, int64_t numel) {
   const size_t total = sources.size();
+  ReduceFn continue_with[kMaxFused + 1] = {};
+  for (int k = 1; k <= kMaxFused; ++k) continue_with[k] = SelectReduce(source_dtype, reduce_dtype, k, Into::kContinue);
+  const ReduceFn begin = SelectReduce(source_dtype, reduce_dtype,
+                                      total < kMaxFused ? static_cast<int>(total) : kMaxFused, Into::kOverwrite);
+  const FinishFn finish = SelectFinish(reduce_dtype, keep, accumulate);
+  const int64_t bytes = DTypeSizeBytes(source_dtype);
   const bool stream = !accumulate && numel * int64_t{sizeof(float)} >= tensor::kStreamBytes;
   tensor::ForBlocks(dst, numel, sizeof(float), stream, [&](int64_t first, int64_t count, void* out) {
     alignas(64) float sum[tensor::kBlockNumel];
@@ -142,21 +174,25 @@ void ReduceMany(absl::Span<const void* const> sources, DType source_dtype, DType
         for (size_t j = 0; j < some; ++j) at[j] = static_cast<const char*>(sources[k + j]) + (first + done) * bytes;
         (k == 0 ? begin : continue_with[some])(at, 1.0f, sum, n);
       }
-      const void* result[1] = {sum};
-      finish(result, scale, static_cast<float*>(out) + done, n);
+      finish(sum, scale, static_cast<float*>(out) + done, n);
     }
   });
 }
 
 }  // namespace
 
-void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType round_to, float scale,
-                   bool accumulate, float* dst, int64_t numel) {
+void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType reduce_dtype, DType keep,
+                   float scale, bool accumulate, float* dst, int64_t numel) {
   if (numel <= 0 || sources.empty()) return;
-  if (sources.size() <= kMaxFused) {
-    ReduceFew(sources.data(), static_cast<int>(sources.size()), source_dtype, round_to, scale, accumulate, dst, numel);
+  if (reduce_dtype == v1::DTYPE_UNSPECIFIED) reduce_dtype = source_dtype;
+  if (keep == v1::DTYPE_UNSPECIFIED) keep = v1::DTYPE_FLOAT32;
+  if (!IsTrainable(reduce_dtype)) tensor::UnsupportedDType("reduce in", reduce_dtype);
+  if (!IsTrainable(keep)) tensor::UnsupportedDType("keep sums in", keep);
+  const bool rounded = reduce_dtype != v1::DTYPE_FLOAT32 || keep != v1::DTYPE_FLOAT32;
+  if (rounded || sources.size() > kMaxFused) {
+    ReduceByBlocks(sources, source_dtype, reduce_dtype, keep, scale, accumulate, dst, numel);
   } else {
-    ReduceMany(sources, source_dtype, round_to, scale, accumulate, dst, numel);
+    ReduceFew(sources.data(), static_cast<int>(sources.size()), source_dtype, scale, accumulate, dst, numel);
   }
 }
 

@@ -47,12 +47,12 @@ struct CastOp {
 struct ReduceOp {
   std::vector<const void*> sources;  // in rank order
   DType source_dtype;
-  DType round_to;
+  DType reduce_dtype;
   float scale;
   bool accumulate;
   float* dst;
   int64_t numel;
-  DType keep = v1::DTYPE_UNSPECIFIED;  // bf16 or fp16: sums are kept in it (ReduceSourcesKeeping)
+  DType keep = v1::DTYPE_UNSPECIFIED;
 };
 // Added to *result, which says of which order. One NormOp at a time may name the same result.
 struct NormOp {

@@ -101,7 +101,7 @@ void CastBench(benchmark::State& state) {
       state, traffic, [&] { Cast(src.data(), kFrom, dst.data(), kTo, numel); }, Memcpy(traffic));
 }
 
-void Reduce(benchmark::State& state, int count, DType dtype, DType round_to, bool accumulate) {
+void Reduce(benchmark::State& state, int count, DType dtype, DType reduce_dtype, bool accumulate) {
   const int64_t numel = state.range(0) / 4;
   std::vector<Buffer<float>> buffers;
   std::vector<const void*> sources;
@@ -112,7 +112,8 @@ void Reduce(benchmark::State& state, int count, DType dtype, DType round_to, boo
   Buffer<float> dst(numel);
   const int64_t traffic = numel * (count * DTypeSizeBytes(dtype) + 4 + (accumulate ? 4 : 0));
   Compare(
-      state, traffic, [&] { ReduceSources(sources, dtype, round_to, 0.25f, accumulate, dst.data(), numel); },
+      state, traffic,
+      [&] { ReduceSources(sources, dtype, reduce_dtype, v1::DTYPE_FLOAT32, 0.25f, accumulate, dst.data(), numel); },
       Memcpy(traffic));
 }
 

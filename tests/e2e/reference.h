@@ -72,7 +72,7 @@ class Reference {
           if (!here[p]) continue;
           const bool replaces = IsFresh(args_.Text("fresh"), micro, p) || !present[p];
           for (int i = 0; i < kNumel[p]; ++i) {
-            const float part = Kept(p, all[p][i] * scale);
+            const float part = Reduced(p, all[p][i] * scale);
             sum[p][i] = replaces ? part : Kept(p, sum[p][i] + part);
           }
           present[p] = true;
@@ -86,11 +86,13 @@ class Reference {
   }
 
  private:
-  // Sums are kept in the dtype in which they are added up, where that is asked for.
-  float Kept(int param, float x) const {
+  // What a reduction gives is a number of the dtype in which it is done: that of the gradients where none is said.
+  float Reduced(int param, float x) const {
     const Precision& of = PrecisionOfParam(param);
-    return !of.keep_low ? x : RoundTo(of.reduce_dtype.empty() ? of.param_dtype : of.reduce_dtype, x);
+    return RoundTo(of.reduce_dtype.empty() ? of.param_dtype : of.reduce_dtype, x);
   }
+  // It is kept in that dtype where that is asked for, else in the parameter's, fp32.
+  float Kept(int param, float x) const { return PrecisionOfParam(param).keep_low ? Reduced(param, x) : x; }
   const Precision& PrecisionOfParam(int param) const { return precision_[kGroupOfParam[param]]; }
   float Gradient(int rank, int64_t step, int micro, Values& g) const {
     Values v = values_;

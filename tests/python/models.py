@@ -72,6 +72,7 @@ class Case:
     mesh: tuple[int, ...] = ()  # of all ranks; empty: one dimension
     stock: bool = False  # torch's own optimizer on shardd's model
     divide: float | None = None
+    stored: str = ""  # the dtype of parameters
     param_dtype: str = ""
     reduce_dtype: str = ""
     mixed: dict[int, tuple[str, str]] = field(default_factory=dict)  # param_dtype and reduce_dtype of a layer
@@ -87,6 +88,8 @@ def build(case: Case) -> Model:
     for name, parameter in model.named_parameters():
         if any(name.startswith(prefix) for prefix in case.freeze):
             parameter.requires_grad_(False)
+    if case.stored == "bf16":
+        model.to(torch.bfloat16)
     model.checkpoint = case.checkpoint
     model.order = [i for i in model.order if i not in case.skip_grad]
     return model
@@ -147,6 +150,8 @@ def make_optimizer(model: nn.Module, case: Case, adamw: Any, sgd: Any) -> Any:
     if case.optimizer == "groups":
         return adamw([{"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
                       {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "lr": 3e-2}], lr=1e-2)  # fmt: skip
+    if case.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=1e-2)
     if case.optimizer == "sgd":
         return sgd(parameters, lr=1e-1, momentum=case.momentum, weight_decay=1e-3)
     return adamw(parameters, lr=1e-2)

@@ -10,12 +10,12 @@ import torch
 from cluster import run_ranks
 from mixed_scenarios import KINDS, compared, compared_flat_parameters
 
-# Reduced in bf16, which shardd adds up in fp32; the others are alike but for the order of sums.
+# Reduced in bf16: of two ranks with torch's bits, of more rounded once and not with each addition.
 ROUNDED = ("bf16", "kept", "reduce", "inputs", "parts")
 
 
 def check(kind: str, ours: dict[str, Any], stock: dict[str, Any], world: int = 2) -> None:
-    tolerance = 4e-3 if kind in ROUNDED else 1e-5
+    tolerance = 4e-3 if kind in ROUNDED and world > 2 else 1e-5
     for key in ("seen", "seen in eval", "seen again", "gradients", "norm dtype", "between", "kept buffers"):
         assert ours[key] == stock[key], f"{kind}: {key}"
     for key in ("losses", "norms"):

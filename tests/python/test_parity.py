@@ -56,8 +56,9 @@ def check_results(
                  if not any(n.startswith(p) for p in case.freeze)
                  and not any(n.startswith(f"layers.{i}.") for i in case.skip_grad)]  # fmt: skip
     numel = sum(v.numel() for v in trainable) - (13 * 10 if case.tie else 0)
-    assert counts["bytes_updated"] == (0 if case.stock else 4 * numel * case.steps), counts
-    width = 2 if case.param_dtype == "bf16" else 4
+    stored = 2 if case.stored == "bf16" else 4
+    assert counts["bytes_updated"] == (0 if case.stock else stored * numel * case.steps), counts
+    width = 2 if "bf16" in (case.param_dtype, case.stored) else 4
     assert counts["bytes_reduced"] >= width * numel * case.steps * world, counts
     assert counts["aborts"] == 0
     return results

@@ -19,8 +19,9 @@ using Json = nlohmann::json;
 
 // Keeps fp32 values beside a model of lower precision, as the daemon does.
 struct Master {
-  at::Tensor stored;  // what the optimizer updates
-  at::Tensor used;    // what forward and backward see
+  at::Tensor stored;                  // what the optimizer updates
+  at::Tensor used;                    // what forward and backward see
+  std::vector<at::Tensor> sums = {};  // over ranks, by micro-batch, in fp32
 };
 
 }  // namespace
@@ -75,13 +76,25 @@ void TrainReference(const WorkerOptions& options) {
           if (!gradient.defined()) {
             continue;
           }
-          const at::Tensor part = gradient.to(at::kFloat) / options.ranks;
-          at::Tensor& total = master.stored.mutable_grad();
-          total = total.defined() ? total + part : part;
+          master.sums.resize(static_cast<size_t>(options.accumulate));
+          at::Tensor& sum_of_ranks = master.sums[static_cast<size_t>(micro)];
+          const at::Tensor part = gradient.to(at::kFloat);
+          sum_of_ranks = sum_of_ranks.defined() ? sum_of_ranks + part : part;
           gradient = at::Tensor();
         }
       }
       losses[static_cast<size_t>(rank)].push_back(sum);
+    }
+    for (Master& master : masters) {
+      for (const at::Tensor& sum : std::exchange(master.sums, {})) {
+        if (!sum.defined()) {
+          continue;
+        }
+        // What a reduction gives is a number of the dtype in which gradients are.
+        const at::Tensor reduced = (sum / options.ranks).to(dtype).to(at::kFloat);
+        at::Tensor& total = master.stored.mutable_grad();
+        total = total.defined() ? total + reduced : reduced;
+      }
     }
     if (options.clip > 0) {
       std::vector<at::Tensor> all = groups[0];

@@ -76,15 +76,12 @@ ReduceOp MakeReduceOp(const ReduceScatterRequest& request, const Run& run) {
   op.sources.reserve(run.sources.size());
   for (int k : run.sources) op.sources.push_back(request.sources[k].slot + slot_offset);
   op.source_dtype = flat.unsharded_dtype;
-  op.round_to = request.reduce_dtype;
+  op.reduce_dtype = request.reduce_dtype == v1::DTYPE_UNSPECIFIED ? flat.unsharded_dtype : request.reduce_dtype;
+  op.keep = request.keep_low_precision ? op.reduce_dtype : flat.dtype;
   op.scale = request.scale;
   op.accumulate = run.mode == GradientMode::kAccumulate;
   op.dst = reinterpret_cast<float*>(request.gradients + flat.gradients_offset_bytes) + run.offset;
   op.numel = run.numel;
-  if (request.keep_low_precision) {
-    const DType keep = request.reduce_dtype == v1::DTYPE_UNSPECIFIED ? flat.unsharded_dtype : request.reduce_dtype;
-    op.keep = keep == v1::DTYPE_FLOAT32 ? v1::DTYPE_UNSPECIFIED : keep;  // fp32 is what sums are in anyway
-  }
   return op;
 }
 

@@ -42,12 +42,7 @@ struct Slice {
     Reduce(op, sources);
   }
   void Reduce(const ReduceOp& op, const std::vector<const void*>& sources) const {
-    if (op.keep == v1::DTYPE_UNSPECIFIED) {
-      ReduceSources(sources, op.source_dtype, op.round_to, op.scale, op.accumulate, op.dst + first, count);
-    } else {
-      ReduceSourcesKeeping(sources, op.source_dtype, op.round_to, op.keep, op.scale, op.accumulate, op.dst + first,
-                           count);
-    }
+    ReduceSources(sources, op.source_dtype, op.reduce_dtype, op.keep, op.scale, op.accumulate, op.dst + first, count);
   }
   void operator()(const NormOp& op) const { op.result->Add(op.src + first, count); }
   void operator()(const AdamWOp& op) const {

@@ -61,7 +61,7 @@ struct CudaEngine::Calls {
     std::copy(op.sources.begin(), op.sources.end(), args.sources);
     args.source_count = static_cast<int32_t>(op.sources.size());
     args.source_dtype = Number(op.source_dtype);
-    args.round_to = Number(op.round_to);
+    args.reduce_dtype = Number(op.reduce_dtype);
     args.keep = Number(op.keep);
     args.scale = op.scale;
     args.accumulate = op.accumulate ? 1 : 0;

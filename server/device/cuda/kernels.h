@@ -49,17 +49,16 @@ struct CastArgs {
   float scale = 1;
 };
 
-// ReduceOp: sum = (round_to(sources[0][i]) + round_to(sources[1][i])) + ..., in fp32 and in this order;
-// keep none: dst[i] = (accumulate ? dst[i] : 0) + scale * sum, where "0 +" is not computed;
-// keep bf16 or fp16: r = keep(scale * sum), dst[i] = accumulate ? keep(dst[i] + r) : r.
+// ReduceOp: sum = (reduce(sources[0][i]) + reduce(sources[1][i])) + ..., in fp32 and in this order;
+// r = keep(reduce(scale * sum)); dst[i] = accumulate ? keep(dst[i] + r) : r.
 inline constexpr char kReduceKernel[] = "shardd_reduce";
 inline constexpr int kMaxReduceSources = 128;  // what a launch takes; CUDA's limit on parameters is 4 KiB
 struct ReduceArgs {
   const void* sources[kMaxReduceSources];  // in rank order
   int32_t source_count;                    // 1 to kMaxReduceSources
   KernelDType source_dtype;                // fp32, bf16 or fp16
-  KernelDType round_to;                    // the same, or none
-  KernelDType keep;                        // bf16, fp16 or none
+  KernelDType reduce_dtype;                // the same, or none: that of the sources
+  KernelDType keep;                        // the same, or none: fp32
   float scale;
   int32_t accumulate;  // 0 or 1
   float* dst;

@@ -47,10 +47,10 @@ struct Check {
     if (!IsTrainable(op.source_dtype)) {
       return Malformed("reduce", absl::StrCat("source dtype is not trainable (got ", DTypeName(op.source_dtype), ")"));
     }
-    if (op.round_to != v1::DTYPE_UNSPECIFIED && !IsTrainable(op.round_to)) {
-      return Malformed("reduce", absl::StrCat("reduce dtype is not trainable (got ", DTypeName(op.round_to), ")"));
+    if (op.reduce_dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(op.reduce_dtype)) {
+      return Malformed("reduce", absl::StrCat("reduce dtype is not trainable (got ", DTypeName(op.reduce_dtype), ")"));
     }
-    if (op.keep != v1::DTYPE_UNSPECIFIED && op.keep != v1::DTYPE_BFLOAT16 && op.keep != v1::DTYPE_FLOAT16) {
+    if (op.keep != v1::DTYPE_UNSPECIFIED && !IsTrainable(op.keep)) {
       return Malformed("reduce", absl::StrCat("no dtype to keep sums in (got ", DTypeName(op.keep), ")"));
     }
     return absl::OkStatus();

@@ -32,19 +32,27 @@ struct Sources {
   std::vector<const void*> pointers;
 };
 
+float Round(DType dtype, float x) {
+  if (dtype == v1::DTYPE_BFLOAT16) return tensor::Bf16ToFloat(tensor::FloatToBf16(x));
+  return dtype == v1::DTYPE_FLOAT16 ? tensor::HalfToFloat(tensor::FloatToHalf(x)) : x;
+}
+
+struct Rounding {
+  DType reduce_dtype = kNone;
+  DType keep = kNone;
+};
+
 // The contract, one element at a time.
-std::vector<float> Reference(const Sources& sources, DType round_to, float scale, bool accumulate,
+std::vector<float> Reference(const Sources& sources, const Rounding& rounding, float scale, bool accumulate,
                              const std::vector<float>& before) {
-  std::vector<std::vector<float>> rounded = sources.values;
-  if (round_to != kNone && round_to != v1::DTYPE_FLOAT32) {
-    for (std::vector<float>& values : rounded) values = AsFloat(As16Bit(values, round_to), round_to);
-  }
+  const DType reduce_dtype = rounding.reduce_dtype == kNone ? sources.dtype : rounding.reduce_dtype;
   std::vector<float> result(before.size());
   for (size_t i = 0; i < result.size(); ++i) {
-    volatile float sum = rounded[0][i];  // volatile: no wider or fused arithmetic
-    for (size_t k = 1; k < rounded.size(); ++k) sum = sum + rounded[k][i];
+    volatile float sum = Round(reduce_dtype, sources.values[0][i]);  // volatile: no wider or fused arithmetic
+    for (size_t k = 1; k < sources.values.size(); ++k) sum = sum + Round(reduce_dtype, sources.values[k][i]);
     sum = sum * scale;
-    result[i] = accumulate ? before[i] + sum : sum;
+    sum = Round(rounding.keep, Round(reduce_dtype, sum));
+    result[i] = accumulate ? Round(rounding.keep, before[i] + sum) : sum;
   }
   return result;
 }
@@ -56,14 +64,16 @@ TEST_P(ReduceTest, EveryDTypeRoundingCountAndModeGivesTheBitsOfTheContract) {
   for (DType dtype : {v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
     for (int count : {1, 2, 3, 4, 5, 7, 8, 9}) {
       const Sources sources(count, dtype, numel);
-      for (DType round_to : {kNone, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
-        for (bool accumulate : {false, true}) {
-          const std::vector<float> before = Randoms(numel, 7);
-          std::vector<float> got = before;
-          ReduceSources(sources.pointers, dtype, round_to, 1.0f / 3, accumulate, got.data(), numel);
-          EXPECT_TRUE(got == Reference(sources, round_to, 1.0f / 3, accumulate, before))
-              << DTypeName(dtype) << " rounded to " << DTypeName(round_to) << ", " << count << " sources, accumulate "
-              << accumulate;
+      for (DType reduce_dtype : {kNone, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+        for (DType keep : {kNone, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+          for (bool accumulate : {false, true}) {
+            const std::vector<float> before = Randoms(numel, 7);
+            std::vector<float> got = before;
+            ReduceSources(sources.pointers, dtype, reduce_dtype, keep, 1.0f / 3, accumulate, got.data(), numel);
+            EXPECT_TRUE(got == Reference(sources, {reduce_dtype, keep}, 1.0f / 3, accumulate, before))
+                << DTypeName(dtype) << " reduced in " << DTypeName(reduce_dtype) << " kept in " << DTypeName(keep)
+                << ", " << count << " sources, accumulate " << accumulate;
+          }
         }
       }
     }
@@ -73,14 +83,16 @@ TEST_P(ReduceTest, EveryDTypeRoundingCountAndModeGivesTheBitsOfTheContract) {
 TEST_P(ReduceTest, LargeUnalignedRangesAreStreamedWithTheSameBits) {
   const int64_t numel = 600'007;
   for (int count : {2, 6}) {
-    const Sources sources(count, v1::DTYPE_FLOAT32, numel);
-    std::vector<float> got(static_cast<size_t>(numel + 8), 123.0f);
-    ReduceSources(sources.pointers, v1::DTYPE_FLOAT32, kNone, 0.5f, false, got.data() + 3, numel);
-    const std::vector<float> want =
-        Reference(sources, kNone, 0.5f, false, std::vector<float>(static_cast<size_t>(numel)));
-    EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin() + 3)) << count << " sources";
-    EXPECT_EQ(got[2], 123.0f);
-    EXPECT_EQ(got[static_cast<size_t>(numel + 3)], 123.0f);
+    for (DType reduce_dtype : {kNone, v1::DTYPE_BFLOAT16}) {
+      const Sources sources(count, v1::DTYPE_FLOAT32, numel);
+      std::vector<float> got(static_cast<size_t>(numel + 8), 123.0f);
+      ReduceSources(sources.pointers, v1::DTYPE_FLOAT32, reduce_dtype, kNone, 0.5f, false, got.data() + 3, numel);
+      const std::vector<float> want =
+          Reference(sources, {reduce_dtype}, 0.5f, false, std::vector<float>(static_cast<size_t>(numel)));
+      EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin() + 3)) << count << " " << DTypeName(reduce_dtype);
+      EXPECT_EQ(got[2], 123.0f);
+      EXPECT_EQ(got[static_cast<size_t>(numel + 3)], 123.0f);
+    }
   }
 }
 
@@ -88,7 +100,7 @@ TEST_P(ReduceTest, WithoutAccumulationWhatIsInTheDestinationDoesNotMatter) {
   const float source = 2;
   const void* sources[] = {&source};
   float dst = std::numeric_limits<float>::quiet_NaN();
-  ReduceSources(sources, v1::DTYPE_FLOAT32, kNone, 0.5f, false, &dst, 1);
+  ReduceSources(sources, v1::DTYPE_FLOAT32, kNone, kNone, 0.5f, false, &dst, 1);
   EXPECT_EQ(dst, 1.0f);
 }
 
@@ -97,10 +109,10 @@ TEST_P(ReduceTest, TheOrderOfSourcesIsTheOrderOfAddition) {
   const float a = 1e8f, b = -1e8f, c = 1;
   float dst = 0;
   const void* forward[] = {&a, &b, &c};
-  ReduceSources(forward, v1::DTYPE_FLOAT32, kNone, 1, false, &dst, 1);
+  ReduceSources(forward, v1::DTYPE_FLOAT32, kNone, kNone, 1, false, &dst, 1);
   EXPECT_EQ(dst, 1.0f);
   const void* backward[] = {&c, &b, &a};
-  ReduceSources(backward, v1::DTYPE_FLOAT32, kNone, 1, false, &dst, 1);
+  ReduceSources(backward, v1::DTYPE_FLOAT32, kNone, kNone, 1, false, &dst, 1);
   EXPECT_EQ(dst, 0.0f);
 }
 
@@ -108,32 +120,26 @@ TEST_P(ReduceTest, RoundingToFp16OverflowsToInfinityAsItWouldOnTheWire) {
   const float big = 70000, small = 1;
   float dst = 0;
   const void* sources[] = {&big, &small};
-  ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_FLOAT16, 1, false, &dst, 1);
+  ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_FLOAT16, kNone, 1, false, &dst, 1);
   EXPECT_EQ(dst, INFINITY);
 }
 
-// As tensors of the lower dtype: x = (a + b + c) * scale rounded; later y += x, rounded again.
-TEST_P(ReduceTest, SumsKeptInLowerPrecisionAreRoundedAfterEachReduction) {
-  for (DType keep : {v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
-    const auto round = [keep](float x) {
-      return keep == v1::DTYPE_BFLOAT16 ? tensor::Bf16ToFloat(tensor::FloatToBf16(x))
-                                        : tensor::HalfToFloat(tensor::FloatToHalf(x));
-    };
-    for (int64_t numel : {1, 31, 1024, 3001}) {
-      for (DType wire : {kNone, keep}) {
-        const std::vector<float> a = Randoms(numel, 1), b = Randoms(numel, 2), c = Randoms(numel, 3);
-        const std::vector<const void*> sources = {a.data(), b.data(), c.data()};
-        std::vector<float> got(static_cast<size_t>(numel), NAN), want(static_cast<size_t>(numel));
-        for (const bool accumulate : {false, true, true}) {
-          ReduceSourcesKeeping(sources, v1::DTYPE_FLOAT32, wire, keep, 0.3f, accumulate, got.data(), numel);
-          for (size_t i = 0; i < want.size(); ++i) {
-            const auto sent = [&](float x) { return wire == kNone ? x : round(x); };
-            const float sum = round((sent(a[i]) + sent(b[i]) + sent(c[i])) * 0.3f);
-            want[i] = accumulate ? round(want[i] + sum) : sum;
-          }
-          EXPECT_EQ(got, want) << DTypeName(keep) << " " << numel << " " << accumulate;
-        }
+// Two tensors of the lower dtype as they are added in it, then halved in it: what two ranks of any library do. A sum
+// that cannot be represented tells that from fp32.
+TEST_P(ReduceTest, OfTwoSourcesTheBitsAreThoseOfArithmeticInTheReduceDType) {
+  const int64_t numel = 3001;
+  for (DType dtype : {v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+    for (DType source_dtype : {v1::DTYPE_FLOAT32, dtype}) {
+      const Sources sources(2, source_dtype, numel);
+      std::vector<float> got(static_cast<size_t>(numel)), want(got.size()), in_fp32(got.size());
+      for (size_t i = 0; i < want.size(); ++i) {
+        const float sum = Round(dtype, sources.values[0][i]) + Round(dtype, sources.values[1][i]);
+        want[i] = Round(dtype, Round(dtype, sum) / 2);
+        in_fp32[i] = sum / 2;
       }
+      ReduceSources(sources.pointers, source_dtype, dtype, kNone, 0.5f, false, got.data(), numel);
+      EXPECT_EQ(got, want) << DTypeName(dtype) << " of " << DTypeName(source_dtype);
+      EXPECT_NE(got, in_fp32);
     }
   }
 }

@@ -38,12 +38,8 @@ bool RunReduce(const Launch& launch) {
     if (!MayRead(launch, source, a.numel, TypeOf(a.source_dtype))) return false;
   }
   if (!MayWrite(launch, a.dst, a.numel, kF32)) return false;
-  if (a.keep == cuda::kNoDType) {
-    ReduceSources(sources, TypeOf(a.source_dtype), TypeOf(a.round_to), a.scale, a.accumulate != 0, a.dst, a.numel);
-  } else {
-    ReduceSourcesKeeping(sources, TypeOf(a.source_dtype), TypeOf(a.round_to), TypeOf(a.keep), a.scale,
-                         a.accumulate != 0, a.dst, a.numel);
-  }
+  ReduceSources(sources, TypeOf(a.source_dtype), TypeOf(a.reduce_dtype), TypeOf(a.keep), a.scale, a.accumulate != 0,
+                a.dst, a.numel);
   return true;
 }
 

@@ -26,6 +26,14 @@ SpecBuilder OddModel(int world_size, v1::Layout layout, v1::Strategy strategy, D
   return builder;
 }
 
+float RoundTo(DType dtype, float x) {
+  float rounded = 0;
+  char narrow[sizeof(float)];
+  Cast(&x, v1::DTYPE_FLOAT32, narrow, dtype, 1);
+  Cast(narrow, dtype, &rounded, v1::DTYPE_FLOAT32, 1);
+  return rounded;
+}
+
 class ReduceScatterTest : public CollectiveTest {
  protected:
   static constexpr int kSeed = 100;
@@ -71,7 +79,8 @@ class ReduceScatterTest : public CollectiveTest {
     return WaitFor([&](Collective::Done done) { collective_->ReduceScatter(std::move(request), std::move(done)); });
   }
 
-  // What parameter `param` gets from the ranks that have it, in fp32, in rank order.
+  // What parameter `param` gets from the ranks that have it: added in fp32 in rank order, and a number of the dtype in
+  // which they gave it.
   std::vector<float> Expected(int param, float scale = 0.5f) const {
     std::vector<float> sum(static_cast<size_t>(plan_.params[param].numel));
     bool first = true;
@@ -81,7 +90,8 @@ class ReduceScatterTest : public CollectiveTest {
       for (size_t i = 0; i < sum.size(); ++i) sum[i] = first ? values[i] : sum[i] + values[i];
       first = false;
     }
-    for (float& x : sum) x *= scale;
+    const DType dtype = plan_.flat_params[plan_.params[param].flat_param].unsharded_dtype;
+    for (float& x : sum) x = RoundTo(dtype, x * scale);
     return sum;
   }
   // All of `want` are in place and every byte of the slab that is none of theirs is as it was.
@@ -250,6 +260,30 @@ TEST_P(OddReduceScatterTest, GradientsAreRoundedToReduceDTypeBeforeTheyAreAdded)
   request.reduce_dtype = v1::DTYPE_UNSPECIFIED;
   ASSERT_TRUE(Reduce(request).ok());
   EXPECT_EQ(ReadGradient(plan_, gradients, Param("a.bias")), std::vector<float>(7, 3 + 3 * 0x1p-10f));
+}
+
+TEST_P(OddReduceScatterTest, TheResultIsANumberOfReduceDTypeAndIsAddedInTheDTypeOfTheGradient) {
+  FillAllSlots();
+  // The sum, 2 + 2^-7, lies halfway between two numbers of bf16.
+  const float parts[] = {1, 1, 0x1p-7f};
+  for (size_t rank = 0; rank < 3; ++rank) {
+    WriteSlot(plan_, slots_[rank], Param("a.bias"), std::vector<float>(7, parts[rank]));
+  }
+  Bytes gradients(plan_.memory.gradients_bytes, 0xff);
+  ReduceScatterRequest request = Request(gradients, GradientMode::kOverwrite, 1);
+  request.reduce_dtype = v1::DTYPE_BFLOAT16;
+  ASSERT_TRUE(Reduce(request).ok());
+  EXPECT_EQ(ReadGradient(plan_, gradients, Param("a.bias")), std::vector<float>(7, 2.0f));
+
+  const auto added_to = [&](float old) {
+    WriteGradient(plan_, gradients, Param("a.bias"), std::vector<float>(7, old));
+    request.modes.assign(request.modes.size(), GradientMode::kAccumulate);
+    EXPECT_TRUE(Reduce(request).ok());
+    return ReadGradient(plan_, gradients, Param("a.bias"));
+  };
+  EXPECT_EQ(added_to(0x1p-7f), std::vector<float>(7, 2 + 0x1p-7f)) << "of an fp32 parameter";
+  request.keep_low_precision = true;
+  EXPECT_EQ(added_to(0x1p-7f), std::vector<float>(7, 2.0f)) << "kept in bf16";
 }
 
 TEST_P(OddReduceScatterTest, WithoutAnySourceNothingIsTouchedAndDoneStillRuns) {

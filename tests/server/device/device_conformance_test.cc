@@ -173,6 +173,22 @@ TEST_P(DeviceTest, ReduceAddsScalesAndAccumulates) {
   EXPECT_THAT(dst, ElementsAre(4, 6));
 }
 
+TEST_P(DeviceTest, ReduceRoundsTheResultAndWhatItIsAddedTo) {
+  const Vec<float> a = Of<float>({1}), b = Of<float>({0x1p-8f});  // 1 + 2^-8 lies between two numbers of bf16
+  Vec<float> dst = Of<float>({0x1p-9f});
+  ReduceOp op{{a.data(), b.data()}, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, 1, true, dst.data(), 1};
+  ASSERT_TRUE(RunOp(op).ok());
+  EXPECT_THAT(dst, ElementsAre(1 + 0x1p-9f));
+  op.keep = v1::DTYPE_BFLOAT16;
+  ASSERT_TRUE(RunOp(op).ok());
+  EXPECT_THAT(dst, ElementsAre(2));
+  op.accumulate = false;
+  op.reduce_dtype = v1::DTYPE_FLOAT32;
+  op.keep = v1::DTYPE_FLOAT32;
+  ASSERT_TRUE(RunOp(op).ok());
+  EXPECT_THAT(dst, ElementsAre(1 + 0x1p-8f));
+}
+
 TEST_P(DeviceTest, ZeroWritesItsRangeAndNothingElse) {
   Vec<float> values = Floats(5, 7);
   ASSERT_TRUE(RunOp(ZeroOp{values.data() + 1, 3 * sizeof(float)}).ok());
@@ -227,7 +243,7 @@ TEST_P(DeviceTest, LargeOperationsGiveTheResultOfOneKernelCall) {
                       v1::DTYPE_BFLOAT16, numel}};
   ASSERT_TRUE(Run(std::move(work), StreamId::kOptimizer).ok());
   const void* sources[] = {a.data(), b.data()};
-  ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, 0.5f, false, want.data(), numel);
+  ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT32, 0.5f, false, want.data(), numel);
   EXPECT_TRUE(Same(got, want));
   EXPECT_NEAR(norm.value(), std::sqrt(SquaredNorm(want.data(), numel)), 1e-12 * norm.value());
   AdamWUpdate(params, p2.data(), v1::DTYPE_FLOAT32, want.data(), m2.data(), v2.data(), cast2.data(), v1::DTYPE_BFLOAT16,
@@ -305,6 +321,7 @@ TEST_P(DeviceTest, EachKindOfMalformedOperationIsRefused) {
       ReduceOp{{}, f32, v1::DTYPE_UNSPECIFIED, 1, false, &x, 1},
       ReduceOp{{nullptr}, f32, v1::DTYPE_UNSPECIFIED, 1, false, &x, 1},
       ReduceOp{{&x}, f32, v1::DTYPE_FLOAT64, 1, false, &x, 1},
+      ReduceOp{{&x}, f32, f32, 1, false, &x, 1, v1::DTYPE_FLOAT64},
       NormOp{&x, 1, no_result},
       AdamWOp{{1, 0, 0, 0, 0, 0, 1}, &x, f32, &x, &x, &x, nullptr, f32, 1},  // step 0
       AdamWOp{{1, 0, 0, 0, 0, 1, 1}, &x, f32, &x, nullptr, &x, nullptr, f32, 1},

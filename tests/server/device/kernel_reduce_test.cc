@@ -8,7 +8,7 @@ namespace {
 struct ReduceCase {
   int sources = 2;
   DType dtype = v1::DTYPE_FLOAT32;
-  DType round_to = v1::DTYPE_UNSPECIFIED;
+  DType reduce_dtype = v1::DTYPE_UNSPECIFIED;
   DType keep = v1::DTYPE_UNSPECIFIED;
   float scale = 1;
   bool accumulate = false;
@@ -20,10 +20,10 @@ struct ReduceCase {
 class KernelReduceTest : public KernelTest {
  protected:
   void Check(const ReduceCase& c) {
-    SCOPED_TRACE(testing::Message() << c.sources << " of " << DTypeName(c.dtype) << " rounded to "
-                                    << DTypeName(c.round_to) << " kept in " << DTypeName(c.keep) << " times " << c.scale
-                                    << (c.accumulate ? " accumulated, " : ", ") << c.numel << " at " << c.dst_offset
-                                    << " from " << c.source_offset);
+    SCOPED_TRACE(testing::Message() << c.sources << " of " << DTypeName(c.dtype) << " reduced in "
+                                    << DTypeName(c.reduce_dtype) << " kept in " << DTypeName(c.keep) << " times "
+                                    << c.scale << (c.accumulate ? " accumulated, " : ", ") << c.numel << " at "
+                                    << c.dst_offset << " from " << c.source_offset);
     Elements want = Values(v1::DTYPE_FLOAT32, c.numel, 99);
     const Buffer dst(*runner_, want, c.dst_offset);
     ReduceArgs args = {};
@@ -34,7 +34,7 @@ class KernelReduceTest : public KernelTest {
     }
     args.source_count = c.sources;
     args.source_dtype = c.dtype;
-    args.round_to = c.round_to;
+    args.reduce_dtype = c.reduce_dtype;
     args.keep = c.keep;
     args.scale = c.scale;
     args.accumulate = c.accumulate;
@@ -44,23 +44,19 @@ class KernelReduceTest : public KernelTest {
 
     std::vector<const void*> host;
     for (const Elements& source : sources) host.push_back(source.data());
-    if (c.keep == v1::DTYPE_UNSPECIFIED) {
-      ReduceSources(host, c.dtype, c.round_to, c.scale, c.accumulate, want.floats(), c.numel);
-    } else {
-      ReduceSourcesKeeping(host, c.dtype, c.round_to, c.keep, c.scale, c.accumulate, want.floats(), c.numel);
-    }
+    ReduceSources(host, c.dtype, c.reduce_dtype, c.keep, c.scale, c.accumulate, want.floats(), c.numel);
     ExpectSame(dst.Get(), want, Nan::kAnyNan);
   }
 };
 
 TEST_F(KernelReduceTest, AddsInRankOrderWhateverIsRoundedAndKept) {
   for (const DType dtype : kTrainable) {
-    for (const DType round_to : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
-      for (const DType keep : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+    for (const DType reduce_dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+      for (const DType keep : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
         for (const bool accumulate : {false, true}) {
           Check({.sources = 3,
                  .dtype = dtype,
-                 .round_to = round_to,
+                 .reduce_dtype = reduce_dtype,
                  .keep = keep,
                  .scale = 1.0f / 3,
                  .accumulate = accumulate,

@@ -14,16 +14,15 @@ struct RoundTo {
   static SHARDD_ALWAYS_INLINE float Round(float x) { return To::Load(To::Store(x)); }
 };
 
-SHARDD_ALWAYS_INLINE float Keep(KernelDType keep, float x) {
-  return keep == kBFloat16 ? RoundTo<Bf16>::Round(x) : RoundTo<F16>::Round(x);
+SHARDD_ALWAYS_INLINE float Rounded(KernelDType dtype, float x) {
+  if (dtype == kBFloat16) return RoundTo<Bf16>::Round(x);
+  return dtype == kFloat16 ? RoundTo<F16>::Round(x) : x;
 }
 
 // What becomes of a sum; `old` is what dst holds.
-SHARDD_ALWAYS_INLINE float FinishSum(const ReduceArgs& args, float sum, float old) {
-  sum *= args.scale;
-  if (args.keep == kNoDType) return args.accumulate ? old + sum : sum;
-  const float kept = Keep(args.keep, sum);
-  return args.accumulate ? Keep(args.keep, old + kept) : kept;
+SHARDD_ALWAYS_INLINE float FinishSum(const ReduceArgs& args, KernelDType reduce_dtype, float sum, float old) {
+  const float result = Rounded(args.keep, Rounded(reduce_dtype, sum * args.scale));
+  return args.accumulate ? Rounded(args.keep, old + result) : result;
 }
 
 template <typename From, typename Rounding>
@@ -31,6 +30,7 @@ SHARDD_ALWAYS_INLINE void ReduceRange(const ReduceArgs& args, Thread thread) {
   using Src = typename From::Storage;
   constexpr int kPack = 16 / static_cast<int>(sizeof(Src));
   constexpr int kAtOnce = sizeof(Src) == 4 ? 4 : 2;  // sources whose loads are under way together
+  const KernelDType reduce_dtype = args.reduce_dtype == kNoDType ? args.source_dtype : args.reduce_dtype;
   const auto at = [&args](int k) { return static_cast<const Src*>(args.sources[k]); };
   const auto range = Range<kPack>::Of(args.dst, args.numel);
   const Reader<float, kPack> old_reader(args.dst + range.head);
@@ -40,7 +40,7 @@ SHARDD_ALWAYS_INLINE void ReduceRange(const ReduceArgs& args, Thread thread) {
       [&](int64_t i) {
         float sum = Rounding::Round(From::Load(at(0)[i]));
         for (int k = 1; k < args.source_count; ++k) sum += Rounding::Round(From::Load(at(k)[i]));
-        args.dst[i] = FinishSum(args, sum, args.accumulate ? args.dst[i] : 0);
+        args.dst[i] = FinishSum(args, reduce_dtype, sum, args.accumulate ? args.dst[i] : 0);
       },
       [&](int64_t pack) {
         Pack<float, kPack> sum;
@@ -65,7 +65,7 @@ SHARDD_ALWAYS_INLINE void ReduceRange(const ReduceArgs& args, Thread thread) {
         Pack<float, kPack> old = {};
         if (args.accumulate) old = old_reader.ReadOwn(pack);
         SHARDD_UNROLL
-        for (int i = 0; i < kPack; ++i) sum.at[i] = FinishSum(args, sum.at[i], old.at[i]);
+        for (int i = 0; i < kPack; ++i) sum.at[i] = FinishSum(args, reduce_dtype, sum.at[i], old.at[i]);
         writer.Write(pack, sum);
       });
 }
@@ -74,9 +74,9 @@ SHARDD_ALWAYS_INLINE void ReduceThread(const ReduceArgs& args, Thread thread) {
   WithTrainable(args.source_dtype, [&](auto from) {
     using From = decltype(from);
     // Rounding to what the source can hold anyway changes nothing.
-    if (args.round_to == kBFloat16 && !kSame<From, Bf16>) {
+    if (args.reduce_dtype == kBFloat16 && !kSame<From, Bf16>) {
       ReduceRange<From, RoundTo<Bf16>>(args, thread);
-    } else if (args.round_to == kFloat16 && !kSame<From, F16>) {
+    } else if (args.reduce_dtype == kFloat16 && !kSame<From, F16>) {
       ReduceRange<From, RoundTo<F16>>(args, thread);
     } else {
       ReduceRange<From, NoRound>(args, thread);

@@ -96,8 +96,8 @@ def _gradient_maker(fsdp_param: Any) -> Any:
 
 
 def _grad_dtype(unit: Any, stored: torch.dtype) -> torch.dtype:
-    """Of ``.grad``; gradients are added up in fp32."""
-    return torch.float32 if unit.precision is None else unit.precision.gradient_dtype(stored)
+    """Of ``.grad``: a copy where it is not fp32, which gradient shards are whatever their values are numbers of."""
+    return stored if unit.precision is None else unit.precision.gradient_dtype(stored)
 
 
 def _hold(

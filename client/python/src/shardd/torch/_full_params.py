@@ -203,7 +203,7 @@ def summon_full_params(
     rank0_only: only rank 0 is given full parameters, the others hold their shards. With ``writeback`` all of what rank 0
         leaves becomes everybody's, which PyTorch refuses.
     offload_to_cpu: copies are in host memory; on CPU devices they are anyway.
-    with_grads: ``.grad`` is whole too, as reduced so far and fp32 (None: there is none), and written back alike. A
+    with_grads: ``.grad`` is whole too, as reduced so far, in its dtype (None: there is none), and written back alike. A
         gradient that the program sets to None is dropped; one that it makes where there was none counts, but for
         ``rank0_only``.
 
