@@ -109,6 +109,7 @@ def optimizers() -> dict[str, Any]:
         "steps": shardd.torch.counters(model)["commits"],
         "unsharded": type(AdamW(nn.Linear(2, 2).parameters())).__module__,
         "refused": type(AdamW(_model().parameters(), amsgrad=True)).__module__,
+        "beside": type(SGD([*_model().parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)).__module__,
         "derived": Own(_model().parameters()).__class__ is Own,
         "instances": isinstance(adamw, AdamW) and isinstance(adamw, torch.optim.Optimizer) and issubclass(Own, AdamW),
         "others": isinstance(named, AdamW),

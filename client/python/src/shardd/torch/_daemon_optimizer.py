@@ -12,10 +12,10 @@ import torch
 from torch.optim import Optimizer
 
 from shardd.torch import _job, _stock
-from shardd.torch._bind import Place, local_of
+from shardd.torch._bind import Place, local_of, own_uses
 from shardd.torch._optimizer_load import Incoming, ParamState, param_state
 from shardd.torch._optimizer_state import as_held
-from shardd.torch._state import ShardState, root_states
+from shardd.torch._state import ShardState, _states, root_states
 
 logger = logging.getLogger("shardd.torch")
 
@@ -29,6 +29,27 @@ def _states_with(params: Iterable[Any]) -> list[ShardState]:
                 found.append(root)
                 break
     return found
+
+
+def _sharded() -> set[int]:
+    """Ids of the sharded parameters of this process, and of what the program has put in their place since."""
+    found: set[int] = set()
+    for ref in _states:
+        state = ref()
+        unit = state._unit if state is not None else None
+        for fsdp_param in unit.fsdp_params if unit is not None else ():
+            placed = {id(module._parameters.get(name)) for module, name in own_uses(unit, fsdp_param)}
+            unsharded = getattr(fsdp_param, "_unsharded_param", None)
+            found |= {id(fsdp_param.sharded_param)} | placed - {id(unsharded)}
+    return found
+
+
+def _name_of(param: Any) -> str:
+    for root in root_states():
+        for name, other in root._modules[0].named_parameters():
+            if other is param:
+                return f'"{name}"'
+    return "of no fully sharded model"
 
 
 class _State(defaultdict[Any, dict[str, Any]]):
@@ -94,6 +115,14 @@ class DaemonOptimizer(Optimizer):
                 f"{type(self).__name__}: none of its parameters belongs to a module that shardd.torch.fully_shard was "
                 "applied to; apply it first, then build the optimizer"
             )
+        sharded = _sharded()
+        for param in self._params():
+            if param.requires_grad and id(param) not in sharded:
+                raise NotImplementedError(
+                    f"{type(self).__name__}: parameter {_name_of(param)} of shape {tuple(param.shape)} is not sharded "
+                    "(ignored, of a module outside of fully_shard, or unsharded just now), so the daemon cannot update it; "
+                    "give it to an optimizer of torch.optim, or reshard first"
+                )
         for root in roots:
             job = root._job
             if job is not None and job.engine is not None and job.optimizer is not None and job.optimizer() is self:
@@ -113,7 +142,11 @@ class DaemonOptimizer(Optimizer):
         self._refuse(param_group)
         super().add_param_group(param_group)
         if not self._building:
-            self._check_params()
+            try:
+                self._check_params()
+            except BaseException:
+                self.param_groups.pop()
+                raise
 
     def _needs_momentum(self) -> bool:
         return False

@@ -63,8 +63,7 @@ class ShardedFullParam:
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
         shown = nn.Parameter(value, requires_grad=self._sharded.requires_grad)
         if grad is not None:
-            shown.grad_dtype = grad.dtype  # gradients are fp32 whatever the parameter is
-            shown.grad = grad
+            shown.grad = grad.to(self.dtype)
         self._shown = shown
         # torch looks at the DTensor after load_state_dict, which here goes into `shown`.
         self._fsdp_param.reset_sharded_param = _nothing  # type: ignore[method-assign]

@@ -105,8 +105,7 @@ class UnitPrecision:
     def gradient_dtype(self, stored: torch.dtype) -> torch.dtype:
         """Of ``.grad`` of a parameter; the job adds up in fp32."""
         low = self.given.param_dtype
-        kept = self.given.keep_low_precision_grads and low is not None and stored.is_floating_point
-        return low if kept and low is not None else torch.float32
+        return low if self.given.keep_low_precision_grads and low is not None and stored.is_floating_point else stored
 
     def install(self, state: ShardState) -> None:
         """Hooks of the unit's module: they run before those that unshard."""
