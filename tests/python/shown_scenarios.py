@@ -215,6 +215,21 @@ def flat_objects() -> dict[str, Any]:
     return {"same": same, "cleared": cleared, "counters": counters_of(model)}
 
 
+def resharded_to_fewer() -> dict[str, Any]:
+    """Between forward and backward; torch's modules then hold DTensors over two ranks."""
+    import shardd.torch
+
+    model = _Net(False)
+    for block in model.blocks:
+        shardd.torch.fully_shard(block, reshard_after_forward=2)
+    shardd.torch.fully_shard(model)
+    given = list(model.blocks.parameters())
+    loss = _loss(model, 0)
+    same = all(a is b for a, b in zip(model.blocks.parameters(), given, strict=True))
+    loss.backward()
+    return {"same": same, "gradients": all(p.grad is not None for p in given), "counters": counters_of(model)}
+
+
 def low_precision_parameters() -> dict[str, dict[str, Any]]:
     """Stored in bf16: gradients are, too, and torch's optimizers take them."""
     import torch.distributed.fsdp

@@ -41,6 +41,11 @@ def test_objects_of_layout_flat_are_shown_while_they_are_kept_unsharded() -> Non
         assert facts["counters"]["reductions"] == 2 * 3
 
 
+def test_resharding_to_fewer_ranks_shows_the_sharded_parameters() -> None:
+    for facts in run_ranks(shown_scenarios.resharded_to_fewer, 4):
+        assert facts["same"] and facts["gradients"] and facts["counters"]["reductions"] == 3
+
+
 def test_gradients_of_low_precision_parameters_are_in_their_dtype() -> None:
     for results in run_ranks(shown_scenarios.low_precision_parameters, 2, limit_s=180):
         for kind, result in results.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -61,10 +62,12 @@ class _State(defaultdict[Any, dict[str, Any]]):
 
     def __init__(self, optimizer: DaemonOptimizer) -> None:
         super().__init__(dict)
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)  # one that the program drops is gone at once
 
     def __bool__(self) -> bool:
-        optimizer = self._optimizer
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return len(self) > 0
         if len(self) == 0 and not optimizer._adopted and torch.distributed.is_initialized():
             optimizer._register()
         optimizer._shows_unused = True
