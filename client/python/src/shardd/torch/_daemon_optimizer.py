@@ -33,15 +33,17 @@ def _states_with(params: Iterable[Any]) -> list[ShardState]:
 
 
 def _sharded() -> set[int]:
-    """Ids of the sharded parameters of this process, and of what the program has put in their place since."""
+    """Ids of the sharded parameters of this process, and of what is in their place: the program's, or unsharded ones.
+
+    An optimizer that is given unsharded ones leaves them alone, as with PyTorch: their gradients are elsewhere.
+    """
     found: set[int] = set()
     for ref in _states:
         state = ref()
         unit = state._unit if state is not None else None
         for fsdp_param in unit.fsdp_params if unit is not None else ():
-            placed = {id(module._parameters.get(name)) for module, name in own_uses(unit, fsdp_param)}
-            unsharded = getattr(fsdp_param, "_unsharded_param", None)
-            found |= {id(fsdp_param.sharded_param)} | placed - {id(unsharded)}
+            found.add(id(fsdp_param.sharded_param))
+            found.update(id(module._parameters.get(name)) for module, name in own_uses(unit, fsdp_param))
     return found
 
 
@@ -123,8 +125,8 @@ class DaemonOptimizer(Optimizer):
             if param.requires_grad and id(param) not in sharded:
                 raise NotImplementedError(
                     f"{type(self).__name__}: parameter {_name_of(param)} of shape {tuple(param.shape)} is not sharded "
-                    "(ignored, of a module outside of fully_shard, or unsharded just now), so the daemon cannot update it; "
-                    "give it to an optimizer of torch.optim, or reshard first"
+                    "(ignored, or of a module outside of fully_shard), so the daemon cannot update it; give it to an optimizer of "
+                    "torch.optim"
                 )
         for root in roots:
             job = root._job
