@@ -100,6 +100,7 @@ def optimizers() -> dict[str, Any]:
     model = _model()
     adamw = AdamW([{"params": list(model.parameters()), "weight_decay": 0.1}], lr=0.5)
     _step(model, adamw)
+    listed = AdamW([{"params": _model().parameters()}], lr=0.5)
     named = SGD(_model().named_parameters(), lr=0.1)
     result = {
         "sharded": type(adamw).__module__,
@@ -109,6 +110,8 @@ def optimizers() -> dict[str, Any]:
         "steps": shardd.torch.counters(model)["commits"],
         "unsharded": type(AdamW(nn.Linear(2, 2).parameters())).__module__,
         "refused": type(AdamW(_model().parameters(), amsgrad=True)).__module__,
+        "listed": (type(listed).__module__, [len(group["params"]) for group in listed.param_groups]),
+        "beside": type(SGD([*_model().parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)).__module__,
         "derived": Own(_model().parameters()).__class__ is Own,
         "instances": isinstance(adamw, AdamW) and isinstance(adamw, torch.optim.Optimizer) and issubclass(Own, AdamW),
         "others": isinstance(named, AdamW),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import torch
@@ -38,6 +39,18 @@ def optimizer_of(impl: str, kind: str, params: Any, **more: Any) -> Any:
     else:
         from torch import optim  # type: ignore[no-redef]
     return getattr(optim, name)(params, **{**arguments, **more})
+
+
+def dropped() -> dict[str, Any]:
+    """The program builds another optimizer before the first step; the collector does not come in between."""
+    gc.disable()
+    model = model_of("shardd")
+    optimizer = optimizer_of("shardd", "adamw", model.parameters())
+    optimizer = optimizer_of("shardd", "sgd", model.parameters())
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    optimizer.step()
+    gc.enable()
+    return counts("shardd", model)
 
 
 def full(value: Any) -> Any:

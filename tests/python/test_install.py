@@ -66,7 +66,8 @@ def test_ranks_that_a_script_spawns_are_swapped_too(tmp_path: Path) -> None:
 def test_optimizers_are_the_daemons_where_parameters_are_sharded_and_it_can() -> None:
     for result in run_ranks(install_scenarios.optimizers, 2):
         assert result["sharded"] == result["named"] == "shardd.torch.optim" and result["group"] == 0.1
-        assert result["unsharded"] == result["refused"] == "torch.optim.adamw"
+        assert result["unsharded"] == result["refused"] == "torch.optim.adamw" and result["beside"] == "torch.optim.sgd"
+        assert result["listed"] == ("shardd.torch.optim", [2]), "of a generator in a group"
         assert result["derived"] and result["instances"] and not result["others"] and result["back"]
         assert result["steps"] == 1
         assert result["bias"] == run_ranks(install_scenarios.optimizers, 1)[0]["bias"]

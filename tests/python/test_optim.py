@@ -77,3 +77,8 @@ def test_checkpoints_by_name_on_an_optimizer_that_has_made_no_step() -> None:
         close(out["loaded"], out["went on"])
         assert "layers.0.up.weight" in out["keys"]
         assert out["counters"]["commits"] == 3  # no step of zeros was made to have state
+
+
+def test_an_optimizer_that_is_dropped_leaves_its_parameters_to_another() -> None:
+    for counts in run_ranks(optim_cases.dropped, 2):
+        assert counts["commits"] == 1 and counts["aborts"] == 0

@@ -1,5 +1,6 @@
 #include "client/python/extension/engine.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <unistd.h>
 
@@ -352,7 +353,7 @@ void Engine::EnterPassByHand(bool backward) {
 }
 
 void Engine::LeavePassByHand() {
-  if (pass_by_hand_ && std::none_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->unsharded(); })) {
+  if (pass_by_hand_ && std::none_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->in_use(); })) {
     LeavePass();
   }
 }
@@ -458,12 +459,18 @@ py::object Engine::EndForward(const Unit* unit, py::object output, bool has_back
   if (!complete_partial_.is_none()) {
     output = complete_partial_(std::move(output));
   }
-  if (!has_backward) {
-    LeavePass();
-  } else {
+  // With gradients enabled there may be a backward all the same, of tensors that the output hides in an object of its
+  // own.
+  if (has_backward || (c10::GradMode::is_enabled() && AnyUnsharded())) {
     PausePass();
+  } else {
+    LeavePass();
   }
   return output;
+}
+
+bool Engine::AnyUnsharded() const {
+  return std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->unsharded(); });
 }
 
 void Engine::PausePass() {
@@ -537,7 +544,17 @@ void Engine::FinalCallback(uint64_t generation) {
     const NoGil no_gil;
     Check(Take(shardd_wait_gradients(job().c_job())));
   }
-  partial ? PausePass() : LeavePass();
+  if (partial) {
+    PausePass();
+  } else if (AnyUnsharded()) {  // set_reshard_after_backward(False)
+    for (Unit* unit : units_) {
+      unit->ShowShards();
+    }
+    PausePass();
+    pass_by_hand_ = true;
+  } else {
+    LeavePass();
+  }
   if (show) {
     for (Unit* unit : units_) {
       unit->ShowGradients();

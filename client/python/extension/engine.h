@@ -175,6 +175,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void FinalCallback(uint64_t generation);
   void EndUnits(bool partial);
   void EnterPass();
+  bool AnyUnsharded() const;
   void LeavePass();
   void WaitForWindow();
   void ReleaseUnits();

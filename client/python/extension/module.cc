@@ -402,6 +402,8 @@ PYBIND11_MODULE(_C, m) {
       .def("_post_forward", &Unit::PostForward)
       .def("_cast_output", &Unit::CastOutput)
       .def("_unshard", &Unit::Unshard)
+      .def("_request_unshard", &Unit::RequestUnshard)
+      .def("_wait_for_unshard", &Unit::WaitForUnshard)
       .def("reshard", &Unit::ReshardByHand)
       .def("_to_sharded", &Unit::ToSharded)
       .def_property_readonly("is_unsharded", &Unit::unsharded)

@@ -301,10 +301,36 @@ py::object Unit::PostForward(py::handle output) {
   return engine_->EndForward(this, std::move(result), has_backward);
 }
 
+void Unit::AskDaemon(bool backward) {
+  engine_->CheckOutsideFullParams("unshard");
+  engine_->EnterPassByHand(backward);
+  CheckUnchanged();
+  for (Group& group : groups_) {
+    if (group.holds == 0) {
+      Check(engine_->job().group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
+      ++group.holds;
+    }
+  }
+}
+
+void Unit::RequestUnshard() {
+  if (!groups_.empty() && !unsharded_) {
+    AskDaemon(group_training_ == Training::kPreBackward || InBackward());
+    requested_ = true;
+  }
+}
+
+void Unit::WaitForUnshard() {
+  if (requested_) {
+    Unshard();
+  }
+}
+
 void Unit::Unshard() {
   if (groups_.empty()) {
     return;
   }
+  requested_ = false;
   const bool backward = group_training_ == Training::kPreBackward || InBackward();
   if (unsharded_ && engine_->paused() && !backward) {
     engine_->EnterPassByHand(/*backward=*/false);
@@ -316,14 +342,8 @@ void Unit::Unshard() {
   if (!unshard_in_backward && group_training_ == Training::kPreBackward) {
     return;
   }
-  engine_->CheckOutsideFullParams("unshard");
+  AskDaemon(backward);
   Job& job = engine_->job();
-  engine_->EnterPassByHand(backward);
-  CheckUnchanged();
-  for (Group& group : groups_) {
-    Check(job.group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
-    ++group.holds;
-  }
   const bool may_wait = !engine_->settled();
   for (Group& group : groups_) {
     std::optional<NoGil> no_gil;
@@ -705,7 +725,7 @@ void Unit::ForgetMemory() {
   for (const auto& shard : shards_) {
     shard->ForgetGradient();
   }
-  unsharded_ = ran_forward_ = false;
+  unsharded_ = requested_ = ran_forward_ = false;
   set_idle();
 }
 

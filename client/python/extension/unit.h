@@ -91,10 +91,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void OnGradient(size_t param, const at::Tensor& gradient);
 
   void Unshard();
-  void Reshard();  // as the training state says
+  // `unshard(async_op=True)`: the daemon is asked, and modules keep the sharded parameters until Unshard.
+  void RequestUnshard();
+  void WaitForUnshard();  // what was asked for and not used since
+  void Reshard();         // as the training state says
   void ReshardByHand();
   void ToSharded();  // whatever the state
   bool unsharded() const { return unsharded_; }
+  bool in_use() const { return unsharded_ || requested_; }
   Training group_training() const { return group_training_; }
   void set_idle();
 
@@ -151,6 +155,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::shared_ptr<ManagedParam> param;
     std::vector<Place> places;
   };
+  void AskDaemon(bool backward);
   void PrepareSlot(Group& group);
   const std::vector<Use>& uses() const { return full_precision_ ? stored_uses_ : uses_; }
   void RegisterParams(bool unsharded);
@@ -177,6 +182,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Use> stored_uses_;                    // the same as stored; empty: never in full precision
   bool full_precision_ = false;                     // what the modules are shown
   bool unsharded_ = false;
+  bool requested_ = false;     // since the last Unshard
   bool shards_shown_ = false;  // it is unsharded, and modules have the sharded parameters
   bool ran_forward_ = false;   // since the last backward was closed
   Training state_training_ = Training::kIdle;

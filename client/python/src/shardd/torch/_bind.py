@@ -20,7 +20,7 @@ from shardd.torch._spec import unwrapped
 if TYPE_CHECKING:
     from shardd.torch._spec import Description
 
-__all__ = ["Place", "bind", "given_by", "local_of"]
+__all__ = ["Place", "bind", "given_by", "local_of", "own_uses"]
 
 
 def local_of(tensor: Any) -> torch.Tensor:
@@ -134,7 +134,8 @@ def _places(uses: list[tuple[nn.Module, str]]) -> list[tuple[Any, str, Any]]:
     return places
 
 
-def _own_uses(unit: Any, fsdp_param: Any) -> list[tuple[nn.Module, str]]:
+def own_uses(unit: Any, fsdp_param: Any) -> list[tuple[nn.Module, str]]:
+    """Where the unit's modules have the parameter."""
     if isinstance(fsdp_param, FlatShardParam):
         if fsdp_param.holder is not None:
             return []  # modules have the tensor all the time
@@ -246,7 +247,7 @@ class _Binder:
         if shard_dim(fsdp_param):
             options.update(shard_dim=shard_dim(fsdp_param), shard_parts=fsdp_param.mesh_info.shard_mesh_size)
         shard = self._shard(unit, fsdp_param)
-        unit._add_param(options, shard, unsharded, _places(_own_uses(unit, fsdp_param)))
+        unit._add_param(options, shard, unsharded, _places(own_uses(unit, fsdp_param)))
         if unit.precision is not None and unit.precision.full_in_eval:
             fsdp_param._stored_param = _leaf(fsdp_param, fsdp_param.orig_dtype)
             unit._add_stored(options, shard, fsdp_param._stored_param)
@@ -259,7 +260,7 @@ class _Binder:
             home = fsdp_param.home
             for unit in {id(u): u for use in fsdp_param.uses if (u := use.unit()) is not None}.values():
                 if unit is not home:
-                    unit._borrow_param(home, self.facts[id(fsdp_param)][0], _places(_own_uses(unit, fsdp_param)))
+                    unit._borrow_param(home, self.facts[id(fsdp_param)][0], _places(own_uses(unit, fsdp_param)))
 
 
 def bind(engine: _C.Engine, description: Description) -> dict[int, Place]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 from torch.optim import Optimizer
 
 from shardd.torch import _job, _stock
-from shardd.torch._bind import Place, local_of
+from shardd.torch._bind import Place, local_of, own_uses
 from shardd.torch._optimizer_load import Incoming, ParamState, param_state
 from shardd.torch._optimizer_state import as_held
-from shardd.torch._state import ShardState, root_states
+from shardd.torch._state import ShardState, _states, root_states
 
 logger = logging.getLogger("shardd.torch")
 
@@ -31,6 +32,29 @@ def _states_with(params: Iterable[Any]) -> list[ShardState]:
     return found
 
 
+def _sharded() -> set[int]:
+    """Ids of the sharded parameters of this process, and of what is in their place: the program's, or unsharded ones.
+
+    An optimizer that is given unsharded ones leaves them alone, as with PyTorch: their gradients are elsewhere.
+    """
+    found: set[int] = set()
+    for ref in _states:
+        state = ref()
+        unit = state._unit if state is not None else None
+        for fsdp_param in unit.fsdp_params if unit is not None else ():
+            found.add(id(fsdp_param.sharded_param))
+            found.update(id(module._parameters.get(name)) for module, name in own_uses(unit, fsdp_param))
+    return found
+
+
+def _name_of(param: Any) -> str:
+    for root in root_states():
+        for name, other in root._modules[0].named_parameters():
+            if other is param:
+                return f'"{name}"'
+    return "of no fully sharded model"
+
+
 class _State(defaultdict[Any, dict[str, Any]]):
     """``Optimizer.state``, which asks for the job where somebody asks whether there is any.
 
@@ -40,10 +64,12 @@ class _State(defaultdict[Any, dict[str, Any]]):
 
     def __init__(self, optimizer: DaemonOptimizer) -> None:
         super().__init__(dict)
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)  # one that the program drops is gone at once
 
     def __bool__(self) -> bool:
-        optimizer = self._optimizer
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return len(self) > 0
         if len(self) == 0 and not optimizer._adopted and torch.distributed.is_initialized():
             optimizer._register()
         optimizer._shows_unused = True
@@ -94,6 +120,14 @@ class DaemonOptimizer(Optimizer):
                 f"{type(self).__name__}: none of its parameters belongs to a module that shardd.torch.fully_shard was "
                 "applied to; apply it first, then build the optimizer"
             )
+        sharded = _sharded()
+        for param in self._params():
+            if param.requires_grad and id(param) not in sharded:
+                raise NotImplementedError(
+                    f"{type(self).__name__}: parameter {_name_of(param)} of shape {tuple(param.shape)} is not sharded "
+                    "(ignored, or of a module outside of fully_shard), so the daemon cannot update it; give it to an optimizer of "
+                    "torch.optim"
+                )
         for root in roots:
             job = root._job
             if job is not None and job.engine is not None and job.optimizer is not None and job.optimizer() is self:
@@ -113,7 +147,11 @@ class DaemonOptimizer(Optimizer):
         self._refuse(param_group)
         super().add_param_group(param_group)
         if not self._building:
-            self._check_params()
+            try:
+                self._check_params()
+            except BaseException:
+                self.param_groups.pop()
+                raise
 
     def _needs_momentum(self) -> bool:
         return False

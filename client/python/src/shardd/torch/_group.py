@@ -238,12 +238,12 @@ class ShardGroup(_C.Unit):
                 fsdp_param.reset_sharded_param()
 
     def unshard(self, async_op: bool = False) -> None:
-        """The whole parameters are in the modules when this returns: on one node there is nothing to wait for."""
+        """The daemon is asked for the whole parameters; ``wait_for_unshard`` or the next forward puts them in the modules."""
         self._state._ensure_registered()
-        self._unshard()
+        self._request_unshard()
 
     def wait_for_unshard(self) -> None:
-        return
+        self._wait_for_unshard()
 
     @property
     def _training_state(self) -> TrainingState:

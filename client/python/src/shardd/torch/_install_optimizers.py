@@ -27,6 +27,15 @@ def _tensors(params: list[Any]) -> list[Any]:
     return found
 
 
+def _listed(params: Any) -> list[Any]:
+    """What optimizers take, to be gone through more than once: generators, those of groups too, are lists afterwards."""
+    items = [params] if isinstance(params, dict) else list(params)
+    for item in items:
+        if isinstance(item, dict) and not isinstance(item["params"], (torch.Tensor, set)):  # no sets, as torch says
+            item["params"] = list(item["params"])
+    return items
+
+
 class _Chooser(type):
     """The class of a swapped optimizer class: a call makes the daemon's or PyTorch's; both are instances of it.
 
@@ -39,7 +48,7 @@ class _Chooser(type):
         if "_pair" not in vars(cls):
             return super().__call__(params, *args, **kwargs)
         stock, daemon = cls._pair
-        params = [params] if isinstance(params, dict) else list(params)
+        params = _listed(params)
         if not _states_with(_tensors(params)):
             return stock(params, *args, **kwargs)
         try:
