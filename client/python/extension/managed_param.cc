@@ -214,7 +214,8 @@ ManagedParam::Presence ManagedParam::SettleGradient(HeldShard::Shown shown, bool
                        "\" is not synchronised; run the last backward with set_requires_gradient_sync(True) and, on a "
                        "2-D mesh, set_requires_all_reduce(True)"));
     }
-    return std::exchange(in_job, false) ? Presence::kDropped : Presence::kAsIs;
+    // Of an earlier step, which torch's optimizer made, the job still has it.
+    return std::exchange(in_job, false) || !stepping ? Presence::kDropped : Presence::kAsIs;
   }
   if (shown == HeldShard::Shown::kCurrent && in_job) {
     return Presence::kAsIs;

@@ -372,6 +372,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("reshard_after_backward", &Unit::reshard_after_backward)
       .def_readwrite("unshard_in_backward", &Unit::unshard_in_backward)
       .def_readwrite("reduce_scatter_unused_params", &Unit::reduce_scatter_unused_params)
+      .def_readwrite("completes_gradients", &Unit::completes_gradients)
       .def_readwrite("_reshard_after_forward", &Unit::reshard_after_forward)
       .def_readwrite("_shows_shards", &Unit::shows_shards)
       .def_readwrite("_gradient_scale", &Unit::gradient_scale)

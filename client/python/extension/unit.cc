@@ -501,10 +501,19 @@ void Unit::SubmitGroup(int id) {
 }
 
 void Unit::CompleteFlatGradients() {
+  const auto has_gradient = [](const ManagedParam& param) { return param.contributed || param.in_slot; };
+  if (completes_gradients &&
+      std::any_of(params_.begin(), params_.end(), [&](const auto& param) { return has_gradient(*param); })) {
+    for (size_t index = 0; index < params_.size(); ++index) {
+      ManagedParam& param = *params_[index];
+      if (param.trainable && param.requires_grad() && !has_gradient(param)) {
+        OnGradient(index, param.ZeroGradient());
+      }
+    }
+  }
   if (shards_.size() == params_.size()) {
     return;
   }
-  const auto has_gradient = [](const ManagedParam& param) { return param.contributed || param.in_slot; };
   for (const auto& shard : shards_) {
     const bool any = std::any_of(params_.begin(), params_.end(), [&](const auto& param) {
       return param->shared_shard() == shard && has_gradient(*param);

@@ -45,6 +45,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
   bool reduce_scatter_unused_params = false;
+  // Where one parameter of the unit gets a gradient, the others get zero, as in PyTorch's flat parameters.
+  bool completes_gradients = false;
   bool reshard_after_forward = true;
   // After its forward modules have the sharded parameters again, which the program knows, also where it stays
   // unsharded.

@@ -97,6 +97,7 @@ class Unit:
     reshard_after_backward: bool
     unshard_in_backward: bool
     reduce_scatter_unused_params: bool
+    completes_gradients: bool
     _reshard_after_forward: bool
     _shows_shards: bool
     _gradient_scale: float

@@ -117,11 +117,26 @@ def _fqns(model: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
 _their_fqns = target._get_fqns
 
 
+def _unflatten(optim: Any, state_dict: dict[str, Any], info: Any) -> Any:
+    """torch's takes what this rank's optimizer has state of: a rank without an element of a parameter has none, but its
+    rows of the saved tensors are in other ranks' pieces."""
+    found = _their_unflatten(optim, state_dict, info)
+    for fqn, entry in found["state"].items() if info.fsdp_modules else ():
+        if not entry:
+            prefix = f"state.{fqn}."
+            entry.update({k[len(prefix) :]: value for k, value in state_dict.items() if k.startswith(prefix)})
+    return found
+
+
+_their_unflatten = target._unflatten_optim_state_dict
+
+
 def install() -> None:
     """Once or more."""
     if target.FSDP is not _FSDP:
         target.FSDP = _FSDP
         target._gather_state_dict = _gather
         target._get_fqns = _fqns
+        target._unflatten_optim_state_dict = _unflatten
         target._get_module_fsdp_state_if_fully_sharded_module = _state_if_fully_sharded
         target._get_fsdp_process_group = _process_group

@@ -74,6 +74,7 @@ class FlatGroup(ShardGroup):
         self.strategy = strategy
         self.use_orig_params = use_orig_params
         self._shows_shards = use_orig_params and (whole or strategy in RESHARDS)  # as torch
+        self.completes_gradients = use_orig_params  # of a FlatParameter the members of one alone
         owner = None if use_orig_params else flat_owner(content[0])
         self._parts = self._by_module(content)
         for part in self._parts:

@@ -73,14 +73,14 @@ class Summoned:
         )
 
     @property
-    def _given(self) -> bool:
+    def given(self) -> bool:
         return self._rank == 0 or not self._rank0_only
 
     def enter(self) -> None:
         if self._grads:
             self._engine.settle_gradients()
         self._enter(writeback=False)
-        if not self._given:
+        if not self.given:
             return
         shown: list[FullParam] = []
         try:
@@ -106,7 +106,7 @@ class Summoned:
         return grad
 
     def leave(self) -> None:
-        left = [(param, *param.hide()) for param in self._params] if self._given else []
+        left = [(param, *param.hide()) for param in self._params] if self.given else []
         self._engine.leave_full_params()
         if not self._writeback:
             return
@@ -172,11 +172,11 @@ def _scope_of(module: nn.Module, job: TorchJob, recurse: bool) -> tuple[int, boo
 
 
 @contextlib.contextmanager
-def _marked(states: list[ShardState]) -> Iterator[None]:
-    """Wrappers say what is under way."""
+def _marked(states: list[ShardState], given: bool) -> Iterator[None]:
+    """Wrappers say what is under way, and whether this rank was given full parameters."""
     modules = [module for state in states for module in state._modules]
     for module in modules:
-        module.__dict__["_summoned"] = True
+        module.__dict__["_summoned"] = given
     try:
         yield
     finally:
@@ -223,6 +223,7 @@ def summon_full_params(
         _refuse_inside(job)
         params = jobs.setdefault(id(job), (job, []))[1]
         params.extend(full_param(job, fsdp_param) for fsdp_param in state._unit.fsdp_params)
+    given = True
     with contextlib.ExitStack() as stack:
         for job, params in jobs.values():
             if not params:
@@ -238,5 +239,6 @@ def summon_full_params(
             )
             summoned.enter()
             stack.callback(summoned.leave)
-        with _marked(states):
+            given = given and summoned.given
+        with _marked(states, given):
             yield

@@ -71,6 +71,12 @@ def _state(module: nn.Module) -> ShardState:
     return state
 
 
+def _is_summoned(root: ShardState) -> bool:
+    """By the program: ``summon_full_params`` is open."""
+    job = root._job
+    return job is not None and job.engine is not None and job.engine.full_params
+
+
 def _states_below(root: ShardState) -> list[ShardState]:
     return list(dict.fromkeys(state for module in root._modules for state in flat_states(module)))
 
@@ -100,7 +106,7 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     states = _states_below(root)
     saving = _savings[id(root)] = _Saving(module, uses_of(states))
     job = root._job
-    if job is not None and job.engine is not None and job.engine.full_params:
+    if _is_summoned(root):
         saving.summoned = True
         return
     for outermost in root._modules:
@@ -264,9 +270,11 @@ def _before_load(
     root = state._find_root()
     states = _states_below(root)
     wraps = _WRAPPED if _WRAPPED[:-1] in module._modules else ""
-    reshard(module)
-    if root._job is not None and root._job.alive:
-        root._job.open_write(module)
+    summoned = _is_summoned(root)
+    if not summoned:
+        reshard(module)
+        if root._job is not None and root._job.alive:
+            root._job.open_write(module)
     kind = settings_of(state).state_dict_type
     # A checkpoint wrapper that is a unit itself has given its part of the names to all keys already.
     below = prefix + (_CHECKPOINT_PREFIX if isinstance(module, ActivationWrapper) else "")
@@ -280,9 +288,20 @@ def _before_load(
             if given in state_dict:
                 state_dict[key] = state_dict.pop(given)
         if key not in state_dict:
+            if place.module._parameters.get(place.name) is None:  # in a FlatParameter, of which torch asks nothing
+                missing.append(key)
             continue
         value = state_dict[key]
         param = place.param
+        if value is param.sharded_param and not summoned and not (param.whole and param.holder is None):
+            # torch's set_model_state_dict puts the model's own where nothing was given.
+            missing.append(key)
+            _loaded(state_dict, key, place)
+            continue
+        if summoned:
+            _load_shown(module, place, key, value, errors)
+            _loaded(state_dict, key, place)
+            continue
         first, local = param.piece()
         if isinstance(value, DTensor | ShardedTensor):
             rows = None
@@ -301,10 +320,7 @@ def _before_load(
         elif value.shape == param._orig_size:
             local.copy_(value.reshape(-1)[first : first + local.numel()])
         else:
-            errors.append(
-                f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
-                f"model is {param._orig_size}."
-            )
+            errors.append(_size_mismatch(key, value, param))
         _loaded(state_dict, key, place)
     for name, param in module._parameters.items():
         if param is not None and name.startswith("_flat_param"):
@@ -318,6 +334,25 @@ def _before_load(
                 state_dict[prefix + wraps + key[len(prefix) :]] = state_dict.pop(key)
 
 
+def _load_shown(module: nn.Module, place: FlatPlace, key: str, value: Any, errors: list[str]) -> None:
+    """Into what ``summon_full_params`` shows, which is written back with the context's other edits."""
+    value = whole_value(value) if isinstance(value, DTensor | ShardedTensor) else value
+    shown = place.module._parameters.get(place.name)
+    if "_summoned" not in module.__dict__:
+        errors.append(f"load {key}: full parameters of other modules are summoned; summon these too, or load outside.")
+    elif value.shape != place.param._orig_size:
+        errors.append(_size_mismatch(key, value, place.param))
+    elif shown is not None and module.__dict__["_summoned"]:  # else rank 0 has it
+        shown.copy_(value)
+
+
+def _size_mismatch(key: str, value: torch.Tensor, param: Any) -> str:
+    return (
+        f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current model "
+        f"is {param._orig_size}."
+    )
+
+
 def _loaded(state_dict: dict[str, Any], key: str, place: FlatPlace) -> None:
     if place.module._parameters.get(place.name) is None:
         del state_dict[key]  # the module has a view of the flat parameter there
@@ -327,7 +362,7 @@ def _loaded(state_dict: dict[str, Any], key: str, place: FlatPlace) -> None:
 
 def _after_load(module: nn.Module, incompatible: Any) -> None:
     root = _state(module)._find_root()
-    if root._job is not None and root._job.alive:
+    if root._job is not None and root._job.alive and not _is_summoned(root):
         root._job.commit_write(module)
     for keys in incompatible:
         keys[:] = [clean_name(key) for key in keys]

@@ -178,7 +178,7 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
     @property
     def training_state(self) -> TrainingState:
         """What is under way in this unit."""
-        if self.__dict__.get("_summoned"):  # by summon_full_params
+        if "_summoned" in self.__dict__:  # by summon_full_params
             return TrainingState.SUMMON_FULL_PARAMS
         unit = self._state._unit
         assert unit is not None

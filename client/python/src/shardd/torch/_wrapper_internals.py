@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch.distributed.fsdp import StateDictType
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import OptimStateDictConfig, StateDictConfig, StateDictType
 from torch.distributed.fsdp._common_utils import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
@@ -52,6 +53,19 @@ class WrapperInternals:
     @property
     def _state_dict_type(self) -> StateDictType:
         return settings_of(self._state).state_dict_type
+
+    @property
+    def _state_dict_config(self) -> StateDictConfig:
+        return settings_of(self._state).state_dict_config
+
+    @property
+    def _optim_state_dict_config(self) -> OptimStateDictConfig:
+        return settings_of(self._state).optim_state_dict_config
+
+    @property
+    def _device_mesh(self) -> DeviceMesh | None:
+        """As the program gave it; sharded state dicts are then of DTensors."""
+        return self._state.__dict__["_given_mesh"]
 
     @property
     def _unit(self) -> Any:
