@@ -205,7 +205,7 @@ def others() -> dict[str, Any]:
     facts["untied"] = _text(lambda: loss_of(tied, 1, 0, rank))
 
     closed: Any = Wrapper(nn.Linear(4, 4), use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
-    SGD(closed.parameters(), lr=0.1, in_place_edits=False)
+    optimizer = SGD(closed.parameters(), lr=0.1, in_place_edits=False)
     closed(torch.ones(1, 4)).sum().backward()
     closed.module.weight.data = torch.zeros_like(closed.module.weight)
     facts["closed"] = _text(lambda: closed(torch.ones(1, 4)))
