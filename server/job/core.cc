@@ -24,8 +24,8 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       start_time_(absl::Now()),
       started_(MonotonicNow()),
       loop_([this] { return BeforeSleep(); }) {
-  for (const auto& device : devices_) {
-    copiers_.push_back(device->memory() == nullptr ? nullptr : std::make_unique<CoreLoop>());
+  if (devices_[0]->memory() != nullptr) {
+    copier_ = std::make_unique<CoreLoop>();
   }
   loop_.Post([this] { Tick(); });
 }
@@ -50,10 +50,8 @@ void Core::Shutdown() {
   for (const auto& device : devices_) {
     device->Shutdown();
   }
-  for (const auto& copier : copiers_) {
-    if (copier != nullptr) {
-      copier->Stop();
-    }
+  if (copier_ != nullptr) {
+    copier_->Stop();
   }
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
@@ -219,13 +217,13 @@ void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {
   loop_.Post([this, session_id, stream = std::move(stream), finished] {
     JobCore* job = nullptr;
     if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
-      if (session->held) {
+      job->PollRings();  // what it has asked for before
+      session = job->FindSession(session_id);
+      if (session != nullptr && session->held) {  // in the middle of it
         session->when_released.push_back(
             [this, session_id, stream, finished] { SessionDetach(session_id, stream, finished); });
         return;
       }
-      job->PollRings();  // what it has asked for before
-      session = job->FindSession(session_id);
       if (session != nullptr) {
         job->Detach(session->rank(), finished);
       }

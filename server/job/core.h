@@ -158,7 +158,7 @@ class Core final : public JobsSource {
   // Threads; last.
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
-  std::vector<std::unique_ptr<CoreLoop>> copiers_;  // by device; null where slabs are the host's
+  std::unique_ptr<CoreLoop> copier_;  // of the first device, which the slabs lie on; null: they are the host's
   CoreLoop reaper_;
   CoreLoop status_;
   CoreLoop setup_;

@@ -51,7 +51,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   init.collective = std::make_unique<LocalCollective>(init.devices);
   init.loop = &loop_;
   init.reaper = &reaper_;
-  init.copier = copiers_[0].get();  // of the device of rank 0, which slabs lie on (PlaceOf)
+  init.copier = copier_.get();
   init.events = &events_;
   return init;
 }

@@ -16,12 +16,14 @@ constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
 
 }  // namespace
 
-absl::Status JobCore::CopyFor(Session* session, CopyValues copy) {
+absl::Status JobCore::CopyFor(Session* session, bool of_gradient, CopyValues copy) {
   if (copier_ == nullptr) {
     return copy();
   }
   session->held = true;
-  CopyOffLoop(std::move(copy), [this, id = session->id(), epoch = epoch_](absl::Status status) {
+  gradient_work_ += of_gradient ? 1 : 0;
+  CopyOffLoop(std::move(copy), [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
+    gradient_work_ -= of_gradient ? 1 : 0;
     // Of an epoch that has ended, the loss of the device alone means anything.
     if (!status.ok() && (epoch == epoch_ || absl::IsDataLoss(status))) {
       Abort(std::move(status), {});

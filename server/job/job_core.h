@@ -204,7 +204,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // the copier, where it may touch nothing of the job but slabs and `undo_`.
   using CopyValues = std::function<absl::Status()>;
   // For a command of the session, which is held until the copy has ended; an error that comes then aborts the epoch.
-  absl::Status CopyFor(Session* session, CopyValues copy);
+  absl::Status CopyFor(Session* session, bool of_gradient, CopyValues copy);
   // `then` runs on the loop. REQUIRES: there is a copier.
   void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
   void Release(Session* session);

@@ -95,7 +95,7 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     const bool zero = !present_[command.group];  // what lies there is of no step
     present_[command.group] = true;
     written_gradients_[command.group] = true;
-    return CopyFor(session,
+    return CopyFor(session, /*of_gradient=*/true,
                    [slab = memory_->gradients(), gradient, zero, whole = param.numel * element,
                     offset = command.arg0 * element, source, size, memory]() -> absl::Status {
                      if (zero) {
@@ -114,7 +114,8 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   const bool undo = version_ != 0;
   undo_kept_ = undo_kept_ || undo;
   return CopyFor(
-      session, [this, written, clear, undo, numel = param.numel, offset_bytes, source, size, memory]() -> absl::Status {
+      session, /*of_gradient=*/false,
+      [this, written, clear, undo, numel = param.numel, offset_bytes, source, size, memory]() -> absl::Status {
         if (clear) {
           SHARDD_RETURN_IF_ERROR(Clear(written, numel));
         }
@@ -159,11 +160,14 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   };
   if (copies && copier_ != nullptr) {
     CopyOffLoop(std::move(copy), [this](const absl::Status& status) {
-      if (status.ok()) {
+      if (status.ok() && !closed_) {
         SubmitParametersCommit();
         return;
       }
       committing_ = false;
+      if (closed_) {
+        return;
+      }
       Close(absl::StrCat("commit of parameters: ", status.message()));
     });
     return absl::OkStatus();

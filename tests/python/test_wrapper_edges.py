@@ -61,6 +61,15 @@ def test_a_gradient_that_a_step_has_used_up_is_not_shown_again(found: list[dict[
         assert facts["gradients"] == {"none": True, "commits": 1}
 
 
+def test_what_one_rank_alone_contributed_counts_where_full_parameters_are_looked_at(
+    found: list[dict[str, Any]],
+) -> None:
+    for facts in found:
+        unseen, seen = facts["of one rank"]["values"]
+        assert facts["of one rank"]["moved"]
+        same(seen, unseen)
+
+
 def test_flattened_optimizer_state_loads_where_a_rank_has_no_element(found: list[dict[str, Any]]) -> None:
     assert any(facts["flattened"]["empty"] for facts in found)
     for facts in found:

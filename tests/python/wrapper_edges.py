@@ -23,16 +23,17 @@ from wrapper_state_cases import quiet, whole
 
 
 class _Partly(nn.Module):
-    """One of its modules takes no part."""
+    """One of its modules takes no part, but where it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.uses_idle = False
         torch.manual_seed(1)
         self.idle = nn.Linear(4, 5)
         self.busy = nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.busy(x)
+        return self.busy(x) + self.idle(x) if self.uses_idle else self.busy(x)
 
 
 def _values(model: nn.Module, wrapper: Any) -> dict[str, torch.Tensor]:
@@ -149,6 +150,31 @@ def gradients_of_no_step() -> dict[str, Any]:
     return facts
 
 
+def gradients_of_one_rank() -> dict[str, Any]:
+    """Of a module that rank 0 alone uses: they count as they do where nobody looks at full parameters before the step."""
+    from shardd.torch import fully_shard, summon_full_params
+    from shardd.torch.optim import SGD
+
+    values = []
+    for looks in (False, True):
+        model: Any = _Partly()
+        fully_shard(model)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        x = torch.ones(2, 4)
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.uses_idle = dist.get_rank() == 0
+        model(x).sum().backward()
+        if looks:
+            with summon_full_params(model, writeback=False, with_grads=True):
+                pass
+        optimizer.step()
+        values.append({name: p.full_tensor() for name, p in model.named_parameters()})
+    start = _Partly().idle.weight
+    return {"values": values, "moved": not torch.equal(values[0]["idle.weight"], start)}
+
+
 def flattened_optimizer_state() -> dict[str, Any]:
     """Saved and loaded with ``flatten_optimizer_state_dict``, where ranks have no element of some parameters."""
     options = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -175,4 +201,5 @@ def edges() -> dict[str, Any]:
         facts[f"loads {orig}"] = loads_inside(orig)
         facts[f"missing {orig}"] = missing_keys(orig)
     facts["flattened"] = flattened_optimizer_state()
+    facts["of one rank"] = gradients_of_one_rank()
     return facts

@@ -204,7 +204,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
   float* const counts =
       update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
   for (Unit* unit : units_) {
-    unit->EndStep(counts);
+    unit->EndStep(counts, /*in_trainers=*/false);
   }
   return result;
 }
@@ -433,7 +433,7 @@ void Engine::EnterPass() {
     stepped_ = false;
     ++steps_;
     for (Unit* unit : units_) {
-      unit->EndStep(nullptr);
+      unit->EndStep(nullptr, /*in_trainers=*/true);
     }
   }
 }

@@ -149,7 +149,7 @@ void ManagedParam::CopyOut(const void* in_job, at::Tensor& out) const {
 
 void ManagedParam::Forget() {
   slot_ = at::Tensor();
-  written_ = in_slot = pending = in_job = contributed = false;
+  written_ = in_slot = pending = in_job = left_in_job = contributed = false;
 }
 
 void ManagedParam::LoseMemory() {
@@ -199,6 +199,7 @@ void ManagedParam::TakeGradient(int64_t steps) {
   if (trainable) {
     pending = false;
     in_job = true;
+    left_in_job = false;
     shard_->TakeGradient(steps);
   }
 }
@@ -214,13 +215,14 @@ ManagedParam::Presence ManagedParam::SettleGradient(HeldShard::Shown shown, bool
                        "\" is not synchronised; run the last backward with set_requires_gradient_sync(True) and, on a "
                        "2-D mesh, set_requires_all_reduce(True)"));
     }
-    // Of an earlier step, which torch's optimizer made, the job still has it.
-    return std::exchange(in_job, false) || !stepping ? Presence::kDropped : Presence::kAsIs;
+    const bool left = !stepping && std::exchange(left_in_job, false);
+    return std::exchange(in_job, false) || left ? Presence::kDropped : Presence::kAsIs;
   }
   if (shown == HeldShard::Shown::kCurrent && in_job) {
     return Presence::kAsIs;
   }
   in_job = true;
+  left_in_job = false;
   return Presence::kGiven;
 }
 

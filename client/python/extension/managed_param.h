@@ -95,6 +95,7 @@ class ManagedParam {
   bool in_slot = false;      // this backward's gradient is there, not submitted
   bool pending = false;      // the job holds a gradient that `.grad` does not show yet
   bool in_job = false;       // the next step updates with what was submitted
+  bool left_in_job = false;  // a step of torch's optimizer has used it, and the job has it still
   bool contributed = false;  // something was submitted in this backward
 
   void InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node);

@@ -314,7 +314,9 @@ void Unit::AskDaemon(bool backward) {
 }
 
 void Unit::RequestUnshard() {
-  if (!groups_.empty() && !unsharded_) {
+  if (unsharded_) {
+    Unshard();  // of a pass that is paused, or with the shards shown
+  } else if (!groups_.empty()) {
     AskDaemon(group_training_ == Training::kPreBackward || InBackward());
     requested_ = true;
   }
@@ -483,6 +485,7 @@ void Unit::Submit(Group& group) {
     if (param.in_slot) {
       param.in_slot = false;
       param.pending = param.in_job = param.contributed = true;
+      param.left_in_job = false;
     }
   }
   std::fill(group.present.begin(), group.present.end(), uint8_t{0});
@@ -649,11 +652,12 @@ void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
   }
 }
 
-void Unit::EndStep(float* counts) {
+void Unit::EndStep(float* counts, bool in_trainers) {
   for (const auto& param : params_) {
     if (counts != nullptr && param->in_job) {
       counts[param->daemon_param] += 1;
     }
+    param->left_in_job = in_trainers && param->in_job;
     param->in_job = false;
   }
 }

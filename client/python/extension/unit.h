@@ -14,6 +14,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -100,7 +101,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void ReshardByHand();
   void ToSharded();  // whatever the state
   bool unsharded() const { return unsharded_; }
-  bool in_use() const { return unsharded_ || requested_; }
+  // The pass is entered for it.
+  bool in_use() const {
+    return unsharded_ || std::any_of(groups_.begin(), groups_.end(), [](const Group& g) { return g.holds > 0; });
+  }
   Training group_training() const { return group_training_; }
   void set_idle();
 
@@ -129,7 +133,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void SettleGradients(bool stepping);
   void AddPendingGradients(std::vector<at::Tensor>* gradients);
   // `counts` (null: none): by the daemon's parameters, one more for each that was updated.
-  void EndStep(float* counts);
+  // `in_trainers`: made by an optimizer of torch's, after which the job has the gradients still.
+  void EndStep(float* counts, bool in_trainers);
   std::shared_ptr<ManagedParam> FindParam(int daemon_param) const;  // null: not here
   // The shard of which it is the first parameter.
   HeldShard* FindShard(int daemon_param) const;
