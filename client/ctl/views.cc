@@ -181,7 +181,8 @@ std::string Show(const v1::ListRanksResponse& ranks, const View& view) {
                {"WAITING FOR"}});
   Table handles({{"RANK", Align::kRight}, {"GROUP"}, {"STORAGE"}, {"TRAINING"}});
   for (const v1::Rank& rank : ranks.ranks()) {
-    table.AddRow({absl::StrCat(rank.rank()), StateCell(rank.state()), OrDash(rank.device()),
+    table.AddRow({absl::StrCat(rank.rank()), StateCell(rank.state()),
+                  rank.stream_ordered() ? absl::StrCat(rank.device(), ", by stream") : OrDash(rank.device()),
                   rank.pid() == 0 ? std::string("-") : absl::StrCat(rank.pid()), absl::StrCat(rank.commands()),
                   CountCell(rank.departures()),
                   rank.last_command().empty() ? std::string("-") : FormatMillis(rank.last_command_age_ms()),

@@ -25,8 +25,11 @@ struct ClientPage {
   static constexpr uint64_t kMagic = 0x7368617264634c31;  // "shardcL1"
   uint64_t magic;
   uint64_t reserved[15];
-  // Ring records written so far: epoch << 40 | count. (`submitted` and, on a device with its own order, `done`.)
+  // Ring records written so far: epoch << 40 | count.
   alignas(128) TimelineWord submitted;
+  // On a GPU whose program has named its stream: epoch << 40 | signals that the GPU has come to. Written by one stream
+  // of the client's, behind the program's; CommandRecord::done says which signal a record's memory is free with. A write
+  // of a program that has died lands here, in a page that nobody looks at any more, or nowhere.
   alignas(128) TimelineWord done;
   // Non-zero while the client sleeps, or is about to, on a word of the daemon's page (see Timeline::Wait).
   alignas(128) std::atomic<uint32_t> waiting;
@@ -38,7 +41,10 @@ struct ClientPage {
 };
 static_assert(sizeof(ClientPage) <= 4096);
 
-// Start of the daemon's page; read-only for the client.
+// Start of the daemon's page; read-only for the client, but where the client's GPU waits for its words: a stream that
+// waits cannot be ended by anything but its word, so that client maps the page writable and moves its words to the next
+// epoch itself when the daemon is dead, or a wait has taken too long. That is safe because the daemon never reads its
+// own page back, and the page is this session's alone: whoever writes nonsense here deceives nobody but itself.
 struct DaemonPage {
   static constexpr uint64_t kMagic = 0x7368617264644c31;
   uint64_t magic;
@@ -54,6 +60,9 @@ struct DaemonPage {
   // epoch << 40 | backwards that this rank has closed in this session, that no rank can add to any more and whose
   // gradients are all in the gradient shards.
   alignas(128) TimelineWord reduced;
+  // The same as soon as nothing that a rank does can hold it up: all that is to be added is with devices. A stream may
+  // then wait for `reduced`.
+  alignas(128) TimelineWord reducing;
   alignas(128) TimelineWord passes;   // epoch << 40 | EnterPass granted to this rank in this session
   alignas(128) TimelineWord windows;  // epoch << 40 | OpenWindow granted
   // Non-zero while the daemon's loop is awake and will look at the ring before it sleeps: no doorbell needed.
@@ -61,16 +70,21 @@ struct DaemonPage {
   alignas(128) TimelineWord tail[1];  // slot words, then group entries (DaemonPageView)
 };
 
-// Per gradient slot: epoch << 40 | submissions of this rank in this slot that the daemon has finished reading.
+// Per gradient slot: epoch << 40 | submissions of this rank in this slot that the daemon has finished reading; and that
+// it has come to read, which nothing that a rank does can hold up any more (a stream may then wait for `released`).
 struct alignas(128) SlotEntry {
   TimelineWord released;
+  TimelineWord issued;
 };
 
 // Per group: epoch << 40 | Unshard commands of this rank for the group that are done (a prefetch runs ahead of them).
 struct alignas(128) GroupEntry {
   TimelineWord unsharded;
-  // Where the group lies, POOLED: bytes from the start of the unsharded pool. Written before `unsharded`.
+  // Where the group lies, POOLED: bytes from the start of the unsharded pool. Written before `issued`.
   std::atomic<int64_t> pool_offset_bytes;
+  // Commands whose place is known and which nothing that a rank does can hold up any more, POOLED: a stream may then
+  // wait for `unsharded`.
+  TimelineWord issued;
 };
 
 }  // namespace shardd

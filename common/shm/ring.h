@@ -19,7 +19,7 @@ enum class Opcode : uint32_t {
   kInvalid = 0,
   kUnshard = 1,          // group, arg0 = v1::Phase
   kReshard = 2,          // group
-  kSubmitGradients = 3,  // group; flags: kHasPresent, kHasFresh (masks area); arg0 = ClientPage::done value to wait for
+  kSubmitGradients = 3,  // group; flags: kHasPresent, kHasFresh (masks area)
   kBackwardDone = 4,     // arg0 = index, flags: kLast
   kStep = 5,             // arg0 = bytes of the serialized v1::Step in the payload area
   // flags: kOfGradient, or from bit kWrittenStateShift on WriteParameters.optimizer_state in 16 bits; group = parameter
@@ -32,7 +32,7 @@ enum class Opcode : uint32_t {
   kLeavePass = 12,
   kOpenWindow = 13,
   // group: this rank cannot go on until the group's gradient slot is released. Sent once, with a doorbell, before the
-  // client sleeps on the slot's word: when all ranks are stuck so, the daemon adds what it has out of turn.
+  // client sleeps on a word of the slot: when all ranks are stuck so, the daemon adds what it has out of turn.
   kWaitGradientSlot = 11,
   kAbandonBackward = 14,
   kSetGradientPresence = 15,  // group = parameter index, arg0 = 1: its gradient shard holds a gradient; 0: it does not
@@ -60,7 +60,9 @@ struct alignas(64) CommandRecord {
   int64_t arg0;
   int64_t arg1;
   int64_t arg2;
-  uint64_t reserved1;
+  // What the record gives back is free when ClientPage::done has come to this count; its write was enqueued before the
+  // record was published. 0: the program's host has waited for its device, or nothing is given back.
+  uint64_t done;
 };
 static_assert(sizeof(CommandRecord) == 64);
 

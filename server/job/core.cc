@@ -280,7 +280,11 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
     auto collect = [&]() -> absl::Status {
       const JobMemory& memory = job->memory();
       fds[kFdSessionMemory] = session->memory()->memory->fd();
-      SHARDD_ASSIGN_OR_RETURN(fds[kFdDaemonPage], read_only(session->memory()->daemon_page.get()));
+      if (const Slab* page = session->memory()->daemon_page.get(); page->backing() == SlabBacking::kSealedMemfd) {
+        fds[kFdDaemonPage] = page->fd();
+      } else {
+        SHARDD_ASSIGN_OR_RETURN(fds[kFdDaemonPage], read_only(page));
+      }
       fds[kFdDoorbell] = session->doorbell();
       const v1::JobConfig& config = job->plan()->config;
       const bool in_trainers = config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;

@@ -15,7 +15,7 @@ constexpr int kAbandonsToldPerStep = 8;
 
 }  // namespace
 
-absl::Status JobCore::OnAbandonBackward(Session* session) {
+absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
   const int rank = session->rank();
   RankStep& state = ranks_[rank];
   for (size_t g = 0; g < session->handles.size(); ++g) {
@@ -24,7 +24,13 @@ absl::Status JobCore::OnAbandonBackward(Session* session) {
   counters_.set_abandons(counters_.abandons() + 1);
   if (pooled_) {
     pool_->ReleaseAll(rank);
-    state.awaited_unshards.clear();
+    if (done == 0) {
+      state.awaited_unshards.clear();
+    } else {  // what its stream still reads, and waits for
+      for (std::vector<uint64_t>& by_rank : pool_done_) {
+        by_rank[rank] = done;
+      }
+    }
     state.deferred_unshards.clear();
   }
   orders_[rank].Rewind();
@@ -39,7 +45,9 @@ absl::Status JobCore::OnAbandonBackward(Session* session) {
     if (!pair.waiting[rank].empty()) {
       taken_back += static_cast<int>(pair.waiting[rank].size());
       pair.waiting[rank].clear();
-      ReleaseSlot(rank, plan_->groups[it->first.second].gradient_slot);
+      const int slot = plan_->groups[it->first.second].gradient_slot;
+      IssueSlot(rank, slot, /*stream_ordered=*/false);
+      ReleaseSlot(rank, slot, /*stream_ordered=*/false);
     }
     pair.submitted[rank] = pair.stays[rank] = pair.added[rank];
     stays += pair.added[rank];

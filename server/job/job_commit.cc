@@ -161,6 +161,8 @@ void JobCore::EndStep() {
   for (RankStep& rank : ranks_) {
     rank.stepped = false;
     rank.closed_backwards = 0;
+    rank.done_at_close.clear();
+    rank.done_at_step = 0;
     rank.abandoned.clear();
     rank.step.Clear();
     rank.pass_state.clear();  // older than what came with the step

@@ -50,6 +50,7 @@ JobCore::JobCore(Init init)
   if (pooled_) {
     pool_ = std::make_unique<UnshardPool>(plan_->pool_slots, plan_->pool_quota, world_size(),
                                           static_cast<int>(plan_->groups.size()));
+    pool_done_.assign(plan_->pool_slots, std::vector<uint64_t>(world_size(), 0));
   }
   ranks_.resize(world_size());
   ResetStep();
@@ -132,7 +133,11 @@ std::function<void(absl::Status)> JobCore::JoinGradientWork(int count, std::func
 }
 
 bool JobCore::PollRings() {
-  bool found = false;
+  const uint64_t before = epoch_;
+  bool found = !held_.empty() && RunGivenBack();
+  if (epoch_ != before) {
+    return true;
+  }
   for (int rank = 0; rank < world_size(); ++rank) {
     Session* session = sessions_[rank].get();
     // Bounded in number and time, so that no client keeps the loop from its timers and from other jobs.
@@ -229,14 +234,14 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
     case Opcode::kUnshard:
       return OnUnshard(session, command.group, command.arg0);
     case Opcode::kReshard:
-      return OnReshard(session, command.group);
+      return OnReshard(session, command.group, command.done);
     case Opcode::kSubmitGradients:
       trace_.Submitted(rank, command.group);
       return OnSubmitGradients(session, std::move(command));
     case Opcode::kBackwardDone:
-      return OnBackwardDone(session, command.arg0);
+      return OnBackwardDone(session, command);
     case Opcode::kStep:
-      return OnStep(session, std::move(command.step));
+      return OnStep(session, std::move(command));
     case Opcode::kWriteParameters:
       return OnWriteParameters(session, command);
     case Opcode::kCommitParameters:
@@ -256,7 +261,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
     case Opcode::kOpenWindow:
       return OnOpenWindow(session);
     case Opcode::kAbandonBackward:
-      return OnAbandonBackward(session);
+      return OnAbandonBackward(session, command.done);
     case Opcode::kSetGradientPresence:
       return OnSetGradientPresence(session, command.group, command.arg0 != 0);
     case Opcode::kInvalid:
@@ -308,6 +313,11 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   if (absl::Status stuck = CheckStuckWindows(now); !stuck.ok()) {
     Abort(std::move(stuck), {});
+    return;
+  }
+  int hangs = -1;
+  if (absl::Status stuck = CheckHeld(now, &hangs); !stuck.ok()) {
+    Abort(std::move(stuck), {hangs});
     return;
   }
   const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());

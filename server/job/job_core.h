@@ -25,6 +25,7 @@
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
 #include "server/job/core_loop.h"
+#include "server/job/given_back.h"
 #include "server/job/job_extend.h"
 #include "server/job/job_memory.h"
 #include "server/job/job_trace.h"
@@ -156,6 +157,16 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void EndFinishedLater();
   void EndSession(int rank);
   void ResetStep();
+  // What waits for ranks' devices (job_given_back.cc). Runs `held` when its signals have come and all of its order
+  // before it has run: at once where that is so. An error of it that comes later aborts the epoch, whose end drops it.
+  absl::Status WhenGivenBack(Held held);
+  bool RunGivenBack();
+  void DropGivenBack();
+  DoneSignal SignalOf(int rank, uint64_t done) const;
+  bool HasCome(const DoneSignal& signal) const;
+  bool HaveCome(const std::vector<DoneSignal>& signals) const;
+  // Signals that have not come for too long; *rank: whose.
+  absl::Status CheckHeld(absl::Time now, int* rank) const;
   // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.
   std::function<void(absl::Status)> Join(int count, std::function<void(absl::Status)> on_loop);
   // The same for work that writes gradient shards.
@@ -164,17 +175,17 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_params.cc)
-  absl::Status OnReshard(Session* session, int group);
+  absl::Status OnReshard(Session* session, int group, uint64_t done);
   absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
   absl::Status OnCommitParameters(Session* session);
   absl::Status OnEnterFullParams(Session* session, const RankCommand& command);  // (job_full_params.cc)
   absl::Status OnLeaveFullParams(Session* session);
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
-  absl::Status OnBackwardDone(Session* session, int64_t index);
-  absl::Status OnAbandonBackward(Session* session);  // (job_abandon.cc)
+  absl::Status OnBackwardDone(Session* session, const RankCommand& command);
+  absl::Status OnAbandonBackward(Session* session, uint64_t done);  // (job_abandon.cc)
   void TellAbandon(int rank, int backward, int taken_back, int stays);
   absl::Status OnSetGradientPresence(Session* session, int64_t param, bool present);  // (job_presence.cc)
-  absl::Status OnStep(Session* session, v1::Step step);                               // (job_step.cc)
+  absl::Status OnStep(Session* session, RankCommand command);                         // (job_step.cc)
   absl::Status OnEnterPass(Session* session, RankCommand command);                    // (job_windows.cc)
   absl::Status OnLeavePass(Session* session);
   absl::Status OnOpenWindow(Session* session);
@@ -184,10 +195,12 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void TellDeparture(int rank, const std::string& fact);
   // POOLED (job_params.cc)
   absl::Status UnshardIntoPool(int rank, int group);
-  void PrefetchNext(int rank, OrderEntry::Kind kind);
-  void FillSlot(int slot, int group);
+  absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
+  absl::Status FillSlot(int slot, int group);
+  void SubmitFill(int slot, int group);
   absl::Status CompareFullParams(int rank, const FullParams& asked) const;
   absl::Status MaybeGrantFullParams();
+  void SettleBehindReductions();
   void GrantFullParams();
   absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
@@ -217,7 +230,10 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
   absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
-  void ReleaseSlot(int rank, int slot);
+  // The daemon has come to read the slot; where the rank's device says when the next bytes are in it, the next may come.
+  void IssueSlot(int rank, int slot, bool stream_ordered);
+  void ReleaseSlot(int rank, int slot, bool stream_ordered);
+  std::vector<DoneSignal> SignalsOfReduction(PairKey key, const Pair& pair, const std::vector<int>& ranks) const;
   void DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
@@ -232,7 +248,17 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
-  void OnReduced(int group, const std::vector<int>& ranks);
+  // All that the daemon's devices are told of one reduction.
+  struct Reduction {
+    int group = 0;
+    std::vector<int> ranks;
+    std::vector<bool> stream_ordered;  // by `ranks`
+    DeviceOps zeros;
+    ReduceScatterRequest request;
+    std::vector<std::shared_ptr<SessionMemory>> keep;  // slots are read until it is done, whatever happens meanwhile
+  };
+  void SubmitReduction(Reduction reduction);
+  void OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered);
   absl::Status MaybeFold();
   void PublishReduced();
   // The step (job_step.cc, job_commit.cc)
@@ -321,6 +347,13 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch
   int pending_fills_ = 0;
   bool deciding_ = false;
+  // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
+  std::list<Held> held_;
+  bool decision_held_ = false;
+  bool entry_held_ = false;
+  PollTimer poll_timer_;
+  bool poll_watched_ = false;
+  std::vector<std::vector<uint64_t>> pool_done_;  // POOLED, by slot and rank: the signal with which it reads no more
   bool committing_ = false;  // a decided step or a parameters commit is being applied
   DecidedStep decided_;
   double grad_norm_ = 0;

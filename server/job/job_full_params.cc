@@ -52,6 +52,7 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
     }
   }
   ranks_[rank].full_params = true;
+  ranks_[rank].done_at_entry = command.done;
   ranks_[rank].full = asked;
   ranks_[rank].writeback = asked.writeback;
   return MaybeGrantFullParams();
@@ -86,8 +87,22 @@ absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const
 absl::Status JobCore::MaybeGrantFullParams() {
   const bool all =
       std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params && !r.stepped; });
-  if (!all || full_params_granted_ || committing_ || undoing_ || closed_) {
+  if (!all || full_params_granted_ || committing_ || undoing_ || closed_ || entry_held_) {
     return absl::OkStatus();
+  }
+  Held entry;  // inside, ranks write what others' GPUs may still read
+  entry.order = Held::Order::kDecisions;
+  entry.what = "EnterFullParams";
+  for (int rank = 0; rank < world_size(); ++rank) {
+    entry.signals.push_back(SignalOf(rank, ranks_[rank].done_at_entry));
+  }
+  if (!HaveCome(entry.signals)) {
+    entry_held_ = true;
+    entry.run = [this] {
+      entry_held_ = false;
+      return MaybeGrantFullParams();
+    };
+    return WhenGivenBack(std::move(entry));
   }
   if (!ranks_[0].full.with_grads) {
     GrantFullParams();
@@ -102,8 +117,19 @@ absl::Status JobCore::MaybeGrantFullParams() {
                                     " on rank 0)"));
     }
   }
-  // Behind all reductions, which are submitted by now because every backward is closed everywhere.
+  // Behind all reductions, which are issued by now because every backward is closed everywhere.
   full_params_granted_ = true;
+  Held settling;
+  settling.order = Held::Order::kGradients;
+  settling.what = "EnterFullParams with_grads";
+  settling.run = [this] {
+    SettleBehindReductions();
+    return absl::OkStatus();
+  };
+  return WhenGivenBack(std::move(settling));
+}
+
+void JobCore::SettleBehindReductions() {
   DeviceOps zeros = SettleAllPresence();
   auto reduced = JoinGradientWork(world_size(), [this, epoch = epoch_](absl::Status status) {
     if (epoch != epoch_ || closed_) {
@@ -122,7 +148,6 @@ absl::Status JobCore::MaybeGrantFullParams() {
     work.done = reduced;
     devices_[rank]->Submit(StreamId::kPostBackward, std::move(work));
   }
-  return absl::OkStatus();
 }
 
 void JobCore::GrantFullParams() {

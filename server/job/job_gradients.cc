@@ -49,6 +49,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   }
   const int bits = static_cast<int>(plan.params.size());
   Contribution contribution;
+  contribution.done = command.done;
   contribution.fresh = command.fresh.empty() ? std::vector<bool>(bits, false) : std::move(command.fresh);
   contribution.present.resize(bits);
   for (int i = 0; i < bits; ++i) {
@@ -75,7 +76,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
     SHARDD_RETURN_IF_ERROR(CheckMissing(other, key, pair));
   }
   if (pooled_ && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
-    PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward);
+    SHARDD_RETURN_IF_ERROR(PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward));
   }
   return TryReduce(key);
 }
@@ -99,7 +100,8 @@ absl::Status JobCore::CheckMissing(int rank, PairKey key, const Pair& pair) cons
   return absl::OkStatus();
 }
 
-absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
+absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& command) {
+  const int64_t index = command.arg0;
   const int rank = session->rank();
   RankStep& state = ranks_[rank];
   if (state.stepped || index != state.closed_backwards) {
@@ -118,6 +120,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "BackwardDone", state.closed_backwards));
   const int closed = state.closed_backwards++;
+  state.done_at_close.push_back(command.done);
   session->CountBackward();
   orders_[rank].Mark();
   for (auto it = pairs_.lower_bound({closed, 0}); it != pairs_.end() && it->first.first == closed;) {
@@ -133,17 +136,20 @@ absl::Status JobCore::OnBackwardDone(Session* session, int64_t index) {
 
 // A backward that all ranks have closed has nothing waiting; what it has under way ends together.
 void JobCore::PublishReduced() {
-  if (pending_reductions_ > 0) {
-    return;
-  }
   int closed = std::numeric_limits<int>::max();
   for (const RankStep& rank : ranks_) {
     closed = std::min(closed, rank.closed_backwards);
   }
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->PublishReduced(closed);
+      session->PublishReducing(closed);
+      if (pending_reductions_ == 0) {
+        session->PublishReduced(closed);
+      }
     }
+  }
+  if (pending_reductions_ > 0) {
+    return;
   }
   EndFinishedLater();
 }

@@ -108,6 +108,9 @@ void JobCore::EndSession(int rank) {
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }
+  for (std::vector<uint64_t>& by_rank : pool_done_) {
+    by_rank[rank] = 0;  // signals of its next session are other ones
+  }
   reaper_->Post([gone = std::move(sessions_[rank])] {});
   sessions_[rank] = nullptr;
   if (std::exchange(extending_, false)) {
@@ -312,6 +315,7 @@ void JobCore::ResetStep() {
     step_orders_[rank].clear();
   }
   pairs_.clear();
+  DropGivenBack();
   gradients_seen_ = false;
   presence_said_ = false;
   departures_told_ = 0;
@@ -321,7 +325,7 @@ void JobCore::ResetStep() {
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
   pending_fills_ = 0;
-  deciding_ = false;
+  deciding_ = decision_held_ = entry_held_ = false;
   window_open_ = false;
   keeping_ = false;
   full_params_granted_ = false;
@@ -353,6 +357,7 @@ void JobCore::Close(const std::string& why) {
       EndSession(rank);
     }
   }
+  DropGivenBack();
   trace_.EndAll(why);
   Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }

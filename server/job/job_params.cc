@@ -48,7 +48,7 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
   }
   SHARDD_RETURN_IF_ERROR(UnshardIntoPool(rank, group));
   if (forward ? plan_->config.forward_prefetch() : plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_PRE) {
-    PrefetchNext(rank, kind);
+    return PrefetchNext(rank, kind);
   }
   return absl::OkStatus();
 }
@@ -63,33 +63,53 @@ absl::Status JobCore::UnshardIntoPool(int rank, int group) {
     counters_.set_prefetch_hits(counters_.prefetch_hits() + 1);
   }
   if (use->fill) {
-    FillSlot(use->slot, group);
+    SHARDD_RETURN_IF_ERROR(FillSlot(use->slot, group));
   }
   Session* session = sessions_[rank].get();
+  session->PublishUnshardIssued(group, use->slot * plan_->pool_slot_bytes);
   if (use->ready) {
-    session->PublishUnsharded(group, use->slot * plan_->pool_slot_bytes);
+    session->PublishUnsharded(group, session->asked(group));
     return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
   }
-  ranks_[rank].awaited_unshards.insert(group);
+  ranks_[rank].awaited_unshards[group] = session->asked(group);
   return absl::OkStatus();
 }
 
-void JobCore::PrefetchNext(int rank, OrderEntry::Kind kind) {
+absl::Status JobCore::PrefetchNext(int rank, OrderEntry::Kind kind) {
   const std::optional<int32_t> next = orders_[rank].NextUnshard(kind);
   if (!next.has_value()) {
-    return;
+    return absl::OkStatus();
   }
   const UnshardPool::Use use = pool_->Prefetch(rank, *next);
   if (use.slot >= 0) {
     counters_.set_prefetches(counters_.prefetches() + 1);
     if (use.fill) {
-      FillSlot(use.slot, *next);
+      return FillSlot(use.slot, *next);
     }
   }
+  return absl::OkStatus();
 }
 
-void JobCore::FillSlot(int slot, int group) {
+// Behind the GPUs of those who have read what lies there.
+absl::Status JobCore::FillSlot(int slot, int group) {
   ++pending_fills_;
+  Held fill;
+  fill.order = Held::Order::kFills;
+  fill.what = absl::StrCat("Unshard group \"", group_name(group), "\"");
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (pool_done_[slot][rank] != 0) {
+      fill.signals.push_back(SignalOf(rank, pool_done_[slot][rank]));
+    }
+  }
+  fill.pool_slot = slot;
+  fill.run = [this, slot, group] {
+    SubmitFill(slot, group);
+    return absl::OkStatus();
+  };
+  return WhenGivenBack(std::move(fill));
+}
+
+void JobCore::SubmitFill(int slot, int group) {
   counters_.set_unshard_copies(counters_.unshard_copies() + 1);
   AllGatherRequest request;
   request.plan = plan_.get();
@@ -99,7 +119,7 @@ void JobCore::FillSlot(int slot, int group) {
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
   collective_->AllGather(std::move(request), Join(1, [this, slot, group, epoch = epoch_](const absl::Status& status) {
                            // Also when the epoch went on: until now the slot could not be given to another group.
-                           const std::vector<int> waiting = pool_->Filled(slot);
+                           (void)pool_->Filled(slot);
                            if (epoch != epoch_ || closed_) {
                              return;
                            }
@@ -108,10 +128,12 @@ void JobCore::FillSlot(int slot, int group) {
                              Abort(status, {});
                              return;
                            }
-                           for (int rank : waiting) {
+                           // Also who has resharded it by now, because its stream waits for the word.
+                           for (int rank = 0; rank < world_size(); ++rank) {
                              Session* session = sessions_[rank].get();
-                             if (session != nullptr && ranks_[rank].awaited_unshards.erase(group) > 0) {
-                               session->PublishUnsharded(group, slot * plan_->pool_slot_bytes);
+                             const auto awaited = ranks_[rank].awaited_unshards.extract(group);
+                             if (session != nullptr && !awaited.empty()) {
+                               session->PublishUnsharded(group, awaited.mapped());
                                (void)session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
                              }
                            }
@@ -121,7 +143,7 @@ void JobCore::FillSlot(int slot, int group) {
                          }));
 }
 
-absl::Status JobCore::OnReshard(Session* session, int group) {
+absl::Status JobCore::OnReshard(Session* session, int group, uint64_t done) {
   const int rank = session->rank();
   SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kReshard, group_name(group), rank));
   counters_.set_reshards(counters_.reshards() + 1);
@@ -130,8 +152,13 @@ absl::Status JobCore::OnReshard(Session* session, int group) {
     if (auto it = std::find(deferred.begin(), deferred.end(), group); it != deferred.end()) {
       deferred.erase(it);
     } else {
+      if (const int slot = pool_->slot_of(group); slot >= 0) {
+        pool_done_[slot][rank] = done;
+      }
       pool_->Release(rank, group);
-      ranks_[rank].awaited_unshards.erase(group);
+      if (done == 0) {  // else its stream may wait for it
+        ranks_[rank].awaited_unshards.erase(group);
+      }
     }
   }
   return absl::OkStatus();

@@ -182,9 +182,14 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.scale = gradient_scale_;
   request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, &request.modes));
-  std::vector<std::shared_ptr<SessionMemory>>
-      keep;  // slots are read until the work is done, whatever happens meanwhile
+  Held reduction;
+  reduction.order = Held::Order::kGradients;
+  reduction.what = absl::StrCat("SubmitGradients group \"", group_name(group), "\"");
+  reduction.signals = SignalsOfReduction(key, pair, ranks);
+  std::vector<std::shared_ptr<SessionMemory>> keep;
+  std::vector<bool> stream_ordered;
   for (int rank : ranks) {
+    stream_ordered.push_back(pair.waiting[rank].front().done != 0);
     GradientSource source;
     source.rank = rank;
     source.slot = sessions_[rank]->slot(group);
@@ -202,18 +207,58 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   }
   ++pending_reductions_;
   counters_.set_reductions(counters_.reductions() + 1);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    IssueSlot(ranks[i], plan.gradient_slot, stream_ordered[i]);
+  }
+  reduction.run = [this, r = Reduction{group, ranks, std::move(stream_ordered), std::move(zeros), std::move(request),
+                                       std::move(keep)}]() mutable {
+    SubmitReduction(std::move(r));
+    return absl::OkStatus();
+  };
+  return WhenGivenBack(std::move(reduction));
+}
+
+// What was enqueued before: the slots' bytes of those who give; of the others, who may have written into the gradient
+// shards, what they gave back with the backward, or last. A later signal of a rank could wait for this very reduction.
+std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const Pair& pair,
+                                                    const std::vector<int>& ranks) const {
+  std::vector<DoneSignal> signals;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (sessions_[rank] == nullptr) {
+      continue;
+    }
+    const RankStep& state = ranks_[rank];
+    uint64_t done = 0;
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
+      done = pair.waiting[rank].front().done;
+    } else if (static_cast<size_t>(key.first) < state.done_at_close.size()) {
+      done = state.done_at_close[static_cast<size_t>(key.first)];
+    } else {
+      done = state.stepped ? state.done_at_step : sessions_[rank]->last_done;
+    }
+    if (done != 0) {
+      signals.push_back(SignalOf(rank, done));
+    }
+  }
+  return signals;
+}
+
+void JobCore::SubmitReduction(Reduction reduction) {
+  const int group = reduction.group;
+  DeviceOps& zeros = reduction.zeros;
   // The zeros are part of the reduction: it has ended when they are there too.
   const int parts =
       1 + static_cast<int>(std::count_if(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); }));
   const auto done = JoinGradientWork(
-      parts, [this, group, ranks, keep = std::move(keep), epoch = epoch_](absl::Status status) mutable {
+      parts, [this, group, ranks = std::move(reduction.ranks), stream_ordered = std::move(reduction.stream_ordered),
+              keep = std::move(reduction.keep), epoch = epoch_](absl::Status status) mutable {
         if (epoch != epoch_ || closed_) {
           reaper_->Post([gone = std::move(keep)] {});
           return;
         }
         --pending_reductions_;
         if (status.ok()) {
-          OnReduced(group, ranks);
+          OnReduced(group, ranks, stream_ordered);
           PublishReduced();
           status = MaybeFold();
         }
@@ -236,23 +281,34 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
       devices_[device]->Submit(StreamId::kPostBackward, std::move(work));
     }
   }
-  collective_->ReduceScatter(std::move(request), done);
-  return absl::OkStatus();
+  collective_->ReduceScatter(std::move(reduction.request), done);
 }
 
-void JobCore::OnReduced(int group, const std::vector<int>& ranks) {
+void JobCore::OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered) {
   const int slot = plan_->groups[group].gradient_slot;
-  for (int rank : ranks) {
-    trace_.Reduced(rank, group, committed_step_ + 1);
-    ReleaseSlot(rank, slot);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    trace_.Reduced(ranks[i], group, committed_step_ + 1);
+    ReleaseSlot(ranks[i], slot, stream_ordered[i]);
   }
 }
 
-void JobCore::ReleaseSlot(int rank, int slot) {
+void JobCore::IssueSlot(int rank, int slot, bool stream_ordered) {
+  if (stream_ordered) {  // its next submission waits for this one where it writes, and so does what reads it
+    ranks_[rank].slot_holder[slot].reset();
+    if (ranks_[rank].blocked_slot == slot) {
+      ranks_[rank].blocked_slot = -1;
+    }
+  }
+  sessions_[rank]->PublishSlotIssued(slot);
+}
+
+void JobCore::ReleaseSlot(int rank, int slot, bool stream_ordered) {
   trace_.Released(rank, slot);
-  ranks_[rank].slot_holder[slot].reset();
-  if (ranks_[rank].blocked_slot == slot) {
-    ranks_[rank].blocked_slot = -1;
+  if (!stream_ordered) {
+    ranks_[rank].slot_holder[slot].reset();
+    if (ranks_[rank].blocked_slot == slot) {
+      ranks_[rank].blocked_slot = -1;
+    }
   }
   sessions_[rank]->PublishSlotReleased(slot);
 }

@@ -9,7 +9,8 @@
 
 namespace shardd {
 
-absl::Status JobCore::OnStep(Session* session, v1::Step step) {
+absl::Status JobCore::OnStep(Session* session, RankCommand command) {
+  v1::Step& step = command.step;
   const int rank = session->rank();
   RankStep& state = ranks_[rank];
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
@@ -36,6 +37,7 @@ absl::Status JobCore::OnStep(Session* session, v1::Step step) {
   }
   SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "Step"));
   state.stepped = true;
+  state.done_at_step = command.done;
   state.step = std::move(step);
   state.pass = Pass::kOutside;  // it has stopped reading, and writing
   state.window = state.wants_window = false;
@@ -133,6 +135,24 @@ absl::Status JobCore::MaybeDecide() {
   if (deciding_ || committing_ || pending_reductions_ > 0 || pending_fills_ > 0 ||
       !std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.stepped; })) {
     return absl::OkStatus();
+  }
+  // Nothing that changes shards is begun before every rank's GPU has done with this step.
+  Held decision;
+  decision.order = Held::Order::kDecisions;
+  decision.what = "Step";
+  for (int rank = 0; rank < world_size(); ++rank) {
+    decision.signals.push_back(SignalOf(rank, ranks_[rank].done_at_step));
+  }
+  if (decision_held_) {
+    return absl::OkStatus();
+  }
+  if (!HaveCome(decision.signals)) {
+    decision_held_ = true;
+    decision.run = [this] {
+      decision_held_ = false;
+      return MaybeDecide();
+    };
+    return WhenGivenBack(std::move(decision));
   }
   SHARDD_RETURN_IF_ERROR(CompareSteps());
   SHARDD_RETURN_IF_ERROR(CompareOrders());

@@ -69,8 +69,12 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   auto memory = std::make_shared<SessionMemory>();
   SHARDD_ASSIGN_OR_RETURN(memory->memory, Slab::Create(absl::StrCat("session-", id), SlabBacking::kSealedMemfd,
                                                        session->layout_.memory_bytes));
-  SHARDD_ASSIGN_OR_RETURN(memory->daemon_page, Slab::Create(absl::StrCat("page-", id), SlabBacking::kFrozenMemfd,
-                                                            session->layout_.daemon_page_bytes));
+  // Whose GPU may wait for words of the page has to be able to end such waits itself (page.h).
+  SHARDD_ASSIGN_OR_RETURN(
+      memory->daemon_page,
+      Slab::Create(absl::StrCat("page-", id),
+                   place.memory != nullptr ? SlabBacking::kSealedMemfd : SlabBacking::kFrozenMemfd,
+                   session->layout_.daemon_page_bytes));
   if (const int64_t bytes = session->plan_->memory.gradient_slots_bytes; place.memory != nullptr && bytes > 0) {
     SHARDD_ASSIGN_OR_RETURN(memory->slots,
                             place.memory->MakeSlab(absl::StrCat("gradient slots of rank ", rank), bytes, place.users));
@@ -87,6 +91,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   session->page_ = DaemonPageView(memory->daemon_page->data(), slots, groups);
   session->memory_ = std::move(memory);
   session->released_.assign(slots, 0);
+  session->issued_.assign(slots, 0);
   session->asked_.assign(groups, 0);
   session->handles.resize(groups);
   DaemonPage& page = session->page_.page();
@@ -97,11 +102,15 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   page.full_params.store(TimelineValue(epoch, 0));
   page.passes.store(TimelineValue(epoch, 0));
   page.windows.store(TimelineValue(epoch, 0));
+  page.reduced.store(TimelineValue(epoch, 0));
+  page.reducing.store(TimelineValue(epoch, 0));
   for (int s = 0; s < slots; ++s) {
     session->page_.slot(s).released.store(TimelineValue(epoch, 0));
+    session->page_.slot(s).issued.store(TimelineValue(epoch, 0));
   }
   for (int g = 0; g < groups; ++g) {
     session->page_.group(g).unsharded.store(TimelineValue(epoch, 0));
+    session->page_.group(g).issued.store(TimelineValue(epoch, 0));
   }
   return session;
 }
@@ -128,6 +137,11 @@ bool Session::HasCommands() const {
   }
   const uint64_t submitted = view_.page().submitted.load(std::memory_order_seq_cst);
   return TimelineEpoch(submitted) == epoch_ && TimelineSequence(submitted) != consumed_;
+}
+
+bool Session::HasDone(uint64_t done) const {
+  const uint64_t word = done == 0 ? 0 : view_.page().done.load(std::memory_order_acquire);
+  return done == 0 || (TimelineEpoch(word) == epoch_ && TimelineSequence(word) >= done);
 }
 
 namespace {
@@ -168,6 +182,14 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
   command.arg0 = record.arg0;
   command.arg1 = record.arg1;
   command.arg2 = record.arg2;
+  // Signals of one stream, so of records in order. One that never comes holds up this client's job alone.
+  if (record.done > kTimelineSequenceMask || (record.done != 0 && record.done < last_done)) {
+    return absl::InvalidArgumentError(absl::StrCat("ring: signal is out of range (got ", record.done, ", want 0 or ",
+                                                   last_done, " to 2^40; rank=", rank_, ")"));
+  }
+  command.done = record.done;
+  stream_ordered = stream_ordered || record.done != 0;
+  last_done = std::max(last_done, record.done);
   const int groups = static_cast<int>(plan_->groups.size());
   switch (record.opcode) {
     case Opcode::kSubmitGradients:
@@ -394,15 +416,23 @@ void Session::PublishVersion(uint64_t version) {
   TimelineStore(page_.page().version, TimelineValue(epoch_, version), waiting());
 }
 
+void Session::PublishSlotIssued(int slot) {
+  TimelineStore(page_.slot(slot).issued, TimelineValue(epoch_, ++issued_[slot]), waiting());
+}
+
 void Session::PublishSlotReleased(int slot) {
   last_progress_time = MonotonicNow();
   TimelineStore(page_.slot(slot).released, TimelineValue(epoch_, ++released_[slot]), waiting());
 }
 
-void Session::PublishUnsharded(int group, int64_t pool_offset_bytes) {
+void Session::PublishUnshardIssued(int group, int64_t pool_offset_bytes) {
   GroupEntry& entry = page_.group(group);
   entry.pool_offset_bytes.store(pool_offset_bytes, std::memory_order_relaxed);
-  TimelineStore(entry.unsharded, TimelineValue(epoch_, asked_[group]), waiting());
+  TimelineStore(entry.issued, TimelineValue(epoch_, asked_[group]), waiting());
+}
+
+void Session::PublishUnsharded(int group, uint64_t asked) {
+  TimelineStore(page_.group(group).unsharded, TimelineValue(epoch_, asked), waiting());
 }
 
 void Session::PublishFullParams() {
@@ -430,14 +460,25 @@ void Session::PublishWindow() {
 }
 
 void Session::EndStepBackwards() {
+  PublishReducing(std::numeric_limits<int>::max());
   PublishReduced(std::numeric_limits<int>::max());
   backwards_before_step_ = backwards_;
 }
 
+uint64_t Session::CountClosed(int closed) const {
+  return backwards_before_step_ +
+         std::min<uint64_t>(static_cast<uint64_t>(closed), backwards_ - backwards_before_step_);
+}
+
+void Session::PublishReducing(int closed) {
+  if (const uint64_t reducing = CountClosed(closed); reducing > reducing_) {
+    reducing_ = reducing;
+    TimelineStore(page_.page().reducing, TimelineValue(epoch_, reducing_), waiting());
+  }
+}
+
 void Session::PublishReduced(int closed) {
-  const uint64_t reduced =
-      backwards_before_step_ + std::min<uint64_t>(static_cast<uint64_t>(closed), backwards_ - backwards_before_step_);
-  if (reduced > reduced_) {
+  if (const uint64_t reduced = CountClosed(closed); reduced > reduced_) {
     reduced_ = reduced;
     last_progress_time = MonotonicNow();
     TimelineStore(page_.page().reduced, TimelineValue(epoch_, reduced_), waiting());
@@ -454,13 +495,16 @@ void Session::Poison(uint64_t epoch) {
   TimelineStore(page.consumed, value, waiting());
   TimelineStore(page.full_params, value, waiting());
   TimelineStore(page.reduced, value, waiting());
+  TimelineStore(page.reducing, value, waiting());
   TimelineStore(page.passes, value, waiting());
   TimelineStore(page.windows, value, waiting());
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
+    TimelineStore(page_.slot(static_cast<int64_t>(s)).issued, value, waiting());
   }
   for (size_t g = 0; g < asked_.size(); ++g) {
     TimelineStore(page_.group(static_cast<int64_t>(g)).unsharded, value, waiting());
+    TimelineStore(page_.group(static_cast<int64_t>(g)).issued, value, waiting());
   }
 }
 

@@ -44,6 +44,7 @@ struct RankCommand {
   std::vector<bool> fresh;
   v1::Step step;              // Step
   std::string trainer_state;  // EnterPass
+  uint64_t done = 0;          // CommandRecord::done
 };
 
 // What outlives the session for as long as device work reads it.
@@ -82,6 +83,8 @@ class Session {
   // The command is executed: its record, masks and staging bytes may be reused by the client.
   void PublishConsumed();
   bool HasCommands() const;
+  // The client's device has come to signal `done` (CommandRecord::done). 0: always.
+  bool HasDone(uint64_t done) const;
   // The same checks for a command that came by the stream.
   absl::StatusOr<RankCommand> Decode(const v1::Command& command) const;
   // The staging area at `offset_bytes` of the session memory; nullptr unless `size_bytes` lie within it.
@@ -97,10 +100,14 @@ class Session {
 
   // Words of the daemon's page.
   void PublishVersion(uint64_t version);
+  void PublishSlotIssued(int slot);
   void PublishSlotReleased(int slot);
   // POOLED: the client waits for as many as it has asked for, so requests are counted, not publications.
   void CountUnshard(int group) { ++asked_[group]; }
-  void PublishUnsharded(int group, int64_t pool_offset_bytes);
+  uint64_t asked(int group) const { return asked_[group]; }
+  // Where the group will lie, and that it is under way. Then, when it is there, as often as was asked for by then.
+  void PublishUnshardIssued(int group, int64_t pool_offset_bytes);
+  void PublishUnsharded(int group, uint64_t asked);
   void PublishFullParams();
   uint64_t next_full_params() const { return full_params_ + 1; }
   void PublishPass();
@@ -114,6 +121,8 @@ class Session {
   void EndStepBackwards();
   // `closed` backwards of the running step are closed by all ranks and reduced; those that this rank has closed count.
   void PublishReduced(int closed);
+  // The same when all that they add up is with devices.
+  void PublishReducing(int closed);
   void SetAwake(bool awake);
   // Lets every waiter go: all words move to `epoch`.
   void Poison(uint64_t epoch);
@@ -133,6 +142,8 @@ class Session {
   std::vector<std::function<void()>> when_released;  // posted to the loop then, or when the session ends
   std::string last_command;
   std::string told_waiting_for;  // what the client knows of it
+  bool stream_ordered = false;    // its device says when it has done with memory: a record came with `done`
+  uint64_t last_done = 0;         // of its records
   uint64_t commands = 0;
   uint64_t departures = 0;
 
@@ -140,6 +151,7 @@ class Session {
   Session() = default;
   // Records that were written; breaks the trace where that cannot be.
   std::optional<uint64_t> TraceWritten();
+  uint64_t CountClosed(int closed) const;
   const std::atomic<uint32_t>* waiting() const { return &view_.page().waiting; }
 
   std::shared_ptr<const ShardPlan> plan_;
@@ -162,7 +174,9 @@ class Session {
   uint64_t backwards_ = 0;              // closed
   uint64_t backwards_before_step_ = 0;  // of them, in earlier steps
   uint64_t reduced_ = 0;
+  uint64_t reducing_ = 0;
   std::vector<uint64_t> released_;  // by slot
+  std::vector<uint64_t> issued_;    // by slot
   std::vector<uint64_t> asked_;     // by group: Unshard commands
 };
 

@@ -55,12 +55,17 @@ struct RankStep {
   std::optional<bool> pending_detach;  // asked for after Step; its value: finished
   int blocked_slot = -1;               // its client sleeps until this gradient slot is released
   std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
-  std::set<int> awaited_unshards;     // POOLED: groups whose slot is being filled for this rank
-  std::deque<int> deferred_unshards;  // POOLED: asked for after Step, before the commit
+  std::map<int, uint64_t> awaited_unshards;  // POOLED: groups whose slot is being filled for this rank: asked so often
+  std::deque<int> deferred_unshards;         // POOLED: asked for after Step, before the commit
+  // Signals of its device (given_back.h): of BackwardDone by backward, of Step, of EnterFullParams.
+  std::vector<uint64_t> done_at_close;
+  uint64_t done_at_step = 0;
+  uint64_t done_at_entry = 0;
 };
 struct Contribution {
   std::vector<bool> present;
   std::vector<bool> fresh;
+  uint64_t done = 0;  // the signal with which the slot may be read
 };
 // The submissions for one (backward, group), by rank and occurrence.
 struct Pair {

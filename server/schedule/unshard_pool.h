@@ -41,6 +41,7 @@ class UnshardPool {
   // Bytes are old (a commit) or uses are gone (an abort). REQUIRES for a commit: no rank holds a slot.
   void Invalidate();
 
+  int slot_of(int group) const { return slot_of_group_[group]; }  // -1: nowhere
   int slots() const { return static_cast<int>(slots_.size()); }
   int held(int rank) const { return held_[rank]; }
   int quota() const { return quota_; }
