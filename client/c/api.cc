@@ -127,6 +127,13 @@ const void* shardd_trainer_state(const shardd_job* job, size_t* size_bytes) {
   *size_bytes = state.size();
   return state.data();
 }
+shardd_status* shardd_set_cuda_stream(shardd_job* job, void* stream) {
+  SHARDD_CHECKED(shardd::api::CheckJob("set_cuda_stream", job), job->impl->SetCudaStream(stream));
+}
+shardd_status* shardd_clear_cuda_stream(shardd_job* job) {
+  SHARDD_CHECKED(shardd::api::CheckJob("clear_cuda_stream", job), job->impl->ClearCudaStream());
+}
+
 shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context) {
   if (absl::Status status = shardd::CheckNotForked("set_interrupt"); !status.ok()) {
     return ToC(status);

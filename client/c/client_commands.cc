@@ -101,12 +101,17 @@ absl::Status ClientJob::WaitUnshardOne(int index) {
   SHARDD_RETURN_IF_ERROR(Live());
   const ReadOnlyDaemonPageView& page = session_->daemon_page();
   if (!pooled()) {
-    SHARDD_RETURN_IF_ERROR(WaitCommitted("wait_unshard", &group_name(index)));
+    // Before the commit the rank gives nothing back that others could wait for, so its stream may wait for it.
+    const WaitFor reason{"wait_unshard", &group_name(index), "the commit of the last step"};
+    SHARDD_RETURN_IF_ERROR(Note(session_->WaitInStream(page.page().version, expected_version_, reason)));
   } else {
     const GroupEntry& entry = page.group(index);
     const WaitFor reason{"wait_unshard", &group_name(index), "the unshard"};
-    SHARDD_RETURN_IF_ERROR(
-        Note(session_->Wait(entry.unsharded, progress_.unshards[static_cast<size_t>(index)], reason)));
+    const uint64_t asked = progress_.unshards[static_cast<size_t>(index)];
+    if (session_->stream_ordered()) {
+      SHARDD_RETURN_IF_ERROR(Note(session_->Wait(entry.issued, asked, reason)));
+    }
+    SHARDD_RETURN_IF_ERROR(Note(session_->WaitInStream(entry.unsharded, asked, reason)));
     const int64_t offset = entry.pool_offset_bytes.load(std::memory_order_relaxed);
     if (offset < 0 || offset > plan_.memory.unsharded_pool_bytes - group(index).unsharded_bytes) {
       return absl::InternalError(absl::StrCat(
@@ -143,10 +148,15 @@ absl::Status ClientJob::Reshard(int index) {
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"reshard", &group_name(index), "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1 + group(index).also_unshards.size(), reason)));
+  CommandRecord record = Record(Opcode::kReshard, index);
+  if (pooled()) {  // else nothing is given back before the step
+    SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
+  }
   SHARDD_RETURN_IF_ERROR(ApplyWithTied(index, HandleEvent::kReshard));
-  SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kReshard, index), /*act=*/pooled(), reason)));
+  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/pooled(), reason)));
   for (const int other : group(index).also_unshards) {
-    SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kReshard, other), /*act=*/pooled(), reason)));
+    record.group = other;
+    SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/pooled(), reason)));
   }
   return span.Of(absl::OkStatus());
 }
@@ -162,13 +172,15 @@ absl::Status ClientJob::WaitGradientSlot(int index) {
   }
   Slot& slot = progress_.slots[static_cast<size_t>(slot_index)];
   const TimelineWord& released = session_->daemon_page().slot(slot_index).released;
+  const TimelineWord& word = session_->stream_ordered() ? session_->daemon_page().slot(slot_index).issued : released;
   const WaitFor reason{"wait_gradient_slot", &group_name(index), "the reduction of the slot's last submission"};
-  if (!slot.told && !session_->Spin(released, slot.submissions)) {
+  if (!slot.told && !session_->Spin(word, slot.submissions)) {
     // The daemon then knows that this rank stands still, and adds out of turn if all do.
     SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kWaitGradientSlot, index), /*act=*/true, reason)));
     slot.told = true;
   }
-  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(released, slot.submissions, reason)));
+  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(word, slot.submissions, reason)));
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitInStream(released, slot.submissions, reason)));
   slot.holder = index;
   return span.Of(absl::OkStatus());
 }
@@ -237,6 +249,7 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
     SHARDD_RETURN_IF_ERROR(Note(session_->WaitConsumed(mask_record, reason)));
   }
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+  SHARDD_ASSIGN_OR_RETURN(const uint64_t done, GiveBack(reason));
   SHARDD_RETURN_IF_ERROR(handle(index).Apply(HandleEvent::kSubmitGradients, group.name, rank()));
   uint8_t* masks = session_->memory().At<uint8_t>(layout_.mask_offset_bytes[static_cast<size_t>(index)]);
   if (present != nullptr) {
@@ -250,7 +263,9 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
       masks[mask_bytes + i] = present == nullptr ? fresh[i] : static_cast<uint8_t>(fresh[i] & present[i]);
     }
   }
-  SHARDD_RETURN_IF_ERROR(Note(session_->Send(Record(Opcode::kSubmitGradients, index, 0, flags), /*act=*/true, reason)));
+  CommandRecord record = Record(Opcode::kSubmitGradients, index, 0, flags);
+  record.done = done;
+  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   if (flags != 0) {
     mask_record = session_->submitted();
   }
@@ -272,9 +287,10 @@ absl::Status ClientJob::BackwardDone(bool last) {
   SHARDD_RETURN_IF_ERROR(WaitCommitted("backward_done", nullptr));
   const WaitFor reason{"backward_done", nullptr, "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+  CommandRecord record = Record(Opcode::kBackwardDone, 0, progress_.backwards, last ? kLast : 0);
+  SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
   SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kBackwardDone));
-  SHARDD_RETURN_IF_ERROR(Note(
-      session_->Send(Record(Opcode::kBackwardDone, 0, progress_.backwards, last ? kLast : 0), /*act=*/true, reason)));
+  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   ++progress_.backwards;
   ++progress_.backwards_closed;
   progress_.last_closed = last;

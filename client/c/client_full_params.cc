@@ -38,8 +38,9 @@ absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
                        rank(), progress_.backward_open ? "); call shardd_backward_done first" : ")"));
     }
     SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
-    SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kEnterFullParams));
     CommandRecord record = {};
+    SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
+    SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kEnterFullParams));
     record.opcode = Opcode::kEnterFullParams;
     record.group = options.group;
     record.flags = (options.writeback ? kWriteback : 0) | (options.rank0_only ? kRank0Only : 0) |
@@ -101,8 +102,9 @@ absl::Status ClientJob::LeaveFullParams() {
   }
   const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
-  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kLeaveFullParams));
   CommandRecord record = {};
+  SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
+  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kLeaveFullParams));
   record.opcode = Opcode::kLeaveFullParams;
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   progress_.full_params = FullParams::kOutside;

@@ -125,6 +125,9 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   session_options.interrupt = &interrupt_;
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<ClientSession> session,
                           ClientSession::Open(target_, channel, attach, session_options));
+  if (has_cuda_stream_ && session->on_device()) {
+    SHARDD_RETURN_IF_ERROR(session->UseStream(cuda_stream_));
+  }
   job_id_ = opened.job_id();
   created_ = opened.created();
   Adopt(attach, std::move(session));
@@ -162,6 +165,7 @@ absl::Status ClientJob::Reattach() {
   // The old memory stays mapped until the new one is there: pointers into it must not fault while this fails and is
   // tried again.
   session_->Close();
+  (void)session_->DrainStreams(/*release=*/true, options_.timeout);  // what it still writes is none of the next epoch
   return Establish(absl::Now() + options_.timeout);
 }
 
@@ -172,6 +176,10 @@ absl::Status ClientJob::Detach(bool finished) {
   if (status.ok() && finished && progress_.window) {  // what was written last becomes a version too
     status = EnterPass(/*stepped=*/false, "");
     status = status.ok() ? LeavePass() : status;
+  }
+  if (status.ok() && !session_->DrainStreams(/*release=*/false, deadline - absl::Now())) {
+    status = absl::DeadlineExceededError(
+        absl::StrCat("detach: the program's stream has not done with the job's memory in time (rank=", rank(), ")"));
   }
   if (status.ok()) {
     // The ring and the stream are two ways to the daemon: what was sent on the first must not be overtaken.

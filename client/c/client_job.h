@@ -14,6 +14,7 @@
 //   client_shards.cc    looking at shards directly
 //   client_describe.cc  what the daemon counts
 //   client_step.cc      the optimizer step
+//   client_cuda_stream.cc  order by the program's stream
 //   client_windows.cc   passes and write windows
 //   write_faults.cc     a first store into a protected shard opens the window
 
@@ -120,6 +121,9 @@ class ClientJob {
   const void* StoredParameterData(int param) const;
   void* GradientShardData(int param) const;
   absl::Status WaitGradients();
+  absl::Status SetCudaStream(void* stream);
+  absl::Status ClearCudaStream();
+  bool stream_ordered() const { return session_ != nullptr && session_->stream_ordered(); }
   void SetInterrupt(Interrupt::Question question) { interrupt_.Set(std::move(question)); }
   // Jobs whose trainers write.
   absl::Status EnterPass(bool stepped, absl::string_view state);
@@ -234,6 +238,8 @@ class ClientJob {
   absl::Status ApplyToAll(HandleEvent event);
   absl::Status SendUnshard(int group, HandleEvent event);
   absl::Status WaitUnshardOne(int group);
+  // The signal of a record that gives memory back (CommandRecord::done).
+  absl::StatusOr<uint64_t> GiveBack(const WaitFor& reason);
   // Until the step sent last is committed: what follows belongs to the next one.
   absl::Status WaitCommitted(const char* call, const std::string* group);
   absl::Status CheckMask(int group, const char* which, const uint8_t* mask) const;
@@ -272,6 +278,8 @@ class ClientJob {
   Progress progress_;
   absl::Status failure_;
   bool watch_writes_ = false;
+  bool has_cuda_stream_ = false;  // also of the sessions to come
+  void* cuda_stream_ = nullptr;
   std::unique_ptr<ClientSession> session_;
 };
 

@@ -18,8 +18,9 @@ absl::Status ClientJob::AbandonBackward() {
   }
   const WaitFor reason{"abandon_backward", nullptr, "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
-  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kAbandon));
   CommandRecord record = {};
+  SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
+  SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kAbandon));
   record.opcode = Opcode::kAbandonBackward;
   // At once: others may wait for what this rank holds, and what is not added up by then is taken back.
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));

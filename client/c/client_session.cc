@@ -19,6 +19,8 @@ namespace {
 // How long a waiter sleeps before it looks whether the stream still lives. An epoch that advances wakes it at once.
 constexpr absl::Duration kSlice = Interrupt::kSlice;
 constexpr absl::Duration kSpin = absl::Microseconds(20);
+// For a program's stream to end what it has, when its session goes.
+constexpr absl::Duration kDrainLimit = absl::Seconds(10);
 // The epoch word is faster than the event that explains it.
 constexpr absl::Duration kExplanationGrace = absl::Seconds(1);
 // Records that need no action may pile up; from here on the daemon is woken to drain them before the ring is full.
@@ -43,6 +45,25 @@ absl::Status EndedWhileAttaching(const absl::Status& status) {
 }
 
 }  // namespace
+
+ClientSession::~ClientSession() {
+  if (order_ == nullptr) {
+    return;
+  }
+  stream_->Close();
+  if (order_->Drain(/*release=*/true, kDrainLimit)) {
+    order_ = nullptr;
+    return;
+  }
+  // A stream of the program still names all this: it stays for the rest of the process.
+  struct Kept {
+    MappedSlab session, daemon;
+    DeviceSlabs device;
+    std::unique_ptr<StreamOrder> order;
+  };
+  // Its thread asks whether the session is over; that it is so is known by now.
+  (void)new Kept{std::move(session_slab_), std::move(daemon_slab_), std::move(device_), std::move(order_)};
+}
 
 absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target& target,
                                                                    const std::shared_ptr<grpc::Channel>& channel,
@@ -83,7 +104,8 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdSessionMemory, "the session memory", layout.memory_bytes, /*writable=*/true, &session_slab_));
   SHARDD_RETURN_IF_ERROR(
-      MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/false, &daemon_slab_));
+      MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/on_device(),
+             &daemon_slab_));  // DaemonPage says why
   memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
   if (on_device()) {
     bases_ = {device_.at(kFdShards), device_.at(kFdParameters), device_.at(kFdPool), device_.at(kFdGradients),
@@ -162,6 +184,10 @@ char* ClientSession::optimizer() {
 }
 
 absl::Status ClientSession::Failure() {
+  if (order_ != nullptr && order_->has_expired()) {
+    stream_->Close();  // the others are told at once
+    return order_->expired();
+  }
   absl::Status status = stream_->EndStatus(absl::Now() + kExplanationGrace, interrupt());
   if (!status.ok()) {
     return status;
@@ -171,10 +197,14 @@ absl::Status ClientSession::Failure() {
                                          ", want ", epoch_, "; rank=", rank_, "); call shardd_reattach"));
 }
 
+std::string ClientSession::Text(const WaitFor& reason) {
+  return absl::StrCat(reason.call, reason.group == nullptr ? "" : absl::StrCat(" group \"", *reason.group, "\""), ": ",
+                      reason.what);
+}
+
 absl::Status ClientSession::Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const {
-  const std::string group = reason.group == nullptr ? "" : absl::StrCat(" group \"", *reason.group, "\"");
   const std::string whom = stream_->waiting_for();
-  return absl::DeadlineExceededError(absl::StrCat(reason.call, group, ": ", reason.what, " did not come within ",
+  return absl::DeadlineExceededError(absl::StrCat(Text(reason), " did not come within ",
                                                   absl::FormatDuration(timeout_), " (got ", SequenceOf(word), ", want ",
                                                   sequence, "; rank=", rank_, ")",
                                                   whom.empty() ? "" : absl::StrCat("; it waits for ", whom)));
@@ -224,6 +254,46 @@ absl::Status ClientSession::WaitSlow(const TimelineWord& word, uint64_t sequence
   ++counters_.waits;
   counters_.wait_ns += static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
   return status;
+}
+
+absl::Status ClientSession::UseStream(void* stream) {
+  if (order_ == nullptr) {
+    StreamOrder::Options options;
+    options.driver = &DeviceSlabs::driver();
+    options.ordinal = device_.ordinal();
+    options.rank = rank_;
+    options.epoch = epoch_;
+    options.client_page = &memory_.page();
+    options.daemon_page = daemon_slab_.data();
+    options.daemon_page_bytes = daemon_page_.size_bytes();
+    options.timeout = timeout_;
+    options.over = [this] {
+      return stream_->over() || TimelineEpoch(daemon_page_.page().epoch.load(std::memory_order_acquire)) > epoch_;
+    };
+    SHARDD_ASSIGN_OR_RETURN(order_, StreamOrder::Create(options));
+  }
+  SHARDD_RETURN_IF_ERROR(order_->Use(static_cast<cu::Stream>(stream)));
+  by_stream_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ClientSession::WaitInStream(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
+  if (Reached(word, sequence)) {
+    return absl::OkStatus();
+  }
+  return stream_ordered() && order_->MayAwait()
+             ? order_->Await(word, TimelineValue(epoch_, sequence), Text(reason))
+             : WaitSlow(word, sequence, reason);
+}
+
+absl::StatusOr<uint64_t> ClientSession::SignalDone(const WaitFor& reason) {
+  if (!by_stream_) {
+    return 0;
+  }
+  return order_->Signal(reason.call, [&]() -> absl::Status {
+    return interrupt().Raised() ? absl::CancelledError(absl::StrCat(reason.call, ": interrupted (rank=", rank_, ")"))
+                                : absl::OkStatus();
+  });
 }
 
 void ClientSession::Wake() {

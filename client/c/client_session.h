@@ -20,6 +20,7 @@
 #include "client/c/connect.h"
 #include "client/c/device_slabs.h"
 #include "client/c/interrupt.h"
+#include "client/c/stream_order.h"
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
 #include "common/shm/session_view.h"
@@ -43,6 +44,7 @@ struct SessionCounters {
 // Thread-compatible. Destroying it cancels the stream and unmaps everything.
 class ClientSession {
  public:
+  ~ClientSession();
   struct Options {
     const ShardPlan* plan = nullptr;  // outlives the session
     int rank = 0;
@@ -87,9 +89,9 @@ class ClientSession {
   // Nothing of the host's may run: the wait is inside a signal handler.
   void set_in_signal(bool in_signal) { in_signal_ = in_signal; }
 
-  // Two loads: the stream has ended or the epoch has advanced.
+  // Two loads: the stream has ended or the epoch has advanced; or a GPU's wait was given up.
   bool Over() const {
-    return stream_->over() || TimelineEpoch(daemon_page_.page().epoch.load(std::memory_order_acquire)) > epoch_;
+    return stream_->over() || (order_ != nullptr && order_->has_expired()) || TimelineEpoch(daemon_page_.page().epoch.load(std::memory_order_acquire)) > epoch_;
   }
   // OK while the session lives, else why not; then waits up to 1 s for the explanation to arrive.
   absl::Status Live() { return Over() ? Failure() : absl::OkStatus(); }
@@ -113,6 +115,22 @@ class ClientSession {
   bool Spin(const TimelineWord& word, uint64_t sequence) const;
   // As Wait, at most 50 ms; OK when they have passed.
   absl::Status WaitBriefly(const TimelineWord& word, uint64_t sequence, const char* call);
+
+  // Order by the program's stream (stream_order.h). REQUIRES: on_device().
+  absl::Status UseStream(void* stream);
+  void ForgetStream() { by_stream_ = false; }
+  // Waits of that stream take the place of waits of the host.
+  bool stream_ordered() const { return by_stream_ && order_->by_stream(); }
+  // Why not, where UseStream was called.
+  absl::Status stream_fallback() const { return order_ == nullptr ? absl::OkStatus() : order_->fallback(); }
+  // As Wait, for what nothing but kernels looks at: where stream_ordered(), the stream waits, and the host only while
+  // too many waits are outstanding. REQUIRES: nothing that a rank does can hold it up any more.
+  absl::Status WaitInStream(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
+  // What to put into CommandRecord::done of a record that gives back what the stream's work so far uses. 0: no stream,
+  // or the host has waited for it. Before the record changes anything: it can fail.
+  absl::StatusOr<uint64_t> SignalDone(const WaitFor& reason);
+  // All that the stream was given has run. `release`: the session is over, waits are ended.
+  bool DrainStreams(bool release, absl::Duration limit) { return order_ == nullptr || order_->Drain(release, limit); }
 
   // Ring records written so far; the number of the last one.
   uint64_t submitted() const { return submitted_; }
@@ -142,6 +160,7 @@ class ClientSession {
   absl::Status Failure();
   const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : *interrupt_; }
   absl::Status WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
+  static std::string Text(const WaitFor& reason);  // "wait_unshard group \"x\": the unshard"
   absl::Status Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const;
   void RingDoorbell();
   absl::Status Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline);
@@ -184,6 +203,8 @@ class ClientSession {
   uint64_t rung_at_ = 0;        // `submitted_` when the daemon was last known to be awake
   SessionCounters counters_;
   bool in_signal_ = false;
+  std::unique_ptr<StreamOrder> order_;  // null: no stream was named yet
+  bool by_stream_ = false;
   // Last: its reader ends before anything else goes.
   std::unique_ptr<ClientStream> stream_;
 };

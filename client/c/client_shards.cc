@@ -35,7 +35,11 @@ absl::Status ClientJob::WaitGradients() {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENTS);
   SHARDD_RETURN_IF_ERROR(Live());
   const WaitFor reason{"wait_gradients", nullptr, "the reduction of the backwards closed so far"};
-  return span.Of(Note(session_->Wait(session_->daemon_page().page().reduced, progress_.backwards_closed, reason)));
+  const DaemonPage& page = session_->daemon_page().page();
+  if (session_->stream_ordered()) {
+    SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.reducing, progress_.backwards_closed, reason)));
+  }
+  return span.Of(Note(session_->WaitInStream(page.reduced, progress_.backwards_closed, reason)));
 }
 
 absl::Status ClientJob::SetGradientPresence(int index, bool present) {

@@ -122,11 +122,13 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
   const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitConsumed(progress_.payload_record, reason)));
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+  SHARDD_ASSIGN_OR_RETURN(const uint64_t done, GiveBack(reason));
   SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kStep));
   payload.copy(session_->memory().At<char>(layout_.payload_offset_bytes), payload.size());
   CommandRecord record = {};
   record.opcode = Opcode::kStep;
   record.arg0 = static_cast<int64_t>(payload.size());
+  record.done = done;
   if (std::exchange(progress_.window, false)) {
     (void)session_->SetShardsWritable(false);  // before the daemon may update
   }

@@ -41,6 +41,8 @@ absl::StatusOr<int> FindGpu(const CudaDriver& driver, const std::string& name, c
 
 }  // namespace
 
+const CudaDriver& DeviceSlabs::driver() { return *Driver(); }
+
 absl::StatusOr<DeviceSlabs> DeviceSlabs::Map(const v1::AttachRankResponse& attach, std::vector<UniqueFd>& fds) {
   DeviceSlabs result;
   if (attach.device_slabs().empty()) {

@@ -18,6 +18,9 @@ class DeviceSlabs {
   // with what to do; errors of CudaSlab::Import otherwise.
   static absl::StatusOr<DeviceSlabs> Map(const v1::AttachRankResponse& attach, std::vector<UniqueFd>& fds);
 
+  // Of this process. REQUIRES: some session's slabs were mapped.
+  static const CudaDriver& driver();
+
   bool empty() const { return ordinal_ < 0; }
   int ordinal() const { return ordinal_; }  // of the rank's GPU, as this process numbers them; -1: empty
   bool has(SessionFd which) const { return slabs_[which].valid(); }

@@ -162,6 +162,9 @@ class Job {
   static Status SetProcessInterrupt(int (*interrupted)(void*), void* context = nullptr) {
     return Status::Take(shardd_set_interrupt(nullptr, interrupted, context));
   }
+  // The CUDA stream whose work uses the job's memory, on a GPU: see shardd_set_cuda_stream.
+  Status SetCudaStream(void* stream) { return Status::Take(shardd_set_cuda_stream(job_, stream)); }
+  Status ClearCudaStream() { return Status::Take(shardd_clear_cuda_stream(job_)); }
   Status Reattach() { return Status::Take(shardd_reattach(job_)); }
   // This rank needs the job no more.
   Status Finish() { return Status::Take(shardd_detach(std::exchange(job_, nullptr), 1)); }
