@@ -103,9 +103,9 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
   doorbell_ = std::move(fds[kFdDoorbell]);
   SHARDD_RETURN_IF_ERROR(
       MapOne(fds, kFdSessionMemory, "the session memory", layout.memory_bytes, /*writable=*/true, &session_slab_));
-  SHARDD_RETURN_IF_ERROR(
-      MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes, /*writable=*/on_device(),
-             &daemon_slab_));  // DaemonPage says why
+  SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdDaemonPage, "the daemon's page", layout.daemon_page_bytes,
+                                /*writable=*/on_device(),
+                                &daemon_slab_));  // DaemonPage says why
   memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
   if (on_device()) {
     bases_ = {device_.at(kFdShards), device_.at(kFdParameters), device_.at(kFdPool), device_.at(kFdGradients),
@@ -204,10 +204,9 @@ std::string ClientSession::Text(const WaitFor& reason) {
 
 absl::Status ClientSession::Deadline(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) const {
   const std::string whom = stream_->waiting_for();
-  return absl::DeadlineExceededError(absl::StrCat(Text(reason), " did not come within ",
-                                                  absl::FormatDuration(timeout_), " (got ", SequenceOf(word), ", want ",
-                                                  sequence, "; rank=", rank_, ")",
-                                                  whom.empty() ? "" : absl::StrCat("; it waits for ", whom)));
+  return absl::DeadlineExceededError(absl::StrCat(Text(reason), " did not come within ", absl::FormatDuration(timeout_),
+                                                  " (got ", SequenceOf(word), ", want ", sequence, "; rank=", rank_,
+                                                  ")", whom.empty() ? "" : absl::StrCat("; it waits for ", whom)));
 }
 
 absl::Status ClientSession::Slice(const TimelineWord& word, uint64_t sequence, absl::Time deadline) {
@@ -281,9 +280,8 @@ absl::Status ClientSession::WaitInStream(const TimelineWord& word, uint64_t sequ
   if (Reached(word, sequence)) {
     return absl::OkStatus();
   }
-  return stream_ordered() && order_->MayAwait()
-             ? order_->Await(word, TimelineValue(epoch_, sequence), Text(reason))
-             : WaitSlow(word, sequence, reason);
+  return stream_ordered() && order_->MayAwait() ? order_->Await(word, TimelineValue(epoch_, sequence), Text(reason))
+                                                : WaitSlow(word, sequence, reason);
 }
 
 absl::StatusOr<uint64_t> ClientSession::SignalDone(const WaitFor& reason) {

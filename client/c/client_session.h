@@ -91,7 +91,8 @@ class ClientSession {
 
   // Two loads: the stream has ended or the epoch has advanced; or a GPU's wait was given up.
   bool Over() const {
-    return stream_->over() || (order_ != nullptr && order_->has_expired()) || TimelineEpoch(daemon_page_.page().epoch.load(std::memory_order_acquire)) > epoch_;
+    return stream_->over() || (order_ != nullptr && order_->has_expired()) ||
+           TimelineEpoch(daemon_page_.page().epoch.load(std::memory_order_acquire)) > epoch_;
   }
   // OK while the session lives, else why not; then waits up to 1 s for the explanation to arrive.
   absl::Status Live() { return Over() ? Failure() : absl::OkStatus(); }

@@ -2,9 +2,9 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -19,6 +19,9 @@ namespace {
 constexpr absl::Duration kLook = absl::Milliseconds(20);   // at waits, whether they have expired
 constexpr absl::Duration kPoison = absl::Milliseconds(1);  // words, until the streams have drained
 constexpr absl::Duration kPoll = absl::Microseconds(50);   // of the host for the GPU
+
+// A clock that is set must end no wait, nor make it longer.
+absl::Time Now() { return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()); }
 
 }  // namespace
 
@@ -124,10 +127,10 @@ absl::StatusOr<uint64_t> StreamOrder::Signal(const std::string& what, const std:
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   const auto wait_until = [&](const std::function<bool()>& come) -> absl::Status {
-    const absl::Time deadline = absl::Now() + options_.timeout;
+    const absl::Time deadline = Now() + options_.timeout;
     while (!come() && !options_.over()) {
       SHARDD_RETURN_IF_ERROR(slice());
-      if (absl::Now() >= deadline) {
+      if (Now() >= deadline) {
         return absl::DeadlineExceededError(absl::StrCat(
             what, ": the program's stream 0x", absl::Hex(reinterpret_cast<uintptr_t>(stream_)),
             " has not come there within ", absl::FormatDuration(options_.timeout), " (rank=", options_.rank, ")"));
@@ -150,9 +153,10 @@ absl::StatusOr<uint64_t> StreamOrder::Signal(const std::string& what, const std:
   }));
   SHARDD_RETURN_IF_ERROR(Check(driver_->EventRecord(event_, stream_), "cuEventRecord", "the program's stream"));
   SHARDD_RETURN_IF_ERROR(Check(driver_->StreamWaitEvent(signals_, event_, 0), "cuStreamWaitEvent", "signals"));
-  SHARDD_RETURN_IF_ERROR(Check(driver_->StreamWriteValue64(signals_, done_, TimelineValue(options_.epoch, signalled_ + 1),
-                                                           cu::kWriteValueDefault),
-                               "cuStreamWriteValue64", "done"));
+  SHARDD_RETURN_IF_ERROR(
+      Check(driver_->StreamWriteValue64(signals_, done_, TimelineValue(options_.epoch, signalled_ + 1),
+                                        cu::kWriteValueDefault),
+            "cuStreamWriteValue64", "done"));
   return ++signalled_;
 }
 
@@ -180,11 +184,11 @@ absl::Status StreamOrder::Await(const TimelineWord& word, uint64_t value, std::s
                   absl::FormatDuration(options_.timeout));
   {
     absl::MutexLock lock(&mutex_);  // watched from before it is enqueued, and not held over the call
-    outstanding_.push_back({mutable_word, value, absl::Now() + options_.timeout, std::move(what)});
+    outstanding_.push_back({mutable_word, value, Now() + options_.timeout, std::move(what)});
   }
-  return Check(driver_->StreamWaitValue64(stream_, daemon_page_ + static_cast<cu::DevicePtr>(offset), value,
-                                          cu::kWaitValueGeq),
-               "cuStreamWaitValue64", "the program's stream");
+  return Check(
+      driver_->StreamWaitValue64(stream_, daemon_page_ + static_cast<cu::DevicePtr>(offset), value, cu::kWaitValueGeq),
+      "cuStreamWaitValue64", "the program's stream");
 }
 
 absl::Status StreamOrder::expired() const {
@@ -214,16 +218,15 @@ void StreamOrder::Watch() {
     }
     if (!release_) {
       PruneLocked();
-      const absl::Time now = absl::Now();
+      const absl::Time now = Now();
       for (const Outstanding& wait : outstanding_) {
         if (now < wait.deadline) {
           continue;
         }
         const uint64_t word = wait.word->load(std::memory_order_acquire);
         expired_ = absl::DeadlineExceededError(absl::StrCat(
-            wait.what, " (got ", TimelineSequence(word), ", want ", TimelineSequence(wait.value),
-            "; rank=", options_.rank,
-            "); the stream was let go, what it has computed since is void; call shardd_reattach"));
+            wait.what, " (got ", TimelineSequence(word), ", want ", TimelineSequence(wait.value), "; rank=",
+            options_.rank, "); the stream was let go, what it has computed since is void; call shardd_reattach"));
         has_expired_.store(true, std::memory_order_release);
         release_ = true;
         break;
@@ -253,16 +256,17 @@ bool StreamOrder::Drain(bool release, absl::Duration limit) {
     release_ = true;
   }
   if (!has_stream_ || drained_) {
-    return drained_ = drained_ || release;
+    drained_ = drained_ || release;
+    return true;
   }
   const ScopedCudaContext current(driver_, context_);
   // A context that is lost, or gone with the process' driver, runs nothing any more.
   if (current.result() != cu::kSuccess || !RecordAll().ok()) {
     return drained_ = true;
   }
-  const absl::Time deadline = absl::Now() + limit;
+  const absl::Time deadline = Now() + limit;
   cu::Result result = cu::kNotReady;
-  while ((result = driver_->EventQuery(event_)) == cu::kNotReady && absl::Now() < deadline) {
+  while ((result = driver_->EventQuery(event_)) == cu::kNotReady && Now() < deadline) {
     absl::SleepFor(kPoll);
   }
   drained_ = release && result != cu::kNotReady;

@@ -11,10 +11,10 @@
 // has. A wait is enqueued only for what nothing that a rank does can hold up any more (`issued` words, page.h), and a
 // signal before its record is published, so no two waits wait for each other, also where streams share a queue.
 //
-// A GPU's wait has no end but its word. So a thread watches those that are outstanding (it calls nothing of the driver):
-// when one has taken `timeout`, or the session is over, it moves the words that are waited for to the next epoch, and
-// again every millisecond until the streams have drained, because a daemon that is alive may still write. What the
-// streams then compute is void, and the session is over: expired() says why.
+// A GPU's wait has no end but its word. So a thread watches those that are outstanding (it calls nothing of the
+// driver): when one has taken `timeout`, or the session is over, it moves the words that are waited for to the next
+// epoch, and again every millisecond until the streams have drained, because a daemon that is alive may still write.
+// What the streams then compute is void, and the session is over: expired() says why.
 
 #include <atomic>
 #include <cstdint>

@@ -28,8 +28,8 @@ struct ClientPage {
   // Ring records written so far: epoch << 40 | count.
   alignas(128) TimelineWord submitted;
   // On a GPU whose program has named its stream: epoch << 40 | signals that the GPU has come to. Written by one stream
-  // of the client's, behind the program's; CommandRecord::done says which signal a record's memory is free with. A write
-  // of a program that has died lands here, in a page that nobody looks at any more, or nowhere.
+  // of the client's, behind the program's; CommandRecord::done says which signal a record's memory is free with. A
+  // write of a program that has died lands here, in a page that nobody looks at any more, or nowhere.
   alignas(128) TimelineWord done;
   // Non-zero while the client sleeps, or is about to, on a word of the daemon's page (see Timeline::Wait).
   alignas(128) std::atomic<uint32_t> waiting;

@@ -230,7 +230,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
   absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
-  // The daemon has come to read the slot; where the rank's device says when the next bytes are in it, the next may come.
+  // The daemon has come to read the slot; where the rank's device says when the next bytes are in it, the next may
+  // come.
   void IssueSlot(int rank, int slot, bool stream_ordered);
   void ReleaseSlot(int rank, int slot, bool stream_ordered);
   std::vector<DoneSignal> SignalsOfReduction(PairKey key, const Pair& pair, const std::vector<int>& ranks) const;
@@ -354,7 +355,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   PollTimer poll_timer_;
   bool poll_watched_ = false;
   std::vector<std::vector<uint64_t>> pool_done_;  // POOLED, by slot and rank: the signal with which it reads no more
-  bool committing_ = false;  // a decided step or a parameters commit is being applied
+  bool committing_ = false;                       // a decided step or a parameters commit is being applied
   DecidedStep decided_;
   double grad_norm_ = 0;
   double clip_factor_ = 1;

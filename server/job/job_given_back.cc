@@ -1,7 +1,5 @@
 // What waits for ranks' GPUs: see given_back.h.
 
-#include "server/job/given_back.h"
-
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/job/given_back.h"
 #include "server/job/job_core.h"
 
 namespace shardd {
@@ -44,8 +43,7 @@ DoneSignal JobCore::SignalOf(int rank, uint64_t done) const {
 
 bool JobCore::HasCome(const DoneSignal& signal) const {
   const Session* session = sessions_[signal.rank].get();
-  return signal.done == 0 || session == nullptr || session->id() != signal.session_id ||
-         session->HasDone(signal.done);
+  return signal.done == 0 || session == nullptr || session->id() != signal.session_id || session->HasDone(signal.done);
 }
 
 bool JobCore::HaveCome(const std::vector<DoneSignal>& signals) const {
@@ -123,12 +121,12 @@ absl::Status JobCore::CheckHeld(absl::Time now, int* rank) const {
     for (const DoneSignal& signal : held.signals) {
       if (!HasCome(signal)) {
         *rank = signal.rank;
-        return RankError(absl::StatusCode::kDeadlineExceeded, signal.rank, held.what,
-                         absl::StrCat("the stream of rank ", signal.rank, " on ", devices_[signal.rank]->name(),
-                                      " has not come to signal ", signal.done,
-                                      ", behind which it has given the memory back, after ",
-                                      absl::FormatDuration(now - held.since), " (last command: ",
-                                      sessions_[signal.rank]->last_command, ")"));
+        return RankError(
+            absl::StatusCode::kDeadlineExceeded, signal.rank, held.what,
+            absl::StrCat("the stream of rank ", signal.rank, " on ", devices_[signal.rank]->name(),
+                         " has not come to signal ", signal.done, ", behind which it has given the memory back, after ",
+                         absl::FormatDuration(now - held.since),
+                         " (last command: ", sessions_[signal.rank]->last_command, ")"));
       }
     }
   }

@@ -70,11 +70,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   SHARDD_ASSIGN_OR_RETURN(memory->memory, Slab::Create(absl::StrCat("session-", id), SlabBacking::kSealedMemfd,
                                                        session->layout_.memory_bytes));
   // Whose GPU may wait for words of the page has to be able to end such waits itself (page.h).
-  SHARDD_ASSIGN_OR_RETURN(
-      memory->daemon_page,
-      Slab::Create(absl::StrCat("page-", id),
-                   place.memory != nullptr ? SlabBacking::kSealedMemfd : SlabBacking::kFrozenMemfd,
-                   session->layout_.daemon_page_bytes));
+  SHARDD_ASSIGN_OR_RETURN(memory->daemon_page,
+                          Slab::Create(absl::StrCat("page-", id),
+                                       place.memory != nullptr ? SlabBacking::kSealedMemfd : SlabBacking::kFrozenMemfd,
+                                       session->layout_.daemon_page_bytes));
   if (const int64_t bytes = session->plan_->memory.gradient_slots_bytes; place.memory != nullptr && bytes > 0) {
     SHARDD_ASSIGN_OR_RETURN(memory->slots,
                             place.memory->MakeSlab(absl::StrCat("gradient slots of rank ", rank), bytes, place.users));

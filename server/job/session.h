@@ -142,8 +142,8 @@ class Session {
   std::vector<std::function<void()>> when_released;  // posted to the loop then, or when the session ends
   std::string last_command;
   std::string told_waiting_for;  // what the client knows of it
-  bool stream_ordered = false;    // its device says when it has done with memory: a record came with `done`
-  uint64_t last_done = 0;         // of its records
+  bool stream_ordered = false;   // its device says when it has done with memory: a record came with `done`
+  uint64_t last_done = 0;        // of its records
   uint64_t commands = 0;
   uint64_t departures = 0;
 

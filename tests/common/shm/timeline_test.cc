@@ -20,6 +20,15 @@ using testing::Child;
 using testing::kLimit;
 
 static_assert(TimelineValue(2, 0) > TimelineValue(1, kTimelineSequenceMask));
+// As a GPU compares (cuStreamWaitValue64, GEQ): by the sign of the difference. A new epoch ends every wait of the one
+// before, where the sign bit changes and where the epoch's 24 bits wrap, too; nothing earlier does.
+constexpr bool StreamGoesOn(uint64_t word, uint64_t target) { return static_cast<int64_t>(word - target) >= 0; }
+constexpr bool EpochEndsWaitsOf(uint64_t epoch) {
+  const uint64_t last = TimelineValue(epoch, kTimelineSequenceMask);
+  return StreamGoesOn(TimelineValue(epoch + 1, 0), last) && StreamGoesOn(TimelineValue(epoch + 1, 0), last - 1) &&
+         !StreamGoesOn(last - 1, last) && !StreamGoesOn(TimelineValue(epoch, 0), TimelineValue(epoch, 1));
+}
+static_assert(EpochEndsWaitsOf(1) && EpochEndsWaitsOf((1 << 23) - 1) && EpochEndsWaitsOf((1 << 24) - 1));
 static_assert(TimelineEpoch(TimelineValue(77, 5)) == 77 && TimelineSequence(TimelineValue(77, 5)) == 5);
 
 // Two pages as client and daemon have them: each process writes its own side only.

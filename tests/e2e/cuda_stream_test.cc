@@ -1,0 +1,204 @@
+// Jobs on GPUs whose order is by the trainers' streams (shardd_set_cuda_stream): trainers that never wait for their GPU
+// (stream_trainer.h), the daemon and each of them with the fake driver of its own, every operation of every stream late
+// by a seed.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+#include "tests/testing/fake_cuda.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using testing::PollUntil;
+
+const Args kStream = {{"model", "stream"}, {"device_memory", "1"}};
+
+class ByStream : public Cluster {
+ protected:
+  void StartOnGpus(int gpus, const std::vector<std::string>& of_ranks = {}) {
+    gpus_ = gpus;
+    SetRanks(of_ranks);
+    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=7"}));
+  }
+  // Of the ranks that are started from now on.
+  void SetRanks(const std::vector<std::string>& more) {
+    std::vector<std::string> environment = {"FAKE_CUDA_DELAY_SEED=11"};
+    environment.insert(environment.end(), more.begin(), more.end());
+    RanksFind(testing::FakeCudaEnvironment(gpus_, environment));
+  }
+  static double Looked(const TrainerReport& report) {
+    const std::string note = report.Note("looked ");
+    return note.empty() ? 1 : std::atof(note.c_str() + 7);
+  }
+  std::string Log(const Args& args, int rank) const {
+    return testing::ReadWholeFile(absl::StrCat(Folder(args), "/log.", rank));
+  }
+  bool Exists(const std::string& file) const { return access(file.c_str(), F_OK) == 0; }
+
+ private:
+  int gpus_ = 0;
+};
+
+TEST_F(ByStream, TrainersThatNeverSynchroniseTrainAsTheUnshardedRun) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"micro", "2"}, {"lr", "0.003"}});
+  std::vector<v1::Rank> ranks;
+  const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] { ranks = Ranks(); });
+  ExpectParity(args, reports);
+  ASSERT_EQ(ranks.size(), 2u);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(reports[static_cast<size_t>(rank)].Note("ordered"), "ordered 1");
+    EXPECT_TRUE(ranks[static_cast<size_t>(rank)].stream_ordered());
+  }
+}
+
+// Pool slots go from group to group while kernels that read the last one are still to run.
+TEST_F(ByStream, PooledGroupsOnTwoGpusAndTwoStreamsTrainAsTheUnshardedRun) {
+  StartOnGpus(2);
+  const Args args = kStream.With({{"unshard_mode", "POOLED"},
+                                  {"forward_prefetch", "1"},
+                                  {"param_dtype", "bf16"},
+                                  {"optimizer", "sgd"},
+                                  {"streams", "2"}});
+  ExpectParity(args, RunRanks(args));
+}
+
+TEST_F(ByStream, WhatAStreamSeesBehindWaitGradientsIsTheSumThatTheStepTakes) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"max_norm", "0.1"}, {"look", "1"}, {"steps", "20"}, {"micro", "2"}});
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectParity(args, reports);
+  for (const TrainerReport& report : reports) EXPECT_LT(Looked(report), 1e-5);
+}
+
+TEST_F(ByStream, WithoutMemoryOperationsTheLibraryWaitsAndSaysSo) {
+  StartOnGpus(1, {"FAKE_CUDA_MEMOPS=0"});
+  const Args args = kStream.With({{"unshard_mode", "POOLED"}, {"steps", "10"}});
+  std::vector<v1::Rank> ranks;
+  const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] { ranks = Ranks(); });
+  ExpectParity(args, reports);
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_FALSE(ranks[0].stream_ordered());
+  EXPECT_EQ(reports[0].Note("ordered"), "ordered 0");
+  const std::string log = Log(args, 0);
+  EXPECT_TRUE(absl::StrContains(log, "order is by the host")) << log;
+  EXPECT_TRUE(absl::StrContains(log, "no 64-bit stream memory operations")) << log;
+}
+
+// Its GPU has not come to the signal behind its gradients: they are not read. The signal lands in the next epoch.
+TEST_F(ByStream, ARankThatIsKilledBetweenSubmitAndSignalIsReplacedAndItsLateSignalTouchesNobody) {
+  StartOnGpus(2);
+  const Args args = kStream.With({{"steps", "10"}, {"recover", "1"}, {"unshard_mode", "POOLED"}});
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  const std::string hold = File("hold");
+  Child survivor = StartRank(0, args);
+  SetRanks({"FAKE_CUDA_HOLD_WRITES_FILE=" + hold});
+  Child victim = StartRank(1, args.With({{"pause", "before_step@4"}, {"kill", "submitted_mid@5"}}));
+  AwaitPause(args, "before_step", 1);
+  std::ofstream(hold).flush();  // from here on no signal of its stream lands
+  LetGo(args, "before_step", 1);
+  // Its step is sent, and cannot be decided; so it never comes to the next one's gradients by itself.
+  ASSERT_TRUE(PollUntil([&] { return Exists(hold + ".held"); }));
+  EXPECT_EQ(Job().committed_step(), 4);
+  victim.Kill(SIGKILL);
+  EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+  SetRanks({});
+  Child replacement = StartRank(1, args);
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 5; }));
+  unlink(hold.c_str());  // what the dead one's GPU still had lands
+  EXPECT_EQ(replacement.Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  EXPECT_FALSE(reports[0].Note("aborted 4").empty()) << "the step must not have been decided without its GPU";
+  ExpectSame(reports, want);
+}
+
+TEST_F(ByStream, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingHadBeen) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"steps", "8"}, {"recover", "1"}});
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  for (const char* moment : {"read_mid@3", "submitted_head@4", "step_sent@5"}) {
+    Child survivor = StartRank(0, args);
+    Child victim = StartRank(1, args.With({{"kill", moment}}));
+    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+    Child replacement = StartRank(1, args);
+    EXPECT_EQ(replacement.Wait(), 0);
+    EXPECT_EQ(survivor.Wait(), 0);
+    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+    ExpectAllOk(reports);
+    ExpectSame(reports, want);
+    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+  }
+}
+
+// Rank 0's stream waits for a commit for which rank 1 has not asked yet.
+TEST_F(ByStream, ADaemonThatIsKilledWhileAStreamWaitsLeavesNoStreamBehind) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"steps", "10"}, {"timeout_ms", "60000"}});
+  Child waits = StartRank(0, args.With({{"pause", "read_mid@3"}}));
+  Child late = StartRank(1, args.With({{"pause", "before_step@2"}}));
+  AwaitPause(args, "read_mid", 0);
+  AwaitPause(args, "before_step", 1);
+  kill(daemon_pid(), SIGKILL);
+  WaitForDaemon();
+  LetGo(args, "read_mid", 0);
+  LetGo(args, "before_step", 1);
+  const int64_t begin = NowMs();
+  EXPECT_EQ(waits.Wait(), 0);
+  EXPECT_EQ(late.Wait(), 0);
+  EXPECT_LT(NowMs() - begin, 20000);
+  const TrainerReport report = Report(args, 0);
+  EXPECT_EQ(report.code, static_cast<int>(Code::kUnavailable)) << report.message;
+  EXPECT_FALSE(report.Note("drained").empty());
+}
+
+TEST_F(ByStream, AWaitOfAStreamThatTakesTooLongIsEndedAndNamed) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"steps", "5"}});
+  Child waits = StartRank(0, args.With({{"pause", "read_mid@2"}, {"timeout_ms", "3000"}}));
+  Child late = StartRank(1, args.With({{"pause", "before_step@1"}, {"timeout_ms", "60000"}}));
+  AwaitPause(args, "read_mid", 0);
+  AwaitPause(args, "before_step", 1);
+  absl::SleepFor(absl::Seconds(4));  // longer than the wait's time
+  LetGo(args, "read_mid", 0);
+  EXPECT_EQ(waits.Wait(), 0);
+  const TrainerReport report = Report(args, 0);
+  EXPECT_EQ(report.code, static_cast<int>(Code::kDeadlineExceeded)) << report.message;
+  for (const char* part : {"wait_unshard group \"(root)\"", "did not come to stream 0x", "rank=0", "shardd_reattach"}) {
+    EXPECT_TRUE(absl::StrContains(report.message, part)) << part << ": " << report.message;
+  }
+  EXPECT_FALSE(report.Note("drained").empty());
+  LetGo(args, "before_step", 1);  // and the other one is told
+  EXPECT_EQ(late.Wait(), 0);
+  EXPECT_EQ(Report(args, 1).code, static_cast<int>(Code::kAborted)) << Report(args, 1).message;
+}
+
+TEST_F(ByStream, ARankWhoseStreamNeverComesToItsGradientsIsNamedAndTheEpochEnds) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"steps", "5"}, {"silence_ms", "1500"}, {"timeout_ms", "60000"}});
+  Child first = StartRank(0, args);
+  Child hangs = StartRank(1, args.With({{"hang", "2"}}));
+  EXPECT_EQ(first.Wait(), 0);
+  const TrainerReport report = Report(args, 0);
+  EXPECT_EQ(report.code, static_cast<int>(Code::kDeadlineExceeded)) << report.message;
+  for (const char* part : {"SubmitGradients group \"mid\"", "the stream of rank 1 on cuda:0", "rank=1"}) {
+    EXPECT_TRUE(absl::StrContains(report.message, part)) << part << ": " << report.message;
+  }
+  std::ofstream(Folder(args) + "/go.hang.1").flush();
+  EXPECT_EQ(hangs.Wait(), 0);
+}
+
+}  // namespace
+}  // namespace shardd::e2e

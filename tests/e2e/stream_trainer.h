@@ -1,0 +1,72 @@
+#ifndef SHARDD_TESTS_E2E_STREAM_TRAINER_H_
+#define SHARDD_TESTS_E2E_STREAM_TRAINER_H_
+
+// One rank on a (fake) GPU that never waits for it: all that reads parameters and writes gradients are "kernels", host
+// functions in its own stream, so the host is ahead of them as a program's is. What it does besides is said by its
+// arguments (and moments.h, whose moments are the host's):
+//   streams=2            changes its stream at every step
+//   look=1               reads the gradient shards behind shardd_wait_gradients, before the step
+//   hang=STEP            the kernel of mid's gradients does not end before "go.hang.R" is there; once
+//   recover=1            attaches again after ABORTED and goes on at the committed step
+// Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "drained MS" (how long the streams took at the end),
+// and "looked WORST", the largest relative difference of a norm from what the daemon says.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/cpp/shardd.h"
+#include "common/cuda/driver.h"
+#include "tests/e2e/args.h"
+#include "tests/e2e/model.h"
+#include "tests/e2e/moments.h"
+#include "tests/e2e/report.h"
+
+namespace shardd::e2e {
+
+class StreamTrainer {
+ public:
+  explicit StreamTrainer(const Args& args);
+  int Run();  // the exit code of the process
+
+ private:
+  struct Backward;  // what the kernels of one forward and backward work on
+
+  Status Attach();
+  Status Initialize();
+  Status Train();
+  Status TrainStep(int64_t step);
+  Status ForwardBackward(int64_t step, int micro, bool last);
+  Status Read(Backward* at, int group, shardd_phase phase);
+  Status Release(int group) { return job_->group(group_[group]).Reshard(); }
+  Status Submit(Backward* at, int group);
+  Status Look(int64_t step);
+  // Enqueues it into the current stream.
+  void Kernel(std::function<void()> body);
+  void Synchronise();
+
+  const Args args_;
+  const Moments moments_;
+  const std::string folder_;
+  const int rank_;
+  CudaDriver driver_;
+  std::vector<cu::Stream> streams_;
+  size_t current_ = 0;
+  std::unique_ptr<Job> job_;
+  int32_t param_[kParamCount] = {};
+  int32_t group_[kGroupCount] = {};
+  bool raf_[kGroupCount] = {};
+  std::string dtype_[kGroupCount];
+  bool hung_ = false;
+  double worst_look_ = 0;
+  // Of the kernels, which follow each other.
+  Values seen_;
+  double looked_ = 0;
+  std::vector<double> losses_;
+  TrainerReport report_;
+};
+
+}  // namespace shardd::e2e
+
+#endif  // SHARDD_TESTS_E2E_STREAM_TRAINER_H_
