@@ -140,7 +140,15 @@ Status StreamTrainer::TrainStep(int64_t step) {
   }
   const int micros = args_.Int("micro", 1);
   Kernel([this, step] { losses_[static_cast<size_t>(step)] = 0; });
-  for (int micro = 0; micro < micros; ++micro) RETURN_IF_ERROR(ForwardBackward(step, micro, micro + 1 == micros));
+  for (int micro = 0; micro < micros; ++micro) {
+    Status status = ForwardBackward(step, micro, micro + 1 == micros);
+    if (status.code() == Code::kUnknown) {
+      RETURN_IF_ERROR(job_->AbandonBackward());
+      Kernel([this, step] { losses_[static_cast<size_t>(step)] = 0; });  // REQUIRES: micro 0
+      status = ForwardBackward(step, micro, micro + 1 == micros);
+    }
+    RETURN_IF_ERROR(status);
+  }
   if (args_.Int("look") != 0) RETURN_IF_ERROR(Look(step));
   const Hyper h = HyperOf(args_, 0);
   const shardd_hyperparameters group = {h.lr,  h.weight_decay, h.beta1,     h.beta2,
@@ -213,14 +221,23 @@ Status StreamTrainer::Submit(Backward* at, int group) {
     });
   }
   RETURN_IF_ERROR(job_->group(group_[group]).SubmitGradients());
-  moments_.Reach(std::string("submitted_") + kGroupNames[group], at->step);
-  return Status();
+  const std::string moment = std::string("submitted_") + kGroupNames[group];
+  moments_.Reach(moment, at->step);
+  return moments_.At("fail", moment, at->step) && !std::exchange(failed_, true)
+             ? Status(Code::kUnknown, "user code failed")
+             : Status();
 }
 
 Status StreamTrainer::ForwardBackward(int64_t step, int micro, bool last) {
   auto* const at = new Backward(rank_, step, micro);  // dropped by the last kernel; leaked after an error
   Pass* const pass = &at->pass;
   Values* const g = &at->gradient;
+  if (!args_.Text("order").empty()) {
+    RETURN_IF_ERROR(OutOfOrder(at));
+    RETURN_IF_ERROR(job_->BackwardDone(last));
+    Kernel([at] { delete at; });
+    return Status();
+  }
   RETURN_IF_ERROR(Read(at, kRoot, SHARDD_FORWARD));
   RETURN_IF_ERROR(Read(at, kEmbedGroup, SHARDD_FORWARD));
   Kernel([this, pass] { pass->ForwardEmbed(seen_[kEmbed]); });
@@ -255,6 +272,32 @@ Status StreamTrainer::ForwardBackward(int64_t step, int micro, bool last) {
   RETURN_IF_ERROR(Release(kRoot));
   RETURN_IF_ERROR(job_->BackwardDone(last));
   Kernel([at] { delete at; });
+  return Status();
+}
+
+// With the groups one after the other in the order given, whatever depends on what.
+Status StreamTrainer::OutOfOrder(Backward* at) {
+  const std::vector<int> order = ParseOrder(args_.Text("order"));
+  for (int group : order) {
+    RETURN_IF_ERROR(Read(at, group, SHARDD_FORWARD));
+    RETURN_IF_ERROR(Release(group));
+  }
+  Kernel([this, at, micros = std::max(1, args_.Int("micro", 1))] {
+    Pass& pass = at->pass;
+    pass.ForwardEmbed(seen_[kEmbed]);
+    pass.ForwardMid(seen_[kW1], seen_[kB1], seen_[kFrozen], seen_[kW2]);
+    pass.ForwardHead(seen_[kEmbed], seen_[kU]);
+    losses_[static_cast<size_t>(at->step)] += pass.Loss(seen_[kBias], seen_[kGain]) / micros;
+    pass.BackwardRoot(seen_[kGain], at->gradient);
+    pass.BackwardHead(seen_[kEmbed], seen_[kU], at->gradient);
+    pass.BackwardMid(seen_[kW1], seen_[kFrozen], seen_[kW2], at->gradient);
+    pass.BackwardEmbed(at->gradient);
+  });
+  for (int group : order) {
+    RETURN_IF_ERROR(Read(at, group, SHARDD_BACKWARD));
+    RETURN_IF_ERROR(Release(group));
+    RETURN_IF_ERROR(Submit(at, group));
+  }
   return Status();
 }
 

@@ -7,6 +7,8 @@
 //   streams=2            changes its stream at every step
 //   look=1               reads the gradient shards behind shardd_wait_gradients, before the step
 //   hang=STEP            the kernel of mid's gradients does not end before "go.hang.R" is there; once
+//   fail=MOMENT@STEP     its user code fails behind a submission of the step's first backward, once: it gives it up
+//   order=head,mid,...   runs and submits the groups in this order
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 // Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "drained MS" (how long the streams took at the end),
 // and "looked WORST", the largest relative difference of a norm from what the daemon says.
@@ -42,6 +44,7 @@ class StreamTrainer {
   Status Release(int group) { return job_->group(group_[group]).Reshard(); }
   Status Submit(Backward* at, int group);
   Status Look(int64_t step);
+  Status OutOfOrder(Backward* at);
   // Enqueues it into the current stream.
   void Kernel(std::function<void()> body);
   void Synchronise();
@@ -58,7 +61,7 @@ class StreamTrainer {
   int32_t group_[kGroupCount] = {};
   bool raf_[kGroupCount] = {};
   std::string dtype_[kGroupCount];
-  bool hung_ = false;
+  bool hung_ = false, failed_ = false;
   double worst_look_ = 0;
   // Of the kernels, which follow each other.
   Values seen_;
