@@ -46,6 +46,11 @@ struct AllGatherRequest {
   int group = 0;
   const char* shards = nullptr;  // start of slab "shards"
   char* destination = nullptr;   // start of an unsharded-pool slot; receives the group's image in unsharded_dtype
+  // The rank whose device does all of it: where the slot is memory of that device, others' would have to write there,
+  // and its own reads theirs as fast. -1: spread over all devices.
+  int reader = -1;
+  // Where within slab "shards" memory of another device begins, ascending, in bytes: no copy crosses it.
+  std::vector<int64_t> boundaries;
   std::string label;
 };
 
@@ -58,7 +63,7 @@ class Collective {
   // Runs on `post_backward` of every rank's device: rank r's device writes rank r's work segments. Needs no pairing by
   // the callee: the caller has all sources.
   virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;
-  // Runs on `unshard`, spread over all devices.
+  // Runs on `unshard`, spread over all devices or on the reader's.
   virtual void AllGather(AllGatherRequest request, Done done) = 0;
 };
 

@@ -98,6 +98,9 @@ class Core final : public JobsSource {
   // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
   // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.
   SlabPlace PlaceOf(int rank, int world_size) const;
+  // `spec` with what depends on the devices that its ranks are on: over several GPUs, unsharding is pooled unless the
+  // spec says otherwise, with a pool for each GPU. FAILED_PRECONDITION: it asks for another number of pools.
+  absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec) const;
   std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
   absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
   absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -67,6 +68,25 @@ SlabPlace Core::PlaceOf(int rank, int world_size) const {
   return place;
 }
 
+absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec) const {
+  const bool on_gpus = devices_.front()->memory() != nullptr;
+  const int gpus = on_gpus ? std::clamp(spec.world_size(), 1, static_cast<int>(devices_.size())) : 1;
+  const int asked = spec.config().unsharded_pools();
+  if (gpus > 1 && spec.config().unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
+    spec.mutable_config()->set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+  }
+  if (gpus > 1 && asked == 0 && spec.config().unshard_mode() == v1::UNSHARD_MODE_POOLED) {
+    spec.mutable_config()->set_unsharded_pools(gpus);
+  }
+  const int pools = spec.config().unsharded_pools();
+  if (pools > 0 && pools != gpus) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "unsharded_pools is not the number of GPUs that the job's ranks are on (got ", asked, ", want 0 or ", gpus,
+        "); leave it to the daemon"));
+  }
+  return spec;
+}
+
 std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
   // Whoever lets go last, unmapping gigabytes is not its work.
   return std::shared_ptr<JobCore>(new JobCore(std::move(init)),
@@ -111,7 +131,11 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     done(job.status());
     return;
   }
-  absl::StatusOr<Extension> extension = Extend(request.spec(), (*job)->spec(), *(*job)->plan());
+  const auto extend = [&]() -> absl::StatusOr<Extension> {
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, FillIn(request.spec()));
+    return Extend(spec, (*job)->spec(), *(*job)->plan());
+  };
+  absl::StatusOr<Extension> extension = extend();
   if (!extension.ok()) {
     done(absl::Status(extension.status().code(),
                       absl::StrCat("extend job \"", (*job)->name(), "\": ", extension.status().message())));

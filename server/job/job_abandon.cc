@@ -23,7 +23,7 @@ absl::Status JobCore::OnAbandonBackward(Session* session) {
   }
   counters_.set_abandons(counters_.abandons() + 1);
   if (pooled_) {
-    pool_->ReleaseAll(rank);
+    pools_[PoolNumber(rank)].ReleaseAll(rank);
     state.awaited_unshards.clear();
     state.deferred_unshards.clear();
   }

@@ -170,8 +170,8 @@ void JobCore::EndStep() {
       session->EndStepBackwards();
     }
   }
-  if (pool_ != nullptr) {
-    pool_->Invalidate();
+  for (UnshardPool& pool : pools_) {
+    pool.Invalidate();
   }
 }
 

@@ -47,9 +47,8 @@ JobCore::JobCore(Init init)
       orders_(plan_->world_size),
       step_orders_(plan_->world_size),
       trace_(plan_, std::move(init.work_trace)) {
-  if (pooled_) {
-    pool_ = std::make_unique<UnshardPool>(plan_->pool_slots, plan_->pool_quota, world_size(),
-                                          static_cast<int>(plan_->groups.size()));
+  for (const PoolPlan& pool : plan_->pools) {
+    pools_.emplace_back(pool.slots, plan_->pool_quota, world_size(), static_cast<int>(plan_->groups.size()));
   }
   ranks_.resize(world_size());
   ResetStep();

@@ -185,7 +185,12 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // POOLED (job_params.cc)
   absl::Status UnshardIntoPool(int rank, int group);
   void PrefetchNext(int rank, OrderEntry::Kind kind);
-  void FillSlot(int slot, int group);
+  // POOLED: which of pools_ a rank uses.
+  size_t PoolNumber(int rank) const { return static_cast<size_t>(rank) % pools_.size(); }
+  void FillSlot(size_t pool, int slot, int group);
+  int64_t SlotOffsetBytes(size_t pool, int slot) const {
+    return plan_->pools[pool].offset_bytes + slot * plan_->pool_slot_bytes;
+  }
   absl::Status CompareFullParams(int rank, const FullParams& asked) const;
   absl::Status MaybeGrantFullParams();
   void GrantFullParams();
@@ -345,7 +350,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool undo_kept_ = false;
   bool undoing_ = false;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
-  std::unique_ptr<UnshardPool> pool_;    // POOLED
+  std::vector<UnshardPool> pools_;       // POOLED, as ShardPlan::pools; their slots are numbered from 0 in each
   v1::Counters counters_;
   JobTrace trace_;
   // Of copies: old bytes by 64 KiB chunk of a slab; how many, for status.

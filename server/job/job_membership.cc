@@ -162,8 +162,8 @@ void JobCore::Detach(int rank, bool finished) {
   ranks_[rank].finished = true;
   ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
   orders_[rank].BeginStep(captured_order_.get());
-  if (pool_ != nullptr) {
-    pool_->ReleaseAll(rank);
+  if (pooled_) {
+    pools_[PoolNumber(rank)].ReleaseAll(rank);
   }
 }
 
@@ -325,8 +325,8 @@ void JobCore::ResetStep() {
   window_open_ = false;
   keeping_ = false;
   full_params_granted_ = false;
-  if (pool_ != nullptr) {
-    pool_->Invalidate();
+  for (UnshardPool& pool : pools_) {
+    pool.Invalidate();
   }
 }
 

@@ -54,7 +54,8 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
 }
 
 absl::Status JobCore::UnshardIntoPool(int rank, int group) {
-  absl::StatusOr<UnshardPool::Use> use = pool_->Acquire(rank, group);
+  const size_t pool = PoolNumber(rank);
+  absl::StatusOr<UnshardPool::Use> use = pools_[pool].Acquire(rank, group);
   if (!use.ok()) {
     return absl::Status(use.status().code(),
                         absl::StrCat("Unshard group \"", group_name(group), "\": ", use.status().message()));
@@ -63,11 +64,11 @@ absl::Status JobCore::UnshardIntoPool(int rank, int group) {
     counters_.set_prefetch_hits(counters_.prefetch_hits() + 1);
   }
   if (use->fill) {
-    FillSlot(use->slot, group);
+    FillSlot(pool, use->slot, group);
   }
   Session* session = sessions_[rank].get();
   if (use->ready) {
-    session->PublishUnsharded(group, use->slot * plan_->pool_slot_bytes);
+    session->PublishUnsharded(group, SlotOffsetBytes(pool, use->slot));
     return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
   }
   ranks_[rank].awaited_unshards.insert(group);
@@ -79,27 +80,31 @@ void JobCore::PrefetchNext(int rank, OrderEntry::Kind kind) {
   if (!next.has_value()) {
     return;
   }
-  const UnshardPool::Use use = pool_->Prefetch(rank, *next);
+  const UnshardPool::Use use = pools_[PoolNumber(rank)].Prefetch(rank, *next);
   if (use.slot >= 0) {
     counters_.set_prefetches(counters_.prefetches() + 1);
     if (use.fill) {
-      FillSlot(use.slot, *next);
+      FillSlot(PoolNumber(rank), use.slot, *next);
     }
   }
 }
 
-void JobCore::FillSlot(int slot, int group) {
+void JobCore::FillSlot(size_t pool, int slot, int group) {
   ++pending_fills_;
   counters_.set_unshard_copies(counters_.unshard_copies() + 1);
   AllGatherRequest request;
   request.plan = plan_.get();
   request.group = group;
   request.shards = memory_->pointers().shards;
-  request.destination = memory_->pool()->At(slot * plan_->pool_slot_bytes);
+  request.destination = memory_->pool()->At(SlotOffsetBytes(pool, slot));
+  if (pools_.size() > 1) {
+    request.reader = static_cast<int>(pool);  // the first of its ranks; all are at one device
+    request.boundaries = memory_->shards_boundaries();
+  }
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
-  collective_->AllGather(std::move(request), Join(1, [this, slot, group, epoch = epoch_](const absl::Status& status) {
+  collective_->AllGather(std::move(request), Join(1, [this, pool, slot, group, epoch = epoch_](const absl::Status& status) {
                            // Also when the epoch went on: until now the slot could not be given to another group.
-                           const std::vector<int> waiting = pool_->Filled(slot);
+                           const std::vector<int> waiting = pools_[pool].Filled(slot);
                            if (epoch != epoch_ || closed_) {
                              return;
                            }
@@ -111,7 +116,7 @@ void JobCore::FillSlot(int slot, int group) {
                            for (int rank : waiting) {
                              Session* session = sessions_[rank].get();
                              if (session != nullptr && ranks_[rank].awaited_unshards.erase(group) > 0) {
-                               session->PublishUnsharded(group, slot * plan_->pool_slot_bytes);
+                               session->PublishUnsharded(group, SlotOffsetBytes(pool, slot));
                                (void)session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
                              }
                            }
@@ -130,7 +135,7 @@ absl::Status JobCore::OnReshard(Session* session, int group) {
     if (auto it = std::find(deferred.begin(), deferred.end(), group); it != deferred.end()) {
       deferred.erase(it);
     } else {
-      pool_->Release(rank, group);
+      pools_[PoolNumber(rank)].Release(rank, group);
       ranks_[rank].awaited_unshards.erase(group);
     }
   }

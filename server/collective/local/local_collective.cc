@@ -160,30 +160,70 @@ void LocalCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   FanOut(std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), status, std::move(done));
 }
 
+namespace {
+
+// Elements [first, end) of one flat parameter, in one operation.
+CastOp UnshardOp(const AllGatherRequest& request, const FlatParamPlan& flat, int64_t first, int64_t end) {
+  CastOp op;
+  op.src = request.shards + flat.shards_offset_bytes + first * DTypeSizeBytes(flat.dtype);
+  op.from = flat.dtype;
+  op.dst = request.destination + flat.pool_offset_bytes + first * DTypeSizeBytes(flat.unsharded_dtype);
+  op.to = flat.unsharded_dtype;
+  op.numel = end - first;
+  return op;
+}
+
+// A flat parameter, cut where memory of another device begins. Each reader begins elsewhere, so that not all of them
+// read from one device at a time.
+void UnshardOnReader(const AllGatherRequest& request, const FlatParamPlan& flat, size_t ranks,
+                     std::vector<DeviceOp>& ops) {
+  const int64_t element_bytes = DTypeSizeBytes(flat.dtype);
+  std::vector<int64_t> cuts = {0};
+  const auto inside =
+      std::upper_bound(request.boundaries.begin(), request.boundaries.end(), flat.shards_offset_bytes);
+  for (auto at = inside; at != request.boundaries.end(); ++at) {
+    const int64_t element = (*at - flat.shards_offset_bytes) / element_bytes;
+    if (element >= flat.numel) break;
+    if (element > cuts.back()) cuts.push_back(element);
+  }
+  const size_t begin = cuts.size() * static_cast<size_t>(request.reader) / ranks;
+  cuts.push_back(flat.numel);
+  const size_t parts = cuts.size() - 1;
+  for (size_t i = 0; i < parts; ++i) {
+    const size_t part = (begin + i) % parts;
+    if (cuts[part] < cuts[part + 1]) ops.emplace_back(UnshardOp(request, flat, cuts[part], cuts[part + 1]));
+  }
+}
+
+}  // namespace
+
 void LocalCollective::AllGather(AllGatherRequest request, Done done) {
   std::vector<DevicePart> parts;
   absl::Status status = CheckGroup("all-gather", request.plan, request.group);
-  if (status.ok() && (request.shards == nullptr || request.destination == nullptr)) {
+  const auto refuse = [&](const auto&... fact) {
     status = absl::InvalidArgumentError(
-        absl::StrCat("all-gather group \"", request.plan->groups[request.group].name, "\": null pointer"));
+        absl::StrCat("all-gather group \"", request.plan->groups[request.group].name, "\": ", fact...));
+  };
+  if (status.ok() && (request.shards == nullptr || request.destination == nullptr)) refuse("null pointer");
+  if (status.ok() && (request.reader < -1 || request.reader >= static_cast<int>(devices_.size()))) {
+    refuse("reader is out of range (got ", request.reader, ", want -1 to ", devices_.size() - 1, ")");
   }
   if (status.ok()) {
     // Groups begin on different devices, so that small ones that are unsharded together spread too.
     size_t next = static_cast<size_t>(request.group) % devices_.size();
     for (int f : request.plan->groups[request.group].flat_params) {
       const FlatParamPlan& flat = request.plan->flat_params[f];
+      if (request.reader >= 0) {
+        UnshardOnReader(request, flat, devices_.size(), PartOf(parts, devices_[request.reader]).ops);
+        continue;
+      }
       const int64_t share =
           (flat.numel + static_cast<int64_t>(devices_.size()) - 1) / static_cast<int64_t>(devices_.size());
       // Whole cache lines of either dtype, so that no two devices write one line.
       const int64_t piece = std::max(kMinPieceNumel, (share + 63) / 64 * 64);
       for (int64_t first = 0; first < flat.numel; first += piece) {
-        CastOp op;
-        op.src = request.shards + flat.shards_offset_bytes + first * DTypeSizeBytes(flat.dtype);
-        op.from = flat.dtype;
-        op.dst = request.destination + flat.pool_offset_bytes + first * DTypeSizeBytes(flat.unsharded_dtype);
-        op.to = flat.unsharded_dtype;
-        op.numel = std::min(piece, flat.numel - first);
-        PartOf(parts, devices_[next]).ops.emplace_back(op);
+        PartOf(parts, devices_[next]).ops.emplace_back(
+            UnshardOp(request, flat, first, std::min(flat.numel, first + piece)));
         next = (next + 1) % devices_.size();
       }
     }
