@@ -144,7 +144,9 @@ TEST_P(OverGpus, RanksTrainAsTheUnshardedRunAndEveryGpuHasItsPartOfEverySlab) {
             << name << " on " << gpu;
       }
     }
-    if (total_bytes > 0) EXPECT_EQ(total_bytes, purpose.allocated_bytes()) << name;
+    if (total_bytes > 0) {
+      EXPECT_EQ(total_bytes, purpose.allocated_bytes()) << name;
+    }
   }
   EXPECT_EQ(purposes["shards"].backing(), "cuda");
   EXPECT_EQ(BytesByGpu(purposes["gradients"]).size(), static_cast<size_t>(gpus));

@@ -105,7 +105,9 @@ TEST(SlabSpread, WhereThereWouldBeTooManyPiecesPagesAreTakenLarger) {
       total_bytes += piece.size_bytes;
     }
     EXPECT_EQ(total_bytes, plan.memory.shards_bytes);
-    if (most >= 40) EXPECT_EQ(BytesByGpu(pieces).size(), 4u) << most;
+    if (most >= 40) {
+      EXPECT_EQ(BytesByGpu(pieces).size(), 4u) << most;
+    }
   }
 }
 
@@ -135,7 +137,9 @@ TEST(SlabSpread, PiecesOfAnyPlanCoverTheSlabAndAreBalanced) {
           ASSERT_GT(pieces[i].size_bytes, 0);
           ASSERT_EQ(pieces[i].size_bytes % page, 0);
           ASSERT_TRUE(pieces[i].gpu >= 0 && pieces[i].gpu < gpus);
-          if (i > 0) ASSERT_NE(pieces[i].gpu, pieces[i - 1].gpu);
+          if (i > 0) {
+            ASSERT_NE(pieces[i].gpu, pieces[i - 1].gpu);
+          }
           total_bytes += pieces[i].size_bytes;
         }
         const MemoryPlan& memory = plan->memory;
