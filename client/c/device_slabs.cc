@@ -93,9 +93,9 @@ absl::StatusOr<size_t> CheckDescription(const v1::AttachRankResponse& attach, co
     const int which = slab.descriptor_index();
     if (which < kFdShards || which >= kSessionFdCount || !fds[static_cast<size_t>(which)].valid() ||
         seen[static_cast<size_t>(which)]) {
-      return absl::InternalError(absl::StrCat("attach: no descriptor of a slab on ", attach.device(), " (got index ",
-                                              which, which >= 0 && which < kSessionFdCount && seen[which] ? " twice" : "",
-                                              ")"));
+      return absl::InternalError(
+          absl::StrCat("attach: no descriptor of a slab on ", attach.device(), " (got index ", which,
+                       which >= 0 && which < kSessionFdCount && seen[which] ? " twice" : "", ")"));
     }
     seen[static_cast<size_t>(which)] = true;
     if (slab.piece_bytes_size() > kMaxSlabPieces) {
@@ -109,10 +109,11 @@ absl::StatusOr<size_t> CheckDescription(const v1::AttachRankResponse& attach, co
     }
     const int64_t want_bytes = PlannedBytes(plan.memory, which);
     if (slab.size_bytes() < want_bytes || want_bytes == 0 || (slab.piece_bytes_size() > 0 && left_bytes != 0)) {
-      return absl::InternalError(absl::StrCat(
-          "attach: ", kNames[which], ": wrong size (got ", slab.size_bytes(), " bytes in ",
-          std::max(1, slab.piece_bytes_size()), " pieces",
-          left_bytes != 0 && slab.piece_bytes_size() > 0 ? " that do not add up to that" : "", ", want ", want_bytes, ")"));
+      return absl::InternalError(
+          absl::StrCat("attach: ", kNames[which], ": wrong size (got ", slab.size_bytes(), " bytes in ",
+                       std::max(1, slab.piece_bytes_size()), " pieces",
+                       left_bytes != 0 && slab.piece_bytes_size() > 0 ? " that do not add up to that" : "", ", want ",
+                       want_bytes, ")"));
     }
     further += static_cast<size_t>(std::max(0, slab.piece_bytes_size() - 1));
   }

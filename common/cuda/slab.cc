@@ -89,7 +89,7 @@ absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, cu::Ordinal 
   slab.name_ = std::move(name);
   slab.gpu_direct_rdma_ = true;
   SHARDD_RETURN_IF_ERROR(slab.Reserve(rounded, device));
-  SHARDD_RETURN_IF_ERROR(slab.CreatePiece(piece, granularity, prop));
+  SHARDD_RETURN_IF_ERROR(slab.CreatePiece(piece, prop));
   SHARDD_RETURN_IF_ERROR(slab.SetAccess(Access::kReadWrite, users));
   return slab;
 }
@@ -100,15 +100,21 @@ absl::StatusOr<CudaSlab> CudaSlab::CreateSpread(const CudaDriver* driver, absl::
   slab.driver_ = driver;
   slab.name_ = std::move(name);
   slab.gpu_direct_rdma_ = true;
-  SHARDD_ASSIGN_OR_RETURN(const size_t size_bytes, TotalBytes("create", slab.name_, pieces.size(), [&](size_t i) {
-                            return pieces[i].size_bytes;
-                          }));
-  SHARDD_RETURN_IF_ERROR(slab.Reserve(size_bytes, pieces.front().device));
+  SHARDD_ASSIGN_OR_RETURN(const size_t size_bytes, TotalBytes("create", slab.name_, pieces.size(),
+                                                              [&](size_t i) { return pieces[i].size_bytes; }));
+  std::vector<cu::MemAllocationProp> props;
   for (const Piece& piece : pieces) {
     SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(*driver, piece.device, slab.name_));
     SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(*driver, prop, slab.name_));
-    SHARDD_RETURN_IF_ERROR(slab.CreatePiece(piece, granularity, prop));
+    if (static_cast<size_t>(piece.size_bytes) % granularity != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("create ", slab.name_, ": a piece is not whole pages (got ",
+                                                     piece.size_bytes, " bytes, want a multiple of ", granularity,
+                                                     "; device=", DeviceLabel(piece.device), ")"));
+    }
+    props.push_back(prop);
   }
+  SHARDD_RETURN_IF_ERROR(slab.Reserve(size_bytes, pieces.front().device));
+  for (size_t i = 0; i < pieces.size(); ++i) SHARDD_RETURN_IF_ERROR(slab.CreatePiece(pieces[i], props[i]));
   SHARDD_RETURN_IF_ERROR(slab.SetAccess(Access::kReadWrite, users));
   return slab;
 }
@@ -164,20 +170,14 @@ absl::Status CudaSlab::Reserve(size_t size_bytes, cu::Ordinal device) {
   return absl::OkStatus();
 }
 
-absl::Status CudaSlab::CreatePiece(const Piece& piece, size_t granularity, const cu::MemAllocationProp& prop) {
+absl::Status CudaSlab::CreatePiece(const Piece& piece, const cu::MemAllocationProp& prop) {
   const auto bytes = static_cast<size_t>(piece.size_bytes);
-  if (bytes % granularity != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("create ", name_, ": a piece is not whole pages (got ", bytes,
-                                                   " bytes, want a multiple of ", granularity,
-                                                   "; device=", DeviceLabel(piece.device), ")"));
-  }
   cu::MemHandle handle = 0;
-  SHARDD_RETURN_IF_ERROR(driver_->Check(
-      (*driver_)->MemCreate(&handle, bytes, &prop, 0), "cuMemCreate",
-      bytes == size_bytes_ ? absl::StrCat(name_, " of ", bytes, " bytes")
-                           : absl::StrCat("piece ", pieces_.size(), " of ", name_, ", ", bytes, " of ", size_bytes_,
-                                          " bytes"),
-      DeviceLabel(piece.device)));
+  SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemCreate(&handle, bytes, &prop, 0), "cuMemCreate",
+                                        bytes == size_bytes_ ? absl::StrCat(name_, " of ", bytes, " bytes")
+                                                             : absl::StrCat("piece ", pieces_.size(), " of ", name_,
+                                                                            ", ", bytes, " of ", size_bytes_, " bytes"),
+                                        DeviceLabel(piece.device)));
   pieces_.push_back({piece.device, bytes, handle, false});
   gpu_direct_rdma_ = gpu_direct_rdma_ && prop.alloc_flags.gpu_direct_rdma_capable != 0;
   return MapLast();
@@ -187,9 +187,8 @@ absl::Status CudaSlab::MapLast() {
   size_t offset = 0;
   for (const Mapped& piece : pieces_) offset += piece.is_mapped ? piece.size_bytes : 0;
   Mapped& last = pieces_.back();
-  SHARDD_RETURN_IF_ERROR(
-      driver_->Check((*driver_)->MemMap(address_ + offset, last.size_bytes, 0, last.handle, 0), "cuMemMap", name_,
-                     DeviceLabel(last.device)));
+  SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemMap(address_ + offset, last.size_bytes, 0, last.handle, 0),
+                                        "cuMemMap", name_, DeviceLabel(last.device)));
   last.is_mapped = true;
   return absl::OkStatus();
 }

@@ -16,10 +16,10 @@ namespace shardd {
 
 // One slab on a GPU, or over several: physical memory by cuMemCreate, mapped once, shared by POSIX descriptors. One
 // range of addresses, of pieces that lie side by side; each piece is an allocation of its own on one GPU, because
-// cuMemMap takes an allocation from its beginning alone (its offset must be 0). The memory lives until the last mapping,
-// handle and descriptor of any process is gone, so it survives its creator's death while somebody holds one. Never
-// legacy CUDA IPC, never cudaMalloc and cudaFree, which synchronise the device. Not for the step path: each call may
-// take milliseconds. Needs no current context. Move-only; thread-compatible; `driver` outlives it.
+// cuMemMap takes an allocation from its beginning alone (its offset must be 0). The memory lives until the last
+// mapping, handle and descriptor of any process is gone, so it survives its creator's death while somebody holds one.
+// Never legacy CUDA IPC, never cudaMalloc and cudaFree, which synchronise the device. Not for the step path: each call
+// may take milliseconds. Needs no current context. Move-only; thread-compatible; `driver` outlives it.
 class CudaSlab {
  public:
   struct Piece {
@@ -52,8 +52,8 @@ class CudaSlab {
   // as it is imported, so that no process ever has to have as many open as a slab has pieces. Its error is passed on.
   using NextFd = std::function<absl::StatusOr<UniqueFd>()>;
   static absl::StatusOr<CudaSlab> ImportSpread(const CudaDriver* driver, cu::Ordinal device,
-                                               absl::Span<const int64_t> piece_bytes, const NextFd& next,
-                                               Access access, std::string name);
+                                               absl::Span<const int64_t> piece_bytes, const NextFd& next, Access access,
+                                               std::string name);
 
   CudaSlab() = default;
   CudaSlab(CudaSlab&& other) noexcept { Take(other); }
@@ -84,7 +84,7 @@ class CudaSlab {
     bool is_mapped = false;
   };
   absl::Status Reserve(size_t size_bytes, cu::Ordinal device);  // `device`: whom errors name
-  absl::Status CreatePiece(const Piece& piece, size_t granularity, const cu::MemAllocationProp& prop);
+  absl::Status CreatePiece(const Piece& piece, const cu::MemAllocationProp& prop);
   absl::Status MapLast();  // the last of pieces_, behind the others
   absl::Status SetAccess(Access access, absl::Span<const cu::Ordinal> users);
   void Free();

@@ -28,7 +28,7 @@ inline constexpr int kMaxWorldSize = 1024;
 inline constexpr int kMaxModules = 1 << 20;
 inline constexpr int kMaxParameters = 1 << 20;
 inline constexpr int64_t kMaxJobNumel = int64_t{1} << 42;
-inline constexpr int kSlabAlignmentBytes = 64;   // of every flat parameter's start within a slab or slot
+inline constexpr int kSlabAlignmentBytes = 64;  // of every flat parameter's start within a slab or slot
 inline constexpr int64_t kPoolAlignmentBytes = int64_t{2} << 20;  // of a pool's start, where there are several: a GPU's
                                                                   // memory comes in such pages
 inline constexpr int kParamAlignmentBytes = 16;  // of every parameter's start within a flat parameter, in the smallest

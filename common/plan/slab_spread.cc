@@ -65,9 +65,9 @@ std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
       } else if (slab == SpreadSlab::kOptimizer && flat.optimizer_offset_bytes >= 0) {
         for (int state = 0; state < plan.optimizer_states * plan.optimizer_copies; ++state) {
           const int64_t copy_bytes = state / plan.optimizer_states * plan.optimizer_stride_bytes;
-          AddSegments(work,
-                      flat.optimizer_offset_bytes + copy_bytes + state % plan.optimizer_states * flat.StateStrideBytes(),
-                      kFp32Bytes, gpu, all);
+          AddSegments(
+              work, flat.optimizer_offset_bytes + copy_bytes + state % plan.optimizer_states * flat.StateStrideBytes(),
+              kFp32Bytes, gpu, all);
         }
       }
     }

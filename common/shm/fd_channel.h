@@ -56,7 +56,7 @@ struct FdRequest {
   uint64_t session_id = 0;
   std::string token;  // kTokenBytes
   FdRange range;
-  UniqueFd pidfd;     // may be invalid
+  UniqueFd pidfd;  // may be invalid
 };
 
 // Client: connects to `socket_path`, sends, receives. Bounded by `timeout`. Descriptors arrive with CLOEXEC; exactly

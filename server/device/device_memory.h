@@ -17,8 +17,8 @@ namespace shardd {
 
 class DeviceMemory;
 
-// One slab there: one range of addresses, of pieces side by side, each on one device. The memory lives until it and every
-// client's mapping are gone. Immutable; the bytes are shared.
+// One slab there: one range of addresses, of pieces side by side, each on one device. The memory lives until it and
+// every client's mapping are gone. Immutable; the bytes are shared.
 class DeviceSlab {
  public:
   struct Piece {
@@ -29,8 +29,8 @@ class DeviceSlab {
   virtual ~DeviceSlab() = default;  // REQUIRES: no operation that was submitted still names it
   // As operations of devices name it; no thread of the host may follow it.
   virtual char* data() const = 0;
-  virtual int64_t size_bytes() const = 0;  // what a client maps: at least what was asked for
-  virtual const std::vector<Piece>& pieces() const = 0;    // in the order of addresses; at least one
+  virtual int64_t size_bytes() const = 0;                // what a client maps: at least what was asked for
+  virtual const std::vector<Piece>& pieces() const = 0;  // in the order of addresses; at least one
 };
 
 // Thread-safe. All calls block until the device has done them; what was submitted to streams of the device is not

@@ -312,8 +312,8 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
     }
     if (status.ok() && (range.first > fds.size() || range.count > fds.size() - range.first)) {
       status = absl::InvalidArgumentError(
-          absl::StrCat("fd channel: session ", shared->session_id, " has no such descriptors (got ", range.first, " to ",
-                       uint64_t{range.first} + range.count, ", want at most ", fds.size(), ")"));
+          absl::StrCat("fd channel: session ", shared->session_id, " has no such descriptors (got ", range.first,
+                       " to ", uint64_t{range.first} + range.count, ", want at most ", fds.size(), ")"));
     }
     if (!status.ok()) {
       done(status, {});

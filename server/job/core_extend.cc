@@ -80,9 +80,9 @@ absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec) const {
   }
   const int pools = spec.config().unsharded_pools();
   if (pools > 0 && pools != gpus) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "unsharded_pools is not the number of GPUs that the job's ranks are on (got ", asked, ", want 0 or ", gpus,
-        "); leave it to the daemon"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("unsharded_pools is not the number of GPUs that the job's ranks are on (got ", asked,
+                     ", want 0 or ", gpus, "); leave it to the daemon"));
   }
   return spec;
 }

@@ -135,7 +135,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
   }
   int64_t end_bytes = 0;
-  for (size_t i = 0; !on_host && memory->shards_ != nullptr && i < memory->shards_->on_devices()->pieces().size(); ++i) {
+  for (size_t i = 0; !on_host && memory->shards_ != nullptr && i < memory->shards_->on_devices()->pieces().size();
+       ++i) {
     if (i > 0) memory->shards_boundaries_.push_back(end_bytes);
     end_bytes += memory->shards_->on_devices()->pieces()[i].size_bytes;
   }

@@ -35,8 +35,8 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan);
 // What `slab` has on each device, added to `purpose`.
 void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
 
-// The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create; the bytes are written by the job's
-// device work and, in write windows and before version 1, by its core.
+// The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create; the
+// bytes are written by the job's device work and, in write windows and before version 1, by its core.
 class JobMemory {
  public:
   // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and the undo of a

@@ -102,7 +102,8 @@ void JobCore::FillSlot(size_t pool, int slot, int group) {
     request.boundaries = memory_->shards_boundaries();
   }
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
-  collective_->AllGather(std::move(request), Join(1, [this, pool, slot, group, epoch = epoch_](const absl::Status& status) {
+  collective_->AllGather(std::move(request),
+                         Join(1, [this, pool, slot, group, epoch = epoch_](const absl::Status& status) {
                            // Also when the epoch went on: until now the slot could not be given to another group.
                            const std::vector<int> waiting = pools_[pool].Filled(slot);
                            if (epoch != epoch_ || closed_) {

@@ -28,7 +28,8 @@ class JobSlab {
   // Where it lies on devices; null: on the host.
   const DeviceSlab* on_devices() const { return device_.get(); }
 
-  // What clients map; on devices, of the first piece. A read-only descriptor is one where the slab is the host's: who has a GPU's memory chooses.
+  // What clients map; on devices, of the first piece. A read-only descriptor is one where the slab is the host's: who
+  // has a GPU's memory chooses.
   int fd() const { return on_host() ? host_->fd() : device_->pieces().front().fd; }
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
 

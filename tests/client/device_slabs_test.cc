@@ -32,10 +32,11 @@ class DeviceSlabsTest : public ::testing::Test {
     return *slab;
   }
   absl::Status Map() {
-    return DeviceSlabs::Map(attach_, plan_, fds_, [this](FdRange) {
-             ++fetched_;
-             return absl::UnavailableError("the daemon is gone");
-           })
+    return DeviceSlabs::Map(attach_, plan_, fds_,
+                            [this](FdRange) {
+                              ++fetched_;
+                              return absl::UnavailableError("the daemon is gone");
+                            })
         .status();
   }
 
@@ -58,9 +59,12 @@ TEST_F(DeviceSlabsTest, AnHonestDescriptionComesAsFarAsTheDriver) {
 }
 
 TEST_F(DeviceSlabsTest, PiecesThatAreNotTheSlabAreRefused) {
-  const std::vector<std::vector<int64_t>> wrong = {{kPage, kPage},           {kPage, 2 * kPage, kPage},
-                                                   {3 * kPage, 0},           {4 * kPage, -kPage},
-                                                   {-kPage, 4 * kPage},      {INT64_MAX, INT64_MAX, 5 * kPage},
+  const std::vector<std::vector<int64_t>> wrong = {{kPage, kPage},
+                                                   {kPage, 2 * kPage, kPage},
+                                                   {3 * kPage, 0},
+                                                   {4 * kPage, -kPage},
+                                                   {-kPage, 4 * kPage},
+                                                   {INT64_MAX, INT64_MAX, 5 * kPage},
                                                    {INT64_MIN, INT64_MIN, 3 * kPage}};
   for (const std::vector<int64_t>& pieces : wrong) {
     attach_.clear_device_slabs();
@@ -72,8 +76,11 @@ TEST_F(DeviceSlabsTest, PiecesThatAreNotTheSlabAreRefused) {
 }
 
 TEST_F(DeviceSlabsTest, ASlabThatIsSmallerThanThePlanOrNotInItIsRefused) {
-  for (const auto& [which, size_bytes] : std::vector<std::pair<int, int64_t>>{
-           {kFdShards, 3 * kPage - 6}, {kFdShards, 0}, {kFdShards, -kPage}, {kFdGradients, kPage - 1}, {kFdPool, kPage}}) {
+  for (const auto& [which, size_bytes] : std::vector<std::pair<int, int64_t>>{{kFdShards, 3 * kPage - 6},
+                                                                              {kFdShards, 0},
+                                                                              {kFdShards, -kPage},
+                                                                              {kFdGradients, kPage - 1},
+                                                                              {kFdPool, kPage}}) {
     attach_.clear_device_slabs();
     Add(which, size_bytes);
     const absl::Status status = Map();

@@ -111,8 +111,8 @@ class OverGpus : public OnGpus, public ::testing::WithParamInterface<SpreadCase>
   }
 };
 
-// One parameter is of 12 MiB in fp32, so that slabs have pages to divide; the others are cut unevenly or have fewer rows
-// than there are ranks.
+// One parameter is of 12 MiB in fp32, so that slabs have pages to divide; the others are cut unevenly or have fewer
+// rows than there are ranks.
 TEST_P(OverGpus, RanksTrainAsTheUnshardedRunAndEveryGpuHasItsPartOfEverySlab) {
   const int gpus = GetParam().gpus;
   StartOnGpus(gpus);
@@ -169,14 +169,36 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, OverGpus,
     ::testing::Values(
         SpreadCase{"TwoAccumulating", 2, {{"micro", "2"}, {"max_norm", "0.1"}, {"lr", "0.003"}}},
-        SpreadCase{"TwoInBf16Prefetched", 2, {{"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"forward_prefetch", "1"}}},
-        SpreadCase{"TwoZeroCopyInBf16",
-                   2,
-                   {{"unshard_mode", "ZERO_COPY"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}}},
+        SpreadCase{
+            "TwoInBf16Prefetched", 2, {{"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"forward_prefetch", "1"}}},
+        SpreadCase{
+            "TwoZeroCopyInBf16", 2, {{"unshard_mode", "ZERO_COPY"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}}},
         SpreadCase{"FourDim0", 4, {{"layout", "DIM0"}, {"steps", "20"}}},
         SpreadCase{"FourNoShard", 4, {{"strategy", "NO_SHARD"}, {"steps", "20"}}},
         SpreadCase{"FourHybrid", 4, {{"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"steps", "20"}}}),
     [](const auto& info) { return info.param.name; });
+
+// More descriptors than one message of the socket holds.
+TEST_F(OnGpus, SlabsOfHundredsOfPiecesAreMapped) {
+  StartOnGpus(2);
+  const Footprint before = DaemonFootprint();
+  const Args args = {{"device_memory", "1"}, {"model", "blocks"},  {"blocks", "68"}, {"numel", "1048576"},
+                     {"steps", "3"},         {"optimizer", "sgd"}, {"world", "2"},   {"timeout_ms", "60000"}};
+  int descriptors = 0;
+  Child first = StartRank(0, args.With({{"pause", "end"}}));
+  Child second = StartRank(1, args);
+  AwaitPause(args, "end", 0);
+  descriptors = DaemonFootprint().descriptors;
+  LetGo(args, "end", 0);
+  EXPECT_EQ(first.Wait(), 0);
+  EXPECT_EQ(second.Wait(), 0);
+  EXPECT_GT(descriptors - before.descriptors, 2 * 253) << "each piece is a memory and a descriptor of the daemon";
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  EXPECT_EQ(reports[0].losses, reports[1].losses);
+  EXPECT_LT(reports[0].losses.back(), reports[0].losses.front());
+  ExpectNothingLeaks(before);
+}
 
 TEST_F(OnGpus, AGpuThatIsFullIsNamedWithTheSlabAndTheNextJobIsServed) {
   StartOnGpus(2, {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)});

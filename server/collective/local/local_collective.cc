@@ -179,8 +179,7 @@ void UnshardOnReader(const AllGatherRequest& request, const FlatParamPlan& flat,
                      std::vector<DeviceOp>& ops) {
   const int64_t element_bytes = DTypeSizeBytes(flat.dtype);
   std::vector<int64_t> cuts = {0};
-  const auto inside =
-      std::upper_bound(request.boundaries.begin(), request.boundaries.end(), flat.shards_offset_bytes);
+  const auto inside = std::upper_bound(request.boundaries.begin(), request.boundaries.end(), flat.shards_offset_bytes);
   for (auto at = inside; at != request.boundaries.end(); ++at) {
     const int64_t element = (*at - flat.shards_offset_bytes) / element_bytes;
     if (element >= flat.numel) break;
@@ -222,8 +221,8 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
       // Whole cache lines of either dtype, so that no two devices write one line.
       const int64_t piece = std::max(kMinPieceNumel, (share + 63) / 64 * 64);
       for (int64_t first = 0; first < flat.numel; first += piece) {
-        PartOf(parts, devices_[next]).ops.emplace_back(
-            UnshardOp(request, flat, first, std::min(flat.numel, first + piece)));
+        PartOf(parts, devices_[next])
+            .ops.emplace_back(UnshardOp(request, flat, first, std::min(flat.numel, first + piece)));
         next = (next + 1) % devices_.size();
       }
     }

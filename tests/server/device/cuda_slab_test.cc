@@ -134,9 +134,10 @@ TEST_F(SpreadSlabTest, NothingIsLeftWhicheverCallFailsForWhicheverPiece) {
     for (const char* function : {"cuMemImportFromShareableHandle", "cuMemMap"}) {
       machine_->FailCall(function, nth, cu::kUnknown);
       size_t next = 0;
-      EXPECT_FALSE(CudaSlab::ImportSpread(
-                       &driver_, 0, {kPage, kPage}, [&] { return exporter.ExportFd(next++); }, Access::kReadOnly, "slab")
-                       .ok());
+      EXPECT_FALSE(
+          CudaSlab::ImportSpread(
+              &driver_, 0, {kPage, kPage}, [&] { return exporter.ExportFd(next++); }, Access::kReadOnly, "slab")
+              .ok());
       EXPECT_TRUE(machine_->live() == before) << function << " " << nth;
     }
   }
@@ -151,11 +152,11 @@ TEST_F(SpreadSlabTest, NothingIsLeftWhicheverCallFailsForWhicheverPiece) {
   EXPECT_FALSE(CudaSlab::ImportSpread(
                    &driver_, 0, {kPage, 2 * kPage}, [&] { return exporter.ExportFd(1); }, Access::kReadOnly, "slab")
                    .ok());
-  for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{
-           {}, {0}, {kPage, -kPage}, {int64_t{1} << 56, int64_t{1} << 56}}) {
-    const absl::Status status =
-        CudaSlab::ImportSpread(&driver_, 0, sizes, [&] { return exporter.ExportFd(); }, Access::kReadOnly, "slab")
-            .status();
+  for (const std::vector<int64_t>& sizes :
+       std::vector<std::vector<int64_t>>{{}, {0}, {kPage, -kPage}, {int64_t{1} << 56, int64_t{1} << 56}}) {
+    const absl::Status status = CudaSlab::ImportSpread(
+                                    &driver_, 0, sizes, [&] { return exporter.ExportFd(); }, Access::kReadOnly, "slab")
+                                    .status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   }
   EXPECT_TRUE(machine_->live() == before);
@@ -166,8 +167,7 @@ TEST_F(SpreadSlabTest, TheGpuThatIsFullIsNamedWithThePiece) {
   const auto before = machine_->live();
   const absl::Status status = Spread({{0, kPage}, {1, 3 * kPage}, {0, kPage}, {1, 2 * kPage}}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("piece 3 of slab shards of job a, 4194304 of 14680064 bytes"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("piece 3 of slab shards of job a, 4194304 of 14680064 bytes"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("device=cuda:1"));
   EXPECT_TRUE(machine_->live() == before);
   EXPECT_TRUE(Spread({{0, 4 * kPage}, {1, 4 * kPage}}).ok());

@@ -97,8 +97,8 @@ class FakeCudaWorld final : public DeviceWorld {
   std::optional<RegisteredMemory> memory_;
 };
 
-// The same, and what operations name lies in a slab that is spread over both GPUs, page by page; the first of it over the
-// edge of two.
+// The same, and what operations name lies in a slab that is spread over both GPUs, page by page; the first of it over
+// the edge of two.
 class SpreadCudaWorld final : public DeviceWorld {
  public:
   SpreadCudaWorld() : world_(/*delay_seed=*/11) {
