@@ -164,6 +164,7 @@ std::string Show(const v1::Job& job, const View& view) {
   out.Add("slabs", FormatMiB(job.slab_bytes()));
   out.Add("age", Age(job.created_unix_ms(), view));
   out.Add("plan digest", OrDash(job.plan_digest()));
+  out.Add("gradients added by", OrDash(job.collective()));
   AddConfig(job.config(), &out);
   AddCounters(job.counters(), &out);
   return out.Render(view.color);

@@ -19,7 +19,8 @@ namespace shardd {
 // One rank's contribution to a reduction.
 struct GradientSource {
   int rank = 0;
-  const char* slot = nullptr;  // start of the group's gradient slot
+  // Start of the group's gradient slot. The collective may write over the gradients there: they are given away.
+  char* slot = nullptr;
   std::vector<bool> present;   // by index_in_group; an absent gradient is never read
 };
 
@@ -54,7 +55,9 @@ class Collective {
  public:
   using Done = std::function<void(absl::Status)>;
   virtual ~Collective() = default;
-  virtual const char* name() const = 0;  // "local"
+  virtual const char* name() const = 0;  // "local", "nccl"
+  // What status says: who adds, and why not another.
+  virtual std::string Describe() const = 0;
   // Runs on `post_backward` of every rank's device: rank r's device writes rank r's work segments. Needs no pairing by
   // the callee: the caller has all sources.
   virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;

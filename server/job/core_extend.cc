@@ -9,9 +9,11 @@
 #include "common/plan/extend.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
+#include "server/collective/nccl/nccl_collective.h"
 #include "server/device/traced_device.h"
 #include "server/job/core.h"
 #include "server/job/job_extend.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 
@@ -48,12 +50,24 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
         std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank));
     init.devices.push_back(init.own_devices.back().get());
   }
-  init.collective = std::make_unique<LocalCollective>(init.devices);
+  init.collective = MakeCollective(init.devices);
   init.loop = &loop_;
   init.reaper = &reaper_;
   init.copier = copier_.get();
   init.events = &events_;
   return init;
+}
+
+std::unique_ptr<Collective> Core::MakeCollective(const std::vector<Device*>& devices) const {
+  if (options_.communicators == nullptr) {
+    return std::make_unique<LocalCollective>(devices);
+  }
+  auto communicator = options_.communicators(static_cast<int>(devices.size()));
+  if (!communicator.ok()) {
+    LogWarning(absl::StrCat("gradients are summed by copies: ", communicator.status().message()));
+    return std::make_unique<LocalCollective>(devices, std::string(communicator.status().message()));
+  }
+  return std::make_unique<NcclCollective>(devices, *std::move(communicator));
 }
 
 SlabPlace Core::PlaceOf(int rank, int world_size) const {

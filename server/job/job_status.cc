@@ -114,6 +114,7 @@ void JobCore::Describe(v1::Job* out) const {
   out->set_slab_bytes(memory_->allocated_bytes());
   *out->mutable_config() = plan_->config;
   *out->mutable_counters() = counters_;
+  out->set_collective(collective_->Describe());
   out->set_created_unix_ms(UnixMillis(created_));
   out->set_plan_digest(absl::BytesToHexString(plan_->digest));
   if (std::any_of(step_counts_.begin(), step_counts_.end(), [](int64_t count) { return count > 0; })) {

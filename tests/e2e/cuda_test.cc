@@ -88,6 +88,23 @@ TEST_F(OnGpus, TwoRanksOnTwoGpusTrainAsTheUnshardedRunOverPeerAccess) {
   EXPECT_EQ(ranks[1].device(), "cuda:1");
 }
 
+TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes) {
+  const std::vector<std::string> environment = testing::FakeCudaEnvironment(2);
+  RanksFind(environment);
+  StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_CUDA_DELAY_SEED=11"}));
+  const Args args = {{"device_memory", "1"}, {"micro", "2"}, {"max_norm", "0.1"}, {"lr", "0.003"}};
+  v1::Job job;
+  ExpectParity(args, RunRanks(args, {}, [&] { job = Job(); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "nccl 2.28.9 over cuda:0, cuda:1: ")) << job.collective();
+  EXPECT_FALSE(absl::StrContains(job.collective(), ": 0 gradient elements")) << job.collective();
+  const Args bf16 = {{"device_memory", "1"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"name", "bf16"}};
+  ExpectParity(bf16, RunRanks(bf16, {}, [&] { job = Job("bf16"); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), ": 0 gradient elements summed by it")) << job.collective();
+  const Args four = {{"device_memory", "1"}, {"world", "4"}, {"steps", "3"}, {"name", "four"}};
+  ExpectAllOk(RunRanks(four, {}, [&] { job = Job("four"); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "local: NCCL wants a GPU for each rank")) << job.collective();
+}
+
 // Both in the middle of a step and in the middle of a writeback, whose old bytes come back from the GPU.
 TEST_F(OnGpus, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
   StartOnGpus(2);
