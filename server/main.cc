@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "common/shm/fd_channel.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
+#include "server/collective/nccl/nccl_communicators.h"
 #include "server/device/device.h"
 #include "server/job/core.h"
 #include "server/job/state_dir.h"
@@ -35,6 +37,11 @@
 ABSL_FLAG(std::string, listen, "unix:/run/shardd/shardd.sock", "Unix socket for gRPC and descriptors");
 ABSL_FLAG(std::string, devices, "cpu:1",
           "devices of this node: cpu:N gives N logical CPU devices, cuda:all or cuda:0,1 GPUs");
+ABSL_FLAG(
+    std::string, collective, "local",
+    "who adds gradients of ranks on GPUs: local (copies and a kernel of the daemon's) or nccl (where every rank has "
+    "a GPU of its own and gradients are fp32; else local, and status says why)");
+ABSL_FLAG(std::string, nccl_library, shardd::NcclLibrary::kDefault, "NCCL, 2.28 or later: a name or a path");
 ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
@@ -58,20 +65,46 @@ void Notify(absl::string_view state) {
   if (const absl::Status status = NotifyServiceManager(state); !status.ok()) LogWarning(status.message());
 }
 
+// What --collective asks for; null: local.
+absl::StatusOr<std::shared_ptr<NcclCommunicators>> MakeCommunicators(const Devices& devices) {
+  const std::string collective = absl::GetFlag(FLAGS_collective);
+  if (collective == "local") return nullptr;
+  if (collective != "nccl" || devices.driver == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--collective: ", collective == "nccl" ? "NCCL is for GPUs" : "unknown", " (got \"", collective,
+        "\" with --devices=", absl::GetFlag(FLAGS_devices), ", want local, or nccl with --devices=cuda:...)"));
+  }
+  SHARDD_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load(absl::GetFlag(FLAGS_nccl_library)));
+  std::vector<int> ordinals;
+  for (const GpuFacts& gpu : devices.gpus) ordinals.push_back(gpu.ordinal);
+  return std::make_shared<NcclCommunicators>(library, *devices.driver, std::move(ordinals));
+}
+
+// Makes devices on a thread that blocks `signals`, as then do the threads that it starts, the driver's among them: they
+// are Run's to wait for. Until then a signal ends the process, also where the driver hangs.
+absl::StatusOr<Devices> MakeDevicesWithout(const sigset_t& signals) {
+  absl::StatusOr<Devices> made = absl::UnknownError("not made");
+  std::thread([&made, &signals] {
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    made = MakeDevices(absl::GetFlag(FLAGS_devices));
+  }).join();
+  return made;
+}
+
 absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
   const std::string flag_dir = absl::GetFlag(FLAGS_state_dir);
   const std::string state_dir = flag_dir.empty() ? DefaultStateDir() : flag_dir;
   SHARDD_ASSIGN_OR_RETURN(UniqueFd state_lock, PrepareStateDir(state_dir));
-  SHARDD_ASSIGN_OR_RETURN(Devices made, MakeDevices(absl::GetFlag(FLAGS_devices)));
-  for (const std::string& warning : made.warnings) LogWarning(warning);
-  const size_t device_count = made.devices.size();
-
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread starts
+  SHARDD_ASSIGN_OR_RETURN(Devices made, MakeDevicesWithout(signals));
+  for (const std::string& warning : made.warnings) LogWarning(warning);
+  const size_t device_count = made.devices.size();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any other thread starts
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicators> communicators, MakeCommunicators(made));
 
   CoreOptions options;
   options.state_dir = state_dir;
@@ -80,6 +113,9 @@ absl::Status Run() {
   options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
   options.gpus = std::move(made.gpus);
   options.device_warnings = std::move(made.warnings);
+  if (communicators != nullptr) {
+    options.communicators = [communicators](int ranks) { return communicators->For(ranks); };
+  }
   options.on_idle = [] { kill(getpid(), SIGTERM); };
   // Never destroyed: the process ends once it is shut down, and a GPU that hangs would keep it from giving back what it
   // has of the driver.

@@ -78,27 +78,32 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
   self->interrupt_ = options.interrupt;
   SHARDD_ASSIGN_OR_RETURN(self->stream_, ClientStream::Open(channel, attach.session_id(), attach.token()));
   SHARDD_RETURN_IF_ERROR(EndedWhileAttaching(self->stream_->WaitAttached(options.deadline, *options.interrupt)));
-  auto fds = FetchSessionFds(target.socket_path, attach.session_id(), attach.token(), options.deadline - absl::Now(),
-                             [&] { return options.interrupt->Raised(); });
-  if (absl::IsCancelled(fds.status())) {
-    return Interrupt::Cancelled("attach");
-  }
-  if (!fds.ok()) {
-    // The session may have been ended meanwhile; that says more.
-    const absl::Status ended = self->stream_->EndStatus(absl::Now() + kExplanationGrace, *options.interrupt);
-    return EndedWhileAttaching(ended.ok() ? fds.status() : ended);
-  }
-  SHARDD_RETURN_IF_ERROR(self->Map(*std::move(fds), attach, *options.plan));
+  const auto fetch = [&](FdRange range) -> absl::StatusOr<std::vector<UniqueFd>> {
+    auto fds = FetchSessionFds(
+        target.socket_path, attach.session_id(), attach.token(), options.deadline - absl::Now(),
+        [&] { return options.interrupt->Raised(); }, range);
+    if (absl::IsCancelled(fds.status())) {
+      return Interrupt::Cancelled("attach");
+    }
+    if (!fds.ok()) {
+      // The session may have been ended meanwhile; that says more.
+      const absl::Status ended = self->stream_->EndStatus(absl::Now() + kExplanationGrace, *options.interrupt);
+      return EndedWhileAttaching(ended.ok() ? fds.status() : ended);
+    }
+    return fds;
+  };
+  SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, fetch({}));
+  SHARDD_RETURN_IF_ERROR(self->Map(std::move(fds), attach, *options.plan, fetch));
   return self;
 }
 
-absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach,
-                                const ShardPlan& plan) {
+absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
+                                const DeviceSlabs::Fetch& fetch) {
   if (fds.size() != kSessionFdCount) {
     return absl::InternalError(
         absl::StrCat("attach: wrong number of descriptors (got ", fds.size(), ", want ", int{kSessionFdCount}, ")"));
   }
-  SHARDD_ASSIGN_OR_RETURN(device_, DeviceSlabs::Map(attach, fds));
+  SHARDD_ASSIGN_OR_RETURN(device_, DeviceSlabs::Map(attach, plan, fds, fetch));
   const SessionLayout layout = MakeSessionLayout(plan, /*slots_elsewhere=*/on_device());
   doorbell_ = std::move(fds[kFdDoorbell]);
   SHARDD_RETURN_IF_ERROR(

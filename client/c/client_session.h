@@ -156,7 +156,8 @@ class ClientSession {
 
  private:
   ClientSession() = default;
-  absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan);
+  absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
+                   const DeviceSlabs::Fetch& fetch);
   absl::Status MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan);
   absl::Status Failure();
   const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : *interrupt_; }

@@ -2,10 +2,12 @@
 #define SHARDD_CLIENT_C_DEVICE_SLABS_H_
 
 #include <array>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/cuda/slab.h"
+#include "common/plan/plan.h"
 #include "common/shm/fd_channel.h"
 #include "shardd/v1/trainer.pb.h"
 
@@ -14,9 +16,14 @@ namespace shardd {
 // The slabs of a session that lie on a GPU, mapped for the rank's GPU. Empty: all are the host's. Move-only.
 class DeviceSlabs {
  public:
-  // Takes their descriptors out of `fds`. FAILED_PRECONDITION: no driver here, or this process does not see the GPU,
-  // with what to do; errors of CudaSlab::Import otherwise.
-  static absl::StatusOr<DeviceSlabs> Map(const v1::AttachRankResponse& attach, std::vector<UniqueFd>& fds);
+  // More descriptors of the session: of pieces of slabs that lie on several GPUs.
+  using Fetch = std::function<absl::StatusOr<std::vector<UniqueFd>>(FdRange)>;
+
+  // Takes their descriptors out of `fds`, and those of further pieces from `fetch`, whose errors are passed on.
+  // FAILED_PRECONDITION: no driver here, or this process does not see the GPU, with what to do; INTERNAL: `attach` does
+  // not describe the slabs of `plan`; errors of CudaSlab::ImportSpread otherwise.
+  static absl::StatusOr<DeviceSlabs> Map(const v1::AttachRankResponse& attach, const ShardPlan& plan,
+                                         std::vector<UniqueFd>& fds, const Fetch& fetch);
 
   // Of this process. REQUIRES: some session's slabs were mapped.
   static const CudaDriver& driver();

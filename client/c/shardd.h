@@ -120,7 +120,7 @@ SHARDD_API shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_
 SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_bytes);
 
 /* Memory of GPUs. Where shardd_job_info.cuda_device is not -1, every `data` pointer of this header (parameters,
- * gradients, gradient shards, optimizer state, full parameters) is an address of that GPU: for its kernels and copies,
+ * gradients, gradient shards, optimizer state, full parameters) is an address that GPU reaches: for kernels and copies,
  * in its primary context, with the access that the call's contract says. No thread of the host may follow one. A kernel
  * that writes through a read-only one takes its process' whole context with it. What is written to the daemon
  * (shardd_write_parameter and its like) is given in host memory as ever.

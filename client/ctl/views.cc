@@ -164,6 +164,7 @@ std::string Show(const v1::Job& job, const View& view) {
   out.Add("slabs", FormatMiB(job.slab_bytes()));
   out.Add("age", Age(job.created_unix_ms(), view));
   out.Add("plan digest", OrDash(job.plan_digest()));
+  out.Add("gradients added by", OrDash(job.collective()));
   AddConfig(job.config(), &out);
   AddCounters(job.counters(), &out);
   return out.Render(view.color);
@@ -254,11 +255,23 @@ std::string Show(const v1::ListParametersResponse& parameters, const View& view)
   return table.Render(view.color);
 }
 
+namespace {
+
+// "cuda:0 24.0 MiB, cuda:1 22.0 MiB" where it lies on several GPUs.
+std::string FormatPlace(const v1::Purpose& purpose) {
+  if (purpose.devices_size() < 2) return OrDash(purpose.backing());
+  return absl::StrJoin(purpose.devices(), ", ", [](std::string* out, const v1::DeviceBytes& entry) {
+    absl::StrAppend(out, entry.device(), " ", FormatMiB(entry.allocated_bytes()));
+  });
+}
+
+}  // namespace
+
 std::string Show(const v1::Memory& memory, const View& view) {
   Table table({{"PURPOSE"}, {"PLANNED", Align::kRight}, {"ALLOCATED", Align::kRight}, {"BACKING"}});
   for (const v1::Purpose& purpose : memory.purposes()) {
     table.AddRow({purpose.purpose(), FormatMiB(purpose.planned_bytes()), FormatMiB(purpose.allocated_bytes()),
-                  OrDash(purpose.backing())});
+                  FormatPlace(purpose)});
   }
   table.AddRow({"total", FormatMiB(memory.planned_bytes()), FormatMiB(memory.allocated_bytes()), ""});
   return table.Render(view.color);

@@ -2,9 +2,13 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -38,6 +42,34 @@ absl::StatusOr<cu::MemAllocationProp> AllocationProp(const CudaDriver& driver, c
   return prop;
 }
 
+absl::StatusOr<size_t> GranularityOf(const CudaDriver& driver, const cu::MemAllocationProp& prop,
+                                     absl::string_view name) {
+  size_t granularity = 0;
+  SHARDD_RETURN_IF_ERROR(
+      driver.Check(driver->MemGetAllocationGranularity(&granularity, &prop, cu::kGranularityRecommended),
+                   "cuMemGetAllocationGranularity", name, DeviceLabel(prop.location.id)));
+  return granularity;
+}
+
+// Of all pieces; INVALID_ARGUMENT where one is empty, or together they are more than any address space.
+template <typename SizeOf>
+absl::StatusOr<size_t> TotalBytes(absl::string_view operation, const std::string& name, size_t pieces,
+                                  const SizeOf& size_of) {
+  constexpr int64_t kMostBytes = int64_t{1} << 56;
+  int64_t total_bytes = 0;
+  for (size_t i = 0; i < pieces; ++i) {
+    const int64_t size_bytes = size_of(i);
+    if (size_bytes <= 0 || size_bytes > kMostBytes - total_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(operation, " ", name, ": size is ",
+                                                     size_bytes <= 0 ? "not positive" : "too large", " (got ",
+                                                     size_bytes, " bytes)"));
+    }
+    total_bytes += size_bytes;
+  }
+  if (pieces == 0) return absl::InvalidArgumentError(absl::StrCat(operation, " ", name, ": it has no pieces"));
+  return static_cast<size_t>(total_bytes);
+}
+
 }  // namespace
 
 absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, cu::Ordinal device, int64_t size_bytes,
@@ -47,97 +79,174 @@ absl::StatusOr<CudaSlab> CudaSlab::Create(const CudaDriver* driver, cu::Ordinal 
         absl::StrCat("create ", name, ": size is not positive (got ", size_bytes, " bytes)"));
   }
   SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(*driver, device, name));
+  SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(*driver, prop, name));
+  const size_t rounded = (static_cast<size_t>(size_bytes) + granularity - 1) / granularity * granularity;
+  const Piece piece = {device, static_cast<int64_t>(rounded)};
+  std::vector<cu::Ordinal> users = {device};
+  users.insert(users.end(), peers.begin(), peers.end());
   CudaSlab slab;
   slab.driver_ = driver;
-  slab.device_ = device;
   slab.name_ = std::move(name);
-  slab.gpu_direct_rdma_ = prop.alloc_flags.gpu_direct_rdma_capable != 0;
-  size_t granularity = 0;
-  SHARDD_RETURN_IF_ERROR(
-      driver->Check((*driver)->MemGetAllocationGranularity(&granularity, &prop, cu::kGranularityRecommended),
-                    "cuMemGetAllocationGranularity", slab.name_, DeviceLabel(device)));
-  slab.size_bytes_ = (static_cast<size_t>(size_bytes) + granularity - 1) / granularity * granularity;
-  SHARDD_RETURN_IF_ERROR(driver->Check((*driver)->MemCreate(&slab.handle_, slab.size_bytes_, &prop, 0), "cuMemCreate",
-                                       absl::StrCat(slab.name_, " of ", slab.size_bytes_, " bytes"),
-                                       DeviceLabel(device)));
-  slab.has_handle_ = true;
-  SHARDD_RETURN_IF_ERROR(slab.Map(Access::kReadWrite, peers));
+  slab.gpu_direct_rdma_ = true;
+  SHARDD_RETURN_IF_ERROR(slab.Reserve(rounded, device));
+  SHARDD_RETURN_IF_ERROR(slab.CreatePiece(piece, prop));
+  SHARDD_RETURN_IF_ERROR(slab.SetAccess(Access::kReadWrite, users));
   return slab;
+}
+
+absl::StatusOr<CudaSlab> CudaSlab::CreateSpread(const CudaDriver* driver, absl::Span<const Piece> pieces,
+                                                std::string name, absl::Span<const cu::Ordinal> users) {
+  CudaSlab slab;
+  slab.driver_ = driver;
+  slab.name_ = std::move(name);
+  slab.gpu_direct_rdma_ = true;
+  SHARDD_ASSIGN_OR_RETURN(const size_t size_bytes, TotalBytes("create", slab.name_, pieces.size(),
+                                                              [&](size_t i) { return pieces[i].size_bytes; }));
+  std::vector<cu::MemAllocationProp> props;
+  for (const Piece& piece : pieces) {
+    SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(*driver, piece.device, slab.name_));
+    SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(*driver, prop, slab.name_));
+    if (static_cast<size_t>(piece.size_bytes) % granularity != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("create ", slab.name_, ": a piece is not whole pages (got ",
+                                                     piece.size_bytes, " bytes, want a multiple of ", granularity,
+                                                     "; device=", DeviceLabel(piece.device), ")"));
+    }
+    props.push_back(prop);
+  }
+  SHARDD_RETURN_IF_ERROR(slab.Reserve(size_bytes, pieces.front().device));
+  for (size_t i = 0; i < pieces.size(); ++i) SHARDD_RETURN_IF_ERROR(slab.CreatePiece(pieces[i], props[i]));
+  SHARDD_RETURN_IF_ERROR(slab.SetAccess(Access::kReadWrite, users));
+  return slab;
+}
+
+absl::StatusOr<int64_t> CudaSlab::Granularity(const CudaDriver& driver, cu::Ordinal device) {
+  SHARDD_ASSIGN_OR_RETURN(const cu::MemAllocationProp prop, AllocationProp(driver, device, "slabs"));
+  SHARDD_ASSIGN_OR_RETURN(const size_t granularity, GranularityOf(driver, prop, "slabs"));
+  return static_cast<int64_t>(granularity);
 }
 
 absl::StatusOr<CudaSlab> CudaSlab::Import(const CudaDriver* driver, cu::Ordinal device, int fd, int64_t size_bytes,
                                           Access access, std::string name) {
-  if (size_bytes <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("import ", name, ": size is not positive (got ", size_bytes, " bytes)"));
-  }
+  return ImportSpread(
+      driver, device, {size_bytes},
+      [fd, &name]() -> absl::StatusOr<UniqueFd> {
+        UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+        if (copy.valid()) return copy;
+        return absl::InvalidArgumentError(
+            absl::StrCat("import ", name, ": descriptor ", fd, ": ", std::strerror(errno)));
+      },
+      access, name);
+}
+
+absl::StatusOr<CudaSlab> CudaSlab::ImportSpread(const CudaDriver* driver, cu::Ordinal device,
+                                                absl::Span<const int64_t> piece_bytes, const NextFd& next,
+                                                Access access, std::string name) {
   CudaSlab slab;
   slab.driver_ = driver;
-  slab.device_ = device;
   slab.name_ = std::move(name);
-  slab.size_bytes_ = static_cast<size_t>(size_bytes);
-  void* const os_handle = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
-  SHARDD_RETURN_IF_ERROR(driver->Check(
-      (*driver)->MemImportFromShareableHandle(&slab.handle_, os_handle, cu::kHandlePosixFd),
-      "cuMemImportFromShareableHandle", absl::StrCat(slab.name_, " from descriptor ", fd), DeviceLabel(device)));
-  slab.has_handle_ = true;
-  SHARDD_RETURN_IF_ERROR(slab.Map(access, {}));
+  SHARDD_ASSIGN_OR_RETURN(const size_t size_bytes, TotalBytes("import", slab.name_, piece_bytes.size(),
+                                                              [&](size_t i) { return piece_bytes[i]; }));
+  for (const int64_t bytes : piece_bytes) {
+    SHARDD_ASSIGN_OR_RETURN(const UniqueFd fd, next());
+    cu::MemHandle handle = 0;
+    void* const os_handle = reinterpret_cast<void*>(static_cast<intptr_t>(fd.get()));
+    SHARDD_RETURN_IF_ERROR(
+        driver->Check((*driver)->MemImportFromShareableHandle(&handle, os_handle, cu::kHandlePosixFd),
+                      "cuMemImportFromShareableHandle", absl::StrCat(slab.name_, " from descriptor ", fd.get()),
+                      DeviceLabel(device)));
+    slab.pieces_.push_back({device, static_cast<size_t>(bytes), handle, false});
+    if (slab.address_ == 0) SHARDD_RETURN_IF_ERROR(slab.Reserve(size_bytes, device));
+    SHARDD_RETURN_IF_ERROR(slab.MapLast());
+  }
+  SHARDD_RETURN_IF_ERROR(slab.SetAccess(access, {device}));
   return slab;
 }
 
-absl::Status CudaSlab::Map(Access access, absl::Span<const cu::Ordinal> peers) {
-  const CudaDriver& driver = *driver_;
-  const std::string device = DeviceLabel(device_);
-  SHARDD_RETURN_IF_ERROR(
-      driver.Check(driver->MemAddressReserve(&address_, size_bytes_, 0, 0, 0), "cuMemAddressReserve", name_, device));
-  SHARDD_RETURN_IF_ERROR(driver.Check(driver->MemMap(address_, size_bytes_, 0, handle_, 0), "cuMemMap", name_, device));
-  mapped_ = true;
+absl::Status CudaSlab::Reserve(size_t size_bytes, cu::Ordinal device) {
+  SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemAddressReserve(&address_, size_bytes, 0, 0, 0),
+                                        "cuMemAddressReserve", absl::StrCat(name_, " of ", size_bytes, " bytes"),
+                                        DeviceLabel(device)));
+  size_bytes_ = size_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status CudaSlab::CreatePiece(const Piece& piece, const cu::MemAllocationProp& prop) {
+  const auto bytes = static_cast<size_t>(piece.size_bytes);
+  cu::MemHandle handle = 0;
+  SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemCreate(&handle, bytes, &prop, 0), "cuMemCreate",
+                                        bytes == size_bytes_ ? absl::StrCat(name_, " of ", bytes, " bytes")
+                                                             : absl::StrCat("piece ", pieces_.size(), " of ", name_,
+                                                                            ", ", bytes, " of ", size_bytes_, " bytes"),
+                                        DeviceLabel(piece.device)));
+  pieces_.push_back({piece.device, bytes, handle, false});
+  gpu_direct_rdma_ = gpu_direct_rdma_ && prop.alloc_flags.gpu_direct_rdma_capable != 0;
+  return MapLast();
+}
+
+absl::Status CudaSlab::MapLast() {
+  size_t offset = 0;
+  for (const Mapped& piece : pieces_) offset += piece.is_mapped ? piece.size_bytes : 0;
+  Mapped& last = pieces_.back();
+  SHARDD_RETURN_IF_ERROR(driver_->Check((*driver_)->MemMap(address_ + offset, last.size_bytes, 0, last.handle, 0),
+                                        "cuMemMap", name_, DeviceLabel(last.device)));
+  last.is_mapped = true;
+  return absl::OkStatus();
+}
+
+absl::Status CudaSlab::SetAccess(Access access, absl::Span<const cu::Ordinal> users) {
   cu::MemAccessDesc desc;
-  desc.location = {cu::kLocationDevice, device_};
   desc.flags = access == Access::kReadOnly ? cu::kAccessRead : cu::kAccessReadWrite;
-  SHARDD_RETURN_IF_ERROR(
-      driver.Check(driver->MemSetAccess(address_, size_bytes_, &desc, 1), "cuMemSetAccess", name_, device));
-  for (const cu::Ordinal peer : peers) {
-    desc.location.id = peer;
-    const absl::Status status =
-        driver.Check(driver->MemSetAccess(address_, size_bytes_, &desc, 1), "cuMemSetAccess", name_, DeviceLabel(peer));
+  for (const cu::Ordinal user : users) {
+    desc.location = {cu::kLocationDevice, user};
+    const absl::Status status = driver_->Check((*driver_)->MemSetAccess(address_, size_bytes_, &desc, 1),
+                                               "cuMemSetAccess", name_, DeviceLabel(user));
     if (status.ok()) continue;
-    if (absl::IsDataLoss(status)) return status;
+    std::vector<cu::Ordinal> others;
+    for (const Mapped& piece : pieces_) {
+      if (piece.device != user && std::find(others.begin(), others.end(), piece.device) == others.end()) {
+        others.push_back(piece.device);
+      }
+    }
+    if (absl::IsDataLoss(status) || others.empty()) return status;
     return absl::FailedPreconditionError(absl::StrCat(
-        "map ", name_, ": ", DeviceLabel(peer), " does not reach the memory of ", device,
+        "map ", name_, ": ", DeviceLabel(user), " does not reach the memory of ",
+        absl::StrJoin(others, ", ", [](std::string* out, cu::Ordinal other) { out->append(DeviceLabel(other)); }),
         " (got no peer access, want NVLink or PCIe peer-to-peer between all GPUs of a job: ", status.message(), ")"));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<UniqueFd> CudaSlab::ExportFd() const {
+absl::StatusOr<UniqueFd> CudaSlab::ExportFd(size_t piece) const {
   const CudaDriver& driver = *driver_;
+  const Mapped& of = pieces_[piece];
   int fd = -1;
-  SHARDD_RETURN_IF_ERROR(driver.Check(driver->MemExportToShareableHandle(&fd, handle_, cu::kHandlePosixFd, 0),
-                                      "cuMemExportToShareableHandle", name_, DeviceLabel(device_)));
+  SHARDD_RETURN_IF_ERROR(driver.Check(driver->MemExportToShareableHandle(&fd, of.handle, cu::kHandlePosixFd, 0),
+                                      "cuMemExportToShareableHandle", name_, DeviceLabel(of.device)));
   UniqueFd owned(fd);
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   return owned;
 }
 
 void CudaSlab::Free() {
-  // In this order, and each that was reached: what fails here cannot be given back by anybody.
-  if (mapped_) (void)(*driver_)->MemUnmap(address_, size_bytes_);
+  // In this order, and each that was reached: what fails here cannot be given back by anybody. Mapping by mapping:
+  // cuMemUnmap takes what cuMemMap has mapped, as a whole.
+  cu::DevicePtr at = address_;
+  for (const Mapped& piece : pieces_) {
+    if (piece.is_mapped) (void)(*driver_)->MemUnmap(at, piece.size_bytes);
+    at += piece.size_bytes;
+  }
   if (address_ != 0) (void)(*driver_)->MemAddressFree(address_, size_bytes_);
-  if (has_handle_) (void)(*driver_)->MemRelease(handle_);
-  mapped_ = false;
-  has_handle_ = false;
+  for (const Mapped& piece : pieces_) (void)(*driver_)->MemRelease(piece.handle);
+  pieces_.clear();
   address_ = 0;
 }
 
 void CudaSlab::Take(CudaSlab& other) {
   driver_ = other.driver_;
-  device_ = other.device_;
   name_ = std::move(other.name_);
-  handle_ = other.handle_;
-  has_handle_ = std::exchange(other.has_handle_, false);
+  pieces_ = std::move(other.pieces_);
+  other.pieces_.clear();
   address_ = std::exchange(other.address_, 0);
-  mapped_ = std::exchange(other.mapped_, false);
   size_bytes_ = other.size_bytes_;
   gpu_direct_rdma_ = other.gpu_direct_rdma_;
 }

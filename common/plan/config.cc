@@ -161,6 +161,15 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   if (filled.unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
     filled.set_unshard_mode(v1::UNSHARD_MODE_ZERO_COPY);
   }
+  const bool is_pooled = filled.unshard_mode() == v1::UNSHARD_MODE_POOLED;
+  const int most_pools = is_pooled ? world_size : 0;
+  if (filled.unsharded_pools() < 0 || filled.unsharded_pools() > most_pools) {
+    return ConfigError("unsharded_pools", "out of range (got ", filled.unsharded_pools(), ", want 0 to ", most_pools,
+                       " with ", v1::UnshardMode_Name(filled.unshard_mode()), ")");
+  }
+  if (is_pooled && filled.unsharded_pools() == 0) {
+    filled.set_unsharded_pools(1);
+  }
   if (filled.max_inflight_unshards() == 0) {
     filled.set_max_inflight_unshards(2);
   }

@@ -150,9 +150,14 @@ absl::Status SizePool(ShardPlan& plan) {
   }
   const int groups = static_cast<int>(plan.groups.size());
   plan.pool_quota = std::min(groups, MostGroupsHeld(plan) + plan.config.max_inflight_unshards());
-  plan.pool_slots = std::min(groups, plan.world_size * plan.pool_quota);
   for (const GroupPlan& group : plan.groups) {
     plan.pool_slot_bytes = std::max(plan.pool_slot_bytes, RoundUp(group.unsharded_bytes, kPageBytes));
+  }
+  const int pools = plan.config.unsharded_pools();
+  for (int pool = 0; pool < pools; ++pool) {
+    const int ranks = (plan.world_size - pool + pools - 1) / pools;
+    plan.pools.push_back({std::min(groups, ranks * plan.pool_quota), 0});
+    plan.pool_slots += plan.pools.back().slots;
   }
   // Everything else is bounded by kMaxJobNumel; slots times slot is not, with deep nesting of one huge group.
   if (plan.pool_slot_bytes > kMaxPoolBytes / plan.pool_slots) {
@@ -160,7 +165,11 @@ absl::Status SizePool(ShardPlan& plan) {
         absl::StrCat("plan unsharded pool: too large (got ", plan.pool_slots, " slots of ", plan.pool_slot_bytes,
                      " bytes, want <= ", kMaxPoolBytes, " bytes); use UNSHARD_MODE_ZERO_COPY or fewer nested groups"));
   }
-  plan.memory.unsharded_pool_bytes = plan.pool_slots * plan.pool_slot_bytes;
+  for (PoolPlan& pool : plan.pools) {
+    pool.offset_bytes = plan.memory.unsharded_pool_bytes;
+    const int64_t end_bytes = pool.offset_bytes + pool.slots * plan.pool_slot_bytes;
+    plan.memory.unsharded_pool_bytes = pools > 1 ? RoundUp(end_bytes, kPoolAlignmentBytes) : end_bytes;
+  }
   return absl::OkStatus();
 }
 

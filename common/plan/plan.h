@@ -28,7 +28,9 @@ inline constexpr int kMaxWorldSize = 1024;
 inline constexpr int kMaxModules = 1 << 20;
 inline constexpr int kMaxParameters = 1 << 20;
 inline constexpr int64_t kMaxJobNumel = int64_t{1} << 42;
-inline constexpr int kSlabAlignmentBytes = 64;   // of every flat parameter's start within a slab or slot
+inline constexpr int kSlabAlignmentBytes = 64;  // of every flat parameter's start within a slab or slot
+inline constexpr int64_t kPoolAlignmentBytes = int64_t{2} << 20;  // of a pool's start, where there are several: a GPU's
+                                                                  // memory comes in such pages
 inline constexpr int kParamAlignmentBytes = 16;  // of every parameter's start within a flat parameter, in the smallest
                                                  // dtype it is ever stored in
 
@@ -92,6 +94,12 @@ struct GroupPlan {
 struct SlotPlan {
   int64_t offset_bytes = 0;  // from the start of the slot area; multiples of 4096
   int64_t size_bytes = 0;
+};
+
+// Slots of the unsharded pool (POOLED) that some ranks share: rank r those of pool r mod pools.
+struct PoolPlan {
+  int slots = 0;
+  int64_t offset_bytes = 0;  // of its first slot, from the start of slab "unsharded pool"
 };
 
 // Bytes by purpose, on this node, with all ranks of the job on it. Copies of replicas included.
@@ -161,8 +169,10 @@ struct ShardPlan {
   // around it, those that hold its tied parameters, and all that are not resharded after forward) and
   // max_inflight_unshards; never more than there are groups.
   int pool_quota = 0;
-  // world_size * pool_quota, never more than there are groups: one version is read at a time, and ranks share slots.
-  int pool_slots = 0;
+  // JobConfig.unsharded_pools of them; empty unless POOLED. A pool's slots are pool_quota for each of its ranks, never
+  // more than there are groups: one version is read at a time, and ranks of a pool share slots.
+  std::vector<PoolPlan> pools;
+  int pool_slots = 0;  // of all pools
   int64_t pool_slot_bytes = 0;
   int optimizer_states = 0;  // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
   MemoryPlan memory;

@@ -116,14 +116,15 @@ absl::StatusOr<FdRequest> ReadFdRequest(int socket) {
   if (std::memcmp(wire.magic, shm_internal::kFdMagic, sizeof(wire.magic)) != 0) {
     return absl::InvalidArgumentError("read descriptor request: the first bytes are not \"SHFD\"");
   }
-  if (wire.reserved != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("read descriptor request: reserved bytes are used (got ", wire.reserved, ", want 0)"));
+  if (wire.descriptors > kMaxFdsAtOnce) {
+    return absl::InvalidArgumentError(absl::StrCat("read descriptor request: too many at once (got ", wire.descriptors,
+                                                   ", want at most ", kMaxFdsAtOnce, ")"));
   }
   FdRequest request;
   request.protocol_version = wire.protocol_version;
   request.session_id = wire.session_id;
   request.token.assign(wire.token, sizeof(wire.token));
+  request.range = {wire.first_descriptor, wire.descriptors == 0 ? uint32_t{kSessionFdCount} : wire.descriptors};
   if (!fds.empty()) {
     const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket);
     if (peer.ok() && IsPidfdOf(fds.front().get(), peer->pid)) {

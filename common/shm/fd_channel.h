@@ -4,10 +4,13 @@
 // gRPC cannot carry descriptors. A client connects to the daemon's Unix socket a second time and sends one request; the
 // daemon answers once and closes. The first byte tells gRPC ('P' of "PRI * HTTP/2") from this protocol ('S').
 //
-//   request (40 bytes):  "SHFD" | u32 protocol version | u64 session id | 16 bytes token | u64 reserved
+//   request (40 bytes):  "SHFD" | u32 protocol version | u64 session id | 16 bytes token | u32 first descriptor
+//                        | u32 descriptors, 0: kSessionFdCount
 //                        + optionally one descriptor: the client's own pidfd
 //   answer:              "SHFD" | i32 status code | u32 text length | u32 descriptors | text; SCM_RIGHTS with them
-//   descriptors, in order: kFd... below
+//   descriptors, in order: kFd... below, then, where slabs lie on several GPUs, those of their pieces behind the first
+//                        (AttachRankResponse.device_slabs). One message holds kMaxFdsAtOnce of them, so more are
+//                        fetched by more requests, and neither end ever has more than that in flight for a session.
 
 #include <cstdint>
 #include <functional>
@@ -24,6 +27,7 @@ namespace shardd {
 
 inline constexpr char kFdChannelFirstByte = 'S';
 inline constexpr int kTokenBytes = 16;
+inline constexpr uint32_t kMaxFdsAtOnce = 253;  // the kernel's own limit of descriptors in one message (SCM_MAX_FD)
 
 // What the daemon sends, in this order; absent ones are marked in the order's place by /dev/null.
 enum SessionFd : int {
@@ -41,20 +45,28 @@ enum SessionFd : int {
   kSessionFdCount = 9,
 };
 
+// Which descriptors of a session: [first, first + count).
+struct FdRange {
+  uint32_t first = 0;
+  uint32_t count = kSessionFdCount;  // 1 to kMaxFdsAtOnce
+};
+
 struct FdRequest {
   uint32_t protocol_version = 0;
   uint64_t session_id = 0;
   std::string token;  // kTokenBytes
-  UniqueFd pidfd;     // may be invalid
+  FdRange range;
+  UniqueFd pidfd;  // may be invalid
 };
 
 // Client: connects to `socket_path`, sends, receives. Bounded by `timeout`. Descriptors arrive with CLOEXEC; exactly
-// kSessionFdCount are returned, in order; surplus ones are closed, absent ones are invalid (valid() == false). A
-// refusal of the daemon comes back as its own status; UNAVAILABLE: no daemon there, or it hung up. `interrupted` is
+// `range.count` are returned, in order; absent ones are invalid (valid() == false). Another number of them is INTERNAL.
+// A refusal of the daemon comes back as its own status; UNAVAILABLE: no daemon there, or it hung up. `interrupted` is
 // asked every 50 ms of waiting and after each signal; true ends it with CANCELLED.
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
                                                       absl::string_view token, absl::Duration timeout,
-                                                      const std::function<bool()>& interrupted = nullptr);
+                                                      const std::function<bool()>& interrupted = nullptr,
+                                                      FdRange range = {});
 
 // Daemon, on an accepted socket; never blocks. UNAVAILABLE: nothing has arrived, call again when readable. A request
 // travels in one sendmsg, so anything but all of it (short, long, end of stream) is INVALID_ARGUMENT, as is what is not

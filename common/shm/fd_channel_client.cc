@@ -87,12 +87,15 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path, const Limit& limit) {
   return socket_fd;
 }
 
-absl::Status SendRequest(const std::string& path, int socket, uint64_t session_id, absl::string_view token) {
+absl::Status SendRequest(const std::string& path, int socket, uint64_t session_id, absl::string_view token,
+                         FdRange range) {
   shm_internal::RequestWire wire{};
   std::memcpy(wire.magic, shm_internal::kFdMagic, sizeof(wire.magic));
   wire.protocol_version = kProtocolVersion;
   wire.session_id = session_id;
   std::memcpy(wire.token, token.data(), sizeof(wire.token));
+  wire.first_descriptor = range.first;
+  wire.descriptors = range.count;
   // Where the daemon cannot get one by itself (another PID namespace, kernel before 6.5) ours tells it of our death.
   const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const int fd = pidfd.get();
@@ -147,14 +150,18 @@ absl::Status ReceiveExactly(const std::string& path, int socket, char* bytes, si
 
 absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_path, uint64_t session_id,
                                                       absl::string_view token, absl::Duration timeout,
-                                                      const std::function<bool()>& interrupted) {
+                                                      const std::function<bool()>& interrupted, FdRange range) {
   if (token.size() != static_cast<size_t>(kTokenBytes)) {
     return absl::InvalidArgumentError(absl::StrCat(kFetch, " \"", socket_path, "\": token has a wrong size (got ",
                                                    token.size(), " bytes, want ", kTokenBytes, ")"));
   }
+  if (range.count == 0 || range.count > kMaxFdsAtOnce) {
+    return absl::InvalidArgumentError(absl::StrCat(kFetch, " \"", socket_path, "\": number of descriptors is out of ",
+                                                   "range (got ", range.count, ", want 1 to ", kMaxFdsAtOnce, ")"));
+  }
   const Limit limit = {absl::Now() + timeout, interrupted};
   SHARDD_ASSIGN_OR_RETURN(const UniqueFd socket, Connect(socket_path, limit));
-  SHARDD_RETURN_IF_ERROR(SendRequest(socket_path, socket.get(), session_id, token));
+  SHARDD_RETURN_IF_ERROR(SendRequest(socket_path, socket.get(), session_id, token, range));
 
   std::vector<UniqueFd> fds;
   shm_internal::ReplyWire wire{};
@@ -170,12 +177,11 @@ absl::StatusOr<std::vector<UniqueFd>> FetchSessionFds(const std::string& socket_
   if (wire.code != 0) {
     return absl::Status(static_cast<absl::StatusCode>(wire.code), text);
   }
-  if (fds.size() != wire.descriptors || fds.size() < static_cast<size_t>(kFdGradientSlots)) {  // the last came later
-    return absl::InternalError(absl::StrCat(kFetch, " \"", socket_path, "\": descriptors are missing (got ", fds.size(),
-                                            ", announced ", wire.descriptors, ", want ", kSessionFdCount,
+  if (fds.size() != wire.descriptors || fds.size() != range.count) {
+    return absl::InternalError(absl::StrCat(kFetch, " \"", socket_path, "\": wrong number of descriptors (got ",
+                                            fds.size(), ", announced ", wire.descriptors, ", want ", range.count,
                                             "); is this process at its limit of open files?"));
   }
-  fds.resize(static_cast<size_t>(kSessionFdCount));  // closes the surplus
   for (UniqueFd& fd : fds) {
     if (IsDevNull(fd.get())) {
       fd.reset();

@@ -16,15 +16,15 @@ namespace shardd::shm_internal {
 
 inline constexpr char kFdMagic[4] = {'S', 'H', 'F', 'D'};
 inline constexpr size_t kMaxReplyTextBytes = 16384;
-// The kernel's own limit of descriptors in one message (SCM_MAX_FD).
-inline constexpr size_t kMaxDescriptors = 253;
+inline constexpr size_t kMaxDescriptors = kMaxFdsAtOnce;
 
 struct RequestWire {
   char magic[4];
   uint32_t protocol_version;
   uint64_t session_id;
   char token[kTokenBytes];
-  uint64_t reserved;
+  uint32_t first_descriptor;
+  uint32_t descriptors;  // 0: kSessionFdCount
 };
 static_assert(sizeof(RequestWire) == 40);
 

@@ -110,14 +110,25 @@ add_library(shardd_fake_libnvml SHARED tests/fakes/cuda/libnvml/nvml.cc)
 target_link_libraries(shardd_fake_libnvml PRIVATE shardd_options)
 set_target_properties(shardd_fake_libnvml PROPERTIES OUTPUT_NAME nvidia-ml VERSION 1 SOVERSION 1
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
+# And NCCL, over that driver.
+shardd_folder(shardd_fake_nccl tests/fakes/nccl shardd_fake_cuda)
+add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc)
+target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_fake_libcuda)
+set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 SOVERSION 2
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
 target_compile_definitions(shardd_test_paths INTERFACE SHARDD_FAKE_CUDA_DIR="${CMAKE_BINARY_DIR}/fakes")
-add_dependencies(shardd_test_paths shardd_fake_libcuda shardd_fake_libnvml)
+add_dependencies(shardd_test_paths shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
 find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
 if(TARGET server_device_test AND SHARDD_CUDA_INCLUDE_DIR) # driver_abi_test.cc compares with it; nothing else includes it
   target_include_directories(server_device_test SYSTEM PRIVATE ${SHARDD_CUDA_INCLUDE_DIR})
 endif()
-shardd_tests(server/collective unit shardd_collective_local)
+shardd_tests(server/collective unit shardd_collective_nccl shardd_fake_nccl)
+file(GLOB nccl_packages ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/nccl/include)
+find_path(SHARDD_NCCL_INCLUDE_DIR nccl.h HINTS ${nccl_packages} ${SHARDD_CUDA_INCLUDE_DIR} NO_DEFAULT_PATH)
+if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INCLUDE_DIR) # for nccl_abi_test.cc alone
+  target_include_directories(server_collective_test SYSTEM PRIVATE ${SHARDD_NCCL_INCLUDE_DIR} ${SHARDD_CUDA_INCLUDE_DIR})
+endif()
 shardd_tests(server/optimizer unit shardd_optimizer)
 shardd_tests(server/observe unit shardd_observe)
 shardd_tests(server/schedule unit shardd_schedule)

@@ -19,7 +19,8 @@ namespace shardd {
 // One rank's contribution to a reduction.
 struct GradientSource {
   int rank = 0;
-  const char* slot = nullptr;  // start of the group's gradient slot
+  // Start of the group's gradient slot. The collective may write over the gradients there: they are given away.
+  char* slot = nullptr;
   std::vector<bool> present;   // by index_in_group; an absent gradient is never read
 };
 
@@ -46,6 +47,11 @@ struct AllGatherRequest {
   int group = 0;
   const char* shards = nullptr;  // start of slab "shards"
   char* destination = nullptr;   // start of an unsharded-pool slot; receives the group's image in unsharded_dtype
+  // The rank whose device does all of it: where the slot is memory of that device, others' would have to write there,
+  // and its own reads theirs as fast. -1: spread over all devices.
+  int reader = -1;
+  // Where within slab "shards" memory of another device begins, ascending, in bytes: no copy crosses it.
+  std::vector<int64_t> boundaries;
   std::string label;
 };
 
@@ -54,11 +60,13 @@ class Collective {
  public:
   using Done = std::function<void(absl::Status)>;
   virtual ~Collective() = default;
-  virtual const char* name() const = 0;  // "local"
+  virtual const char* name() const = 0;  // "local", "nccl"
+  // What status says: who adds, and why not another.
+  virtual std::string Describe() const = 0;
   // Runs on `post_backward` of every rank's device: rank r's device writes rank r's work segments. Needs no pairing by
   // the callee: the caller has all sources.
   virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;
-  // Runs on `unshard`, spread over all devices.
+  // Runs on `unshard`, spread over all devices or on the reader's.
   virtual void AllGather(AllGatherRequest request, Done done) = 0;
 };
 

@@ -81,7 +81,41 @@ struct SgdOp {
   DType cast_dtype;
   int64_t numel;
 };
-using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp>;
+// One device's part in sums over the devices of a communicator, of fp32. All of them run an operation with the same
+// parts, and all their operations of this kind in the same order.
+class Communicator;
+struct SumPart {
+  const float* src;  // this device's addend
+  float* dst;        // where the sum goes on the root, which may be its src; of no meaning on the others
+  int64_t numel;
+  int root;  // a member
+};
+struct SumOp {
+  Communicator* communicator;
+  int member;  // this device, among the communicator's
+  std::vector<SumPart> parts;
+  // The parts are as many as members and of equal size, each one's root is its index, and their sources follow each
+  // other.
+  bool scatter = false;
+  int64_t numel = 0;  // of all parts
+};
+using DeviceOp = std::variant<CopyOp, ZeroOp, CastOp, ReduceOp, NormOp, AdamWOp, SgdOp, SumOp>;
+
+// What moves bytes between devices without the host. Thread-safe.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  // What status and logs call it: "nccl 2.28.9 over cuda:0, cuda:1".
+  virtual const std::string& name() const = 0;
+  virtual int members() const = 0;
+  // Enqueues a member's part on its device's stream (a CUstream); on a thread of that device, with its context current.
+  // An error is of the member alone: the others may wait for it until Break.
+  virtual absl::Status Enqueue(const SumOp& op, void* stream) = 0;
+  // Whatever is under way on any member ends soon, with bytes that mean nothing, and nothing is enqueued any more. Does
+  // not block. The first reason counts.
+  virtual void Break(const absl::Status& why) = 0;
+  virtual absl::Status broken() const = 0;  // OK: it is not
+};
 
 // When a work ran, CLOCK_MONOTONIC in nanoseconds: written before `done`. 0: nothing of it has run.
 struct WorkTiming {
@@ -126,6 +160,7 @@ class Device {
 
 // A GPU's settings as they were when the device was made, in words; what is unknown says why.
 struct GpuFacts {
+  int ordinal = 0;               // as the driver numbers them
   std::string device;            // "cuda:0"
   std::string description;       // "NVIDIA H200, 139 GiB, 132 multiprocessors"
   std::string pci_bus_id;        // "0000:65:00.0": as nvidia-smi knows it, however the driver numbers GPUs
@@ -134,7 +169,10 @@ struct GpuFacts {
   std::string compute_mode;      // "default", "exclusive process", "prohibited", "unknown: ..."
 };
 
+class CudaDriver;
+
 struct Devices {
+  std::shared_ptr<const CudaDriver> driver;  // of GPUs; else null
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<GpuFacts> gpus;  // one per device, or none
   // What was found around them that makes work slower, less safe, or hang, each with its remedy.

@@ -15,15 +15,22 @@
 
 namespace shardd {
 
-// One slab there. The memory lives until it and every client's mapping are gone. Immutable; the bytes are shared.
+class DeviceMemory;
+
+// One slab there: one range of addresses, of pieces side by side, each on one device. The memory lives until it and
+// every client's mapping are gone. Immutable; the bytes are shared.
 class DeviceSlab {
  public:
+  struct Piece {
+    const DeviceMemory* on = nullptr;
+    int64_t size_bytes = 0;
+    int fd = -1;  // for clients to map; the slab's. Whoever has it chooses whether to write.
+  };
   virtual ~DeviceSlab() = default;  // REQUIRES: no operation that was submitted still names it
   // As operations of devices name it; no thread of the host may follow it.
   virtual char* data() const = 0;
-  virtual int64_t size_bytes() const = 0;  // what a client maps: at least what was asked for
-  // For clients to map. Whoever has it chooses whether to write.
-  virtual int fd() const = 0;
+  virtual int64_t size_bytes() const = 0;                // what a client maps: at least what was asked for
+  virtual const std::vector<Piece>& pieces() const = 0;  // in the order of addresses; at least one
 };
 
 // Thread-safe. All calls block until the device has done them; what was submitted to streams of the device is not
@@ -43,6 +50,16 @@ class DeviceMemory {
   // what errors call it. RESOURCE_EXHAUSTED: the device is full; FAILED_PRECONDITION: a user does not reach it.
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSlab(const std::string& name, int64_t size_bytes,
                                                                const std::vector<DeviceMemory*>& users) = 0;
+  // Likewise of several parts, in this order, each on a device of this kind: whole pages of it. What is full is named.
+  struct Part {
+    DeviceMemory* on = nullptr;
+    int64_t size_bytes = 0;
+  };
+  virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name,
+                                                                     const std::vector<Part>& parts,
+                                                                     const std::vector<DeviceMemory*>& users) = 0;
+  // What sizes of parts on this device are multiples of.
+  virtual absl::StatusOr<int64_t> PageBytes() const = 0;
   // `device_*`: within slabs. Some 20 us and the bytes' time; a thread that serves others moves little at once.
   virtual absl::Status Write(char* device_to, const void* from, int64_t size_bytes) = 0;
   virtual absl::Status Read(void* to, const char* device_from, int64_t size_bytes) = 0;
@@ -55,9 +72,11 @@ class DeviceMemory {
   virtual absl::Status Copy(const std::vector<Copied>& copies) = 0;
 };
 
-// Where slabs of a job lie. Null: on the host.
+// Where memory of a rank lies. Null: on the host.
 struct SlabPlace {
   DeviceMemory* memory = nullptr;
+  // Devices of all the job's ranks, each once: rank r's is users[r mod users.size()]. Slabs of the job are spread over
+  // them.
   std::vector<DeviceMemory*> users;
 };
 

@@ -302,12 +302,29 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
       SHARDD_ASSIGN_OR_RETURN(fds[kFdPool], read_only(memory.pool()));
       fds[kFdGradients] = memory.gradients() == nullptr ? absent.get() : memory.gradients()->fd();
       if (const DeviceSlab* slots = session->memory()->slots.get(); slots != nullptr) {
-        fds[kFdGradientSlots] = slots->fd();
+        fds[kFdGradientSlots] = slots->pieces().front().fd;
       }
       return absl::OkStatus();
     };
-    absl::Status status = collect();
-    done(status, status.ok() ? fds : std::vector<int>());
+    const FdRange range = shared->range;
+    absl::Status status = range.first < uint32_t{kSessionFdCount} ? collect() : absl::OkStatus();
+    // Behind them, what DescribePlace has announced.
+    for (const auto& [which, slab] : job->memory().mapped()) {
+      for (size_t i = 1; slab != nullptr && !slab->on_host() && i < slab->on_devices()->pieces().size(); ++i) {
+        fds.push_back(slab->on_devices()->pieces()[i].fd);
+      }
+    }
+    if (status.ok() && (range.first > fds.size() || range.count > fds.size() - range.first)) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat("fd channel: session ", shared->session_id, " has no such descriptors (got ", range.first,
+                       " to ", uint64_t{range.first} + range.count, ", want at most ", fds.size(), ")"));
+    }
+    if (!status.ok()) {
+      done(status, {});
+      return;
+    }
+    const auto begin = fds.begin() + range.first;
+    done(status, std::vector<int>(begin, begin + range.count));
   });
 }
 

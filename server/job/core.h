@@ -31,6 +31,9 @@ struct CoreOptions {
   int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota
   std::vector<GpuFacts> gpus;     // with device_warnings: what status says of the devices
   std::vector<std::string> device_warnings;
+  // Null: every job's ranks are summed by copies. Else asked with a job's world size, on the setup thread; an error is
+  // why that job is summed by copies all the same.
+  std::function<absl::StatusOr<std::shared_ptr<Communicator>>(int ranks)> communicators;
   std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
 };
 
@@ -95,9 +98,13 @@ class Core final : public JobsSource {
   // Allocates slabs and journal; `reserved_bytes` of memory are promised to others.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
                                          int64_t reserved_bytes);
+  std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
   // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
   // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.
   SlabPlace PlaceOf(int rank, int world_size) const;
+  // `spec` with what depends on the devices that its ranks are on: over several GPUs, unsharding is pooled unless the
+  // spec says otherwise, with a pool for each GPU. FAILED_PRECONDITION: it asks for another number of pools.
+  absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec) const;
   std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
   absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
   absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,

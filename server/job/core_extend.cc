@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -9,9 +10,11 @@
 #include "common/plan/extend.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
+#include "server/collective/nccl/nccl_collective.h"
 #include "server/device/traced_device.h"
 #include "server/job/core.h"
 #include "server/job/job_extend.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 
@@ -48,12 +51,24 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
         std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank));
     init.devices.push_back(init.own_devices.back().get());
   }
-  init.collective = std::make_unique<LocalCollective>(init.devices);
+  init.collective = MakeCollective(init.devices);
   init.loop = &loop_;
   init.reaper = &reaper_;
   init.copier = copier_.get();
   init.events = &events_;
   return init;
+}
+
+std::unique_ptr<Collective> Core::MakeCollective(const std::vector<Device*>& devices) const {
+  if (options_.communicators == nullptr) {
+    return std::make_unique<LocalCollective>(devices);
+  }
+  auto communicator = options_.communicators(static_cast<int>(devices.size()));
+  if (!communicator.ok()) {
+    LogWarning(absl::StrCat("gradients are summed by copies: ", communicator.status().message()));
+    return std::make_unique<LocalCollective>(devices, std::string(communicator.status().message()));
+  }
+  return std::make_unique<NcclCollective>(devices, *std::move(communicator));
 }
 
 SlabPlace Core::PlaceOf(int rank, int world_size) const {
@@ -65,6 +80,25 @@ SlabPlace Core::PlaceOf(int rank, int world_size) const {
     }
   }
   return place;
+}
+
+absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec) const {
+  const bool on_gpus = devices_.front()->memory() != nullptr;
+  const int gpus = on_gpus ? std::clamp(spec.world_size(), 1, static_cast<int>(devices_.size())) : 1;
+  const int asked = spec.config().unsharded_pools();
+  if (gpus > 1 && spec.config().unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
+    spec.mutable_config()->set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+  }
+  if (gpus > 1 && asked == 0 && spec.config().unshard_mode() == v1::UNSHARD_MODE_POOLED) {
+    spec.mutable_config()->set_unsharded_pools(gpus);
+  }
+  const int pools = spec.config().unsharded_pools();
+  if (pools > 0 && pools != gpus) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unsharded_pools is not the number of GPUs that the job's ranks are on (got ", asked,
+                     ", want 0 or ", gpus, "); leave it to the daemon"));
+  }
+  return spec;
 }
 
 std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
@@ -111,7 +145,11 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     done(job.status());
     return;
   }
-  absl::StatusOr<Extension> extension = Extend(request.spec(), (*job)->spec(), *(*job)->plan());
+  const auto extend = [&]() -> absl::StatusOr<Extension> {
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, FillIn(request.spec()));
+    return Extend(spec, (*job)->spec(), *(*job)->plan());
+  };
+  absl::StatusOr<Extension> extension = extend();
   if (!extension.ok()) {
     done(absl::Status(extension.status().code(),
                       absl::StrCat("extend job \"", (*job)->name(), "\": ", extension.status().message())));

@@ -107,6 +107,20 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         what, ": client and daemon plan differently (got digest ", absl::BytesToHexString(request.plan_digest()),
         ", want ", absl::BytesToHexString(plan->digest), "); install the same version of both"));
   }
+  // What the rank described may leave to the daemon; the job is what comes of it.
+  const absl::StatusOr<v1::JobSpec> filled_in = FillIn(request.spec());
+  if (!filled_in.ok()) {
+    return absl::Status(filled_in.status().code(), absl::StrCat(what, ": ", filled_in.status().message()));
+  }
+  const v1::JobSpec& spec = *filled_in;
+  const bool is_filled_in = spec.config().unshard_mode() != request.spec().config().unshard_mode() ||
+                            spec.config().unsharded_pools() != request.spec().config().unsharded_pools();
+  if (is_filled_in) {
+    plan = PlanShards(spec);
+    if (!plan.ok()) {
+      return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
+    }
+  }
   struct Found {
     bool exists = false;
     std::shared_ptr<JobCore> other;  // of this name, with another plan
@@ -116,12 +130,15 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     int64_t bytes_of_uid = 0;
     uint64_t new_id = 0;
   };
-  auto fill = [](const JobCore& job, v1::OpenJobResponse* response) {
+  auto fill = [&](const JobCore& job, v1::OpenJobResponse* response) {
     response->set_job_id(job.id());
     response->set_plan_digest(job.plan()->digest);
     response->set_epoch(job.epoch());
     response->set_committed_step(job.committed_step());
     response->set_initialized(job.version() > 0);
+    if (is_filled_in) {
+      *response->mutable_spec() = spec;
+    }
   };
   SHARDD_ASSIGN_OR_RETURN(
       Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
@@ -161,7 +178,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   }
   if (found.other != nullptr && request.adopt()) {
     SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec widened,
-                            Widened(request.spec(), found.other->spec(), *found.other->plan(), /*own_groups=*/false));
+                            Widened(spec, found.other->spec(), *found.other->plan(), /*own_groups=*/false));
     const absl::StatusOr<ShardPlan> as_widened = PlanShards(widened);
     if (as_widened.ok() && as_widened->digest == found.other->plan()->digest) {
       *found.response.mutable_spec() = found.other->spec();
@@ -169,7 +186,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     }
   }
   if (found.other != nullptr) {  // plans both again: not the loop's work
-    const std::string difference = FirstDifference(request.spec(), found.other->spec());
+    const std::string difference = FirstDifference(spec, found.other->spec());
     return absl::FailedPreconditionError(absl::StrCat(what, ": this rank describes another job than the first one: ",
                                                       difference.empty() ? "plans differ" : difference));
   }
@@ -189,7 +206,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
   reaper_.RunAndWait([] {});  // what closed jobs held is free by now
   SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
-                          MakeInit(found.new_id, peer.uid, request.spec(), *std::move(plan), found.reserved_bytes));
+                          MakeInit(found.new_id, peer.uid, spec, *std::move(plan), found.reserved_bytes));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
     Entry entry;
     entry.job = MakeJob(std::move(init));
@@ -210,24 +227,21 @@ void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankRes
     return;
   }
   response->set_device_uuid(job.device_memory(session.rank())->device_uuid());
-  auto add = [&](SessionFd which, int64_t size_bytes) {
+  auto add = [&](SessionFd which, const DeviceSlab& from) {
     v1::DeviceSlab* slab = response->add_device_slabs();
     slab->set_descriptor_index(which);
-    slab->set_size_bytes(size_bytes);
+    slab->set_size_bytes(from.size_bytes());
+    for (const DeviceSlab::Piece& piece : from.pieces()) {
+      if (from.pieces().size() > 1) slab->add_piece_bytes(piece.size_bytes);
+    }
   };
-  const JobMemory& memory = job.memory();
-  const std::pair<SessionFd, const JobSlab*> slabs[] = {{kFdShards, memory.shards()},
-                                                        {kFdParameters, memory.parameters()},
-                                                        {kFdPool, memory.pool()},
-                                                        {kFdGradients, memory.gradients()},
-                                                        {kFdOptimizer, memory.optimizer()}};
-  for (const auto& [which, slab] : slabs) {
+  for (const auto& [which, slab] : job.memory().mapped()) {
     if (slab != nullptr) {
-      add(which, slab->size_bytes());
+      add(which, *slab->on_devices());
     }
   }
   if (session.memory()->slots != nullptr) {
-    add(kFdGradientSlots, session.memory()->slots->size_bytes());
+    add(kFdGradientSlots, *session.memory()->slots);
   }
 }
 

@@ -34,6 +34,7 @@ struct Held {
   Order order = Order::kFills;
   std::string what;  // "reduce layers.3 step 12"
   std::vector<DoneSignal> signals;
+  size_t pool = 0;     // kFills
   int pool_slot = -1;  // kFills
   absl::Time since = absl::InfinitePast();
   absl::AnyInvocable<absl::Status()> run;

@@ -23,11 +23,12 @@ absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
   }
   counters_.set_abandons(counters_.abandons() + 1);
   if (pooled_) {
-    pool_->ReleaseAll(rank);
+    const size_t pool = PoolNumber(rank);
+    pools_[pool].ReleaseAll(rank);
     if (done == 0) {
       state.awaited_unshards.clear();
     } else {  // what its stream still reads, and waits for
-      for (std::vector<uint64_t>& by_rank : pool_done_) {
+      for (std::vector<uint64_t>& by_rank : pool_done_[pool]) {
         by_rank[rank] = done;
       }
     }

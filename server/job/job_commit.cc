@@ -172,8 +172,8 @@ void JobCore::EndStep() {
       session->EndStepBackwards();
     }
   }
-  if (pool_ != nullptr) {
-    pool_->Invalidate();
+  for (UnshardPool& pool : pools_) {
+    pool.Invalidate();
   }
 }
 

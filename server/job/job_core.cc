@@ -47,10 +47,9 @@ JobCore::JobCore(Init init)
       orders_(plan_->world_size),
       step_orders_(plan_->world_size),
       trace_(plan_, std::move(init.work_trace)) {
-  if (pooled_) {
-    pool_ = std::make_unique<UnshardPool>(plan_->pool_slots, plan_->pool_quota, world_size(),
-                                          static_cast<int>(plan_->groups.size()));
-    pool_done_.assign(plan_->pool_slots, std::vector<uint64_t>(world_size(), 0));
+  for (const PoolPlan& pool : plan_->pools) {
+    pools_.emplace_back(pool.slots, plan_->pool_quota, world_size(), static_cast<int>(plan_->groups.size()));
+    pool_done_.emplace_back(pool.slots, std::vector<uint64_t>(world_size(), 0));
   }
   ranks_.resize(world_size());
   ResetStep();

@@ -196,8 +196,13 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // POOLED (job_params.cc)
   absl::Status UnshardIntoPool(int rank, int group);
   absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
-  absl::Status FillSlot(int slot, int group);
-  void SubmitFill(int slot, int group);
+  // POOLED: which of pools_ a rank uses.
+  size_t PoolNumber(int rank) const { return static_cast<size_t>(rank) % pools_.size(); }
+  absl::Status FillSlot(size_t pool, int slot, int group);
+  void SubmitFill(size_t pool, int slot, int group);
+  int64_t SlotOffsetBytes(size_t pool, int slot) const {
+    return plan_->pools[pool].offset_bytes + slot * plan_->pool_slot_bytes;
+  }
   absl::Status CompareFullParams(int rank, const FullParams& asked) const;
   absl::Status MaybeGrantFullParams();
   void SettleBehindReductions();
@@ -354,8 +359,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool entry_held_ = false;
   PollTimer poll_timer_;
   bool poll_watched_ = false;
-  std::vector<std::vector<uint64_t>> pool_done_;  // POOLED, by slot and rank: the signal with which it reads no more
-  bool committing_ = false;                       // a decided step or a parameters commit is being applied
+  // POOLED, by pool, slot and rank: the signal with which it reads no more.
+  std::vector<std::vector<std::vector<uint64_t>>> pool_done_;
+  bool committing_ = false;  // a decided step or a parameters commit is being applied
   DecidedStep decided_;
   double grad_norm_ = 0;
   double clip_factor_ = 1;
@@ -379,7 +385,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool undo_kept_ = false;
   bool undoing_ = false;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
-  std::unique_ptr<UnshardPool> pool_;    // POOLED
+  std::vector<UnshardPool> pools_;       // POOLED, as ShardPlan::pools; their slots are numbered from 0 in each
   v1::Counters counters_;
   JobTrace trace_;
   // Of copies: old bytes by 64 KiB chunk of a slab; how many, for status.

@@ -103,7 +103,7 @@ bool JobCore::RunGivenBack() {
 void JobCore::DropGivenBack() {
   for (const Held& held : std::exchange(held_, {})) {
     if (held.pool_slot >= 0) {
-      (void)pool_->Filled(held.pool_slot);  // nothing writes into it
+      (void)pools_[held.pool].Filled(held.pool_slot);  // nothing writes into it
     }
   }
   poll_timer_.Set(false);

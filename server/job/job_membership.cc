@@ -108,8 +108,10 @@ void JobCore::EndSession(int rank) {
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }
-  for (std::vector<uint64_t>& by_rank : pool_done_) {
-    by_rank[rank] = 0;  // signals of its next session are other ones
+  for (auto& pool : pool_done_) {
+    for (std::vector<uint64_t>& by_rank : pool) {
+      by_rank[rank] = 0;  // signals of its next session are other ones
+    }
   }
   reaper_->Post([gone = std::move(sessions_[rank])] {});
   sessions_[rank] = nullptr;
@@ -165,8 +167,8 @@ void JobCore::Detach(int rank, bool finished) {
   ranks_[rank].finished = true;
   ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
   orders_[rank].BeginStep(captured_order_.get());
-  if (pool_ != nullptr) {
-    pool_->ReleaseAll(rank);
+  if (pooled_) {
+    pools_[PoolNumber(rank)].ReleaseAll(rank);
   }
 }
 
@@ -329,8 +331,8 @@ void JobCore::ResetStep() {
   window_open_ = false;
   keeping_ = false;
   full_params_granted_ = false;
-  if (pool_ != nullptr) {
-    pool_->Invalidate();
+  for (UnshardPool& pool : pools_) {
+    pool.Invalidate();
   }
 }
 

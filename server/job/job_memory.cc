@@ -1,13 +1,17 @@
 #include "server/job/job_memory.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/slab_spread.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -27,6 +31,44 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
                                                  plan.world_size, ", want at most ", memory.max_reduce_sources(), ")"));
   }
   return absl::OkStatus();
+}
+
+namespace {
+
+// Every piece is an open file of the daemon: four slabs of a job have a quarter of what it may have.
+int MaxPieces() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) return kMaxSlabPieces;
+  return static_cast<int>(std::clamp<rlim_t>(files.rlim_cur / 16, 1, kMaxSlabPieces));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeOnDevices(const ShardPlan& plan, SpreadSlab which,
+                                                          const std::string& name, const SlabPlace& place) {
+  int64_t page_bytes = 1;
+  for (const DeviceMemory* memory : place.users) {
+    SHARDD_ASSIGN_OR_RETURN(const int64_t bytes, memory->PageBytes());
+    page_bytes = std::max(page_bytes, bytes);  // powers of two
+  }
+  std::vector<DeviceMemory::Part> parts;
+  for (const SlabPiece& piece :
+       SpreadOverGpus(plan, which, static_cast<int>(place.users.size()), page_bytes, MaxPieces())) {
+    parts.push_back({place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
+  }
+  return place.memory->MakeSpreadSlab(name, parts, place.users);
+}
+
+}  // namespace
+
+void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
+  std::map<std::string, int64_t> bytes;
+  for (const v1::DeviceBytes& before : purpose->devices()) bytes[before.device()] = before.allocated_bytes();
+  for (const DeviceSlab::Piece& piece : slab.pieces()) bytes[piece.on->device()] += piece.size_bytes;
+  purpose->clear_devices();
+  for (const auto& [device, allocated_bytes] : bytes) {
+    v1::DeviceBytes* entry = purpose->add_devices();
+    entry->set_device(device);
+    entry->set_allocated_bytes(allocated_bytes);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
@@ -63,20 +105,21 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     const char* name;
     SlabBacking backing;
     int64_t size_bytes;
+    SpreadSlab spread;
   };
   const Purpose purposes[] = {
-      {&memory->shards_, "shards", shards, want.shards_bytes},
-      {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes},
-      {&memory->optimizer_, "optimizer", optimizer, want.optimizer_bytes},
-      {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes},
-      {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes},
+      {&memory->shards_, "shards", shards, want.shards_bytes, SpreadSlab::kShards},
+      {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes, SpreadSlab::kGradients},
+      {&memory->optimizer_, "optimizer", optimizer, want.optimizer_bytes, SpreadSlab::kOptimizer},
+      {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes, SpreadSlab::kParameters},
+      {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes, SpreadSlab::kPool},
   };
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0) {
       continue;
     }
     if (!on_host) {
-      auto slab = place.memory->MakeSlab(absl::StrCat("slab \"", purpose.name, "\""), purpose.size_bytes, place.users);
+      auto slab = MakeOnDevices(plan, purpose.spread, absl::StrCat("slab \"", purpose.name, "\""), place);
       if (!slab.ok()) {
         return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
       }
@@ -90,6 +133,12 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
     }
     *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
+  }
+  int64_t end_bytes = 0;
+  for (size_t i = 0; !on_host && memory->shards_ != nullptr && i < memory->shards_->on_devices()->pieces().size();
+       ++i) {
+    if (i > 0) memory->shards_boundaries_.push_back(end_bytes);
+    end_bytes += memory->shards_->on_devices()->pieces()[i].size_bytes;
   }
   return memory;
 }
@@ -131,6 +180,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
     if (slab != nullptr) {
       purpose->set_allocated_bytes(slab->size_bytes());
       purpose->set_backing(slab->backing());
+      if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), purpose);
     }
   };
   add("shards", plan.memory.shards_bytes, shards());

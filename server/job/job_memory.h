@@ -1,6 +1,7 @@
 #ifndef SHARDD_SERVER_JOB_JOB_MEMORY_H_
 #define SHARDD_SERVER_JOB_JOB_MEMORY_H_
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan/plan.h"
+#include "common/shm/fd_channel.h"
 #include "server/device/device_memory.h"
 #include "server/job/job_slab.h"
 #include "server/optimizer/optimizer.h"
@@ -30,8 +32,11 @@ int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place);
 // UNIMPLEMENTED, naming what of `plan` is not served where slabs lie on a device with this memory.
 absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan);
 
-// The slabs of one job, one per purpose, all in one place. Immutable after Create; the bytes are written by the job's
-// device work and, in write windows and before version 1, by its core.
+// What `slab` has on each device, added to `purpose`.
+void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
+
+// The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create; the
+// bytes are written by the job's device work and, in write windows and before version 1, by its core.
 class JobMemory {
  public:
   // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and the undo of a
@@ -50,12 +55,22 @@ class JobMemory {
   const JobSlab* gradients() const { return gradients_.get(); }
   const JobSlab* optimizer() const { return optimizer_.get(); }
   const JobSlab* pool() const { return pool_.get(); }
+  // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
+  const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }
   // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
   // too. Null until MakeKept, which allocates (blocks; not while kept() is used).
   const JobSlab* kept() const { return kept_.get(); }
   absl::Status MakeKept(const ShardPlan& plan);
   const SlabPlace& place() const { return place_; }
   const std::string& directory() const { return directory_; }
+  // What clients map, in the order of descriptors; null: the plan has no bytes for it.
+  std::array<std::pair<SessionFd, const JobSlab*>, 5> mapped() const {
+    return {{{kFdShards, shards()},
+             {kFdParameters, parameters()},
+             {kFdPool, pool()},
+             {kFdGradients, gradients()},
+             {kFdOptimizer, optimizer()}}};
+  }
   int64_t allocated_bytes() const;
   void Describe(const ShardPlan& plan, v1::Memory* out) const;
 
@@ -63,6 +78,7 @@ class JobMemory {
   explicit JobMemory(SlabPlace place) : place_(std::move(place)) {}
   const SlabPlace place_;
   std::string directory_;
+  std::vector<int64_t> shards_boundaries_;
   std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, kept_;
 };
 

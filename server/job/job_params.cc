@@ -54,7 +54,8 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
 }
 
 absl::Status JobCore::UnshardIntoPool(int rank, int group) {
-  absl::StatusOr<UnshardPool::Use> use = pool_->Acquire(rank, group);
+  const size_t pool = PoolNumber(rank);
+  absl::StatusOr<UnshardPool::Use> use = pools_[pool].Acquire(rank, group);
   if (!use.ok()) {
     return absl::Status(use.status().code(),
                         absl::StrCat("Unshard group \"", group_name(group), "\": ", use.status().message()));
@@ -63,10 +64,10 @@ absl::Status JobCore::UnshardIntoPool(int rank, int group) {
     counters_.set_prefetch_hits(counters_.prefetch_hits() + 1);
   }
   if (use->fill) {
-    SHARDD_RETURN_IF_ERROR(FillSlot(use->slot, group));
+    SHARDD_RETURN_IF_ERROR(FillSlot(pool, use->slot, group));
   }
   Session* session = sessions_[rank].get();
-  session->PublishUnshardIssued(group, use->slot * plan_->pool_slot_bytes);
+  session->PublishUnshardIssued(group, SlotOffsetBytes(pool, use->slot));
   if (use->ready) {
     session->PublishUnsharded(group, session->asked(group));
     return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
@@ -80,46 +81,52 @@ absl::Status JobCore::PrefetchNext(int rank, OrderEntry::Kind kind) {
   if (!next.has_value()) {
     return absl::OkStatus();
   }
-  const UnshardPool::Use use = pool_->Prefetch(rank, *next);
+  const UnshardPool::Use use = pools_[PoolNumber(rank)].Prefetch(rank, *next);
   if (use.slot >= 0) {
     counters_.set_prefetches(counters_.prefetches() + 1);
     if (use.fill) {
-      return FillSlot(use.slot, *next);
+      return FillSlot(PoolNumber(rank), use.slot, *next);
     }
   }
   return absl::OkStatus();
 }
 
 // Behind the GPUs of those who have read what lies there.
-absl::Status JobCore::FillSlot(int slot, int group) {
+absl::Status JobCore::FillSlot(size_t pool, int slot, int group) {
   ++pending_fills_;
   Held fill;
   fill.order = Held::Order::kFills;
   fill.what = absl::StrCat("Unshard group \"", group_name(group), "\"");
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (pool_done_[slot][rank] != 0) {
-      fill.signals.push_back(SignalOf(rank, pool_done_[slot][rank]));
+    if (const uint64_t done = pool_done_[pool][slot][rank]; done != 0) {
+      fill.signals.push_back(SignalOf(rank, done));
     }
   }
+  fill.pool = pool;
   fill.pool_slot = slot;
-  fill.run = [this, slot, group] {
-    SubmitFill(slot, group);
+  fill.run = [this, pool, slot, group] {
+    SubmitFill(pool, slot, group);
     return absl::OkStatus();
   };
   return WhenGivenBack(std::move(fill));
 }
 
-void JobCore::SubmitFill(int slot, int group) {
+void JobCore::SubmitFill(size_t pool, int slot, int group) {
   counters_.set_unshard_copies(counters_.unshard_copies() + 1);
   AllGatherRequest request;
   request.plan = plan_.get();
   request.group = group;
   request.shards = memory_->pointers().shards;
-  request.destination = memory_->pool()->At(slot * plan_->pool_slot_bytes);
+  request.destination = memory_->pool()->At(SlotOffsetBytes(pool, slot));
+  if (pools_.size() > 1) {
+    request.reader = static_cast<int>(pool);  // the first of its ranks; all are at one device
+    request.boundaries = memory_->shards_boundaries();
+  }
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
-  collective_->AllGather(std::move(request), Join(1, [this, slot, group, epoch = epoch_](const absl::Status& status) {
+  collective_->AllGather(std::move(request),
+                         Join(1, [this, pool, slot, group, epoch = epoch_](const absl::Status& status) {
                            // Also when the epoch went on: until now the slot could not be given to another group.
-                           (void)pool_->Filled(slot);
+                           (void)pools_[pool].Filled(slot);
                            if (epoch != epoch_ || closed_) {
                              return;
                            }
@@ -130,6 +137,9 @@ void JobCore::SubmitFill(int slot, int group) {
                            }
                            // Also who has resharded it by now, because its stream waits for the word.
                            for (int rank = 0; rank < world_size(); ++rank) {
+                             if (PoolNumber(rank) != pool) {
+                               continue;
+                             }
                              Session* session = sessions_[rank].get();
                              const auto awaited = ranks_[rank].awaited_unshards.extract(group);
                              if (session != nullptr && !awaited.empty()) {
@@ -152,10 +162,11 @@ absl::Status JobCore::OnReshard(Session* session, int group, uint64_t done) {
     if (auto it = std::find(deferred.begin(), deferred.end(), group); it != deferred.end()) {
       deferred.erase(it);
     } else {
-      if (const int slot = pool_->slot_of(group); slot >= 0) {
-        pool_done_[slot][rank] = done;
+      const size_t pool = PoolNumber(rank);
+      if (const int slot = pools_[pool].slot_of(group); slot >= 0) {
+        pool_done_[pool][slot][rank] = done;
       }
-      pool_->Release(rank, group);
+      pools_[pool].Release(rank, group);
       if (done == 0) {  // else its stream may wait for it
         ranks_[rank].awaited_unshards.erase(group);
       }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -10,19 +11,24 @@
 namespace shardd {
 
 std::string JobSlab::backing() const {
-  return on_host() ? absl::StrCat(SlabBackingName(host_->backing()), host_->huge_pages() ? " (huge pages)" : "")
-                   : memory_->backing();
+  if (on_host()) {
+    return absl::StrCat(SlabBackingName(host_->backing()), host_->huge_pages() ? " (huge pages)" : "");
+  }
+  const std::vector<DeviceSlab::Piece>& pieces = device_->pieces();
+  const bool on_one =
+      std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.on == pieces.front().on; });
+  return on_one ? pieces.front().on->backing() : "cuda";
 }
 
 absl::StatusOr<UniqueFd> JobSlab::ReadOnlyFd() const {
   if (on_host()) {
     return host_->ReadOnlyFd();
   }
-  UniqueFd fd(fcntl(device_->fd(), F_DUPFD_CLOEXEC, 0));
-  if (!fd.valid()) {
+  UniqueFd copy(fcntl(fd(), F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) {
     return absl::ResourceExhaustedError(absl::StrCat("duplicate the descriptor of a slab: ", std::strerror(errno)));
   }
-  return fd;
+  return copy;
 }
 
 absl::Status JobSlab::Write(int64_t offset_bytes, const void* from, int64_t size_bytes) const {

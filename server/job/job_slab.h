@@ -25,9 +25,12 @@ class JobSlab {
   int64_t size_bytes() const { return on_host() ? host_->size_bytes() : device_->size_bytes(); }
   bool huge_pages() const { return on_host() && host_->huge_pages(); }
   std::string backing() const;
+  // Where it lies on devices; null: on the host.
+  const DeviceSlab* on_devices() const { return device_.get(); }
 
-  // What clients map. A read-only descriptor is one where the slab is the host's: who has a GPU's memory chooses.
-  int fd() const { return on_host() ? host_->fd() : device_->fd(); }
+  // What clients map; on devices, of the first piece. A read-only descriptor is one where the slab is the host's: who
+  // has a GPU's memory chooses.
+  int fd() const { return on_host() ? host_->fd() : device_->pieces().front().fd; }
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
 
   // By the calling thread, and there when the call returns. No work that is submitted may mean the same bytes. Fails

@@ -114,6 +114,7 @@ void JobCore::Describe(v1::Job* out) const {
   out->set_slab_bytes(memory_->allocated_bytes());
   *out->mutable_config() = plan_->config;
   *out->mutable_counters() = counters_;
+  out->set_collective(collective_->Describe());
   out->set_created_unix_ms(UnixMillis(created_));
   out->set_plan_digest(absl::BytesToHexString(plan_->digest));
   if (std::any_of(step_counts_.begin(), step_counts_.end(), [](int64_t count) { return count > 0; })) {
@@ -180,8 +181,10 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
   sessions->set_planned_bytes(HostSessionBytes(*plan_, memory_->place()) * world_size());
   int64_t allocated = 0;
   int64_t slots_allocated = 0;
+  v1::Purpose on_devices;
   for (const auto& session : sessions_) {
     if (session != nullptr) {
+      if (session->memory()->slots != nullptr) AddDeviceBytes(*session->memory()->slots, &on_devices);
       allocated += session->memory()->memory->size_bytes() + session->memory()->daemon_page->size_bytes();
       slots_allocated += session->memory()->slots == nullptr ? 0 : session->memory()->slots->size_bytes();
     }
@@ -191,6 +194,7 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
     v1::Purpose* slots = out->add_purposes();
     slots->set_purpose("gradient slots");
     slots->set_backing("cuda");
+    *slots->mutable_devices() = on_devices.devices();
     slots->set_planned_bytes(plan_->memory.gradient_slots_bytes * world_size());
     slots->set_allocated_bytes(slots_allocated);
   }

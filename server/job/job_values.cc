@@ -213,8 +213,8 @@ void JobCore::FinishParametersCommit() {
     rank.committed_params = false;
     rank.writeback = false;
   }
-  if (pool_ != nullptr) {
-    pool_->Invalidate();
+  for (UnshardPool& pool : pools_) {
+    pool.Invalidate();
   }
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));

@@ -214,8 +214,8 @@ void JobCore::FinishWindow(bool stepped) {
   } else {
     ++version_;
     NoteWindowCommitted();
-    if (pool_ != nullptr) {
-      pool_->Invalidate();
+    for (UnshardPool& pool : pools_) {
+      pool.Invalidate();
     }
     if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
       LogError(absl::StrCat("job ", name(), ": ", status.message()));

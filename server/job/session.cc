@@ -114,7 +114,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   return session;
 }
 
-const char* Session::slot(int group) const {
+char* Session::slot(int group) const {
   const int slot = plan_->groups[group].gradient_slot;
   const int64_t offset_bytes = plan_->gradient_slots[slot].offset_bytes;
   return memory_->slots == nullptr ? memory_->memory->At<char>(layout_.slots_offset_bytes + offset_bytes)

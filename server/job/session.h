@@ -75,7 +75,7 @@ class Session {
   const std::shared_ptr<SessionMemory>& memory() const { return memory_; }
   const SessionLayout& layout() const { return layout_; }
   int doorbell() const { return doorbell_.get(); }
-  const char* slot(int group) const;  // start of the group's gradient slot
+  char* slot(int group) const;  // start of the group's gradient slot
 
   // Takes the next command out of the ring. NOT_FOUND: none, or held. INVALID_ARGUMENT: malformed; the session is
   // broken.

@@ -1,10 +1,11 @@
 #ifndef SHARDD_SERVER_SCHEDULE_UNSHARD_POOL_H_
 #define SHARDD_SERVER_SCHEDULE_UNSHARD_POOL_H_
 
-// Slots of the unsharded pool (POOLED): which group lies where, who uses it. A group is unsharded once per node and
-// version; all ranks that need it share the slot. The rate limiter is here: a rank holds at most `quota` slots, those
-// prefetched for it included, and the plan has as many slots as all quotas together, so that a rank never waits for
-// another one's slot and, as long as it keeps to its nesting, never for itself.
+// Slots of the unsharded pool (POOLED): which group lies where, who uses it. A group is unsharded once per node (over
+// several GPUs: once per GPU, each with a pool of its own) and version; all ranks that need it share the slot. The rate
+// limiter is here: a rank holds at most `quota` slots, those prefetched for it included, and the plan has as many slots
+// as all quotas together, so that a rank never waits for another one's slot and, as long as it keeps to its nesting,
+// never for itself.
 
 #include <cstdint>
 #include <functional>

@@ -170,6 +170,29 @@ TEST(ViewsTest, MemoryEndsWithItsTotal) {
             "total           3.0 MiB    2.0 MiB\n");
 }
 
+TEST(ViewsTest, MemoryOverSeveralGpusSaysWhatEachHas) {
+  const auto memory = Parse<v1::Memory>(R"pb(
+    purposes {
+      purpose: "shards"
+      planned_bytes: 5242880
+      allocated_bytes: 6291456
+      backing: "cuda"
+      devices { device: "cuda:0" allocated_bytes: 4194304 }
+      devices { device: "cuda:1" allocated_bytes: 2097152 }
+    }
+    purposes {
+      purpose: "gradients"
+      planned_bytes: 1048576
+      allocated_bytes: 2097152
+      backing: "cuda:0"
+      devices { device: "cuda:0" allocated_bytes: 2097152 }
+    }
+  )pb");
+  const std::string text = Show(memory, kView);
+  EXPECT_THAT(text, HasSubstr("shards     5.0 MiB    6.0 MiB  cuda:0 4.0 MiB, cuda:1 2.0 MiB\n"));
+  EXPECT_THAT(text, HasSubstr("gradients  1.0 MiB    2.0 MiB  cuda:0\n"));
+}
+
 TEST(ViewsTest, StreamsShowWhatIsQueued) {
   const auto streams = Parse<v1::ListStreamsResponse>(R"pb(
     streams { device: "cpu:0" name: "post_backward" submitted: 12 done: 9 busy_us: 4500 current: "reduce layers.3" }

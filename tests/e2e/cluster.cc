@@ -219,6 +219,7 @@ std::string SpecJson(const Args& args) {
   add("layout", "layout", "LAYOUT_");
   add("unshard_mode", "unshardMode", "UNSHARD_MODE_");
   add("backward_prefetch", "backwardPrefetch", "BACKWARD_PREFETCH_");
+  if (args.Int("pools") != 0) fields.push_back({"unshardedPools", args.Text("pools")});
   if (args.Int("forward_prefetch") != 0) fields.push_back({"forwardPrefetch", "true"});
   if (args.Int("strict_order") != 0) fields.push_back({"strictOrder", "true"});
   if (args.Int("allow_missing") != 0) fields.push_back({"allowMissingContribution", "true"});

@@ -3,9 +3,13 @@
 // compute on the host, stand for kernels; pointers, descriptors and access are as on any machine.
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -71,28 +75,175 @@ TEST_F(OnGpus, TwoRanksOnOneGpuTrainAsTheUnshardedRunAndStatusSaysWhere) {
   ExpectNothingLeaks(before);
 }
 
-TEST_F(OnGpus, TwoRanksOnTwoGpusTrainAsTheUnshardedRunOverPeerAccess) {
-  StartOnGpus(2);
-  const Args args = {{"device_memory", "1"},  {"unshard_mode", "POOLED"}, {"forward_prefetch", "1"},
-                     {"param_dtype", "bf16"}, {"optimizer", "sgd"},       {"world", "2"}};
+constexpr int64_t kPageBytes = int64_t{2} << 20;
+
+std::map<std::string, int64_t> BytesByGpu(const v1::Purpose& purpose) {
+  std::map<std::string, int64_t> bytes;
+  for (const v1::DeviceBytes& entry : purpose.devices()) bytes[entry.device()] = entry.allocated_bytes();
+  return bytes;
+}
+
+struct SpreadCase {
+  friend void PrintTo(const SpreadCase& value, std::ostream* out) { *out << value.name; }
+  std::string name;
+  int gpus;
+  Args args;
+};
+
+class OverGpus : public OnGpus, public ::testing::WithParamInterface<SpreadCase> {
+ protected:
+  // Of all that the daemon has made on each GPU, as the fake driver has it: memory of a GPU is a memfd of its name.
+  std::map<std::string, int64_t> FakeBytesByGpu() {
+    std::map<std::string, int64_t> bytes;
+    std::set<ino_t> seen;
+    for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_pid(), "/fd"))) {
+      std::error_code gone;
+      const std::string target = std::filesystem::read_symlink(entry.path(), gone);
+      struct stat about {};
+      int gpu = -1;
+      if (std::sscanf(target.c_str(), "/memfd:fake-cuda-%d", &gpu) != 1 || stat(entry.path().c_str(), &about) != 0 ||
+          !seen.insert(about.st_ino).second) {
+        continue;
+      }
+      bytes[absl::StrCat("cuda:", gpu)] += about.st_size;
+    }
+    return bytes;
+  }
+};
+
+// One parameter is of 12 MiB in fp32, so that slabs have pages to divide; the others are cut unevenly or have fewer
+// rows than there are ranks.
+TEST_P(OverGpus, RanksTrainAsTheUnshardedRunAndEveryGpuHasItsPartOfEverySlab) {
+  const int gpus = GetParam().gpus;
+  StartOnGpus(gpus);
+  const Footprint before = DaemonFootprint();
+  const Args args =
+      GetParam().args.With({{"device_memory", "1"}, {"filler", "3000000"}, {"world", absl::StrCat(gpus)}});
+  std::map<std::string, v1::Purpose> purposes;
+  std::map<std::string, int64_t> fake_bytes;
+  const std::map<std::string, int64_t> scratch_bytes = FakeBytesByGpu();
   std::vector<v1::Rank> ranks;
   v1::Job job;
   const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] {
+    purposes = Purposes();
+    fake_bytes = FakeBytesByGpu();
     ranks = Ranks();
     job = Job();
   });
   ExpectParity(args, reports);
-  EXPECT_GT(job.counters().unshard_copies(), 50u);
-  ASSERT_EQ(ranks.size(), 2u);
-  EXPECT_EQ(ranks[0].device(), "cuda:0");
-  EXPECT_EQ(ranks[1].device(), "cuda:1");
+  ASSERT_EQ(ranks.size(), static_cast<size_t>(gpus));
+  for (int rank = 0; rank < gpus; ++rank) EXPECT_EQ(ranks[rank].device(), absl::StrCat("cuda:", rank));
+  std::map<std::string, int64_t> status_bytes;
+  for (const auto& [name, purpose] : purposes) {
+    int64_t total_bytes = 0;
+    for (const auto& [gpu, bytes] : BytesByGpu(purpose)) {
+      status_bytes[gpu] += bytes;
+      total_bytes += bytes;
+      if (name == "shards" || name == "optimizer" || name == "gradients" || name == "parameters") {
+        EXPECT_NEAR(static_cast<double>(bytes), static_cast<double>(purpose.allocated_bytes()) / gpus, kPageBytes)
+            << name << " on " << gpu;
+      }
+    }
+    if (total_bytes > 0) {
+      EXPECT_EQ(total_bytes, purpose.allocated_bytes()) << name;
+    }
+  }
+  EXPECT_EQ(purposes["shards"].backing(), "cuda");
+  EXPECT_EQ(BytesByGpu(purposes["gradients"]).size(), static_cast<size_t>(gpus));
+  EXPECT_EQ(BytesByGpu(purposes["gradient slots"]).size(), static_cast<size_t>(gpus));
+  const bool is_pooled = args.Text("unshard_mode") != "ZERO_COPY";
+  if (is_pooled) {
+    EXPECT_GT(job.counters().unshard_copies(), 50u * static_cast<unsigned>(gpus));
+    EXPECT_EQ(BytesByGpu(purposes["unsharded pool"]).size(), static_cast<size_t>(gpus));
+  } else {
+    EXPECT_EQ(job.counters().unshard_copies(), 0);
+    EXPECT_EQ(purposes["unsharded pool"].allocated_bytes(), 0);
+  }
+  for (const auto& [gpu, bytes] : status_bytes) {
+    EXPECT_EQ(bytes, fake_bytes[gpu] - (scratch_bytes.count(gpu) > 0 ? scratch_bytes.at(gpu) : 0)) << gpu;
+  }
+  ExpectNothingLeaks(before);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, OverGpus,
+    ::testing::Values(
+        SpreadCase{"TwoAccumulating", 2, {{"micro", "2"}, {"max_norm", "0.1"}, {"lr", "0.003"}}},
+        SpreadCase{
+            "TwoInBf16Prefetched", 2, {{"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"forward_prefetch", "1"}}},
+        SpreadCase{
+            "TwoZeroCopyInBf16", 2, {{"unshard_mode", "ZERO_COPY"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}}},
+        SpreadCase{"FourDim0", 4, {{"layout", "DIM0"}, {"steps", "20"}}},
+        SpreadCase{"FourNoShard", 4, {{"strategy", "NO_SHARD"}, {"steps", "20"}}},
+        SpreadCase{"FourHybrid", 4, {{"strategy", "HYBRID_SHARD"}, {"group_size", "2"}, {"steps", "20"}}}),
+    [](const auto& info) { return info.param.name; });
+
+// More descriptors than one message of the socket holds.
+TEST_F(OnGpus, SlabsOfHundredsOfPiecesAreMapped) {
+  StartOnGpus(2);
+  const Footprint before = DaemonFootprint();
+  const Args args = {{"device_memory", "1"}, {"model", "blocks"},  {"blocks", "68"}, {"numel", "1048576"},
+                     {"steps", "3"},         {"optimizer", "sgd"}, {"world", "2"},   {"timeout_ms", "60000"}};
+  int descriptors = 0;
+  Child first = StartRank(0, args.With({{"pause", "end"}}));
+  Child second = StartRank(1, args);
+  AwaitPause(args, "end", 0);
+  descriptors = DaemonFootprint().descriptors;
+  LetGo(args, "end", 0);
+  EXPECT_EQ(first.Wait(), 0);
+  EXPECT_EQ(second.Wait(), 0);
+  EXPECT_GT(descriptors - before.descriptors, 2 * 253) << "each piece is a memory and a descriptor of the daemon";
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  EXPECT_EQ(reports[0].losses, reports[1].losses);
+  EXPECT_LT(reports[0].losses.back(), reports[0].losses.front());
+  ExpectNothingLeaks(before);
+}
+
+TEST_F(OnGpus, AGpuThatIsFullIsNamedWithTheSlabAndTheNextJobIsServed) {
+  StartOnGpus(2, {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)});
+  const Footprint before = DaemonFootprint();
+  const Args args = {{"device_memory", "1"}, {"steps", "1"}, {"name", "large"}, {"filler", "30000000"}};
+  EXPECT_EQ(StartRank(0, args).Wait(), 0);
+  const TrainerReport report = Report(args, 0);
+  EXPECT_EQ(report.code, static_cast<int>(Code::kResourceExhausted)) << report.message;
+  EXPECT_TRUE(absl::StrContains(report.message, "of slab \"shards\"")) << report.message;
+  EXPECT_TRUE(absl::StrContains(report.message, "device=cuda:")) << report.message;
+  ExpectNothingLeaks(before);
+  ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));
+}
+
+TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {
+  StartOnGpus(2);
+  const Args args = {{"device_memory", "1"}, {"steps", "1"}, {"unshard_mode", "POOLED"}, {"pools", "1"}};
+  EXPECT_EQ(StartRank(0, args).Wait(), 0);
+  EXPECT_EQ(Report(args, 0).code, static_cast<int>(Code::kFailedPrecondition));
+  EXPECT_TRUE(absl::StrContains(Report(args, 0).message, "(got 1, want 0 or 2)")) << Report(args, 0).message;
+}
+
+TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes) {
+  const std::vector<std::string> environment = testing::FakeCudaEnvironment(2);
+  RanksFind(environment);
+  StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_CUDA_DELAY_SEED=11"}));
+  const Args args = {{"device_memory", "1"}, {"micro", "2"}, {"max_norm", "0.1"}, {"lr", "0.003"}};
+  v1::Job job;
+  ExpectParity(args, RunRanks(args, {}, [&] { job = Job(); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "nccl 2.28.9 over cuda:0, cuda:1: ")) << job.collective();
+  EXPECT_FALSE(absl::StrContains(job.collective(), ": 0 gradient elements")) << job.collective();
+  const Args bf16 = {{"device_memory", "1"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"name", "bf16"}};
+  ExpectParity(bf16, RunRanks(bf16, {}, [&] { job = Job("bf16"); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), ": 0 gradient elements summed by it")) << job.collective();
+  const Args four = {{"device_memory", "1"}, {"world", "4"}, {"steps", "3"}, {"name", "four"}};
+  ExpectAllOk(RunRanks(four, {}, [&] { job = Job("four"); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "local: NCCL wants a GPU for each rank")) << job.collective();
 }
 
 // Both in the middle of a step and in the middle of a writeback, whose old bytes come back from the GPU.
 TEST_F(OnGpus, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
   StartOnGpus(2);
   const Footprint before = DaemonFootprint();
-  const Args args = {{"device_memory", "1"}, {"steps", "10"}, {"recover", "1"}, {"writeback_at_end", "1"}};
+  const Args args = {
+      {"device_memory", "1"}, {"steps", "10"}, {"recover", "1"}, {"writeback_at_end", "1"}, {"filler", "3000000"}};
   const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
   ExpectAllOk(want);
   for (const char* moment : {"some_gradients@4", "writeback@10"}) {

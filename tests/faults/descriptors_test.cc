@@ -109,6 +109,29 @@ TEST_P(Descriptors, OfWhatAClientWritesKeepTheirSize) {
   ExpectJobIntact();
 }
 
+// Behind the places are the pieces of slabs on several GPUs, and this job has none.
+TEST_F(BadInput, DescriptorsThatASessionDoesNotHaveAreRefused) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf({{"name", "few"}, {"world", "1"}}), 0).ok());
+    const auto fetch = [&](FdRange range) {
+      return FetchSessionFds(socket(), client.session().session_id(), client.session().token(), testing::kLimit,
+                             nullptr, range);
+    };
+    for (const FdRange range : {FdRange{kSessionFdCount, 1}, FdRange{0, kSessionFdCount + 1}, FdRange{UINT32_MAX, 253},
+                                FdRange{kSessionFdCount - 1, 2}}) {
+      const absl::Status status = fetch(range).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    }
+    const auto two = fetch({kFdShards, 2});
+    ASSERT_TRUE(two.ok()) << two.status();
+    EXPECT_TRUE((*two)[0].valid());
+    EXPECT_FALSE((*two)[1].valid()) << "there is no cast copy";
+  }
+  ExpectJobIntact();
+}
+
 // Shards and optimizer state too, where the optimizer is the trainers' own.
 TEST_F(BadInput, DescriptorsOfWhatTrainersWriteKeepTheirSize) {
   StartDaemonWithJob();

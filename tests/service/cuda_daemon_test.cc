@@ -20,9 +20,10 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // What a daemon said that ends before it listens.
-std::string Refusal(const std::string& devices, const std::vector<std::string>& environment) {
+std::string Refusal(const std::string& devices, const std::vector<std::string>& environment,
+                    const std::vector<std::string>& flags = {}) {
   const ::shardd::testing::TempDir folder;
-  DaemonProcess daemon(folder.path(), devices, {}, environment);
+  DaemonProcess daemon(folder.path(), devices, flags, environment);
   EXPECT_FALSE(daemon.listened());
   EXPECT_EQ(daemon.process().Wait(), 1);
   return ::shardd::testing::ReadWholeFile(daemon.log());
@@ -43,6 +44,17 @@ TEST(CudaDaemonTest, AMachineThatDoesNotServeSaysWhichGpuAndWhy) {
   // A kernel that is not there, which the daemon asks for by name.
   EXPECT_THAT(Refusal("cuda:0", FakeCudaEnvironment(1, {"FAKE_CUDA_FAIL=cuLibraryGetKernel:3:500"})),
               AllOf(HasSubstr("cuLibraryGetKernel"), HasSubstr("CUDA_ERROR_NOT_FOUND")));
+}
+
+TEST(CudaDaemonTest, NcclThatIsAskedForAndNotThereIsAnErrorThatSaysWhatToDo) {
+  EXPECT_THAT(Refusal("cpu:2", {}, {"--collective=nccl"}),
+              HasSubstr("--collective: NCCL is for GPUs (got \"nccl\" with --devices=cpu:2"));
+  EXPECT_THAT(Refusal("cuda:all", FakeCudaEnvironment(2), {"--collective=gloo"}),
+              HasSubstr("--collective: unknown (got \"gloo\""));
+  EXPECT_THAT(Refusal("cuda:all", FakeCudaEnvironment(2), {"--collective=nccl", "--nccl_library=/not/here.so"}),
+              AllOf(HasSubstr("load NCCL \"/not/here.so\": it cannot be loaded"), HasSubstr("nvidia-nccl-cu13")));
+  EXPECT_THAT(Refusal("cuda:all", FakeCudaEnvironment(2, {"FAKE_NCCL_VERSION=22100"}), {"--collective=nccl"}),
+              HasSubstr("it is too old (got 2.21.0, want 2.28.0 or later)"));
 }
 
 // What shardctl prints, on either stream.

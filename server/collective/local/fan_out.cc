@@ -44,7 +44,7 @@ DevicePart& PartOf(std::vector<DevicePart>& parts, Device* device) {
 }
 
 void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& label, Device* fallback,
-            absl::Status status, Collective::Done done) {
+            absl::Status status, Collective::Done done, std::function<void(const absl::Status&)> failed) {
   parts.erase(std::remove_if(parts.begin(), parts.end(), [](const DevicePart& p) { return p.ops.empty(); }),
               parts.end());
   if (parts.empty() || !status.ok()) {
@@ -57,8 +57,10 @@ void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& l
   // Shared: each part's callback may be the last to need it.
   auto join = std::make_shared<Join>(static_cast<int>(parts.size()), std::move(done));
   for (DevicePart& part : parts) {
-    part.device->Submit(stream,
-                        {label, std::move(part.ops), [join](absl::Status run) { join->PartDone(std::move(run)); }});
+    part.device->Submit(stream, {label, std::move(part.ops), [join, failed](absl::Status run) {
+                                   if (!run.ok() && failed) failed(run);
+                                   join->PartDone(std::move(run));
+                                 }});
   }
 }
 

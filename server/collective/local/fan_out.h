@@ -1,6 +1,7 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_LOCAL_FAN_OUT_H_
 #define SHARDD_SERVER_COLLECTIVE_LOCAL_FAN_OUT_H_
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,10 @@ struct DevicePart {
 DevicePart& PartOf(std::vector<DevicePart>& parts, Device* device);
 
 // Submits every part that has operations to `stream`; `done` runs once, when the last has ended, with the error that
-// came first. Without any, or when `status` is an error, it runs on `fallback` after what is queued there. Never
-// blocks.
+// came first. `failed`, where given, hears of each part's error at once: other parts may wait for that one. Without
+// any, or when `status` is an error, it runs on `fallback` after what is queued there. Never blocks.
 void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& label, Device* fallback,
-            absl::Status status, Collective::Done done);
+            absl::Status status, Collective::Done done, std::function<void(const absl::Status&)> failed = nullptr);
 
 }  // namespace shardd
 

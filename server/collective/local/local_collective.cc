@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
 #include "server/collective/local/fan_out.h"
 
 namespace shardd {
@@ -12,91 +13,10 @@ namespace {
 // Of an all-gather: below this a second device's wake-up costs more than it saves.
 constexpr int64_t kMinPieceNumel = int64_t{1} << 16;
 
-absl::Status CheckGroup(const char* operation, const ShardPlan* plan, int group) {
-  if (plan == nullptr) return absl::InvalidArgumentError(absl::StrCat(operation, ": no plan"));
-  if (group < 0 || group >= static_cast<int>(plan->groups.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": group is out of range (got ", group, ", want 0 to ",
-                                                   static_cast<int>(plan->groups.size()) - 1, ")"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckReduceScatter(const ReduceScatterRequest& request, size_t ranks) {
-  if (absl::Status status = CheckGroup("reduce-scatter", request.plan, request.group); !status.ok()) return status;
-  const GroupPlan& group = request.plan->groups[request.group];
-  const auto refuse = [&](const auto&... fact) {
-    return absl::InvalidArgumentError(absl::StrCat("reduce-scatter group \"", group.name, "\": ", fact...));
-  };
-  if (request.plan->world_size != static_cast<int>(ranks)) {
-    return refuse("plan is of another world size (got ", request.plan->world_size, ", want ", ranks, ")");
-  }
-  if (request.gradients == nullptr) return refuse("no gradient shards");
-  if (request.modes.size() != group.params.size()) {
-    return refuse("wrong number of modes (got ", request.modes.size(), ", want ", group.params.size(), ")");
-  }
-  if (request.reduce_dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(request.reduce_dtype)) {
-    return refuse("reduce_dtype is not served (got ", DTypeName(request.reduce_dtype), ")");
-  }
-  int last_rank = -1;
-  for (const GradientSource& source : request.sources) {
-    if (source.rank <= last_rank || source.rank >= static_cast<int>(ranks)) {
-      return refuse("sources are not ascending ranks (got ", source.rank, " after ", last_rank, ")");
-    }
-    last_rank = source.rank;
-    if (source.slot == nullptr) return refuse("source has no slot (rank=", source.rank, ")");
-    if (source.present.size() != group.params.size()) {
-      return refuse("presence mask has the wrong length (got ", source.present.size(), ", want ", group.params.size(),
-                    "; rank=", source.rank, ")");
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Sources with a gradient for parameter `index` of the group, as positions in request.sources.
-void PresentSources(const ReduceScatterRequest& request, int index, std::vector<int>& result) {
-  result.clear();
-  for (size_t k = 0; k < request.sources.size(); ++k) {
-    if (request.sources[k].present[index]) result.push_back(static_cast<int>(k));
-  }
-}
-
-// A range under construction: segments that touch and are treated alike become one operation.
-struct Run {
-  int flat_param = -1;
-  int64_t offset = 0;
-  int64_t numel = 0;
-  GradientMode mode = GradientMode::kOverwrite;
-  std::vector<int> sources;
-};
-
-ReduceOp MakeReduceOp(const ReduceScatterRequest& request, const Run& run) {
-  const FlatParamPlan& flat = request.plan->flat_params[run.flat_param];
-  const int64_t slot_offset = flat.slot_offset_bytes + run.offset * DTypeSizeBytes(flat.unsharded_dtype);
-  ReduceOp op;
-  op.sources.reserve(run.sources.size());
-  for (int k : run.sources) op.sources.push_back(request.sources[k].slot + slot_offset);
-  op.source_dtype = flat.unsharded_dtype;
-  op.reduce_dtype = request.reduce_dtype == v1::DTYPE_UNSPECIFIED ? flat.unsharded_dtype : request.reduce_dtype;
-  op.keep = request.keep_low_precision ? op.reduce_dtype : flat.dtype;
-  op.scale = request.scale;
-  op.accumulate = run.mode == GradientMode::kAccumulate;
-  op.dst = reinterpret_cast<float*>(request.gradients + flat.gradients_offset_bytes) + run.offset;
-  op.numel = run.numel;
-  return op;
-}
-
-// Replicas that have gradient shards of their own get the sum as soon as it is there, from the same device.
-void CopyToReplicas(const ShardPlan& plan, const Run& run, char* gradients, std::vector<DeviceOp>& ops) {
-  char* const sum = gradients + plan.flat_params[run.flat_param].gradients_offset_bytes +
-                    run.offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
-  for (int copy = 1; copy < plan.gradient_copies; ++copy) {
-    ops.push_back(CopyOp{sum, sum + copy * plan.gradients_stride_bytes, run.numel * DTypeSizeBytes(v1::DTYPE_FLOAT32)});
-  }
-}
-
 }  // namespace
 
-LocalCollective::LocalCollective(std::vector<Device*> devices) : devices_(std::move(devices)) {}
+LocalCollective::LocalCollective(std::vector<Device*> devices, std::string why)
+    : devices_(std::move(devices)), why_(std::move(why)) {}
 
 std::shared_ptr<const LocalCollective::GroupSegments> LocalCollective::SegmentsOf(const ShardPlan& plan, int group) {
   if (!plan.digest.empty()) {
@@ -124,66 +44,88 @@ std::shared_ptr<const LocalCollective::GroupSegments> LocalCollective::SegmentsO
   return result;
 }
 
+absl::StatusOr<std::vector<std::vector<ReduceRun>>> LocalCollective::RunsByRank(const ReduceScatterRequest& request) {
+  SHARDD_RETURN_IF_ERROR(CheckReduceScatter(request, devices_.size()));
+  const std::shared_ptr<const GroupSegments> segments = SegmentsOf(*request.plan, request.group);
+  std::vector<std::vector<ReduceRun>> runs;
+  runs.reserve(devices_.size());
+  for (const std::vector<RankSegment>& of_rank : *segments) runs.push_back(RunsOf(request, of_rank));
+  return runs;
+}
+
 void LocalCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   std::vector<DevicePart> parts;
-  const absl::Status status = CheckReduceScatter(request, devices_.size());
-  if (status.ok()) {
-    const std::shared_ptr<const GroupSegments> segments = SegmentsOf(*request.plan, request.group);
-    std::vector<int> present;
-    for (size_t rank = 0; rank < devices_.size(); ++rank) {
-      std::vector<DeviceOp>& ops = PartOf(parts, devices_[rank]).ops;
-      Run run;
-      const auto flush = [&] {
-        if (run.numel > 0) {
-          ops.push_back(MakeReduceOp(request, run));
-          CopyToReplicas(*request.plan, run, request.gradients, ops);
-        }
-        run.numel = 0;
-      };
-      for (const RankSegment& item : (*segments)[rank]) {
-        const int index = request.plan->params[item.segment.param].index_in_group;
-        PresentSources(request, index, present);
-        if (present.empty()) continue;
-        const bool joins = run.numel > 0 && run.flat_param == item.flat_param &&
-                           run.offset + run.numel == item.segment.offset && run.mode == request.modes[index] &&
-                           run.sources == present;
-        if (joins) {
-          run.numel += item.segment.numel;
-          continue;
-        }
-        flush();
-        run = {item.flat_param, item.segment.offset, item.segment.numel, request.modes[index], present};
-      }
-      flush();
-    }
+  const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = RunsByRank(request);
+  for (size_t rank = 0; runs.ok() && rank < devices_.size(); ++rank) {
+    std::vector<DeviceOp>& ops = PartOf(parts, devices_[rank]).ops;
+    for (const ReduceRun& run : (*runs)[rank]) AddReduceOps(request, run, SourcesOf(request, run), ops);
   }
-  FanOut(std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), status, std::move(done));
+  FanOut(std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), runs.status(), std::move(done));
 }
+
+namespace {
+
+// Elements [first, end) of one flat parameter, in one operation.
+CastOp UnshardOp(const AllGatherRequest& request, const FlatParamPlan& flat, int64_t first, int64_t end) {
+  CastOp op;
+  op.src = request.shards + flat.shards_offset_bytes + first * DTypeSizeBytes(flat.dtype);
+  op.from = flat.dtype;
+  op.dst = request.destination + flat.pool_offset_bytes + first * DTypeSizeBytes(flat.unsharded_dtype);
+  op.to = flat.unsharded_dtype;
+  op.numel = end - first;
+  return op;
+}
+
+// A flat parameter, cut where memory of another device begins. Each reader begins elsewhere, so that not all of them
+// read from one device at a time.
+void UnshardOnReader(const AllGatherRequest& request, const FlatParamPlan& flat, size_t ranks,
+                     std::vector<DeviceOp>& ops) {
+  const int64_t element_bytes = DTypeSizeBytes(flat.dtype);
+  std::vector<int64_t> cuts = {0};
+  const auto inside = std::upper_bound(request.boundaries.begin(), request.boundaries.end(), flat.shards_offset_bytes);
+  for (auto at = inside; at != request.boundaries.end(); ++at) {
+    const int64_t element = (*at - flat.shards_offset_bytes) / element_bytes;
+    if (element >= flat.numel) break;
+    if (element > cuts.back()) cuts.push_back(element);
+  }
+  const size_t begin = cuts.size() * static_cast<size_t>(request.reader) / ranks;
+  cuts.push_back(flat.numel);
+  const size_t parts = cuts.size() - 1;
+  for (size_t i = 0; i < parts; ++i) {
+    const size_t part = (begin + i) % parts;
+    if (cuts[part] < cuts[part + 1]) ops.emplace_back(UnshardOp(request, flat, cuts[part], cuts[part + 1]));
+  }
+}
+
+}  // namespace
 
 void LocalCollective::AllGather(AllGatherRequest request, Done done) {
   std::vector<DevicePart> parts;
   absl::Status status = CheckGroup("all-gather", request.plan, request.group);
-  if (status.ok() && (request.shards == nullptr || request.destination == nullptr)) {
+  const auto refuse = [&](const auto&... fact) {
     status = absl::InvalidArgumentError(
-        absl::StrCat("all-gather group \"", request.plan->groups[request.group].name, "\": null pointer"));
+        absl::StrCat("all-gather group \"", request.plan->groups[request.group].name, "\": ", fact...));
+  };
+  if (status.ok() && (request.shards == nullptr || request.destination == nullptr)) refuse("null pointer");
+  if (status.ok() && (request.reader < -1 || request.reader >= static_cast<int>(devices_.size()))) {
+    refuse("reader is out of range (got ", request.reader, ", want -1 to ", devices_.size() - 1, ")");
   }
   if (status.ok()) {
     // Groups begin on different devices, so that small ones that are unsharded together spread too.
     size_t next = static_cast<size_t>(request.group) % devices_.size();
     for (int f : request.plan->groups[request.group].flat_params) {
       const FlatParamPlan& flat = request.plan->flat_params[f];
+      if (request.reader >= 0) {
+        UnshardOnReader(request, flat, devices_.size(), PartOf(parts, devices_[request.reader]).ops);
+        continue;
+      }
       const int64_t share =
           (flat.numel + static_cast<int64_t>(devices_.size()) - 1) / static_cast<int64_t>(devices_.size());
       // Whole cache lines of either dtype, so that no two devices write one line.
       const int64_t piece = std::max(kMinPieceNumel, (share + 63) / 64 * 64);
       for (int64_t first = 0; first < flat.numel; first += piece) {
-        CastOp op;
-        op.src = request.shards + flat.shards_offset_bytes + first * DTypeSizeBytes(flat.dtype);
-        op.from = flat.dtype;
-        op.dst = request.destination + flat.pool_offset_bytes + first * DTypeSizeBytes(flat.unsharded_dtype);
-        op.to = flat.unsharded_dtype;
-        op.numel = std::min(piece, flat.numel - first);
-        PartOf(parts, devices_[next]).ops.emplace_back(op);
+        PartOf(parts, devices_[next])
+            .ops.emplace_back(UnshardOp(request, flat, first, std::min(flat.numel, first + piece)));
         next = (next + 1) % devices_.size();
       }
     }

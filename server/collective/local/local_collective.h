@@ -7,8 +7,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/collective/collective.h"
+#include "server/collective/local/reduce_runs.h"
 
 namespace shardd {
 
@@ -21,17 +23,17 @@ namespace shardd {
 // Thread-safe.
 class LocalCollective final : public Collective {
  public:
-  explicit LocalCollective(std::vector<Device*> devices);
+  // `why`: there is no other, for status; empty where none was asked for.
+  explicit LocalCollective(std::vector<Device*> devices, std::string why = "");
   const char* name() const override { return "local"; }
+  std::string Describe() const override { return why_.empty() ? "local" : "local: " + why_; }
   void ReduceScatter(ReduceScatterRequest request, Done done) override;
   void AllGather(AllGatherRequest request, Done done) override;
 
+  // The sums that a reduction is made of, by the rank whose device writes them. INVALID_ARGUMENT as ReduceScatter.
+  absl::StatusOr<std::vector<std::vector<ReduceRun>>> RunsByRank(const ReduceScatterRequest& request);
+
  private:
-  // A range of one flat parameter that lies in one rank's work and in one parameter.
-  struct RankSegment {
-    int flat_param;
-    Segment segment;
-  };
   // By rank; the ranges of a group's trainable flat parameters.
   using GroupSegments = std::vector<std::vector<RankSegment>>;
 
@@ -39,6 +41,7 @@ class LocalCollective final : public Collective {
 
   // Constant after construction.
   const std::vector<Device*> devices_;
+  const std::string why_;
 
   // Guarded: what WorkSegments said, for the plan with this digest. A collective serves one job, hence one plan.
   absl::Mutex mutex_;

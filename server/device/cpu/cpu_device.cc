@@ -127,7 +127,7 @@ bool CpuDevice::RunSlice(Entry& entry) {
   while (entry.next_op < entry.work.ops.size() && budget > 0) {
     const DeviceOp& op = entry.work.ops[entry.next_op];
     if (entry.next_element == 0) {
-      if (absl::Status status = CheckOp(op); !status.ok()) {
+      if (absl::Status status = CheckCpuOp(op); !status.ok()) {
         entry.status =
             absl::Status(status.code(), absl::StrCat("run \"", entry.work.label, "\": operation ", entry.next_op,
                                                      " is malformed: ", status.message(), " (device=", name_, ")"));

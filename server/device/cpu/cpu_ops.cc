@@ -3,6 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "server/device/ops/check.h"
+
 namespace shardd {
 namespace {
 
@@ -53,9 +55,15 @@ struct Slice {
     SgdUpdate(op.params, At(op.p, op.param_dtype, first), op.param_dtype, op.g + first, At(op.buf, first),
               At(op.cast_dst, op.cast_dtype, first), op.cast_dtype, count);
   }
+  void operator()(const SumOp&) const {}  // CheckCpuOp refuses it
 };
 
 }  // namespace
+
+absl::Status CheckCpuOp(const DeviceOp& op) {
+  if (std::holds_alternative<SumOp>(op)) return absl::InternalError("sum: no communicator reaches the host's memory");
+  return CheckOp(op);
+}
 
 int64_t CpuOpSlice(const DeviceOp& op) {
   return std::holds_alternative<CopyOp>(op) || std::holds_alternative<ZeroOp>(op) ? kSliceBytes : kSliceNumel;

@@ -23,14 +23,16 @@ cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p)
 
 class Exported final : public DeviceSlab {
  public:
-  Exported(CudaSlab slab, UniqueFd fd) : slab_(std::move(slab)), fd_(std::move(fd)) {}
+  Exported(CudaSlab slab, std::vector<UniqueFd> fds, std::vector<Piece> pieces)
+      : slab_(std::move(slab)), fds_(std::move(fds)), pieces_(std::move(pieces)) {}
   char* data() const override { return static_cast<char*>(slab_.data()); }
   int64_t size_bytes() const override { return slab_.size_bytes(); }
-  int fd() const override { return fd_.get(); }
+  const std::vector<Piece>& pieces() const override { return pieces_; }
 
  private:
   const CudaSlab slab_;
-  const UniqueFd fd_;
+  const std::vector<UniqueFd> fds_;
+  const std::vector<Piece> pieces_;
 };
 
 }  // namespace
@@ -125,16 +127,42 @@ absl::Status CudaMemory::WaitForStream() {
 
 absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::string& name, int64_t size_bytes,
                                                                  const std::vector<DeviceMemory*>& users) {
-  std::vector<cu::Ordinal> peers;
-  for (DeviceMemory* user : users) {
-    const cu::Ordinal ordinal = static_cast<CudaMemory*>(user)->device_;
-    if (ordinal != device_ && std::find(peers.begin(), peers.end(), ordinal) == peers.end()) peers.push_back(ordinal);
+  if (size_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("create ", name, ": size is not positive (got ", size_bytes, " bytes)"));
   }
-  SHARDD_ASSIGN_OR_RETURN(CudaSlab slab, CudaSlab::Create(&driver_, device_, size_bytes, name, peers));
-  SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, slab.ExportFd());
-  auto exported = std::make_unique<Exported>(std::move(slab), std::move(fd));
-  // New memory is undefined; a plan takes it for zeros, and nobody is to read what others left.
-  SHARDD_RETURN_IF_ERROR(Zero(exported->data(), exported->size_bytes()));
+  SHARDD_ASSIGN_OR_RETURN(const int64_t page_bytes, PageBytes());
+  return MakeSpreadSlab(name, {{this, (size_bytes + page_bytes - 1) / page_bytes * page_bytes}}, users);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std::string& name,
+                                                                       const std::vector<Part>& parts,
+                                                                       const std::vector<DeviceMemory*>& users) {
+  std::vector<CudaSlab::Piece> created;
+  std::vector<cu::Ordinal> ordinals;
+  const auto add = [&ordinals](cu::Ordinal ordinal) {
+    if (std::find(ordinals.begin(), ordinals.end(), ordinal) == ordinals.end()) ordinals.push_back(ordinal);
+  };
+  for (const Part& part : parts) {
+    created.push_back({static_cast<const CudaMemory*>(part.on)->device_, part.size_bytes});
+    add(created.back().device);
+  }
+  for (const DeviceMemory* user : users) add(static_cast<const CudaMemory*>(user)->device_);
+  SHARDD_ASSIGN_OR_RETURN(CudaSlab slab, CudaSlab::CreateSpread(&driver_, created, name, ordinals));
+  std::vector<UniqueFd> fds;
+  std::vector<DeviceSlab::Piece> pieces;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, slab.ExportFd(i));
+    pieces.push_back({parts[i].on, parts[i].size_bytes, fd.get()});
+    fds.push_back(std::move(fd));
+  }
+  auto exported = std::make_unique<Exported>(std::move(slab), std::move(fds), std::move(pieces));
+  // New memory is undefined; a plan takes it for zeros, and nobody is to read what others left. Each GPU its own.
+  char* at = exported->data();
+  for (const Part& part : parts) {
+    SHARDD_RETURN_IF_ERROR(part.on->Zero(at, part.size_bytes));
+    at += part.size_bytes;
+  }
   return exported;
 }
 

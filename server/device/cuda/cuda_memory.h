@@ -37,6 +37,10 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSlab(const std::string& name, int64_t size_bytes,
                                                        const std::vector<DeviceMemory*>& users) override
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name, const std::vector<Part>& parts,
+                                                             const std::vector<DeviceMemory*>& users) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<int64_t> PageBytes() const override { return CudaSlab::Granularity(driver_, device_); }
   absl::Status Write(char* device_to, const void* from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Read(void* to, const char* device_from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Zero(char* device_to, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);

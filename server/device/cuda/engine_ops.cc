@@ -13,6 +13,9 @@ namespace shardd {
 namespace {
 
 cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
+// A kernel, and what a communicator may put around it: events and host functions.
+constexpr int kCallsOfSum = 8;
+
 cuda::KernelDType Number(DType dtype) { return static_cast<cuda::KernelDType>(dtype); }
 static_assert(cuda::kFloat32 == v1::DTYPE_FLOAT32 && cuda::kBFloat16 == v1::DTYPE_BFLOAT16 &&
               cuda::kFloat16 == v1::DTYPE_FLOAT16 && cuda::kFloat64 == v1::DTYPE_FLOAT64 &&
@@ -95,6 +98,7 @@ struct CudaEngine::Calls {
         cuda::SgdArgs{MakeSgdScalars(op.params), op.params.nesterov ? 1 : 0, op.params.first_step ? 1 : 0,
                       Number(op.param_dtype), op.p, op.g, op.buf, op.cast_dst, Number(op.cast_dtype), op.numel});
   }
+  absl::Status operator()(const SumOp& op) const { return op.communicator->Enqueue(op, stream()); }
 };
 
 absl::Status CudaEngine::Check(const DeviceOp& op) {
@@ -108,6 +112,7 @@ absl::Status CudaEngine::Check(const DeviceOp& op) {
 }
 
 int CudaEngine::CallsOf(const DeviceOp& op) const {
+  if (const SumOp* const sum = std::get_if<SumOp>(&op); sum != nullptr) return kCallsOfSum;
   const NormOp* const norm = std::get_if<NormOp>(&op);
   if (norm == nullptr) return 1;
   return static_cast<int>(2 * ((norm->numel + kCudaNormPieceNumel - 1) / kCudaNormPieceNumel));

@@ -49,6 +49,7 @@ absl::StatusOr<Devices> MakeCudaDevices(const CudaDriver& driver, const CudaSele
   }
   CudaSurroundings surroundings = ReadCudaSurroundings(driver, ordinals);
   Devices made;
+  made.driver = std::make_shared<const CudaDriver>(driver);
   made.gpus = std::move(surroundings.gpus);
   made.warnings = std::move(surroundings.warnings);
   for (size_t i = 0; i < ordinals.size(); ++i) {

@@ -71,6 +71,7 @@ CudaSurroundings ReadCudaSurroundings(const CudaDriver& driver, absl::Span<const
   std::vector<std::string> with_mps, without_persistence, exclusive;
   for (const int ordinal : ordinals) {
     GpuFacts gpu;
+    gpu.ordinal = ordinal;
     gpu.device = absl::StrCat("cuda:", ordinal);
     if (char id[32] = {}; driver->DeviceGetPCIBusId(id, sizeof(id) - 1, ordinal) == cu::kSuccess) gpu.pci_bus_id = id;
     const std::optional<int> mps = Attribute(driver, cu::kMpsEnabled, ordinal);

@@ -71,6 +71,33 @@ struct Check {
     }
     return CheckUpdate("sgd", op.p == nullptr || op.g == nullptr, op.param_dtype, op.cast_dst, op.cast_dtype);
   }
+  absl::Status operator()(const SumOp& op) const {
+    if (op.communicator == nullptr) return Malformed("sum", "no communicator");
+    const int members = op.communicator->members();
+    if (op.member < 0 || op.member >= members) {
+      return Malformed("sum", absl::StrCat("no such member (got ", op.member, ", want 0 to ", members - 1, ")"));
+    }
+    int64_t numel = 0;
+    for (const SumPart& part : op.parts) {
+      if (part.root < 0 || part.root >= members) {
+        return Malformed("sum", absl::StrCat("no such root (got ", part.root, ", want 0 to ", members - 1, ")"));
+      }
+      if (part.src == nullptr || (part.root == op.member && part.dst == nullptr))
+        return Malformed("sum", "null pointer");
+      if (part.numel < 1) return Malformed("sum", absl::StrCat("an empty part (got ", part.numel, ")"));
+      numel += part.numel;
+    }
+    if (numel != op.numel)
+      return Malformed("sum", absl::StrCat("parts make ", numel, " elements (want ", op.numel, ")"));
+    if (!op.scatter) return absl::OkStatus();
+    bool even = op.parts.size() == static_cast<size_t>(members);
+    for (size_t i = 0; even && i < op.parts.size(); ++i) {
+      const SumPart& part = op.parts[i];
+      even = part.root == static_cast<int>(i) && part.numel == op.parts[0].numel &&
+             part.src == op.parts[0].src + static_cast<int64_t>(i) * part.numel;
+    }
+    return even ? absl::OkStatus() : Malformed("sum", "parts that cannot be scattered");
+  }
 };
 
 }  // namespace

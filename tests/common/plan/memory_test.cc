@@ -90,6 +90,27 @@ TEST(Memory, ThePoolGivesEveryRankItsQuotaWhereThereAreManyGroups) {
   EXPECT_EQ(plan.pool_slots, 2 * (2 + 2));
 }
 
+TEST(Memory, EachPoolHasTheQuotasOfItsRanksAndBeginsWithAGpusPage) {
+  SpecBuilder b = Model(5, 20);
+  b.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+  b.config().set_unsharded_pools(2);
+  const ShardPlan plan = b.Plan();
+  ASSERT_EQ(plan.pools.size(), 2u);
+  EXPECT_EQ(plan.pools[0].slots, 3 * plan.pool_quota) << "ranks 0, 2 and 4";
+  EXPECT_EQ(plan.pools[1].slots, 2 * plan.pool_quota) << "ranks 1 and 3";
+  EXPECT_EQ(plan.pool_slots, 5 * plan.pool_quota);
+  EXPECT_EQ(plan.pools[0].offset_bytes, 0);
+  EXPECT_EQ(plan.pools[1].offset_bytes % kPoolAlignmentBytes, 0);
+  EXPECT_GE(plan.pools[1].offset_bytes, plan.pools[0].slots * plan.pool_slot_bytes);
+  EXPECT_GE(plan.memory.unsharded_pool_bytes, plan.pools[1].offset_bytes + plan.pools[1].slots * plan.pool_slot_bytes);
+  EXPECT_EQ(plan.memory.unsharded_pool_bytes % kPoolAlignmentBytes, 0);
+  b.config().set_unsharded_pools(6);
+  EXPECT_EQ(PlanShards(b.spec()).status().code(), absl::StatusCode::kInvalidArgument) << "more than ranks";
+  b.config().set_unshard_mode(v1::UNSHARD_MODE_ZERO_COPY);
+  b.config().set_unsharded_pools(1);
+  EXPECT_EQ(PlanShards(b.spec()).status().code(), absl::StatusCode::kInvalidArgument) << "there is no pool";
+}
+
 TEST(Memory, ThePoolHoldsAllGroupsThatAreNotResharded) {
   SpecBuilder b = Model(2, 3);
   const int before = static_cast<int>(b.spec().tree().modules_size());

@@ -65,21 +65,38 @@ TEST_F(HostileDaemonTest, AnswersOutsideTheProtocolAreInternalAndLeaveNoDescript
   EXPECT_EQ(CodeFor(Header(5, UINT32_MAX, 0), all), kInternal);
   EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount)), kInternal);
   EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount), {event.get()}), kInternal);
-  EXPECT_EQ(CodeFor(Header(0, 0, kFdGradientSlots - 1), std::vector<int>(kFdGradientSlots - 1, event.get())),
-            kInternal);
+  for (const uint32_t count : {1, kSessionFdCount - 1, kSessionFdCount + 1, 20, 253}) {
+    EXPECT_EQ(CodeFor(Header(0, 0, count), std::vector<int>(count, event.get())), kInternal) << count;
+    EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount), std::vector<int>(count, event.get())), kInternal) << count;
+  }
   EXPECT_EQ(CodeFor(Header(0, 0, kSessionFdCount + 1), all), kInternal);
 }
 
-// kFdGradientSlots came last: a daemon from before it sends one less, and has no such slab.
-TEST_F(HostileDaemonTest, DaemonWithoutTheLastDescriptorIsServed) {
+// Of a range that was asked for, too: no more, no less.
+TEST_F(HostileDaemonTest, ARangeIsAnsweredWithJustSoManyDescriptors) {
   const UniqueFd event = Eventfd();
-  EXPECT_EQ(CodeFor(Header(0, 0, kFdGradientSlots), std::vector<int>(kFdGradientSlots, event.get())), 0);
-}
-
-TEST_F(HostileDaemonTest, SurplusDescriptorsAreClosed) {
-  const UniqueFd event = Eventfd();
-  EXPECT_EQ(CodeFor(Header(0, 0, 20), std::vector<int>(20, event.get())), 0);
-  EXPECT_EQ(CodeFor(Header(0, 0, 253), std::vector<int>(253, event.get())), 0);
+  for (const uint32_t sent : {0U, 1U, 252U, 253U}) {
+    Child client([&] {
+      const int before = CountFds();
+      const auto result = FetchSessionFds(path(), 42, token_, kLimit, nullptr, {.first = 262, .count = 252});
+      CHILD_CHECK(CountFds() == before + (result.ok() ? 252 : 0));
+      return static_cast<int>(result.status().code());
+    });
+    UniqueFd socket = Accept();
+    const auto request = ReadRequest(socket.get());
+    ASSERT_TRUE(request.ok()) << request.status();
+    EXPECT_EQ(request->range.first, 262u);
+    EXPECT_EQ(request->range.count, 252u);
+    const std::string answer = Header(0, 0, sent);
+    ASSERT_EQ(SendRaw(socket.get(), answer.data(), answer.size(), std::vector<int>(sent, event.get())),
+              static_cast<ssize_t>(answer.size()));
+    socket.reset();
+    EXPECT_EQ(client.Wait(), sent == 252 ? 0 : kInternal) << sent;
+  }
+  for (const uint32_t count : {0U, 254U}) {
+    EXPECT_EQ(FetchSessionFds(path(), 42, token_, kLimit, nullptr, {.first = 0, .count = count}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
 }
 
 TEST_F(HostileDaemonTest, DaemonThatHangsUpIsUnavailable) {

@@ -186,21 +186,30 @@ cu::Result Memory::Unmap(cu::DevicePtr address, size_t size_bytes) {
 
 cu::Result Memory::SetAccess(cu::DevicePtr address, size_t size_bytes, const cu::MemAccessDesc* descs, size_t count) {
   std::lock_guard lock(mutex_);
-  const auto it = mappings_.find(address);
-  if (it == mappings_.end() || it->second.size_bytes != size_bytes || count == 0) return cu::kInvalidValue;
-  Mapping& mapping = it->second;
+  if (count == 0 || size_bytes == 0) return cu::kInvalidValue;
   for (size_t i = 0; i < count; ++i) {
     const cu::MemLocation at = descs[i].location;
     const bool valid_flags = descs[i].flags == cu::kAccessRead || descs[i].flags == cu::kAccessReadWrite;
     if (at.type != cu::kLocationDevice || !valid_flags) return cu::kInvalidValue;
     if (at.id < 0 || at.id >= options_.gpus) return cu::kInvalidDevice;
   }
-  bool writable = false;
-  for (size_t i = 0; i < count; ++i) mapping.access[descs[i].location.id] = descs[i].flags;
-  for (const auto& [gpu, flags] : mapping.access) writable |= flags == cu::kAccessReadWrite;
-  const void* const mapped = mmap(At(address), size_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                                  MAP_SHARED | MAP_FIXED, mapping.physical->fd, 0);
-  return mapped == MAP_FAILED ? cu::kUnknown : cu::kSuccess;
+  // Whole mappings, side by side without a gap.
+  const auto first = mappings_.find(address);
+  cu::DevicePtr end = address;
+  for (auto it = first; it != mappings_.end() && it->first == end && end < address + size_bytes; ++it) {
+    end += it->second.size_bytes;
+  }
+  if (end != address + size_bytes) return cu::kInvalidValue;
+  for (auto it = first; it != mappings_.end() && it->first < end; ++it) {
+    Mapping& mapping = it->second;
+    bool writable = false;
+    for (size_t i = 0; i < count; ++i) mapping.access[descs[i].location.id] = descs[i].flags;
+    for (const auto& [gpu, flags] : mapping.access) writable |= flags == cu::kAccessReadWrite;
+    const void* const mapped = mmap(At(it->first), mapping.size_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                                    MAP_SHARED | MAP_FIXED, mapping.physical->fd, 0);
+    if (mapped == MAP_FAILED) return cu::kUnknown;
+  }
+  return cu::kSuccess;
 }
 
 cu::Result Memory::HostRegister(void* p, size_t size_bytes, unsigned flags) {

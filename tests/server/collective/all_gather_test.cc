@@ -52,7 +52,7 @@ TEST_P(AllGatherTest, TheImageHoldsEveryParameterInItsUnshardedDType) {
         for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
           ASSERT_LE(plan_.groups[group].unsharded_bytes, plan_.pool_slot_bytes);
           Bytes slot(plan_.groups[group].unsharded_bytes, 0xff);
-          ASSERT_TRUE(Gather({&plan_, group, shards.data(), slot.data(), "unshard"}).ok());
+          ASSERT_TRUE(Gather({&plan_, group, shards.data(), slot.data(), -1, {}, "unshard"}).ok());
           for (int p : plan_.groups[group].params) {
             const Place at(plan_, p);
             const std::string got =
@@ -72,11 +72,50 @@ TEST_P(AllGatherTest, ALargeGroupIsSpreadOverAllDevicesOnUnshard) {
   Start(Model(4, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16).Plan(), 4);
   Bytes shards(plan_.memory.shards_bytes);
   Bytes slot(plan_.pool_slot_bytes);
-  ASSERT_TRUE(Gather({&plan_, 0, shards.data(), slot.data(), "unshard (root)"}).ok());
+  ASSERT_TRUE(Gather({&plan_, 0, shards.data(), slot.data(), -1, {}, "unshard (root)"}).ok());
   for (const auto& device : wrapped_) {
     ASSERT_EQ(device->records().size(), 1u) << device->name();
     EXPECT_EQ(device->records()[0].stream, StreamId::kUnshard);
     EXPECT_EQ(device->records()[0].label, "unshard (root)");
+  }
+}
+
+TEST_P(AllGatherTest, AReadersDeviceDoesAllOfItAndNoCopyCrossesABoundary) {
+  for (DType dtype : {v1::DTYPE_UNSPECIFIED, v1::DTYPE_BFLOAT16}) {
+    for (v1::Layout layout : {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0}) {
+      Start(Model(4, layout, dtype).Plan(), 4);
+      Bytes shards(plan_.memory.shards_bytes);
+      for (int64_t i = 0; i < shards.size_bytes() / 4; ++i) {
+        reinterpret_cast<float*>(shards.data())[i] = static_cast<float>(i % 1000);
+      }
+      for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
+        Bytes want(plan_.groups[group].unsharded_bytes, 0);
+        ASSERT_TRUE(Gather({&plan_, group, shards.data(), want.data(), -1, {}, "spread"}).ok());
+        for (int reader = 0; reader < 4; ++reader) {
+          const auto records_before = [&] {
+            std::vector<size_t> counts;
+            for (const auto& device : wrapped_) counts.push_back(device->records().size());
+            return counts;
+          }();
+          Bytes got(plan_.groups[group].unsharded_bytes, 0);
+          // Also before the first, behind the last, and in the middle of padding.
+          const std::vector<int64_t> boundaries = {64, 1024, 4096, 65536, 262144, 1 << 20, int64_t{1} << 30};
+          ASSERT_TRUE(Gather({&plan_, group, shards.data(), got.data(), reader, boundaries, "unshard"}).ok());
+          EXPECT_TRUE(got == want) << reader;
+          const auto last = wrapped_[reader]->records().back();
+          EXPECT_EQ(last.stream, StreamId::kUnshard);
+          for (const DeviceOp& any : last.ops) {
+            const CastOp& op = std::get<CastOp>(any);
+            const int64_t begin = static_cast<const char*>(op.src) - shards.data();
+            const int64_t end = begin + op.numel * DTypeSizeBytes(op.from);
+            for (const int64_t boundary : boundaries) EXPECT_FALSE(begin < boundary && boundary < end) << boundary;
+          }
+          for (int other = 0; other < 4; ++other) {
+            EXPECT_EQ(wrapped_[other]->records().size() - records_before[other], other == reader ? 1u : 0u);
+          }
+        }
+      }
+    }
   }
 }
 
@@ -85,10 +124,12 @@ TEST_P(AllGatherTest, MalformedRequestsAreRefused) {
   Bytes shards(plan_.memory.shards_bytes);
   Bytes slot(plan_.pool_slot_bytes);
   const std::vector<std::pair<const char*, AllGatherRequest>> malformed = {
-      {"no plan", {nullptr, 0, shards.data(), slot.data(), ""}},
-      {"group is out of range (got 2, want 0 to 1)", {&plan_, 2, shards.data(), slot.data(), ""}},
-      {"null pointer", {&plan_, 0, nullptr, slot.data(), ""}},
-      {"null pointer", {&plan_, 0, shards.data(), nullptr, ""}},
+      {"no plan", {nullptr, 0, shards.data(), slot.data(), -1, {}, ""}},
+      {"group is out of range (got 2, want 0 to 1)", {&plan_, 2, shards.data(), slot.data(), -1, {}, ""}},
+      {"null pointer", {&plan_, 0, nullptr, slot.data(), -1, {}, ""}},
+      {"null pointer", {&plan_, 0, shards.data(), nullptr, -1, {}, ""}},
+      {"reader is out of range (got 2, want -1 to 1)", {&plan_, 0, shards.data(), slot.data(), 2, {}, ""}},
+      {"reader is out of range (got -2, want -1 to 1)", {&plan_, 0, shards.data(), slot.data(), -2, {}, ""}},
   };
   for (const auto& [message, request] : malformed) {
     const absl::Status status = Gather(request);
@@ -102,7 +143,7 @@ TEST_P(AllGatherTest, TheFirstErrorOfADeviceIsTheResult) {
   Bytes shards(plan_.memory.shards_bytes);
   Bytes slot(plan_.pool_slot_bytes);
   for (const auto& device : wrapped_) device->FailWith(absl::UnavailableError("gone"));
-  EXPECT_EQ(Gather({&plan_, 0, shards.data(), slot.data(), ""}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Gather({&plan_, 0, shards.data(), slot.data(), -1, {}, ""}).code(), absl::StatusCode::kUnavailable);
 }
 
 SHARDD_FOR_EACH_COLLECTIVE(AllGatherTest);

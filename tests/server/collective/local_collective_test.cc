@@ -84,7 +84,8 @@ TEST_P(LocalCollectiveTest, RanksThatShareADeviceAreOneWork) {
   EXPECT_THAT(NumelsOf(0), ElementsAre(64, 64, 64, 64));
 }
 
-SHARDD_FOR_EACH_COLLECTIVE(LocalCollectiveTest);
+INSTANTIATE_TEST_SUITE_P(Collectives, LocalCollectiveTest,
+                         testing::Values(CollectiveImplementation{"local", &MakeLocalWorld}), CollectiveName);
 
 }  // namespace
 }  // namespace shardd

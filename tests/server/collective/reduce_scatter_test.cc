@@ -38,6 +38,11 @@ class ReduceScatterTest : public CollectiveTest {
  protected:
   static constexpr int kSeed = 100;
 
+  void Stop() override {
+    slots_.clear();
+    CollectiveTest::Stop();
+  }
+
   // Gives every rank a slot that is NaN but for the gradients in its mask.
   void FillSlots(const std::vector<std::vector<bool>>& present) {
     const GroupPlan& group = plan_.groups[group_];
@@ -176,6 +181,7 @@ TEST_P(ReduceScatterTest, WhatAReplicaMadeOfItsCopyIsNotAddedToButReplaced) {
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += halved[i];
     WriteGradient(plan_, once, param, sum);
   }
+  FillAllSlots();
   ASSERT_TRUE(Reduce(Request(gradients, GradientMode::kAccumulate)).ok());
   for (int copy = 0; copy < 2; ++copy) {
     EXPECT_EQ(std::memcmp(gradients.data() + copy * plan_.gradients_stride_bytes, once.data(),
@@ -230,6 +236,7 @@ TEST_P(OddReduceScatterTest, TwoSubmissionsOfDisjointMasksAccumulateLikeOne) {
   FillAllSlots();
   Bytes gradients(plan_.memory.gradients_bytes, 0xff);
   ASSERT_TRUE(Reduce(Request(gradients)).ok());
+  FillAllSlots();
   ASSERT_TRUE(Reduce(Request(gradients, GradientMode::kAccumulate)).ok());
   std::vector<float> want = Expected(Param("a.weight"));
   for (float& x : want) x += x;

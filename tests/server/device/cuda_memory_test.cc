@@ -69,6 +69,29 @@ TEST(CudaMemory, AGpuThatDoesNotReachTheMemoryIsNamedAndNothingIsLeftBehind) {
   EXPECT_EQ(world.machine().live(), live);
 }
 
+TEST(CudaMemory, ASlabOverTwoGpusIsOneRangeForOperationsAndTheHost) {
+  FakeCudaWorld world(/*delay_seed=*/5, /*gpus=*/2);
+  const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
+  DeviceMemory* const first = devices[0]->memory();
+  DeviceMemory* const second = devices[1]->memory();
+  const int64_t page = *first->PageBytes();
+  const std::unique_ptr<DeviceSlab> slab =
+      *first->MakeSpreadSlab("slab", {{second, page}, {first, page}}, {first, second});
+  ASSERT_EQ(slab->pieces().size(), 2u);
+  EXPECT_EQ(slab->pieces()[0].on, second);
+  EXPECT_EQ(slab->pieces()[1].size_bytes, page);
+  EXPECT_NE(slab->pieces()[0].fd, slab->pieces()[1].fd);
+  std::vector<char> bytes(static_cast<size_t>(2 * page)), read(bytes.size(), 'x');
+  ASSERT_TRUE(first->Read(read.data(), slab->data(), 2 * page).ok());
+  EXPECT_EQ(read, bytes) << "new memory is not zero";
+  std::iota(bytes.begin(), bytes.end(), 1);
+  ASSERT_TRUE(first->Write(slab->data(), bytes.data(), 2 * page).ok());
+  ASSERT_TRUE(second->Copy({{slab->data() + page - 50, slab->data() + 1, 100}}).ok());
+  ASSERT_TRUE(second->Read(read.data(), slab->data(), 2 * page).ok());
+  std::copy_n(bytes.begin() + page - 50, 100, bytes.begin() + 1);
+  EXPECT_EQ(read, bytes);
+}
+
 TEST(CudaMemory, StagingWhoseAddressTheDriverDidNotGiveIsAskedForAgain) {
   FakeCudaWorld world;
   const std::unique_ptr<CudaDevice> device = world.Make();

@@ -494,6 +494,7 @@ constexpr Kind kKinds[] = {
     {"Cpu", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<CpuWorld>(); }},
     {"FakeCuda", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<FakeCudaWorld>(); }},
     {"FakeCudaWithDelays", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<FakeCudaWorld>(20261121); }},
+    {"FakeCudaOverSpreadSlabs", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<SpreadCudaWorld>(); }},
 };
 INSTANTIATE_TEST_SUITE_P(All, DeviceTest, testing::ValuesIn(kKinds),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -97,6 +97,31 @@ class FakeCudaWorld final : public DeviceWorld {
   std::optional<RegisteredMemory> memory_;
 };
 
+// The same, and what operations name lies in a slab that is spread over both GPUs, page by page; the first of it over
+// the edge of two.
+class SpreadCudaWorld final : public DeviceWorld {
+ public:
+  SpreadCudaWorld() : world_(/*delay_seed=*/11) {
+    devices_ = world_.MakeAll();
+    DeviceMemory* const gpus[] = {devices_[0]->memory(), devices_[1]->memory()};
+    const int64_t page_bytes = *gpus[0]->PageBytes();
+    std::vector<DeviceMemory::Part> parts;
+    for (size_t i = 0; i < 128; ++i) parts.push_back({gpus[i % 2], page_bytes});
+    slab_ = *gpus[0]->MakeSpreadSlab("spread", parts, {gpus[0], gpus[1]});
+    const int64_t skipped_bytes = page_bytes - 64;
+    resource_.emplace(slab_->data() + skipped_bytes, static_cast<size_t>(slab_->size_bytes() - skipped_bytes),
+                      std::pmr::null_memory_resource());
+  }
+  std::vector<std::unique_ptr<Device>> MakeAll() override { return world_.MakeAll(); }
+  std::pmr::memory_resource* memory() override { return &*resource_; }
+
+ private:
+  FakeCudaWorld world_;
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::unique_ptr<DeviceSlab> slab_;
+  std::optional<std::pmr::monotonic_buffer_resource> resource_;
+};
+
 }  // namespace shardd
 
 #endif  // SHARDD_TESTS_SERVER_DEVICE_DEVICE_WORLD_H_

@@ -115,35 +115,37 @@ class LibcudaTest : public ::testing::Test {
     return ::shardd::testing::PollUntil([&] { return stage_->load() >= stage; });
   }
   void Send(int fd) const {
-    char byte = 'm', control[CMSG_SPACE(sizeof(int))] = {};
-    iovec bytes = {&byte, 1};
-    msghdr message = {};
-    message.msg_iov = &bytes;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    OneDescriptor sent;
+    cmsghdr* const header = CMSG_FIRSTHDR(&sent.message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
-    SHARDD_REQUIRE(sendmsg(near_.get(), &message, 0) == 1);
+    SHARDD_REQUIRE(sendmsg(near_.get(), &sent.message, 0) == 1);
   }
   UniqueFd Receive() const {
-    char byte = 0, control[CMSG_SPACE(sizeof(int))] = {};
-    iovec bytes = {&byte, 1};
-    msghdr message = {};
-    message.msg_iov = &bytes;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    SHARDD_REQUIRE(recvmsg(far_.get(), &message, MSG_CMSG_CLOEXEC) == 1);
-    const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    OneDescriptor received;
+    SHARDD_REQUIRE(recvmsg(far_.get(), &received.message, MSG_CMSG_CLOEXEC) == 1);
+    const cmsghdr* const header = CMSG_FIRSTHDR(&received.message);
     SHARDD_REQUIRE(header != nullptr && header->cmsg_type == SCM_RIGHTS);
     int fd = -1;
     std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
     return UniqueFd(fd);
   }
+
+  // A message of one byte, with room for a descriptor.
+  struct OneDescriptor {
+    OneDescriptor() {
+      message.msg_iov = &bytes;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+    }
+    char byte = 'm';
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    iovec bytes = {&byte, 1};
+    msghdr message = {};
+  };
 
   UniqueFd words_fd_, near_, far_;
   std::atomic<int>* stage_ = nullptr;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
@@ -16,12 +17,16 @@
 
 namespace shardd {
 
+// Where Bytes are from: a test on devices that do not reach all of the host's memory sets it to what they reach.
+inline std::pmr::memory_resource*& BytesMemory() {
+  static std::pmr::memory_resource* memory = std::pmr::new_delete_resource();
+  return memory;
+}
+
 // 64-byte aligned bytes, all set to `fill`. 0xff makes every floating dtype NaN.
 class Bytes {
  public:
-  explicit Bytes(int64_t size_bytes, int fill = 0)
-      : size_bytes_(size_bytes),
-        data_(static_cast<char*>(std::aligned_alloc(64, (size_bytes + 127) / 64 * 64)), &std::free) {
+  explicit Bytes(int64_t size_bytes, int fill = 0) : size_bytes_(size_bytes), data_(Allocate(size_bytes)) {
     std::memset(data_.get(), fill, static_cast<size_t>(size_bytes));
   }
   char* data() { return data_.get(); }
@@ -37,8 +42,17 @@ class Bytes {
   }
 
  private:
+  struct Free {
+    std::pmr::memory_resource* memory;
+    size_t size_bytes;
+    void operator()(char* p) const { memory->deallocate(p, size_bytes, 64); }
+  };
+  static std::unique_ptr<char, Free> Allocate(int64_t size_bytes) {
+    const size_t rounded = static_cast<size_t>(size_bytes + 127) / 64 * 64;
+    return {static_cast<char*>(BytesMemory()->allocate(rounded, 64)), Free{BytesMemory(), rounded}};
+  }
   int64_t size_bytes_;
-  std::unique_ptr<char, void (*)(void*)> data_;
+  std::unique_ptr<char, Free> data_;
 };
 
 // `values` written as elements [first, ...) of `dtype`.

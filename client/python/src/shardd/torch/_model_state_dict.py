@@ -34,7 +34,7 @@ from shardd.torch._names import clean_name
 from shardd.torch._pieces import reshard
 from shardd.torch._spec import flat_owner
 from shardd.torch._state import ShardState, state_of
-from shardd.torch._state_dict_type import flat_states, settings_of
+from shardd.torch._state_dict_type import flat_states, mark_dtensors, settings_of
 
 __all__ = ["install_hooks"]
 
@@ -81,15 +81,24 @@ def _states_below(root: ShardState) -> list[ShardState]:
     return list(dict.fromkeys(state for module in root._modules for state in flat_states(module)))
 
 
+def _is_unsharded(state: ShardState) -> bool:
+    return getattr(state._unit, "strategy", None) == ShardingStrategy.NO_SHARD
+
+
 def _kind(state: ShardState) -> StateDictType:
-    unit: Any = state._unit
-    if getattr(unit, "strategy", None) == ShardingStrategy.NO_SHARD:
+    if _is_unsharded(state):
         if settings_of(state).state_dict_type != StateDictType.FULL_STATE_DICT:
             warnings.warn(
                 "When using ``NO_SHARD`` for ``ShardingStrategy``, full_state_dict will be returned.", stacklevel=3
             )
         return StateDictType.FULL_STATE_DICT
     return settings_of(state).state_dict_type
+
+
+def _mark(states: list[ShardState]) -> None:
+    for state in states:
+        if not _is_unsharded(state):
+            mark_dtensors(state, settings_of(state).state_dict_config)
 
 
 # Saving.
@@ -104,6 +113,7 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     if saving is not None:  # an exception ended it
         _end(root)
     states = _states_below(root)
+    _mark(states)
     saving = _savings[id(root)] = _Saving(module, uses_of(states))
     job = root._job
     if _is_summoned(root):
@@ -178,7 +188,7 @@ def _after_save(module: nn.Module, state_dict: dict[str, Any], prefix: str, meta
     saving = _savings[id(root)]
     try:
         _strip(state_dict, prefix)
-        _replace(module, state, root, saving, state_dict, prefix)
+        _replace(module, state, saving, state_dict, prefix)
     except BaseException:
         _end(root)
         raise
@@ -190,14 +200,14 @@ def _after_save(module: nn.Module, state_dict: dict[str, Any], prefix: str, meta
                 state_dict[key] = state_dict.pop(key)
 
 
-def _replace(
-    module: nn.Module, state: ShardState, root: ShardState, saving: _Saving, state_dict: dict[str, Any], prefix: str
-) -> None:
+def _replace(module: nn.Module, state: ShardState, saving: _Saving, state_dict: dict[str, Any], prefix: str) -> None:
     kind, settings = _kind(state), settings_of(state)
     places = places_of(module, saving.uses)
     only = (
         0
-        if kind == StateDictType.FULL_STATE_DICT and getattr(settings.state_dict_config, "rank0_only", False)
+        if kind == StateDictType.FULL_STATE_DICT
+        and not _is_unsharded(state)  # as torch: each rank has all
+        and getattr(settings.state_dict_config, "rank0_only", False)
         else None
     )
     for key in [k for k in state_dict if k.startswith(f"{prefix}_flat_param")]:
@@ -214,7 +224,7 @@ def _replace(
             state_dict[key] = place.param.local
             continue
         if kind != StateDictType.FULL_STATE_DICT:
-            state_dict[key] = _sharded(state, root, saving, place.param)
+            state_dict[key] = _sharded(state, saving, place.param)
             continue
         whole = _whole(saving, place.param, only)
         if whole is None:
@@ -226,8 +236,8 @@ def _replace(
             del state_dict[key]
 
 
-def _sharded(state: ShardState, root: ShardState, saving: _Saving, param: Any) -> Any:
-    mesh = root.__dict__.get("_given_mesh")  # units that a policy wraps are given one where the program gave none
+def _sharded(state: ShardState, saving: _Saving, param: Any) -> Any:
+    mesh = state.__dict__.get("_given_mesh")
     config: Any = settings_of(state).state_dict_config
     if mesh is None and getattr(config, "_use_dtensor", False):
         mesh = param.mesh_info.mesh
@@ -269,6 +279,7 @@ def _before_load(
     state = _state(module)
     root = state._find_root()
     states = _states_below(root)
+    _mark([state])
     wraps = _WRAPPED if _WRAPPED[:-1] in module._modules else ""
     summoned = _is_summoned(root)
     if not summoned:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from shardd.torch._flat_places import group_of
 from shardd.torch._gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor
 from shardd.torch._optim_state_dict_pieces import Named, keys_of, named_params, own_entry, state_piece
-from shardd.torch._state_dict_type import flat_states, get_state_dict_type
+from shardd.torch._state_dict_type import current_settings, flat_states, get_state_dict_type
 
 __all__ = ["optim_state_dict"]
 
@@ -114,7 +114,8 @@ def optim_state_dict(
 
     ``optim_state_dict``: what ``optim.state_dict()`` gave; by default it is asked. With rank0_only the other ranks get {}.
     """
-    settings = get_state_dict_type(model)
+    # As torch's, the older functions take the configuration as it is: it says DTensors once it has been asked for.
+    settings = get_state_dict_type(model) if kind is None else current_settings(model)
     config: Any = settings.optim_state_dict_config
     full = (kind or settings.state_dict_type) == StateDictType.FULL_STATE_DICT
     if rank0_only is None:
@@ -145,17 +146,53 @@ def optim_state_dict(
         dist.barrier(shard_group)  # nobody writes while another reads
     if not saving.writes():
         return {}
+    state = {item.fqn: state[item.fqn] for item in _in_torchs_order(model, named, names, keys) if item.fqn in state}
     for key, value in state_dict["state"].items():
         if key not in names and isinstance(key, str):  # a program's own
             state[key] = value
     result: dict[str, Any] = {"state": state}
     if "param_groups" in state_dict:
         result["param_groups"] = [
-            {**copy.deepcopy({k: v for k, v in saved.items() if k != "params"}),
-             "params": [fqn for key in saved["params"] for fqn in names.get(key, ())]}
+            {
+                name: [fqn for key in value for fqn in names.get(key, ())] if name == "params" else copy.deepcopy(value)
+                for name, value in saved.items()
+            }
             for saved in state_dict["param_groups"]
-        ]  # fmt: skip
+        ]
     return result
+
+
+def _in_torchs_order(
+    model: nn.Module, named: list[Named], names: dict[Any, list[str]], keys: dict[int, Any]
+) -> list[Named]:
+    """As the entries follow each other in what torch gives; ranks went through them in the order of the modules.
+
+    With ``use_orig_params``: what no unit has, then unit by unit, by name. Else as the optimizer has its parameters.
+    """
+    if not _original(model):
+        place = {fqn: number for number, fqn in enumerate(fqn for held in names.values() for fqn in held)}
+        numbers = {key: number for number, key in enumerate(keys.values())}  # in the optimizer's order
+        return sorted(named, key=lambda item: (numbers[keys[id(item.held)]], place[item.fqn]))
+    units: dict[int, list[Named]] = {0: []}
+    for item in sorted(named, key=lambda item: item.fqn):
+        units.setdefault(0 if item.param is None else id(item.param.home), []).append(item)
+    return [item for of_unit in units.values() for item in of_unit]
+
+
+def _original(model: nn.Module) -> bool:
+    """Whether the optimizer has original parameters rather than FlatParameters."""
+    states = flat_states(model)
+    return not states or bool(getattr(states[0]._unit, "use_orig_params", True))
+
+
+def _sorted(saving: _Saving, values: dict[str, bool | None]) -> list[str]:
+    """Names of one parameter's state as torch orders them: ``True`` for tensors, ``False`` scalar tensors, ``None`` others."""
+    kinds = [None, False, True] if _original(saving.model) else [True, False, None]
+    return sorted(values, key=lambda name: (kinds.index(values[name]), name))
+
+
+def _kind_of(value: Any) -> bool | None:
+    return None if not torch.is_tensor(value) else value.dim() > 0
 
 
 def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]], in_jobs: _InJobs) -> dict[str, list[_Said]]:
@@ -191,7 +228,7 @@ def _whole_entry(
             for name, value in of_rank.others.items():
                 others.setdefault(name, value)
     made: dict[str, Any] = {}
-    for name in sorted({*tensors, *others}):
+    for name in _sorted(saving, {n: True if n in tensors else _kind_of(others.get(n)) for n in (*tensors, *others)}):
         if name not in tensors:
             whole = others[name]
         else:
@@ -222,7 +259,8 @@ def _stored_alike(name: str, said: list[_Said], item: Named) -> int | None:
 def _own_entry(saving: _Saving, item: Named, entry: dict[str, Any]) -> dict[str, Any]:
     """Of a parameter that each rank has whole."""
     made = {}
-    for name, value in entry.items():
+    for name in entry if item.holder is None else _sorted(saving, {n: _kind_of(v) for n, v in entry.items()}):
+        value = entry[name]
         piece = state_piece(item, value)  # of a FlatParameter
         whole = _copied(value) if piece is None else piece.detach().reshape(item.param._orig_size).clone()
         made[name] = whole if saving.full or piece is None else _rows(saving, item.param, whole)
@@ -233,7 +271,7 @@ def _rows(saving: _Saving, param: Any, whole: Any) -> Any:
     """This rank's, of a tensor; scalars stay as they are."""
     if not torch.is_tensor(whole) or whole.dim() == 0:
         return whole
+    if not getattr(saving.config, "_use_dtensor", False):
+        return rows_as_sharded_tensor(whole, group_of(param))
     given = flat_states(saving.model)[0].__dict__.get("_given_mesh")  # the outermost's, as for the model's
-    if given is None and getattr(saving.config, "_use_dtensor", False):
-        given = param.mesh_info.mesh
-    return rows_as_dtensor_of(whole, given) if given is not None else rows_as_sharded_tensor(whole, group_of(param))
+    return rows_as_dtensor_of(whole, param.mesh_info.mesh if given is None else given)

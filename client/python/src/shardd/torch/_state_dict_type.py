@@ -21,7 +21,15 @@ from torch.distributed.fsdp import (
 
 from shardd.torch._state import ShardState, state_of
 
-__all__ = ["flat_states", "get_state_dict_type", "set_state_dict_type", "settings_of", "state_dict_type"]
+__all__ = [
+    "current_settings",
+    "flat_states",
+    "get_state_dict_type",
+    "mark_dtensors",
+    "set_state_dict_type",
+    "settings_of",
+    "state_dict_type",
+]
 
 _CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictConfig]]] = {
     StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
@@ -90,9 +98,31 @@ def set_state_dict_type(
     return before or _default()
 
 
+def current_settings(module: nn.Module) -> StateDictSettings:
+    """The common settings of all wrappers in ``module``, as they were set."""
+    return _common(flat_states(module)) or _default()
+
+
+def mark_dtensors(state: ShardState, config: StateDictConfig | OptimStateDictConfig) -> None:
+    """As torch does with what is set for a unit that was given a device mesh: its sharded state dicts are of DTensors.
+
+    Of LOCAL_STATE_DICT, which torch refuses there, it is this rank's pieces.
+    """
+    kind = settings_of(state).state_dict_type
+    if state.__dict__.get("_given_mesh") is not None and kind != StateDictType.LOCAL_STATE_DICT:
+        config._use_dtensor = True  # type: ignore[union-attr]  # the full ones have no such field, and get it
+
+
 def get_state_dict_type(module: nn.Module) -> StateDictSettings:
     """The common settings of all wrappers in ``module``; AssertionError where they differ."""
-    return _common(flat_states(module)) or _default()
+    states = flat_states(module)
+    for state in states[1:]:
+        first, own = settings_of(states[0]), settings_of(state)
+        if own != first:
+            raise AssertionError(f"All FSDP modules must have the same state dict settings.Got {own} and {first}.")
+    for state in states:
+        mark_dtensors(state, settings_of(state).optim_state_dict_config)
+    return current_settings(module)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from shardd.torch._state_dict_methods import StateDictMethods
 from shardd.torch._wrapper_init import (
     HYBRID,
     find_ignored,
+    forget_mesh,
     make_mesh,
     materialize,
     mixed_policy,
@@ -40,7 +41,7 @@ from shardd.torch._wrapper_init import (
     strategy_of,
     sync,
 )
-from shardd.torch._wrapper_internals import WrapperInternals
+from shardd.torch._wrapper_internals import ABSENT, WrapperInternals
 
 __all__ = ["FullyShardedDataParallel"]
 
@@ -107,6 +108,8 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
                 },
                 FullyShardedDataParallel,
             )
+            if hybrid and device_mesh is None:
+                forget_mesh(module, mesh_info.mesh)
         self.process_group = mesh_info.shard_process_group
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
@@ -191,6 +194,8 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
         except AttributeError:
             if name == WRAPPED_MODULE:
                 raise
+            if name in ABSENT:
+                raise AttributeError(f"{name}: {ABSENT[name]}") from None
             return getattr(self._fsdp_wrapped_module, name)
 
     def __getitem__(self, key: Any) -> Any:

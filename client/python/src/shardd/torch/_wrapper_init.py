@@ -23,6 +23,7 @@ __all__ = [
     "HYBRID",
     "Ignored",
     "find_ignored",
+    "forget_mesh",
     "make_mesh",
     "materialize",
     "mixed_policy",
@@ -173,6 +174,15 @@ def make_mesh(
             )
         mesh = _mesh_of_groups((replicate, shard), ranks)
     return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+
+
+def forget_mesh(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Units in ``module`` that a policy wrapped over ``mesh``, which the program has not given: their state dicts are not
+    of DTensors."""
+    for below in module.modules():
+        state = state_of(below)
+        if state is not None and state.__dict__.get("_given_mesh") is mesh:
+            state.__dict__["_given_mesh"] = None
 
 
 def mixed_policy(mixed_precision: MixedPrecision | None) -> MixedPrecisionPolicy:

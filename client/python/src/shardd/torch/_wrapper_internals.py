@@ -10,12 +10,34 @@ from torch.distributed.fsdp import OptimStateDictConfig, StateDictConfig, StateD
 from torch.distributed.fsdp._common_utils import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
-from shardd.torch._state_dict_type import settings_of
+from shardd.torch._state_dict_type import flat_states, settings_of
+from shardd.torch._unit_handle import UnitHandle
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardd.torch._state import ShardState
 
-__all__ = ["WrapperInternals"]
+__all__ = ["ABSENT", "WrapperInternals"]
+
+# Of torch's class, what has nothing here that it could truthfully be; and what says the same.
+ABSENT = {
+    "_inter_node_pg": "only hybrid strategies have replicas",
+    "_handles": "a unit has one `_handle`, as in torch 2.13",
+    "_communication_hook": "there are no communication hooks: use MixedPrecision.reduce_dtype, or change .grad after backward",
+    "_communication_hook_state": "there are no communication hooks (see register_comm_hook)",
+    "_exec_order_data": "the daemon pairs units by name in any order: shardd.torch.counters(model) counts them, `shardctl trace` "
+    "shows them",
+    "_unshard_stream": "the daemon owns the streams: `shardctl trace` shows what overlaps",
+    "_post_backward_stream": "the daemon owns the streams: `shardctl trace` shows what overlaps",
+    "_pre_unshard_stream": "the daemon owns the streams: `shardctl trace` shows what overlaps",
+    "_all_reduce_stream": "the daemon owns the streams: `shardctl trace` shows what overlaps",
+    "_free_event_queue": "what is unsharded is the job's memory and is not freed by a trainer: shardd.torch.memory_plan(model) "
+    "says how much it is",
+    "_fsdp_extension": "parameters that are tensor subclasses or DTensors are refused",
+    "_gradient_predivide_factor": "gradients are added in fp32 and divided once, by the number of ranks",
+    "_gradient_postdivide_factor": "gradients are added in fp32 and divided once, by the number of ranks",
+}
 
 
 class WrapperInternals:
@@ -43,11 +65,41 @@ class WrapperInternals:
         return bool(self._unit.fsdp_params)
 
     @property
+    def _handle(self) -> UnitHandle | None:
+        """``None``: the unit has no parameters."""
+        return UnitHandle(self._unit) if self._has_params else None
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The unit's ``FlatParameter``s; none with ``use_orig_params``, where parameters are the modules' own."""
+        return UnitHandle(self._unit).flat_params()
+
+    @property
+    def _sync_gradients(self) -> bool:
+        """Not under ``no_sync``."""
+        return bool(self._unit.reduce_grads)
+
+    @property
+    def _ignored_modules(self) -> set[nn.Module]:
+        return set(self._unit_ignored.modules)
+
+    @property
+    def _ignored_params(self) -> set[nn.Parameter]:
+        return set(self._unit_ignored.params)
+
+    @property
+    def _all_handles(self) -> list[UnitHandle]:
+        """Of all units of the model."""
+        root = self._state._find_root()
+        units: list[Any] = [state._unit for module in root._modules for state in flat_states(module)]
+        return [UnitHandle(unit) for unit in units if unit.fsdp_params]
+
+    @property
     def _inter_node_pg(self) -> dist.ProcessGroup:
         """Of hybrid strategies: the ranks that hold the same shard."""
         mesh_info = self._unit.mesh_info
         if not isinstance(mesh_info, HSDPMeshInfo):
-            raise AttributeError("_inter_node_pg: only hybrid strategies have replicas")
+            raise AttributeError  # ABSENT has the text
         return mesh_info.replicate_process_group
 
     @property
@@ -66,6 +118,10 @@ class WrapperInternals:
     def _device_mesh(self) -> DeviceMesh | None:
         """As the program gave it; sharded state dicts are then of DTensors."""
         return self._state.__dict__["_given_mesh"]
+
+    @property
+    def _unit_ignored(self) -> Any:
+        return self._state.ignored
 
     @property
     def _unit(self) -> Any:

@@ -1,0 +1,178 @@
+#include "common/plan/slab_spread.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include "common/plan/layout_internal.h"
+
+namespace shardd {
+namespace {
+
+// The division looks at so many pages at most, whatever a plan claims: larger slabs have larger ones.
+constexpr int64_t kMaxPages = int64_t{1} << 20;
+
+// Bytes of a slab that are near a GPU's work.
+struct Near {
+  int64_t offset_bytes;
+  int64_t size_bytes;
+  int gpu;
+};
+
+void AddSegments(const std::vector<Segment>& segments, int64_t flat_offset_bytes, int64_t element_bytes, int gpu,
+                 std::vector<Near>& all) {
+  for (const Segment& segment : segments) {
+    all.push_back({flat_offset_bytes + segment.offset * element_bytes, segment.numel * element_bytes, gpu});
+  }
+}
+
+std::vector<Near> NearOfPool(const ShardPlan& plan, int gpus) {
+  std::vector<Near> all;
+  for (size_t pool = 0; pool < plan.pools.size(); ++pool) {
+    const int64_t begin = plan.pools[pool].offset_bytes;
+    const int64_t end =
+        pool + 1 < plan.pools.size() ? plan.pools[pool + 1].offset_bytes : plan.memory.unsharded_pool_bytes;
+    all.push_back({begin, end - begin, static_cast<int>(pool) % gpus});
+  }
+  return all;
+}
+
+std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
+  if (slab == SpreadSlab::kPool) return NearOfPool(plan, gpus);
+  constexpr int64_t kFp32Bytes = 4;
+  std::vector<Near> all;
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    const FlatParamPlan& flat = plan.flat_params[f];
+    for (int rank = 0; rank < plan.world_size; ++rank) {
+      const int gpu = rank % gpus;
+      const std::vector<Segment> work = WorkSegments(plan, static_cast<int>(f), rank);
+      if (slab == SpreadSlab::kShards) {
+        for (int copy = 0; copy < plan.shard_copies; ++copy) {
+          AddSegments(work, flat.shards_offset_bytes + copy * plan.shards_stride_bytes, DTypeSizeBytes(flat.dtype), gpu,
+                      all);
+        }
+      } else if (slab == SpreadSlab::kParameters && flat.params_offset_bytes >= 0) {
+        AddSegments(work, flat.params_offset_bytes, DTypeSizeBytes(flat.unsharded_dtype), gpu, all);
+      } else if (slab == SpreadSlab::kGradients && flat.gradients_offset_bytes >= 0) {
+        AddSegments(work, flat.gradients_offset_bytes, kFp32Bytes, gpu, all);
+        // A replica's copy is near its own ranks: they change it, and the daemon writes it once.
+        const int copy = plan.placement.replica_index[static_cast<size_t>(rank)];
+        if (copy > 0 && copy < plan.gradient_copies) {
+          AddSegments(OwnedSegments(plan, Purpose::kGradients, static_cast<int>(f), rank),
+                      flat.gradients_offset_bytes + copy * plan.gradients_stride_bytes, kFp32Bytes, gpu, all);
+        }
+      } else if (slab == SpreadSlab::kOptimizer && flat.optimizer_offset_bytes >= 0) {
+        for (int state = 0; state < plan.optimizer_states * plan.optimizer_copies; ++state) {
+          const int64_t copy_bytes = state / plan.optimizer_states * plan.optimizer_stride_bytes;
+          AddSegments(
+              work, flat.optimizer_offset_bytes + copy_bytes + state % plan.optimizer_states * flat.StateStrideBytes(),
+              kFp32Bytes, gpu, all);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
+  switch (slab) {
+    case SpreadSlab::kShards:
+      return memory.shards_bytes;
+    case SpreadSlab::kParameters:
+      return memory.parameters_bytes;
+    case SpreadSlab::kGradients:
+      return memory.gradients_bytes;
+    case SpreadSlab::kOptimizer:
+      return memory.optimizer_bytes;
+    case SpreadSlab::kPool:
+      return memory.unsharded_pool_bytes;
+  }
+  return 0;
+}
+
+// How many of `pages` each GPU has: its part of all work, by largest remainders, so that none is a page or more away
+// from it.
+std::vector<int64_t> Quotas(const std::vector<int64_t>& work, int64_t pages) {
+  const auto total = std::accumulate(work.begin(), work.end(), 0.0);
+  std::vector<int64_t> quotas(work.size());
+  std::vector<std::pair<double, size_t>> remainders;
+  int64_t given = 0;
+  for (size_t gpu = 0; gpu < work.size(); ++gpu) {
+    const double part = total > 0 ? static_cast<double>(work[gpu]) / total : 1.0 / static_cast<double>(work.size());
+    const double exact = part * static_cast<double>(pages);
+    quotas[gpu] = static_cast<int64_t>(exact);
+    given += quotas[gpu];
+    remainders.emplace_back(static_cast<double>(quotas[gpu]) - exact, gpu);
+  }
+  std::sort(remainders.begin(), remainders.end());
+  for (size_t i = 0; given < pages; i = (i + 1) % remainders.size(), ++given) ++quotas[remainders[i].second];
+  return quotas;
+}
+
+// The GPU of each page.
+std::vector<int> Divide(const std::vector<Near>& near, int gpus, int64_t pages, int64_t page_bytes) {
+  const auto width = static_cast<size_t>(gpus);
+  std::vector<int64_t> bytes(static_cast<size_t>(pages) * width, 0);
+  std::vector<int64_t> work(width, 0);
+  for (const Near& item : near) {
+    const int64_t end = item.offset_bytes + item.size_bytes;
+    work[static_cast<size_t>(item.gpu)] += item.size_bytes;
+    for (int64_t at = item.offset_bytes; at < end;) {
+      const int64_t page = at / page_bytes;
+      const int64_t next = std::min(end, (page + 1) * page_bytes);
+      bytes[static_cast<size_t>(page) * width + static_cast<size_t>(item.gpu)] += next - at;
+      at = next;
+    }
+  }
+  std::vector<int64_t> left = Quotas(work, pages);
+  // The pages that are one GPU's first: they are never more than its quota.
+  const auto row = [&](int64_t page) { return bytes.begin() + page * gpus; };
+  std::vector<int64_t> most(static_cast<size_t>(pages));
+  std::vector<int64_t> order(static_cast<size_t>(pages));
+  for (int64_t page = 0; page < pages; ++page) {
+    most[static_cast<size_t>(page)] = *std::max_element(row(page), row(page) + gpus);
+  }
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return most[static_cast<size_t>(a)] > most[static_cast<size_t>(b)]; });
+  std::vector<int> gpu_of(static_cast<size_t>(pages), -1);
+  for (const int64_t page : order) {
+    // Of those that work as much on it, the one before it, so that pieces are few.
+    const int before = page == 0 ? -1 : gpu_of[static_cast<size_t>(page - 1)];
+    int best = before >= 0 && left[static_cast<size_t>(before)] > 0 ? before : -1;
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+      if (left[static_cast<size_t>(gpu)] > 0 && (best < 0 || row(page)[gpu] > row(page)[best])) best = gpu;
+    }
+    gpu_of[static_cast<size_t>(page)] = best;
+    --left[static_cast<size_t>(best)];
+  }
+  return gpu_of;
+}
+
+}  // namespace
+
+std::vector<SlabPiece> SpreadOverGpus(const ShardPlan& plan, SpreadSlab slab, int gpus, int64_t page_bytes,
+                                      int max_pieces) {
+  const int64_t rounded_bytes = plan_internal::RoundUp(SlabBytes(plan.memory, slab), page_bytes);
+  if (rounded_bytes == 0) return {};
+  if (gpus == 1) return {{0, rounded_bytes}};
+  const std::vector<Near> near = NearOf(plan, slab, gpus);
+  int64_t unit_bytes = page_bytes;
+  while (rounded_bytes / unit_bytes >= kMaxPages) unit_bytes *= 2;
+  while (true) {
+    const std::vector<int> gpu_of = Divide(near, gpus, (rounded_bytes + unit_bytes - 1) / unit_bytes, unit_bytes);
+    std::vector<SlabPiece> pieces;
+    int64_t left_bytes = rounded_bytes;
+    for (const int gpu : gpu_of) {
+      const int64_t size_bytes = std::min(unit_bytes, left_bytes);
+      left_bytes -= size_bytes;
+      if (pieces.empty() || pieces.back().gpu != gpu) pieces.push_back({gpu, 0});
+      pieces.back().size_bytes += size_bytes;
+    }
+    if (static_cast<int>(pieces.size()) <= std::max(1, max_pieces)) return pieces;
+    unit_bytes *= 2;
+  }
+}
+
+}  // namespace shardd

@@ -1,0 +1,103 @@
+#include "server/collective/local/reduce_runs.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+absl::Status CheckGroup(const char* operation, const ShardPlan* plan, int group) {
+  if (plan == nullptr) return absl::InvalidArgumentError(absl::StrCat(operation, ": no plan"));
+  if (group < 0 || group >= static_cast<int>(plan->groups.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": group is out of range (got ", group, ", want 0 to ",
+                                                   static_cast<int>(plan->groups.size()) - 1, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReduceScatter(const ReduceScatterRequest& request, size_t ranks) {
+  if (absl::Status status = CheckGroup("reduce-scatter", request.plan, request.group); !status.ok()) return status;
+  const GroupPlan& group = request.plan->groups[request.group];
+  const auto refuse = [&](const auto&... fact) {
+    return absl::InvalidArgumentError(absl::StrCat("reduce-scatter group \"", group.name, "\": ", fact...));
+  };
+  if (request.plan->world_size != static_cast<int>(ranks)) {
+    return refuse("plan is of another world size (got ", request.plan->world_size, ", want ", ranks, ")");
+  }
+  if (request.gradients == nullptr) return refuse("no gradient shards");
+  if (request.modes.size() != group.params.size()) {
+    return refuse("wrong number of modes (got ", request.modes.size(), ", want ", group.params.size(), ")");
+  }
+  if (request.reduce_dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(request.reduce_dtype)) {
+    return refuse("reduce_dtype is not served (got ", DTypeName(request.reduce_dtype), ")");
+  }
+  int last_rank = -1;
+  for (const GradientSource& source : request.sources) {
+    if (source.rank <= last_rank || source.rank >= static_cast<int>(ranks)) {
+      return refuse("sources are not ascending ranks (got ", source.rank, " after ", last_rank, ")");
+    }
+    last_rank = source.rank;
+    if (source.slot == nullptr) return refuse("source has no slot (rank=", source.rank, ")");
+    if (source.present.size() != group.params.size()) {
+      return refuse("presence mask has the wrong length (got ", source.present.size(), ", want ", group.params.size(),
+                    "; rank=", source.rank, ")");
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<ReduceRun> RunsOf(const ReduceScatterRequest& request, const std::vector<RankSegment>& segments) {
+  std::vector<ReduceRun> runs;
+  std::vector<int> present;
+  for (const RankSegment& item : segments) {
+    const auto index = static_cast<size_t>(request.plan->params[item.segment.param].index_in_group);
+    present.clear();
+    for (size_t k = 0; k < request.sources.size(); ++k) {
+      if (request.sources[k].present[index]) present.push_back(static_cast<int>(k));
+    }
+    if (present.empty() || item.segment.numel == 0) continue;
+    ReduceRun* const last = runs.empty() ? nullptr : &runs.back();
+    if (last != nullptr && last->flat_param == item.flat_param && last->offset + last->numel == item.segment.offset &&
+        last->mode == request.modes[index] && last->sources == present) {
+      last->numel += item.segment.numel;
+    } else {
+      runs.push_back({item.flat_param, item.segment.offset, item.segment.numel, request.modes[index], present});
+    }
+  }
+  return runs;
+}
+
+std::vector<const void*> SourcesOf(const ReduceScatterRequest& request, const ReduceRun& run) {
+  const int64_t offset = SlotOffsetBytes(*request.plan, run);
+  std::vector<const void*> sources;
+  sources.reserve(run.sources.size());
+  for (const int k : run.sources) sources.push_back(request.sources[static_cast<size_t>(k)].slot + offset);
+  return sources;
+}
+
+int64_t SlotOffsetBytes(const ShardPlan& plan, const ReduceRun& run) {
+  const FlatParamPlan& flat = plan.flat_params[run.flat_param];
+  return flat.slot_offset_bytes + run.offset * DTypeSizeBytes(flat.unsharded_dtype);
+}
+
+void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, std::vector<const void*> sources,
+                  std::vector<DeviceOp>& ops) {
+  const ShardPlan& plan = *request.plan;
+  const FlatParamPlan& flat = plan.flat_params[run.flat_param];
+  ReduceOp op;
+  op.sources = std::move(sources);
+  op.source_dtype = flat.unsharded_dtype;
+  op.reduce_dtype = request.reduce_dtype == v1::DTYPE_UNSPECIFIED ? flat.unsharded_dtype : request.reduce_dtype;
+  op.keep = request.keep_low_precision ? op.reduce_dtype : flat.dtype;
+  op.scale = request.scale;
+  op.accumulate = run.mode == GradientMode::kAccumulate;
+  op.dst = reinterpret_cast<float*>(request.gradients + flat.gradients_offset_bytes) + run.offset;
+  op.numel = run.numel;
+  char* const sum = reinterpret_cast<char*>(op.dst);
+  ops.push_back(std::move(op));
+  for (int copy = 1; copy < plan.gradient_copies; ++copy) {
+    ops.push_back(CopyOp{sum, sum + copy * plan.gradients_stride_bytes, run.numel * DTypeSizeBytes(v1::DTYPE_FLOAT32)});
+  }
+}
+
+}  // namespace shardd

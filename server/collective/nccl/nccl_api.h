@@ -1,0 +1,77 @@
+#ifndef SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_API_H_
+#define SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_API_H_
+
+// The part of NCCL's API that shardd uses, declared here rather than taken from nccl.h, as the driver's is
+// (common/cuda/driver_api.h): every build has it, and its tests run everywhere on a fake library. The ABI is that of
+// NCCL 2.28; tests/server/collective/nccl_abi_test.cc compares it with nccl.h where there is one. What a function does:
+// NVIDIA's documentation of the function `nccl` + its name here.
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+
+namespace shardd::nccl {
+
+inline constexpr int kLeastVersion = 22800;  // as ncclGetVersion counts: 10000 * major + 100 * minor + patch
+
+using Result = int;  // an enum of that size
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kUnhandledCudaError = 1;
+inline constexpr Result kSystemError = 2;
+inline constexpr Result kInternalError = 3;
+inline constexpr Result kInvalidArgument = 4;
+inline constexpr Result kInvalidUsage = 5;
+inline constexpr Result kRemoteError = 6;
+inline constexpr Result kInProgress = 7;
+
+using DataType = int;
+inline constexpr DataType kFloat32 = 7;
+using RedOp = int;
+inline constexpr RedOp kSum = 0;
+
+using Comm = struct CommOpaque*;
+using Stream = void*;  // a CUstream
+
+struct UniqueId {
+  char internal[128];
+};
+
+// The front part of ncclConfig_t as it was in 2.18: the library fills in what came later by `size` and `version`.
+struct Config {
+  size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21800;
+  int blocking = INT_MIN;  // INT_MIN: the library's default
+  int cga_cluster_size = INT_MIN;
+  int min_ctas = INT_MIN;
+  int max_ctas = INT_MIN;
+  const char* net_name = nullptr;
+  int split_share = INT_MIN;
+};
+
+// X(name, (parameters)): every function returns nccl::Result but GetErrorString and GetLastError.
+#define SHARDD_NCCL_FUNCTIONS(X)                                                                                 \
+  X(GetVersion, (int* version))                                                                                  \
+  X(GetUniqueId, (nccl::UniqueId * id))                                                                          \
+  X(CommInitRankConfig, (nccl::Comm * comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config))       \
+  X(CommGetAsyncError, (nccl::Comm comm, nccl::Result * result))                                                 \
+  X(CommDestroy, (nccl::Comm comm))                                                                              \
+  X(CommAbort, (nccl::Comm comm))                                                                                \
+  X(Reduce, (const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, int root,      \
+             nccl::Comm comm, nccl::Stream stream))                                                              \
+  X(ReduceScatter, (const void* send, void* receive, size_t receive_count, nccl::DataType dtype, nccl::RedOp op, \
+                    nccl::Comm comm, nccl::Stream stream))                                                       \
+  X(GroupStart, ())                                                                                              \
+  X(GroupEnd, ())
+
+struct Table {
+#define SHARDD_NCCL_MEMBER(name, parameters) Result(*name) parameters = nullptr;
+  SHARDD_NCCL_FUNCTIONS(SHARDD_NCCL_MEMBER)
+#undef SHARDD_NCCL_MEMBER
+  const char* (*GetErrorString)(Result result) = nullptr;
+  const char* (*GetLastError)(Comm comm) = nullptr;
+};
+
+}  // namespace shardd::nccl
+
+#endif  // SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_API_H_

@@ -1,0 +1,154 @@
+#include "server/collective/nccl/nccl_communicator.h"
+
+#include <thread>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kAskInterval = absl::Microseconds(50);
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(const NcclLibrary& library,
+                                                                           const CudaDriver& driver,
+                                                                           const std::vector<int>& ordinals,
+                                                                           const Options& options) {
+  std::shared_ptr<NcclCommunicator> result(new NcclCommunicator(library, driver, options));
+  if (absl::Status status = result->Init(ordinals); !status.ok()) {
+    // What hangs while it is made may hang while it is given up, and this thread has others to serve.
+    result->Break(status);
+    return status;
+  }
+  return result;
+}
+
+absl::Status NcclCommunicator::Init(const std::vector<int>& ordinals) {
+  std::vector<std::string> devices;
+  for (const int ordinal : ordinals) {
+    auto member = std::make_unique<Member>();
+    member->device = absl::StrCat("cuda:", ordinal);
+    member->ordinal = ordinal;
+    devices.push_back(member->device);
+    SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->DevicePrimaryCtxRetain(&member->context, ordinal),
+                                         "cuDevicePrimaryCtxRetain", "", member->device));
+    members_.push_back(std::move(member));
+  }
+  name_ = absl::StrCat("nccl ", library_.version(), " over ", absl::StrJoin(devices, ", "));
+  nccl::UniqueId id;
+  SHARDD_RETURN_IF_ERROR(library_.Check(library_->GetUniqueId(&id), "ncclGetUniqueId", name_));
+  SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", name_));
+  absl::Status status;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    Member& member = *members_[i];
+    const ScopedCudaContext current(driver_, member.context);
+    nccl::Config config;
+    config.blocking = 0;
+    config.max_ctas = options_.max_ctas;
+    absl::MutexLock lock(&member.mutex);
+    status.Update(driver_.Check(current.result(), "cuCtxPushCurrent", "", member.device));
+    status.Update(
+        library_.Check(library_->CommInitRankConfig(&member.comm, members(), id, static_cast<int>(i), &config),
+                       "ncclCommInitRankConfig", member.device));
+  }
+  status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", name_));
+  SHARDD_RETURN_IF_ERROR(status);
+  for (const auto& member : members_) {
+    absl::MutexLock lock(&member->mutex);
+    SHARDD_RETURN_IF_ERROR(Await(member->device, member->comm, "ncclCommInitRankConfig"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::Await(const std::string& device, nccl::Comm comm, const char* operation) {
+  const absl::Time begin = absl::Now();
+  while (true) {
+    const bool late = absl::Now() - begin > options_.limit;  // before asking: who was stopped asks once more
+    nccl::Result result = nccl::kSuccess;
+    SHARDD_RETURN_IF_ERROR(library_.Check(library_->CommGetAsyncError(comm, &result), "ncclCommGetAsyncError", device));
+    if (result != nccl::kInProgress) return library_.Check(result, operation, device);
+    if (late) {
+      return absl::DeadlineExceededError(absl::StrCat(operation, " on ", device, ": not done after ",
+                                                      absl::FormatDuration(options_.limit), " (", name_, ")"));
+    }
+    if (absl::Status status = broken(); !status.ok()) return status;
+    absl::SleepFor(kAskInterval);
+  }
+}
+
+absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream) {
+  const auto numel = [](const SumPart& part) { return static_cast<size_t>(part.numel); };
+  if (op.scatter) {
+    const SumPart& own = op.parts[static_cast<size_t>(op.member)];
+    return library_.Check(
+        library_->ReduceScatter(op.parts[0].src, own.dst, numel(own), nccl::kFloat32, nccl::kSum, comm, stream),
+        "ncclReduceScatter", member.device);
+  }
+  SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", member.device));
+  absl::Status status;
+  for (const SumPart& part : op.parts) {
+    status.Update(library_.Check(library_->Reduce(part.src, part.root == op.member ? part.dst : nullptr, numel(part),
+                                                  nccl::kFloat32, nccl::kSum, part.root, comm, stream),
+                                 "ncclReduce", member.device));
+  }
+  status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", member.device));
+  return status;
+}
+
+absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* stream) {
+  Member& member = *members_[static_cast<size_t>(op.member)];
+  absl::MutexLock lock(&member.mutex);
+  SHARDD_RETURN_IF_ERROR(broken());
+  if (member.comm == nullptr) return absl::InternalError(absl::StrCat("sum on ", member.device, ": no communicator"));
+  SHARDD_RETURN_IF_ERROR(EnqueueParts(member, member.comm, op, stream));
+  // The stream must not be touched while NCCL is still putting its work there.
+  return Await(member.device, member.comm, op.scatter ? "ncclReduceScatter" : "ncclReduce");
+}
+
+absl::Status NcclCommunicator::broken() const {
+  absl::MutexLock lock(&mutex_);
+  return broken_;
+}
+
+void NcclCommunicator::Break(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!broken_.ok()) return;
+    broken_ = absl::AbortedError(absl::StrCat(name_.empty() ? "nccl" : name_, " is given up: ", why.message()));
+  }
+  // An abort may wait for GPUs, and for ever where one hangs: then its thread is left, and this with it.
+  std::thread([self = shared_from_this()] { self->AbortAll(); }).detach();
+}
+
+// All members at once: NCCL may wait in one for the others.
+void NcclCommunicator::AbortAll() {
+  std::vector<std::thread> threads;
+  threads.reserve(members_.size());
+  for (const auto& member : members_) {
+    threads.emplace_back([this, member = member.get()] {
+      const ScopedCudaContext current(driver_, member->context);
+      absl::MutexLock lock(&member->mutex);  // whoever is in a call sees that it is broken, and leaves
+      if (member->comm != nullptr) (void)library_->CommAbort(member->comm);
+      member->comm = nullptr;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  for (const auto& member : members_) {
+    {
+      const ScopedCudaContext current(driver_, member->context);
+      absl::MutexLock lock(&member->mutex);
+      if (member->comm != nullptr) (void)library_->CommDestroy(member->comm);
+    }
+    if (member->context != nullptr) (void)driver_->DevicePrimaryCtxRelease(member->ordinal);
+  }
+}
+
+}  // namespace shardd

@@ -1,0 +1,37 @@
+#ifndef SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_COMMUNICATORS_H_
+#define SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_COMMUNICATORS_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/collective/nccl/nccl_communicator.h"
+
+namespace shardd {
+
+// The communicators of this daemon: one for every number of ranks, as rank r is on the daemon's r-th GPU, made when the
+// first job of that size is opened and shared by all of them. Thread-safe.
+class NcclCommunicators {
+ public:
+  // `ordinals`: of the daemon's GPUs, in their order.
+  NcclCommunicators(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals)
+      : library_(library), driver_(driver), ordinals_(std::move(ordinals)) {}
+
+  // May block for seconds. FAILED_PRECONDITION: NCCL has nothing to do, or refuses it; the text is the reason that
+  // status shows. One that was given up is made anew.
+  absl::StatusOr<std::shared_ptr<Communicator>> For(int ranks) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  const NcclLibrary library_;
+  const CudaDriver driver_;
+  const std::vector<int> ordinals_;
+  absl::Mutex mutex_;
+  absl::flat_hash_map<int, std::shared_ptr<NcclCommunicator>> by_ranks_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_COMMUNICATORS_H_

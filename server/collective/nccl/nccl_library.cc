@@ -1,0 +1,64 @@
+#include "server/collective/nccl/nccl_library.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+namespace {
+
+std::string VersionText(int version) {
+  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+}  // namespace
+
+absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
+  const auto refuse = [&library](absl::string_view fact) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("load NCCL \"", library, "\": ", fact,
+                     "; install it (pip's nvidia-nccl-cu13 has it under nvidia/nccl/lib), or give its path with "
+                     "--nccl_library, or run without --collective=nccl"));
+  };
+  setenv("NCCL_RAS_ENABLE", "0", /*overwrite=*/0);
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads of its own
+  if (handle == nullptr) {
+    const char* const why = dlerror();
+    return refuse(absl::StrCat("it cannot be loaded (", why == nullptr ? "no reason given" : why, ")"));
+  }
+  nccl::Table table;
+  std::string missing;
+  const auto resolve = [&](const char* name, auto* function) {
+    void* const address = dlsym(handle, name);
+    if (address == nullptr) absl::StrAppend(&missing, missing.empty() ? "" : ", ", name);
+    *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(address);
+  };
+#define SHARDD_NCCL_RESOLVE(name, parameters) resolve("nccl" #name, &table.name);
+  SHARDD_NCCL_FUNCTIONS(SHARDD_NCCL_RESOLVE)
+#undef SHARDD_NCCL_RESOLVE
+  resolve("ncclGetErrorString", &table.GetErrorString);
+  resolve("ncclGetLastError", &table.GetLastError);
+  if (!missing.empty()) return refuse(absl::StrCat("it has no ", missing));
+  int version = 0;
+  if (table.GetVersion(&version) != nccl::kSuccess || version < nccl::kLeastVersion) {
+    return refuse(absl::StrCat("it is too old (got ", VersionText(version), ", want ", VersionText(nccl::kLeastVersion),
+                               " or later)"));
+  }
+  return NcclLibrary(table, version);
+}
+
+std::string NcclLibrary::version() const { return VersionText(version_); }
+
+absl::Status NcclLibrary::Check(nccl::Result result, absl::string_view operation, absl::string_view object) const {
+  if (result == nccl::kSuccess || result == nccl::kInProgress) return absl::OkStatus();
+  const char* const text = table_.GetErrorString(result);
+  const char* const last = table_.GetLastError(nullptr);
+  return absl::InternalError(absl::StrCat(operation, " ", object, ": ", text == nullptr ? "no text" : text, " (result ",
+                                          result, ")", last == nullptr || *last == '\0' ? "" : ": ",
+                                          last == nullptr ? "" : last));
+}
+
+}  // namespace shardd

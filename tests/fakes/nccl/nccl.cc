@@ -1,0 +1,277 @@
+// NCCL without GPUs, under its own symbols: for the driver of tests/fakes/cuda, whose addresses are of the host too.
+// README.md says what it does and refuses.
+
+#include "tests/fakes/nccl/nccl.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/cuda/driver_api.h"
+
+// Of the fake driver: this process' or the library's. (NCCL finds the driver at run time; so much alike it need not
+// be.)
+extern "C" shardd::cu::Result cuLaunchHostFunc(shardd::cu::Stream stream, shardd::cu::HostFunction function,
+                                               void* data);
+
+namespace shardd::nccl {
+namespace {
+
+// One call of a member: what it sends, and where the sum goes if it is the root.
+struct Call {
+  const float* send = nullptr;
+  float* receive = nullptr;
+  size_t count = 0;
+  int root = 0;
+  bool operator==(const Call& other) const { return count == other.count && root == other.root; }
+};
+
+// The members' calls between two ends of groups: on the GPU one kernel each, which waits for the others'.
+struct Launch {
+  std::vector<std::vector<Call>> by_rank;
+  int arrived = 0;
+  bool done = false;
+};
+
+struct Clique {
+  explicit Clique(int size) : ranks(size) {}
+  const int ranks;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int joined = 0;
+  bool aborted = false;
+  bool mismatched = false;
+  std::map<uint64_t, std::shared_ptr<Launch>> launches;  // by number
+
+  // On a member's stream. Every member has to come; the last adds.
+  void Run(uint64_t number, int rank, std::vector<Call> calls) {
+    std::unique_lock lock(mutex);
+    std::shared_ptr<Launch>& entry = launches[number];
+    if (entry == nullptr) {
+      entry = std::make_shared<Launch>();
+      entry->by_rank.resize(static_cast<size_t>(ranks));
+    }
+    const std::shared_ptr<Launch> launch = entry;
+    launch->by_rank[static_cast<size_t>(rank)] = std::move(calls);
+    if (++launch->arrived == ranks && !aborted) {
+      for (const auto& other : launch->by_rank) mismatched = mismatched || other != launch->by_rank[0];
+      if (!mismatched) Add(*launch);
+      launch->done = true;
+      launches.erase(number);
+      changed.notify_all();
+    }
+    changed.wait(lock, [&] { return launch->done || aborted; });
+  }
+  // Along a ring that ends at the root.
+  void Add(const Launch& launch) const {
+    for (size_t i = 0; i < launch.by_rank[0].size(); ++i) {
+      const Call& call = launch.by_rank[0][i];
+      std::vector<float> sum(call.count, 0.0f);
+      for (int hop = 1; hop <= ranks; ++hop) {
+        const float* const from = launch.by_rank[static_cast<size_t>((call.root + hop) % ranks)][i].send;
+        for (size_t k = 0; k < call.count; ++k) sum[k] += from[k];
+      }
+      std::memcpy(launch.by_rank[static_cast<size_t>(call.root)][i].receive, sum.data(), call.count * sizeof(float));
+    }
+  }
+};
+
+struct Communicator {
+  std::shared_ptr<Clique> clique;
+  int rank = 0;
+  uint64_t launches = 0;
+  std::atomic<int> asks = 0;  // the first question after a call is answered with kInProgress
+};
+
+std::mutex g_mutex;
+std::map<std::string, std::weak_ptr<Clique>> g_cliques;  // by id
+uint64_t g_next_id = 1;
+
+struct Group {
+  int depth = 0;
+  std::map<Communicator*, std::pair<Stream, std::vector<Call>>> calls;
+  bool makes = false;  // communicators
+};
+Group& ThisGroup() {
+  thread_local Group group;
+  return group;
+}
+
+// FAKE_NCCL_FAIL=FUNCTION:NTH: the nth call of it gives kInternalError.
+bool Fails(const char* function) {
+  static std::mutex mutex;
+  static std::map<std::string, int> counts;
+  const char* const want = std::getenv("FAKE_NCCL_FAIL");
+  if (want == nullptr) return false;
+  const std::lock_guard lock(mutex);
+  return std::string(want) == std::string(function) + ":" + std::to_string(++counts[function]);
+}
+
+struct Item {
+  std::shared_ptr<Clique> clique;
+  uint64_t number;
+  int rank;
+  std::vector<Call> calls;
+};
+void RunItem(void* data) {
+  const std::unique_ptr<Item> item(static_cast<Item*>(data));
+  item->clique->Run(item->number, item->rank, std::move(item->calls));
+}
+
+Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
+  auto item = std::make_unique<Item>(Item{comm->clique, comm->launches, comm->rank, std::move(calls)});
+  const cu::Result result = cuLaunchHostFunc(static_cast<cu::Stream>(stream), RunItem, item.get());
+  if (result != cu::kSuccess) return kUnhandledCudaError;
+  (void)item.release();
+  ++comm->launches;
+  comm->asks = 1;
+  return kInProgress;
+}
+
+Result Add(Communicator* comm, Stream stream, const std::vector<Call>& calls) {
+  if (comm == nullptr || stream == nullptr) return kInvalidArgument;
+  for (const Call& call : calls) {
+    const bool writes = call.root == comm->rank;
+    if (call.send == nullptr || (writes && call.receive == nullptr) || call.root < 0 ||
+        call.root >= comm->clique->ranks) {
+      return kInvalidArgument;
+    }
+  }
+  Group& group = ThisGroup();
+  if (group.depth == 0) return Put(comm, stream, calls);
+  auto& [on, held] = group.calls[comm];
+  if (!held.empty() && on != stream) return kInvalidUsage;
+  on = stream;
+  held.insert(held.end(), calls.begin(), calls.end());
+  return kSuccess;
+}
+
+Communicator* Of(Comm comm) { return reinterpret_cast<Communicator*>(comm); }
+
+}  // namespace
+
+extern "C" {
+
+#define FAKE_NCCL __attribute__((visibility("default")))
+
+FAKE_NCCL Result ncclGetVersion(int* version) {
+  const char* const told = std::getenv("FAKE_NCCL_VERSION");
+  *version = told == nullptr ? 22809 : std::atoi(told);
+  return kSuccess;
+}
+FAKE_NCCL const char* ncclGetErrorString(Result result) {
+  return result == kUnhandledCudaError ? "unhandled cuda error" : "an error of the fake";
+}
+FAKE_NCCL const char* ncclGetLastError(Comm) { return "no last words"; }
+FAKE_NCCL Result ncclGetUniqueId(UniqueId* id) {
+  if (Fails("GetUniqueId")) return kInternalError;
+  const std::lock_guard lock(g_mutex);
+  std::memset(id->internal, 0, sizeof(id->internal));
+  std::snprintf(id->internal, sizeof(id->internal), "fake-%llu", static_cast<unsigned long long>(g_next_id++));
+  return kSuccess;
+}
+FAKE_NCCL Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int rank, Config* config) {
+  if (Fails("CommInitRankConfig")) return kInternalError;
+  if (config->magic != Config().magic || config->size < sizeof(Config) || rank < 0 || rank >= ranks) {
+    return kInvalidArgument;
+  }
+  // From one thread for all members, one after the other: outside of a group the first would wait for the second.
+  if (ThisGroup().depth == 0 || config->blocking != 0) return kInvalidUsage;
+  ThisGroup().makes = true;
+  const std::lock_guard lock(g_mutex);
+  std::shared_ptr<Clique> clique = g_cliques[id.internal].lock();
+  if (clique == nullptr) g_cliques[id.internal] = clique = std::make_shared<Clique>(ranks);
+  if (clique->ranks != ranks) return kInvalidArgument;
+  auto* const made = new Communicator();
+  made->clique = clique;
+  made->rank = rank;
+  made->asks = 1;
+  {
+    const std::lock_guard joining(clique->mutex);
+    ++clique->joined;
+  }
+  *comm = reinterpret_cast<Comm>(made);
+  return kInProgress;
+}
+FAKE_NCCL Result ncclCommGetAsyncError(Comm comm, Result* result) {
+  Clique& clique = *Of(comm)->clique;
+  const std::lock_guard lock(clique.mutex);
+  const bool asked = Of(comm)->asks.exchange(0) == 0;
+  *result = clique.mismatched ? kInvalidUsage : !asked || clique.joined < clique.ranks ? kInProgress : kSuccess;
+  return kSuccess;
+}
+FAKE_NCCL Result ncclCommDestroy(Comm comm) {
+  delete Of(comm);
+  return kSuccess;
+}
+FAKE_NCCL Result ncclCommAbort(Comm comm) {
+  {
+    Clique& clique = *Of(comm)->clique;
+    const std::lock_guard lock(clique.mutex);
+    clique.aborted = true;
+    clique.changed.notify_all();
+  }
+  delete Of(comm);
+  return kSuccess;
+}
+FAKE_NCCL Result ncclReduce(const void* send, void* receive, size_t count, DataType dtype, RedOp op, int root,
+                            Comm comm, Stream stream) {
+  if (Fails("Reduce")) return kInternalError;
+  if (dtype != kFloat32 || op != kSum) return kInvalidArgument;
+  return Add(Of(comm), stream, {{static_cast<const float*>(send), static_cast<float*>(receive), count, root}});
+}
+FAKE_NCCL Result ncclReduceScatter(const void* send, void* receive, size_t count, DataType dtype, RedOp op, Comm comm,
+                                   Stream stream) {
+  if (Fails("ReduceScatter")) return kInternalError;
+  if (dtype != kFloat32 || op != kSum || comm == nullptr) return kInvalidArgument;
+  std::vector<Call> calls;
+  for (int root = 0; root < Of(comm)->clique->ranks; ++root) {
+    calls.push_back({static_cast<const float*>(send) + static_cast<size_t>(root) * count, static_cast<float*>(receive),
+                     count, root});
+  }
+  return Add(Of(comm), stream, calls);
+}
+FAKE_NCCL Result ncclGroupStart() {
+  ++ThisGroup().depth;
+  return kSuccess;
+}
+FAKE_NCCL Result ncclGroupEnd() {
+  Group& group = ThisGroup();
+  if (group.depth == 0) return kInvalidUsage;
+  if (--group.depth > 0) return kSuccess;
+  auto calls = std::exchange(group.calls, {});
+  Result result = std::exchange(group.makes, false) ? kInProgress : kSuccess;
+  for (auto& [comm, put] : calls) {
+    result = Put(comm, put.first, std::move(put.second));
+    if (result != kInProgress) return result;
+  }
+  return result;
+}
+
+}  // extern "C"
+
+}  // namespace shardd::nccl
+
+namespace shardd::fake_nccl {
+
+nccl::Table Table() {
+  nccl::Table table;
+#define SHARDD_FAKE_NCCL_SET(name, parameters) table.name = &nccl::nccl##name;
+  SHARDD_NCCL_FUNCTIONS(SHARDD_FAKE_NCCL_SET)
+#undef SHARDD_FAKE_NCCL_SET
+  table.GetErrorString = &nccl::ncclGetErrorString;
+  table.GetLastError = &nccl::ncclGetLastError;
+  return table;
+}
+
+}  // namespace shardd::fake_nccl

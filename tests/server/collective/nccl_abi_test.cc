@@ -1,0 +1,69 @@
+// That NCCL's API is declared as its header declares it: sizes, numbers and the types of every function.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "server/collective/nccl/nccl_api.h"
+
+#if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
+#include <nccl.h>
+
+namespace shardd {
+namespace {
+
+static_assert(NCCL_VERSION_CODE >= nccl::kLeastVersion);
+static_assert(sizeof(nccl::Result) == sizeof(ncclResult_t) && sizeof(nccl::DataType) == sizeof(ncclDataType_t) &&
+              sizeof(nccl::RedOp) == sizeof(ncclRedOp_t));
+static_assert(nccl::kSuccess == ncclSuccess && nccl::kUnhandledCudaError == ncclUnhandledCudaError &&
+              nccl::kSystemError == ncclSystemError && nccl::kInternalError == ncclInternalError &&
+              nccl::kInvalidArgument == ncclInvalidArgument && nccl::kInvalidUsage == ncclInvalidUsage &&
+              nccl::kRemoteError == ncclRemoteError && nccl::kInProgress == ncclInProgress);
+static_assert(nccl::kFloat32 == ncclFloat32 && nccl::kSum == ncclSum);
+static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
+
+// Ours ends where the members of 2.18 do.
+static_assert(offsetof(nccl::Config, size) == offsetof(ncclConfig_t, size) &&
+              offsetof(nccl::Config, magic) == offsetof(ncclConfig_t, magic) &&
+              offsetof(nccl::Config, version) == offsetof(ncclConfig_t, version) &&
+              offsetof(nccl::Config, blocking) == offsetof(ncclConfig_t, blocking) &&
+              offsetof(nccl::Config, cga_cluster_size) == offsetof(ncclConfig_t, cgaClusterSize) &&
+              offsetof(nccl::Config, min_ctas) == offsetof(ncclConfig_t, minCTAs) &&
+              offsetof(nccl::Config, max_ctas) == offsetof(ncclConfig_t, maxCTAs) &&
+              offsetof(nccl::Config, net_name) == offsetof(ncclConfig_t, netName) &&
+              offsetof(nccl::Config, split_share) == offsetof(ncclConfig_t, splitShare) &&
+              sizeof(nccl::Config) <= sizeof(ncclConfig_t));
+
+// Of equal size where one is the other's pointer, number or struct.
+template <typename Ours, typename Theirs>
+struct SameCall : std::false_type {};
+template <typename... Ours, typename... Theirs>
+struct SameCall<nccl::Result (*)(Ours...), ncclResult_t (*)(Theirs...)> {
+  static constexpr bool value = [] {
+    if constexpr (sizeof...(Ours) == sizeof...(Theirs)) {
+      return ((sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs>)&&...);
+    }
+    return false;
+  }();
+};
+#define SHARDD_NCCL_COMPARE(name, parameters) \
+  static_assert(SameCall<decltype(nccl::Table::name), decltype(&nccl##name)>::value, "nccl" #name);
+SHARDD_NCCL_FUNCTIONS(SHARDD_NCCL_COMPARE)
+#undef SHARDD_NCCL_COMPARE
+
+TEST(NcclAbiTest, IsThatOfTheHeader) {
+  const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+  const nccl::Config ours;
+  EXPECT_EQ(ours.magic, theirs.magic);
+  EXPECT_EQ(ours.blocking, theirs.blocking);
+  EXPECT_EQ(ours.split_share, theirs.splitShare);
+}
+
+}  // namespace
+}  // namespace shardd
+#else
+TEST(NcclAbiTest, IsThatOfTheHeader) {
+  GTEST_SKIP() << "no nccl.h here: pip install --no-deps nvidia-nccl-cu13, and a CUDA toolkit's headers";
+}
+#endif
