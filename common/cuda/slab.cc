@@ -241,6 +241,11 @@ void CudaSlab::Free() {
   address_ = 0;
 }
 
+void CudaSlab::Abandon() {
+  pieces_.clear();
+  address_ = 0;
+}
+
 void CudaSlab::Take(CudaSlab& other) {
   driver_ = other.driver_;
   name_ = std::move(other.name_);

@@ -67,6 +67,10 @@ class CudaSlab {
   // REQUIRES: no operation that was submitted to a device still names this memory.
   ~CudaSlab() { Free(); }
 
+  // Forgets the memory without a call of the driver, for a GPU that hangs: unmapping might wait for it, for ever. The
+  // memory stays allocated until the process ends.
+  void Abandon();
+
   // A new descriptor for the memory of one piece, CLOEXEC; it keeps that memory alive by itself.
   absl::StatusOr<UniqueFd> ExportFd(size_t piece = 0) const;
 

@@ -21,7 +21,7 @@ struct GradientSource {
   int rank = 0;
   // Start of the group's gradient slot. The collective may write over the gradients there: they are given away.
   char* slot = nullptr;
-  std::vector<bool> present;   // by index_in_group; an absent gradient is never read
+  std::vector<bool> present;  // by index_in_group; an absent gradient is never read
 };
 
 // How the result meets what the gradient shard holds, per parameter of the group.

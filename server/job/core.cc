@@ -8,13 +8,23 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
 
 constexpr int kLargeBatch = 1024;  // commands
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+// Threads that call a GPU's driver may hang in it: a shutdown goes on without them.
+constexpr absl::Duration kStopLimit = absl::Seconds(20);
 constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank to hello
+
+void StopWithin(CoreLoop& thread, absl::string_view name) {
+  if (!thread.Stop(kStopLimit)) {
+    LogError(absl::StrCat("shutdown: the ", name, " thread has not ended within ", absl::FormatDuration(kStopLimit),
+                          " and is left: a GPU's driver does not return, or much memory is being freed"));
+  }
+}
 
 }  // namespace
 
@@ -39,8 +49,8 @@ void Core::Shutdown() {
   shut_down_ = true;
   stopping_ = true;
   status_.Stop();
-  attach_.Stop();
-  setup_.Stop();
+  StopWithin(attach_, "attach");
+  StopWithin(setup_, "setup");
   loop_.RunAndWait([this] {
     for (auto& [name, entry] : jobs_) {
       entry.job->Close("the daemon is shutting down");
@@ -51,11 +61,11 @@ void Core::Shutdown() {
     device->Shutdown();
   }
   if (copier_ != nullptr) {
-    copier_->Stop();
+    StopWithin(*copier_, "copier");
   }
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
-  reaper_.Stop();
+  StopWithin(reaper_, "reaper");
 }
 
 bool Core::BeforeSleep() {

@@ -53,7 +53,7 @@ void CoreLoop::Post(Closure closure) {
   Wake();
 }
 
-void CoreLoop::RunAndWait(Closure closure) {
+bool CoreLoop::RunAndWait(Closure closure, absl::Duration limit) {
   // The notification fires when the closure object is destroyed, so a dropped closure does not leave us waiting.
   auto done = std::make_shared<absl::Notification>();
   struct Notifier {
@@ -67,18 +67,29 @@ void CoreLoop::RunAndWait(Closure closure) {
     Notifier(Notifier&& other) noexcept : done(std::move(other.done)) {}
   };
   Post([closure = std::move(closure), notifier = Notifier(done)]() mutable { closure(); });
-  done->WaitForNotification();
+  return done->WaitForNotificationWithTimeout(limit);
 }
 
-void CoreLoop::Stop() {
+bool CoreLoop::Stop(absl::Duration limit) {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
   }
   Wake();
-  if (thread_.joinable()) {
-    thread_.join();
+  if (!thread_.joinable()) {
+    return true;
   }
+  bool ended = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    ended = mutex_.AwaitWithTimeout(absl::Condition(&ended_), limit);
+  }
+  if (ended) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+  return ended;
 }
 
 void CoreLoop::AddFd(int fd, std::function<void()> on_readable, bool edge) {
@@ -174,8 +185,13 @@ void CoreLoop::Run() {
   }
   // Closures that nobody will run are destroyed here, which releases whoever waits for them.
   std::vector<Closure> rest;
+  {
+    absl::MutexLock lock(&mutex_);
+    rest.swap(posted_);
+  }
+  rest.clear();
   absl::MutexLock lock(&mutex_);
-  rest.swap(posted_);
+  ended_ = true;
 }
 
 }  // namespace shardd

@@ -35,10 +35,12 @@ class CoreLoop {
 
   // Thread-safe. Runs `closure` on the loop, in order. After Stop it is dropped.
   void Post(Closure closure) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Thread-safe, not on the loop: runs `closure` there and waits for it. Returns without running it after Stop.
-  void RunAndWait(Closure closure);
-  // Finishes what is posted, then joins. Idempotent. Not on the loop.
-  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Thread-safe, not on the loop: runs `closure` there and waits for it. Returns without running it after Stop. False:
+  // `limit` has passed, and `closure` runs later.
+  bool RunAndWait(Closure closure, absl::Duration limit = absl::InfiniteDuration());
+  // Finishes what is posted, then joins. Idempotent. Not on the loop. False: a closure has not ended within `limit`,
+  // and the thread is left to it; the object must then never be destroyed.
+  bool Stop(absl::Duration limit = absl::InfiniteDuration()) ABSL_LOCKS_EXCLUDED(mutex_);
   bool InLoop() const { return std::this_thread::get_id() == thread_.get_id(); }
 
   // Loop-confined from here on. `on_readable` runs whenever fd is readable, until RemoveFd. The fd is borrowed. `edge`:
@@ -64,6 +66,7 @@ class CoreLoop {
   absl::Mutex mutex_;
   std::vector<Closure> posted_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   // Loop-confined.
   struct Watch {
     uint64_t generation = 0;

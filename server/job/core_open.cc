@@ -20,6 +20,8 @@ namespace shardd {
 namespace {
 
 constexpr int kMaxRequestsPerUid = 256;  // under way at once; a rank has one
+// For what is freed by another thread; a GPU that hangs may keep it, and then others' jobs do without that memory.
+constexpr absl::Duration kFreeLimit = absl::Seconds(10);
 constexpr absl::Duration kKillGrace = absl::Seconds(2);
 
 }  // namespace
@@ -204,7 +206,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
   SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
-  reaper_.RunAndWait([] {});  // what closed jobs held is free by now
+  reaper_.RunAndWait([] {}, kFreeLimit);  // what closed jobs held is free by now
   SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
                           MakeInit(found.new_id, peer.uid, spec, *std::move(plan), found.reserved_bytes));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
@@ -318,7 +320,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
       pollfd ended{found.killed.get(), POLLIN, 0};
       poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kKillGrace)));  // its last store is behind it
     }
-    reaper_.RunAndWait([] {});  // sessions of earlier epochs are no longer in memory beside this one
+    reaper_.RunAndWait([] {}, kFreeLimit);  // sessions of earlier epochs are no longer in memory beside this one
     SHARDD_ASSIGN_OR_RETURN(
         std::unique_ptr<Session> session,
         Session::Create(found.plan, found.session_id, rank, found.epoch, PlaceOf(rank, found.plan->world_size)));

@@ -13,6 +13,7 @@ namespace shardd {
 namespace {
 
 constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
+constexpr absl::Duration kCopyLimit = absl::Seconds(60);
 
 }  // namespace
 
@@ -20,7 +21,7 @@ absl::Status JobCore::CopyFor(Session* session, bool of_gradient, CopyValues cop
   if (copier_ == nullptr) {
     return copy();
   }
-  session->held = true;
+  Hold(session);
   gradient_work_ += of_gradient ? 1 : 0;
   CopyOffLoop(std::move(copy), [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
     gradient_work_ -= of_gradient ? 1 : 0;
@@ -40,6 +41,24 @@ void JobCore::CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> the
   copier_->Post([self = shared_from_this(), copy = std::move(copy), then = std::move(then)] {
     self->loop_->Post([self, then, status = copy()] { then(status); });
   });
+}
+
+void JobCore::Hold(Session* session) {
+  session->held = true;
+  session->held_since = MonotonicNow();
+}
+
+// A copy has a limit of its own, so this is for a driver that does not return: the copier is stuck, and whatever the
+// job asks it for next would be too.
+absl::Status JobCore::CheckCopies(absl::Time now) const {
+  for (const auto& session : sessions_) {
+    if (session != nullptr && session->held && now - session->held_since > kCopyLimit) {
+      return absl::DataLossError(absl::StrCat("a copy of values of rank ", session->rank(), " has not ended after ",
+                                              absl::FormatDuration(kCopyLimit), ": the driver of ",
+                                              device_name(session->rank()), " does not return; restart the daemon"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void JobCore::Release(Session* session) {
@@ -107,7 +126,7 @@ void JobCore::UndoWrites() {
   undoing_ = true;
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->held = true;
+      Hold(session.get());
     }
   }
   CopyOffLoop([this] { return TakeBack(); },

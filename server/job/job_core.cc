@@ -307,6 +307,10 @@ void JobCore::CheckSilence(absl::Time now) {
       TellWaiting(session.get(), now);
     }
   }
+  if (absl::Status stuck = CheckCopies(now); !closed_ && !stuck.ok()) {
+    Close(std::string(stuck.message()));
+    return;
+  }
   if (closed_ || committing_ || attached() < world_size()) {
     return;
   }

@@ -226,6 +226,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // `then` runs on the loop. REQUIRES: there is a copier.
   void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
   void Release(Session* session);
+  void Hold(Session* session);
+  absl::Status CheckCopies(absl::Time now) const;  // one that does not end
   static absl::Status Clear(const Written& written, int64_t numel);
   absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
   absl::Status TakeBack();

@@ -64,6 +64,9 @@ JobCore::Wait JobCore::WaitingFor(int rank) const {
 }
 
 std::string JobCore::WaitText(int rank) const {
+  if (const Session* session = sessions_[rank].get(); session != nullptr && session->held) {
+    return absl::StrCat(device_name(rank), ": values are copied");
+  }
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
     return "";

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status/status_macros.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
@@ -25,12 +26,21 @@ class Exported final : public DeviceSlab {
  public:
   Exported(CudaSlab slab, std::vector<UniqueFd> fds, std::vector<Piece> pieces)
       : slab_(std::move(slab)), fds_(std::move(fds)), pieces_(std::move(pieces)) {}
+  ~Exported() override {
+    for (const Piece& piece : pieces_) {
+      if (!static_cast<const CudaMemory*>(piece.on)->hangs()) continue;
+      LogWarning(absl::StrCat("memory of ", piece.on->device(), " is not given back: the GPU hangs (", size_bytes(),
+                              " bytes)"));
+      slab_.Abandon();
+      return;
+    }
+  }
   char* data() const override { return static_cast<char*>(slab_.data()); }
   int64_t size_bytes() const override { return slab_.size_bytes(); }
   const std::vector<Piece>& pieces() const override { return pieces_; }
 
  private:
-  const CudaSlab slab_;
+  CudaSlab slab_;
   const std::vector<UniqueFd> fds_;
   const std::vector<Piece> pieces_;
 };
@@ -119,6 +129,7 @@ absl::Status CudaMemory::WaitForStream() {
       lost_ = absl::DataLossError(absl::StrCat("copy between host and ", name_, ": the GPU hangs (not done after ",
                                                absl::FormatDuration(limit_),
                                                "); its memory is given up: restart the daemon"));
+      hangs_.store(true, std::memory_order_release);
       return lost_;
     }
     if (waited > kSpin) absl::SleepFor(kSpin);
@@ -138,6 +149,9 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::stri
 absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std::string& name,
                                                                        const std::vector<Part>& parts,
                                                                        const std::vector<DeviceMemory*>& users) {
+  for (const Part& part : parts) {  // before its driver is asked for anything
+    SHARDD_RETURN_IF_ERROR(static_cast<CudaMemory*>(part.on)->Usable());
+  }
   std::vector<CudaSlab::Piece> created;
   std::vector<cu::Ordinal> ordinals;
   const auto add = [&ordinals](cu::Ordinal ordinal) {
@@ -164,6 +178,11 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std
     at += part.size_bytes;
   }
   return exported;
+}
+
+absl::Status CudaMemory::Usable() {
+  absl::MutexLock lock(&mutex_);
+  return lost_;
 }
 
 absl::Status CudaMemory::Write(char* device_to, const void* from, int64_t size_bytes) {

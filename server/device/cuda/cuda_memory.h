@@ -1,6 +1,7 @@
 #ifndef SHARDD_SERVER_DEVICE_CUDA_CUDA_MEMORY_H_
 #define SHARDD_SERVER_DEVICE_CUDA_CUDA_MEMORY_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -45,6 +46,8 @@ class CudaMemory final : public DeviceMemory {
   absl::Status Read(void* to, const char* device_from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Zero(char* device_to, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Copy(const std::vector<Copied>& copies) override ABSL_LOCKS_EXCLUDED(mutex_);
+  // A copy was given up: what the driver is asked for may not return. Any thread.
+  bool hangs() const { return hangs_.load(std::memory_order_acquire); }
 
  private:
   CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string uuid, absl::Duration limit);
@@ -53,6 +56,7 @@ class CudaMemory final : public DeviceMemory {
   }
   // `body` with the context current and stream and staging there.
   absl::Status Run(const std::function<absl::Status()>& body) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Usable() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -64,6 +68,8 @@ class CudaMemory final : public DeviceMemory {
   const std::string name_;
   const std::string uuid_;
   const absl::Duration limit_;
+
+  std::atomic<bool> hangs_ = false;  // as lost_
 
   // Guarded.
   absl::Mutex mutex_;  // one copy at a time

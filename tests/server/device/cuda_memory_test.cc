@@ -110,7 +110,7 @@ TEST(CudaMemory, ACopyThatHangsIsGivenUpAndTheMemoryWithIt) {
   FakeCudaWorld world;
   const std::unique_ptr<CudaDevice> device = world.Make({.hang_limit = absl::Milliseconds(50)});
   DeviceMemory* const memory = device->memory();
-  const std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", 4096, {memory});
+  std::unique_ptr<DeviceSlab> slab = *memory->MakeSlab("slab", 4096, {memory});
   char byte = 7;
   world.machine().HangNextHostCopy(0);
   const absl::Status status = memory->Write(slab->data(), &byte, 1);
@@ -121,6 +121,11 @@ TEST(CudaMemory, ACopyThatHangsIsGivenUpAndTheMemoryWithIt) {
   EXPECT_EQ(memory->Read(&byte, slab->data(), 1), status);
   EXPECT_EQ(memory->MakeSlab("another", 4096, {memory}).status(), status);
   EXPECT_EQ(world.machine().Calls("cuMemcpyAsync"), copies) << "a GPU that hangs is asked for nothing more";
+  const int64_t created = world.machine().Calls("cuMemCreate"), unmapped = world.machine().Calls("cuMemUnmap");
+  EXPECT_EQ(memory->MakeSlab("a third", 4096, {memory}).status(), status);
+  EXPECT_EQ(world.machine().Calls("cuMemCreate"), created);
+  slab.reset();
+  EXPECT_EQ(world.machine().Calls("cuMemUnmap"), unmapped) << "unmapping may wait for the GPU";
 }
 
 }  // namespace

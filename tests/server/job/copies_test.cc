@@ -99,6 +99,26 @@ TEST_F(ValuesOffLoopTest, WhatADeadRankHasWrittenIsTakenBackBeforeAnybodyAttache
   EXPECT_EQ(value(), before_);
 }
 
+TEST_F(ValuesOffLoopTest, ACopyThatNeverEndsEndsItsJobAndSaysWhoseItWas) {
+  EnterWithWriteback();
+  HoldCopier();
+  Write(0, 7);
+  EXPECT_TRUE(Held(0));
+  v1::ListRanksResponse ranks;
+  bool closed_early = false, closed = false;
+  OnLoop([&] {
+    job_->DescribeRanks(&ranks);
+    job_->CheckSilence(MonotonicNow() + absl::Seconds(30));
+    closed_early = job_->closed();
+    job_->CheckSilence(MonotonicNow() + absl::Seconds(61));
+    closed = job_->closed();
+  });
+  EXPECT_THAT(ranks.ranks(0).waiting_for(), ::testing::HasSubstr("values are copied"));
+  EXPECT_FALSE(closed_early);
+  EXPECT_TRUE(closed);
+  LetCopierGo();
+}
+
 TEST_F(ValuesOffLoopTest, WhatNobodyCommittedIsTakenBackBeforeAnybodyGoesOn) {
   EnterWithWriteback();
   Write(0, 7);

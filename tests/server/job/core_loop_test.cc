@@ -48,6 +48,19 @@ TEST(CoreLoopTest, NothingPostedByManyThreadsIsLost) {
   EXPECT_EQ(count, 20000);
 }
 
+TEST(CoreLoopTest, AClosureThatHangsHoldsUpNeitherWhoWaitsNorTheEnd) {
+  static auto* const loop = new CoreLoop();  // never destroyed: its thread is left to the closure
+  static absl::Notification goes_on;
+  loop->Post([&] { goes_on.WaitForNotification(); });
+  EXPECT_FALSE(loop->RunAndWait([] {}, absl::Milliseconds(20)));
+  EXPECT_FALSE(loop->Stop(absl::Milliseconds(20)));
+  EXPECT_TRUE(loop->Stop(absl::Milliseconds(20))) << "it was said once";
+  goes_on.Notify();
+  CoreLoop other;
+  EXPECT_TRUE(other.RunAndWait([] {}, kLimit));
+  EXPECT_TRUE(other.Stop(kLimit));
+}
+
 TEST(CoreLoopTest, TimersRunInOrderAndCancelledOnesDoNot) {
   CoreLoop loop;
   std::vector<int> seen;
