@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from wrapper_beside import Net, batch
+from wrapper_beside import Net, batch, wrapped
 from wrapper_state_cases import face, finished, quiet
 
 
@@ -226,3 +226,30 @@ def stand_ins() -> dict[str, str]:
     texts["fake"] = attempt(lambda: fully_shard(nn.Linear(2, 2))(torch.ones(1, 2)))
     dist.destroy_process_group()
     return texts
+
+
+def stored_beside_full_parameters() -> str:
+    """Rank 0 has the full parameters; another stores into its piece meanwhile."""
+    model = wrapped("shardd", True)
+    _loss(model, 0).backward()
+    try:
+        with face("shardd").summon_full_params(model, rank0_only=True, writeback=False), torch.no_grad():
+            for param in model.parameters() if dist.get_rank() == 1 else ():
+                if param.numel():
+                    param.add_(1)
+                    break
+        model.state_dict()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def ignored_beside_a_flat_parameter() -> list[list[str]]:
+    """Names of a full state dict where some parameters of modules are ignored: torch's and ours."""
+    names = []
+    with quiet():
+        for impl in ("torch", "shardd"):
+            bare = Net()
+            kept = [bare.norm.weight, bare.head.bias]
+            names.append(list(face(impl)(bare, device_id=torch.device("cpu"), ignored_states=kept).state_dict()))
+    return names
