@@ -171,6 +171,11 @@ absl::Status ClientJob::OpenWindow() {
                                                       "\": the rank is inside a pass (rank=", rank(),
                                                       "); call shardd_leave_pass first"));
   }
+  if (progress_.full_params != FullParams::kOutside) {
+    return absl::FailedPreconditionError(absl::StrCat("open_window job \"", spec().name(),
+                                                      "\": the rank is inside of full parameters (rank=", rank(),
+                                                      "); call shardd_leave_full_params first"));
+  }
   const WaitFor reason{"open_window", nullptr, "all ranks outside of the pass"};
   if (!progress_.wants_window) {
     CommandRecord record = {};
@@ -261,6 +266,11 @@ absl::Status ClientJob::AllowWrite(const void* address) {
     return refuse(
         "written inside a pass, while other ranks may read it; write between a backward, or a forward without "
         "gradients, and the next forward");
+  }
+  if (progress_.full_params != FullParams::kOutside) {
+    return refuse(
+        "written while this rank is inside of full parameters, where others may read it; write into the full "
+        "parameters, with writeback, or outside");
   }
   session_->set_in_signal(true);
   absl::Status status;

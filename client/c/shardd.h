@@ -383,8 +383,8 @@ SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
 SHARDD_API shardd_status* shardd_resume_pass(shardd_job* job);
 SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
 /* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its write range
- * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already. [waits]
- */
+ * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already.
+ * FAILED_PRECONDITION inside a pass or inside of full parameters, as a store is with shardd_watch_writes. [waits] */
 SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
 /* on != 0: a store into a shard, or into the trainers' optimizer state, outside of a pass opens the window by itself (a
  * SIGSEGV handler, installed with the first call; other faults go to the handler before it). A store inside a pass, or

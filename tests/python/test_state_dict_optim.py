@@ -106,7 +106,7 @@ def test_replicas_give_every_kind_as_torch_does_and_load_on_fewer_ranks(tmp_path
                 numel = sum(v.numel() for n, v in ours["local"]["model"].items() if n != "bias")
                 pieces[f"{strategy} {orig}", rank // 2] = pieces.get((f"{strategy} {orig}", rank // 2), 0) + numel
             model, optimizer = ours["rank 0"]
-            first = rank == 0 if strategy == "NO_SHARD" else rank % 2 == 0  # of each group that shards, as torch's
+            first = strategy == "NO_SHARD" or rank % 2 == 0  # of each group that shards, as torch's
             assert (model != {}) == first and (optimizer != {}) == (rank == 0), where
             if rank == 0:
                 same([model, optimizer["state"]], [want["model"], want["optimizer"]], where, 2e-5)

@@ -154,6 +154,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void ForwardFailed(const Unit* unit);
   bool IsRoot(const Unit* unit) const { return !units_.empty() && units_.front() == unit; }
   void QueueFinal();
+  bool final_queued() const { return final_queued_; }
   // From a unit whose backward ends though none has begun: of a list of modules only some ran, by themselves. Their
   // gradients are shown where this backward ends; the forward of the whole model, if there was one, keeps its own.
   void QueuePartialFinal();

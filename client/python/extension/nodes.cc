@@ -57,7 +57,13 @@ struct AccumulatorNode : public Node {
       : Node(std::numeric_limits<uint64_t>::max()), unit(std::move(owner)), param(index) {}
   variable_list apply(variable_list&& gradients) override {
     if (gradients[0].defined()) {
-      Live(unit, 0)->OnGradient(param, gradients[0]);
+      const std::shared_ptr<Unit> owner = Live(unit, 0);
+      // The model's output hid its tensors (a generator, an object of the program's): no hook has begun this backward.
+      if (owner->group_training() == Training::kIdle && owner->engine() != nullptr &&
+          !owner->engine()->final_queued()) {
+        owner->PreBackward();
+      }
+      owner->OnGradient(param, gradients[0]);
     }
     return {};
   }

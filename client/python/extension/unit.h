@@ -106,6 +106,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return unsharded_ || std::any_of(groups_.begin(), groups_.end(), [](const Group& g) { return g.holds > 0; });
   }
   Training group_training() const { return group_training_; }
+  const Engine* engine() const { return engine_.get(); }  // null: not bound
   void set_idle();
 
   // What the program has done to sharded parameters (engine_changes.cc). Adds what is new to `changes`; raises where it

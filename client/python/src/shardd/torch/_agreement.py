@@ -23,6 +23,7 @@ __all__ = ["Meeting", "check_alike", "tell"]
 
 _POLL_S = 0.005
 _LOOK_S = 0.5
+_LEAVE_S = 30.0  # for another rank to notice what this one has noticed
 _OK, _FAILED = "o", "e"  # what a rank says begins with one of them
 _rounds: dict[str, int] = {}  # of this process, begun by key
 
@@ -42,8 +43,13 @@ def tell(name: str, rank: int, values: dict[str, Any]) -> None:
         dist.distributed_c10d._get_default_store().set(_key_of(name, rank), json.dumps(values))
 
 
-def check_alike(name: str, world_size: int, rank: int) -> None:
-    """After they have met. ValueError, on all ranks, where two have told different values: it names both."""
+def check_alike(name: str, meeting: Meeting) -> None:
+    """After they have met. ValueError, on all ranks, where two have told different values: it names both.
+
+    Who finds it gives the job up, so it waits for the others (a while: one may have been killed) to have left what they
+    were in before; they would be told there that this rank is gone.
+    """
+    world_size, rank = len(meeting.members), meeting.rank
     if world_size == 1:
         return
     store = dist.distributed_c10d._get_default_store()
@@ -51,6 +57,8 @@ def check_alike(name: str, world_size: int, rank: int) -> None:
     for other in range(1, world_size):
         for attribute in sorted(told[0].keys() | told[other].keys()):
             if told[0].get(attribute) != told[other].get(attribute):
+                with contextlib.suppress(Exception):
+                    meeting.agree(f'leave job "{name}"', limit_s=_LEAVE_S)
                 raise ValueError(
                     f'register model as job "{name}": Expects one homogeneous value for {attribute} but got '
                     f"{told[0].get(attribute)} on rank 0 and {told[other].get(attribute)} on rank {other} (rank={rank})"

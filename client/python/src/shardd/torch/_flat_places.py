@@ -66,13 +66,14 @@ def places_of(module: nn.Module, uses: Uses) -> list[FlatPlace]:
 
 
 def keys_in_order(module: nn.Module, uses: Uses) -> list[str]:
-    """The keys of ``module``'s state dict in the order of the bare module's, which ``FlatParameter``s do not keep."""
+    """The keys of ``module``'s state dict module by module, as the bare one's, which ``FlatParameter``s do not keep."""
     by_module: dict[int, list[str]] = {}
     for number, name in uses:
         by_module.setdefault(number, []).append(name)
 
     def visit(inner: nn.Module, path: str) -> Iterator[str]:
-        names = [*by_module.get(id(inner), ()), *inner._parameters, *inner._buffers, "_extra_state"]
+        # As torch's: what a FlatParameter has comes after what the module has kept, which is ignored.
+        names = [*inner._parameters, *by_module.get(id(inner), ()), *inner._buffers, "_extra_state"]
         yield from (path + name for name in names)
         for name, child in inner._modules.items():
             if child is not None:

@@ -52,6 +52,19 @@ def _agree(index: str, mesh_ranks: list[int]) -> str:
     """A new name, the same on all ranks. Waits for the first of them; Ctrl-C ends that."""
     if len(mesh_ranks) == 1:
         return uuid.uuid4().hex[:12]
+    try:
+        return _agreed(index, mesh_ranks)
+    except RuntimeError as error:
+        if "Not implemented" not in str(error):
+            raise
+        raise RuntimeError(
+            f"register model: the store of these {len(mesh_ranks)} ranks keeps nothing (a FakeStore; backend "
+            f'"{dist.get_backend()}"): ranks are processes that the daemon serves, and have to agree on a job; use backend '
+            '"gloo" with all ranks running, or one rank'
+        ) from error
+
+
+def _agreed(index: str, mesh_ranks: list[int]) -> str:
     store = dist.distributed_c10d._get_default_store()
     key = f"shardd/{index}/{mesh_ranks[0]}"
     if dist.get_rank() == mesh_ranks[0]:

@@ -22,7 +22,7 @@ from shardd.torch import _spec
 from shardd.torch._agreement import Meeting, check_alike, speaks, tell
 from shardd.torch._bind import Place, bind, forget_given, given_by
 from shardd.torch._extension import _C
-from shardd.torch._flat_param import FlatShardParam
+from shardd.torch._gradient_moves import GradientMoves
 from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
 from shardd.torch._leaving import leave_beside, wait_for_leaving
@@ -111,13 +111,7 @@ class TorchJob:
         assert engine is not None and memory is not None
         info = engine.info()
         optimizers = _optimizers_of(root)
-        for fqn, ref in self._params:
-            param = ref()
-            if isinstance(param, FlatShardParam) and not param.whole and param.sharded_param.grad is not None:
-                raise RuntimeError(
-                    f'unfreeze: parameter "{fqn}" has a gradient, and in layout flat its piece on this rank changes with '
-                    "what is trained; call zero_grad() before"
-                )
+        gradients = GradientMoves((fqn, ref()) for fqn, ref in self._params)
         description = _spec.describe(root, self.name, info["world_size"], optimizers)
         with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
             progress.doing("waiting for the other ranks to unfreeze parameters")
@@ -128,7 +122,9 @@ class TorchJob:
             self._end(finished=False)
             identity = Identity(self.name, resumes=True)
             try:
-                return self._open(root, identity, description, info["rank"], optimizers, progress, memory)
+                job = self._open(root, identity, description, info["rank"], optimizers, progress, memory)
+                gradients.place()
+                return job
             except BaseException:
                 self.closed = True  # not to be registered under another name, without what is committed
                 raise
@@ -207,7 +203,7 @@ class TorchJob:
                 optimizers[0]._write_loaded(self)
             self._write_all(progress)
             if memory is None and speaks():  # all ranks have come
-                check_alike(self.name, info["world_size"], info["rank"])
+                check_alike(self.name, self.meeting("attributes"))
         else:
             forget_given(description)
         if info["version"] > 0 and memory is not None:

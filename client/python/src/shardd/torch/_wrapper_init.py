@@ -118,6 +118,17 @@ def _mesh_of_groups(groups: tuple[Any, ...], ranks: torch.Tensor) -> DeviceMesh:
     return mesh
 
 
+def _check_group(group: Any, strategy: ShardingStrategy | None) -> None:
+    """Refuses stand-ins: whose processes share a parameter is what the daemon is told."""
+    known = isinstance(group, dist.ProcessGroup) and group in dist.distributed_c10d._world.pg_map
+    if not known:
+        wrong = "unknown group" if isinstance(group, dist.ProcessGroup) else "wrong type"
+        raise ValueError(
+            f"process_group: {wrong} for {strategy} (got {type(group)}, want a ProcessGroup of init_process_group or "
+            'new_group); a stand-in has no ranks that the daemon could serve: use backend "gloo", with one rank too'
+        )
+
+
 def make_mesh(
     process_group: Any, device_mesh: DeviceMesh | None, strategy: ShardingStrategy | None, may_choose: bool
 ) -> FSDPMeshInfo:
@@ -135,10 +146,8 @@ def make_mesh(
         if device_mesh is not None:
             mesh = device_mesh if device_mesh.ndim == 1 else device_mesh[(device_mesh.mesh_dim_names or ("",))[0]]
         else:
-            if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-                raise ValueError(
-                    f"process_group: wrong type for {strategy} (got {type(process_group)}, want a ProcessGroup)"
-                )
+            if process_group is not None:
+                _check_group(process_group, strategy)
             mesh = _mesh_of_groups((process_group or dist.distributed_c10d._get_default_group(),), torch.empty(0))
         return FSDPMeshInfo(mesh, shard_mesh_dim=0)
     if device_mesh is not None:
