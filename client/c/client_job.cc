@@ -165,7 +165,13 @@ absl::Status ClientJob::Reattach() {
   // The old memory stays mapped until the new one is there: pointers into it must not fault while this fails and is
   // tried again.
   session_->Close();
-  (void)session_->DrainStreams(/*release=*/true, options_.timeout);  // what it still writes is none of the next epoch
+  // What its stream still writes is none of the next epoch.
+  if (!session_->DrainStreams(/*release=*/true, options_.timeout)) {
+    SHARDD_RETURN_IF_ERROR(interrupt_.Check("reattach"));
+    return absl::DeadlineExceededError(absl::StrCat("reattach job \"", spec().name(),
+                                                    "\": the program's stream has not ended what it had within ",
+                                                    absl::FormatDuration(options_.timeout), " (rank=", rank(), ")"));
+  }
   return Establish(absl::Now() + options_.timeout);
 }
 

@@ -131,7 +131,9 @@ class ClientSession {
   // or the host has waited for it. Before the record changes anything: it can fail.
   absl::StatusOr<uint64_t> SignalDone(const WaitFor& reason);
   // All that the stream was given has run. `release`: the session is over, waits are ended.
-  bool DrainStreams(bool release, absl::Duration limit) { return order_ == nullptr || order_->Drain(release, limit); }
+  bool DrainStreams(bool release, absl::Duration limit) {
+    return order_ == nullptr || order_->Drain(release, limit, [this] { return interrupt().Raised(); });
+  }
 
   // Ring records written so far; the number of the last one.
   uint64_t submitted() const { return submitted_; }

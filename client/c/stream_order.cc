@@ -94,11 +94,11 @@ StreamOrder::~StreamOrder() {
 }
 
 absl::Status StreamOrder::Use(cu::Stream stream) {
-  const ScopedCudaContext current(driver_, context_);
-  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   if (has_stream_ && stream == stream_) {
     return absl::OkStatus();
   }
+  const ScopedCudaContext current(driver_, context_);
+  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   if (has_stream_) {
     SHARDD_RETURN_IF_ERROR(Check(driver_->EventRecord(event_, stream_), "cuEventRecord", "the stream before"));
     SHARDD_RETURN_IF_ERROR(Check(driver_->StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent", "the new stream"));
@@ -250,7 +250,7 @@ absl::Status StreamOrder::RecordAll() {
   return Check(driver_->EventRecord(event_, signals_), "cuEventRecord", "signals");
 }
 
-bool StreamOrder::Drain(bool release, absl::Duration limit) {
+bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<bool()>& stop) {
   if (release) {
     absl::MutexLock lock(&mutex_);
     release_ = true;
@@ -266,7 +266,7 @@ bool StreamOrder::Drain(bool release, absl::Duration limit) {
   }
   const absl::Time deadline = Now() + limit;
   cu::Result result = cu::kNotReady;
-  while ((result = driver_->EventQuery(event_)) == cu::kNotReady && Now() < deadline) {
+  while ((result = driver_->EventQuery(event_)) == cu::kNotReady && Now() < deadline && (stop == nullptr || !stop())) {
     absl::SleepFor(kPoll);
   }
   drained_ = release && result != cu::kNotReady;

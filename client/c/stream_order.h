@@ -80,9 +80,10 @@ class StreamOrder {
   bool has_expired() const { return has_expired_.load(std::memory_order_acquire); }
   absl::Status expired() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Until all that was enqueued here has run, and what the program's stream had before it: true; at most `limit`.
+  // Until all that was enqueued here has run, and what the program's stream had before it: true; at most `limit`, and
+  // until `stop` (null: never) says so.
   // `release`: waits are ended, the session is over. Then nothing may be called any more but this.
-  bool Drain(bool release, absl::Duration limit);
+  bool Drain(bool release, absl::Duration limit, const std::function<bool()>& stop = nullptr);
 
  private:
   struct Outstanding {
