@@ -124,17 +124,17 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * in its primary context, with the access that the call's contract says. No thread of the host may follow one. A kernel
  * that writes through a read-only one takes its process' whole context with it. What is written to the daemon
  * (shardd_write_parameter and its like) is given in host memory as ever.
- * Order is by the host, until shardd_set_cuda_stream: a wait that returned says that the bytes are there for whatever is
- * launched afterwards; and before shardd_reshard, shardd_submit_gradients, shardd_backward_done, shardd_step,
+ * Order is by the host, until shardd_set_cuda_stream: a wait that returned says that the bytes are there for whatever
+ * is launched afterwards; and before shardd_reshard, shardd_submit_gradients, shardd_backward_done, shardd_step,
  * shardd_abandon_backward, shardd_enter_full_params, shardd_leave_full_params and shardd_reattach the program has
  * synchronised its streams with all that reads or writes what the call gives back.
  * The process must see the GPUs of all ranks of the job. Not there are jobs whose trainers write (trainersNeverWrite
  * false: UNIMPLEMENTED by attach), shardd_watch_writes and shardd_full_params_options.offload_to_cpu. A GPU that is
  * lost takes its jobs with it: NOT_FOUND, with the driver's words. */
 
-/* Order by a stream, instead of by the host. `stream` is a CUstream (cudaStream_t) of cuda_device's primary context, the
- * framework's current stream; NULL is one too, the legacy default stream. From now on, for all that is enqueued into it
- * afterwards:
+/* Order by a stream, instead of by the host. `stream` is a CUstream (cudaStream_t) of cuda_device's primary context,
+ * the framework's current stream; NULL is one too, the legacy default stream. From now on, for all that is enqueued
+ * into it afterwards:
  * - shardd_wait_unshard, shardd_wait_gradient_slot and shardd_wait_gradients return when it is known where the bytes
  *   will be and that they are under way; the stream waits for them. The host may not read behind them without
  *   synchronising the stream. Where 32 such waits are outstanding the host waits as before.
@@ -147,14 +147,14 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * Call it again when the framework's current stream changes: the new one then runs behind what the old one, which must
  * still exist, has by now. Work of other streams is the program's to order with this one. It holds for the sessions
  * after shardd_reattach, too, which waits for the stream, as shardd_detach does.
- * A stream's wait that takes longer than options.timeout_ms, or whose daemon has died, is ended by the library: what the
- * stream computes from there is void, and the next call says why: DEADLINE_EXCEEDED, which is sticky here (call, group,
- * rank, stream), UNAVAILABLE or ABORTED; then shardd_reattach. A rank whose stream does not come to what it has given
- * back ends the epoch after JobConfig.silenceTimeoutMs.
- * Where the driver has no 64-bit stream memory operations, or does not take the pages, one line on stderr says so, and
- * the calls that give memory back wait for the stream (at most options.timeout_ms) and the others for the daemon, on
- * the host; the program may do the same. shardd_job_info.stream_ordered tells which it is.
- * FAILED_PRECONDITION: the job's memory is the host's. INVALID_ARGUMENT: a stream of another context. */
+ * A stream's wait that takes longer than options.timeout_ms, or whose daemon has died, is ended by the library: what
+ * the stream computes from there is void, and the next call says why: DEADLINE_EXCEEDED, which is sticky here (call,
+ * group, rank, stream), UNAVAILABLE or ABORTED; then shardd_reattach. A rank whose stream does not come to what it has
+ * given back ends the epoch after JobConfig.silenceTimeoutMs. Where the driver has no 64-bit stream memory operations,
+ * or does not take the pages, one line on stderr says so, and the calls that give memory back wait for the stream (at
+ * most options.timeout_ms) and the others for the daemon, on the host; the program may do the same.
+ * shardd_job_info.stream_ordered tells which it is. FAILED_PRECONDITION: the job's memory is the host's.
+ * INVALID_ARGUMENT: a stream of another context. */
 SHARDD_API shardd_status* shardd_set_cuda_stream(shardd_job* job, void* stream);
 /* Order is by the host again. The stream must have been synchronised. */
 SHARDD_API shardd_status* shardd_clear_cuda_stream(shardd_job* job);
