@@ -1,7 +1,9 @@
 #include "server/job/job_slab.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -12,6 +14,13 @@ namespace shardd {
 std::string JobSlab::backing() const {
   return on_host() ? absl::StrCat(SlabBackingName(host_->backing()), host_->huge_pages() ? " (huge pages)" : "")
                    : memory_->backing();
+}
+
+int64_t JobSlab::allocated_bytes() const {
+  struct stat object {};
+  constexpr int64_t kBlockBytes = 512;  // of st_blocks, whatever the file system's own are
+  return on_host() && fstat(host_->fd(), &object) == 0 ? std::min(size_bytes(), int64_t{object.st_blocks} * kBlockBytes)
+                                                       : size_bytes();
 }
 
 absl::StatusOr<UniqueFd> JobSlab::ReadOnlyFd() const {

@@ -82,6 +82,8 @@ ReduceOp MakeReduceOp(const ReduceScatterRequest& request, const Run& run) {
   op.accumulate = run.mode == GradientMode::kAccumulate;
   op.dst = reinterpret_cast<float*>(request.gradients + flat.gradients_offset_bytes) + run.offset;
   op.numel = run.numel;
+  op.dst_file = request.gradients_file;
+  op.dst_file_offset_bytes = reinterpret_cast<char*>(op.dst) - request.gradients;
   return op;
 }
 
