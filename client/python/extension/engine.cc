@@ -340,25 +340,6 @@ bool Engine::RootPreForward(Unit* unit) {
   return true;
 }
 
-void Engine::GiveGradientsBack() {
-  if (!gives_back_ || !gradients_used_) {
-    return;
-  }
-  std::vector<int> params;
-  for (const Unit* unit : units_) {
-    unit->AddUnseenGradients(&params);
-  }
-  gradients_used_ = params.empty();  // all are shown still: perhaps not in the next forward
-  const NoGil no_gil;
-  for (const int param : params) {
-    const Status status = job().GiveBackGradient(param);
-    if (!status.ok() && status.code() == Code::kFailedPrecondition) {
-      return;  // the job was given gradients for the next step already: by an extension, by the program
-    }
-    Check(status);
-  }
-}
-
 void Engine::EnterPassByHand(bool backward) {
   if (passes_ && inside_pass_ && !backward) {
     const bool ended = !job().inside_pass();  // by a store, or by another rank's window

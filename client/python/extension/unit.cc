@@ -642,14 +642,6 @@ void Unit::SettleGradients(bool stepping) {
   }
 }
 
-void Unit::AddUnseenGradients(std::vector<int>* params) const {
-  for (const auto& param : params_) {
-    if (param->trainable && !param->pending && param->shared_shard()->GradientIsUnseen()) {
-      params->push_back(param->daemon_param);
-    }
-  }
-}
-
 void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
   for (const auto& shard : shards_) {
     const bool any = std::any_of(params_.begin(), params_.end(),
