@@ -131,6 +131,9 @@ shardd_status* shardd_backward_done(shardd_job* job, int last) {
 shardd_status* shardd_abandon_backward(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("abandon_backward", job), job->impl->AbandonBackward());
 }
+shardd_status* shardd_give_back_gradient(shardd_job* job, int32_t param) {
+  SHARDD_CHECKED(api::CheckParam("give_back_gradient", job, param), job->impl->GiveBackGradient(param));
+}
 shardd_status* shardd_set_gradient_presence(shardd_job* job, int32_t param, int present) {
   SHARDD_CHECKED(api::CheckParam("set_gradient_presence", job, param),
                  job->impl->SetGradientPresence(param, present != 0));

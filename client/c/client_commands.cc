@@ -269,7 +269,7 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
   if (flags != 0) {
     mask_record = session_->submitted();
   }
-  progress_.backward_open = true;
+  progress_.backward_open = progress_.has_gradients = true;
   ++slot.submissions;
   slot.holder = -1;
   slot.told = false;

@@ -50,6 +50,7 @@ absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
     progress_.full = options;
     progress_.summoned = SummonedParams(spec(), plan_, options.group, options.recurse);
     progress_.writeback = options.writeback;
+    progress_.has_gradients = progress_.has_gradients || (options.writeback && options.with_grads);
     ++progress_.full_params_entered;
   } else if (!Same(options, progress_.full)) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -106,6 +106,7 @@ class ClientJob {
   absl::Status BackwardDone(bool last);
   absl::Status AbandonBackward();
   absl::Status SetGradientPresence(int param, bool present);
+  absl::Status GiveBackGradient(int param);
 
   absl::Status WriteParameter(int param, const void* data, int64_t first, int64_t numel);
   absl::Status WriteOptimizerState(int param, int state, const float* data, int64_t first, int64_t numel);
@@ -176,6 +177,7 @@ class ClientJob {
     uint64_t backwards_closed = 0;  // in this session
     bool last_closed = false;
     bool backward_open = false;  // gradients were submitted since the last BackwardDone
+    bool has_gradients = false;  // the running step may have some, of this rank or written by any
     FullParams full_params = FullParams::kOutside;
     FullParamsOptions full;       // as entered
     std::vector<bool> summoned;   // by parameter

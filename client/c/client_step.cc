@@ -139,7 +139,7 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
   progress_.half_record[0] = progress_.half_record[1] = session_->submitted();
   progress_.half_used_bytes = 0;
   progress_.backwards = 0;
-  progress_.last_closed = false;
+  progress_.last_closed = progress_.has_gradients = false;
   RetireSteps();
   const int64_t number = (progress_.pending_steps.empty() ? committed_step_ : progress_.pending_steps.back().step) + 1;
   ++expected_version_;

@@ -84,7 +84,7 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
   if (progress_.entering_stepped) {
     ++committed_step_;
     progress_.backwards = 0;
-    progress_.last_closed = false;
+    progress_.last_closed = progress_.has_gradients = false;
   }
   return span.Of(absl::OkStatus());
 }

@@ -336,8 +336,8 @@ SHARDD_API const void* shardd_stored_parameter_data(const shardd_job* job, int32
  * at after shardd_wait_gradients, and the rank's gradient write range (shardd_get_shard_range) written (clipping,
  * unscaling) until the rank's next shardd_submit_gradients or shardd_step. Several replicas hold the same bytes, and
  * scaled by each of them they would be scaled too often, so write by that range, not by the gradient's. Where replicas
- * have copies, all write alike: the first replica's is what counts. Keeps its values until new gradients come. Valid
- * while attached. */
+ * have copies, all write alike: the first replica's is what counts. Keeps its values until new gradients come, or
+ * shardd_give_back_gradient. Valid while attached. */
 SHARDD_API void* shardd_gradient_shard_data(const shardd_job* job, int32_t param);
 /* Until every backward that this rank has closed is closed by all ranks and reduced. [waits] */
 SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
@@ -353,6 +353,13 @@ SHARDD_API shardd_status* shardd_wait_gradients(shardd_job* job);
  * before their turn; all ranks get ABORTED where a rank speaks of such a gradient afterwards, or has spoken of it while
  * another rank is still in an earlier backward. Waits only while an earlier step is not committed. */
 SHARDD_API shardd_status* shardd_set_gradient_presence(shardd_job* job, int32_t param, int present);
+/* Nobody looks at this rank's shard of a parameter's gradient any more: its memory goes back to the system, whole pages
+ * of it, and comes back as new gradients are added up, which costs about 1.7 us for each 4 KiB then. Worth it where
+ * activations need the room meanwhile. Until then the shard reads zero. Between a step that is committed and the next
+ * backward; FAILED_PRECONDITION: the running step has gradients, or full parameters are entered. Does nothing for a
+ * frozen parameter, a small shard (below 128 KiB), one that several ranks hold, and on a GPU. Waits only while an earlier
+ * step is not committed. */
+SHARDD_API shardd_status* shardd_give_back_gradient(shardd_job* job, int32_t param);
 
 /* No wait outlasts Ctrl-C: `interrupted` is called on the thread that waits, at least every 50 ms and in most waits as
  * soon as a signal handler has run on it, with no lock held. Non-zero ends the call with CANCELLED; the same call may

@@ -252,6 +252,8 @@ class Job {
   Status SetGradientPresence(int32_t param, bool present) {
     return Status::Take(shardd_set_gradient_presence(job_, param, present ? 1 : 0));
   }
+  // Its memory, until new gradients come.
+  Status GiveBackGradient(int32_t param) { return Status::Take(shardd_give_back_gradient(job_, param)); }
   // After an exception in user code; see shardd.h.
   Status AbandonBackward() { return Status::Take(shardd_abandon_backward(job_)); }
   Status BackwardDone(bool last) { return Status::Take(shardd_backward_done(job_, last ? 1 : 0)); }

@@ -238,7 +238,10 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
   if (madvise(mapped.data_, static_cast<size_t>(RoundUpToPage(size_bytes)), MADV_DONTFORK) != 0) {
     return ErrnoStatus(errno, "keep from forked children slab", "received");
   }
-  SHARDD_RETURN_IF_ERROR(PopulatePages(mapped.data_, size_bytes, writable, "received"));
+  // Pages that were given back stay away until they are used.
+  if (int64_t{object.st_blocks} * 512 >= size_bytes) {
+    SHARDD_RETURN_IF_ERROR(PopulatePages(mapped.data_, size_bytes, writable, "received"));
+  }
   if (keep_descriptor) {
     mapped.fd_ = std::move(fd);
   }

@@ -67,7 +67,8 @@ class Slab {
   bool huge_pages_ = false;
 };
 
-// The client's side: a mapping of a received descriptor; DONTFORK, populated, the descriptor closed after mapping.
+// The client's side: a mapping of a received descriptor; DONTFORK, populated unless some of its pages were given back,
+// the descriptor closed after mapping.
 class MappedSlab {
  public:
   // Checks the object's size against `size_bytes` first (INTERNAL when it is smaller).

@@ -36,6 +36,7 @@ struct ReduceScatterRequest {
   std::vector<GradientSource> sources;  // ascending ranks; added in this order
   std::vector<GradientMode> modes;      // by index_in_group; parameters present in no source are not touched
   char* gradients = nullptr;            // start of slab "gradients"; the sum goes to each of plan->gradient_copies
+  int gradients_file = -1;              // of the slab, where trainers give its pages back (ReduceOp.dst_file)
   DType reduce_dtype = v1::DTYPE_UNSPECIFIED;  // that of the sources
   float scale = 1;                             // 1 / divide factor
   bool keep_low_precision = false;             // gradients are of reduce_dtype, not of their parameter's

@@ -53,6 +53,10 @@ struct ReduceOp {
   float* dst;
   int64_t numel;
   DType keep = v1::DTYPE_UNSPECIFIED;
+  // Where `dst` is a mapping of a file of memory, and what is at `dst` in it: pages that are not there are written
+  // through the file, which costs half of what a fault at a store does. A hint; -1: nobody gives pages of `dst` back.
+  int dst_file = -1;
+  int64_t dst_file_offset_bytes = 0;
 };
 // Added to *result, which says of which order. One NormOp at a time may name the same result.
 struct NormOp {

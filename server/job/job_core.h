@@ -80,7 +80,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
   DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
   int attached() const;
-  // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback.
+  // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback,
+  // gradients that trainers have given back until the next come.
   int64_t reserved_bytes() const;
   bool finished() const;  // every rank has said that it needs the job no more
   bool closed() const { return closed_; }

@@ -15,6 +15,13 @@
 #include "common/status/status_macros.h"
 
 namespace shardd {
+namespace {
+
+// As many bytes of gradients come with the first gradients: while trainers still hold the model that they were made
+// from, they would be what memory is short of. That there is room for them has been checked, and is (given_back_bytes).
+constexpr int64_t kLateGradientsBytes = int64_t{1} << 27;
+
+}  // namespace
 
 int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place) {
   return plan.memory.session_bytes - (place.memory == nullptr ? 0 : plan.memory.gradient_slots_bytes);
@@ -108,8 +115,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     SpreadSlab spread;
   };
   const Purpose purposes[] = {
-      {&memory->shards_, "shards", shards, want.shards_bytes, SpreadSlab::kShards},
+      // Some of it goes at once.
       {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes, SpreadSlab::kGradients},
+      {&memory->shards_, "shards", shards, want.shards_bytes, SpreadSlab::kShards},
       {&memory->optimizer_, "optimizer", optimizer, want.optimizer_bytes, SpreadSlab::kOptimizer},
       {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes, SpreadSlab::kParameters},
       {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes, SpreadSlab::kPool},
@@ -131,6 +139,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
         purpose.backing == SlabBacking::kTmpfsFile ? absl::StrCat(directory, "/", purpose.name) : std::string());
     if (!slab.ok()) {
       return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
+    }
+    if (purpose.slab == &memory->gradients_ && purpose.size_bytes >= kLateGradientsBytes) {
+      (*slab)->Discard();
     }
     *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
   }
@@ -172,13 +183,17 @@ int64_t JobMemory::allocated_bytes() const {
   return total;
 }
 
+int64_t JobMemory::given_back_bytes() const {
+  return gradients_ == nullptr ? 0 : gradients_->size_bytes() - gradients_->allocated_bytes();
+}
+
 void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   auto add = [out](const char* name, int64_t planned, const JobSlab* slab) {
     v1::Purpose* purpose = out->add_purposes();
     purpose->set_purpose(name);
     purpose->set_planned_bytes(planned);
     if (slab != nullptr) {
-      purpose->set_allocated_bytes(slab->size_bytes());
+      purpose->set_allocated_bytes(slab->allocated_bytes());
       purpose->set_backing(slab->backing());
       if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), purpose);
     }

@@ -40,7 +40,8 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
 class JobMemory {
  public:
   // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and the undo of a
-  // writeback against free space, memory and cgroup limit, then allocates and populates the plan. Blocks. `directory`
+  // writeback against free space, memory and cgroup limit, then allocates and populates the plan, but for
+  // the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `directory`
   // is created (0700) for the job's tmpfs files and removed with them. `place` outlives this. A device that is full is
   // RESOURCE_EXHAUSTED too; sessions take their part of it when they are made.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
@@ -72,6 +73,8 @@ class JobMemory {
              {kFdOptimizer, optimizer()}}};
   }
   int64_t allocated_bytes() const;
+  // Of these, what trainers have given back and will want again (shardd_give_back_gradient).
+  int64_t given_back_bytes() const;
   void Describe(const ShardPlan& plan, v1::Memory* out) const;
 
  private:

@@ -177,6 +177,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.plan = plan_.get();
   request.group = group;
   request.gradients = memory_->pointers().gradients;
+  request.gradients_file = memory_->gradients()->on_host() ? memory_->gradients()->fd() : -1;
   request.reduce_dtype = plan.mixed_precision.reduce_dtype();
   request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = gradient_scale_;

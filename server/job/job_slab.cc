@@ -1,6 +1,7 @@
 #include "server/job/job_slab.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,6 +19,13 @@ std::string JobSlab::backing() const {
   const bool on_one =
       std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.on == pieces.front().on; });
   return on_one ? pieces.front().on->backing() : "cuda";
+}
+
+int64_t JobSlab::allocated_bytes() const {
+  struct stat object {};
+  constexpr int64_t kBlockBytes = 512;  // of st_blocks, whatever the file system's own are
+  return on_host() && fstat(host_->fd(), &object) == 0 ? std::min(size_bytes(), int64_t{object.st_blocks} * kBlockBytes)
+                                                       : size_bytes();
 }
 
 absl::StatusOr<UniqueFd> JobSlab::ReadOnlyFd() const {

@@ -23,6 +23,8 @@ class JobSlab {
   // For operations of the job's devices.
   char* At(int64_t offset_bytes) const { return base() + offset_bytes; }
   int64_t size_bytes() const { return on_host() ? host_->size_bytes() : device_->size_bytes(); }
+  // Of these, in memory: on the host clients may give pages of what they write back.
+  int64_t allocated_bytes() const;
   bool huge_pages() const { return on_host() && host_->huge_pages(); }
   std::string backing() const;
   // Where it lies on devices; null: on the host.

@@ -171,7 +171,8 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
 
 int64_t JobCore::reserved_bytes() const {
   const int64_t kept = kept_ ? 0 : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
-  return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + WritebackUndoBytes(*plan_);
+  return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + WritebackUndoBytes(*plan_) +
+         memory_->given_back_bytes();
 }
 
 void JobCore::DescribeMemory(v1::Memory* out) const {

@@ -50,13 +50,38 @@ def shard(model: Any, modules: list[Any], implementation: str) -> Any:
     return StockAdamW(model.parameters(), lr=3e-4, foreach=implementation.endswith("f") or None)
 
 
-def memory_mib(pid: int | str = "self") -> float:
-    """Proportional set size: what is shared is counted once over all processes. 0 for one that has ended."""
+def sets_mib(pid: int | str = "self") -> tuple[float, float]:
+    """Proportional set size, in which what is shared is counted once over all processes, and what of it is shared memory.
+
+    0 for one that has ended.
+    """
+    sizes = {"Pss:": 0.0, "Pss_Shmem:": 0.0}
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next(int(line.split()[1]) / 1024 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return 0.0
+            for line in file:
+                if (words := line.split())[0] in sizes:
+                    sizes[words[0]] = int(words[1]) / 1024
+    except OSError:
+        pass
+    return sizes["Pss:"], sizes["Pss_Shmem:"]
+
+
+def memory_mib(pid: int | str = "self") -> float:
+    return sets_mib(pid)[0]
+
+
+def shared_files_mib(pid: int) -> float:
+    """What lies in the process' open files of shared memory, whether or not anybody has mapped it."""
+    blocks = {}
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{fd}"
+            if os.readlink(path).startswith(("/memfd:", "/dev/shm/")):
+                facts = os.stat(path)
+                blocks[facts.st_dev, facts.st_ino] = facts.st_blocks
+    except OSError:
+        pass  # closed meanwhile
+    return sum(blocks.values()) / 2048
 
 
 def processor_s(pid: int) -> float:
@@ -156,8 +181,13 @@ class Fleet:
 
     def memory_mib(self) -> float:
         """Of all processes together, above what they had before there was a model. Read it while they work."""
-        total = sum(memory_mib(rank.pid) for rank in self.ranks) - sum(self.base_mib)
-        return total + (memory_mib(self.daemon.pid) - self.daemon_base_mib if self.daemon else 0.0)
+        sets = [sets_mib(process.pid) for process in [*self.ranks, *([self.daemon] if self.daemon else [])]]
+        total = sum(whole for whole, _ in sets) - sum(self.base_mib)
+        if self.daemon is None:
+            return total
+        # Pages that were written through a file are in nobody's set before they are read.
+        mapped = sum(shared for _, shared in sets)
+        return total - self.daemon_base_mib + max(0.0, shared_files_mib(self.daemon.pid) - mapped)
 
     def __enter__(self) -> Fleet:
         return self

@@ -84,7 +84,7 @@ class Case:
 
 def build(case: Case) -> Model:
     torch.manual_seed(7)
-    model = Model(tie=case.tie)
+    model = Model(width=int(os.environ.get("SHARDD_TEST_WIDTH", "10")), tie=case.tie)
     for name, parameter in model.named_parameters():
         if any(name.startswith(prefix) for prefix in case.freeze):
             parameter.requires_grad_(False)

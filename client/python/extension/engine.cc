@@ -199,7 +199,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
     result = {c_result.committed_step, c_result.grad_norm, c_result.clip_factor, c_result.skipped != 0};
   }
   ++steps_;
-  settled_ = true;
+  settled_ = gradients_used_ = true;
   inside_pass_ = paused_ = pass_by_hand_ = false;  // the step has said so
   float* const counts =
       update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
@@ -213,6 +213,7 @@ void Engine::Reattach() {
   ++generation_;
   forward_root_ = nullptr;
   final_queued_ = partial_backward_ = settled_ = inside_pass_ = paused_ = stepped_ = full_params_ = false;
+  gradients_used_ = false;
   stepped_state_.clear();
   for (Unit* unit : units_) {
     unit->ForgetMemory();
@@ -335,6 +336,7 @@ bool Engine::RootPreForward(Unit* unit) {
   forward_root_ = unit;
   pass_by_hand_ = false;
   EnterPass();
+  GiveGradientsBack();
   return true;
 }
 
@@ -489,6 +491,7 @@ void Engine::QueueFinal() {
     paused_ = false;
   }
   final_queued_ = true;
+  gradients_used_ = false;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), generation = generation_] {
     if (const std::shared_ptr<Engine> engine = weak.lock(); engine != nullptr) {
       engine->FinalCallback(generation);

@@ -68,6 +68,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void TakeGradient(int param);
   // This rank has submitted a gradient of it for the next step, whether or not it shows one.
   bool HasGradient(int param) const;
+  // From here on the memory of gradients that a step has used goes back to the system where a forward begins and
+  // nobody shows or holds them, and comes back in backward. It costs time, so it is for models whose gradients are
+  // many.
+  void SetGivesGradientsBack(bool gives_back) {
+    gives_back_ = gives_back;
+    gradients_used_ = true;  // they are allocated with the job
+  }
   // This rank's rows of gradients that are added up and not shown yet (set_requires_gradient_sync(False)), fp32, in the
   // job's memory: they may be scaled in place until the next backward. Waits for other ranks' reductions.
   std::vector<at::Tensor> PendingGradients();
@@ -184,6 +191,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void CheckBetweenPasses(const char* what);
   void ReshardAll();
   void FindSlots();
+  void GiveGradientsBack();
   bool CopyOut(int param, const void* data, at::Tensor& out);
 
   std::unique_ptr<Job> job_;  // null once detached
@@ -204,6 +212,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool lost_ = false;  // in a forked child
   bool released_ = false;
   bool extension_asked_ = false;
+  bool gives_back_ = false;
+  bool gradients_used_ = false;  // by the daemon's last step or by none, and none came since
   uint64_t generation_ = 1;
   int64_t steps_ = 0;
   at::Tensor update_counts_;

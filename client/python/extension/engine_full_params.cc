@@ -15,6 +15,7 @@ bool Engine::in_forward_backward() const {
 }
 
 void Engine::EnterFullParams(const Job::FullParams& options) {
+  gradients_used_ = false;  // some may be written
   CheckOutsideFullParams("enter full parameters");
   CheckBetweenPasses("enter full parameters");
   ReshardAll();

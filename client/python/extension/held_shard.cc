@@ -313,6 +313,10 @@ void HeldShard::TakeGradient(int64_t steps) {
   Assign();
 }
 
+bool HeldShard::GradientIsUnseen() const {
+  return !carry_.defined() && !sharded_tensor().grad().defined() && (!gradient_ || !GradientIsHeldElsewhere());
+}
+
 at::Tensor HeldShard::gradient_shard() const {
   return at::from_blob(gradient_memory_, local_.sizes(), at::TensorOptions().dtype(at::kFloat));
 }

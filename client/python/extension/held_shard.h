@@ -83,6 +83,8 @@ class HeldShard {
   // `stepping`: of what it has only.
   Shown SettleGradient(int64_t steps, bool stepping);
   void TakeGradient(int64_t steps);
+  // Nobody shows or holds what the job has of an earlier step.
+  bool GradientIsUnseen() const;
   // What the job has, fp32, in its memory.
   at::Tensor gradient_shard() const;
 

@@ -13,6 +13,7 @@
 #include "client/python/extension/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/managed_param.h"
+#include "client/python/extension/tensor_pool.h"
 #include "client/python/extension/tensors.h"
 #include "client/python/extension/unit.h"
 
@@ -285,6 +286,15 @@ PYBIND11_MODULE(_C, m) {
   // The allocator gives back what lies between blocks in use too; it would otherwise keep it for later.
   m.def(
       "return_freed_memory", [] { malloc_trim(0); }, pybind11::call_guard<pybind11::gil_scoped_release>());
+  m.def("use_tensor_pool", &UseTensorPool);
+  m.def("tensor_pool_facts", [] {
+    const TensorPool::Facts facts = TensorPoolFacts();
+    py::dict out;
+    out["used_bytes"] = facts.used_bytes;
+    out["resident_bytes"] = facts.resident_bytes;
+    out["pages_given_back"] = facts.pages_given_back;
+    return out;
+  });
   m.def("plan_json", [](const std::string& spec) {
     char* json = nullptr;
     Check(Status::Take(shardd_plan_json(spec.c_str(), &json)));
@@ -323,6 +333,7 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("full_params", &Engine::full_params)
       .def_property_readonly("in_forward_backward", &Engine::in_forward_backward)
       .def("load_memory", &Engine::LoadMemory)
+      .def("set_gives_gradients_back", &Engine::SetGivesGradientsBack)
       .def("step", &StepDict)
       .def("set_updated", &Engine::SetUpdated)
       .def("reattach", &Engine::Reattach)

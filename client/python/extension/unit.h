@@ -132,6 +132,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void ShowGradients();
   // What `.grad` says is what the job has. `stepping`: only of what the daemon's optimizer has, as its step takes it.
   void SettleGradients(bool stepping);
+  // Adds the daemon's numbers of parameters whose gradients of earlier steps nobody shows or holds.
+  void AddUnseenGradients(std::vector<int>* params) const;
   void AddPendingGradients(std::vector<at::Tensor>* gradients);
   // `counts` (null: none): by the daemon's parameters, one more for each that was updated.
   // `in_trainers`: made by an optimizer of torch's, after which the job has the gradients still.

@@ -93,6 +93,8 @@ void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, std
   op.accumulate = run.mode == GradientMode::kAccumulate;
   op.dst = reinterpret_cast<float*>(request.gradients + flat.gradients_offset_bytes) + run.offset;
   op.numel = run.numel;
+  op.dst_file = request.gradients_file;
+  op.dst_file_offset_bytes = reinterpret_cast<char*>(op.dst) - request.gradients;
   char* const sum = reinterpret_cast<char*>(op.dst);
   ops.push_back(std::move(op));
   for (int copy = 1; copy < plan.gradient_copies; ++copy) {

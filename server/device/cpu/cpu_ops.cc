@@ -1,5 +1,11 @@
 #include "server/device/cpu/cpu_ops.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -12,6 +18,10 @@ namespace {
 constexpr int64_t kSliceBytes = int64_t{8} << 20;
 constexpr int64_t kSliceNumel = int64_t{1} << 20;
 
+// Of a result that is written through its file: it and as much of two sources stay in a core's cache.
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kFilePieceBytes = 32 * kPageBytes;
+
 template <typename T>
 T* At(T* base, int64_t first) {
   return base == nullptr ? nullptr : base + first;
@@ -21,6 +31,14 @@ const void* At(const void* base, DType dtype, int64_t first) {
 }
 void* At(void* base, DType dtype, int64_t first) {
   return base == nullptr ? nullptr : static_cast<char*>(base) + first * DTypeSizeBytes(dtype);
+}
+
+// Whether a page in the middle of [data, data + numel) is not there. They go and come in long runs, so one tells.
+bool IsAbsent(const float* data, int64_t numel) {
+  if (numel * static_cast<int64_t>(sizeof(float)) < kFilePieceBytes) return false;
+  const auto middle = reinterpret_cast<uintptr_t>(data + numel / 2) / kPageBytes * kPageBytes;
+  unsigned char present = 1;
+  return mincore(reinterpret_cast<void*>(middle), kPageBytes, &present) == 0 && (present & 1) == 0;
 }
 
 struct Slice {
@@ -44,7 +62,41 @@ struct Slice {
     Reduce(op, sources);
   }
   void Reduce(const ReduceOp& op, const std::vector<const void*>& sources) const {
+    if (op.dst_file >= 0 && !op.accumulate && IsAbsent(op.dst + first, count)) {
+      ReduceThroughFile(op, sources);
+      return;
+    }
     ReduceSources(sources, op.source_dtype, op.reduce_dtype, op.keep, op.scale, op.accumulate, op.dst + first, count);
+  }
+  // What a fault would bring in, clear and map for one store, a write fills as it takes it. A write that fails (the
+  // file is full) leaves the rest to the stores.
+  void ReduceThroughFile(const ReduceOp& op, std::vector<const void*> sources) const {
+    alignas(64) static thread_local std::array<char, kFilePieceBytes> piece;
+    auto* const sum = reinterpret_cast<float*>(piece.data());
+    int64_t offset_bytes = op.dst_file_offset_bytes + first * static_cast<int64_t>(sizeof(float));
+    float* dst = op.dst + first;
+    for (int64_t done = 0; done < count;) {
+      // Up to the end of a page, so that all but the first and the last are written whole.
+      const int64_t end_bytes = (offset_bytes / kPageBytes * kPageBytes) + kFilePieceBytes;
+      const int64_t numel = std::min(count - done, (end_bytes - offset_bytes) / static_cast<int64_t>(sizeof(float)));
+      const int64_t size_bytes = numel * static_cast<int64_t>(sizeof(float));
+      ReduceSources(sources, op.source_dtype, op.reduce_dtype, op.keep, op.scale, false, sum, numel);
+      int64_t written = 0;
+      while (written < size_bytes) {
+        const ssize_t wrote = pwrite(op.dst_file, piece.data() + written, static_cast<size_t>(size_bytes - written),
+                                     offset_bytes + written);
+        if (wrote <= 0 && !(wrote < 0 && errno == EINTR)) {
+          std::memcpy(reinterpret_cast<char*>(dst) + written, piece.data() + written,
+                      static_cast<size_t>(size_bytes - written));
+          break;
+        }
+        written += std::max<ssize_t>(wrote, 0);
+      }
+      for (const void*& source : sources) source = At(source, op.source_dtype, numel);
+      offset_bytes += size_bytes;
+      dst += numel;
+      done += numel;
+    }
   }
   void operator()(const NormOp& op) const { op.result->Add(op.src + first, count); }
   void operator()(const AdamWOp& op) const {

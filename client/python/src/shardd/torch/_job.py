@@ -26,6 +26,7 @@ from shardd.torch._gradient_moves import GradientMoves
 from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
 from shardd.torch._leaving import leave_beside, wait_for_leaving
+from shardd.torch._memory import give_memory_back
 from shardd.torch._optimizer_state import OptimizerMemory
 from shardd.torch._progress import Progress
 
@@ -217,6 +218,7 @@ class TorchJob:
             )
         engine.load_memory()
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
+        give_memory_back(engine)
         try:
             engine.watch_writes(self.passes)
         except errors.Error as error:
