@@ -357,8 +357,8 @@ SHARDD_API shardd_status* shardd_set_gradient_presence(shardd_job* job, int32_t 
  * of it, and comes back as new gradients are added up, which costs about 1.7 us for each 4 KiB then. Worth it where
  * activations need the room meanwhile. Until then the shard reads zero. Between a step that is committed and the next
  * backward; FAILED_PRECONDITION: the running step has gradients, or full parameters are entered. Does nothing for a
- * frozen parameter, a small shard (below 128 KiB), one that several ranks hold, and on a GPU. Waits only while an earlier
- * step is not committed. */
+ * frozen parameter, a small shard (below 128 KiB), one that several ranks hold, and on a GPU. Waits only while an
+ * earlier step is not committed. */
 SHARDD_API shardd_status* shardd_give_back_gradient(shardd_job* job, int32_t param);
 
 /* No wait outlasts Ctrl-C: `interrupted` is called on the thread that waits, at least every 50 ms and in most waits as
