@@ -293,6 +293,7 @@ absl::Status ClientJob::BackwardDone(bool last) {
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   ++progress_.backwards;
   ++progress_.backwards_closed;
+  progress_.has_gradients = true;  // from now on other ranks' may be added into this one's rows
   progress_.last_closed = last;
   progress_.backward_open = false;
   return span.Of(absl::OkStatus());

@@ -133,6 +133,18 @@ TEST_F(GiveBackTest, OneRankMayGiveBackAndAnotherNot) {
   });
 }
 
+TEST_F(GiveBackTest, WhoHasClosedABackwardHasPerhapsOthersGradients) {
+  Attach(2);
+  ForEachRank(2, [&](int r) {
+    Backward(r, 2);
+    Step(r);
+    ASSERT_C_OK(GiveBack(r));
+    ASSERT_C_OK(shardd_backward_done(ranks_[r].job(), 0));
+    const Result refused = GiveBack(r);
+    EXPECT_EQ(refused.code(), kFailedPrecondition);
+  });
+}
+
 TEST_F(GiveBackTest, ARankWithoutAContributionCountsAsZero) {
   Attach(2);
   ForEachRank(2, [&](int r) {
