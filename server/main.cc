@@ -17,6 +17,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "common/shm/fd_channel.h"
@@ -83,10 +84,18 @@ absl::StatusOr<std::shared_ptr<NcclCommunicators>> MakeCommunicators(const Devic
 // Makes devices on a thread that blocks `signals`, as then do the threads that it starts, the driver's among them: they
 // are Run's to wait for. Until then a signal ends the process, also where the driver hangs.
 absl::StatusOr<Devices> MakeDevicesWithout(const sigset_t& signals) {
+  const std::string devices = absl::GetFlag(FLAGS_devices);
+  if (!absl::StartsWith(devices, "cuda:")) {  // no driver: no need, and a thread has a heap of its own
+    sigset_t before;
+    pthread_sigmask(SIG_BLOCK, &signals, &before);
+    absl::StatusOr<Devices> made = MakeDevices(devices);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return made;
+  }
   absl::StatusOr<Devices> made = absl::UnknownError("not made");
-  std::thread([&made, &signals] {
+  std::thread([&made, &signals, &devices] {
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    made = MakeDevices(absl::GetFlag(FLAGS_devices));
+    made = MakeDevices(devices);
   }).join();
   return made;
 }

@@ -207,7 +207,7 @@ TEST_F(OnGpus, AGpuThatIsFullIsNamedWithTheSlabAndTheNextJobIsServed) {
   EXPECT_EQ(StartRank(0, args).Wait(), 0);
   const TrainerReport report = Report(args, 0);
   EXPECT_EQ(report.code, static_cast<int>(Code::kResourceExhausted)) << report.message;
-  EXPECT_TRUE(absl::StrContains(report.message, "of slab \"shards\"")) << report.message;
+  EXPECT_TRUE(absl::StrContains(report.message, "of slab \"gradients\"")) << report.message;
   EXPECT_TRUE(absl::StrContains(report.message, "device=cuda:")) << report.message;
   ExpectNothingLeaks(before);
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));
