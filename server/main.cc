@@ -112,6 +112,7 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(Devices made, MakeDevicesWithout(signals));
   for (const std::string& warning : made.warnings) LogWarning(warning);
   const size_t device_count = made.devices.size();
+  const bool on_gpus = made.driver != nullptr;
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any other thread starts
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicators> communicators, MakeCommunicators(made));
 
@@ -141,7 +142,9 @@ absl::Status Run() {
     // One uid's connections leave room for sessions (ten descriptors each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 4);
     // Descriptors in flight are counted against the same limit, and half of it is enough for them.
-    listening.max_unread = std::min<size_t>(listening.max_unread, files.rlim_cur / 2 / kSessionFdCount);
+    // GPUs' slabs are of many pieces, a descriptor each.
+    const size_t per_answer = on_gpus ? kMaxFdsAtOnce : kSessionFdCount;
+    listening.max_unread = std::max<size_t>(2, std::min<size_t>(listening.max_unread, files.rlim_cur / 2 / per_answer));
     listening.max_unread_per_uid = std::min(listening.max_unread_per_uid, listening.max_unread / 2);
   }
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,

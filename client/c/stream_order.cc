@@ -233,7 +233,8 @@ void StreamOrder::Watch() {
       }
       release_ = release_ || (!outstanding_.empty() && options_.over());
     }
-    if (release_) {
+    if (release_ && !outstanding_.empty()) {
+      options_.client_page->is_void.store(1, std::memory_order_seq_cst);
       for (const Outstanding& wait : outstanding_) {
         TimelineStore(*wait.word, released, nullptr);
       }

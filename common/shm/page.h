@@ -31,6 +31,9 @@ struct ClientPage {
   // of the client's, behind the program's; CommandRecord::done says which signal a record's memory is free with. A
   // write of a program that has died lands here, in a page that nobody looks at any more, or nowhere.
   alignas(128) TimelineWord done;
+  // Not 0: a wait of the client's GPU was given up. What its streams compute and signal from then on means nothing, and
+  // no signal counts any more. Written before the words that it waits for are moved.
+  alignas(128) std::atomic<uint32_t> is_void;
   // Non-zero while the client sleeps, or is about to, on a word of the daemon's page (see Timeline::Wait).
   alignas(128) std::atomic<uint32_t> waiting;
   // A PassWord, moved by compare-exchange: between kReading and kPaused by the client, from kPaused to kOvertaken by

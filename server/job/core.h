@@ -99,6 +99,9 @@ class Core final : public JobsSource {
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
                                          int64_t reserved_bytes);
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
+  // Until what was posted to the reaper before has run: memory that others have let go is free. Not for long where a
+  // driver keeps it from running, and then not again until it runs.
+  void AwaitReaper();
   // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
   // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.
   SlabPlace PlaceOf(int rank, int world_size) const;
@@ -165,7 +168,8 @@ class Core final : public JobsSource {
   // Threads; last.
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
-  std::unique_ptr<CoreLoop> copier_;  // of the first device, which the slabs lie on; null: they are the host's
+  std::unique_ptr<CoreLoop> copier_;        // of the first device, which the slabs lie on; null: they are the host's
+  std::atomic<bool> reaper_stuck_ = false;  // AwaitReaper gave up
   CoreLoop reaper_;
   CoreLoop status_;
   CoreLoop setup_;

@@ -15,6 +15,7 @@
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/job/core.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
@@ -79,6 +80,18 @@ void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::Op
       finish(OpenJobOnSetup(peer, request, /*create=*/true));
     });
   });
+}
+
+void Core::AwaitReaper() {
+  if (reaper_stuck_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  if (!reaper_.RunAndWait([] {}, kFreeLimit)) {
+    reaper_stuck_ = true;
+    LogWarning(absl::StrCat("memory that was let go is not free after ", absl::FormatDuration(kFreeLimit),
+                            ": a GPU's driver does not return, or it is very much; jobs go on without it"));
+    reaper_.Post([this] { reaper_stuck_ = false; });
+  }
 }
 
 absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
@@ -206,7 +219,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
   SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
-  reaper_.RunAndWait([] {}, kFreeLimit);  // what closed jobs held is free by now
+  AwaitReaper();  // what closed jobs held is free by now
   SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
                           MakeInit(found.new_id, peer.uid, spec, *std::move(plan), found.reserved_bytes));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
@@ -320,7 +333,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
       pollfd ended{found.killed.get(), POLLIN, 0};
       poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kKillGrace)));  // its last store is behind it
     }
-    reaper_.RunAndWait([] {}, kFreeLimit);  // sessions of earlier epochs are no longer in memory beside this one
+    AwaitReaper();  // sessions of earlier epochs are no longer in memory beside this one
     SHARDD_ASSIGN_OR_RETURN(
         std::unique_ptr<Session> session,
         Session::Create(found.plan, found.session_id, rank, found.epoch, PlaceOf(rank, found.plan->world_size)));

@@ -21,7 +21,7 @@ absl::Status JobCore::CopyFor(Session* session, bool of_gradient, CopyValues cop
   if (copier_ == nullptr) {
     return copy();
   }
-  Hold(session);
+  session->held = true;
   gradient_work_ += of_gradient ? 1 : 0;
   CopyOffLoop(std::move(copy), [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
     gradient_work_ -= of_gradient ? 1 : 0;
@@ -39,26 +39,24 @@ absl::Status JobCore::CopyFor(Session* session, bool of_gradient, CopyValues cop
 
 void JobCore::CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then) {
   copier_->Post([self = shared_from_this(), copy = std::move(copy), then = std::move(then)] {
+    self->CopierGoesOn();
     self->loop_->Post([self, then, status = copy()] { then(status); });
+    self->copier_moved_ns_.store(0, std::memory_order_relaxed);
   });
 }
 
-void JobCore::Hold(Session* session) {
-  session->held = true;
-  session->held_since = MonotonicNow();
-}
+void JobCore::CopierGoesOn() { copier_moved_ns_.store(absl::ToUnixNanos(MonotonicNow()), std::memory_order_relaxed); }
 
-// A copy has a limit of its own, so this is for a driver that does not return: the copier is stuck, and whatever the
-// job asks it for next would be too.
+// A copy has a limit of its own, so this is for a driver that does not return: the copier is stuck in a piece of this
+// job's, and whatever the job asks it for next would be too. Copies that only wait for others' have not begun.
 absl::Status JobCore::CheckCopies(absl::Time now) const {
-  for (const auto& session : sessions_) {
-    if (session != nullptr && session->held && now - session->held_since > kCopyLimit) {
-      return absl::DataLossError(absl::StrCat("a copy of values of rank ", session->rank(), " has not ended after ",
-                                              absl::FormatDuration(kCopyLimit), ": the driver of ",
-                                              device_name(session->rank()), " does not return; restart the daemon"));
-    }
+  const int64_t moved_ns = copier_moved_ns_.load(std::memory_order_relaxed);
+  if (moved_ns == 0 || now - absl::FromUnixNanos(moved_ns) <= kCopyLimit) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(kCopyLimit),
+                                          ": a GPU's driver does not return (devices ", device_name(0), " to ",
+                                          device_name(world_size() - 1), "); restart the daemon"));
 }
 
 void JobCore::Release(Session* session) {
@@ -94,6 +92,7 @@ absl::Status JobCore::SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int
 absl::Status JobCore::TakeBack() {
   absl::Status status;
   for (const auto& [place, bytes] : undo_) {
+    CopierGoesOn();
     status.Update(place.first->Write(place.second * kUndoChunkBytes, bytes.data(), static_cast<int64_t>(bytes.size())));
   }
   ForgetUndo();
@@ -126,7 +125,7 @@ void JobCore::UndoWrites() {
   undoing_ = true;
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      Hold(session.get());
+      session->held = true;
     }
   }
   CopyOffLoop([this] { return TakeBack(); },

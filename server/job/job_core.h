@@ -227,7 +227,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // `then` runs on the loop. REQUIRES: there is a copier.
   void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
   void Release(Session* session);
-  void Hold(Session* session);
+  void CopierGoesOn();                             // on the copier: a piece of a copy begins
   absl::Status CheckCopies(absl::Time now) const;  // one that does not end
   static absl::Status Clear(const Written& written, int64_t numel);
   absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
@@ -360,6 +360,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   std::list<Held> held_;
   bool decision_held_ = false;
   bool entry_held_ = false;
+  std::atomic<int64_t> copier_moved_ns_ = 0;  // MonotonicNow() of its last piece for this job; 0: it has none
   PollTimer poll_timer_;
   bool poll_watched_ = false;
   // POOLED, by pool, slot and rank: the signal with which it reads no more.

@@ -101,10 +101,14 @@ bool JobCore::RunGivenBack() {
 }
 
 void JobCore::DropGivenBack() {
-  for (const Held& held : std::exchange(held_, {})) {
+  std::list<Held> gone = std::exchange(held_, {});
+  for (const Held& held : gone) {
     if (held.pool_slot >= 0) {
       (void)pools_[held.pool].Filled(held.pool_slot);  // nothing writes into it
     }
+  }
+  if (!gone.empty()) {  // with the memory of sessions
+    reaper_->Post([gone = std::move(gone)] {});
   }
   poll_timer_.Set(false);
   if (std::exchange(poll_watched_, false)) {

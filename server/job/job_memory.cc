@@ -140,7 +140,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     if (!slab.ok()) {
       return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
     }
-    if (purpose.slab == &memory->gradients_ && purpose.size_bytes >= kLateGradientsBytes) {
+    if (purpose.slab == &memory->gradients_ && plan.config.late_gradients() &&
+        purpose.size_bytes >= kLateGradientsBytes) {
       (*slab)->Discard();
     }
     *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));

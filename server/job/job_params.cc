@@ -135,9 +135,11 @@ void JobCore::SubmitFill(size_t pool, int slot, int group) {
                              Abort(status, {});
                              return;
                            }
-                           // Also who has resharded it by now, because its stream waits for the word.
+                           // Also who has resharded it by now, because its stream waits for the word. A slot that
+                           // was invalidated meanwhile is nobody's: the group is being filled into another one.
+                           const bool of_group = pools_[pool].slot_of(group) == slot;
                            for (int rank = 0; rank < world_size(); ++rank) {
-                             if (PoolNumber(rank) != pool) {
+                             if (!of_group || PoolNumber(rank) != pool) {
                                continue;
                              }
                              Session* session = sessions_[rank].get();

@@ -8,6 +8,12 @@
 #include "server/job/job_core.h"
 
 namespace shardd {
+namespace {
+
+// A file takes one write at a time, so beyond so many ranks' devices what was given back comes back by faults.
+constexpr int kRanksOfOneFile = 4;
+
+}  // namespace
 
 absl::Status JobCore::TryReduce(PairKey key) {
   Pair& pair = pairs_.at(key);
@@ -177,7 +183,8 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.plan = plan_.get();
   request.group = group;
   request.gradients = memory_->pointers().gradients;
-  request.gradients_file = memory_->gradients()->on_host() ? memory_->gradients()->fd() : -1;
+  request.gradients_file =
+      memory_->gradients()->on_host() && world_size() <= kRanksOfOneFile ? memory_->gradients()->fd() : -1;
   request.reduce_dtype = plan.mixed_precision.reduce_dtype();
   request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = gradient_scale_;

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
 
 namespace shardd {
 
@@ -39,9 +40,26 @@ absl::StatusOr<UniqueFd> JobSlab::ReadOnlyFd() const {
   return copy;
 }
 
+// Each piece's bytes by its own GPU: one that hangs is then the one that is given up.
+absl::Status JobSlab::ByPiece(int64_t offset_bytes, int64_t size_bytes,
+                              absl::FunctionRef<absl::Status(DeviceMemory*, int64_t, int64_t)> copy) const {
+  int64_t begin = 0;
+  for (const DeviceSlab::Piece& piece : device_->pieces()) {
+    const int64_t first = std::max(offset_bytes, begin);
+    const int64_t end = std::min(offset_bytes + size_bytes, begin + piece.size_bytes);
+    begin += piece.size_bytes;
+    if (first < end) {
+      SHARDD_RETURN_IF_ERROR(copy(piece.on, first, end - first));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status JobSlab::Write(int64_t offset_bytes, const void* from, int64_t size_bytes) const {
   if (!on_host()) {
-    return memory_->Write(At(offset_bytes), from, size_bytes);
+    return ByPiece(offset_bytes, size_bytes, [&](DeviceMemory* on, int64_t first, int64_t count) {
+      return on->Write(At(first), static_cast<const char*>(from) + (first - offset_bytes), count);
+    });
   }
   std::memcpy(At(offset_bytes), from, static_cast<size_t>(size_bytes));
   return absl::OkStatus();
@@ -49,7 +67,9 @@ absl::Status JobSlab::Write(int64_t offset_bytes, const void* from, int64_t size
 
 absl::Status JobSlab::Read(int64_t offset_bytes, void* to, int64_t size_bytes) const {
   if (!on_host()) {
-    return memory_->Read(to, At(offset_bytes), size_bytes);
+    return ByPiece(offset_bytes, size_bytes, [&](DeviceMemory* on, int64_t first, int64_t count) {
+      return on->Read(static_cast<char*>(to) + (first - offset_bytes), At(first), count);
+    });
   }
   std::memcpy(to, At(offset_bytes), static_cast<size_t>(size_bytes));
   return absl::OkStatus();
@@ -57,7 +77,8 @@ absl::Status JobSlab::Read(int64_t offset_bytes, void* to, int64_t size_bytes) c
 
 absl::Status JobSlab::Zero(int64_t offset_bytes, int64_t size_bytes) const {
   if (!on_host()) {
-    return memory_->Zero(At(offset_bytes), size_bytes);
+    return ByPiece(offset_bytes, size_bytes,
+                   [&](DeviceMemory* on, int64_t first, int64_t count) { return on->Zero(At(first), count); });
   }
   std::memset(At(offset_bytes), 0, static_cast<size_t>(size_bytes));
   return absl::OkStatus();

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/shm/slab.h"
@@ -42,6 +43,8 @@ class JobSlab {
   absl::Status Zero(int64_t offset_bytes, int64_t size_bytes) const;
 
  private:
+  absl::Status ByPiece(int64_t offset_bytes, int64_t size_bytes,
+                       absl::FunctionRef<absl::Status(DeviceMemory*, int64_t, int64_t)> copy) const;
   char* base() const { return on_host() ? static_cast<char*>(host_->data()) : device_->data(); }
 
   const std::unique_ptr<Slab> host_;

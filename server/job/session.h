@@ -138,7 +138,6 @@ class Session {
   bool lost = false;    // its process or stream has ended
   // Its last command waits for a copy off the loop: nothing is read from it until JobCore::Release.
   bool held = false;
-  absl::Time held_since = absl::InfinitePast();
   bool consumes_when_released = false;               // that command lies in the ring
   std::vector<std::function<void()>> when_released;  // posted to the loop then, or when the session ends
   std::string last_command;

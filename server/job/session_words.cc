@@ -10,7 +10,9 @@ namespace shardd {
 
 bool Session::HasDone(uint64_t done) const {
   const uint64_t word = done == 0 ? 0 : view_.page().done.load(std::memory_order_acquire);
-  return done == 0 || (TimelineEpoch(word) == epoch_ && TimelineSequence(word) >= done);
+  // In this order: a signal that came from what was let go is seen with the word that says so, or after it.
+  return done == 0 || (TimelineEpoch(word) == epoch_ && TimelineSequence(word) >= done &&
+                       view_.page().is_void.load(std::memory_order_acquire) == 0);
 }
 
 void Session::PublishVersion(uint64_t version) {

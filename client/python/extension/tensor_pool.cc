@@ -3,6 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,10 +29,33 @@ bool SystemGivesHugePages() {
   return text.find("[madvise]") != std::string::npos || text.find("[always]") != std::string::npos;
 }
 
+// Where addresses count as memory, so many of them would take it from others: strict overcommit, limits of the process,
+// memory that is locked as it is mapped.
+bool AddressesAreFree() {
+  std::ifstream overcommit("/proc/sys/vm/overcommit_memory");
+  int mode = 0;
+  if (overcommit >> mode && mode == 2) {
+    return false;
+  }
+  for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
+    rlimit limit{};
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) {
+      return false;
+    }
+  }
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmLck:", 0) == 0) {
+      return line.find_first_of("123456789") == std::string::npos;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 TensorPool* TensorPool::Create(size_t reserved_bytes) {
-  if (!SystemGivesHugePages()) {
+  if (!SystemGivesHugePages() || !AddressesAreFree()) {
     return nullptr;
   }
   reserved_bytes = RoundUp(reserved_bytes, kPageBytes);

@@ -4,9 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "server/device/ops/check.h"
@@ -71,8 +72,10 @@ struct Slice {
   // What a fault would bring in, clear and map for one store, a write fills as it takes it. A write that fails (the
   // file is full) leaves the rest to the stores.
   void ReduceThroughFile(const ReduceOp& op, std::vector<const void*> sources) const {
-    alignas(64) static thread_local std::array<char, kFilePieceBytes> piece;
-    auto* const sum = reinterpret_cast<float*>(piece.data());
+    // Of the threads that come here alone: as an array it would be part of every thread's own memory.
+    static thread_local const std::unique_ptr<char, void (*)(void*)> piece(
+        static_cast<char*>(std::aligned_alloc(64, kFilePieceBytes)), &std::free);
+    auto* const sum = reinterpret_cast<float*>(piece.get());
     int64_t offset_bytes = op.dst_file_offset_bytes + first * static_cast<int64_t>(sizeof(float));
     float* dst = op.dst + first;
     for (int64_t done = 0; done < count;) {
@@ -83,10 +86,10 @@ struct Slice {
       ReduceSources(sources, op.source_dtype, op.reduce_dtype, op.keep, op.scale, false, sum, numel);
       int64_t written = 0;
       while (written < size_bytes) {
-        const ssize_t wrote = pwrite(op.dst_file, piece.data() + written, static_cast<size_t>(size_bytes - written),
+        const ssize_t wrote = pwrite(op.dst_file, piece.get() + written, static_cast<size_t>(size_bytes - written),
                                      offset_bytes + written);
         if (wrote <= 0 && !(wrote < 0 && errno == EINTR)) {
-          std::memcpy(reinterpret_cast<char*>(dst) + written, piece.data() + written,
+          std::memcpy(reinterpret_cast<char*>(dst) + written, piece.get() + written,
                       static_cast<size_t>(size_bytes - written));
           break;
         }

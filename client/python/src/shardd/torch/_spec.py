@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPO
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
+from shardd.torch._memory import wants_it
 from shardd.torch._placement import shape_in_job
 from shardd.torch._planned_states import optimizers_of, planned_states
 
@@ -211,6 +213,9 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         "gradientDivideFactor": divide_factor,
         "trainersNeverWrite": bool(optimizers) and not all(o.in_place_edits for o in optimizers),
     }
+    trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
+    if wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
+        config["lateGradients"] = True
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor, names)
 
