@@ -143,7 +143,7 @@ absl::Status Run() {
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 4);
     // Descriptors in flight are counted against the same limit, and half of it is enough for them.
     // GPUs' slabs are of many pieces, a descriptor each.
-    const size_t per_answer = on_gpus ? kMaxFdsAtOnce : kSessionFdCount;
+    const size_t per_answer = on_gpus ? size_t{kMaxFdsAtOnce} : size_t{kSessionFdCount};
     listening.max_unread = std::max<size_t>(2, std::min<size_t>(listening.max_unread, files.rlim_cur / 2 / per_answer));
     listening.max_unread_per_uid = std::min(listening.max_unread_per_uid, listening.max_unread / 2);
   }

@@ -22,7 +22,7 @@ class DeviceMemory;
 class DeviceSlab {
  public:
   struct Piece {
-    const DeviceMemory* on = nullptr;
+    DeviceMemory* on = nullptr;
     int64_t size_bytes = 0;
     int fd = -1;  // for clients to map; the slab's. Whoever has it chooses whether to write.
   };
