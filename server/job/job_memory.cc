@@ -131,7 +131,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       if (!slab.ok()) {
         return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
       }
-      *purpose.slab = std::make_unique<JobSlab>(*std::move(slab), place.memory);
+      *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
       continue;
     }
     auto slab = Slab::Create(

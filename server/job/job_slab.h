@@ -18,7 +18,7 @@ namespace shardd {
 class JobSlab {
  public:
   explicit JobSlab(std::unique_ptr<Slab> host) : host_(std::move(host)) {}
-  JobSlab(std::unique_ptr<DeviceSlab> slab, DeviceMemory* memory) : device_(std::move(slab)), memory_(memory) {}
+  explicit JobSlab(std::unique_ptr<DeviceSlab> device) : device_(std::move(device)) {}
 
   bool on_host() const { return host_ != nullptr; }
   // For operations of the job's devices.
@@ -49,7 +49,6 @@ class JobSlab {
 
   const std::unique_ptr<Slab> host_;
   const std::unique_ptr<DeviceSlab> device_;
-  DeviceMemory* const memory_ = nullptr;
 };
 
 }  // namespace shardd
