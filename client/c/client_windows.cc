@@ -296,9 +296,8 @@ bool ClientJob::OnWriteFault(const void* address) {
     // then.
     if (progress_.state_written.empty()) {
       progress_.state_written = ParameterAt(address);
-      return state.MakePrivate();
     }
-    return true;  // another thread's fault has done it
+    return state.MakePiecePrivate(address);
   }
   absl::Status status = AllowWrite(address);
   if (status.ok()) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -79,6 +80,10 @@ class MappedSlab {
   // REQUIRES: keep_descriptor. Gives this process a copy of its own in place: stores go on and nobody sees them.
   // Async-signal-safe.
   bool MakePrivate() const;
+  // The same for the huge page around `address`, which is copied at once: a fault for 2 MiB, not one for each small
+  // page that is stored into. The rest keeps its protection. Nothing where it has been done. Async-signal-safe; one
+  // thread at a time, and nobody stores into that huge page meanwhile (stores fault until it is done).
+  bool MakePiecePrivate(const void* address) const;
   // REQUIRES: keep_descriptor. The other way: what this process stored is gone, and stores fault. Async-signal-safe.
   bool MakeShared() const;
   MappedSlab() = default;
@@ -96,6 +101,9 @@ class MappedSlab {
   void* data_ = nullptr;
   int64_t size_bytes_ = 0;
   UniqueFd fd_;  // keep_descriptor
+  // keep_descriptor: by huge page of the address space, whether MakePiecePrivate has copied it. Made by Map, because a
+  // signal handler cannot allocate.
+  mutable std::vector<char> is_private_;
 };
 
 // What this node can still give, and why not more.

@@ -57,6 +57,39 @@ TEST_F(MappedSlabTest, ReadOnlyMapIsPopulatedAndCannotBeMadeWritableFromAReadOnl
             absl::StatusCode::kPermissionDenied);
 }
 
+TEST_F(MappedSlabTest, APieceIsMadePrivateWholeAndAloneAndOnce) {
+  constexpr int64_t kSizeBytes = 7 * kMiB;  // the last piece is not a whole one
+  auto slab = Slab::Create("state", SlabBacking::kMemfd, kSizeBytes);
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  auto fd = (*slab)->ReadOnlyFd();
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  auto mapped = MappedSlab::Map(*std::move(fd), kSizeBytes, /*writable=*/false, /*keep_descriptor=*/true);
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  for (int64_t at = 0; at < kSizeBytes; at += 4096) {
+    *(*slab)->At<int64_t>(at) = at;
+  }
+  for (const int64_t at : {3 * kMiB, kSizeBytes - 4096}) {
+    ASSERT_TRUE(mapped->MakePiecePrivate(mapped->At<char>(at)));
+    EXPECT_EQ(*mapped->At<int64_t>(at), at);
+    *mapped->At<int64_t>(at) = -1;
+    EXPECT_EQ(*(*slab)->At<int64_t>(at), at) << "what is stored stays with the process";
+    ASSERT_TRUE(mapped->MakePiecePrivate(mapped->At<char>(at))) << "as by another thread's fault";
+    EXPECT_EQ(*mapped->At<int64_t>(at), -1) << "and is not copied over";
+  }
+  for (int64_t at = 0; at < kSizeBytes; at += 4096) {
+    EXPECT_EQ(*mapped->At<int64_t>(at), at == 3 * kMiB || at == kSizeBytes - 4096 ? -1 : at);
+  }
+  EXPECT_EXIT(*mapped->At<volatile int64_t>(0) = 1, ::testing::KilledBySignal(SIGSEGV), "")
+      << "the first piece is shared";
+  *(*slab)->At<int64_t>(0) = 5;
+  EXPECT_EQ(*mapped->At<int64_t>(0), 5);
+  ASSERT_TRUE(mapped->MakeShared());
+  EXPECT_EQ(*mapped->At<int64_t>(3 * kMiB), 3 * kMiB) << "what was stored is gone";
+  ASSERT_TRUE(mapped->MakePiecePrivate(mapped->At<char>(3 * kMiB))) << "and it can be done again";
+  *mapped->At<int64_t>(3 * kMiB) = -2;
+  EXPECT_EQ(*(*slab)->At<int64_t>(3 * kMiB), 3 * kMiB);
+}
+
 TEST_F(MappedSlabTest, DescriptorIsClosedAfterMappingAndAfterEveryError) {
   const int fds = CountFds();
   auto mapped = MappedSlab::Map(Duplicate(slab_->fd()), kMiB, true);
