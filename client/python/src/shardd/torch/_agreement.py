@@ -1,7 +1,7 @@
 """All ranks of a model go on together, or all raise what went wrong on one of them.
 
 A round is told from others by what all ranks know alike: of a registered model the daemon's epoch and how many sessions its
-job has had, which change where a rank is replaced, and within those by a count that each process keeps. So a process that
+job has had, which change where a rank is replaced, and within those by a count that each rank keeps. So a process that
 takes another's place counts with the ones that went on in theirs, from 0.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from shardd.errors import StepAborted
+from shardd.torch._counts import next_of
 
 __all__ = ["Meeting", "check_alike", "tell"]
 
@@ -25,7 +26,6 @@ _POLL_S = 0.005
 _LOOK_S = 0.5
 _LEAVE_S = 30.0  # for another rank to notice what this one has noticed
 _OK, _FAILED = "o", "e"  # what a rank says begins with one of them
-_rounds: dict[str, int] = {}  # of this process, begun by key
 
 
 def _key_of(name: str, rank: int) -> str:
@@ -156,12 +156,11 @@ class Meeting:
 
 
 class _Round:
-    """The next of this process under ``base``."""
+    """The next of this rank under ``base``."""
 
     def __init__(self, meeting: Meeting, base: str) -> None:
         self.base, self._rank = base, meeting.rank
-        self._number = _rounds.get(base, 0)
-        _rounds[base] = self._number + 1
+        self._number = next_of(base)
         self._store = dist.distributed_c10d._get_default_store()
 
     def say(self, text: str) -> None:

@@ -465,8 +465,12 @@ def _at_exit() -> None:
     # A process that ends well needs its job no more; one that fails leaves it to the restarted one.
     if _jobs and not _C.end_waits():
         return  # a thread is still in a job
+    names = [job.name for job in _jobs]
     for job in list(_jobs):
-        job.close(finished=not _failed)
+        if names.count(job.name) > 1 and not _failed:
+            job.drop()  # its ranks are threads of this process: none may wait here for another
+        else:
+            job.close(finished=not _failed)
     if not _failed:
         wait_for_leaving()
 

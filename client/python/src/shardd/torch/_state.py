@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
+from shardd.torch._counts import next_of
 from shardd.torch._dynamo import no_dynamo, skip_frame
 from shardd.torch._flat_group import settle_ties
 from shardd.torch._group import ShardGroup
@@ -21,7 +21,6 @@ from shardd.torch._mixed_precision import begin
 
 # In the order of their making, so that every rank finds the same roots in the same order.
 _states: list[weakref.ref[ShardState]] = []
-_made = itertools.count()
 
 
 class ShardState(FSDPState):
@@ -33,7 +32,7 @@ class ShardState(FSDPState):
         super().__init__()
         self._unit: ShardGroup | None = None
         self._job: TorchJob | None = None  # of the root; None before registration
-        self._number = next(_made)
+        self._number = next_of("models")
         self.ignored: Any = None  # what the unit leaves alone, in layout flat
         self.attributes: dict[str, Any] = {}  # that all units of a model must have alike
         self._registrations = 0

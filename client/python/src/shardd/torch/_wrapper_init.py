@@ -36,7 +36,7 @@ HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _SYNC_BYTES = 250 << 20  # of one broadcast
 
 # Meshes of groups that were given as groups, so that all units of a model have the same.
-_meshes: dict[tuple[str, ...], tuple[tuple[Any, ...], DeviceMesh]] = {}
+_meshes: dict[tuple[Any, ...], tuple[tuple[Any, ...], DeviceMesh]] = {}
 
 
 class Ignored:
@@ -106,7 +106,7 @@ def strategy_of(strategy: ShardingStrategy | None, world_size: int) -> ShardingS
 
 
 def _mesh_of_groups(groups: tuple[Any, ...], ranks: torch.Tensor) -> DeviceMesh:
-    key = tuple(group.group_name for group in groups)
+    key = (dist.get_rank(), *(group.group_name for group in groups))  # ranks may be threads
     known = _meshes.get(key)
     if known is not None and all(a is b for a, b in zip(known[0], groups)):
         return known[1]

@@ -1,0 +1,90 @@
+"""Ranks that are threads of one process, on the threaded process groups of torch.testing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+
+def _in_threads(work: Callable[[], Any], world: int) -> list[Any]:
+    results: list[Any] = [None] * world
+    store = dist.HashStore()
+
+    def run(rank: int) -> None:
+        dist.init_process_group(backend="threaded", rank=rank, world_size=world, store=store)
+        try:
+            results[rank] = work()
+        except BaseException as error:
+            results[rank] = error
+            threaded.ProcessLocalGroup.exception_handle(error)
+        finally:
+            dist.destroy_process_group()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def _train(impl: str, number: int) -> dict[str, Any]:
+    """One model of several, which each rank makes one after the other."""
+    if impl == "torch":
+        from torch.distributed.fsdp import fully_shard
+    else:
+        from shardd.torch import fully_shard
+    model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3, bias=number > 0))
+    generator = torch.Generator().manual_seed(number)  # torch's own is the process'
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.randn(param.shape, generator=generator))
+    if dist.get_rank() == 1 and number == 0:  # ranks drift apart
+        threading.Event().wait(0.2)
+    for module in (model[0], model[2], model):
+        fully_shard(module)
+    inside: list[str] = []
+    model[0].register_forward_hook(lambda module, *_: inside.append(type(module.weight).__name__))
+    if impl == "daemon":
+        from shardd.torch.optim import AdamW
+
+        optimizer: torch.optim.Optimizer = AdamW(model.parameters(), lr=1e-2)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(4):
+        data = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        loss = model(torch.randn(4, 7, generator=data)).square().sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    result = {
+        "losses": losses,
+        "parameters": {name: p.full_tensor().detach() for name, p in model.named_parameters()},  # type: ignore[attr-defined]
+        "inside": inside,
+        "outside": type(model[0].weight).__name__,
+    }
+    if impl != "torch":
+        from shardd.torch import counters
+
+        result["counters"] = counters(model)
+    return result
+
+
+def trained(impls: list[str], world: int) -> dict[str, list[Any]]:
+    """By implementation and rank: what two models, made one after the other, have come to."""
+    threaded._install_threaded_pg()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # each thread has its own names of groups
+    try:
+        return {impl: _in_threads(lambda i=impl: [_train(i, 0), _train(i, 1)], world) for impl in impls}  # type: ignore[misc]
+    finally:
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        threaded._uninstall_threaded_pg()
