@@ -209,6 +209,21 @@ absl::Status AssignOptimizerGroups(ShardPlan& plan) {
   return absl::OkStatus();
 }
 
+// The daemon's optimizers compute in fp32.
+absl::Status CheckTrained(const ShardPlan& plan) {
+  const v1::OptimizerKind kind = plan.config.optimizer().kind();
+  for (const ParamPlan& param : plan.params) {
+    if (param.requires_grad && !IsTrainable(param.dtype) && kind != v1::OPTIMIZER_KIND_TRAINER) {
+      return absl::InvalidArgumentError(absl::StrCat("plan parameter ", Quoted(param.fqn), ": ", DTypeName(param.dtype),
+                                                     " is trained by optimizers in the trainers ", "only (got ",
+                                                     v1::OptimizerKind_Name(kind),
+                                                     ", want OPTIMIZER_KIND_TRAINER); use one of the framework's, or "
+                                                     "convert the parameter to float32"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
@@ -230,6 +245,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
   SHARDD_RETURN_IF_ERROR(CheckModules(spec.tree(), fully_sharded));
   SHARDD_RETURN_IF_ERROR(Grouper(spec.tree(), managed, fully_sharded, plan).Run());
   SHARDD_RETURN_IF_ERROR(AssignOptimizerGroups(plan));
+  SHARDD_RETURN_IF_ERROR(CheckTrained(plan));
   plan_internal::LayOutFlatParams(plan);
   SHARDD_RETURN_IF_ERROR(plan_internal::LayOutMemory(plan));
   SHARDD_ASSIGN_OR_RETURN(plan.digest, plan_internal::PlanDigest(plan));

@@ -136,9 +136,9 @@ absl::StatusOr<int64_t> CheckParam(const v1::Parameter& param, absl::string_view
   if (DTypeSizeBytes(param.dtype()) == 0) {
     return error("unknown dtype (got ", static_cast<int>(param.dtype()), ")");
   }
-  if (param.requires_grad() && !IsTrainable(param.dtype())) {
+  if (param.requires_grad() && !IsFloatingPoint(param.dtype())) {
     return error("dtype cannot be trained (got ", DTypeName(param.dtype()),
-                 ", want float32, bfloat16 or float16); convert it or set requires_grad to false");
+                 ", want float32, bfloat16, float16 or float64); convert it or set requires_grad to false");
   }
   if (param.shape_size() > kMaxDimensions) {
     return error("too many dimensions (got ", param.shape_size(), ", want <= ", kMaxDimensions, ")");

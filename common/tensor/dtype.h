@@ -18,7 +18,8 @@ int64_t DTypeSizeBytes(DType dtype);
 // fp32, bf16, fp16, fp64.
 bool IsFloatingPoint(DType dtype);
 
-// What gradients can be submitted in and optimizers can update: fp32, bf16, fp16.
+// What the daemon's optimizers can update, and gradients can be rounded to: fp32, bf16, fp16. Gradients of fp64
+// parameters are submitted in fp64, added up in fp64 of up to four ranks at a time, and kept in fp32, as all are.
 bool IsTrainable(DType dtype);
 
 // "float32", "bfloat16", ...; "unspecified".

@@ -28,7 +28,8 @@ void CopyBytes(const void* src, void* dst, int64_t size_bytes);
 
 // r = keep(reduce(scale * (sum over k, in order, of reduce(sources[k][i])))),
 // dst[i] = accumulate ? keep(dst[i] + r) : r.
-// sources: `source_dtype` fp32, bf16 or fp16; at least one. reduce_dtype: DTYPE_UNSPECIFIED is that of the sources.
+// sources: `source_dtype` fp32, bf16, fp16, or fp64 (added four at a time in fp64); at least one. reduce_dtype:
+// DTYPE_UNSPECIFIED is that of the sources, of fp64 fp32.
 // keep: what a gradient is a tensor of, whatever dst can hold; DTYPE_UNSPECIFIED is fp32.
 void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType reduce_dtype, DType keep,
                    float scale, bool accumulate, float* dst, int64_t numel);

@@ -9,11 +9,17 @@ namespace {
 using tensor::Select;
 
 struct NoRound {
-  static SHARDD_ALWAYS_INLINE float Round(float x) { return x; }
+  template <typename T>
+  static SHARDD_ALWAYS_INLINE T Round(T x) {
+    return x;
+  }
 };
 template <typename To>
 struct RoundTo {
-  static SHARDD_ALWAYS_INLINE float Round(float x) { return To::Load(To::Store(x)); }
+  template <typename T>
+  static SHARDD_ALWAYS_INLINE float Round(T x) {
+    return To::Load(To::Store(x));
+  }
 };
 
 inline constexpr int kMaxFused = 4;
@@ -27,7 +33,7 @@ enum class Into {
 // kSources of them, left to right; Rounding before each is added.
 template <typename From, typename Rounding, int kSources, Into kInto>
 struct ReduceBody {
-  static SHARDD_ALWAYS_INLINE float At(const typename From::Storage* s, int64_t i) {
+  static SHARDD_ALWAYS_INLINE auto At(const typename From::Storage* s, int64_t i) {
     return Rounding::Round(From::Load(s[i]));
   }
   static SHARDD_ALWAYS_INLINE void Run(const void* const* sources, float scale, float* dst, int64_t numel) {
@@ -38,13 +44,13 @@ struct ReduceBody {
     const Storage* __restrict s3 = static_cast<const Storage*>(sources[kSources > 3 ? 3 : 0]);
     float* __restrict out = dst;
     for (int64_t i = 0; i < numel; ++i) {
-      float sum = kInto == Into::kContinue ? out[i] + At(s0, i) : At(s0, i);
+      auto sum = kInto == Into::kContinue ? out[i] + At(s0, i) : At(s0, i);  // of fp64 in fp64
       if constexpr (kSources > 1) sum += At(s1, i);
       if constexpr (kSources > 2) sum += At(s2, i);
       if constexpr (kSources > 3) sum += At(s3, i);
       if constexpr (kInto != Into::kContinue) sum *= scale;
       if constexpr (kInto == Into::kAccumulate) sum = out[i] + sum;
-      out[i] = sum;
+      out[i] = static_cast<float>(sum);
     }
   }
 };
@@ -98,6 +104,10 @@ ReduceFn SelectReduce(DType source, DType reduce_dtype, int count, Into into) {
     case v1::DTYPE_FLOAT16:
       if (none) return SelectCount<Float16, NoRound>(count, into);
       return SelectCount<Float16, RoundTo<BFloat16>>(count, into);
+    case v1::DTYPE_FLOAT64:
+      if (none) return SelectCount<tensor::Float64, NoRound>(count, into);
+      if (reduce_dtype == v1::DTYPE_BFLOAT16) return SelectCount<tensor::Float64, RoundTo<BFloat16>>(count, into);
+      return SelectCount<tensor::Float64, RoundTo<Float16>>(count, into);
     default:
       tensor::UnsupportedDType("reduce from", source);
   }
@@ -184,7 +194,9 @@ void ReduceByBlocks(absl::Span<const void* const> sources, DType source_dtype, D
 void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType reduce_dtype, DType keep,
                    float scale, bool accumulate, float* dst, int64_t numel) {
   if (numel <= 0 || sources.empty()) return;
-  if (reduce_dtype == v1::DTYPE_UNSPECIFIED) reduce_dtype = source_dtype;
+  if (reduce_dtype == v1::DTYPE_UNSPECIFIED) {
+    reduce_dtype = source_dtype == v1::DTYPE_FLOAT64 ? v1::DTYPE_FLOAT32 : source_dtype;
+  }
   if (keep == v1::DTYPE_UNSPECIFIED) keep = v1::DTYPE_FLOAT32;
   if (!IsTrainable(reduce_dtype)) tensor::UnsupportedDType("reduce in", reduce_dtype);
   if (!IsTrainable(keep)) tensor::UnsupportedDType("keep sums in", keep);

@@ -88,8 +88,8 @@ def build(case: Case) -> Model:
     for name, parameter in model.named_parameters():
         if any(name.startswith(prefix) for prefix in case.freeze):
             parameter.requires_grad_(False)
-    if case.stored == "bf16":
-        model.to(torch.bfloat16)
+    if case.stored:
+        model.to({"bf16": torch.bfloat16, "fp64": torch.float64}[case.stored])
     model.checkpoint = case.checkpoint
     model.order = [i for i in model.order if i not in case.skip_grad]
     return model

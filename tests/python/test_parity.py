@@ -56,9 +56,9 @@ def check_results(
                  if not any(n.startswith(p) for p in case.freeze)
                  and not any(n.startswith(f"layers.{i}.") for i in case.skip_grad)]  # fmt: skip
     numel = sum(v.numel() for v in trainable) - (13 * 10 if case.tie else 0)
-    stored = 2 if case.stored == "bf16" else 4
+    stored = {"bf16": 2, "": 4, "fp64": 8}[case.stored]
     assert counts["bytes_updated"] == (0 if case.stock else stored * numel * case.steps), counts
-    width = 2 if "bf16" in (case.param_dtype, case.stored) else 4
+    width = 2 if "bf16" in (case.param_dtype, case.stored) else stored
     assert counts["bytes_reduced"] >= width * numel * case.steps * world, counts
     assert counts["aborts"] == 0
     return results
@@ -104,6 +104,15 @@ def test_clipping_by_torch_over_the_gradient_shards() -> None:
 @pytest.mark.parametrize("sync", [True, False], ids=["each", "last"])
 def test_accumulation(sync: bool) -> None:
     check(Case(accumulate=3, sync=sync), 2)
+
+
+@pytest.mark.parametrize("case", [
+    Case(stored="fp64", stock=True),
+    Case(stored="fp64", stock=True, optimizer="sgd", clip=0.1, reshard=False, freeze=("layers.1",)),
+    Case(stored="fp64", stock=True, accumulate=3, sync=False, wrap="list"),
+], ids=["adamw", "clipped", "accumulated"])  # fmt: skip
+def test_double_precision_with_an_optimizer_of_torchs(case: Case) -> None:
+    check(case, 2)  # gradients are kept in fp32: 1e-6 holds all the same
 
 
 def test_gradient_divide_factor() -> None:

@@ -77,7 +77,8 @@ void Engine::FindSlots() {
     const auto* data = static_cast<const char*>(job_->gradient_data(p));
     if (data != nullptr) {
       const shardd_param_info param = job_->parameter_info(p);
-      const int64_t element_bytes = param.unsharded_dtype == SHARDD_FLOAT32 ? 4 : 2;
+      const int dtype = param.unsharded_dtype;
+      const int64_t element_bytes = dtype == SHARDD_FLOAT64 ? 8 : dtype == SHARDD_FLOAT32 ? 4 : 2;
       ranges.push_back({data, data + param.numel * element_bytes, param.group});
     }
   }

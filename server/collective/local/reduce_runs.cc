@@ -89,6 +89,9 @@ void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, std
   op.source_dtype = flat.unsharded_dtype;
   op.reduce_dtype = request.reduce_dtype == v1::DTYPE_UNSPECIFIED ? flat.unsharded_dtype : request.reduce_dtype;
   op.keep = request.keep_low_precision ? op.reduce_dtype : flat.dtype;
+  for (DType* dtype : {&op.reduce_dtype, &op.keep}) {  // sums are kept in fp32, fp64 parameters' too
+    if (*dtype == v1::DTYPE_FLOAT64) *dtype = v1::DTYPE_FLOAT32;
+  }
   op.scale = request.scale;
   op.accumulate = run.mode == GradientMode::kAccumulate;
   op.dst = reinterpret_cast<float*>(request.gradients + flat.gradients_offset_bytes) + run.offset;

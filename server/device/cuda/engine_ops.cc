@@ -108,6 +108,10 @@ absl::Status CudaEngine::Check(const DeviceOp& op) {
     return absl::InternalError(absl::StrCat("reduce: more sources than a kernel takes (got ", reduce->sources.size(),
                                             ", want at most ", cuda::kMaxReduceSources, ")"));
   }
+  if (reduce != nullptr && !IsTrainable(reduce->source_dtype)) {
+    return absl::InternalError(absl::StrCat("reduce: no kernel takes the source dtype (got ",
+                                            DTypeName(reduce->source_dtype), ", want float32, bfloat16 or float16)"));
+  }
   return absl::OkStatus();
 }
 

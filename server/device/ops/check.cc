@@ -44,8 +44,9 @@ struct Check {
       return Malformed("reduce", "null pointer");
     }
     if (op.sources.empty()) return Malformed("reduce", "no sources");
-    if (!IsTrainable(op.source_dtype)) {
-      return Malformed("reduce", absl::StrCat("source dtype is not trainable (got ", DTypeName(op.source_dtype), ")"));
+    if (!IsFloatingPoint(op.source_dtype)) {
+      return Malformed("reduce",
+                       absl::StrCat("source dtype is not floating point (got ", DTypeName(op.source_dtype), ")"));
     }
     if (op.reduce_dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(op.reduce_dtype)) {
       return Malformed("reduce", absl::StrCat("reduce dtype is not trainable (got ", DTypeName(op.reduce_dtype), ")"));

@@ -309,7 +309,7 @@ TEST(Tree, UnknownEnumsAreRefused) {
 }
 
 TEST(Tree, DtypesThatCannotBeTrainedAreRefusedWhereTheyRequireGradients) {
-  for (DType dtype : {v1::DTYPE_FLOAT64, v1::DTYPE_INT64, v1::DTYPE_INT8, v1::DTYPE_BOOL}) {
+  for (DType dtype : {v1::DTYPE_INT64, v1::DTYPE_INT8, v1::DTYPE_BOOL}) {
     SpecBuilder trained;
     trained.Param(0, "w", {2}, {.dtype = dtype});
     EXPECT_TRUE(Invalid(trained.spec(), {"\"w\"", "cannot be trained", "requires_grad"}));
@@ -317,6 +317,21 @@ TEST(Tree, DtypesThatCannotBeTrainedAreRefusedWhereTheyRequireGradients) {
     frozen.Param(0, "w", {2}, {.dtype = dtype, .requires_grad = false});
     EXPECT_EQ(frozen.Plan().params[0].optimizer_group, -1);
   }
+}
+
+TEST(Tree, DoublesAreTrainedByOptimizersInTheTrainersOnly) {
+  SpecBuilder b;
+  b.Param(0, "w", {6}, {.dtype = v1::DTYPE_FLOAT64});
+  for (v1::OptimizerKind kind :
+       {v1::OPTIMIZER_KIND_NONE, v1::OPTIMIZER_KIND_ADAMW, v1::OPTIMIZER_KIND_ADAM, v1::OPTIMIZER_KIND_SGD}) {
+    b.config().mutable_optimizer()->set_kind(kind);
+    EXPECT_TRUE(Invalid(b.spec(), {"\"w\"", "float64", v1::OptimizerKind_Name(kind), "convert"}));
+  }
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  b.config().set_trainers_never_write(false);
+  const ShardPlan plan = b.Plan();
+  EXPECT_EQ(plan.flat_params[0].unsharded_dtype, v1::DTYPE_FLOAT64);
+  EXPECT_GE(plan.flat_params[0].slot_offset_bytes, 0);
 }
 
 TEST(Tree, WorldSizesOutOfRangeAreRefused) {

@@ -144,6 +144,35 @@ TEST_P(ReduceTest, OfTwoSourcesTheBitsAreThoseOfArithmeticInTheReduceDType) {
   }
 }
 
+TEST_P(ReduceTest, DoublesAreAddedInDoubleAndRoundedOnce) {
+  constexpr int64_t kNumel = 5000;
+  std::vector<std::vector<double>> values;
+  std::vector<const void*> pointers;
+  for (int count = 1; count <= 9; ++count) {
+    const std::vector<float> coarse = Randoms(kNumel, static_cast<uint32_t>(count));
+    const std::vector<float> fine = Randoms(kNumel, static_cast<uint32_t>(50 + count));
+    values.emplace_back();
+    for (size_t i = 0; i < coarse.size(); ++i) values.back().push_back(coarse[i] + 1e-9 * double{fine[i]});
+    pointers.clear();
+    for (const std::vector<double>& source : values) pointers.push_back(source.data());
+    for (const bool accumulate : {false, true}) {
+      std::vector<float> got(kNumel, 0.5f);
+      ReduceSources(pointers, v1::DTYPE_FLOAT64, kNone, kNone, 0.25f, accumulate, got.data(), kNumel);
+      for (size_t i = 0; i < got.size(); ++i) {
+        volatile double sum = 0;  // volatile: no fused arithmetic
+        for (const std::vector<double>& source : values) sum = sum + source[i];
+        sum = sum * 0.25;
+        const double exact = accumulate ? 0.5 + sum : sum;
+        if (count <= 4) {
+          ASSERT_EQ(got[i], static_cast<float>(exact)) << count << " sources, element " << i;
+        } else {  // four at a time: what is carried on is fp32
+          ASSERT_NEAR(got[i], exact, 1e-6) << count << " sources, element " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(ReduceTest, SquaredNormIsExactEnoughAndTheSameOnEveryMachine) {
   for (int64_t numel : {1, 31, 32, 33, 4095, 4096, 4097, 100'003}) {
     const std::vector<float> values = Randoms(numel, 3);

@@ -128,6 +128,11 @@ class DaemonOptimizer(Optimizer):
                     "(ignored, or of a module outside of fully_shard), so the daemon cannot update it; give it to an optimizer of "
                     "torch.optim"
                 )
+            if param.requires_grad and param.dtype == torch.float64:
+                raise NotImplementedError(
+                    f"{type(self).__name__}: parameter {_name_of(param)} is float64, which the daemon's optimizers do not "
+                    "update (they compute in fp32); give it to an optimizer of torch.optim"
+                )
         for root in roots:
             job = root._job
             if job is not None and job.engine is not None and job.optimizer is not None and job.optimizer() is self:
