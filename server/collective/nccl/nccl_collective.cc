@@ -47,10 +47,10 @@ NcclCollective::NcclCollective(std::vector<Device*> devices, std::shared_ptr<Com
 
 std::string NcclCollective::Describe() const {
   const absl::Status broken = communicator_->broken();
-  return absl::StrCat(communicator_->name(), ": ", by_nccl_.load(), " gradient elements summed by it, ",
-                      by_copies_.load(),
-                      " by copies, because they are not reduced in fp32 or not every rank has submitted them",
-                      broken.ok() ? "" : absl::StrCat("; all by copies from now on: ", broken.message()));
+  return absl::StrCat(
+      communicator_->name(), ": ", by_nccl_.load(), " gradient elements summed by it, ", by_copies_.load(),
+      " by copies, because they are not reduced in fp32 or not every rank has submitted them; ",
+      communicator_->details(), broken.ok() ? "" : absl::StrCat("; all by copies from now on: ", broken.message()));
 }
 
 void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {

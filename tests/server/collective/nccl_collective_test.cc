@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include <tuple>
+
 #include "server/collective/nccl/nccl_communicators.h"
 #include "tests/server/collective/collective_fixture.h"
 
@@ -174,6 +176,39 @@ TEST_F(NcclCollectiveTest, ACallThatTheLibraryRefusesIsAnErrorWithItsWords) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()), HasSubstr("ncclReduceScatter cuda:"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("unhandled cuda error (result 1): no last words"));
+}
+
+// None where copy engines do, else few; a library of before 2.31 refuses both at once.
+TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByThePoliciesThatTheLibraryHas) {
+  static std::vector<nccl::Config> configs;
+  nccl::Table table = fake_nccl::Table();
+  table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
+    configs.push_back(*config);
+    return fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
+  };
+  for (const auto& [version, policy, text] : std::vector<std::tuple<int, int, const char*>>{
+           {22800, 2, "policy zero"}, {23007, 2, "policy zero"}, {23100, 3, "policy zero and efficiency"}}) {
+    configs.clear();
+    setenv("FAKE_NCCL_VERSION", absl::StrCat(version).c_str(), 1);
+    NcclCommunicator::Options options;
+    options.max_ctas = 5;
+    auto made = NcclCommunicator::Create(NcclLibrary(table, version), gpus_.driver(), {0, 1}, options);
+    unsetenv("FAKE_NCCL_VERSION");
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_THAT((*made)->details(), HasSubstr(text));
+    EXPECT_THAT((*made)->details(), HasSubstr("at most 5 CTAs"));
+    ASSERT_EQ(configs.size(), 2u);
+    for (const nccl::Config& config : configs) {
+      EXPECT_EQ(config.cta_policy, policy);
+      EXPECT_EQ(config.max_ctas, 5);
+      EXPECT_EQ(config.blocking, 0);
+    }
+  }
+  // What a library does not take is an error with its words, and no communicator.
+  setenv("FAKE_NCCL_VERSION", "23007", 1);
+  const absl::Status refused = NcclCommunicator::Create(NcclLibrary(table, 23100), gpus_.driver(), {0, 1}).status();
+  unsetenv("FAKE_NCCL_VERSION");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
 }
 
 TEST_F(NcclCollectiveTest, CommunicatorsAreMadeOncePerNumberOfRanksAndSayWhyNot) {
