@@ -87,6 +87,23 @@ TEST_F(OverManyGpus, AJobThatTrainsMoreFromAStepOnTakesOverWhatEveryGpuHas) {
   EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
 }
 
+// A call that NCCL refuses ends the epoch; GPUs and ranks are as they were.
+TEST_F(OverManyGpus, ACommunicatorThatBreaksIsMadeAnewForTheNextEpochAndStatusSaysSo) {
+  RanksFind(testing::FakeCudaEnvironment(2));
+  StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_NCCL_FAIL=Reduce:40"}));
+  const Args args = {{"device_memory", "1"}, {"steps", "50"}, {"recover", "1"}};
+  v1::Job job;
+  const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] { job = Job(); });
+  ExpectParity(args, reports);
+  EXPECT_TRUE(absl::StrContains(reports[0].Note("aborted"), "ncclReduce")) << reports[0].Note("aborted");
+  EXPECT_EQ(job.counters().aborts(), 1);
+  for (const char* part :
+       {"nccl 2.28.9 over cuda:0, cuda:1: ", "aborted and made anew 1 time(s), last because", "an error of the fake"}) {
+    EXPECT_TRUE(absl::StrContains(job.collective(), part)) << part << ": " << job.collective();
+  }
+  EXPECT_FALSE(absl::StrContains(job.collective(), "all by copies")) << job.collective();
+}
+
 // Jobs whose slabs would be of hundreds of pieces, each of which is open files.
 class ManyPieces : public OverManyGpus {
  protected:
