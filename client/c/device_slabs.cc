@@ -8,10 +8,13 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/plan/slab_spread.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
 namespace {
+
+constexpr int64_t kSpareFiles = 4;  // a socket to the daemon, what the driver opens
 
 constexpr const char* kNames[kSessionFdCount] = {"the session memory",  "the daemon's page",   "the doorbell",
                                                  "the shards",          "the cast parameters", "the unsharded pool",
@@ -61,13 +64,23 @@ int64_t PlannedBytes(const MemoryPlan& memory, int which) {
   }
 }
 
-// Descriptors behind the places of SessionFd, in their order, so many at once as a message holds.
+// Descriptors behind the places of SessionFd, in their order, so many at once as a message holds and this process has
+// room for: each is closed when its piece is mapped.
 class FurtherPieces {
  public:
   FurtherPieces(const DeviceSlabs::Fetch& fetch, size_t count) : fetch_(fetch), left_(count) {}
   absl::StatusOr<UniqueFd> Next() {
     if (next_ == batch_.size()) {
-      const auto count = static_cast<uint32_t>(std::min<size_t>(left_, kMaxFdsAtOnce));
+      const OpenFiles files = CountOpenFiles();
+      const int64_t room = files.left() - kSpareFiles;
+      if (room <= 0) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("attach: this process may not open the files that the job's memory takes (got ", files.open,
+                         " open of ", files.limit, ", ", left_,
+                         " pieces to map); raise its limit of open files "
+                         "(ulimit -n)"));
+      }
+      const auto count = static_cast<uint32_t>(std::min<int64_t>({static_cast<int64_t>(left_), room, kMaxFdsAtOnce}));
       SHARDD_ASSIGN_OR_RETURN(batch_, fetch_(FdRange{first_, count}));
       first_ += count;
       left_ -= count;

@@ -133,8 +133,10 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * lost takes its jobs with it: NOT_FOUND, with the driver's words. */
 
 /* Order by a stream, instead of by the host. `stream` is a CUstream (cudaStream_t) of cuda_device's primary context,
- * the framework's current stream; NULL is one too, the legacy default stream. From now on, for all that is enqueued
- * into it afterwards:
+ * the framework's current stream. NULL (or CU_STREAM_LEGACY) is one too: the legacy default stream of that context,
+ * also for a program that was compiled with --default-stream per-thread. As the driver orders that stream with every
+ * stream that is not CU_STREAM_NON_BLOCKING, those wait where it waits, and what it gives back they have done with.
+ * From now on, for all that is enqueued into it afterwards:
  * - shardd_wait_unshard, shardd_wait_gradient_slot and shardd_wait_gradients return when it is known where the bytes
  *   will be and that they are under way; the stream waits for them. The host may not read behind them without
  *   synchronising the stream. Where 32 such waits are outstanding the host waits as before.
@@ -154,7 +156,8 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * or does not take the pages, one line on stderr says so, and the calls that give memory back wait for the stream (at
  * most options.timeout_ms) and the others for the daemon, on the host; the program may do the same.
  * shardd_job_info.stream_ordered tells which it is. FAILED_PRECONDITION: the job's memory is the host's.
- * INVALID_ARGUMENT: a stream of another context. */
+ * INVALID_ARGUMENT: a stream of another context, or CU_STREAM_PER_THREAD, which is another stream in every thread that
+ * calls. */
 SHARDD_API shardd_status* shardd_set_cuda_stream(shardd_job* job, void* stream);
 /* Order is by the host again. The stream must have been synchronised. */
 SHARDD_API shardd_status* shardd_clear_cuda_stream(shardd_job* job);

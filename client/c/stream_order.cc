@@ -97,6 +97,12 @@ absl::Status StreamOrder::Use(cu::Stream stream) {
   if (has_stream_ && stream == stream_) {
     return absl::OkStatus();
   }
+  if (stream == cu::kStreamPerThread) {
+    return absl::InvalidArgumentError(
+        "set_cuda_stream: cudaStreamPerThread is another stream in every thread; name one that the program has made, "
+        "or "
+        "NULL, the legacy default stream");
+  }
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
   if (has_stream_) {
@@ -254,6 +260,9 @@ absl::Status StreamOrder::RecordAll() {
 bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<bool()>& stop) {
   if (release) {
     absl::MutexLock lock(&mutex_);
+    if (!release_) {
+      PruneLocked();  // a wait that has come is not let go: what is signalled behind it is good
+    }
     release_ = true;
   }
   if (!has_stream_ || drained_) {

@@ -65,7 +65,8 @@ class StreamOrder {
   const absl::Status& fallback() const { return fallback_; }
 
   // What follows is ordered with `stream` (null: the legacy default stream), and `stream` behind what was before.
-  // INVALID_ARGUMENT: it is no stream of the GPU's primary context.
+  // INVALID_ARGUMENT: it is no stream of the GPU's primary context, or it is cudaStreamPerThread, which is not one
+  // stream.
   absl::Status Use(cu::Stream stream);
 
   // Behind all that the program's stream has by now: `done` becomes what is returned. 0: it has been waited for.

@@ -166,6 +166,13 @@ class Job {
   Status SetCudaStream(void* stream) { return Status::Take(shardd_set_cuda_stream(job_, stream)); }
   Status ClearCudaStream() { return Status::Take(shardd_clear_cuda_stream(job_)); }
   Status Reattach() { return Status::Take(shardd_reattach(job_)); }
+  // More to train: see shardd_extend_job. Where *extended, this job is over: drop it and attach with `adopt`.
+  Status Extend(const std::string& spec_json, bool* extended) {
+    int32_t is_extended = 0;
+    Status status = Status::Take(shardd_extend_job(job_, spec_json.c_str(), &is_extended));
+    *extended = is_extended != 0;
+    return status;
+  }
   // This rank needs the job no more.
   Status Finish() { return Status::Take(shardd_detach(std::exchange(job_, nullptr), 1)); }
 

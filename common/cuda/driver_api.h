@@ -101,6 +101,10 @@ inline constexpr int kAccessRead = 1;
 inline constexpr int kAccessReadWrite = 3;
 
 inline constexpr unsigned kStreamNonBlocking = 1;
+// Handles that name no stream that somebody made: the context's legacy default stream, as null does, and the default
+// stream of whichever thread calls.
+inline const Stream kStreamLegacy = reinterpret_cast<Stream>(uintptr_t{1});
+inline const Stream kStreamPerThread = reinterpret_cast<Stream>(uintptr_t{2});
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostRegisterDeviceMap = 2;

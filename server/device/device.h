@@ -111,6 +111,8 @@ class Communicator {
   virtual ~Communicator() = default;
   // What status and logs call it: "nccl 2.28.9 over cuda:0, cuda:1".
   virtual const std::string& name() const = 0;
+  // What status says behind that: how it was made.
+  virtual const std::string& details() const = 0;
   virtual int members() const = 0;
   // Enqueues a member's part on its device's stream (a CUstream); on a thread of that device, with its context current.
   // An error is of the member alone: the others may wait for it until Break.

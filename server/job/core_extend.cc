@@ -68,7 +68,9 @@ std::unique_ptr<Collective> Core::MakeCollective(const std::vector<Device*>& dev
     LogWarning(absl::StrCat("gradients are summed by copies: ", communicator.status().message()));
     return std::make_unique<LocalCollective>(devices, std::string(communicator.status().message()));
   }
-  return std::make_unique<NcclCollective>(devices, *std::move(communicator));
+  return std::make_unique<NcclCollective>(
+      devices, *std::move(communicator),
+      [make = options_.communicators, ranks = static_cast<int>(devices.size())] { return make(ranks); });
 }
 
 SlabPlace Core::PlaceOf(int rank, int world_size) const {

@@ -1,18 +1,20 @@
 #include "server/job/job_memory.h"
 
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/slab_spread.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
+#include "server/job/slab_pieces.h"
 
 namespace shardd {
 namespace {
@@ -42,15 +44,9 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
 
 namespace {
 
-// Every piece is an open file of the daemon: four slabs of a job have a quarter of what it may have.
-int MaxPieces() {
-  rlimit files{};
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) return kMaxSlabPieces;
-  return static_cast<int>(std::clamp<rlim_t>(files.rlim_cur / 16, 1, kMaxSlabPieces));
-}
-
 absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeOnDevices(const ShardPlan& plan, SpreadSlab which,
-                                                          const std::string& name, const SlabPlace& place) {
+                                                          const std::string& name, const SlabPlace& place,
+                                                          int max_pieces) {
   int64_t page_bytes = 1;
   for (const DeviceMemory* memory : place.users) {
     SHARDD_ASSIGN_OR_RETURN(const int64_t bytes, memory->PageBytes());
@@ -58,7 +54,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeOnDevices(const ShardPlan& plan,
   }
   std::vector<DeviceMemory::Part> parts;
   for (const SlabPiece& piece :
-       SpreadOverGpus(plan, which, static_cast<int>(place.users.size()), page_bytes, MaxPieces())) {
+       SpreadOverGpus(plan, which, static_cast<int>(place.users.size()), page_bytes, max_pieces)) {
     parts.push_back({place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
   }
   return place.memory->MakeSpreadSlab(name, parts, place.users);
@@ -114,6 +110,18 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     int64_t size_bytes;
     SpreadSlab spread;
   };
+  int max_pieces = 1;
+  if (!on_host) {
+    const int64_t sizes[] = {want.gradients_bytes, want.shards_bytes, want.optimizer_bytes, want.parameters_bytes,
+                             want.unsharded_pool_bytes};
+    const auto slabs = std::count_if(std::begin(sizes), std::end(sizes), [](int64_t bytes) { return bytes > 0; });
+    const auto pieces =
+        PiecesPerSlab(CountOpenFiles(), static_cast<int>(slabs), static_cast<int>(place.users.size()), plan.world_size);
+    if (!pieces.ok()) {
+      return absl::Status(pieces.status().code(), absl::StrCat("open job \"", job, "\": ", pieces.status().message()));
+    }
+    max_pieces = *pieces;
+  }
   const Purpose purposes[] = {
       // Some of it goes at once.
       {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes, SpreadSlab::kGradients},
@@ -127,7 +135,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       continue;
     }
     if (!on_host) {
-      auto slab = MakeOnDevices(plan, purpose.spread, absl::StrCat("slab \"", purpose.name, "\""), place);
+      auto slab = MakeOnDevices(plan, purpose.spread, absl::StrCat("slab \"", purpose.name, "\""), place, max_pieces);
       if (!slab.ok()) {
         return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
       }

@@ -22,7 +22,7 @@ namespace shardd::e2e {
 
 // As the test that started this process says: spec (a file), rank, address, replace, device_memory,
 // timeout_ms.
-inline Status AttachAsTold(const Args& args, std::unique_ptr<Job>* job) {
+inline Job::Options OptionsAsTold(const Args& args) {
   Job::Options options;
   std::ifstream spec(args.Text("spec"));
   options.spec_json.assign(std::istreambuf_iterator<char>(spec), std::istreambuf_iterator<char>());
@@ -31,7 +31,10 @@ inline Status AttachAsTold(const Args& args, std::unique_ptr<Job>* job) {
   options.replace = args.Int("replace") != 0;
   options.device_memory = args.Int("device_memory") != 0;
   options.timeout_ms = args.Int("timeout_ms", 120'000);
-  return Job::Attach(options, job);
+  return options;
+}
+inline Status AttachAsTold(const Args& args, std::unique_ptr<Job>* job) {
+  return Job::Attach(OptionsAsTold(args), job);
 }
 
 }  // namespace shardd::e2e

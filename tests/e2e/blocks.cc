@@ -1,6 +1,8 @@
 #include "tests/e2e/blocks.h"
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 
 #include "common/tensor/float_bits.h"
 #include "tests/e2e/attach.h"
@@ -18,16 +20,17 @@ void Assign(uint16_t& to, float x) { to = tensor::FloatToBf16(x); }
 }  // namespace
 
 std::string BlocksTreeJson(const Args& args) {
-  const auto param = [](const std::string& name, int numel) {
+  const auto param = [](const std::string& name, int numel, bool trained = true) {
     return R"({"name":")" + name + R"(","shape":[)" + std::to_string(numel) +
-           R"(],"dtype":"DTYPE_FLOAT32","requiresGrad":true})";
+           R"(],"dtype":"DTYPE_FLOAT32","requiresGrad":)" + (trained ? "true" : "false") + "}";
   };
+  const bool bias_trained = args.Text("extend").empty();
   const std::string mark = args.Int("manual_marks") != 0 ? R"("mark":"MODULE_MARK_FULLY_SHARD",)" : "";
   std::string json = R"({"modules":[{"className":"Model","parent":-1,"parameters":[)" + param("scale", 77) + "]}";
   int modules = 1;
   const auto add = [&](const std::string& name, int parent) {
     json += R"(,{"name":")" + name + R"(","className":"Block",)" + mark + R"("parent":)" + std::to_string(parent) +
-            R"(,"parameters":[)" + param("weight", args.Int("numel")) + "," + param("bias", 1021) + "]}";
+            R"(,"parameters":[)" + param("weight", args.Int("numel")) + "," + param("bias", 1021, bias_trained) + "]}";
     return modules++;
   };
   for (int b = 0; b < args.Int("blocks"); ++b) {
@@ -45,7 +48,12 @@ BlocksTrainer::BlocksTrainer(const Args& args)
 
 int BlocksTrainer::Run() {
   Status status = AttachAsTold(args_, &job_);
-  if (status.ok()) status = TrainAll();
+  while (status.ok()) {
+    status = TrainAll();
+    if (!status.aborted() || args_.Int("recover") == 0) break;
+    report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
+    status = job_->Reattach();
+  }
   if (status.ok()) {
     moments_.Reach("end", args_.Int("steps"));
     status = job_->Finish();
@@ -60,9 +68,35 @@ Status BlocksTrainer::TrainAll() {
     RETURN_IF_ERROR(job_->CommitParameters());  // zeros
   }
   for (int64_t step = job_->info().committed_step; step < args_.Int("steps"); ++step) {
+    if (args_.Text("extend") == std::to_string(step)) RETURN_IF_ERROR(Extend());
     RETURN_IF_ERROR(TrainStep(step));
+    if (args_.Int("give_back") != 0) RETURN_IF_ERROR(GiveBack(step));
   }
   return job_->WaitStep();
+}
+
+// Biases are trained from now on. Another job takes this one's place.
+Status BlocksTrainer::Extend() {
+  Job::Options options = OptionsAsTold(args_);
+  const std::string frozen = R"("requiresGrad":false)";
+  for (size_t at = 0; (at = options.spec_json.find(frozen, at)) != std::string::npos;) {
+    options.spec_json.replace(at, frozen.size(), R"("requiresGrad":true)");
+  }
+  bool extended = false;
+  RETURN_IF_ERROR(job_->Extend(options.spec_json, &extended));
+  if (!extended) return Status(Code::kDataLoss, "not extended");
+  job_.reset();
+  options.adopt = true;
+  RETURN_IF_ERROR(Job::Attach(options, &job_));
+  report_.AddNote("extended at " + std::to_string(job_->info().committed_step));
+  return Status();
+}
+
+Status BlocksTrainer::GiveBack(int64_t step) {
+  RETURN_IF_ERROR(job_->WaitStep());
+  for (int param = 0; param < job_->info().param_count; ++param) RETURN_IF_ERROR(job_->GiveBackGradient(param));
+  moments_.Reach("given_back", step);
+  return Status();
 }
 
 Status BlocksTrainer::TrainStep(int64_t step) {
@@ -78,6 +112,7 @@ Status BlocksTrainer::TrainStep(int64_t step) {
     RETURN_IF_ERROR(
         WithGroup(g, SHARDD_FORWARD, [&](int param) { loss += bf16_ ? Loss<uint16_t>(param) : Loss<float>(param); }));
   }
+  report_.losses.resize(static_cast<size_t>(step));  // done again after an abort
   report_.losses.push_back(loss);
   for (int g = groups - 1; g >= 0; --g) {
     RETURN_IF_ERROR(job_->group(g).WaitGradientSlot());
@@ -134,6 +169,7 @@ template <typename T>
 void BlocksTrainer::WriteGradient(int param) const {
   const T* values = static_cast<const T*>(job_->parameter_data(param));
   T* gradient = static_cast<T*>(job_->gradient_data(param));
+  if (gradient == nullptr) return;  // frozen
   const int64_t numel = job_->parameter_info(param).numel;
   for (int64_t i = 0; i < numel; ++i) Assign(gradient[i], ToFloat(values[i]) - Target(i));
 }

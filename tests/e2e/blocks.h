@@ -3,7 +3,10 @@
 
 // A model of any size whose training needs no memory of its own: `blocks` fully sharded modules of `numel` elements and
 // a bias under a small root, each element w[i] on its way to Target(i). Argument model=blocks chooses it; nested=1 puts
-// two more into each; the groups run in the plan's order.
+// two more into each; the groups run in the plan's order. What it does besides (and moments.h):
+//   extend=STEP    biases are frozen before that step and trained from there on (shardd_extend_job)
+//   give_back=1    gives the memory of its gradients back after each step; then comes the moment "given_back"
+//   recover=1      attaches again after ABORTED and goes on at the committed step
 //
 //   loss = sum of (w[i] - Target(i))^2 / 2        gradient = w[i] - Target(i), made right in the gradient slot
 
@@ -31,6 +34,8 @@ class BlocksTrainer {
   Status TrainAll();
   Status TrainStep(int64_t step);
   Status Edit();
+  Status Extend();
+  Status GiveBack(int64_t step);
   // Calls body(parameter index) for each parameter of the group while it is unsharded.
   template <typename Body>
   Status WithGroup(int group, shardd_phase phase, Body&& body);

@@ -61,6 +61,17 @@ TEST_F(ByStream, TrainersThatNeverSynchroniseTrainAsTheUnshardedRun) {
   }
 }
 
+TEST_F(ByStream, TheLegacyDefaultStreamIsAStreamLikeAnyOther) {
+  StartOnGpus(2);
+  const Args args = kStream.With({{"legacy", "1"}, {"steps", "20"}, {"unshard_mode", "POOLED"}});
+  std::vector<v1::Rank> ranks;
+  const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] { ranks = Ranks(); });
+  ExpectParity(args, reports);
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(reports[0].Note("ordered"), "ordered 1");
+  EXPECT_TRUE(ranks[0].stream_ordered());
+}
+
 // Pool slots go from group to group while kernels that read the last one are still to run.
 TEST_F(ByStream, PooledGroupsOnTwoGpusAndTwoStreamsTrainAsTheUnshardedRun) {
   StartOnGpus(2);

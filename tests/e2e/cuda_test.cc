@@ -230,6 +230,7 @@ TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes)
   ExpectParity(args, RunRanks(args, {}, [&] { job = Job(); }));
   EXPECT_TRUE(absl::StrContains(job.collective(), "nccl 2.28.9 over cuda:0, cuda:1: ")) << job.collective();
   EXPECT_FALSE(absl::StrContains(job.collective(), ": 0 gradient elements")) << job.collective();
+  EXPECT_TRUE(absl::StrContains(job.collective(), "at most 8 CTAs on each GPU, CTA policy zero")) << job.collective();
   const Args bf16 = {{"device_memory", "1"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"name", "bf16"}};
   ExpectParity(bf16, RunRanks(bf16, {}, [&] { job = Job("bf16"); }));
   EXPECT_TRUE(absl::StrContains(job.collective(), ": 0 gradient elements summed by it")) << job.collective();

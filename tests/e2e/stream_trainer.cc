@@ -104,6 +104,7 @@ Status StreamTrainer::Attach() {
   Must(driver_->CtxSetCurrent(context), "cuCtxSetCurrent");
   streams_.resize(static_cast<size_t>(args_.Int("streams", 1)));
   for (cu::Stream& stream : streams_) {
+    if (args_.Int("legacy") != 0) break;  // null
     Must(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
   }
   RETURN_IF_ERROR(job_->SetCudaStream(streams_[current_]));

@@ -5,6 +5,7 @@
 // functions in its own stream, so the host is ahead of them as a program's is. What it does besides is said by its
 // arguments (and moments.h, whose moments are the host's):
 //   streams=2            changes its stream at every step
+//   legacy=1             its stream is the legacy default stream, NULL
 //   look=1               reads the gradient shards behind shardd_wait_gradients, before the step
 //   hang=STEP            the kernel of mid's gradients does not end before "go.hang.R" is there; once
 //   fail=MOMENT@STEP     its user code fails behind a submission of the step's first backward, once: it gives it up

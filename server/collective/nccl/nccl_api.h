@@ -36,17 +36,30 @@ struct UniqueId {
   char internal[128];
 };
 
-// The front part of ncclConfig_t as it was in 2.18: the library fills in what came later by `size` and `version`.
+inline constexpr int kUndefined = INT_MIN;  // of a config's numbers: the library's default
+// For Config::cta_policy; bits, of which libraries before 2.31 take one at most. How many of a GPU's multiprocessors
+// NCCL's work takes: as few as do, none where copy engines can do it.
+inline constexpr int kCtaPolicyEfficiency = 1;
+inline constexpr int kCtaPolicyZero = 2;
+inline constexpr int kPoliciesTogetherVersion = 23100;
+
+// The front part of ncclConfig_t as it was in 2.27: the library fills in what came later by `size` and `version`.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
-  unsigned version = 21800;
-  int blocking = INT_MIN;  // INT_MIN: the library's default
-  int cga_cluster_size = INT_MIN;
-  int min_ctas = INT_MIN;
-  int max_ctas = INT_MIN;
+  unsigned version = 22700;
+  int blocking = kUndefined;
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;
+  int max_ctas = kUndefined;
   const char* net_name = nullptr;
-  int split_share = INT_MIN;
+  int split_share = kUndefined;
+  int traffic_class = kUndefined;
+  const char* comm_name = nullptr;
+  int collnet_enable = kUndefined;
+  int cta_policy = kUndefined;
+  int shrink_share = kUndefined;
+  int nvls_ctas = kUndefined;
 };
 
 // X(name, (parameters)): every function returns nccl::Result but GetErrorString and GetLastError.

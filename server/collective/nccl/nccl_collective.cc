@@ -1,5 +1,6 @@
 #include "server/collective/nccl/nccl_collective.h"
 
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -42,20 +43,57 @@ bool Scatters(const ReduceScatterRequest& request, const Summed& summed, size_t 
 
 }  // namespace
 
-NcclCollective::NcclCollective(std::vector<Device*> devices, std::shared_ptr<Communicator> communicator)
-    : devices_(devices), communicator_(std::move(communicator)), local_(std::move(devices)) {}
+NcclCollective::NcclCollective(std::vector<Device*> devices, std::shared_ptr<Communicator> communicator, Remake remake)
+    : devices_(devices), remake_(std::move(remake)), local_(std::move(devices)) {
+  absl::MutexLock lock(&current_->mutex);
+  current_->communicator = std::move(communicator);
+}
 
 std::string NcclCollective::Describe() const {
-  const absl::Status broken = communicator_->broken();
-  return absl::StrCat(communicator_->name(), ": ", by_nccl_.load(), " gradient elements summed by it, ",
-                      by_copies_.load(),
-                      " by copies, because they are not reduced in fp32 or not every rank has submitted them",
-                      broken.ok() ? "" : absl::StrCat("; all by copies from now on: ", broken.message()));
+  absl::MutexLock lock(&current_->mutex);
+  const Communicator& communicator = *current_->communicator;
+  const absl::Status broken = communicator.broken();
+  std::string text =
+      absl::StrCat(communicator.name(), ": ", by_nccl_.load(), " gradient elements summed by it, ", by_copies_.load(),
+                   " by copies, because they are not reduced in fp32 or not every rank has submitted them; ",
+                   communicator.details());
+  if (current_->made_anew > 0) {
+    absl::StrAppend(&text, "; aborted and made anew ", current_->made_anew, " time(s), last because ", current_->why);
+  }
+  if (!broken.ok()) {
+    const bool may_come = remake_ != nullptr && !current_->is_given_up;
+    absl::StrAppend(&text, "; all by copies ", may_come ? "until it is made anew" : "from now on", ": ",
+                    current_->is_given_up ? current_->why : broken.message());
+  }
+  return text;
+}
+
+std::shared_ptr<Communicator> NcclCollective::Usable() {
+  absl::MutexLock lock(&current_->mutex);
+  const absl::Status broken = current_->communicator->broken();
+  if (broken.ok()) return current_->communicator;
+  if (remake_ == nullptr || current_->is_given_up || current_->is_making) return nullptr;
+  current_->is_making = true;
+  std::thread([current = current_, remake = remake_, why = std::string(broken.message())] {
+    absl::StatusOr<std::shared_ptr<Communicator>> made = remake();
+    absl::MutexLock made_lock(&current->mutex);
+    current->is_making = false;
+    if (!made.ok()) {
+      current->is_given_up = true;
+      current->why = absl::StrCat(why, "; it cannot be made anew: ", made.status().message());
+      return;
+    }
+    current->communicator = *std::move(made);
+    ++current->made_anew;
+    current->why = why;
+  }).detach();
+  return nullptr;
 }
 
 void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = local_.RunsByRank(request);
-  if (!runs.ok() || !communicator_->broken().ok()) {
+  const std::shared_ptr<Communicator> communicator = runs.ok() ? Usable() : nullptr;
+  if (communicator == nullptr) {
     local_.ReduceScatter(std::move(request), std::move(done));
     return;
   }
@@ -80,7 +118,7 @@ void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
     std::vector<DeviceOp> ops;
     if (!summed.runs.empty()) {
       SumOp sum;
-      sum.communicator = communicator_.get();
+      sum.communicator = communicator.get();
       sum.member = static_cast<int>(rank);
       sum.scatter = Scatters(request, summed, ranks);
       sum.numel = summed.numel;
@@ -96,8 +134,8 @@ void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   // The communicator lives as long as what names it.
   FanOut(
       std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), absl::OkStatus(),
-      [keep = communicator_, done = std::move(done)](absl::Status status) { done(std::move(status)); },
-      [communicator = communicator_](const absl::Status& why) { communicator->Break(why); });
+      [keep = communicator, done = std::move(done)](absl::Status status) { done(std::move(status)); },
+      [communicator](const absl::Status& why) { communicator->Break(why); });
 }
 
 }  // namespace shardd

@@ -3,10 +3,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "server/collective/collective.h"
 #include "server/collective/local/local_collective.h"
 
@@ -14,13 +18,18 @@ namespace shardd {
 
 // Ranks on GPUs of their own, on this node. Sums of fp32 gradients that every rank submitted go through the
 // communicator, into the slot of the rank whose part they are; its device then scales them into the gradient shards.
-// Everything else is `local/`'s: gathers, other dtypes, what not every rank has, all once the communicator is broken. A
-// job's ranks use the communicator with one stream each, and a request is one operation per device, so the order is
+// Everything else is `local/`'s: gathers, other dtypes, what not every rank has, all while the communicator is broken.
+// A job's ranks use the communicator with one stream each, and a request is one operation per device, so the order is
 // that of requests. Thread-safe.
 class NcclCollective final : public Collective {
  public:
-  // devices[r] is rank r's and the communicator's member r. REQUIRES: as many devices as members.
-  NcclCollective(std::vector<Device*> devices, std::shared_ptr<Communicator> communicator);
+  // Makes another communicator over the same devices; blocks. Outlives the collective.
+  using Remake = std::function<absl::StatusOr<std::shared_ptr<Communicator>>()>;
+  // devices[r] is rank r's and the communicator's member r. REQUIRES: as many devices as members. The first request
+  // that finds the communicator broken has another one made, on a thread of its own, for the requests after that: the
+  // epoch of what broke it is over by then, and GPUs that are lost have no requests. One that cannot be made is not
+  // tried again. Null: never.
+  NcclCollective(std::vector<Device*> devices, std::shared_ptr<Communicator> communicator, Remake remake = nullptr);
   const char* name() const override { return "nccl"; }
   std::string Describe() const override;
   void ReduceScatter(ReduceScatterRequest request, Done done) override;
@@ -29,8 +38,21 @@ class NcclCollective final : public Collective {
   }
 
  private:
+  // What the thread that makes another one needs, and this may be gone before it.
+  struct Current {
+    absl::Mutex mutex;
+    std::shared_ptr<Communicator> communicator ABSL_GUARDED_BY(mutex);
+    bool is_making ABSL_GUARDED_BY(mutex) = false;
+    bool is_given_up ABSL_GUARDED_BY(mutex) = false;
+    int made_anew ABSL_GUARDED_BY(mutex) = 0;
+    std::string why ABSL_GUARDED_BY(mutex);  // of the last time
+  };
+  // To be used, or null: local/ adds.
+  std::shared_ptr<Communicator> Usable();
+
   const std::vector<Device*> devices_;
-  const std::shared_ptr<Communicator> communicator_;
+  const std::shared_ptr<Current> current_ = std::make_shared<Current>();
+  const Remake remake_;
   LocalCollective local_;
   // Elements that were summed, each counted once.
   std::atomic<uint64_t> by_nccl_ = 0;

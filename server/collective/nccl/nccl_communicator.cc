@@ -40,6 +40,7 @@ absl::Status NcclCommunicator::Init(const std::vector<int>& ordinals) {
     members_.push_back(std::move(member));
   }
   name_ = absl::StrCat("nccl ", library_.version(), " over ", absl::StrJoin(devices, ", "));
+  details_ = absl::StrCat("at most ", options_.max_ctas, " CTAs on each GPU, CTA policy ", library_.cta_policy_text());
   nccl::UniqueId id;
   SHARDD_RETURN_IF_ERROR(library_.Check(library_->GetUniqueId(&id), "ncclGetUniqueId", name_));
   SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", name_));
@@ -50,6 +51,7 @@ absl::Status NcclCommunicator::Init(const std::vector<int>& ordinals) {
     nccl::Config config;
     config.blocking = 0;
     config.max_ctas = options_.max_ctas;
+    config.cta_policy = library_.cta_policy();
     absl::MutexLock lock(&member.mutex);
     status.Update(driver_.Check(current.result(), "cuCtxPushCurrent", "", member.device));
     status.Update(

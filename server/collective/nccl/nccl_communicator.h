@@ -23,7 +23,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   struct Options {
     // Of making it, and of a call that NCCL has not finished: the issuing thread waits so long.
     absl::Duration limit = absl::Seconds(30);
-    // A ring kernel holds so many multiprocessors at most: trainers compute beside it.
+    // A ring kernel holds so many multiprocessors at most, whatever the policy: trainers compute beside it.
     int max_ctas = 8;
   };
   // One member per ordinal, in that order. Blocks, seconds on real GPUs. DEADLINE_EXCEEDED, INTERNAL: what NCCL said.
@@ -40,6 +40,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   ~NcclCommunicator() override;
 
   const std::string& name() const override { return name_; }
+  const std::string& details() const override { return details_; }
   int members() const override { return static_cast<int>(members_.size()); }
   absl::Status Enqueue(const SumOp& op, void* stream) override;
   void Break(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -67,6 +68,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   const CudaDriver driver_;
   const Options options_;
   std::string name_;
+  std::string details_;
   std::vector<std::unique_ptr<Member>> members_;
 
   // Guarded.

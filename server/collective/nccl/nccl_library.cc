@@ -52,6 +52,14 @@ absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
 
 std::string NcclLibrary::version() const { return VersionText(version_); }
 
+int NcclLibrary::cta_policy() const {
+  return nccl::kCtaPolicyZero | (version_ >= nccl::kPoliciesTogetherVersion ? nccl::kCtaPolicyEfficiency : 0);
+}
+
+std::string NcclLibrary::cta_policy_text() const {
+  return (cta_policy() & nccl::kCtaPolicyEfficiency) != 0 ? "zero and efficiency" : "zero";
+}
+
 absl::Status NcclLibrary::Check(nccl::Result result, absl::string_view operation, absl::string_view object) const {
   if (result == nccl::kSuccess || result == nccl::kInProgress) return absl::OkStatus();
   const char* const text = table_.GetErrorString(result);

@@ -24,6 +24,10 @@ class NcclLibrary {
 
   const nccl::Table* operator->() const { return &table_; }
   std::string version() const;  // "2.28.9"
+  // How communicators are to use multiprocessors, which trainers compute on (Config::cta_policy): none where the
+  // library can do without, and as few as do elsewhere, which are both named to libraries that take both.
+  int cta_policy() const;
+  std::string cta_policy_text() const;  // "zero and efficiency"
 
   // OK for kSuccess and kInProgress. Else INTERNAL, "ncclReduce on cuda:1: unhandled cuda error: ... (result 1)", with
   // the library's last words.

@@ -107,6 +107,32 @@ TEST_F(StreamOrderTest, SignalsComeBehindTheStreamsThatWereNamedOneAfterTheOther
   EXPECT_EQ(client().done.load(), Value(2));
 }
 
+TEST_F(StreamOrderTest, NullIsTheLegacyDefaultStreamAndTheOneOfEachThreadIsRefused) {
+  StreamOrder& order = Make();
+  const absl::Status refused = order.Use(cu::kStreamPerThread);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "another stream in every thread")) << refused;
+  ASSERT_TRUE(order.Use(nullptr).ok());
+  ASSERT_TRUE(order.by_stream());
+  ASSERT_TRUE(order.Await(word(), Value(1), "wait_unshard").ok());
+  EXPECT_EQ(*Signal(), 1u);
+  usleep(5000);
+  EXPECT_EQ(driver_->StreamQuery(nullptr), cu::kNotReady);
+  EXPECT_EQ(client().done.load(), 0u) << "it is behind the wait";
+  word() = Value(1);
+  EXPECT_TRUE(Drains(nullptr));
+  EXPECT_TRUE(order.Drain(/*release=*/false, kLimit));
+  EXPECT_EQ(client().done.load(), Value(1));
+  // Another stream, and back to it.
+  const cu::Stream other = NewStream();
+  ASSERT_TRUE(order.Use(other).ok());
+  EXPECT_EQ(*Signal(), 2u);
+  ASSERT_TRUE(order.Use(nullptr).ok());
+  EXPECT_EQ(*Signal(), 3u);
+  EXPECT_TRUE(order.Drain(/*release=*/false, kLimit));
+  EXPECT_EQ(client().done.load(), Value(3));
+}
+
 TEST_F(StreamOrderTest, NoMoreWaitsThanTheLimitAreOutstanding) {
   StreamOrder& order = Make();
   const cu::Stream stream = NewStream();
@@ -168,6 +194,7 @@ TEST_F(StreamOrderTest, AWaitThatTakesTooLongIsEndedWhateverIsWrittenMeanwhile) 
   ends = true;
   daemon.join();
   EXPECT_TRUE(order.has_expired());
+  EXPECT_EQ(client().is_void.load(), 1u) << "what the stream signals from now on does not count";
   const absl::Status status = order.expired();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   for (const char* part :
@@ -183,9 +210,36 @@ TEST_F(StreamOrderTest, TheEndOfTheSessionEndsItsWaits) {
   ASSERT_TRUE(order.Use(stream).ok());
   ASSERT_TRUE(order.Await(word(), Value(9), "wait_unshard").ok());
   EXPECT_FALSE(order.Drain(/*release=*/false, absl::Milliseconds(20)));
+  EXPECT_EQ(client().is_void.load(), 0u);
   over_ = true;  // the daemon is dead: nobody else writes
   EXPECT_TRUE(Drains(stream));
   EXPECT_FALSE(order.has_expired());
+  EXPECT_EQ(client().is_void.load(), 1u);
+}
+
+// The daemon reads the signal first, then the word that says that no signal counts.
+TEST_F(StreamOrderTest, ASignalBehindAWaitThatWasGivenUpIsNeverThereWithoutTheWordThatVoidsIt) {
+  StreamOrder& order = Make(absl::Milliseconds(100));
+  const cu::Stream stream = NewStream();
+  ASSERT_TRUE(order.Use(stream).ok());
+  ASSERT_TRUE(order.Await(word(), Value(9), "wait_unshard").ok());
+  ASSERT_EQ(*Signal(), 1u);
+  const absl::Time end = absl::Now() + kLimit;
+  while (client().done.load() != Value(1) && absl::Now() < end) {
+  }
+  EXPECT_EQ(client().is_void.load(), 1u);
+  EXPECT_TRUE(order.has_expired());
+}
+
+TEST_F(StreamOrderTest, ASessionThatEndsWithoutAWaitVoidsNothing) {
+  StreamOrder& order = Make();
+  const cu::Stream stream = NewStream();
+  ASSERT_TRUE(order.Use(stream).ok());
+  ASSERT_TRUE(order.Await(word(), Value(9), "wait_unshard").ok());
+  ASSERT_EQ(*Signal(), 1u);
+  word() = Value(9);
+  EXPECT_TRUE(order.Drain(/*release=*/true, kLimit));
+  EXPECT_EQ(client().is_void.load(), 0u) << "its signals are good to the last";
 }
 
 TEST_F(StreamOrderTest, WhereTheDriverDoesNotTakeThePagesSignalsWaitForTheStream) {

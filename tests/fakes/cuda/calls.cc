@@ -48,6 +48,12 @@ Driver::Call Driver::EnterStream(const char* name, cu::Stream stream) {
   Call call = EnterContext(name);
   if (!call) return call;
   std::lock_guard lock(call.machine->mutex_);
+  if (stream == nullptr || stream == cu::kStreamLegacy) {
+    std::shared_ptr<Stream>& legacy = call.machine->legacy_streams_[call.gpu];
+    if (legacy == nullptr) legacy = call.machine->NewStreamLocked(call.gpu, /*priority=*/0, /*seed=*/0);
+    call.stream = legacy;
+    return call;
+  }
   const auto it = call.machine->streams_.find(stream);
   // Of another context too.
   if (it == call.machine->streams_.end() || it->second->gpu() != call.gpu) {

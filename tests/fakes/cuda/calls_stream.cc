@@ -20,14 +20,8 @@ cu::Result Driver::StreamCreateWithPriority(cu::Stream* stream, unsigned, int pr
   Machine& m = *call.machine;
   std::lock_guard lock(m.mutex_);
   const uintptr_t id = m.next_object_++;
-  Stream::Options options;
-  options.gpu = call.gpu;
-  options.priority = priority;
-  options.delay_seed = m.options_.delay_seed == 0 ? 0 : m.options_.delay_seed * 1000003 + id;
-  options.queue_limit = m.options_.queue_limit;
-  options.lose = [&m, gpu = call.gpu](cu::Result error) { m.LoseGpu(gpu, error); };
   *stream = reinterpret_cast<cu::Stream>(id);
-  m.streams_[*stream] = std::make_shared<Stream>(options);
+  m.streams_[*stream] = m.NewStreamLocked(call.gpu, priority, id);
   return cu::kSuccess;
 }
 cu::Result Driver::StreamDestroy(cu::Stream stream) {

@@ -43,6 +43,8 @@ Machine::~Machine() {
     std::lock_guard lock(mutex_);
     streams.swap(streams_);
     destroyed.swap(destroyed_streams_);
+    for (auto& [gpu, stream] : legacy_streams_) destroyed.push_back(std::move(stream));
+    legacy_streams_.clear();
   }
   for (auto& [handle, stream] : streams) stream->Stop();
   for (auto& stream : destroyed) stream->Stop();
@@ -73,16 +75,31 @@ void Machine::LoseGpu(int gpu, cu::Result error) {
 void Machine::LoseLocked(int gpu, cu::Result error) {
   Gpu& lost = gpus_[static_cast<size_t>(gpu)];
   if (lost.lost == cu::kSuccess) lost.lost = error;
-  for (auto& [handle, stream] : streams_) {
-    if (stream->gpu() == gpu) stream->Stop();
+  for (const auto& stream : StreamsOfLocked(gpu)) stream->Stop();
+}
+
+std::shared_ptr<Stream> Machine::NewStreamLocked(int gpu, int priority, uint64_t seed) {
+  Stream::Options options;
+  options.gpu = gpu;
+  options.priority = priority;
+  options.delay_seed = options_.delay_seed == 0 ? 0 : options_.delay_seed * 1000003 + seed;
+  options.queue_limit = options_.queue_limit;
+  options.lose = [this, gpu](cu::Result error) { LoseGpu(gpu, error); };
+  return std::make_shared<Stream>(options);
+}
+
+std::vector<std::shared_ptr<Stream>> Machine::StreamsOfLocked(int gpu) const {
+  std::vector<std::shared_ptr<Stream>> result;
+  for (const auto& [handle, stream] : streams_) {
+    if (stream->gpu() == gpu) result.push_back(stream);
   }
+  if (const auto it = legacy_streams_.find(gpu); it != legacy_streams_.end()) result.push_back(it->second);
+  return result;
 }
 
 void Machine::HangGpu(int gpu, bool hang) {
   std::lock_guard lock(mutex_);
-  for (auto& [handle, stream] : streams_) {
-    if (stream->gpu() == gpu) stream->Hang(hang);
-  }
+  for (const auto& stream : StreamsOfLocked(gpu)) stream->Hang(hang);
 }
 
 void Machine::HangNextHostCopy(int gpu) {

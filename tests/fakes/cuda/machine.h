@@ -9,8 +9,9 @@
 //
 // Memory is memory.h, streams are stream.h, the kernels of the fat binary kernels.h.
 //
-// What it does not have: a default stream, events with timing, kernels that run at the same time within a GPU. Streams
-// run their work with a thread each, so works of different streams do overlap.
+// What it does not have: streams that wait for the legacy default stream and it for them (here all streams are as those
+// of CU_STREAM_NON_BLOCKING), a default stream per thread, events with timing, kernels that run at the same time within
+// a GPU. Streams run their work with a thread each, so works of different streams do overlap.
 
 #include <condition_variable>
 #include <functional>
@@ -120,6 +121,8 @@ class Machine {
   };
 
   void LoseLocked(int gpu, cu::Result error);
+  std::shared_ptr<Stream> NewStreamLocked(int gpu, int priority, uint64_t seed);
+  std::vector<std::shared_ptr<Stream>> StreamsOfLocked(int gpu) const;
 
   const MachineOptions options_;
   const int pid_;
@@ -135,6 +138,7 @@ class Machine {
   std::vector<Gpu> gpus_;
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::map<cu::Stream, std::shared_ptr<Stream>> streams_;
+  std::map<int, std::shared_ptr<Stream>> legacy_streams_;   // by GPU; the context's own, no object that somebody made
   std::vector<std::shared_ptr<Stream>> destroyed_streams_;  // may still drain
   std::map<cu::Event, std::shared_ptr<Event>> events_;
   std::map<cu::Library, int> libraries_;

@@ -117,6 +117,21 @@ bool Fails(const char* function) {
   return std::string(want) == std::string(function) + ":" + std::to_string(++counts[function]);
 }
 
+int Version() {
+  const char* const told = std::getenv("FAKE_NCCL_VERSION");
+  return told == nullptr ? 22809 : std::atoi(told);
+}
+
+// As the library reads what it is given: the front part that the caller's `size` and `version` say.
+Result CheckConfig(const Config& config) {
+  if (config.magic != Config().magic || config.size < sizeof(Config) || config.version < 22700) return kInvalidArgument;
+  if (config.max_ctas != kUndefined && (config.max_ctas < 1 || config.max_ctas > 64)) return kInvalidArgument;
+  const int policies = kCtaPolicyEfficiency | kCtaPolicyZero;
+  if (config.cta_policy == kUndefined) return kSuccess;
+  if (config.cta_policy < 0 || config.cta_policy > policies) return kInvalidArgument;
+  return config.cta_policy == policies && Version() < kPoliciesTogetherVersion ? kInvalidArgument : kSuccess;
+}
+
 struct Item {
   std::shared_ptr<Clique> clique;
   uint64_t number;
@@ -165,8 +180,7 @@ extern "C" {
 #define FAKE_NCCL __attribute__((visibility("default")))
 
 FAKE_NCCL Result ncclGetVersion(int* version) {
-  const char* const told = std::getenv("FAKE_NCCL_VERSION");
-  *version = told == nullptr ? 22809 : std::atoi(told);
+  *version = Version();
   return kSuccess;
 }
 FAKE_NCCL const char* ncclGetErrorString(Result result) {
@@ -182,9 +196,7 @@ FAKE_NCCL Result ncclGetUniqueId(UniqueId* id) {
 }
 FAKE_NCCL Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int rank, Config* config) {
   if (Fails("CommInitRankConfig")) return kInternalError;
-  if (config->magic != Config().magic || config->size < sizeof(Config) || rank < 0 || rank >= ranks) {
-    return kInvalidArgument;
-  }
+  if (CheckConfig(*config) != kSuccess || rank < 0 || rank >= ranks) return kInvalidArgument;
   // From one thread for all members, one after the other: outside of a group the first would wait for the second.
   if (ThisGroup().depth == 0 || config->blocking != 0) return kInvalidUsage;
   ThisGroup().makes = true;

@@ -23,7 +23,10 @@ static_assert(nccl::kSuccess == ncclSuccess && nccl::kUnhandledCudaError == nccl
 static_assert(nccl::kFloat32 == ncclFloat32 && nccl::kSum == ncclSum);
 static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
 
-// Ours ends where the members of 2.18 do.
+static_assert(nccl::kUndefined == NCCL_CONFIG_UNDEF_INT && nccl::kCtaPolicyEfficiency == NCCL_CTA_POLICY_EFFICIENCY &&
+              nccl::kCtaPolicyZero == NCCL_CTA_POLICY_ZERO);
+
+// Ours ends where the members of 2.27 do.
 static_assert(offsetof(nccl::Config, size) == offsetof(ncclConfig_t, size) &&
               offsetof(nccl::Config, magic) == offsetof(ncclConfig_t, magic) &&
               offsetof(nccl::Config, version) == offsetof(ncclConfig_t, version) &&
@@ -33,6 +36,12 @@ static_assert(offsetof(nccl::Config, size) == offsetof(ncclConfig_t, size) &&
               offsetof(nccl::Config, max_ctas) == offsetof(ncclConfig_t, maxCTAs) &&
               offsetof(nccl::Config, net_name) == offsetof(ncclConfig_t, netName) &&
               offsetof(nccl::Config, split_share) == offsetof(ncclConfig_t, splitShare) &&
+              offsetof(nccl::Config, traffic_class) == offsetof(ncclConfig_t, trafficClass) &&
+              offsetof(nccl::Config, comm_name) == offsetof(ncclConfig_t, commName) &&
+              offsetof(nccl::Config, collnet_enable) == offsetof(ncclConfig_t, collnetEnable) &&
+              offsetof(nccl::Config, cta_policy) == offsetof(ncclConfig_t, CTAPolicy) &&
+              offsetof(nccl::Config, shrink_share) == offsetof(ncclConfig_t, shrinkShare) &&
+              offsetof(nccl::Config, nvls_ctas) == offsetof(ncclConfig_t, nvlsCTAs) &&
               sizeof(nccl::Config) <= sizeof(ncclConfig_t));
 
 // Of equal size where one is the other's pointer, number or struct.
@@ -58,6 +67,8 @@ TEST(NcclAbiTest, IsThatOfTheHeader) {
   EXPECT_EQ(ours.magic, theirs.magic);
   EXPECT_EQ(ours.blocking, theirs.blocking);
   EXPECT_EQ(ours.split_share, theirs.splitShare);
+  EXPECT_EQ(ours.comm_name, theirs.commName);
+  EXPECT_EQ(ours.nvls_ctas, theirs.nvlsCTAs);
 }
 
 }  // namespace

@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 
+#include <atomic>
+#include <tuple>
+
 #include "server/collective/nccl/nccl_communicators.h"
 #include "tests/server/collective/collective_fixture.h"
 
@@ -45,6 +48,8 @@ class NcclCollectiveTest : public testing::Test {
     wrapped_.clear();
     devices_.clear();
     AwaitEnd(made);
+    for (const auto& anew : made_anew_) AwaitEnd(anew);
+    made_anew_.clear();
     slots_.clear();
     gradients_.clear();
     BytesMemory() = std::pmr::new_delete_resource();
@@ -101,6 +106,7 @@ class NcclCollectiveTest : public testing::Test {
   std::vector<std::unique_ptr<Device>> devices_;
   std::vector<std::unique_ptr<WrappedDevice>> wrapped_;
   std::shared_ptr<NcclCommunicator> communicator_;
+  std::vector<std::weak_ptr<NcclCommunicator>> made_anew_;  // let go by the thread that made them, perhaps
   std::unique_ptr<NcclCollective> collective_;
   std::vector<Bytes> slots_, gradients_;
   int group_ = 0;
@@ -152,6 +158,60 @@ TEST_F(NcclCollectiveTest, AMemberThatFailsReleasesTheOthersAndLaterSumsAreCopie
   EXPECT_THAT(collective_->Describe(), HasSubstr("all by copies from now on"));
 }
 
+// The sums until then are copies, the ones after it NCCL's again.
+TEST_F(NcclCollectiveTest, ACommunicatorThatIsBrokenIsMadeAnewForTheRequestsAfterThat) {
+  Start(Plan(/*even=*/true));
+  std::atomic<int> made = 0;
+  collective_ = std::make_unique<NcclCollective>(
+      std::vector<Device*>{wrapped_[0].get(), wrapped_[1].get(), wrapped_[2].get()}, communicator_,
+      [&]() -> absl::StatusOr<std::shared_ptr<Communicator>> {
+        ++made;
+        auto communicator = NcclCommunicator::Create(library_, gpus_.driver(), {0, 1, 2});
+        if (communicator.ok()) made_anew_.push_back(*communicator);
+        return communicator;
+      });
+  wrapped_[1]->FailWith(absl::UnavailableError("no work today"));
+  EXPECT_FALSE(Reduce().ok());
+  wrapped_[1]->FailWith(absl::OkStatus());
+  EXPECT_EQ(made, 0) << "nobody has asked for more yet";
+  EXPECT_THAT(collective_->Describe(), HasSubstr("all by copies until it is made anew: "));
+  const size_t before = Sums(0).size();
+  ASSERT_TRUE(Reduce().ok());
+  ExpectSums();
+  EXPECT_EQ(Sums(0).size(), before) << "by copies";
+  for (int i = 0; i < 10000 && collective_->Describe().find("made anew 1 time(s)") == std::string::npos; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_THAT(collective_->Describe(), HasSubstr("aborted and made anew 1 time(s), last because nccl 2.28.9 over"));
+  EXPECT_THAT(collective_->Describe(), HasSubstr("no work today"));
+  ASSERT_TRUE(Reduce().ok());
+  ExpectSums();
+  EXPECT_EQ(Sums(0).size(), before + 1) << "by the new one";
+  EXPECT_EQ(made, 1);
+}
+
+TEST_F(NcclCollectiveTest, OneThatCannotBeMadeAnewIsNotTriedAgainAndStatusSaysWhy) {
+  Start(Plan(/*even=*/true));
+  std::atomic<int> tried = 0;
+  collective_ =
+      std::make_unique<NcclCollective>(std::vector<Device*>{wrapped_[0].get(), wrapped_[1].get(), wrapped_[2].get()},
+                                       communicator_, [&]() -> absl::StatusOr<std::shared_ptr<Communicator>> {
+                                         ++tried;
+                                         return absl::InternalError("no communicators left");
+                                       });
+  communicator_->Break(absl::UnavailableError("enough"));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Reduce().ok());
+    ExpectSums();
+    for (int k = 0; k < 10000 && collective_->Describe().find("from now on") == std::string::npos; ++k) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  EXPECT_EQ(tried, 1);
+  EXPECT_THAT(collective_->Describe(), HasSubstr("all by copies from now on: "));
+  EXPECT_THAT(collective_->Describe(), HasSubstr("enough; it cannot be made anew: no communicators left"));
+}
+
 TEST_F(NcclCollectiveTest, AGpuThatIsLostEndsTheSumOnAllAndNothingHangs) {
   Start(Plan(/*even=*/true));
   gpus_.machine().LoseGpu(1, cu::kEccUncorrectable);
@@ -174,6 +234,39 @@ TEST_F(NcclCollectiveTest, ACallThatTheLibraryRefusesIsAnErrorWithItsWords) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()), HasSubstr("ncclReduceScatter cuda:"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("unhandled cuda error (result 1): no last words"));
+}
+
+// None where copy engines do, else few; a library of before 2.31 refuses both at once.
+TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByThePoliciesThatTheLibraryHas) {
+  static std::vector<nccl::Config> configs;
+  nccl::Table table = fake_nccl::Table();
+  table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
+    configs.push_back(*config);
+    return fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
+  };
+  for (const auto& [version, policy, text] : std::vector<std::tuple<int, int, const char*>>{
+           {22800, 2, "policy zero"}, {23007, 2, "policy zero"}, {23100, 3, "policy zero and efficiency"}}) {
+    configs.clear();
+    setenv("FAKE_NCCL_VERSION", absl::StrCat(version).c_str(), 1);
+    NcclCommunicator::Options options;
+    options.max_ctas = 5;
+    auto made = NcclCommunicator::Create(NcclLibrary(table, version), gpus_.driver(), {0, 1}, options);
+    unsetenv("FAKE_NCCL_VERSION");
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_THAT((*made)->details(), HasSubstr(text));
+    EXPECT_THAT((*made)->details(), HasSubstr("at most 5 CTAs"));
+    ASSERT_EQ(configs.size(), 2u);
+    for (const nccl::Config& config : configs) {
+      EXPECT_EQ(config.cta_policy, policy);
+      EXPECT_EQ(config.max_ctas, 5);
+      EXPECT_EQ(config.blocking, 0);
+    }
+  }
+  // What a library does not take is an error with its words, and no communicator.
+  setenv("FAKE_NCCL_VERSION", "23007", 1);
+  const absl::Status refused = NcclCommunicator::Create(NcclLibrary(table, 23100), gpus_.driver(), {0, 1}).status();
+  unsetenv("FAKE_NCCL_VERSION");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
 }
 
 TEST_F(NcclCollectiveTest, CommunicatorsAreMadeOncePerNumberOfRanksAndSayWhyNot) {

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "server/collective/local/local_collective.h"
 #include "server/job/job_core.h"
 #include "tests/common/plan/spec_builder.h"
@@ -71,6 +72,25 @@ class HeldDevice final : public Device {
     absl::MutexLock lock(&mutex_);
     return !kept_.empty();
   }
+  // The first of what is held, to its end; nothing where nothing is.
+  void RunFirst() {
+    DeviceWork work;
+    StreamId stream;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (kept_.empty()) return;
+      work = std::move(kept_.front());
+      kept_.erase(kept_.begin());
+      stream = stream_;
+    }
+    absl::Notification ended;
+    work.done = [done = std::move(work.done), &ended](absl::Status status) {
+      done(std::move(status));
+      ended.Notify();
+    };
+    device_->Submit(stream, std::move(work));
+    EXPECT_TRUE(ended.WaitForNotificationWithTimeout(kPatience));
+  }
 
  private:
   const std::unique_ptr<Device> device_;
@@ -114,8 +134,11 @@ T* SlabAt(const JobSlab* slab, int64_t offset_bytes) {
 class JobCoreTest : public ::testing::Test {
  protected:
   JobCoreTest() : JobCoreTest(SgdJob()) {}
-  // `copies_off_loop`: as where slabs are a device's, by a copier.
-  explicit JobCoreTest(const SpecBuilder& builder_in, bool copies_off_loop = false) {
+  // `copies_off_loop`: as where slabs are a device's, by a copier: `shared_copier`, which another job has too, or one
+  // of its own. `place`: where slabs are, if not on the host; this thread writes and reads them all the same.
+  explicit JobCoreTest(const SpecBuilder& builder_in, bool copies_off_loop = false, CoreLoop* shared_copier = nullptr,
+                       SlabPlace place = {})
+      : place_(std::move(place)) {
     SpecBuilder builder = builder_in;
     plan_ = std::make_shared<const ShardPlan>(builder.Plan());
     JobCore::Init init;
@@ -124,7 +147,7 @@ class JobCoreTest : public ::testing::Test {
     init.spec = builder.spec();
     init.plan = plan_;
     const std::string directory = folder_.path() + "/job";
-    auto memory = JobMemory::Create(*plan_, "job", folder_.path(), directory);
+    auto memory = JobMemory::Create(*plan_, "job", folder_.path(), directory, /*reserved_bytes=*/0, place_);
     auto journal = Journal::Create(folder_.path() + "/journal", plan_->memory.journal_bytes / 2);
     EXPECT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
     init.memory = *std::move(memory);
@@ -137,7 +160,7 @@ class JobCoreTest : public ::testing::Test {
     init.collective = std::make_unique<LocalCollective>(init.devices);
     init.loop = &loop_;
     init.reaper = &reaper_;
-    init.copier = copies_off_loop ? &copier_ : nullptr;
+    init.copier = !copies_off_loop ? nullptr : shared_copier != nullptr ? shared_copier : &copier_;
     init.events = &events_;
     OnLoop([&] { job_ = std::make_shared<JobCore>(std::move(init)); });
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -182,7 +205,7 @@ class JobCoreTest : public ::testing::Test {
   }
 
   void Attach(int rank) {
-    auto session = Session::Create(plan_, ++sessions_made_, rank, epoch());
+    auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     ASSERT_TRUE(session.ok()) << session.status();
     streams_[rank] = std::make_shared<Events>();
     OnLoop([&] {
@@ -256,6 +279,7 @@ class JobCoreTest : public ::testing::Test {
   float value() { return *SlabAt<float>(job_->memory().shards(), 0); }
 
   static constexpr int kRanks = 2;
+  const SlabPlace place_;
   testing::TempDir folder_;
   EventLog events_;
   std::shared_ptr<const ShardPlan> plan_;

@@ -1,0 +1,70 @@
+// Fills of the unsharded pool that are under way when what they bring is made anew.
+
+#include "tests/server/job/gradients_fixture.h"
+
+namespace shardd {
+namespace {
+
+class PoolFillTest : public GradientsTest {
+ protected:
+  PoolFillTest() : GradientsTest(Pooled()) {}
+  static SpecBuilder Pooled() {
+    SpecBuilder builder = TwoGroups();
+    builder.config().set_trainers_never_write(true);
+    builder.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+    return builder;
+  }
+  void SendAll(const v1::Command& command) {
+    for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  }
+  // The next version, by full parameters that are written back.
+  void CommitWriteback() {
+    const uint64_t before = Version();
+    v1::Command command;
+    command.mutable_enter_full_params()->set_writeback(true);
+    SendAll(command);
+    command.mutable_commit_parameters();
+    SendAll(command);
+    ASSERT_TRUE(Until([&] { return job_->version() == before + 1; })) << Error();
+    command.mutable_leave_full_params();
+    SendAll(command);
+  }
+  uint64_t Version() {
+    uint64_t version = 0;
+    OnLoop([&] { version = job_->version(); });
+    return version;
+  }
+  // How many of the rank's unshards of the group are there.
+  uint64_t Unsharded(int rank, int group) {
+    uint64_t result = 0;
+    const auto read = [&] {
+      const DaemonPageView page(job_->session(rank)->memory()->daemon_page->data(),
+                                static_cast<int64_t>(plan_->gradient_slots.size()),
+                                static_cast<int64_t>(plan_->groups.size()));
+      result = TimelineSequence(page.group(group).unsharded.load());
+    };
+    loop_.InLoop() ? read() : OnLoop(read);
+    return result;
+  }
+  void HoldFills() {
+    for (const auto& device : devices_) device->Hold(StreamId::kUnshard);
+  }
+};
+
+TEST_F(PoolFillTest, OneThatWasInvalidatedLetsNobodyReadTheSlotThatIsFilledInItsPlace) {
+  HoldFills();
+  Unshard(0, kA, v1::PHASE_FORWARD);
+  ASSERT_TRUE(Until([&] { return devices_[0]->Waiting() || devices_[1]->Waiting(); }));
+  Reshard(0, kA);  // it has not waited for it
+  ASSERT_NO_FATAL_FAILURE(CommitWriteback());
+  Unshard(0, kA, v1::PHASE_FORWARD);  // of the new version: into another slot, as the first is being written
+  EXPECT_EQ(Unsharded(0, kA), 0u);
+  for (const auto& device : devices_) device->RunFirst();
+  EXPECT_LT(Unsharded(0, kA), 2u) << "the old version has come, and to another slot";
+  Release();
+  EXPECT_TRUE(Until([&] { return Unsharded(0, kA) == 2; }));
+  EXPECT_TRUE(Alive()) << Error();
+}
+
+}  // namespace
+}  // namespace shardd
