@@ -52,9 +52,7 @@ struct AllGatherRequest {
   const ShardPlan* plan = nullptr;
   int group = 0;
   const char* shards = nullptr;  // start of slab "shards"
-  // Start of slab "parameters", where flat parameters that lie in it are copied from; null: the plan has none there.
-  const char* parameters = nullptr;
-  char* destination = nullptr;  // start of an unsharded-pool slot; receives the group's image in unsharded_dtype
+  char* destination = nullptr;   // start of an unsharded-pool slot; receives the group's image in unsharded_dtype
   // The rank whose device does all of it: where the slot is memory of that device, others' would have to write there,
   // and its own reads theirs as fast. -1: spread over all devices.
   int reader = -1;
@@ -62,6 +60,8 @@ struct AllGatherRequest {
   // `parameters`.
   std::vector<int64_t> boundaries;
   std::string label;
+  // Start of slab "parameters", where flat parameters that lie in it are copied from; null: the plan has none there.
+  const char* parameters = nullptr;
 };
 
 // Thread-safe. `done` runs once, on a thread of a device, with the first error.

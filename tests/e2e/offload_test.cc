@@ -1,8 +1,10 @@
-// Jobs on GPUs whose shards, gradients and optimizer state are in host memory (JobConfig.offload), as processes with
-// the fake driver of their own: it makes a copy from or to memory that is not registered a synchronous one and refuses
-// kernels that touch it, as the real one does.
+// Jobs on GPUs whose shards, gradients and optimizer state are in host memory (JobConfig.offload): daemon and trainers
+// as processes, each with the fake driver of its own, every operation of the daemon's streams late by a seed.
 
 #include <signal.h>
+
+#include <cstdlib>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -203,6 +205,101 @@ TEST_F(Offloaded, WhatIsNotServedIsRefusedByNameAndTheNextJobIsServed) {
   EXPECT_TRUE(absl::StrContains(report.message, "shards that trainers write are not served on GPUs")) << report.message;
   ExpectNothingLeaks(before);
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"offload", "HOST"}, {"steps", "2"}}));
+}
+
+// Ranks that run groups in different orders: what the stuck ones have is added before its turn, on top of copies.
+TEST_F(Offloaded, SumsThatAreAddedOutOfTurnAreTheSame) {
+  StartOnGpus(2);
+  const Args args = {{"device_memory", "1"}, {"offload", "HOST"}, {"steps", "12"}, {"micro", "2"}};
+  ExpectParity(args,
+               RunRanks(args, {{0, {{"order", "head,mid,embed,root"}}}, {1, {{"order", "root,embed,mid,head"}}}}));
+}
+
+TEST_F(Offloaded, AGpuThatIsLostEndsItsJobsAndTheDaemonGoesOn) {
+  const std::string file = File("lose");
+  std::ofstream(file).flush();
+  StartOnGpus(1, 2, {"FAKE_CUDA_LOSE_FILE=" + file});
+  const Args args = {
+      {"device_memory", "1"}, {"offload", "HOST"}, {"steps", "1000000"}, {"recover", "1"}, {"timeout_ms", "20000"}};
+  Child first = StartRank(0, args);
+  Child second = StartRank(1, args);
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 3; }));
+  std::ofstream(file) << "0 214\n" << std::flush;
+  EXPECT_EQ(first.Wait(), 0);
+  EXPECT_EQ(second.Wait(), 0);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(Report(args, rank).code, static_cast<int>(Code::kNotFound)) << Report(args, rank).message;
+    EXPECT_TRUE(absl::StrContains(Report(args, rank).message, "CUDA_ERROR_ECC_UNCORRECTABLE"))
+        << Report(args, rank).message;
+  }
+  EXPECT_TRUE(DaemonAlive());
+}
+
+TEST_F(Offloaded, ADaemonThatIsToldToEndInTheMiddleOfStepsEnds) {
+  StartOnGpus(2, 4);
+  const Args args = {{"device_memory", "1"},
+                     {"offload", "HOST"},
+                     {"steps", "1000000"},
+                     {"filler", "3000000"},
+                     {"timeout_ms", "20000"}};
+  Child first = StartRank(0, args);
+  Child second = StartRank(1, args);
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 3; }));
+  EXPECT_EQ(StopDaemon(), 0);
+  EXPECT_EQ(first.Wait(), 0);
+  EXPECT_EQ(second.Wait(), 0);
+  EXPECT_NE(Report(args, 0).code, 0);
+}
+
+// Trainers that never wait for their GPU: their streams wait for copies from the host, and for sums that are there.
+class OffloadedByStream : public Offloaded {
+ protected:
+  void Start(int gpus) {
+    StartOnGpus(gpus);
+    RanksFind(testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=11"}));
+  }
+  const Args args_ = {{"model", "stream"}, {"device_memory", "1"}, {"offload", "HOST"}};
+};
+
+TEST_F(OffloadedByStream, TrainersOnTwoStreamsTrainAsTheUnshardedRun) {
+  Start(2);
+  const Args args = args_.With(
+      {{"forward_prefetch", "1"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"streams", "2"}, {"micro", "2"}});
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectParity(args, reports);
+  EXPECT_EQ(reports[0].Note("ordered"), "ordered 1");
+}
+
+// What looks is a function of the host's in the stream, so it may follow the pointers.
+TEST_F(OffloadedByStream, BehindWaitGradientsTheHostHasTheSumThatTheStepTakes) {
+  Start(1);
+  const Args args = args_.With({{"max_norm", "0.1"}, {"look", "1"}, {"steps", "20"}, {"micro", "2"}});
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectParity(args, reports);
+  for (const TrainerReport& report : reports) {
+    const std::string note = report.Note("looked ");
+    ASSERT_FALSE(note.empty());
+    EXPECT_LT(std::atof(note.c_str() + 7), 1e-5);
+  }
+}
+
+TEST_F(OffloadedByStream, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingHadBeen) {
+  Start(2);
+  const Args args = args_.With({{"steps", "8"}, {"recover", "1"}});
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  for (const char* moment : {"read_mid@3", "submitted_head@4", "step_sent@5"}) {
+    Child survivor = StartRank(0, args);
+    Child victim = StartRank(1, args.With({{"kill", moment}}));
+    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+    Child replacement = StartRank(1, args);
+    EXPECT_EQ(replacement.Wait(), 0) << moment;
+    EXPECT_EQ(survivor.Wait(), 0) << moment;
+    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+    ExpectAllOk(reports);
+    ExpectSame(reports, want);
+    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+  }
 }
 
 }  // namespace

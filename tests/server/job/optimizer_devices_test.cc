@@ -69,7 +69,7 @@ TEST(SplitOps, PartsDoWhatTheWholeDoesToTheBitAndAreAboutEqual) {
       RunAll(split[i]);
       int64_t extent = 0;
       for (const DeviceOp& op : split[i]) extent += OpExtent(op);
-      if (parts > 1) EXPECT_LE(extent, kNumel / parts + 2 * 4096) << "part " << i << " of " << parts;
+      EXPECT_LE(extent, kNumel / parts + 2 * 4096) << "part " << i << " of " << parts;
       total += extent;
     }
     EXPECT_EQ(total, kNumel);
