@@ -294,10 +294,9 @@ void JobCore::SubmitReduction(Reduction reduction) {
 }
 
 void JobCore::OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered) {
-  const int slot = plan_->groups[group].gradient_slot;
   for (size_t i = 0; i < ranks.size(); ++i) {
     trace_.Reduced(ranks[i], group, committed_step_ + 1);
-    ReleaseSlot(ranks[i], slot, stream_ordered[i]);
+    ReleaseSlot(ranks[i], plan_->groups[group].gradient_slot, stream_ordered[i]);
   }
 }
 
