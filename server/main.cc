@@ -42,6 +42,10 @@ ABSL_FLAG(
     std::string, collective, "local",
     "who adds gradients of ranks on GPUs: local (copies and a kernel of the daemon's) or nccl (where every rank has "
     "a GPU of its own and gradients are fp32; else local, and status says why)");
+ABSL_FLAG(
+    int, offload_threads, 0,
+    "threads that update what jobs on GPUs keep in host memory (JobConfig.offload), of all jobs together; 0: half "
+    "of the CPUs, 16 at most");
 ABSL_FLAG(std::string, nccl_library, shardd::NcclLibrary::kDefault, "NCCL, 2.28 or later: a name or a path");
 ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
@@ -64,6 +68,15 @@ std::string DefaultStateDir() { return absl::StrCat("/dev/shm/shardd-", geteuid(
 void Notify(absl::string_view state) {
   if (absl::GetFlag(FLAGS_embedded)) return;
   if (const absl::Status status = NotifyServiceManager(state); !status.ok()) LogWarning(status.message());
+}
+
+absl::StatusOr<int> OffloadThreads(int asked) {
+  constexpr int kMost = 256;
+  if (asked < 0 || asked > kMost) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--offload_threads: out of range (got ", asked, ", want 0 to ", kMost, ")"));
+  }
+  return asked > 0 ? asked : std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 16);
 }
 
 // What --collective asks for; null: local.
@@ -121,6 +134,7 @@ absl::Status Run() {
   options.embedded = absl::GetFlag(FLAGS_embedded);
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
+  SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
   options.gpus = std::move(made.gpus);
   options.device_warnings = std::move(made.warnings);
   if (communicators != nullptr) {

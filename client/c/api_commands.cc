@@ -42,7 +42,7 @@ absl::Status EnterFullParams(shardd_job* job, const shardd_full_params_options* 
   if (given->group != -1) {
     SHARDD_RETURN_IF_ERROR(CheckGroup("enter_full_params", job, given->group));
   }
-  if (given->offload_to_cpu != 0 && job->impl->device_ordinal() >= 0) {
+  if (given->offload_to_cpu != 0 && job->impl->device_ordinal() >= 0 && !job->impl->offloaded()) {
     return absl::UnimplementedError(absl::StrCat(
         "enter_full_params: offload_to_cpu is not served where the job lies on a GPU (device=", job->impl->device(),
         "); copy from the pointers that are given"));

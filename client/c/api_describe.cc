@@ -29,6 +29,7 @@ absl::Status JobInfo(const shardd_job* job, shardd_job_info* info) {
   value.address = impl.address().c_str();
   value.cuda_device = impl.device_ordinal();
   value.stream_ordered = impl.stream_ordered() ? 1 : 0;
+  value.offloaded = impl.offloaded() ? 1 : 0;
   Fill(info, value);
   return absl::OkStatus();
 }

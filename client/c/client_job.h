@@ -83,6 +83,8 @@ class ClientJob {
   const std::string& device() const { return device_; }
   // The GPU that pointers are of, as this process numbers them; -1: of the host.
   int device_ordinal() const { return session_ == nullptr ? -1 : session_->device_ordinal(); }
+  // On GPUs, and the host has its state.
+  bool offloaded() const { return device_ordinal() >= 0 && plan_.config.offload() == v1::OFFLOAD_HOST; }
   const std::string& address() const { return target_.address; }
   uint64_t expected_version() const { return expected_version_; }
   // Both look at the version word first.

@@ -112,14 +112,13 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
                                 /*writable=*/on_device(),
                                 &daemon_slab_));  // DaemonPage says why
   memory_ = SessionMemoryView(session_slab_.data(), layout.ring_offset_bytes, layout.masks_offset_bytes);
-  if (on_device()) {
-    bases_ = {device_.at(kFdShards), device_.at(kFdParameters), device_.at(kFdPool), device_.at(kFdGradients),
-              device_.at(kFdGradientSlots)};
-  } else {
-    SHARDD_RETURN_IF_ERROR(MapOnHost(fds, plan));
-    bases_ = {shards_.At<const char>(0), parameters_.At<const char>(0), pool_.At<const char>(0), gradients_.At<char>(0),
-              memory_.At<char>(layout.slots_offset_bytes)};
-  }
+  SHARDD_RETURN_IF_ERROR(MapOnHost(fds, plan));
+  const auto base = [this](SessionFd which, const MappedSlab& host) {
+    return device_.has(which) ? device_.at(which) : host.At<char>(0);
+  };
+  bases_ = {base(kFdShards, shards_), base(kFdParameters, parameters_), base(kFdPool, pool_),
+            base(kFdGradients, gradients_),
+            on_device() ? device_.at(kFdGradientSlots) : memory_.At<char>(layout.slots_offset_bytes)};
   trace_ring_ = memory_.At<TraceRecord>(layout.trace_offset_bytes);
   daemon_page_ = ReadOnlyDaemonPageView(daemon_slab_.data(), static_cast<int64_t>(plan.gradient_slots.size()),
                                         static_cast<int64_t>(plan.groups.size()));
@@ -134,25 +133,28 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
 
 absl::Status ClientSession::MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan) {
   const bool trainers_write = !plan.config.trainers_never_write();
-  SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write,
-                                &shards_, /*keep_descriptor=*/true));
-  if (trainers_write && !shards_.SetWritable(false)) {
-    return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
+  if (!device_.has(kFdShards)) {
+    SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write,
+                                  &shards_, /*keep_descriptor=*/true));
+    if (trainers_write && !shards_.SetWritable(false)) {
+      return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
+    }
   }
-  if (plan.memory.optimizer_bytes > 0) {
+  if (plan.memory.optimizer_bytes > 0 && !device_.has(kFdOptimizer)) {
     optimizer_fd_ = std::move(fds[kFdOptimizer]);
     optimizer_bytes_ = plan.memory.optimizer_bytes;
     optimizer_writable_ = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   }
-  if (plan.memory.parameters_bytes > 0) {
+  // Of a GPU's rank, where they are the host's, it is the daemon that reads them.
+  if (plan.memory.parameters_bytes > 0 && !on_device()) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdParameters, "the cast parameters", plan.memory.parameters_bytes,
                                   /*writable=*/false, &parameters_, /*keep_descriptor=*/true));
   }
-  if (plan.memory.unsharded_pool_bytes > 0) {
+  if (plan.memory.unsharded_pool_bytes > 0 && !device_.has(kFdPool)) {
     SHARDD_RETURN_IF_ERROR(
         MapOne(fds, kFdPool, "the unsharded pool", plan.memory.unsharded_pool_bytes, /*writable=*/false, &pool_));
   }
-  if (plan.memory.gradients_bytes > 0) {
+  if (plan.memory.gradients_bytes > 0 && !device_.has(kFdGradients)) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdGradients, "the gradient shards", plan.memory.gradients_bytes,
                                   /*writable=*/true, &gradients_));
   }
@@ -174,7 +176,7 @@ bool ClientSession::WindowCovers(const void* address) const {
 }
 
 char* ClientSession::optimizer() {
-  if (on_device()) {
+  if (device_.has(kFdOptimizer)) {
     return device_.at(kFdOptimizer);
   }
   if (optimizer_fd_.valid()) {

@@ -64,7 +64,8 @@ class ClientSession {
   const std::string& token() const { return token_; }
   const ReadOnlyDaemonPageView& daemon_page() const { return daemon_page_; }
   const SessionMemoryView& memory() const { return memory_; }
-  // All pointers below are of the host, or, where on_device() is there, of that GPU.
+  // All pointers below are of the host, or, where on_device() is there, of that GPU; but with offload the host's are
+  // shards, gradients and optimizer.
   const char* shards() const { return bases_.shards; }
   const char* parameters() const { return bases_.parameters; }  // nullptr: none
   const char* pool() const { return bases_.pool; }              // nullptr: none

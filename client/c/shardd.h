@@ -113,6 +113,8 @@ typedef struct shardd_job_info {
   /* 1: order is by the stream of shardd_set_cuda_stream. 0: by the host; also where that was called and the driver has
    * not what it takes: then the library waits for the stream. */
   int32_t stream_ordered;
+  /* 1: the job is on GPUs and its state is offloaded to the host (JobConfig.offload; see "Memory of GPUs"). */
+  int32_t offloaded;
 } shardd_job_info;
 SHARDD_API shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_info* info);
 
@@ -128,6 +130,10 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * is launched afterwards; and before shardd_reshard, shardd_submit_gradients, shardd_backward_done, shardd_step,
  * shardd_abandon_backward, shardd_enter_full_params, shardd_leave_full_params and shardd_reattach the program has
  * synchronised its streams with all that reads or writes what the call gives back.
+ * With JobConfig.offload OFFLOAD_HOST what is offloaded is the host's: shardd_stored_parameter_data, gradient shards,
+ * optimizer state, full parameters and full gradients are pointers of the host, which its threads may follow when the
+ * calls that promise them have returned, and the stream below has been synchronised; no GPU of this process reaches
+ * them. shardd_parameter_data and shardd_gradient_data are the GPU's as ever.
  * The process must see the GPUs of all ranks of the job. Not there are jobs whose trainers write (trainersNeverWrite
  * false: UNIMPLEMENTED by attach), shardd_watch_writes and shardd_full_params_options.offload_to_cpu. A GPU that is
  * lost takes its jobs with it: NOT_FOUND, with the driver's words. */
@@ -423,7 +429,8 @@ typedef struct shardd_full_params_options {
   int32_t recurse;        /* 1: and to modules beneath it. 0 without a group is refused */
   int32_t writeback;      /* shardd_write_parameter is allowed, shardd_commit_parameters has to follow on all ranks */
   int32_t rank0_only;     /* only rank 0 is given anything, and writes; what it wrote is everybody's after the commit */
-  int32_t offload_to_cpu; /* given in host memory: on a CPU device it is anyway; on a GPU UNIMPLEMENTED */
+  int32_t offload_to_cpu; /* given in host memory: on a CPU device it is anyway; on a GPU UNIMPLEMENTED,
+                           * unless the job is offloaded */
   int32_t with_grads;     /* gradients too, as reduced so far; with writeback they may be written */
 } shardd_full_params_options;
 SHARDD_API shardd_status* shardd_enter_full_params_with(shardd_job* job, const shardd_full_params_options* options);

@@ -96,12 +96,14 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
                                    {"post_forward", placed.post_forward_bytes}};
   root["layout"] = Word(v1::Layout_Name(plan.config.layout()), sizeof("LAYOUT_") - 1);
   root["unshard_mode"] = Word(v1::UnshardMode_Name(plan.config.unshard_mode()), sizeof("UNSHARD_MODE_") - 1);
+  root["offload"] = Word(v1::Offload_Name(plan.config.offload()), sizeof("OFFLOAD_") - 1);
   root["digest"] = absl::BytesToHexString(plan.digest);
   root["bytes"] = {{"shards", plan.memory.shards_bytes},
                    {"parameters", plan.memory.parameters_bytes},
                    {"gradients", plan.memory.gradients_bytes},
                    {"optimizer", plan.memory.optimizer_bytes},
                    {"unsharded_pool", plan.memory.unsharded_pool_bytes},
+                   {"gradient_staging", plan.memory.gradient_staging_bytes},
                    {"kept_copy", plan.memory.kept_bytes},
                    {"journal", plan.memory.journal_bytes},
                    {"session_per_rank", plan.memory.session_bytes},

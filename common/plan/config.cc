@@ -35,6 +35,7 @@ absl::Status CheckEnums(const v1::JobConfig& config) {
   SHARDD_RETURN_IF_ERROR(CheckEnum("strategy", config.strategy(), v1::Strategy_IsValid));
   SHARDD_RETURN_IF_ERROR(CheckEnum("layout", config.layout(), v1::Layout_IsValid));
   SHARDD_RETURN_IF_ERROR(CheckEnum("unshard_mode", config.unshard_mode(), v1::UnshardMode_IsValid));
+  SHARDD_RETURN_IF_ERROR(CheckEnum("offload", config.offload(), v1::Offload_IsValid));
   SHARDD_RETURN_IF_ERROR(CheckEnum("backward_prefetch", config.backward_prefetch(), v1::BackwardPrefetch_IsValid));
   return CheckEnum("optimizer.kind", config.optimizer().kind(), v1::OptimizerKind_IsValid);
 }
@@ -158,8 +159,16 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   if (filled.layout() == v1::LAYOUT_UNSPECIFIED) {
     filled.set_layout(v1::LAYOUT_FLAT);
   }
+  if (filled.offload() == v1::OFFLOAD_UNSPECIFIED) {
+    filled.set_offload(v1::OFFLOAD_NONE);
+  }
+  const bool offloaded = filled.offload() == v1::OFFLOAD_HOST;
   if (filled.unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
-    filled.set_unshard_mode(v1::UNSHARD_MODE_ZERO_COPY);
+    filled.set_unshard_mode(offloaded ? v1::UNSHARD_MODE_POOLED : v1::UNSHARD_MODE_ZERO_COPY);
+  }
+  if (offloaded && filled.unshard_mode() != v1::UNSHARD_MODE_POOLED) {
+    return ConfigError("offload", "OFFLOAD_HOST gathers parameters into the unsharded pool (got unshard_mode ",
+                       v1::UnshardMode_Name(filled.unshard_mode()), ", want UNSHARD_MODE_POOLED or none)");
   }
   const bool is_pooled = filled.unshard_mode() == v1::UNSHARD_MODE_POOLED;
   const int most_pools = is_pooled ? world_size : 0;

@@ -15,6 +15,8 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kFp32Bytes = 4;
 constexpr int64_t kSmallSlotsBytes = int64_t{1} << 20;  // gradient slots of small groups at one depth of nesting
 constexpr int64_t kMaxPoolBytes = int64_t{1} << 56;
+// A copy of so much takes a millisecond, against which the kernels and calls around it are nothing.
+constexpr int64_t kMaxStagingBytes = int64_t{32} << 20;
 
 // Takes a place in a slab, slot or image.
 int64_t Take(int64_t& end_bytes, int64_t size_bytes) {
@@ -25,6 +27,8 @@ int64_t Take(int64_t& end_bytes, int64_t size_bytes) {
 
 void LayOutSlabs(ShardPlan& plan) {
   const bool is_pooled = plan.config.unshard_mode() == v1::UNSHARD_MODE_POOLED;
+  // What leaves host memory is cast there, once for each version: fewer bytes to copy, and no GPU reads the others.
+  const bool is_cast_at_commit = !is_pooled || plan.config.offload() == v1::OFFLOAD_HOST;
   for (FlatParamPlan& flat : plan.flat_params) {
     GroupPlan& group = plan.groups[flat.group];
     const int64_t unsharded_bytes = flat.padded_numel * DTypeSizeBytes(flat.unsharded_dtype);
@@ -32,7 +36,8 @@ void LayOutSlabs(ShardPlan& plan) {
     const int64_t image_offset_bytes = Take(group.unsharded_bytes, unsharded_bytes);
     if (is_pooled) {
       flat.pool_offset_bytes = image_offset_bytes;
-    } else if (flat.unsharded_dtype != flat.dtype) {
+    }
+    if (is_cast_at_commit && flat.unsharded_dtype != flat.dtype) {
       flat.params_offset_bytes = Take(plan.memory.parameters_bytes, unsharded_bytes);
     }
     if (!flat.requires_grad) {
@@ -173,6 +178,21 @@ absl::Status SizePool(ShardPlan& plan) {
   return absl::OkStatus();
 }
 
+// OFFLOAD_HOST: where sums are made before they are copied.
+void SizeStaging(ShardPlan& plan) {
+  if (plan.config.offload() != v1::OFFLOAD_HOST) {
+    return;
+  }
+  for (const FlatParamPlan& flat : plan.flat_params) {
+    plan.staging_bytes =
+        std::max(plan.staging_bytes, flat.requires_grad ? RoundUp(flat.padded_numel * kFp32Bytes, kPageBytes) : 0);
+  }
+  plan.staging_bytes = std::min(plan.staging_bytes, kMaxStagingBytes);
+  const auto pools = static_cast<int64_t>(plan.pools.size());
+  plan.staging_stride_bytes = pools > 1 ? RoundUp(plan.staging_bytes, kPoolAlignmentBytes) : plan.staging_bytes;
+  plan.memory.gradient_staging_bytes = pools * plan.staging_stride_bytes;
+}
+
 }  // namespace
 
 absl::Status LayOutMemory(ShardPlan& plan) {
@@ -180,6 +200,7 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   CopyForReplicas(plan);
   AssignGradientSlots(plan);
   SHARDD_RETURN_IF_ERROR(SizePool(plan));
+  SizeStaging(plan);
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
   if (!plan.config.trainers_never_write()) {
@@ -235,8 +256,8 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
 }
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {
-  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes + kept_bytes +
-         journal_bytes + world_size * session_bytes;
+  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes +
+         gradient_staging_bytes + kept_bytes + journal_bytes + world_size * session_bytes;
 }
 
 }  // namespace shardd

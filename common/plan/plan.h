@@ -62,6 +62,7 @@ struct FlatParamPlan {
   // Byte offsets within slabs; -1 where there is none.
   int64_t shards_offset_bytes = -1;     // slab "shards", elements of `dtype`
   int64_t params_offset_bytes = -1;     // slab "parameters", elements of `unsharded_dtype`; -1: unsharded from shards
+                                        // (POOLED: with OFFLOAD_HOST alone)
   int64_t gradients_offset_bytes = -1;  // slab "gradients", fp32; -1: frozen
   int64_t optimizer_offset_bytes = -1;  // slab "optimizer": state k at this + k * StateStrideBytes(), fp32
   int64_t slot_offset_bytes = -1;       // within the group's gradient slot, elements of `unsharded_dtype`
@@ -109,10 +110,11 @@ struct MemoryPlan {
   int64_t gradients_bytes = 0;
   int64_t optimizer_bytes = 0;
   int64_t unsharded_pool_bytes = 0;
-  int64_t gradient_slots_bytes = 0;  // of one rank
-  int64_t session_bytes = 0;         // of one rank: session memory (gradient slots included) and daemon page
-  int64_t kept_bytes = 0;            // jobs whose trainers write: the copy to go back to, made with the first window
-  int64_t journal_bytes = 0;         // two decided steps, trainers' states included
+  int64_t gradient_staging_bytes = 0;  // OFFLOAD_HOST: of all pools
+  int64_t gradient_slots_bytes = 0;    // of one rank
+  int64_t session_bytes = 0;           // of one rank: session memory (gradient slots included) and daemon page
+  int64_t kept_bytes = 0;              // jobs whose trainers write: the copy to go back to, made with the first window
+  int64_t journal_bytes = 0;           // two decided steps, trainers' states included
   int64_t TotalBytes(int world_size) const;
 };
 
@@ -174,7 +176,11 @@ struct ShardPlan {
   std::vector<PoolPlan> pools;
   int pool_slots = 0;  // of all pools
   int64_t pool_slot_bytes = 0;
-  int optimizer_states = 0;  // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
+  // OFFLOAD_HOST: sums are made here before they are copied to the host, a piece at a time. One for the ranks of each
+  // pool, so many bytes apart: each GPU adds in the order of one stream, so one serves all its groups. Else 0.
+  int64_t staging_stride_bytes = 0;
+  int64_t staging_bytes = 0;  // of one: no more than the largest flat parameter takes in fp32, nor 32 MiB
+  int optimizer_states = 0;   // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
   MemoryPlan memory;
   std::string digest;                                   // 32 bytes, SHA-256 over everything that must agree
   absl::flat_hash_map<std::string, int> param_by_fqn;   // clean names and aliases

@@ -38,7 +38,17 @@ std::vector<Near> NearOfPool(const ShardPlan& plan, int gpus) {
   return all;
 }
 
+std::vector<Near> NearOfStaging(const ShardPlan& plan, int gpus) {
+  std::vector<Near> all;
+  for (size_t pool = 0; pool < plan.pools.size(); ++pool) {
+    all.push_back({static_cast<int64_t>(pool) * plan.staging_stride_bytes, plan.staging_stride_bytes,
+                   static_cast<int>(pool) % gpus});
+  }
+  return all;
+}
+
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
+  if (slab == SpreadSlab::kStaging) return NearOfStaging(plan, gpus);
   if (slab == SpreadSlab::kPool) return NearOfPool(plan, gpus);
   constexpr int64_t kFp32Bytes = 4;
   std::vector<Near> all;
@@ -87,6 +97,8 @@ int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
       return memory.optimizer_bytes;
     case SpreadSlab::kPool:
       return memory.unsharded_pool_bytes;
+    case SpreadSlab::kStaging:
+      return memory.gradient_staging_bytes;
   }
   return 0;
 }

@@ -36,7 +36,12 @@ struct ReduceScatterRequest {
   std::vector<GradientSource> sources;  // ascending ranks; added in this order
   std::vector<GradientMode> modes;      // by index_in_group; parameters present in no source are not touched
   char* gradients = nullptr;            // start of slab "gradients"; the sum goes to each of plan->gradient_copies
-  int gradients_file = -1;              // of the slab, where trainers give its pages back (ReduceOp.dst_file)
+  // Where the gradient shards are memory of the host that devices reach by copies alone: memory of each rank's device,
+  // by rank, of staging_bytes (a positive multiple of 4096), in which sums are made, a piece at a time. Ranks of one
+  // device may share it: the stream keeps the order. Empty: sums are made in place.
+  std::vector<char*> staging;
+  int64_t staging_bytes = 0;
+  int gradients_file = -1;                     // of the slab, where trainers give its pages back (ReduceOp.dst_file)
   DType reduce_dtype = v1::DTYPE_UNSPECIFIED;  // that of the sources
   float scale = 1;                             // 1 / divide factor
   bool keep_low_precision = false;             // gradients are of reduce_dtype, not of their parameter's
@@ -51,9 +56,12 @@ struct AllGatherRequest {
   // The rank whose device does all of it: where the slot is memory of that device, others' would have to write there,
   // and its own reads theirs as fast. -1: spread over all devices.
   int reader = -1;
-  // Where within slab "shards" memory of another device begins, ascending, in bytes: no copy crosses it.
+  // Where within slab "shards" memory of another device begins, ascending, in bytes: no copy crosses it. Not with
+  // `parameters`.
   std::vector<int64_t> boundaries;
   std::string label;
+  // Start of slab "parameters", where flat parameters that lie in it are copied from; null: the plan has none there.
+  const char* parameters = nullptr;
 };
 
 // Thread-safe. `done` runs once, on a thread of a device, with the first error.

@@ -33,6 +33,13 @@ class DeviceSlab {
   virtual const std::vector<Piece>& pieces() const = 0;  // in the order of addresses; at least one
 };
 
+// Memory of the host that devices copy from and to by the host's own addresses, as long as this is there; its pages
+// stay where they are. REQUIRES at its end: no operation that was submitted still names it.
+class PinnedMemory {
+ public:
+  virtual ~PinnedMemory() = default;
+};
+
 // Thread-safe. All calls block until the device has done them; what was submitted to streams of the device is not
 // waited for, so it must have ended where the same bytes are meant. DATA_LOSS: the device is lost.
 class DeviceMemory {
@@ -58,6 +65,11 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name,
                                                                      const std::vector<Part>& parts,
                                                                      const std::vector<DeviceMemory*>& users) = 0;
+  // Of the host: [p, p + size_bytes), which is mapped to read and write, for all devices of this kind. Takes as long as
+  // pinning the pages does. RESOURCE_EXHAUSTED: they cannot be pinned, with what to raise; UNIMPLEMENTED: the device
+  // has other addresses for it than the host.
+  virtual absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p,
+                                                                     int64_t size_bytes) = 0;
   // What sizes of parts on this device are multiples of.
   virtual absl::StatusOr<int64_t> PageBytes() const = 0;
   // `device_*`: within slabs. Some 20 us and the bytes' time; a thread that serves others moves little at once.

@@ -60,6 +60,12 @@ void Core::Shutdown() {
   for (const auto& device : devices_) {
     device->Shutdown();
   }
+  {
+    absl::MutexLock lock(&host_devices_mutex_);
+    for (const auto& device : host_devices_) {
+      device->Shutdown();
+    }
+  }
   if (copier_ != nullptr) {
     StopWithin(*copier_, "copier");
   }

@@ -29,7 +29,9 @@ struct CoreOptions {
   absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
   int max_jobs_per_uid = 64;
   int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota
-  std::vector<GpuFacts> gpus;     // with device_warnings: what status says of the devices
+  // On GPUs: threads that compute norms and updates of jobs with offload to the host, together. At least 1.
+  int offload_threads = 1;
+  std::vector<GpuFacts> gpus;  // with device_warnings: what status says of the devices
   std::vector<std::string> device_warnings;
   // Null: every job's ranks are summed by copies. Else asked with a job's world size, on the setup thread; an error is
   // why that job is summed by copies all the same.
@@ -105,8 +107,12 @@ class Core final : public JobsSource {
   // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
   // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.
   SlabPlace PlaceOf(int rank, int world_size) const;
+  // Devices of the host that compute for a job with offload, by rank, as many for each rank; all jobs share them. They
+  // are made with the first such job. With a rank: whose.
+  std::vector<std::pair<Device*, int>> HostDevices(int world_size) ABSL_LOCKS_EXCLUDED(host_devices_mutex_);
   // `spec` with what depends on the devices that its ranks are on: over several GPUs, unsharding is pooled unless the
-  // spec says otherwise, with a pool for each GPU. FAILED_PRECONDITION: it asks for another number of pools.
+  // spec says otherwise, with a pool for each GPU; on CPUs there is nothing to offload. FAILED_PRECONDITION: it asks
+  // for another number of pools.
   absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec) const;
   std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
   absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
@@ -156,6 +162,9 @@ class Core final : public JobsSource {
   // Self-synchronised.
   EventLog events_;
   std::atomic<bool> stopping_ = false;  // what is queued is refused, not worked off
+  absl::Mutex host_devices_mutex_;
+  std::vector<std::unique_ptr<Device>> host_devices_
+      ABSL_GUARDED_BY(host_devices_mutex_);  // never fewer, in their place
   absl::Mutex requests_mutex_;
   absl::flat_hash_map<uint32_t, int> requests_of_uid_ ABSL_GUARDED_BY(requests_mutex_);  // OpenJob and AttachRank
   // Loop-confined.

@@ -11,6 +11,7 @@
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/nccl/nccl_collective.h"
+#include "server/device/cpu/cpu_device.h"
 #include "server/device/traced_device.h"
 #include "server/job/core.h"
 #include "server/job/job_extend.h"
@@ -51,10 +52,16 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
         std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank));
     init.devices.push_back(init.own_devices.back().get());
   }
+  if (devices_.front()->memory() != nullptr && IsOffloaded(*shared_plan)) {
+    for (const auto& [host, rank] : HostDevices(shared_plan->world_size)) {
+      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank));
+      init.optimizer_devices.push_back(init.own_devices.back().get());
+    }
+  }
   init.collective = MakeCollective(init.devices);
   init.loop = &loop_;
   init.reaper = &reaper_;
-  init.copier = copier_.get();
+  init.copier = init.memory->shards()->on_host() ? nullptr : copier_.get();
   init.events = &events_;
   return init;
 }
@@ -73,6 +80,22 @@ std::unique_ptr<Collective> Core::MakeCollective(const std::vector<Device*>& dev
       [make = options_.communicators, ranks = static_cast<int>(devices.size())] { return make(ranks); });
 }
 
+std::vector<std::pair<Device*, int>> Core::HostDevices(int world_size) {
+  const int threads = options_.offload_threads;
+  absl::MutexLock lock(&host_devices_mutex_);
+  for (int i = static_cast<int>(host_devices_.size()); i < threads; ++i) {
+    host_devices_.push_back(std::make_unique<CpuDevice>(absl::StrCat("host:", i)));
+  }
+  const int for_each_rank = std::max(1, threads / world_size);
+  std::vector<std::pair<Device*, int>> devices;
+  for (int rank = 0; rank < world_size; ++rank) {
+    for (int i = 0; i < for_each_rank; ++i) {
+      devices.emplace_back(host_devices_[static_cast<size_t>((rank * for_each_rank + i) % threads)].get(), rank);
+    }
+  }
+  return devices;
+}
+
 SlabPlace Core::PlaceOf(int rank, int world_size) const {
   SlabPlace place;
   place.memory = devices_[rank % devices_.size()]->memory();
@@ -86,6 +109,10 @@ SlabPlace Core::PlaceOf(int rank, int world_size) const {
 
 absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec) const {
   const bool on_gpus = devices_.front()->memory() != nullptr;
+  const bool offloads = spec.config().offload() == v1::OFFLOAD_HOST;
+  if (!on_gpus && offloads) {
+    spec.mutable_config()->set_offload(v1::OFFLOAD_NONE);  // all memory is the host's
+  }
   const int gpus = on_gpus ? std::clamp(spec.world_size(), 1, static_cast<int>(devices_.size())) : 1;
   const int asked = spec.config().unsharded_pools();
   if (gpus > 1 && spec.config().unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
@@ -230,7 +257,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   }
   // Nobody writes: every rank waits for this, or is dead, and then none of it counts.
   std::vector<DeviceMemory::Copied> copies;
-  DeviceMemory* const on_device = init->memory->place().memory;
+  DeviceMemory* const on_device = init->memory->shards()->on_host() ? nullptr : init->memory->place().memory;
   CopyExtended(*job->plan(), job->memory().pointers(), *init->plan, init->memory->pointers(),
                [&](char* to, const char* from, int64_t size_bytes) {
                  if (on_device == nullptr) {

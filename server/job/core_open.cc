@@ -129,7 +129,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   }
   const v1::JobSpec& spec = *filled_in;
   const bool is_filled_in = spec.config().unshard_mode() != request.spec().config().unshard_mode() ||
-                            spec.config().unsharded_pools() != request.spec().config().unsharded_pools();
+                            spec.config().unsharded_pools() != request.spec().config().unsharded_pools() ||
+                            spec.config().offload() != request.spec().config().offload();
   if (is_filled_in) {
     plan = PlanShards(spec);
     if (!plan.ok()) {
@@ -251,7 +252,7 @@ void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankRes
     }
   };
   for (const auto& [which, slab] : job.memory().mapped()) {
-    if (slab != nullptr) {
+    if (slab != nullptr && !slab->on_host()) {
       add(which, *slab->on_devices());
     }
   }

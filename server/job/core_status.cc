@@ -111,16 +111,23 @@ void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done)
     const bool may_see_work =
         std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& e) { return caller.MaySee(e.second.job->uid()); });
     v1::ListStreamsResponse response;
-    for (const auto& device : devices_) {
-      for (const StreamStatus& status : device->Status()) {
+    const auto add = [&](const Device& device) {
+      for (const StreamStatus& status : device.Status()) {
         v1::Stream* stream = response.add_streams();
-        stream->set_device(device->name());
+        stream->set_device(device.name());
         stream->set_name(std::string(StreamName(status.stream)));
         stream->set_submitted(status.submitted);
         stream->set_done(status.done);
         stream->set_current(may_see_work ? status.current : "");
         stream->set_busy_us(status.busy_us);
       }
+    };
+    for (const auto& device : devices_) {
+      add(*device);
+    }
+    absl::MutexLock lock(&host_devices_mutex_);
+    for (const auto& device : host_devices_) {
+      add(*device);
     }
     done(std::move(response));
   });

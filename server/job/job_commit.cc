@@ -19,7 +19,7 @@ void JobCore::Decide() {
     Apply(0);
     return;
   }
-  auto norms = std::make_shared<std::vector<Norm>>(world_size(), Norm(NormType(ranks_[0].step)));
+  const auto norms = std::make_shared<std::vector<Norm>>(optimizer_devices_.count(), Norm(NormType(ranks_[0].step)));
   const auto measured = [this, norms, epoch = epoch_](absl::Status status) {
     if (epoch != epoch_ || closed_) {
       return;
@@ -29,24 +29,26 @@ void JobCore::Decide() {
       return;
     }
     Norm total(norms->front().order());
-    for (const Norm& norm : *norms) {  // in rank order
+    for (const Norm& norm : *norms) {  // in the order of ranks, and of what was taken apart
       total.Add(norm);
     }
     Apply(total.value());
   };
-  const auto done = zeroed ? JoinGradientWork(world_size(), measured) : Join(world_size(), measured);
-  for (int rank = 0; rank < world_size(); ++rank) {
-    DeviceWork work;
-    work.label = absl::StrCat("norm step ", committed_step_ + 1);
-    work.ops = std::move(zeros[rank]);  // decided when they are there: gradient shards do not change afterwards
-    if (wants_norm) {
-      for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), present_, rank, &(*norms)[rank])) {
-        work.ops.push_back(std::move(op));
-      }
+  const int count = optimizer_devices_.count();
+  const auto done = zeroed ? JoinGradientWork(count, measured) : Join(count, measured);
+  DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
+  for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
+    for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), present_, rank, norms->data())) {
+      ops[rank].push_back(std::move(op));
     }
-    work.done = done;
-    devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
   }
+  ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/zeroed);
+  for (size_t device = 0; device < ops.size(); ++device) {
+    for (DeviceOp& op : ops[device]) {
+      if (auto* const norm = std::get_if<NormOp>(&op); norm != nullptr) norm->result = &(*norms)[device];
+    }
+  }
+  optimizer_devices_.Submit(absl::StrCat("norm step ", committed_step_ + 1), std::move(ops), done);
 }
 
 void JobCore::Apply(double norm) {
@@ -81,7 +83,7 @@ void JobCore::Apply(double norm) {
     return;
   }
   committing_ = true;
-  auto done = Join(world_size(), [this](const absl::Status& status) {
+  auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
       // Device work fails only when the daemon is going down; shards may be torn.
       LogError(absl::StrCat("job ", name(), ": update of step ", committed_step_ + 1, ": ", status.message()));
@@ -91,18 +93,18 @@ void JobCore::Apply(double norm) {
     }
     Commit();
   });
+  DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
-    DeviceWork work;
-    work.label = absl::StrCat("update step ", committed_step_ + 1);
-    work.ops = UpdateOps(*plan_, memory_->pointers(), decided_, rank);
+    ops[rank] = UpdateOps(*plan_, memory_->pointers(), decided_, rank);
     if (window_open_) {  // trainers have written since the last version, also what has no gradient
       for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
-        work.ops.push_back(std::move(op));
+        ops[rank].push_back(std::move(op));
       }
     }
-    work.done = done;
-    devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
   }
+  // In order where a replica's copy is of what is being updated.
+  ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/plan_->shard_copies > 1 || window_open_);
+  optimizer_devices_.Submit(absl::StrCat("update step ", committed_step_ + 1), std::move(ops), done);
 }
 
 void JobCore::Commit() {

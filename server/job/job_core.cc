@@ -33,6 +33,8 @@ JobCore::JobCore(Init init)
       journal_(std::move(init.journal)),
       own_devices_(std::move(init.own_devices)),
       devices_(std::move(init.devices)),
+      optimizer_devices_(init.optimizer_devices.empty() ? devices_ : std::move(init.optimizer_devices),
+                         plan_->world_size),
       collective_(std::move(init.collective)),
       loop_(init.loop),
       reaper_(init.reaper),

@@ -30,6 +30,7 @@
 #include "server/job/job_memory.h"
 #include "server/job/job_trace.h"
 #include "server/job/journal.h"
+#include "server/job/optimizer_devices.h"
 #include "server/job/session.h"
 #include "server/job/step_state.h"
 #include "server/observe/events.h"
@@ -38,8 +39,6 @@
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
-
-using DeviceOps = std::vector<std::vector<DeviceOp>>;  // by device, which is by rank
 
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
 class JobCore : public std::enable_shared_from_this<JobCore> {
@@ -51,7 +50,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     std::shared_ptr<const ShardPlan> plan;
     std::unique_ptr<JobMemory> memory;
     std::unique_ptr<Journal> journal;
-    std::vector<Device*> devices;  // by rank; outlive the job, or are its own_devices
+    std::vector<Device*> devices;            // by rank; outlive the job, or are its own_devices
+    std::vector<Device*> optimizer_devices;  // likewise, as OptimizerDevices takes them; empty: `devices`
     std::vector<std::unique_ptr<Device>> own_devices;
     std::shared_ptr<WorkTrace> work_trace;  // of own_devices; null: work on devices is not traced
     std::unique_ptr<Collective> collective;
@@ -298,7 +298,6 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void Keep();
   void CopyKept(bool back, std::function<void(absl::Status)> done);
   void GoBackToKept();
-
   void PollTraceLater();
 
   struct Wait {
@@ -319,6 +318,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::unique_ptr<Journal> journal_;
   const std::vector<std::unique_ptr<Device>> own_devices_;
   const std::vector<Device*> devices_;
+  const OptimizerDevices optimizer_devices_;
   const std::unique_ptr<Collective> collective_;
   CoreLoop* const loop_;
   CoreLoop* const reaper_;

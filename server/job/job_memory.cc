@@ -35,6 +35,11 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
         "shards that trainers write are not served on GPUs (got trainers_never_write false, want true); set it and let "
         "the daemon run the optimizer, or use a daemon with --devices=cpu:N");
   }
+  if (IsOffloaded(plan) && plan.config.replica_copies()) {
+    return absl::UnimplementedError(
+        "copies of gradients for replicas are not served with offload to the host (got replica_copies true, want "
+        "false); clip by shardd_step's max_grad_norm, or use OFFLOAD_NONE");
+  }
   if (plan.world_size > memory.max_reduce_sources()) {
     return absl::UnimplementedError(absl::StrCat("so many ranks are not served on one node's GPUs (got ",
                                                  plan.world_size, ", want at most ", memory.max_reduce_sources(), ")"));
@@ -84,12 +89,13 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   const SlabBacking shards = trainers_write ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
   const SlabBacking optimizer = in_trainers ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
   const bool on_host = place.memory == nullptr;
+  const bool offloaded = !on_host && IsOffloaded(plan);
   int64_t tmpfs = want.journal_bytes;
   int64_t memfd = want.kept_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
-  if (on_host) {
+  if (on_host || offloaded) {
     tmpfs += (trainers_write ? 0 : want.shards_bytes) + (in_trainers ? 0 : want.optimizer_bytes);
     memfd += (trainers_write ? want.shards_bytes : 0) + (in_trainers ? want.optimizer_bytes : 0) +
-             want.gradients_bytes + want.parameters_bytes + want.unsharded_pool_bytes;
+             want.gradients_bytes + want.parameters_bytes + (on_host ? want.unsharded_pool_bytes : 0);
   }
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
   const int64_t undo = WritebackUndoBytes(plan);
@@ -129,12 +135,14 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       {&memory->optimizer_, "optimizer", optimizer, want.optimizer_bytes, SpreadSlab::kOptimizer},
       {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes, SpreadSlab::kParameters},
       {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes, SpreadSlab::kPool},
+      {&memory->staging_, "gradient staging", SlabBacking::kMemfd, want.gradient_staging_bytes, SpreadSlab::kStaging},
   };
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0) {
       continue;
     }
-    if (!on_host) {
+    const bool of_gpus = purpose.spread == SpreadSlab::kPool || purpose.spread == SpreadSlab::kStaging;
+    if (!on_host && (of_gpus || !offloaded)) {
       auto slab = MakeOnDevices(plan, purpose.spread, absl::StrCat("slab \"", purpose.name, "\""), place, max_pieces);
       if (!slab.ok()) {
         return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
@@ -148,6 +156,16 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     if (!slab.ok()) {
       return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
     }
+    if (offloaded) {
+      auto pinned = place.memory->RegisterHost(absl::StrCat("slab \"", purpose.name, "\""), (*slab)->data(),
+                                               (*slab)->size_bytes());
+      if (!pinned.ok()) {
+        return absl::Status(pinned.status().code(),
+                            absl::StrCat("open job \"", job, "\": ", pinned.status().message()));
+      }
+      *purpose.slab = std::make_unique<JobSlab>(*std::move(slab), *std::move(pinned));
+      continue;
+    }
     if (purpose.slab == &memory->gradients_ && plan.config.late_gradients() &&
         purpose.size_bytes >= kLateGradientsBytes) {
       (*slab)->Discard();
@@ -155,10 +173,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
   }
   int64_t end_bytes = 0;
-  for (size_t i = 0; !on_host && memory->shards_ != nullptr && i < memory->shards_->on_devices()->pieces().size();
-       ++i) {
+  const DeviceSlab* const spread = memory->shards_ == nullptr ? nullptr : memory->shards_->on_devices();
+  for (size_t i = 0; spread != nullptr && i < spread->pieces().size(); ++i) {
     if (i > 0) memory->shards_boundaries_.push_back(end_bytes);
-    end_bytes += memory->shards_->on_devices()->pieces()[i].size_bytes;
+    end_bytes += spread->pieces()[i].size_bytes;
   }
   return memory;
 }
@@ -184,9 +202,17 @@ SlabPointers JobMemory::pointers() const {
   return SlabPointers{base(shards_), base(parameters_), base(gradients_), base(optimizer_)};
 }
 
+std::vector<char*> JobMemory::StagingByRank(const ShardPlan& plan) const {
+  std::vector<char*> staging;
+  for (int rank = 0; staging_ != nullptr && rank < plan.world_size; ++rank) {
+    staging.push_back(staging_->At(rank % static_cast<int>(plan.pools.size()) * plan.staging_stride_bytes));
+  }
+  return staging;
+}
+
 int64_t JobMemory::allocated_bytes() const {
   int64_t total = 0;
-  for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), kept()}) {
+  for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), staging(), kept()}) {
     total += slab == nullptr ? 0 : slab->size_bytes();
   }
   return total;
@@ -212,6 +238,9 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   add("gradients", plan.memory.gradients_bytes, gradients());
   add("optimizer", plan.memory.optimizer_bytes, optimizer());
   add("unsharded pool", plan.memory.unsharded_pool_bytes, pool());
+  if (plan.memory.gradient_staging_bytes > 0) {
+    add("gradient staging", plan.memory.gradient_staging_bytes, staging());
+  }
   if (plan.memory.kept_bytes > 0) {
     add("kept copy", plan.memory.kept_bytes, kept());
   }

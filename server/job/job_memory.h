@@ -35,6 +35,9 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan);
 // What `slab` has on each device, added to `purpose`.
 void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
 
+// Of a job on GPUs: its shards, states and reduced gradients are memory of the host all the same.
+inline bool IsOffloaded(const ShardPlan& plan) { return plan.config.offload() == v1::OFFLOAD_HOST; }
+
 // The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create; the
 // bytes are written by the job's device work and, in write windows and before version 1, by its core.
 class JobMemory {
@@ -56,6 +59,9 @@ class JobMemory {
   const JobSlab* gradients() const { return gradients_.get(); }
   const JobSlab* optimizer() const { return optimizer_.get(); }
   const JobSlab* pool() const { return pool_.get(); }
+  // Where the device of each rank makes sums before they are copied to the host, by rank; empty: there is none.
+  std::vector<char*> StagingByRank(const ShardPlan& plan) const;
+  const JobSlab* staging() const { return staging_.get(); }
   // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
   const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }
   // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
@@ -82,7 +88,7 @@ class JobMemory {
   const SlabPlace place_;
   std::string directory_;
   std::vector<int64_t> shards_boundaries_;
-  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, kept_;
+  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_;
 };
 
 }  // namespace shardd

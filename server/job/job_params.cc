@@ -117,6 +117,7 @@ void JobCore::SubmitFill(size_t pool, int slot, int group) {
   request.plan = plan_.get();
   request.group = group;
   request.shards = memory_->pointers().shards;
+  request.parameters = memory_->pointers().parameters;
   request.destination = memory_->pool()->At(SlotOffsetBytes(pool, slot));
   if (pools_.size() > 1) {
     request.reader = static_cast<int>(pool);  // the first of its ranks; all are at one device

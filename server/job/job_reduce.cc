@@ -174,7 +174,6 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
 absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks) {
   const int group = key.second;
   const GroupPlan& plan = plan_->groups[group];
-  const size_t bits = plan.params.size();
   DeviceOps zeros = SettlePresence(plan.params, key.first);
   FollowHolders(key, pair, ranks);
   std::vector<bool> again;
@@ -185,6 +184,8 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.gradients = memory_->pointers().gradients;
   request.gradients_file =
       memory_->gradients()->on_host() && world_size() <= kRanksOfOneFile ? memory_->gradients()->fd() : -1;
+  request.staging = memory_->StagingByRank(*plan_);
+  request.staging_bytes = plan_->staging_bytes;
   request.reduce_dtype = plan.mixed_precision.reduce_dtype();
   request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = gradient_scale_;
@@ -202,7 +203,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
     source.rank = rank;
     source.slot = sessions_[rank]->slot(group);
     source.present = std::move(pair.waiting[rank].front().present);
-    for (size_t i = 0; i < bits; ++i) {
+    for (size_t i = 0; i < plan.params.size(); ++i) {
       if (source.present[i]) {
         const ParamPlan& param = plan_->params[plan.params[i]];
         counters_.set_bytes_reduced(counters_.bytes_reduced() +
@@ -252,14 +253,14 @@ std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const Pair& pai
 }
 
 void JobCore::SubmitReduction(Reduction reduction) {
-  const int group = reduction.group;
   DeviceOps& zeros = reduction.zeros;
   // The zeros are part of the reduction: it has ended when they are there too.
   const int parts =
       1 + static_cast<int>(std::count_if(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); }));
-  const auto done = JoinGradientWork(
-      parts, [this, group, ranks = std::move(reduction.ranks), stream_ordered = std::move(reduction.stream_ordered),
-              keep = std::move(reduction.keep), epoch = epoch_](absl::Status status) mutable {
+  const auto done =
+      JoinGradientWork(parts, [this, group = reduction.group, ranks = std::move(reduction.ranks),
+                               stream_ordered = std::move(reduction.stream_ordered), keep = std::move(reduction.keep),
+                               epoch = epoch_](absl::Status status) mutable {
         if (epoch != epoch_ || closed_) {
           reaper_->Post([gone = std::move(keep)] {});
           return;
@@ -283,7 +284,7 @@ void JobCore::SubmitReduction(Reduction reduction) {
   for (int device = 0; device < world_size(); ++device) {
     if (!zeros[device].empty()) {
       DeviceWork work;
-      work.label = absl::StrCat("zero absent ", group_name(group), " step ", committed_step_ + 1);
+      work.label = absl::StrCat("zero absent ", group_name(reduction.group), " step ", committed_step_ + 1);
       work.ops = std::move(zeros[device]);
       work.done = done;
       devices_[device]->Submit(StreamId::kPostBackward, std::move(work));
@@ -293,10 +294,9 @@ void JobCore::SubmitReduction(Reduction reduction) {
 }
 
 void JobCore::OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered) {
-  const int slot = plan_->groups[group].gradient_slot;
   for (size_t i = 0; i < ranks.size(); ++i) {
     trace_.Reduced(ranks[i], group, committed_step_ + 1);
-    ReleaseSlot(ranks[i], slot, stream_ordered[i]);
+    ReleaseSlot(ranks[i], plan_->groups[group].gradient_slot, stream_ordered[i]);
   }
 }
 

@@ -14,7 +14,8 @@ namespace shardd {
 
 std::string JobSlab::backing() const {
   if (on_host()) {
-    return absl::StrCat(SlabBackingName(host_->backing()), host_->huge_pages() ? " (huge pages)" : "");
+    return absl::StrCat(SlabBackingName(host_->backing()), host_->huge_pages() ? " (huge pages)" : "",
+                        pinned_ != nullptr ? ", pinned" : "");
   }
   const std::vector<DeviceSlab::Piece>& pieces = device_->pieces();
   const bool on_one =

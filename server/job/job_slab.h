@@ -18,6 +18,9 @@ namespace shardd {
 class JobSlab {
  public:
   explicit JobSlab(std::unique_ptr<Slab> host) : host_(std::move(host)) {}
+  // Of the host, for operations of GPUs too: copies and zeros alone, at the same addresses. All of it stays in memory.
+  JobSlab(std::unique_ptr<Slab> host, std::unique_ptr<PinnedMemory> pinned)
+      : host_(std::move(host)), pinned_(std::move(pinned)) {}
   explicit JobSlab(std::unique_ptr<DeviceSlab> device) : device_(std::move(device)) {}
 
   bool on_host() const { return host_ != nullptr; }
@@ -48,6 +51,7 @@ class JobSlab {
   char* base() const { return on_host() ? static_cast<char*>(host_->data()) : device_->data(); }
 
   const std::unique_ptr<Slab> host_;
+  const std::unique_ptr<PinnedMemory> pinned_;  // goes before what it names
   const std::unique_ptr<DeviceSlab> device_;
 };
 

@@ -180,7 +180,7 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
 }
 
 void JobCore::SubmitParametersCommit() {
-  auto done = Join(world_size(), [this](const absl::Status& status) {
+  auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
       LogError(absl::StrCat("job ", name(), ": commit of parameters: ", status.message()));
       committing_ = false;
@@ -189,16 +189,15 @@ void JobCore::SubmitParametersCommit() {
     }
     FinishParametersCommit();
   });
+  DeviceOps ops(world_size());
   for (int r = 0; r < world_size(); ++r) {
-    DeviceWork work;
-    work.label = absl::StrCat("cast version ", version_ + 1);
-    work.ops = CommitOps(*plan_, memory_->pointers(), r);
+    ops[r] = CommitOps(*plan_, memory_->pointers(), r);
     for (DeviceOp& op : GradientCopyOps(*plan_, memory_->pointers(), written_gradients_, r)) {
-      work.ops.push_back(std::move(op));
+      ops[r].push_back(std::move(op));
     }
-    work.done = done;
-    devices_[r]->Submit(StreamId::kOptimizer, std::move(work));
   }
+  optimizer_devices_.Submit(absl::StrCat("cast version ", version_ + 1), optimizer_devices_.Divide(std::move(ops)),
+                            done);
   written_gradients_.assign(plan_->params.size(), false);
 }
 

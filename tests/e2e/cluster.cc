@@ -218,6 +218,7 @@ std::string SpecJson(const Args& args) {
   add("strategy", "strategy", "STRATEGY_");
   add("layout", "layout", "LAYOUT_");
   add("unshard_mode", "unshardMode", "UNSHARD_MODE_");
+  add("offload", "offload", "OFFLOAD_");
   add("backward_prefetch", "backwardPrefetch", "BACKWARD_PREFETCH_");
   if (args.Int("pools") != 0) fields.push_back({"unshardedPools", args.Text("pools")});
   if (args.Int("forward_prefetch") != 0) fields.push_back({"forwardPrefetch", "true"});

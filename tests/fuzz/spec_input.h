@@ -30,6 +30,9 @@ class SpecMaker {
     spec.mutable_config()->set_layout(static_cast<v1::Layout>(Below(3)));
     spec.mutable_config()->set_strategy(static_cast<v1::Strategy>(Below(6)));
     spec.mutable_config()->set_unshard_mode(static_cast<v1::UnshardMode>(Below(3)));
+    if (spec.config().unshard_mode() != v1::UNSHARD_MODE_ZERO_COPY) {
+      spec.mutable_config()->set_offload(static_cast<v1::Offload>(Below(3)));
+    }
     spec.mutable_config()->mutable_optimizer()->set_kind(static_cast<v1::OptimizerKind>(Below(4)));
     if (spec.config().strategy() >= v1::STRATEGY_HYBRID_SHARD) MakeHybrid(spec);
     if (Below(3) == 0) spec.mutable_policy()->mutable_min_numel()->set_min_numel(Below(40));

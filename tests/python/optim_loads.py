@@ -182,7 +182,7 @@ def hooked_load() -> dict[str, Any]:
 
 
 def refused_flags() -> dict[str, str]:
-    from shardd.torch import optim
+    from shardd.torch import fully_shard, optim
 
     model = model_of("shardd")
     params = list(model.parameters())
@@ -199,6 +199,8 @@ def refused_flags() -> dict[str, str]:
     attempt("kind", lambda: optim.Adam([{"params": params, "decoupled_weight_decay": True}]))
     beside = torch.nn.Linear(3, 2)
     attempt("not sharded", lambda: optim.Adam([*params, beside.weight]))
+    wide = fully_shard(torch.nn.Linear(3, 2).double())
+    attempt("float64", lambda: optim.Adam(wide.parameters()))
     optimizer = optim.SGD(params[:-1], lr=0.1)
     attempt("not sharded, added", lambda: optimizer.add_param_group({"params": beside.parameters()}))
     attempt("added group", lambda: optimizer.add_param_group({"params": params[-1:], "differentiable": True}))

@@ -66,6 +66,7 @@ def test_flags_are_refused_wherever_they_come_from() -> None:
         assert "maximize=True" in errors["constructor's group"] and "maximize=True" in errors["changed group"]
         assert "differentiable=True" in errors["added group"] and errors["groups"] == "1"
         assert "(2, 3) is not sharded" in errors["not sharded"] and "is not sharded" in errors["not sharded, added"]
+        assert "is float64" in errors["float64"] and "torch.optim" in errors["float64"]
         assert "decoupled_weight_decay" in errors["kind"] and errors["commits"] == "0"
 
 

@@ -58,7 +58,7 @@ void LocalCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = RunsByRank(request);
   for (size_t rank = 0; runs.ok() && rank < devices_.size(); ++rank) {
     std::vector<DeviceOp>& ops = PartOf(parts, devices_[rank]).ops;
-    for (const ReduceRun& run : (*runs)[rank]) AddReduceOps(request, run, SourcesOf(request, run), ops);
+    for (const ReduceRun& run : (*runs)[rank]) AddReduceOps(request, run, rank, SourcesOf(request, run), ops);
   }
   FanOut(std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), runs.status(), std::move(done));
 }
@@ -68,8 +68,10 @@ namespace {
 // Elements [first, end) of one flat parameter, in one operation.
 CastOp UnshardOp(const AllGatherRequest& request, const FlatParamPlan& flat, int64_t first, int64_t end) {
   CastOp op;
-  op.src = request.shards + flat.shards_offset_bytes + first * DTypeSizeBytes(flat.dtype);
-  op.from = flat.dtype;
+  const bool is_cast = flat.params_offset_bytes >= 0;
+  op.from = is_cast ? flat.unsharded_dtype : flat.dtype;
+  op.src = (is_cast ? request.parameters + flat.params_offset_bytes : request.shards + flat.shards_offset_bytes) +
+           first * DTypeSizeBytes(op.from);
   op.dst = request.destination + flat.pool_offset_bytes + first * DTypeSizeBytes(flat.unsharded_dtype);
   op.to = flat.unsharded_dtype;
   op.numel = end - first;
@@ -115,6 +117,10 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
     size_t next = static_cast<size_t>(request.group) % devices_.size();
     for (int f : request.plan->groups[request.group].flat_params) {
       const FlatParamPlan& flat = request.plan->flat_params[f];
+      if (flat.params_offset_bytes >= 0 && request.parameters == nullptr) {
+        refuse("no cast parameters");
+        break;
+      }
       if (request.reader >= 0) {
         UnshardOnReader(request, flat, devices_.size(), PartOf(parts, devices_[request.reader]).ops);
         continue;

@@ -1,5 +1,6 @@
 #include "server/collective/local/reduce_runs.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,14 @@ absl::Status CheckReduceScatter(const ReduceScatterRequest& request, size_t rank
     return refuse("plan is of another world size (got ", request.plan->world_size, ", want ", ranks, ")");
   }
   if (request.gradients == nullptr) return refuse("no gradient shards");
+  const bool staged = !request.staging.empty();
+  if (staged && (request.staging.size() != ranks || request.staging_bytes <= 0 || request.staging_bytes % 4096 != 0)) {
+    return refuse("staging is not one for each rank, of whole pages (got ", request.staging.size(), " of ",
+                  request.staging_bytes, " bytes, want ", ranks, ")");
+  }
+  if (staged && std::find(request.staging.begin(), request.staging.end(), nullptr) != request.staging.end()) {
+    return refuse("staging is not there for every rank");
+  }
   if (request.modes.size() != group.params.size()) {
     return refuse("wrong number of modes (got ", request.modes.size(), ", want ", group.params.size(), ")");
   }
@@ -80,10 +89,10 @@ int64_t SlotOffsetBytes(const ShardPlan& plan, const ReduceRun& run) {
   return flat.slot_offset_bytes + run.offset * DTypeSizeBytes(flat.unsharded_dtype);
 }
 
-void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, std::vector<const void*> sources,
-                  std::vector<DeviceOp>& ops) {
-  const ShardPlan& plan = *request.plan;
-  const FlatParamPlan& flat = plan.flat_params[run.flat_param];
+namespace {
+
+ReduceOp SumOf(const ReduceScatterRequest& request, const ReduceRun& run, std::vector<const void*> sources) {
+  const FlatParamPlan& flat = request.plan->flat_params[run.flat_param];
   ReduceOp op;
   op.sources = std::move(sources);
   op.source_dtype = flat.unsharded_dtype;
@@ -96,12 +105,44 @@ void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, std
   op.accumulate = run.mode == GradientMode::kAccumulate;
   op.dst = reinterpret_cast<float*>(request.gradients + flat.gradients_offset_bytes) + run.offset;
   op.numel = run.numel;
-  op.dst_file = request.gradients_file;
-  op.dst_file_offset_bytes = reinterpret_cast<char*>(op.dst) - request.gradients;
-  char* const sum = reinterpret_cast<char*>(op.dst);
-  ops.push_back(std::move(op));
-  for (int copy = 1; copy < plan.gradient_copies; ++copy) {
-    ops.push_back(CopyOp{sum, sum + copy * plan.gradients_stride_bytes, run.numel * DTypeSizeBytes(v1::DTYPE_FLOAT32)});
+  return op;
+}
+
+// From `sum`, which belongs at `dst`, to the replicas' copies of it.
+void AddCopies(const ShardPlan& plan, const char* sum, char* dst, int64_t numel, int first_copy,
+               std::vector<DeviceOp>& ops) {
+  for (int copy = first_copy; copy < plan.gradient_copies; ++copy) {
+    ops.emplace_back(CopyOp{sum, dst + copy * plan.gradients_stride_bytes, numel * DTypeSizeBytes(v1::DTYPE_FLOAT32)});
+  }
+}
+
+}  // namespace
+
+void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, size_t rank,
+                  std::vector<const void*> sources, std::vector<DeviceOp>& ops) {
+  ReduceOp op = SumOf(request, run, std::move(sources));
+  if (request.staging.empty()) {
+    op.dst_file = request.gradients_file;
+    op.dst_file_offset_bytes = reinterpret_cast<char*>(op.dst) - request.gradients;
+    char* const sum = reinterpret_cast<char*>(op.dst);
+    ops.push_back(std::move(op));
+    AddCopies(*request.plan, sum, sum, run.numel, /*first_copy=*/1, ops);
+    return;
+  }
+  char* const staging = request.staging[rank];
+  const int64_t piece_numel = request.staging_bytes / DTypeSizeBytes(v1::DTYPE_FLOAT32);
+  for (int64_t first = 0; first < run.numel; first += piece_numel) {
+    ReduceOp piece = op;
+    piece.numel = std::min(piece_numel, run.numel - first);
+    piece.dst = reinterpret_cast<float*>(staging);
+    for (const void*& source : piece.sources) {
+      source = static_cast<const char*>(source) + first * DTypeSizeBytes(piece.source_dtype);
+    }
+    char* const dst = reinterpret_cast<char*>(op.dst + first);
+    const int64_t numel = piece.numel;
+    if (piece.accumulate) ops.emplace_back(CopyOp{dst, staging, numel * DTypeSizeBytes(v1::DTYPE_FLOAT32)});
+    ops.emplace_back(std::move(piece));
+    AddCopies(*request.plan, staging, dst, numel, /*first_copy=*/0, ops);
   }
 }
 

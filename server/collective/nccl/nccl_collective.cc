@@ -103,11 +103,11 @@ void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   for (size_t rank = 0; rank < ranks; ++rank) {
     for (const ReduceRun& run : (*runs)[rank]) {
       if (run.sources.size() == ranks && TakesDType(request, run)) {
-        AddReduceOps(request, run, {InSlot(request, run, rank)}, own[rank]);
+        AddReduceOps(request, run, rank, {InSlot(request, run, rank)}, own[rank]);
         summed.runs.emplace_back(run, static_cast<int>(rank));
         summed.numel += run.numel;
       } else {
-        AddReduceOps(request, run, SourcesOf(request, run), own[rank]);
+        AddReduceOps(request, run, rank, SourcesOf(request, run), own[rank]);
         by_copies_ += static_cast<uint64_t>(run.numel);
       }
     }

@@ -185,6 +185,58 @@ absl::Status CudaMemory::Usable() {
   return lost_;
 }
 
+absl::StatusOr<cu::Context> CudaMemory::Context() {
+  absl::MutexLock lock(&mutex_);
+  SHARDD_RETURN_IF_ERROR(lost_);
+  if (context_ == nullptr) {
+    SHARDD_RETURN_IF_ERROR(Check(driver_->DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain"));
+  }
+  return context_;
+}
+
+class CudaMemory::Registered final : public PinnedMemory {
+ public:
+  Registered(const CudaMemory* on, cu::Context context, void* p) : on_(on), context_(context), p_(p) {}
+  ~Registered() override {
+    if (on_->hangs()) return;  // the call might wait for it; the pages stay pinned, whoever unmaps them
+    const ScopedCudaContext current(on_->driver_, context_);
+    (void)on_->driver_->MemHostUnregister(p_);
+  }
+
+ private:
+  const CudaMemory* const on_;
+  const cu::Context context_;
+  void* const p_;
+};
+
+// Without the mutex: pinning takes seconds, and nobody's copies are to wait for it.
+absl::StatusOr<std::unique_ptr<PinnedMemory>> CudaMemory::RegisterHost(const std::string& name, void* p,
+                                                                       int64_t size_bytes) {
+  SHARDD_ASSIGN_OR_RETURN(const cu::Context context, Context());
+  const ScopedCudaContext current(driver_, context);
+  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent"));
+  const std::string object = absl::StrCat(name, ", ", size_bytes, " bytes");
+  const absl::Status pinned = Check(driver_->MemHostRegister(p, static_cast<size_t>(size_bytes),
+                                                             cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap),
+                                    "cuMemHostRegister", object);
+  if (absl::IsResourceExhausted(pinned)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        pinned.message(), "; the daemon may not pin so much memory: raise its limit of locked memory (RLIMIT_MEMLOCK: ",
+        "ulimit -l, LimitMEMLOCK= of systemd, --ulimit memlock=-1 of a container), give it more memory, or leave ",
+        "JobConfig.offload at OFFLOAD_NONE"));
+  }
+  SHARDD_RETURN_IF_ERROR(pinned);
+  auto registered = std::make_unique<Registered>(this, context, p);
+  cu::DevicePtr address = 0;
+  SHARDD_RETURN_IF_ERROR(Check(driver_->MemHostGetDevicePointer(&address, p, 0), "cuMemHostGetDevicePointer", object));
+  if (address != Address(p)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "register ", object, ": ", name_, " reaches memory of the host by other addresses than the host ", "(got ",
+        absl::Hex(address), ", want ", absl::Hex(Address(p)), "); JobConfig.offload OFFLOAD_HOST is not served there"));
+  }
+  return registered;
+}
+
 absl::Status CudaMemory::Write(char* device_to, const void* from, int64_t size_bytes) {
   return Run([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS -> absl::Status {
     for (int64_t done = 0; done < size_bytes; done += kStagingBytes) {

@@ -41,6 +41,8 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name, const std::vector<Part>& parts,
                                                              const std::vector<DeviceMemory*>& users) override
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p,
+                                                             int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<int64_t> PageBytes() const override { return CudaSlab::Granularity(driver_, device_); }
   absl::Status Write(char* device_to, const void* from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Read(void* to, const char* device_from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -57,6 +59,8 @@ class CudaMemory final : public DeviceMemory {
   // `body` with the context current and stream and staging there.
   absl::Status Run(const std::function<absl::Status()>& body) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Usable() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<cu::Context> Context() ABSL_LOCKS_EXCLUDED(mutex_);
+  class Registered;
   absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -128,5 +128,21 @@ TEST(OptimizerGroups, UnknownFrozenAndDoublyListedParametersAreRefused) {
   EXPECT_TRUE(Invalid(with(std::vector<std::vector<std::string>>(1025)), {"optimizer.groups", "got 1025"}));
 }
 
+TEST(Config, OffloadIsPooledAndZeroCopyIsRefusedByName) {
+  SpecBuilder b(2);
+  b.Param(0, "w", {8});
+  EXPECT_EQ(b.Plan().config.offload(), v1::OFFLOAD_NONE);
+  b.config().set_offload(v1::OFFLOAD_HOST);
+  EXPECT_EQ(b.Plan().config.unshard_mode(), v1::UNSHARD_MODE_POOLED);
+  b.config().set_unshard_mode(v1::UNSHARD_MODE_ZERO_COPY);
+  const absl::Status refused = PlanShards(b.spec()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("plan config offload: "));
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("got unshard_mode UNSHARD_MODE_ZERO_COPY"));
+  b.config().set_offload(static_cast<v1::Offload>(3));
+  EXPECT_THAT(std::string(PlanShards(b.spec()).status().message()),
+              testing::HasSubstr("plan config offload: unknown value (got 3)"));
+}
+
 }  // namespace
 }  // namespace shardd

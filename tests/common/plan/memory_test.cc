@@ -82,6 +82,41 @@ TEST(Memory, PooledHasNoCastCopyButAPool) {
   EXPECT_EQ(plan.memory.unsharded_pool_bytes, 2 * kMiB);
 }
 
+// The host casts, once for each version, and that is what is copied to GPUs.
+TEST(Memory, OffloadIsPooledWithACastCopyAndStagingForEachPool) {
+  SpecBuilder b = Model(2, 3);
+  b.config().set_offload(v1::OFFLOAD_HOST);
+  b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+  const ShardPlan plan = b.Plan();
+  EXPECT_EQ(plan.config.unshard_mode(), v1::UNSHARD_MODE_POOLED);
+  int64_t largest_bytes = 0;
+  int64_t end_bytes = 0;
+  for (const FlatParamPlan& flat : plan.flat_params) {
+    EXPECT_EQ(flat.params_offset_bytes, end_bytes);
+    EXPECT_EQ(flat.pool_offset_bytes, 0);
+    end_bytes += 2 * flat.padded_numel;
+    largest_bytes = std::max(largest_bytes, 4 * flat.padded_numel);
+  }
+  EXPECT_EQ(plan.memory.parameters_bytes, end_bytes);
+  EXPECT_EQ(plan.staging_bytes, largest_bytes);
+  EXPECT_EQ(plan.memory.gradient_staging_bytes, largest_bytes);
+  b.config().set_unsharded_pools(2);
+  const ShardPlan two = b.Plan();
+  EXPECT_EQ(two.staging_bytes, largest_bytes);
+  EXPECT_EQ(two.staging_stride_bytes % kPoolAlignmentBytes, 0) << "each on the pages of its GPU";
+  EXPECT_EQ(two.memory.gradient_staging_bytes, 2 * two.staging_stride_bytes);
+  EXPECT_EQ(two.memory.TotalBytes(2) - plan.memory.TotalBytes(2),
+            two.memory.gradient_staging_bytes - plan.memory.gradient_staging_bytes + two.memory.unsharded_pool_bytes -
+                plan.memory.unsharded_pool_bytes);
+}
+
+TEST(Memory, StagingIsNeverMoreThanWhatACopyIsLargeEnoughWith) {
+  SpecBuilder b(1);
+  b.Param(0, "w", {1 << 26});
+  b.config().set_offload(v1::OFFLOAD_HOST);
+  EXPECT_EQ(b.Plan().memory.gradient_staging_bytes, 32 * kMiB);
+}
+
 TEST(Memory, ThePoolGivesEveryRankItsQuotaWhereThereAreManyGroups) {
   SpecBuilder b = Model(2, 20);
   b.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);

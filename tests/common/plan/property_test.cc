@@ -195,7 +195,9 @@ TEST_F(Property, EveryGroupHasThePrecisionOfItsModuleElseOfTheJob) {
         cast_bytes += flat.unsharded_dtype == flat.dtype ? 0 : bytes;
       }
     }
-    ASSERT_GE(plan.memory.parameters_bytes, plan.config.unshard_mode() == v1::UNSHARD_MODE_POOLED ? 0 : cast_bytes);
+    const bool is_cast_in_the_pool =
+        plan.config.unshard_mode() == v1::UNSHARD_MODE_POOLED && plan.config.offload() != v1::OFFLOAD_HOST;
+    ASSERT_GE(plan.memory.parameters_bytes, is_cast_in_the_pool ? 0 : cast_bytes);
     if (cast_bytes == 0) {
       ASSERT_EQ(plan.memory.parameters_bytes, 0);
     }
@@ -247,7 +249,10 @@ TEST_F(Property, NothingOverlapsInAnySlabOrSlot) {
                    flat.padded_numel * DTypeSizeBytes(flat.dtype));
       }
       ASSERT_EQ(flat.pool_offset_bytes >= 0, is_pooled);
-      ASSERT_EQ(flat.params_offset_bytes >= 0, !is_pooled && flat.dtype != flat.unsharded_dtype);
+      const bool is_cast_at_commit = !is_pooled || plan.config.offload() == v1::OFFLOAD_HOST;
+      ASSERT_EQ(flat.params_offset_bytes >= 0, is_cast_at_commit && flat.dtype != flat.unsharded_dtype);
+      ASSERT_EQ(plan.staging_bytes > 0 && flat.requires_grad,
+                plan.config.offload() == v1::OFFLOAD_HOST && flat.requires_grad);
       ASSERT_EQ(flat.gradients_offset_bytes >= 0, flat.requires_grad);
       ASSERT_EQ(flat.slot_offset_bytes >= 0, flat.requires_grad);
       ASSERT_EQ(flat.optimizer_offset_bytes >= 0, flat.requires_grad && plan.optimizer_states > 0);

@@ -119,6 +119,7 @@ class RandomSpec {
     config.set_strategy(static_cast<v1::Strategy>(Below(6)));
     Place(config);
     config.set_unshard_mode(static_cast<v1::UnshardMode>(Below(3)));
+    if (config.unshard_mode() != v1::UNSHARD_MODE_ZERO_COPY) config.set_offload(static_cast<v1::Offload>(Below(3)));
     if (Below(2) == 0) {
       config.mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
     }

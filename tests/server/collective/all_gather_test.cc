@@ -119,6 +119,37 @@ TEST_P(AllGatherTest, AReadersDeviceDoesAllOfItAndNoCopyCrossesABoundary) {
   }
 }
 
+// With offload to the host the optimizer has cast: what is copied is its copy, and no device casts.
+TEST_P(AllGatherTest, WhatHasACastCopyIsCopiedFromIt) {
+  SpecBuilder builder = Model(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16);
+  builder.config().set_offload(v1::OFFLOAD_HOST);
+  Start(builder.Plan(), 2);
+  Bytes shards(plan_.memory.shards_bytes, 0x11);
+  Bytes parameters(plan_.memory.parameters_bytes, 0x22);
+  for (const int reader : {-1, 1}) {
+    for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
+      Bytes slot(plan_.groups[group].unsharded_bytes, 0xff);
+      ASSERT_TRUE(Gather({&plan_, group, shards.data(), slot.data(), reader, {}, "", parameters.data()}).ok());
+      for (int p : plan_.groups[group].params) {
+        const Place at(plan_, p);
+        const char want = at.flat.dtype == at.flat.unsharded_dtype ? 0x11 : 0x22;
+        EXPECT_EQ(BytesOf(slot.data() + at.flat.pool_offset_bytes, at.flat.unsharded_dtype, at.offset, at.numel),
+                  std::string(static_cast<size_t>(at.numel * DTypeSizeBytes(at.flat.unsharded_dtype)), want))
+            << plan_.params[p].fqn;
+      }
+    }
+  }
+  for (const auto& device : wrapped_) {
+    for (const WrappedDevice::Record& record : device->records()) {
+      for (const DeviceOp& op : record.ops) EXPECT_EQ(std::get<CastOp>(op).from, std::get<CastOp>(op).to);
+    }
+  }
+  Bytes slot(plan_.pool_slot_bytes);
+  const absl::Status refused = Gather({&plan_, 0, shards.data(), slot.data(), -1, {}, ""});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("no cast parameters"));
+}
+
 TEST_P(AllGatherTest, MalformedRequestsAreRefused) {
   Start(Model(2, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16).Plan(), 2);
   Bytes shards(plan_.memory.shards_bytes);

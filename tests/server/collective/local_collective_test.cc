@@ -84,6 +84,94 @@ TEST_P(LocalCollectiveTest, RanksThatShareADeviceAreOneWork) {
   EXPECT_THAT(NumelsOf(0), ElementsAre(64, 64, 64, 64));
 }
 
+// Whose gradient shards lie where devices come by copies alone.
+class StagedSums : public LocalCollectiveTest {
+ protected:
+  static constexpr int64_t kStagingBytes = 4096;  // a piece is of 1024 elements
+  void StartOne(int64_t numel, int device_count) {
+    SpecBuilder builder(2);
+    builder.Param(builder.AddSharded(0, "a"), "p", {numel});
+    builder.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+    Start(builder.Plan(), device_count);
+    group_ = plan_.FindGroup("a");
+  }
+  // Twice, the second time on top of the first.
+  Bytes Sums(bool staged) {
+    std::vector<Bytes> slots;
+    std::vector<Bytes> staging;
+    Bytes gradients(plan_.memory.gradients_bytes, 0xff);
+    for (int rank = 0; rank < 2; ++rank) staging.emplace_back(kStagingBytes, 0xff);
+    for (const GradientMode mode : {kOver, kAdd}) {
+      ReduceScatterRequest request;
+      request.plan = &plan_;
+      request.group = group_;
+      request.gradients = gradients.data();
+      request.modes = {mode};
+      request.scale = 0.3f;
+      for (int rank = 0; rank < 2; ++rank) {
+        slots.emplace_back(plan_.groups[group_].gradient_bytes);
+        WriteSlot(plan_, slots.back(), 0, ParamValues(plan_, 0, rank));
+        request.sources.push_back({rank, slots.back().data(), {true}});
+        if (staged) request.staging.push_back(staging[static_cast<size_t>(rank)].data());
+      }
+      request.staging_bytes = staged ? kStagingBytes : 0;
+      EXPECT_TRUE(WaitFor([&](Collective::Done done) { collective_->ReduceScatter(request, std::move(done)); }).ok());
+    }
+    return gradients;
+  }
+};
+
+TEST_P(StagedSums, AreThoseThatAreMadeInPlaceToTheBitAndTouchTheShardsByCopiesAlone) {
+  StartOne(5001, 2);
+  const Bytes want = Sums(/*staged=*/false);
+  const size_t before = wrapped_[0]->records().size();
+  const Bytes got = Sums(/*staged=*/true);
+  EXPECT_TRUE(got == want);
+  for (const auto& device : wrapped_) {
+    int reductions = 0;
+    int copies = 0;
+    const std::vector<WrappedDevice::Record> records = device->records();
+    for (size_t i = before; i < records.size(); ++i) {
+      for (const DeviceOp& op : records[i].ops) {
+        if (const auto* reduce = std::get_if<ReduceOp>(&op); reduce != nullptr) {
+          ++reductions;
+          EXPECT_LE(reduce->numel * 4, kStagingBytes);
+          EXPECT_EQ(reduce->dst_file, -1);
+          const char* const dst = reinterpret_cast<const char*>(reduce->dst);
+          EXPECT_TRUE(dst < got.data() || dst >= got.data() + got.size_bytes());
+        } else {
+          ++copies;
+        }
+      }
+    }
+    EXPECT_EQ(reductions, 2 * 3);
+    EXPECT_EQ(copies, 3 + 2 * 3) << "what is added to is copied there first";
+  }
+}
+
+TEST_P(StagedSums, StagingThatIsNotThereForEveryRankIsRefused) {
+  StartOne(100, 2);
+  Bytes slot(plan_.groups[group_].gradient_bytes), gradients(plan_.memory.gradients_bytes), staging(kStagingBytes);
+  ReduceScatterRequest request;
+  request.plan = &plan_;
+  request.group = group_;
+  request.gradients = gradients.data();
+  request.modes = {kOver};
+  request.sources = {{0, slot.data(), {true}}};
+  const auto refused = [&](std::vector<char*> by_rank, int64_t size_bytes) {
+    request.staging = std::move(by_rank);
+    request.staging_bytes = size_bytes;
+    return WaitFor([&](Collective::Done done) { collective_->ReduceScatter(request, std::move(done)); });
+  };
+  for (const absl::Status& status : {refused({staging.data()}, 4096), refused({staging.data(), nullptr}, 4096),
+                                     refused({staging.data(), staging.data()}, 100)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("staging"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Collectives, StagedSums, testing::Values(CollectiveImplementation{"local", &MakeLocalWorld}),
+                         CollectiveName);
 INSTANTIATE_TEST_SUITE_P(Collectives, LocalCollectiveTest,
                          testing::Values(CollectiveImplementation{"local", &MakeLocalWorld}), CollectiveName);
 

@@ -41,6 +41,47 @@ TEST(CudaMemory, WhatTheHostWritesIsWhatItReadsAndNoneOfItIsPageable) {
   EXPECT_EQ(world.machine().live(), live);
 }
 
+TEST(CudaMemory, RegisteredMemoryIsCopiedByEveryGpuAtTheHostsAddressesUntilItIsGone) {
+  FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/2);
+  const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
+  DeviceMemory* const first = devices[0]->memory();
+  DeviceMemory* const second = devices[1]->memory();
+  const std::unique_ptr<DeviceSlab> slab = *first->MakeSlab("slab", 4096, {first, second});
+  std::vector<char> host(10000, 'a');
+  {
+    const auto registered = first->RegisterHost("slab \"shards\"", host.data(), 10000);
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    const auto again = second->RegisterHost("slab \"shards\"", host.data() + 5000, 100);
+    EXPECT_FALSE(again.ok());
+    EXPECT_THAT(std::string(again.status().message()),
+                testing::HasSubstr("cuMemHostRegister slab \"shards\", 100 bytes: CUDA_ERROR_HOST_MEMORY_ALREADY"));
+    for (DeviceMemory* memory : {first, second}) {
+      ASSERT_TRUE(memory->Zero(slab->data(), 4096).ok());
+      ASSERT_TRUE(memory->Copy({{host.data() + 7, slab->data(), 4096}}).ok());
+      ASSERT_TRUE(memory->Zero(host.data() + 8000, 50).ok());
+      ASSERT_TRUE(memory->Copy({{slab->data(), host.data() + 8010, 10}}).ok());
+    }
+    EXPECT_EQ(world.machine().PageableCopies(), 0);
+  }
+  EXPECT_EQ(std::string(host.data() + 8000, 51),
+            std::string(10, '\0') + std::string(10, 'a') + std::string(30, '\0') + "a");
+  ASSERT_TRUE(first->Copy({{host.data(), slab->data(), 1}}).ok());
+  EXPECT_EQ(world.machine().PageableCopies(), 1) << "it is still registered";
+}
+
+TEST(CudaMemory, WhatCannotBePinnedSaysWhatToRaise) {
+  FakeCudaWorld world;
+  const std::unique_ptr<CudaDevice> device = world.Make();
+  std::vector<char> host(10000);
+  world.machine().FailCall("cuMemHostRegister", 1, cu::kOutOfMemory);
+  const auto refused = device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
+  for (const char* text : {"slab \"optimizer\", 10000 bytes", "RLIMIT_MEMLOCK", "OFFLOAD_NONE"}) {
+    EXPECT_THAT(std::string(refused.status().message()), testing::HasSubstr(text));
+  }
+  EXPECT_TRUE(device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000).ok());
+}
+
 TEST(CudaMemory, EveryDeviceOfTheJobReachesASlabAndOthersDoNot) {
   FakeCudaWorld world(/*delay_seed=*/0, /*gpus=*/2);
   const std::vector<std::unique_ptr<Device>> devices = world.MakeAll();
