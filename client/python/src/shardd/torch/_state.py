@@ -201,8 +201,9 @@ class ShardState(FSDPState):
             if root._is_root is None:
                 root._lazy_init()
                 assert root._unit is not None
-                for module in root._modules if root._is_root else ():  # what a failed forward began is given up at once
-                    module.register_forward_hook(root._unit._forward_failed_hook(), always_call=True)
+                if root._is_root:
+                    for module in root._modules:  # what a failed forward began is given up at once
+                        module.register_forward_hook(root._unit._forward_failed_hook(), always_call=True)
             if not root._is_root:
                 root = root._joined()
             if root._job is not None and root._job.closed:
