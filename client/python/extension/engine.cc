@@ -560,7 +560,11 @@ void Engine::FinalCallback(uint64_t generation) {
     LeavePass();
   }
   if (show) {
-    for (Unit* unit : units_) {
+    // Hooks on gradients run in the order of the units' backward, as with PyTorch.
+    std::vector<Unit*> units = units_;
+    std::stable_sort(units.begin(), units.end(),
+                     [](const Unit* a, const Unit* b) { return a->backward_number() < b->backward_number(); });
+    for (Unit* unit : units) {
       unit->ShowGradients();
     }
   }

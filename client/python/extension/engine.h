@@ -172,6 +172,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Of the attachment; a graph made under another is dead.
   uint64_t generation() const { return generation_; }
   int64_t steps() const { return steps_; }
+  uint64_t NextBackward() { return ++backwards_; }
   // Everything that is waited for at an unshard is known to be there.
   bool settled() const { return settled_; }
   void set_settled() { settled_ = true; }
@@ -215,6 +216,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool gives_back_ = false;
   bool gradients_used_ = false;  // by the daemon's last step or by none, and none came since
   uint64_t generation_ = 1;
+  uint64_t backwards_ = 0;  // of units
   int64_t steps_ = 0;
   at::Tensor update_counts_;
   // Groups whose gradient slots overlap have the same slot number; who has written into it and not submitted.

@@ -230,21 +230,47 @@ bool HeldShard::BeginGradient(int64_t steps) {
     return true;
   }
   const py::gil_scoped_acquire gil;
-  if (IsOurs(shown) && gradient_step_ == steps) {
+  const bool ours = IsOurs(shown);
+  if (ours && gradient_step_ == steps) {
     return false;
   }
   // Shown before a step, or the user's own: the job will hold the new gradient alone, so this is added afterwards.
   const c10::AutoGradMode no_grad(false);
   const at::Tensor rows = LocalOf(shown);
   CheckGradientShape(rows);
-  carry_ = rows.to(at::kFloat).clone();
+  at::Tensor kept = rows.to(at::kFloat).clone();
+  if (ours) {
+    PointGradient(kept.mutable_data_ptr());  // what autograd adds to it in place meanwhile stays, too
+  }
+  carry_ = std::move(kept);
   return true;
+}
+
+void HeldShard::PointGradient(void* memory) {
+  if (gradient_ && gradient_storage_->nbytes() > 0) {
+    gradient_storage_->set_data_ptr_noswap(at::DataPtr(memory, at::kCPU));
+  }
+}
+
+void HeldShard::TakeLateGradient() {
+  const at::Tensor& shown = sharded_tensor().grad();
+  const bool ours = shown.defined() && IsOurs(shown);
+  PointGradient(gradient_memory_);
+  if (!shown.defined()) {
+    carry_ = at::Tensor();  // set to None between micro-batches
+  } else if (!ours) {
+    const c10::AutoGradMode no_grad(false);
+    const at::Tensor rows = LocalOf(shown);
+    CheckGradientShape(rows);
+    carry_ = rows.to(at::kFloat);
+  }
 }
 
 void HeldShard::ShowGradient(int64_t steps) {
   if (shows_no_gradient()) {
     return;
   }
+  TakeLateGradient();
   if (!gradient_) {
     MakeGradient();
   }
@@ -330,11 +356,13 @@ HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
   if (ours && gradient_step_ == steps) {
     return Shown::kCurrent;
   }
-  if (!ours && local_.numel() > 0) {
+  if ((!ours || carry_.defined()) && local_.numel() > 0) {  // the second: of a backward that an exception ended
     const c10::AutoGradMode no_grad(false);
     const at::Tensor rows = LocalOf(shown);
     CheckGradientShape(rows);
     gradient_shard().copy_(rows);
+    PointGradient(gradient_memory_);
+    carry_ = at::Tensor();
   }
   return Shown::kOther;  // also of an earlier step: the memory still has its values
 }

@@ -106,6 +106,12 @@ class HeldShard {
   // the program's own.
   bool IsOurs(const at::Tensor& shown);
   at::Tensor LocalOf(const at::Tensor& gradient) const;
+  // What `.grad` has by now is what the job's gradient is added to. Autograd may have given the parameter itself more
+  // since BeginGradient: of a term of the loss that was made of sharded parameters before the forward, whose backward
+  // is last.
+  void TakeLateGradient();
+  // `.grad`, where it is the job's, shows `memory`: the job's, or its own values while the job's is written anew.
+  void PointGradient(void* memory);
   // Lets `.grad` be what the job has.
   void Assign();
   void RunOptimizersInBackward();

@@ -430,6 +430,7 @@ void Unit::BackwardReachedInputs() {
 void Unit::PostBackward() {
   const py::gil_scoped_acquire gil;
   group_training_ = Training::kPostBackward;
+  backward_number_ = engine_->NextBackward();
   for (Group& group : groups_) {
     if (group.dirty) {
       Submit(group);

@@ -106,7 +106,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return unsharded_ || std::any_of(groups_.begin(), groups_.end(), [](const Group& g) { return g.holds > 0; });
   }
   Training group_training() const { return group_training_; }
-  const Engine* engine() const { return engine_.get(); }  // null: not bound
+  uint64_t backward_number() const { return backward_number_; }  // of its last PostBackward, among those of all units
+  const Engine* engine() const { return engine_.get(); }         // null: not bound
   void set_idle();
 
   // What the program has done to sharded parameters (engine_changes.cc). Adds what is new to `changes`; raises where it
@@ -197,6 +198,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool ran_forward_ = false;   // since the last backward was closed
   Training state_training_ = Training::kIdle;
   Training group_training_ = Training::kIdle;
+  uint64_t backward_number_ = 0;
 };
 
 }  // namespace shardd::python

@@ -233,6 +233,7 @@ class ShardGroup(_C.Unit):
                 continue
             with torch.no_grad():
                 kept.copy_(given)
+            kept.grad = given.grad  # none, unless the program has put one there: what there was is the old object's
             module._parameters[name] = kept
             if fsdp_param._module_info.module is module:
                 fsdp_param.reset_sharded_param()

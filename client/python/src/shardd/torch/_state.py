@@ -85,9 +85,30 @@ class ShardState(FSDPState):
             root = self._modules[0]
             states = list(dict.fromkeys(s for m in root.modules() if (s := state_of(m)) is not None))
             self._check_attributes(states)
+            if self._join(states):
+                return
             settle_ties(root, states)
             super()._lazy_init()
             begin(self)
+
+    def _join(self, states: list[ShardState]) -> bool:
+        """A second wrapper, without parameters of its own, around units of a model that has been used: it runs them as parts
+        of that model, as PyTorch's does. With parameters there is no one root, which FSDPState refuses."""
+        others = [state for state in states if state is not self]
+        assert self._unit is not None
+        if self._unit.layout != "flat" or self._unit.fsdp_params or len({id(s._state_ctx) for s in others}) != 1:
+            return False
+        if any(state._is_root is not False for state in others):
+            return False
+        self._is_root, self._state_ctx = False, others[0]._state_ctx
+        self._job = self._joined()._job
+        return True
+
+    def _joined(self) -> ShardState:
+        """The root of the model whose units this one's modules are."""
+        root = self._state_ctx.all_states[0]
+        assert isinstance(root, ShardState)
+        return root
 
     def _check_attributes(self, states: list[ShardState]) -> None:
         for state in states:
@@ -149,6 +170,11 @@ class ShardState(FSDPState):
         return f"{self._number}{again}"
 
     def _find_root(self) -> ShardState:
+        """The state of the model that this one's module is part of."""
+        outermost = self._outermost()
+        return outermost._joined() if outermost._is_root is False else outermost
+
+    def _outermost(self) -> ShardState:
         """The state of the outermost module around this one."""
         root, largest = self, 0
         own = self._modules[0]
@@ -167,21 +193,24 @@ class ShardState(FSDPState):
         """``extend``: what is trained has changed; with all ranks, inside a pass or where nothing is written."""
         if self._job is not None and self._job.alive and not extend:
             return
-        root = self._find_root()
+        root = self._outermost()
         root._training = torch.is_grad_enabled()
         # What is made here outlives an inference_mode or no_grad around the first use.
         with torch.inference_mode(False), torch.no_grad():
             if root._is_root is None:
                 root._lazy_init()
                 assert root._unit is not None
-                for module in root._modules:  # what a failed forward began is given up at once
-                    module.register_forward_hook(root._unit._forward_failed_hook(), always_call=True)
-            elif root._job is not None and root._job.closed:
+                if root._is_root:
+                    for module in root._modules:  # what a failed forward began is given up at once
+                        module.register_forward_hook(root._unit._forward_failed_hook(), always_call=True)
+            if not root._is_root:
+                root = root._joined()
+            if root._job is not None and root._job.closed:
                 raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
             if not any(state._unit is not None and state._unit.fsdp_params for state in root._state_ctx.all_states):
                 return  # as PyTorch: the modules run as they are
             job = TorchJob.register(root) if not extend or root._job is None else root._job.extended(root)
-        for state in root._state_ctx.all_states:
+        for state in (*root._state_ctx.all_states, self):
             assert isinstance(state, ShardState)
             state._job = job
 

@@ -213,7 +213,7 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
 
     def check_is_root(self) -> bool:
         """Whether no other wrapper is around this one."""
-        return self._state._find_root() is self._state
+        return self._state._outermost() is self._state
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:

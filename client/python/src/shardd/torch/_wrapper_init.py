@@ -96,6 +96,10 @@ def find_ignored(
 def strategy_of(strategy: ShardingStrategy | None, world_size: int) -> ShardingStrategy:
     """As torch decides: one rank has nothing to shard."""
     strategy = strategy or ShardingStrategy.FULL_SHARD
+    if not isinstance(strategy, ShardingStrategy):
+        raise ValueError(
+            f"sharding_strategy: not a ShardingStrategy (got {strategy!r}, want one of {list(ShardingStrategy)})"
+        )
     if world_size == 1 and strategy not in HYBRID:
         if strategy != ShardingStrategy.NO_SHARD:
             warnings.warn(
