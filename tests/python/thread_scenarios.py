@@ -73,8 +73,9 @@ def _train(impl: str, number: int) -> dict[str, Any]:
         "outside": type(model[0].weight).__name__,
     }
     if impl != "torch":
-        from shardd.torch import counters
+        from shardd.torch import commit, counters
 
+        commit(model)
         result["counters"] = counters(model)
     return result
 

@@ -21,6 +21,7 @@ from shardd import errors
 from shardd.torch import _spec
 from shardd.torch._agreement import Meeting, check_alike, speaks, tell
 from shardd.torch._bind import Place, bind, forget_given, given_by
+from shardd.torch._counts import rank_thread
 from shardd.torch._extension import _C
 from shardd.torch._gradient_moves import GradientMoves
 from shardd.torch._group import members_of
@@ -66,6 +67,7 @@ class TorchJob:
         self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
         self._writing: list[int] = []  # who has opened a write, innermost last
         self._root = weakref.ref(root)
+        self._rank_thread = rank_thread()
         self.optimizer: weakref.ref[DaemonOptimizer] | None = None
 
     def root(self) -> ShardState | None:
@@ -443,8 +445,9 @@ def _restart_count() -> int:
 
 
 def jobs() -> list[TorchJob]:
-    """The attached jobs of this process, in the order of their registration."""
-    return [job for job in _jobs if job.alive]
+    """The attached jobs of this rank, in the order of their registration."""
+    thread = rank_thread()
+    return [job for job in _jobs if job.alive and job._rank_thread == thread]
 
 
 def set_ride(state: Any) -> None:
