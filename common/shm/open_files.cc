@@ -14,6 +14,8 @@ OpenFiles CountOpenFiles() {
     while (const dirent* entry = readdir(folder)) files.open += entry->d_name[0] != '.' ? 1 : 0;
     --files.open;  // the folder itself
     closedir(folder);
+  } else {
+    files.open = files.limit;  // not even this one could be opened
   }
   return files;
 }

@@ -65,11 +65,12 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name,
                                                                      const std::vector<Part>& parts,
                                                                      const std::vector<DeviceMemory*>& users) = 0;
-  // Of the host: [p, p + size_bytes), which is mapped to read and write, for all devices of this kind. Takes as long as
-  // pinning the pages does. RESOURCE_EXHAUSTED: they cannot be pinned, with what to raise; UNIMPLEMENTED: the device
-  // has other addresses for it than the host.
+  // Of the host: [p, p + size_bytes), which is mapped to read and write, for `users`, this one among them. Takes as
+  // long as pinning the pages does. They stay pinned at its end where one of the users hangs. RESOURCE_EXHAUSTED: they
+  // cannot be pinned, with what to raise; UNIMPLEMENTED: the device has other addresses for it than the host.
   virtual absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p,
-                                                                     int64_t size_bytes) = 0;
+                                                                     int64_t size_bytes,
+                                                                     const std::vector<DeviceMemory*>& users) = 0;
   // What sizes of parts on this device are multiples of.
   virtual absl::StatusOr<int64_t> PageBytes() const = 0;
   // `device_*`: within slabs. Some 20 us and the bytes' time; a thread that serves others moves little at once.

@@ -249,7 +249,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
       !status.ok()) {
     return failed(status);
   }
-  reaper_.RunAndWait([] {});
+  AwaitReaper();
   absl::StatusOr<JobCore::Init> init =
       MakeInit(found.new_id, job->uid(), extension.spec, extension.plan, found.reserved_bytes);
   if (!init.ok()) {

@@ -116,18 +116,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     int64_t size_bytes;
     SpreadSlab spread;
   };
-  int max_pieces = 1;
-  if (!on_host) {
-    const int64_t sizes[] = {want.gradients_bytes, want.shards_bytes, want.optimizer_bytes, want.parameters_bytes,
-                             want.unsharded_pool_bytes};
-    const auto slabs = std::count_if(std::begin(sizes), std::end(sizes), [](int64_t bytes) { return bytes > 0; });
-    const auto pieces =
-        PiecesPerSlab(CountOpenFiles(), static_cast<int>(slabs), static_cast<int>(place.users.size()), plan.world_size);
-    if (!pieces.ok()) {
-      return absl::Status(pieces.status().code(), absl::StrCat("open job \"", job, "\": ", pieces.status().message()));
-    }
-    max_pieces = *pieces;
-  }
+  const auto lies_on_gpus = [&](const Purpose& purpose) {
+    const bool of_gpus = purpose.spread == SpreadSlab::kPool || purpose.spread == SpreadSlab::kStaging;
+    return !on_host && (of_gpus || !offloaded);
+  };
   const Purpose purposes[] = {
       // Some of it goes at once.
       {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes, SpreadSlab::kGradients},
@@ -137,12 +129,23 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", SlabBacking::kMemfd, want.gradient_staging_bytes, SpreadSlab::kStaging},
   };
+  int max_pieces = 1;
+  if (!on_host) {
+    const auto slabs = std::count_if(std::begin(purposes), std::end(purposes), [&](const Purpose& purpose) {
+      return purpose.size_bytes > 0 && lies_on_gpus(purpose);
+    });
+    const auto pieces = PiecesPerSlab(CountOpenFiles(), std::max(1, static_cast<int>(slabs)),
+                                      static_cast<int>(place.users.size()), plan.world_size);
+    if (!pieces.ok()) {
+      return absl::Status(pieces.status().code(), absl::StrCat("open job \"", job, "\": ", pieces.status().message()));
+    }
+    max_pieces = *pieces;
+  }
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0) {
       continue;
     }
-    const bool of_gpus = purpose.spread == SpreadSlab::kPool || purpose.spread == SpreadSlab::kStaging;
-    if (!on_host && (of_gpus || !offloaded)) {
+    if (lies_on_gpus(purpose)) {
       auto slab = MakeOnDevices(plan, purpose.spread, absl::StrCat("slab \"", purpose.name, "\""), place, max_pieces);
       if (!slab.ok()) {
         return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
@@ -158,7 +161,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     }
     if (offloaded) {
       auto pinned = place.memory->RegisterHost(absl::StrCat("slab \"", purpose.name, "\""), (*slab)->data(),
-                                               (*slab)->size_bytes());
+                                               (*slab)->size_bytes(), place.users);
       if (!pinned.ok()) {
         return absl::Status(pinned.status().code(),
                             absl::StrCat("open job \"", job, "\": ", pinned.status().message()));

@@ -73,6 +73,11 @@ std::shared_ptr<Communicator> NcclCollective::Usable() {
   const absl::Status broken = current_->communicator->broken();
   if (broken.ok()) return current_->communicator;
   if (remake_ == nullptr || current_->is_given_up || current_->is_making) return nullptr;
+  if (current_->made_anew == kMostRemakes) {
+    current_->is_given_up = true;
+    current_->why = absl::StrCat(broken.message(), "; it broke after it was made anew ", kMostRemakes, " times");
+    return nullptr;
+  }
   current_->is_making = true;
   std::thread([current = current_, remake = remake_, why = std::string(broken.message())] {
     absl::StatusOr<std::shared_ptr<Communicator>> made = remake();

@@ -28,7 +28,9 @@ class NcclCollective final : public Collective {
   // devices[r] is rank r's and the communicator's member r. REQUIRES: as many devices as members. The first request
   // that finds the communicator broken has another one made, on a thread of its own, for the requests after that: the
   // epoch of what broke it is over by then, and GPUs that are lost have no requests. One that cannot be made is not
-  // tried again. Null: never.
+  // tried again, and the last of kMostRemakes that breaks, too, is the last: steps are not to end there for ever. Null:
+  // never.
+  static constexpr int kMostRemakes = 3;
   NcclCollective(std::vector<Device*> devices, std::shared_ptr<Communicator> communicator, Remake remake = nullptr);
   const char* name() const override { return "nccl"; }
   std::string Describe() const override;

@@ -196,22 +196,28 @@ absl::StatusOr<cu::Context> CudaMemory::Context() {
 
 class CudaMemory::Registered final : public PinnedMemory {
  public:
-  Registered(const CudaMemory* on, cu::Context context, void* p) : on_(on), context_(context), p_(p) {}
+  Registered(const CudaMemory* on, std::vector<DeviceMemory*> users, cu::Context context, void* p)
+      : on_(on), users_(std::move(users)), context_(context), p_(p) {}
   ~Registered() override {
-    if (on_->hangs()) return;  // the call might wait for it; the pages stay pinned, whoever unmaps them
+    for (const DeviceMemory* user : users_) {
+      // The call might wait for it; the pages stay pinned, whoever unmaps them.
+      if (static_cast<const CudaMemory*>(user)->hangs()) return;
+    }
     const ScopedCudaContext current(on_->driver_, context_);
     (void)on_->driver_->MemHostUnregister(p_);
   }
 
  private:
   const CudaMemory* const on_;
+  const std::vector<DeviceMemory*> users_;
   const cu::Context context_;
   void* const p_;
 };
 
 // Without the mutex: pinning takes seconds, and nobody's copies are to wait for it.
 absl::StatusOr<std::unique_ptr<PinnedMemory>> CudaMemory::RegisterHost(const std::string& name, void* p,
-                                                                       int64_t size_bytes) {
+                                                                       int64_t size_bytes,
+                                                                       const std::vector<DeviceMemory*>& users) {
   SHARDD_ASSIGN_OR_RETURN(const cu::Context context, Context());
   const ScopedCudaContext current(driver_, context);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent"));
@@ -226,7 +232,7 @@ absl::StatusOr<std::unique_ptr<PinnedMemory>> CudaMemory::RegisterHost(const std
         "JobConfig.offload at OFFLOAD_NONE"));
   }
   SHARDD_RETURN_IF_ERROR(pinned);
-  auto registered = std::make_unique<Registered>(this, context, p);
+  auto registered = std::make_unique<Registered>(this, users, context, p);
   cu::DevicePtr address = 0;
   SHARDD_RETURN_IF_ERROR(Check(driver_->MemHostGetDevicePointer(&address, p, 0), "cuMemHostGetDevicePointer", object));
   if (address != Address(p)) {

@@ -41,8 +41,9 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name, const std::vector<Part>& parts,
                                                              const std::vector<DeviceMemory*>& users) override
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p,
-                                                             int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p, int64_t size_bytes,
+                                                             const std::vector<DeviceMemory*>& users) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<int64_t> PageBytes() const override { return CudaSlab::Granularity(driver_, device_); }
   absl::Status Write(char* device_to, const void* from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Read(void* to, const char* device_from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);

@@ -190,6 +190,48 @@ TEST_F(NcclCollectiveTest, ACommunicatorThatIsBrokenIsMadeAnewForTheRequestsAfte
   EXPECT_EQ(made, 1);
 }
 
+TEST_F(NcclCollectiveTest, OneThatBreaksAgainAndAgainIsGivenUp) {
+  Start(Plan(/*even=*/true));
+  std::atomic<int> made = 0;
+  absl::Mutex mutex;
+  std::shared_ptr<Communicator> last = communicator_;
+  collective_ = std::make_unique<NcclCollective>(
+      std::vector<Device*>{wrapped_[0].get(), wrapped_[1].get(), wrapped_[2].get()}, communicator_,
+      [&]() -> absl::StatusOr<std::shared_ptr<Communicator>> {
+        auto communicator = NcclCommunicator::Create(library_, gpus_.driver(), {0, 1, 2});
+        if (!communicator.ok()) return communicator.status();
+        absl::MutexLock lock(&mutex);
+        made_anew_.push_back(*communicator);
+        last = *communicator;
+        ++made;
+        return last;
+      });
+  for (int times = 1; times <= NcclCollective::kMostRemakes; ++times) {
+    {
+      absl::MutexLock lock(&mutex);
+      last->Break(absl::UnavailableError("no memory for its buffers"));
+    }
+    ASSERT_TRUE(Reduce().ok());
+    const std::string want = absl::StrCat("made anew ", times, " time(s)");
+    for (int i = 0; i < 10000 && collective_->Describe().find(want) == std::string::npos; ++i) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ASSERT_THAT(collective_->Describe(), HasSubstr(want));
+  }
+  {
+    absl::MutexLock lock(&mutex);
+    last->Break(absl::UnavailableError("no memory for its buffers"));
+    last = nullptr;
+  }
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Reduce().ok());
+    ExpectSums();
+  }
+  EXPECT_EQ(made, NcclCollective::kMostRemakes);
+  EXPECT_THAT(collective_->Describe(), HasSubstr("all by copies from now on: "));
+  EXPECT_THAT(collective_->Describe(), HasSubstr("it broke after it was made anew 3 times"));
+}
+
 TEST_F(NcclCollectiveTest, OneThatCannotBeMadeAnewIsNotTriedAgainAndStatusSaysWhy) {
   Start(Plan(/*even=*/true));
   std::atomic<int> tried = 0;

@@ -49,9 +49,9 @@ TEST(CudaMemory, RegisteredMemoryIsCopiedByEveryGpuAtTheHostsAddressesUntilItIsG
   const std::unique_ptr<DeviceSlab> slab = *first->MakeSlab("slab", 4096, {first, second});
   std::vector<char> host(10000, 'a');
   {
-    const auto registered = first->RegisterHost("slab \"shards\"", host.data(), 10000);
+    const auto registered = first->RegisterHost("slab \"shards\"", host.data(), 10000, {first, second});
     ASSERT_TRUE(registered.ok()) << registered.status();
-    const auto again = second->RegisterHost("slab \"shards\"", host.data() + 5000, 100);
+    const auto again = second->RegisterHost("slab \"shards\"", host.data() + 5000, 100, {first, second});
     EXPECT_FALSE(again.ok());
     EXPECT_THAT(std::string(again.status().message()),
                 testing::HasSubstr("cuMemHostRegister slab \"shards\", 100 bytes: CUDA_ERROR_HOST_MEMORY_ALREADY"));
@@ -74,12 +74,12 @@ TEST(CudaMemory, WhatCannotBePinnedSaysWhatToRaise) {
   const std::unique_ptr<CudaDevice> device = world.Make();
   std::vector<char> host(10000);
   world.machine().FailCall("cuMemHostRegister", 1, cu::kOutOfMemory);
-  const auto refused = device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000);
+  const auto refused = device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000, {device->memory()});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
   for (const char* text : {"slab \"optimizer\", 10000 bytes", "RLIMIT_MEMLOCK", "OFFLOAD_NONE"}) {
     EXPECT_THAT(std::string(refused.status().message()), testing::HasSubstr(text));
   }
-  EXPECT_TRUE(device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000).ok());
+  EXPECT_TRUE(device->memory()->RegisterHost("slab \"optimizer\"", host.data(), 10000, {device->memory()}).ok());
 }
 
 TEST(CudaMemory, EveryDeviceOfTheJobReachesASlabAndOthersDoNot) {

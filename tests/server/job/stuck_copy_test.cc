@@ -40,7 +40,8 @@ class HeldMemory final : public DeviceMemory {
                                                              const std::vector<DeviceMemory*>&) override {
     return std::make_unique<OnHost>(parts);
   }
-  absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string&, void*, int64_t) override {
+  absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string&, void*, int64_t,
+                                                             const std::vector<DeviceMemory*>&) override {
     return absl::UnimplementedError("not in this test");
   }
   absl::StatusOr<int64_t> PageBytes() const override { return 4096; }

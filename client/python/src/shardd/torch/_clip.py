@@ -25,7 +25,11 @@ def _powered(tensors: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     filled = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not filled:
         return torch.zeros(())
-    norms = torch.stack([torch.linalg.vector_norm(tensor, norm_type, dtype=torch.float32) for tensor in filled])
+    # float64 cannot be narrowed on the way
+    computed = [torch.float64 if tensor.dtype == torch.float64 else torch.float32 for tensor in filled]
+    norms = torch.stack(
+        [torch.linalg.vector_norm(t, norm_type, dtype=dtype).float() for t, dtype in zip(filled, computed, strict=True)]
+    )
     return norms.max() if norm_type == float("inf") else norms.pow(norm_type).sum()
 
 
