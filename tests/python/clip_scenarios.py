@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -112,3 +113,18 @@ def unmanaged(impl: str) -> dict[str, Any]:
     norms = [wrapped.clip_grad_norm_(1e6, kind).item() for kind in NORMS]
     clip = wrapped.clip_grad_norm_(0.01).item()
     return {"norms": norms, "clip": clip, "after": wrapped.clip_grad_norm_(1.0).item(), "head": model.head.weight.grad}
+
+
+def doubles() -> dict[str, Any]:
+    """float64 gradients, on which PyTorch's own wrapper raises."""
+    from shardd.torch import FullyShardedDataParallel as Fsdp
+
+    torch.manual_seed(3)
+    alone = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 1)).double()
+    model = Fsdp(copy.deepcopy(alone), device_id=torch.device("cpu"))
+    data = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    model(data[dist.get_rank()]).square().sum().backward()
+    for rows in data:
+        (alone(rows).square().sum() / 2).backward()
+    got = model.clip_grad_norm_(0.1)
+    return {"got": got, "want": nn.utils.clip_grad_norm_(alone.parameters(), 0.1)}

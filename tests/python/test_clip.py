@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clip_scenarios import clipped, under_no_sync, under_no_sync_alone, unmanaged
+from clip_scenarios import clipped, doubles, under_no_sync, under_no_sync_alone, unmanaged
 from cluster import run_ranks
 
 
@@ -42,3 +42,9 @@ def test_gradients_that_the_job_does_not_have_count_once() -> None:
         assert a["clip"] == pytest.approx(b["clip"], rel=1e-5)
         assert a["after"] == pytest.approx(b["after"], rel=1e-5)
         torch.testing.assert_close(a["head"], b["head"], rtol=1e-5, atol=1e-7)
+
+
+def test_double_precision_is_clipped() -> None:
+    for result in run_ranks(doubles, 2):
+        assert result["got"].dtype == torch.float64
+        torch.testing.assert_close(result["got"], result["want"], rtol=1e-6, atol=0)
