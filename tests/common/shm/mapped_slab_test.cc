@@ -79,8 +79,7 @@ TEST_F(MappedSlabTest, APieceIsMadePrivateWholeAndAloneAndOnce) {
   for (int64_t at = 0; at < kSizeBytes; at += 4096) {
     EXPECT_EQ(*mapped->At<int64_t>(at), at == 3 * kMiB || at == kSizeBytes - 4096 ? -1 : at);
   }
-  EXPECT_EXIT(*mapped->At<volatile int64_t>(0) = 1, ::testing::KilledBySignal(SIGSEGV), "")
-      << "the first piece is shared";
+  EXPECT_DEATH(*mapped->At<volatile int64_t>(0) = 1, "") << "the first piece is shared, so a store faults";
   *(*slab)->At<int64_t>(0) = 5;
   EXPECT_EQ(*mapped->At<int64_t>(0), 5);
   ASSERT_TRUE(mapped->MakeShared());
