@@ -51,7 +51,9 @@ struct LateWrites::Shared {
   int process;
   pid_t parent;
   char hold_file[256], held_file[264];
-  alignas(64) char thread_data[8192];  // errno and the like, on either side of its middle
+  // errno and the like, on either side of its middle. A failing system call stores errno below it, by what the static
+  // thread data of all libraries come to: libtsan alone has 768 KiB.
+  alignas(64) char thread_data[size_t{2} << 20];
   alignas(64) char stack[kStackBytes];
 };
 
