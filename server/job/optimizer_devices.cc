@@ -6,22 +6,12 @@
 #include <utility>
 
 #include "server/device/ops/check.h"
+#include "server/device/ops/slice.h"
 
 namespace shardd {
 namespace {
 
 constexpr int64_t kCutNumel = 4096;
-
-template <typename T>
-T* At(T* base, int64_t first) {
-  return base == nullptr ? nullptr : base + first;
-}
-const void* At(const void* base, DType dtype, int64_t first) {
-  return static_cast<const char*>(base) + first * DTypeSizeBytes(dtype);
-}
-void* At(void* base, DType dtype, int64_t first) {
-  return base == nullptr ? nullptr : static_cast<char*>(base) + first * DTypeSizeBytes(dtype);
-}
 
 // Elements [first, first + count) of an operation.
 struct PartOf {

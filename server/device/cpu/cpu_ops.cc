@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "server/device/ops/check.h"
+#include "server/device/ops/slice.h"
 
 namespace shardd {
 namespace {
@@ -22,17 +23,6 @@ constexpr int64_t kSliceNumel = int64_t{1} << 20;
 // Of a result that is written through its file: it and as much of two sources stay in a core's cache.
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kFilePieceBytes = 32 * kPageBytes;
-
-template <typename T>
-T* At(T* base, int64_t first) {
-  return base == nullptr ? nullptr : base + first;
-}
-const void* At(const void* base, DType dtype, int64_t first) {
-  return static_cast<const char*>(base) + first * DTypeSizeBytes(dtype);
-}
-void* At(void* base, DType dtype, int64_t first) {
-  return base == nullptr ? nullptr : static_cast<char*>(base) + first * DTypeSizeBytes(dtype);
-}
 
 // Whether a page in the middle of [data, data + numel) is not there. They go and come in long runs, so one tells.
 bool IsAbsent(const float* data, int64_t numel) {
