@@ -10,25 +10,25 @@ namespace {
 // Frees nothing: the memory is not ours. Its address marks the storages that are made here, for as long as they live.
 void KeepMemory(void*) {}
 
-at::DataPtr Marked(void* data) { return at::DataPtr(data, /*ctx=*/nullptr, &KeepMemory, at::kCPU); }
+at::DataPtr Marked(void* data, at::Device device) { return at::DataPtr(data, /*ctx=*/nullptr, &KeepMemory, device); }
 
 }  // namespace
 
-ParameterStorage::ParameterStorage(at::IntArrayRef shape, at::ScalarType dtype, std::string error)
-    : shape_(shape.vec()), dtype_(dtype), error_(std::move(error)) {
+ParameterStorage::ParameterStorage(at::IntArrayRef shape, at::ScalarType dtype, std::string error, at::Device device)
+    : shape_(shape.vec()), dtype_(dtype), error_(std::move(error)), device_(device) {
   size_t size_bytes = c10::elementSize(dtype);
   for (const int64_t extent : shape) {
     size_bytes *= static_cast<size_t>(extent);
   }
   // No allocator and not resizable: nothing can grow it away from the memory it shows.
-  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes, Marked(nullptr),
+  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes, Marked(nullptr, device_),
                                                    /*allocator=*/nullptr, /*resizable=*/false);
   Clear();
 }
 
 void ParameterStorage::Adopt(at::Tensor& tensor) {
   const c10::AutoGradMode no_grad(false);
-  at::Tensor replacement = at::empty({0}, at::TensorOptions().dtype(dtype_));
+  at::Tensor replacement = at::empty({0}, at::TensorOptions().dtype(dtype_).device(device_));
   auto* impl = replacement.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(c10::Storage(storage_));
   impl->set_sizes_contiguous(shape_);
@@ -49,12 +49,12 @@ bool ParameterStorage::Holds(const at::Tensor& tensor) const {
 
 void ParameterStorage::PointTo(const void* data) {
   // Torch has no read-only storage; where the memory is mapped read-only a write into it is a fault.
-  storage_->set_data_ptr_noswap(Marked(const_cast<void*>(data)));
+  storage_->set_data_ptr_noswap(Marked(const_cast<void*>(data), device_));
   storage_->clear_data_ptr_access_error_msg_();
 }
 
 void ParameterStorage::Clear() {
-  storage_->set_data_ptr_noswap(Marked(nullptr));
+  storage_->set_data_ptr_noswap(Marked(nullptr, device_));
   storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(error_);
 }
 

@@ -1,6 +1,7 @@
 #include "client/python/extension/engine.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
 #include <unistd.h>
 
@@ -15,26 +16,49 @@ namespace {
 
 Status Take(shardd_status* status) { return Status::Take(status); }
 
+// The model is where its memory will be.
+void CheckDevice(const shardd_job_info& info, int gpu) {
+  const auto name = [](int index) { return index < 0 ? std::string("the CPU") : "cuda:" + std::to_string(index); };
+  if (info.cuda_device == gpu) {
+    return;
+  }
+  std::string text = "register model: it is on " + name(gpu) + " and the daemon has rank " +
+                     std::to_string(info.rank) + " on " + info.device + " (got " + name(gpu) + ", want " +
+                     name(info.cuda_device) + " as this process numbers GPUs; daemon " + info.address + "); ";
+  text += info.cuda_device < 0 ? "start the daemon with --devices=cuda:all, or leave the model on the CPU"
+                               : "call torch.cuda.set_device(" + std::to_string(info.cuda_device) +
+                                     ") before fully_shard, or name the GPUs in the order of the ranks in --devices";
+  Check(Status(Code::kFailedPrecondition, text));
+}
+
 }  // namespace
 
 std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, const std::string& address, bool resumes,
-                                       int64_t timeout_ms) {
+                                       int64_t timeout_ms, int gpu) {
   Job::Options options;
   options.spec_json = spec_json;
   options.rank = rank;
   options.address = address;
   options.replace = options.adopt = resumes;
   options.timeout_ms = timeout_ms;
+  options.device_memory = gpu >= 0;
+  const at::Device device = gpu < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu));
   std::unique_ptr<Job> job;
   {
     const NoGil no_gil;
     Check(Job::Attach(options, &job));
   }
   Check(Take(shardd_set_interrupt(job->c_job(), &PendingSignal, nullptr)));
-  return std::shared_ptr<Engine>(new Engine(std::move(job)));
+  CheckDevice(job->info(), gpu);
+  return std::shared_ptr<Engine>(new Engine(std::move(job), device));
 }
 
-Engine::Engine(std::unique_ptr<Job> job) : job_(std::move(job)) { FindSlots(); }
+Engine::Engine(std::unique_ptr<Job> job, at::Device device) : job_(std::move(job)), device_(device) {
+  if (job_->info().offloaded == 0) {
+    state_device_ = device;
+  }
+  FindSlots();
+}
 
 Engine::~Engine() {
   // Waits for the daemon, at most some seconds.
@@ -49,7 +73,24 @@ Job& Engine::job() {
   if (job_ == nullptr) {
     Check(Status(Code::kFailedPrecondition, "use of a fully sharded module: its job is closed"));
   }
+  if (!device_.is_cpu()) {
+    FollowStream();
+  }
   return *job_;
+}
+
+void Engine::FollowStream() {
+  const c10::Stream current = c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_);
+  if (current != stream_) {
+    stream_ = current;
+    Check(job_->SetCudaStream(current.native_handle()));
+  }
+}
+
+void Engine::AwaitHostState() const {
+  if (device_ != state_device_) {
+    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();
+  }
 }
 
 void Engine::RemoveUnit(const Unit* unit) {
@@ -124,13 +165,13 @@ void Engine::TakeSlot(Unit* unit, int group) {
 
 void Engine::Write(int param, const at::Tensor& rows, int64_t first) {
   const NoGil no_gil;
-  const at::Tensor dense = rows.contiguous();
+  const at::Tensor dense = rows.to(at::kCPU).contiguous();
   Check(job().WriteParameter(param, dense.const_data_ptr(), first, dense.numel()));
 }
 
 void Engine::WriteOptimizerState(int param, int state, const at::Tensor& rows, int64_t first) {
   const NoGil no_gil;
-  const at::Tensor dense = rows.to(at::kFloat).contiguous();
+  const at::Tensor dense = rows.to(at::kCPU, at::kFloat).contiguous();
   Check(Take(
       shardd_write_optimizer_state(job().c_job(), param, state, dense.const_data_ptr<float>(), first, dense.numel())));
 }
@@ -270,6 +311,9 @@ void Engine::ReleaseUnits() {
     unit->Unbind();
   }
   released_ = true;
+  if (!device_.is_cpu()) {
+    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();  // of what was copied out
+  }
 }
 
 void Engine::Detach(bool finished) {
@@ -547,6 +591,7 @@ void Engine::FinalCallback(uint64_t generation) {
   if (show) {
     const NoGil no_gil;
     Check(Take(shardd_wait_gradients(job().c_job())));
+    AwaitHostState();
   }
   if (partial) {
     PausePass();

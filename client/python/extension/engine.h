@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,9 +29,10 @@ class Unit;
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   // Releases the GIL while it waits; signal handlers run. Raises what the library refuses. `resumes`: a holder of the
-  // rank is replaced, and the job is taken as it is where it trains more than the spec says.
+  // rank is replaced, and the job is taken as it is where it trains more than the spec says. `gpu`: the GPU that the
+  // model is on, as torch numbers them, which must be the rank's in the daemon; -1: the host.
   static std::shared_ptr<Engine> Attach(const std::string& spec_json, int rank, const std::string& address,
-                                        bool resumes, int64_t timeout_ms);
+                                        bool resumes, int64_t timeout_ms, int gpu);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
@@ -168,7 +170,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void set_whole_backward() { partial_backward_ = false; }
   // The unit's group has written into a slot that `group` shares; it is submitted first.
   void TakeSlot(Unit* unit, int group);
+  // In the order of this thread's current stream, on a GPU.
   Job& job();
+  // Where shards, reduced gradients and optimizer state lie.
+  at::Device state_device() const { return state_device_; }
   // Of the attachment; a graph made under another is dead.
   uint64_t generation() const { return generation_; }
   int64_t steps() const { return steps_; }
@@ -180,7 +185,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool has_memory() const { return job_ != nullptr && !lost_; }
 
  private:
-  explicit Engine(std::unique_ptr<Job> job);
+  Engine(std::unique_ptr<Job> job, at::Device device);
+  void FollowStream();
+  // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it.
+  void AwaitHostState() const;
   void FinalCallback(uint64_t generation);
   void EndUnits(bool partial);
   void EnterPass();
@@ -196,6 +204,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool CopyOut(int param, const void* data, at::Tensor& out);
 
   std::unique_ptr<Job> job_;  // null once detached
+  const at::Device device_;   // what is computed on
+  at::Device state_device_ = at::kCPU;
+  std::optional<c10::Stream> stream_;  // of a GPU, whose order the job knows
   std::vector<Unit*> units_;  // the root's first
   pybind11::object complete_partial_ = pybind11::none();
   pybind11::object replaced_ = pybind11::none();

@@ -58,7 +58,7 @@ bool Engine::CopyOut(int param, const void* data, at::Tensor& out) {
   for (const Unit* unit : units_) {
     if (const auto managed = unit->FindParam(param); managed != nullptr) {
       const NoGil no_gil;
-      managed->CopyOut(data, out);
+      managed->CopyOut(data, state_device(), out);
       return true;
     }
   }
@@ -75,7 +75,7 @@ bool Engine::CopyFullGradient(int param, at::Tensor out) {
 
 void Engine::WriteGradient(int param, const at::Tensor& rows, int64_t first) {
   const NoGil no_gil;
-  const at::Tensor dense = rows.to(at::kFloat).contiguous();
+  const at::Tensor dense = rows.to(at::kCPU, at::kFloat).contiguous();
   Check(job().WriteGradient(param, dense.const_data_ptr(), first, dense.numel()));
 }
 
@@ -104,6 +104,7 @@ std::vector<at::Tensor> Engine::PendingGradients() {
   {
     const NoGil no_gil;
     Check(job().WaitGradients());
+    AwaitHostState();
   }
   std::vector<at::Tensor> gradients;
   for (Unit* unit : units_) {

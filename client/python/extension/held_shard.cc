@@ -1,8 +1,6 @@
 #include "client/python/extension/held_shard.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
-#include <string.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "client/python/extension/errors.h"
+#include "client/python/extension/memory.h"
 #include "client/python/extension/tensors.h"
 
 namespace shardd::python {
@@ -18,10 +17,8 @@ namespace {
 // Moves the storage's bytes into memory of its own.
 void CopyOut(c10::StorageImpl* storage) {
   const size_t size_bytes = storage->nbytes();
-  c10::DataPtr copy = c10::GetCPUAllocator()->allocate(size_bytes);
-  if (size_bytes > 0) {
-    memcpy(copy.get(), storage->data(), size_bytes);
-  }
+  c10::DataPtr copy = Allocate(size_bytes, storage->device());
+  CopyBytes(copy.get(), storage->data(), size_bytes, storage->device());
   storage->set_data_ptr_noswap(std::move(copy));
 }
 
@@ -46,7 +43,7 @@ void HeldShard::PointShard(const void* data) {
   }
   const size_t size_bytes = local_.nbytes();
   c10::StorageImpl* storage = StorageOf(local_);
-  storage->set_data_ptr_noswap(at::DataPtr(const_cast<void*>(data), at::kCPU));
+  storage->set_data_ptr_noswap(at::DataPtr(const_cast<void*>(data), local_.device()));
   storage->clear_data_ptr_access_error_msg_();
   storage->set_nbytes(size_bytes);
   storage->set_resizable(false);
@@ -134,8 +131,8 @@ void HeldShard::AdoptState(size_t index, const at::Tensor& local, void* rows, bo
     CopyOut(StorageOf(state));
   }
   state = local;
-  if (copy_in && local.numel() > 0) {
-    memcpy(rows, local.const_data_ptr(), local.nbytes());
+  if (copy_in) {
+    CopyBytes(rows, local.const_data_ptr(), local.nbytes(), local.device());
   }
   PointState(index, rows);
 }
@@ -143,7 +140,7 @@ void HeldShard::AdoptState(size_t index, const at::Tensor& local, void* rows, bo
 void HeldShard::PointState(size_t index, void* rows) {
   const at::Tensor& state = states_[index];
   if (state.defined() && state.numel() > 0) {
-    StorageOf(state)->set_data_ptr_noswap(at::DataPtr(rows, at::kCPU));
+    StorageOf(state)->set_data_ptr_noswap(at::DataPtr(rows, state.device()));
     StorageOf(state)->set_resizable(false);
   }
 }
@@ -165,10 +162,10 @@ void HeldShard::LoseMemory(const std::string& message) {
 
 void HeldShard::MakeGradient() {
   const c10::AutoGradMode no_grad(false);
-  at::Tensor local = at::empty({0}, at::TensorOptions().dtype(at::kFloat));
+  at::Tensor local = at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(local_.device()));
   gradient_storage_ = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(local_.numel()) * sizeof(float),
-      at::DataPtr(gradient_memory_, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
+      at::DataPtr(gradient_memory_, local_.device()), /*allocator=*/nullptr, /*resizable=*/false);
   local.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(gradient_storage_));
   local.unsafeGetTensorImpl()->set_sizes_contiguous(local_.sizes());
   gradient_local_ = py::reinterpret_steal<py::object>(THPVariable_Wrap(local));
@@ -248,7 +245,7 @@ bool HeldShard::BeginGradient(int64_t steps) {
 
 void HeldShard::PointGradient(void* memory) {
   if (gradient_ && gradient_storage_->nbytes() > 0) {
-    gradient_storage_->set_data_ptr_noswap(at::DataPtr(memory, at::kCPU));
+    gradient_storage_->set_data_ptr_noswap(at::DataPtr(memory, local_.device()));
   }
 }
 
@@ -276,7 +273,7 @@ void HeldShard::ShowGradient(int64_t steps) {
   }
   gradient_step_ = steps;
   for (const auto& [first, end] : padding_) {  // whatever the program has made of it
-    memset(static_cast<float*>(gradient_memory_) + first, 0, static_cast<size_t>(end - first) * sizeof(float));
+    TensorAt(static_cast<float*>(gradient_memory_) + first, {end - first}, at::kFloat, local_.device()).zero_();
   }
   if (carry_.defined()) {
     const c10::AutoGradMode no_grad(false);
@@ -344,7 +341,7 @@ bool HeldShard::GradientIsUnseen() const {
 }
 
 at::Tensor HeldShard::gradient_shard() const {
-  return at::from_blob(gradient_memory_, local_.sizes(), at::TensorOptions().dtype(at::kFloat));
+  return TensorAt(gradient_memory_, local_.sizes(), at::kFloat, local_.device());
 }
 
 HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {

@@ -1,14 +1,13 @@
 #include "client/python/extension/managed_param.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
-#include <string.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
 #include "client/python/extension/errors.h"
+#include "client/python/extension/memory.h"
 #include "client/python/extension/tensors.h"
 
 namespace shardd::python {
@@ -46,7 +45,8 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
       unsharded_(std::move(unsharded)),
       unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),
       order_(unsharded_tensor_.sizes(), options.shard_dim, options.shard_parts),
-      storage_(unsharded_tensor_.sizes(), unsharded_tensor_.scalar_type(), ShardedMessage(options.fqn)) {
+      storage_(unsharded_tensor_.sizes(), unsharded_tensor_.scalar_type(), ShardedMessage(options.fqn),
+               unsharded_tensor_.device()) {
   at::Tensor tensor = unsharded_tensor_;
   storage_.Adopt(tensor);
 }
@@ -118,10 +118,10 @@ void ManagedParam::PointUnsharded(const void* data) {
   if (order_.is_parameters()) {
     storage_.PointTo(data);
   } else if (users_ == 0) {
-    copy_ = c10::GetCPUAllocator()->allocate(unsharded_tensor_.nbytes());
+    copy_ = Allocate(unsharded_tensor_.nbytes(), storage_.device());
     {
       const NoGil no_gil;
-      order_.ToParameter(data, copy_.get(), unsharded_tensor_.numel(), unsharded_tensor_.element_size());
+      order_.ToParameter(data, copy_.get(), unsharded_tensor_.numel(), storage_.dtype(), storage_.device());
     }
     storage_.PointTo(copy_.get());
     copy_version_ = unsharded_tensor_._version();
@@ -139,11 +139,15 @@ void ManagedParam::ClearUnsharded() {
 
 bool ManagedParam::TakeWritten() { return std::exchange(written_, false); }
 
-void ManagedParam::CopyOut(const void* in_job, at::Tensor& out) const {
-  if (order_.is_parameters()) {
-    memcpy(out.mutable_data_ptr(), in_job, out.nbytes());
+void ManagedParam::CopyOut(const void* in_job, at::Device device, at::Tensor& out) const {
+  if (out.device() != device) {
+    at::Tensor there = at::empty(out.sizes(), out.options().device(device));
+    CopyOut(in_job, device, there);
+    out.copy_(there);
+  } else if (order_.is_parameters()) {
+    CopyBytes(out.mutable_data_ptr(), in_job, out.nbytes(), device);
   } else {
-    order_.ToParameter(in_job, out.mutable_data_ptr(), out.numel(), out.element_size());
+    order_.ToParameter(in_job, out.mutable_data_ptr(), out.numel(), out.scalar_type(), device);
   }
 }
 
@@ -164,8 +168,8 @@ void ManagedParam::LoseMemory() {
 
 void ManagedParam::SetGradientSlot(void* slot) {
   if (slot != nullptr) {
-    slot_ = order_.is_parameters() ? at::from_blob(slot, storage_.shape(), at::TensorOptions().dtype(storage_.dtype()))
-                                   : order_.SplitOfJob(slot, storage_.dtype());
+    slot_ = order_.is_parameters() ? TensorAt(slot, storage_.shape(), storage_.dtype(), storage_.device())
+                                   : order_.SplitOfJob(slot, storage_.dtype(), storage_.device());
   }
 }
 
@@ -179,9 +183,9 @@ void ManagedParam::WriteGradient(const at::Tensor& gradient, double scale, bool 
     slot_.add_(dense, scale);
   } else if (scale != 1) {
     at::mul_out(slot_, dense, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
-  } else if (order_.is_parameters() && dense.scalar_type() == slot_.scalar_type() && dense.is_contiguous() &&
+  } else if (order_.is_parameters() && slot_.is_cpu() && dense.scalar_type() == slot_.scalar_type() && dense.is_contiguous() &&
              dense.sizes() == slot_.sizes()) {
-    memcpy(slot_.mutable_data_ptr(), dense.const_data_ptr(), slot_.nbytes());
+    CopyBytes(slot_.mutable_data_ptr(), dense.const_data_ptr(), slot_.nbytes(), at::kCPU);
   } else {
     slot_.copy_(dense);
   }

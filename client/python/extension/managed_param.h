@@ -67,9 +67,9 @@ class ManagedParam {
   void ClearUnsharded();
   // Somebody has written into such a copy since this was asked last, which nothing else notices.
   bool TakeWritten();
-  // All of it, or of its gradient, as the job has it, into `out`, contiguous and of the parameter's shape. Needs no
-  // GIL.
-  void CopyOut(const void* in_job, at::Tensor& out) const;
+  // All of it, or of its gradient, as the job has it on `device`, into `out`, contiguous and of the parameter's shape,
+  // wherever that is. Needs no GIL.
+  void CopyOut(const void* in_job, at::Device device, at::Tensor& out) const;
   // The job is over, or its memory is not mapped any more.
   void Forget();
   void LoseMemory();

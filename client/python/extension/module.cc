@@ -13,6 +13,7 @@
 #include "client/python/extension/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/managed_param.h"
+#include "client/python/extension/memory.h"
 #include "client/python/extension/tensor_pool.h"
 #include "client/python/extension/tensors.h"
 #include "client/python/extension/unit.h"
@@ -214,6 +215,8 @@ py::dict InfoDict(Engine& engine) {
   out["created"] = info.created != 0;
   out["device"] = std::string(info.device);
   out["address"] = std::string(info.address);
+  out["cuda_device"] = info.cuda_device;
+  out["stream_ordered"] = info.stream_ordered != 0;
   return out;
 }
 
@@ -231,7 +234,12 @@ bool CopyStored(Engine& engine, int param, int64_t first, at::Tensor out) {
     return false;
   }
   const NoGil no_gil;
-  memcpy(out.mutable_data_ptr(), data + first * static_cast<int64_t>(out.element_size()), out.nbytes());
+  const char* begin = data + first * static_cast<int64_t>(out.element_size());
+  if (out.is_cpu() && engine.state_device().is_cpu()) {
+    memcpy(out.mutable_data_ptr(), begin, out.nbytes());
+  } else {
+    out.copy_(TensorAt(const_cast<char*>(begin), out.sizes(), out.scalar_type(), engine.state_device()));
+  }
   return true;
 }
 
@@ -243,7 +251,7 @@ py::object StoredState(Engine& engine, int param, int state) {
   if (data == nullptr || shardd_optimizer_state_is_stored(engine.job().c_job()) == 0) {
     return py::none();
   }
-  return py::cast(at::from_blob(data, {info.numel}, at::TensorOptions().dtype(at::kFloat)));
+  return py::cast(TensorAt(data, {info.numel}, at::kFloat, engine.state_device()));
 }
 
 py::dict ParamDict(Engine& engine, int param) {

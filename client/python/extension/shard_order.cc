@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "client/python/extension/memory.h"
+
 namespace shardd::python {
 namespace {
 
@@ -19,13 +21,18 @@ ShardOrder::ShardOrder(at::IntArrayRef shape, int64_t dim, int64_t parts)
   }
 }
 
-void ShardOrder::ToParameter(const void* in_job, void* parameter, int64_t numel, size_t element_bytes) const {
+void ShardOrder::ToParameter(const void* in_job, void* parameter, int64_t numel, at::ScalarType dtype,
+                             at::Device device) const {
   if (numel == 0) {
+    return;
+  }
+  if (!device.is_cpu()) {
+    Split(TensorAt(parameter, shape_, dtype, device)).copy_(SplitOfJob(const_cast<void*>(in_job), dtype, device));
     return;
   }
   const auto* from = static_cast<const char*>(in_job);
   auto* to = static_cast<char*>(parameter);
-  const int64_t block_bytes = numel / (parts_ * blocks_) * static_cast<int64_t>(element_bytes);
+  const int64_t block_bytes = numel / (parts_ * blocks_) * static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t grain = std::max<int64_t>(1, kBytesOfThread / (block_bytes * parts_));
   // The job has [part][block], the parameter [block][part].
   at::parallel_for(0, blocks_, grain, [&](int64_t begin, int64_t end) {
@@ -38,11 +45,11 @@ void ShardOrder::ToParameter(const void* in_job, void* parameter, int64_t numel,
   });
 }
 
-at::Tensor ShardOrder::SplitOfJob(void* in_job, at::ScalarType dtype) const {
+at::Tensor ShardOrder::SplitOfJob(void* in_job, at::ScalarType dtype, at::Device device) const {
   std::vector<int64_t> sizes = shape_;
   sizes[static_cast<size_t>(dim_)] /= parts_;
   sizes.insert(sizes.begin(), parts_);
-  return at::from_blob(in_job, sizes, at::TensorOptions().dtype(dtype)).movedim(0, dim_);
+  return TensorAt(in_job, sizes, dtype, device).movedim(0, dim_);
 }
 
 at::Tensor ShardOrder::Split(const at::Tensor& parameter) const {

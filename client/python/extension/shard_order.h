@@ -7,7 +7,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -21,13 +20,13 @@ class ShardOrder {
   // The job's order is the parameter's: nothing has to be moved.
   bool is_parameters() const { return parts_ == 1 || blocks_ == 1; }
 
-  // Copies what the job has, `numel` elements, into a contiguous tensor of the parameter's shape. Without the GIL or
-  // with it; no operation that torch's dispatch modes see.
-  void ToParameter(const void* in_job, void* parameter, int64_t numel, size_t element_bytes) const;
+  // Copies what the job has, `numel` elements, into a contiguous tensor of the parameter's shape, both on `device`.
+  // Without the GIL or with it; on the host no operation that torch's dispatch modes see.
+  void ToParameter(const void* in_job, void* parameter, int64_t numel, at::ScalarType dtype, at::Device device) const;
 
   // A tensor over `in_job` and a view of `parameter` with the same sizes, where is_parameters() is false: the dimension
   // that is cut is two, the shard and the place in it.
-  at::Tensor SplitOfJob(void* in_job, at::ScalarType dtype) const;
+  at::Tensor SplitOfJob(void* in_job, at::ScalarType dtype, at::Device device) const;
   at::Tensor Split(const at::Tensor& parameter) const;
 
  private:

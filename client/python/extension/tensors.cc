@@ -85,7 +85,7 @@ c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
 }
 
 void LoseStorage(c10::StorageImpl* storage, const std::string& message) {
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
 

@@ -83,6 +83,11 @@ def open_window(module: nn.Module | None = None) -> None:
     writes calls it, between a backward (or a forward without gradients) and the next forward.
     """
     job = _job_of(module)
+    if job.on_gpu:
+        raise NotImplementedError(
+            f'open a write window of job "{job.name}": it is on a GPU, where trainers do not write parameters; use '
+            "load_state_dict or summon_full_params(writeback=True)"
+        )
     if not job.passes:
         raise RuntimeError(
             f'open a write window of job "{job.name}": its parameters may not be written, as its optimizer was built with '

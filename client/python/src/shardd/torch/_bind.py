@@ -184,9 +184,9 @@ def _hold_flat(
     return _C.HeldShard(options, holder.sharded_param, holder.local, None), place
 
 
-def _leaf(fsdp_param: Any, dtype: torch.dtype) -> torch.Tensor:
+def _leaf(fsdp_param: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """What modules compute with: a parameter, or a tensor where they have a FlatParameter."""
-    empty = torch.empty((), dtype=dtype).expand(fsdp_param._orig_size)
+    empty = torch.empty((), dtype=dtype, device=device).expand(fsdp_param._orig_size)
     requires_grad = fsdp_param.sharded_param.requires_grad
     if getattr(fsdp_param, "holder", None) is None:
         return nn.Parameter(empty, requires_grad=requires_grad)
@@ -233,7 +233,7 @@ class _Binder:
 
     def _add_param(self, unit: Any, fsdp_param: Any, groups: list[int]) -> None:
         index, info = self.facts[id(fsdp_param)]
-        unsharded = _leaf(fsdp_param, fsdp_param.param_dtype or fsdp_param.orig_dtype)
+        unsharded = _leaf(fsdp_param, fsdp_param.param_dtype or fsdp_param.orig_dtype, unit.device)
         if getattr(fsdp_param, "holder", None) is not None:
             fsdp_param.show(unsharded)
         fsdp_param._unsharded_param = unsharded
@@ -249,7 +249,7 @@ class _Binder:
         shard = self._shard(unit, fsdp_param)
         unit._add_param(options, shard, unsharded, _places(own_uses(unit, fsdp_param)))
         if unit.precision is not None and unit.precision.full_in_eval:
-            fsdp_param._stored_param = _leaf(fsdp_param, fsdp_param.orig_dtype)
+            fsdp_param._stored_param = _leaf(fsdp_param, fsdp_param.orig_dtype, unit.device)
             unit._add_stored(options, shard, fsdp_param._stored_param)
 
     def borrow(self) -> None:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["clip_grad_norm_", "clip_model"]
 
 
-def _powered(tensors: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+def _powered(tensors: list[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
     """The norm to the power of ``norm_type``, or the norm itself where that is infinite; fp32 whatever they are."""
     filled = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not filled:
-        return torch.zeros(())
+        return torch.zeros((), device=device)
     # float64 cannot be narrowed on the way
     computed = [torch.float64 if tensor.dtype == torch.float64 else torch.float32 for tensor in filled]
     norms = torch.stack(
@@ -38,10 +38,11 @@ def _total_norm(
 ) -> torch.Tensor:
     """Over the shards of all ranks of ``group``, and over what each of them has whole. fp32."""
     infinite = norm_type == float("inf")
-    total = _powered(sharded, norm_type)
+    device = next((tensor.device for tensor in [*sharded, *whole]), torch.device("cpu"))
+    total = _powered(sharded, norm_type, device)
     if group is not None:
         dist.all_reduce(total, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
-    rest = _powered(whole, norm_type)
+    rest = _powered(whole, norm_type, device)
     return torch.maximum(total, rest) if infinite else (total + rest).pow(1.0 / norm_type)
 
 

@@ -55,6 +55,11 @@ def _name_of(param: Any) -> str:
     return "of no fully sharded model"
 
 
+def _cloned(entry: dict[str, Any]) -> dict[str, Any]:
+    with torch.no_grad():
+        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in entry.items()}
+
+
 class _State(defaultdict[Any, dict[str, Any]]):
     """``Optimizer.state``, which asks for the job where somebody asks whether there is any.
 
@@ -241,7 +246,7 @@ class DaemonOptimizer(Optimizer):
             if self._counts_updates:
                 entry["step"] = counts[place.index]
             for number, name in enumerate(states):
-                rows = torch.empty(local_of(param).shape, dtype=torch.float32)
+                rows = torch.empty(local_of(param).shape, dtype=torch.float32, device=local_of(param).device)
                 engine.adopt_state(place.index, number, rows, False)
                 entry[name] = as_held(place.fsdp_param(), rows)
             if entry:
@@ -268,7 +273,8 @@ class DaemonOptimizer(Optimizer):
         return counts is not None and not any(count.item() for count in counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do.
+        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do. On a GPU,
+        where programs cannot write that memory, they are copies.
 
         ``step`` of a ``FlatParameter`` is one for each parameter in it where they differ: the daemon does not update what
         got no gradient.
@@ -285,6 +291,8 @@ class DaemonOptimizer(Optimizer):
             result = super().state_dict()
         finally:
             self.state = shown
+        if any(job.on_gpu for job in self._jobs()):  # what is loaded is written into what this gives
+            result["state"] = {number: _cloned(entry) for number, entry in result["state"].items()}
         for number, param in enumerate(dict.fromkeys(self._params())):
             counts = self._update_counts.get(param, [])
             if self._counts_updates and len({count.item() for count in counts}) > 1 and number in result["state"]:

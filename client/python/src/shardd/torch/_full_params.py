@@ -56,6 +56,7 @@ class Summoned:
         self._params = params
         self._writeback = writeback
         self._group, self._recurse = scope
+        self._device = job.device
         self._rank0_only = flags["rank0_only"]
         self._offload = flags["offload_to_cpu"]
         # Alike on all ranks: it goes by the plan.
@@ -68,7 +69,7 @@ class Summoned:
             group=self._group,
             recurse=self._recurse,
             rank0_only=self._rank0_only,
-            offload_to_cpu=self._offload,
+            offload_to_cpu=self._offload and self._device.type == "cpu",  # a GPU's are copied there here
             with_grads=self._grads,
         )
 
@@ -85,7 +86,7 @@ class Summoned:
         shown: list[FullParam] = []
         try:
             for param in self._params:
-                value = torch.empty(param.shape, dtype=param.dtype)
+                value = torch.empty(param.shape, dtype=param.dtype, device="cpu" if self._offload else self._device)
                 if not self._engine.copy_full_parameter(param.index, value):
                     raise RuntimeError(f'summon_full_params: "{param.fqn}" is not among what was entered')
                 param.show(value, self._copy_grad(param))
@@ -99,7 +100,7 @@ class Summoned:
     def _copy_grad(self, param: FullParam) -> torch.Tensor | None:
         if not self._grads or not param.trainable:
             return None
-        grad = torch.empty(param.shape, dtype=torch.float32)
+        grad = torch.empty(param.shape, dtype=torch.float32, device="cpu" if self._offload else self._device)
         if not self._engine.copy_full_gradient(param.index, grad):
             return None
         self._had_grad.add(param.index)

@@ -71,15 +71,16 @@ def gather(
     try:
         if ranks_only and dist.get_rank(pg) not in ranks_only:
             return {}
-        return {key: _whole(*found[key]) if key in found else others[key] for key in state_dict}
+        on_host = bool(options.get("cpu_offload"))
+        return {key: _whole(*found[key], on_host) if key in found else others[key] for key in state_dict}
     finally:
         for group in groups.values():
             dist.barrier(group)  # nobody writes while another reads
 
 
-def _whole(job: _job.TorchJob, index: int, param: Any) -> torch.Tensor:
+def _whole(job: _job.TorchJob, index: int, param: Any, on_host: bool) -> torch.Tensor:
     assert job.engine is not None
-    whole = torch.empty(param._orig_size.numel(), dtype=param.orig_dtype)
+    whole = torch.empty(param._orig_size.numel(), dtype=param.orig_dtype, device="cpu" if on_host else param.sharded_param.device)
     given = job.engine.copy_stored(index, 0, whole)
     assert given
     return from_job_order(param, whole)

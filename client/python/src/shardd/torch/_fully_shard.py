@@ -117,8 +117,8 @@ def _modules_of_function(policy: Callable[..., bool], root: nn.Module) -> list[n
 def _check_arguments(mesh: DeviceMesh, dp_mesh_dims: Any) -> None:
     if dp_mesh_dims is not None:
         raise NotImplementedError("fully_shard: dp_mesh_dims is not supported; pass the data parallel sub-mesh as mesh")
-    if mesh.device_type != "cpu":
-        raise NotImplementedError(f"fully_shard: mesh is on {mesh.device_type}; shardd serves CPU devices so far")
+    if mesh.device_type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"fully_shard: mesh is on {mesh.device_type}; shardd serves cpu and cuda devices")
     _fsdp_init._validate_mesh(mesh)  # 1-D, or 2-D with names
 
 
@@ -156,6 +156,11 @@ def _apply(
     if layout == "flat":
         if shard_placement_fn is not None:
             raise TypeError("fully_shard: shard_placement_fn with layout flat: pieces are cut wherever the cut falls")
+        if mesh.device_type != "cpu":
+            raise NotImplementedError(
+                f'fully_shard: layout="flat" with a mesh on {mesh.device_type} is not served; use layout="dim0", or a mesh '
+                "on cpu"
+            )
         options = newer_options(mesh_info, given_mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
         return _apply_flat(module, options)
     automatic = reshard_after_forward is None
@@ -211,8 +216,18 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
                 state._unit.after_load(module)
             state._job.commit_write(module)
 
+    def copy_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+        # On a GPU programs cannot write shards, and many load into what state_dict gives.
+        if state._job is not None and state._job.alive and state._job.on_gpu:
+            for name in module._parameters:
+                value = state_dict.get(prefix + name)
+                if isinstance(value, DTensor):
+                    with torch.no_grad():
+                        state_dict[prefix + name] = value.detach().clone()
+
     module._register_load_state_dict_pre_hook(before)
     module.register_load_state_dict_post_hook(after)
+    module._register_state_dict_hook(copy_out)
 
 
 def _check_families(newer: dict[str, Any], older: OlderKeywords, layout: str | None) -> str:

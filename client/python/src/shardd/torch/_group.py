@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import (
@@ -52,6 +52,11 @@ def _refuse(what: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{what}: shardd does not run trainer code in its communication; {instead}")
 
 
+def offloads(policy: OffloadPolicy, device: torch.device) -> bool:
+    """Shards, reduced gradients and optimizer state are the host's, and what is computed with them is a GPU's."""
+    return isinstance(policy, CPUOffloadPolicy) and device.type != "cpu"
+
+
 def rows_params(
     params: list[nn.Parameter],
     modules: tuple[nn.Module, ...],
@@ -68,9 +73,10 @@ def rows_params(
     does not cut.
     """
     infos = _get_param_module_infos(params, modules)
-    nowhere = OffloadPolicy()  # shards are in the daemon's memory on the host, whatever the policy; pinning wants a GPU
+    # Of CPUs, shards are in the daemon's memory on the host whatever the policy. What is offloaded it has pinned.
+    where = CPUOffloadPolicy(pin_memory=False) if offloads(offload_policy, device) else OffloadPolicy()
     return [
-        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, placement, mp_policy, nowhere)
+        FSDPParam(param, info, mesh_info, post_forward_mesh_info, device, placement, mp_policy, where)
         for param, info in zip(params, infos)
     ]
 

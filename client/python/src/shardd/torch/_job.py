@@ -69,6 +69,9 @@ class TorchJob:
         self._root = weakref.ref(root)
         self._rank_thread = rank_thread()
         self.optimizer: weakref.ref[DaemonOptimizer] | None = None
+        unit = root._unit
+        assert unit is not None
+        self.device: torch.device = unit.device  # what the model computes on
 
     def root(self) -> ShardState | None:
         return self._root()
@@ -147,14 +150,15 @@ class TorchJob:
         started = time.monotonic()
         progress.doing("attaching")
         timeout_ms = int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
+        gpu = _spec.gpu_of(root)
         try:
-            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms)
+            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms, gpu)
         except errors.Error as error:
             if error.code != _RESOURCE_EXHAUSTED:
                 raise
             gc.collect()  # the memory may be that of models which nobody holds any more
             wait_for_leaving(_DROPPED_S)
-            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms)
+            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms, gpu)
         job = cls(root, engine, description)
         try:
             job._fill(identity, description, optimizers, progress, memory)
@@ -220,15 +224,9 @@ class TorchJob:
             )
         engine.load_memory()
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
-        give_memory_back(engine)
-        try:
-            engine.watch_writes(self.passes)
-        except errors.Error as error:
-            if error.code != _RESOURCE_EXHAUSTED:
-                raise
-            gc.collect()  # too many jobs; some are of models that nobody holds and Python has not collected yet
-            wait_for_leaving(_DROPPED_S)
-            engine.watch_writes(self.passes)
+        if not self.on_gpu:
+            give_memory_back(engine)
+            self._watch_writes()
         if optimizers:
             optimizers[0]._adopt_job(self, info["version"] > 0 and memory is None)
             return
@@ -240,6 +238,18 @@ class TorchJob:
             _stock.watch_loads(optimizer)
             if is_given and any(self._has(param) for param in optimizer.state):
                 _stock.keep_loaded(optimizer, [self])
+
+    def _watch_writes(self) -> None:
+        engine = self.engine
+        assert engine is not None
+        try:
+            engine.watch_writes(self.passes)
+        except errors.Error as error:
+            if error.code != _RESOURCE_EXHAUSTED:
+                raise
+            gc.collect()  # too many jobs; some are of models that nobody holds and Python has not collected yet
+            wait_for_leaving(_DROPPED_S)
+            engine.watch_writes(self.passes)
 
     def _bind(self, description: _spec.Description) -> None:
         engine = self.engine
@@ -290,9 +300,13 @@ class TorchJob:
         engine.commit()
 
     @property
+    def on_gpu(self) -> bool:
+        return self.device.type != "cpu"
+
+    @property
     def trainers_write(self) -> bool:
-        """No optimizer of the daemon: the program updates its shards between passes."""
-        return self.optimizer is None
+        """No optimizer of the daemon: the program updates its shards between passes. Not on GPUs."""
+        return self.optimizer is None and not self.on_gpu
 
     # What goes with a commit: the program's own state, and where that of torch's optimizers lies.
 

@@ -20,7 +20,8 @@ def _keeping(previous: Any) -> Any:
         if signalnum == signal.SIGSEGV:
             for job in _job.jobs():
                 assert job.engine is not None
-                job.engine.watch_writes(job.passes)
+                if not job.on_gpu:
+                    job.engine.watch_writes(job.passes)
         return replaced
 
     return set_handler

@@ -12,6 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPO
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
+from shardd.torch._group import offloads
 from shardd.torch._memory import wants_it
 from shardd.torch._placement import shape_in_job
 from shardd.torch._planned_states import optimizers_of, planned_states
@@ -48,6 +49,13 @@ def stock_optimizers(params: list[Any]) -> list[torch.optim.Optimizer]:
     from shardd.torch._daemon_optimizer import DaemonOptimizer
 
     return optimizers_of(params, but_not=DaemonOptimizer)
+
+
+def gpu_of(root: ShardState) -> int:
+    """The GPU that the model computes on, as torch numbers them; -1: it does on the CPU."""
+    assert root._unit is not None
+    device = root._unit.device
+    return -1 if device.type == "cpu" else int(device.index)
 
 
 @dataclass
@@ -211,13 +219,34 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         "mixedPrecision": precision,
         "optimizer": _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
-        "trainersNeverWrite": bool(optimizers) and not all(o.in_place_edits for o in optimizers),
+        "trainersNeverWrite": gpu_of(root) >= 0 or (bool(optimizers) and not all(o.in_place_edits for o in optimizers)),
     }
+    if _offloads(groups):
+        config["offload"] = "OFFLOAD_HOST"
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
-    if wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
+    if gpu_of(root) < 0 and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
         config["lateGradients"] = True
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor, names)
+
+
+def _offloads(groups: dict[str, ShardGroup]) -> bool:
+    offloaded = {where: offloads(group.offload_policy, group.device) for where, group in groups.items()}
+    if len(set(offloaded.values())) > 1:
+        kept = next(where for where, on_host in offloaded.items() if not on_host)
+        raise NotImplementedError(
+            f'register module "{kept}": it has no CPUOffloadPolicy and other modules have one; shardd keeps the shards of a '
+            "model in one place, give all of them the same offload_policy"
+        )
+    return any(offloaded.values())
+
+
+def _refuse_trainers_optimizer(stock: list[torch.optim.Optimizer]) -> NotImplementedError:
+    names = ", ".join(sorted({type(optimizer).__name__ for optimizer in stock}))
+    return NotImplementedError(
+        f"register model: its parameters are on a GPU and an optimizer of torch has them (got {names}); shards that trainers "
+        "write are not served there, use shardd.torch.optim.AdamW, Adam or SGD"
+    )
 
 
 def _strategy(group: ShardGroup) -> dict[str, Any]:
@@ -242,6 +271,10 @@ def _optimizer(
     held: set[int],
     training: bool,
 ) -> dict[str, Any]:
+    if not optimizers and params[0].group.device.type != "cpu":
+        if stock:
+            raise _refuse_trainers_optimizer(stock)
+        return {"kind": "OPTIMIZER_KIND_NONE"}
     if not optimizers:  # one in the trainers, or none
         trained = any(
             p.fsdp_param.sharded_param.requires_grad or id(p.fsdp_param.sharded_param) in held for p in params
