@@ -192,6 +192,9 @@ shardd_status* shardd_step_with(shardd_job* job, const shardd_step_options* opti
   SHARDD_CHECKED(api::CheckStruct("step_with", options), api::Step(job, *options));
 }
 shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result) { return ToC(api::WaitStep(job, result)); }
+shardd_status* shardd_await_step(shardd_job* job) {
+  SHARDD_CHECKED(api::CheckJob("await_step", job), job->impl->AwaitStep());
+}
 
 shardd_status* shardd_enter_full_params(shardd_job* job, int writeback) {
   shardd::FullParamsOptions options;

@@ -131,7 +131,7 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
   }
   SHARDD_ASSIGN_OR_RETURN(
       const DetachedProcess process,
-      SpawnDetached({binary, "--embedded", absl::StrCat("--devices=cpu:", options.devices),
+      SpawnDetached({binary, "--embedded", absl::StrCat("--devices=", options.devices),
                      absl::StrCat("--listen=unix:", socket_path), absl::StrCat("--state_dir=", state)},
                     log.get()));
   while (true) {

@@ -18,7 +18,7 @@
 namespace shardd {
 
 struct AutostartOptions {
-  int devices = 1;  // CPU devices of a daemon that has to be started
+  std::string devices = "cpu:1";  // of a daemon that has to be started
   absl::Time deadline = absl::InfiniteFuture();
   const Interrupt* interrupt = &Interrupt::Never();  // of the waits
 };

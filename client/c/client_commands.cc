@@ -102,8 +102,11 @@ absl::Status ClientJob::WaitUnshardOne(int index) {
   const ReadOnlyDaemonPageView& page = session_->daemon_page();
   if (!pooled()) {
     // Before the commit the rank gives nothing back that others could wait for, so its stream may wait for it.
-    const WaitFor reason{"wait_unshard", &group_name(index), "the commit of the last step"};
-    SHARDD_RETURN_IF_ERROR(Note(session_->WaitInStream(page.page().version, expected_version_, reason)));
+    if (progress_.awaited_version != expected_version_) {
+      const WaitFor reason{"wait_unshard", &group_name(index), "the commit of the last step"};
+      SHARDD_RETURN_IF_ERROR(Note(session_->WaitInStream(page.page().version, expected_version_, reason)));
+      progress_.awaited_version = expected_version_;
+    }
   } else {
     const GroupEntry& entry = page.group(index);
     const WaitFor reason{"wait_unshard", &group_name(index), "the unshard"};

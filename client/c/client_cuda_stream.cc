@@ -34,6 +34,7 @@ absl::Status ClientJob::ClearCudaStream() {
   has_cuda_stream_ = false;
   cuda_stream_ = nullptr;
   session_->ForgetStream();
+  progress_.awaited_version = 0;  // the host has not waited for it
   return absl::OkStatus();
 }
 

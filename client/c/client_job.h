@@ -150,6 +150,7 @@ class ClientJob {
   // `step.trainer_state` is set from `state`.
   absl::Status Step(v1::Step step, absl::string_view state);
   absl::StatusOr<StepResult> WaitStep();
+  absl::Status AwaitStep();
 
  private:
   enum class FullParams { kOutside, kEntering, kInside };
@@ -203,6 +204,7 @@ class ClientJob {
     std::deque<PendingStep> pending_steps;
     int64_t last_step = -1;  // number of the last step sent; -1: none in this session
     uint64_t last_step_version = 0;
+    uint64_t awaited_version = 0;  // what is enqueued into the program's stream runs behind its commit
   };
 
   friend class WriteFaults;

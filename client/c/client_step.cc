@@ -178,4 +178,19 @@ absl::StatusOr<StepResult> ClientJob::WaitStep() {
   return span.Of(absl::StatusOr<StepResult>(result));
 }
 
+absl::Status ClientJob::AwaitStep() {
+  CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
+  SHARDD_RETURN_IF_ERROR(Live());
+  if (progress_.last_step < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("await_step job \"", spec().name(), "\": no step was sent in this session (rank=", rank(), ")"));
+  }
+  // All that this rank gave for the step is signalled before its record was sent, so its stream may wait.
+  SHARDD_RETURN_IF_ERROR(
+      Note(session_->WaitInStream(session_->daemon_page().page().version, progress_.last_step_version,
+                                  {"await_step", nullptr, "the commit of the last step"})));
+  progress_.awaited_version = progress_.last_step_version;
+  return span.Of(absl::OkStatus());
+}
+
 }  // namespace shardd

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/c/autostart.h"
 #include "client/c/unary_call.h"
+#include "common/cuda/driver.h"
 #include "common/shm/fd_channel.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
@@ -68,8 +69,19 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& i
   return fd;
 }
 
-absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline,
-                                     const Interrupt& interrupt) {
+namespace {
+
+bool HasGpu() {
+  const absl::StatusOr<CudaDriver> driver = CudaDriver::Load();
+  int count = 0;
+  return driver.ok() && (*driver)->Init(0) == cu::kSuccess && (*driver)->DeviceGetCount(&count) == cu::kSuccess &&
+         count > 0;
+}
+
+}  // namespace
+
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
+                                     absl::Time deadline, const Interrupt& interrupt) {
   Target target;
   if (address.empty()) {
     const char* from_environment = getenv("SHARDD_ADDRESS");
@@ -87,7 +99,7 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world,
       target.socket_path = kSystemSocket;
     } else {
       AutostartOptions options;
-      options.devices = local_world;
+      options.devices = device_memory && HasGpu() ? "cuda:all" : absl::StrCat("cpu:", local_world);
       options.deadline = deadline;
       options.interrupt = &interrupt;
       SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));

@@ -29,9 +29,10 @@ struct Target {
 // All of these take what may interrupt their waits; CANCELLED then.
 
 // `address`, else SHARDD_ADDRESS, else the system's daemon where one listens, else this user's own, started if need be
-// with `local_world` CPU devices. Blocks until that daemon accepts connections.
-absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, absl::Time deadline,
-                                     const Interrupt& interrupt);
+// with `local_world` CPU devices, or with `device_memory` all GPUs where there are some. Blocks until that daemon
+// accepts connections.
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
+                                     absl::Time deadline, const Interrupt& interrupt);
 
 // A connected socket. UNAVAILABLE naming path and error when nobody listens there.
 // At most 10 s: while a live daemon's backlog is full.

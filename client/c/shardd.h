@@ -66,7 +66,8 @@ typedef struct shardd_attach_options {
   int32_t device_memory;
   /* "unix:/path" or "/path". NULL: SHARDD_ADDRESS; else /run/shardd/shardd.sock where a daemon listens; else a daemon
    * of this user is started (found beside this library, in SHARDD_DAEMON or in PATH) with one CPU device per local rank
-   * (LOCAL_WORLD_SIZE, else the world size), which ends after its last job. */
+   * (LOCAL_WORLD_SIZE, else the world size), or with device_memory all GPUs where there are some. It ends after its
+   * last job. */
   const char* address;
   int32_t replace; /* 1: kill a live holder of this rank and take its place */
   /* 1: the job may train more than the spec says, after shardd_extend_job: it is taken as it is, and shardd_param_info
@@ -332,6 +333,10 @@ typedef struct shardd_step_result {
 } shardd_step_result;
 /* Until the last shardd_step is committed. Not needed between steps: the next unshard waits for it. [waits] */
 SHARDD_API shardd_status* shardd_wait_step(shardd_job* job, shardd_step_result* result);
+/* The same for the stream of shardd_set_cuda_stream: what is enqueued into it afterwards sees the step's version, and
+ * the host does not wait. Without that stream, or where 32 of its waits are outstanding, as shardd_wait_step. [waits
+ * then] */
+SHARDD_API shardd_status* shardd_await_step(shardd_job* job);
 
 /* Shards in place: for trainers that show their users shards, where all ranks of the job are on this node ------------
  */

@@ -275,6 +275,7 @@ class Job {
     return Status::Take(shardd_step_with(job_, &options));
   }
   Status WaitStep(shardd_step_result* result = nullptr) { return Status::Take(shardd_wait_step(job_, result)); }
+  Status AwaitStep() { return Status::Take(shardd_await_step(job_)); }
 
   struct FullParams {  // as shardd_full_params_options
     int32_t group = -1;

@@ -21,8 +21,9 @@ ParameterStorage::ParameterStorage(at::IntArrayRef shape, at::ScalarType dtype, 
     size_bytes *= static_cast<size_t>(extent);
   }
   // No allocator and not resizable: nothing can grow it away from the memory it shows.
-  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes, Marked(nullptr, device_),
-                                                   /*allocator=*/nullptr, /*resizable=*/false);
+  storage_ =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes, Marked(nullptr, device_),
+                                            /*allocator=*/nullptr, /*resizable=*/false);
   Clear();
 }
 

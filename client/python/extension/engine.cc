@@ -22,9 +22,9 @@ void CheckDevice(const shardd_job_info& info, int gpu) {
   if (info.cuda_device == gpu) {
     return;
   }
-  std::string text = "register model: it is on " + name(gpu) + " and the daemon has rank " +
-                     std::to_string(info.rank) + " on " + info.device + " (got " + name(gpu) + ", want " +
-                     name(info.cuda_device) + " as this process numbers GPUs; daemon " + info.address + "); ";
+  std::string text = "register model: it is on " + name(gpu) + " and the daemon has rank " + std::to_string(info.rank) +
+                     " on " + info.device + " (got " + name(gpu) + ", want " + name(info.cuda_device) +
+                     " as this process numbers GPUs; daemon " + info.address + "); ";
   text += info.cuda_device < 0 ? "start the daemon with --devices=cuda:all, or leave the model on the CPU"
                                : "call torch.cuda.set_device(" + std::to_string(info.cuda_device) +
                                      ") before fully_shard, or name the GPUs in the order of the ranks in --devices";
@@ -235,13 +235,20 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
   {
     const NoGil no_gil;
     Check(job().StepWith(options));
-    shardd_step_result c_result{};
-    c_result.struct_size = sizeof(c_result);
-    Check(job().WaitStep(&c_result));
-    result = {c_result.committed_step, c_result.grad_norm, c_result.clip_factor, c_result.skipped != 0};
+    const bool tells = options.max_grad_norm > 0 || options.loss_scale > 0;
+    if (!tells && !device_.is_cpu() && device_ == state_device_ && job().info().stream_ordered != 0) {
+      Check(job().AwaitStep());
+      settled_ = false;
+    } else {
+      shardd_step_result c_result{};
+      c_result.struct_size = sizeof(c_result);
+      Check(job().WaitStep(&c_result));
+      result = {c_result.committed_step, c_result.grad_norm, c_result.clip_factor, c_result.skipped != 0};
+      settled_ = true;
+    }
   }
   ++steps_;
-  settled_ = gradients_used_ = true;
+  gradients_used_ = true;
   inside_pass_ = paused_ = pass_by_hand_ = false;  // the step has said so
   float* const counts =
       update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;

@@ -97,7 +97,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     double clip_factor = 1;
     bool skipped = false;
   };
-  // The optimizer step: gives everything back, asks, waits for the commit. `options.state` is set from `state`.
+  // The optimizer step: gives everything back, asks, waits for the commit; on a GPU the current stream does that, and
+  // the result is empty, unless it tells of a norm or of a loss scale. `options.state` is set from `state`.
   StepResult Step(shardd_step_options options, const std::string& state);
   // After ABORTED or UNAVAILABLE: the same rank in the current epoch. Graphs of before are dead.
   void Reattach();
@@ -207,7 +208,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const at::Device device_;   // what is computed on
   at::Device state_device_ = at::kCPU;
   std::optional<c10::Stream> stream_;  // of a GPU, whose order the job knows
-  std::vector<Unit*> units_;  // the root's first
+  std::vector<Unit*> units_;           // the root's first
   pybind11::object complete_partial_ = pybind11::none();
   pybind11::object replaced_ = pybind11::none();
   Unit* forward_root_ = nullptr;

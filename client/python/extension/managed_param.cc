@@ -183,8 +183,8 @@ void ManagedParam::WriteGradient(const at::Tensor& gradient, double scale, bool 
     slot_.add_(dense, scale);
   } else if (scale != 1) {
     at::mul_out(slot_, dense, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
-  } else if (order_.is_parameters() && slot_.is_cpu() && dense.scalar_type() == slot_.scalar_type() && dense.is_contiguous() &&
-             dense.sizes() == slot_.sizes()) {
+  } else if (order_.is_parameters() && slot_.is_cpu() && dense.scalar_type() == slot_.scalar_type() &&
+             dense.is_contiguous() && dense.sizes() == slot_.sizes()) {
     CopyBytes(slot_.mutable_data_ptr(), dense.const_data_ptr(), slot_.nbytes(), at::kCPU);
   } else {
     slot_.copy_(dense);

@@ -13,15 +13,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.fsdp as theirs
-from shardd.torch import fully_shard, summon_full_params
-from shardd.torch.optim import SGD, AdamW
-from shardd.torch._job import jobs
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
+
+from shardd.torch import fully_shard, summon_full_params
+from shardd.torch._job import jobs
+from shardd.torch.optim import SGD, AdamW
 
 STEPS = 20
 WIDTH = 48
@@ -122,7 +123,13 @@ def mean_loss(loss: torch.Tensor) -> float:
 
 
 def train(
-    model: nn.Module, stepper: Any, device: str, micros: int = 1, steps: int = STEPS, first: int = 0, **step_options: Any
+    model: nn.Module,
+    stepper: Any,
+    device: str,
+    micros: int = 1,
+    steps: int = STEPS,
+    first: int = 0,
+    **step_options: Any,
 ) -> list[float]:
     losses = []
     for step in range(first, steps):
@@ -153,7 +160,9 @@ def params_apart(model: nn.Module, want: nn.Module) -> float:
         )
 
 
-def parity(device: str, ours: Any, stock: Any, micros: int = 1, max_norm: float = 0.0, **options: Any) -> dict[str, Any]:
+def parity(
+    device: str, ours: Any, stock: Any, micros: int = 1, max_norm: float = 0.0, **options: Any
+) -> dict[str, Any]:
     want, plain = reference(device, stock, micros, max_norm)
     model = make(device, options.pop("recomputes", False))
     options.setdefault("mesh", mesh(device))
@@ -162,7 +171,12 @@ def parity(device: str, ours: Any, stock: Any, micros: int = 1, max_norm: float 
     got = train(model, stepper, device, micros, **({"max_grad_norm": max_norm} if max_norm else {}))
     devices = {p.device.type for p in model.parameters()}
     by_stream = all(job.engine is None or job.engine.info()["stream_ordered"] for job in jobs() if job.on_gpu)
-    return {"by_stream": by_stream, "losses": apart(got, want), "params": params_apart(model, plain), "devices": sorted(devices)}
+    return {
+        "by_stream": by_stream,
+        "losses": apart(got, want),
+        "params": params_apart(model, plain),
+        "devices": sorted(devices),
+    }
 
 
 _adamw = functools.partial(torch.optim.AdamW, lr=3e-3)
@@ -176,7 +190,9 @@ def adamw(device: str) -> dict[str, Any]:
 
 @case
 def sgd_momentum(device: str) -> dict[str, Any]:
-    return parity(device, functools.partial(SGD, lr=0.01, momentum=0.9), functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9))
+    return parity(
+        device, functools.partial(SGD, lr=0.01, momentum=0.9), functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+    )
 
 
 @case

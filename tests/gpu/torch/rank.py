@@ -1,10 +1,11 @@
 """One rank: runs the cases that it is told, one after the other, and writes what they gave as JSON.
 
-    python rank.py DEVICE FOLDER CASE...     with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and SHARDD_ADDRESS
+python rank.py DEVICE FOLDER CASE...     with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and SHARDD_ADDRESS
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
+    faulthandler.enable()
     device, folder, *names = sys.argv[1:]
     if device == "cuda":
         torch.cuda.set_device(0)  # ranks share one GPU, which NCCL does not do

@@ -93,18 +93,24 @@ class Turns:
         return make(self.model.parameters(), lr=3e-4)
 
     def turn(self, steps: int) -> float:
-        """Seconds of a step."""
+        """Seconds of a step. ``host``: of which this thread takes for forward, backward and optimizer, without the GPU."""
         torch.cuda.synchronize()
+        self.host = [0.0, 0.0, 0.0]
         start = time.perf_counter()
         for _ in range(steps):
+            marks = [time.perf_counter()]
             logits = self.model(self.data[:, :-1])
             self.loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), self.data[:, 1:].flatten())
+            marks.append(time.perf_counter())
             self.loss.backward()
+            marks.append(time.perf_counter())
             if self.optimizer is None:
                 self.model.zero_grad()
             else:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+            marks.append(time.perf_counter())
+            self.host = [total + (end - begin) / steps for total, begin, end in zip(self.host, marks, marks[1:])]
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / steps
 
@@ -123,18 +129,32 @@ def measure(size: str, precision: str, names: list[str], steps: int, rounds: int
             times[name].append(one.turn(steps) * 1e3)
     numel = next(iter(turns.values())).numel
     losses = {name: one.loss.item() for name, one in turns.items() if name != "floor"}
-    print(f"\n{size}, {numel / 1e6:.1f} M parameters, {precision}: ms of a step (spread), x floor, of fsdp2; loss; peak MiB of activations")
+    print(
+        f"\n{size}, {numel / 1e6:.1f} M parameters, {precision}: ms of a step (spread), x floor, of fsdp2; loss; peak MiB; host ms of forward, backward, step"
+    )
     rows = {}
     for name in names:
         median = statistics.median(times[name])
-        row = {"ms": median, "low": min(times[name]), "high": max(times[name])}
+        row: dict[str, Any] = {"ms": median, "low": min(times[name]), "high": max(times[name]),
+                               "host_ms": [part * 1e3 for part in turns[name].host]}  # fmt: skip
         for other, key in (("floor", "x_floor"), ("fsdp2", "of_fsdp2")):
             if other in times:
                 row[key] = statistics.median(a / b for a, b in zip(times[name], times[other]))
         rows[name] = row
         print(f"| {name} | {median:.2f} ({row['low']:.2f} to {row['high']:.2f}) | {row.get('x_floor', 0):.3f} | "
-              f"{row.get('of_fsdp2', 0):.3f} | {losses.get(name, 0):.4f} | {memory[name]} |", flush=True)  # fmt: skip
+              f"{row.get('of_fsdp2', 0):.3f} | {losses.get(name, 0):.4f} | {memory[name]} | "
+              + ", ".join(f"{part:.1f}" for part in row["host_ms"]) + " |", flush=True)  # fmt: skip
     return {"size": size, "precision": precision, "numel": numel, "rows": rows, "losses": losses}
+
+
+def profile(size: str, precision: str, names: list[str]) -> None:
+    for name in names:
+        one = Turns(name, size, precision)
+        one.turn(3)
+        with torch.profiler.profile() as found:
+            one.turn(3)
+        print(name, found.key_averages().table(sort_by="self_cpu_time_total", row_limit=22, max_name_column_width=60))
+        print(name, found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=60))
 
 
 def main() -> None:
@@ -142,6 +162,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["S", "M", "X", "L"], choices=SIZES)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"], choices=["bf16", "fp32"])
     parser.add_argument("--implementations", nargs="+", default=["floor", "fsdp2", "shardd"])
+    parser.add_argument("--profile", action="store_true", help="where this process' time goes, of the first size")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -160,6 +181,8 @@ def main() -> None:
                 time.sleep(0.01)
             os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
             dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29517", rank=0, world_size=1)
+            if args.profile:
+                profile(args.sizes[0], args.precisions[0], args.implementations)
             results = [measure(size, precision, args.implementations, args.steps, args.rounds)
                        for precision in args.precisions for size in args.sizes]  # fmt: skip
             print(json.dumps(results))

@@ -74,17 +74,22 @@ def run(address: str, world: int, names: list[str], job: str = "") -> list[dict[
         if job:
             common["SHARDD_JOB"] = job
         command = [sys.executable, str(HERE / "rank.py"), DEVICE, folder, *names]
-        ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank)}) for rank in range(world)]
+        ranks = []
+        for rank in range(world):
+            with open(f"{folder}/rank{rank}.log", "wb") as log:
+                ranks.append(subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=log, stderr=log))
         deadline = time.monotonic() + LIMIT_S
         try:
-            for rank in ranks:
-                rank.wait(timeout=max(1, deadline - time.monotonic()))
+            for process in ranks:
+                process.wait(timeout=max(1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             pass
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+            for process in ranks:
+                process.kill()
+                process.wait()
+            for rank in range(world):
+                print(Path(folder, f"rank{rank}.log").read_text()[-3000:])
         files = [Path(folder, f"rank{rank}.json") for rank in range(world)]
         return [json.loads(file.read_text()) if file.exists() else {} for file in files]
 

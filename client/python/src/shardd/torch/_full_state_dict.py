@@ -80,7 +80,9 @@ def gather(
 
 def _whole(job: _job.TorchJob, index: int, param: Any, on_host: bool) -> torch.Tensor:
     assert job.engine is not None
-    whole = torch.empty(param._orig_size.numel(), dtype=param.orig_dtype, device="cpu" if on_host else param.sharded_param.device)
+    whole = torch.empty(
+        param._orig_size.numel(), dtype=param.orig_dtype, device="cpu" if on_host else param.sharded_param.device
+    )
     given = job.engine.copy_stored(index, 0, whole)
     assert given
     return from_job_order(param, whole)
