@@ -11,7 +11,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "tests/server/device/device_world.h"
+#include "tests/server/device/fake_cuda_world.h"
 
 namespace shardd {
 namespace {
