@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,10 +21,10 @@ namespace {
 constexpr int kAsked = 0;     // measurements that the trainer is to make
 constexpr int kMeasured = 1;  // and has made
 constexpr int kTookNs = 2;    // the last one
-constexpr int kRounds = 9;
+constexpr int kRounds = 7;
 constexpr uint64_t kEnd = 1'000'000;
 constexpr int64_t kBytes = int64_t{256} << 20;
-constexpr int kKernels = 40;  // of a measurement
+constexpr int kKernels = 8;  // of a measurement, some 70 ms
 
 // Measures as often as it is asked.
 int Compute(Gpu& gpu, SharedPage& page, const std::vector<std::string>&) {
@@ -141,12 +143,15 @@ TEST_F(OverlapTest, CopiesBetweenHostAndGpuLeaveATrainersKernelsAlone) {
   EXPECT_LT(both, 1.03);
 }
 
-TEST_F(OverlapTest, CopiesWithinTheGpuLeaveATrainersKernelsAlone) {
+// They are work of the context, as kernels are: without MPS the GPU gives contexts their turns, some 2 ms each.
+TEST_F(OverlapTest, CopiesWithinTheGpuLeaveATrainersKernelsAloneWithMpsAndElseTakeTurns) {
   const CudaSlab slab = gpu_->Allocate(2 * kBytes);
   char* const device = static_cast<char*>(slab.data());
   gpu_->Zero(device, 2 * kBytes);
   gpu_->Wait();
-  EXPECT_LT(Slowdown("GPU to the same GPU", {Copy(device, device + kBytes)}), 1.03);
+  const double slowdown = Slowdown("GPU to the same GPU", {Copy(device, device + kBytes)});
+  const char* const mps = std::getenv("SHARDD_GPU_MPS");
+  EXPECT_LT(slowdown, mps != nullptr && std::strcmp(mps, "on") == 0 ? 1.03 : 4);
 }
 
 }  // namespace
