@@ -55,12 +55,27 @@ int Lose(Gpu&, SharedPage&, const std::vector<std::string>&) {
 }
 const RegisterTrainer kLose("lose", &Lose);
 
+// A word through a mapping that may only be read: the call takes it. Its result is the step that was otherwise.
+int LoseByWord(Gpu& gpu, SharedPage&, const std::vector<std::string>&) {
+  const CudaSlab slab = gpu.Allocate(1);
+  const UniqueFd fd = *slab.ExportFd();
+  const auto view =
+      CudaSlab::Import(&gpu.driver(), 0, fd.get(), slab.size_bytes(), CudaSlab::Access::kReadOnly, "view of slab");
+  if (!view.ok()) return 1;
+  const auto address = reinterpret_cast<cu::DevicePtr>(view->data());
+  if (gpu.driver()->StreamWriteValue64(gpu.stream(), address, 1, 0) != cu::kSuccess) return 2;
+  if (gpu.driver()->StreamSynchronize(gpu.stream()) != cu::kLaunchFailed) return 3;
+  return gpu.driver()->StreamQuery(gpu.stream()) == cu::kLaunchFailed ? 0 : 4;
+}
+const RegisterTrainer kLoseByWord("lose_by_word", &LoseByWord);
+
 TEST(LostGpu, EndsAllWorkOfItsProcessAndNothingElse) {
   std::string why;
   Gpu* const gpu = Gpu::Get(&why);
   if (gpu == nullptr) GTEST_SKIP() << why;
   SharedPage page(*gpu);
   EXPECT_EQ(StartTrainer("lose", page).Wait(absl::Seconds(50)), 0);
+  EXPECT_EQ(StartTrainer("lose_by_word", page).Wait(absl::Seconds(50)), 0);
   const CudaSlab slab = gpu->Allocate(1);
   gpu->Zero(slab.data(), slab.size_bytes());
   gpu->Wait();  // ends this process where the GPU is lost here too

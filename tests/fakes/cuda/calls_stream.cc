@@ -53,10 +53,8 @@ cu::Result Driver::StreamWriteValue64(cu::Stream stream, cu::DevicePtr address, 
   const Call call = EnterStream("cuStreamWriteValue64", stream);
   if (!call) return call.result;
   if (!IsWord(call, address, false) || flags != cu::kWriteValueDefault) return cu::kInvalidValue;
-  const Memory& memory = call.machine->memory_;
-  if (memory.IsReadOnly(call.gpu, Pointer(address), 8)) return cu::kInvalidValue;
-  // Pages of the host that are registered for reading alone are not looked at before it is too late.
-  if (!memory.Reaches(call.gpu, Pointer(address), 8, true)) {
+  // What may only be read is seen when it is too late.
+  if (!call.machine->memory_.Reaches(call.gpu, Pointer(address), 8, true)) {
     return Enqueue(call, [](Stream&) { return cu::kLaunchFailed; });
   }
   return Enqueue(call, [late = call.machine->late_writes_.get(), address, value](Stream& on) {

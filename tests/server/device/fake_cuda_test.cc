@@ -101,6 +101,17 @@ TEST_F(FakeCudaTest, MemoryThatTheHostReadsOnlyIsRegisteredAsThat) {
   EXPECT_EQ(driver_->StreamSynchronize(stream), cu::kLaunchFailed) << "and the GPU is lost";
 }
 
+TEST_F(FakeCudaTest, AWordThatIsWrittenThroughAReadOnlyMappingLosesTheGpu) {
+  const CudaSlab slab = *CudaSlab::Create(&driver_, 0, 1, "slab");
+  const UniqueFd fd = *slab.ExportFd();
+  const CudaSlab view =
+      *CudaSlab::Import(&driver_, 0, fd.get(), slab.size_bytes(), CudaSlab::Access::kReadOnly, "view of slab");
+  const cu::Stream stream = Stream();
+  EXPECT_EQ(driver_->StreamWriteValue64(stream, Address(view.data()), 1, 0), cu::kSuccess);
+  EXPECT_EQ(driver_->StreamSynchronize(stream), cu::kLaunchFailed);
+  EXPECT_EQ(driver_->StreamQuery(stream), cu::kLaunchFailed);
+}
+
 TEST_F(FakeCudaTest, AThreadNeedsTheContextOfTheStream) {
   uint64_t* const word = Word(0);
   const cu::Stream stream = Stream();

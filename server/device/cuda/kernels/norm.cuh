@@ -76,7 +76,7 @@ SHARDD_ALWAYS_INLINE void AddParts(double order, const NormState* parts, int64_t
     return;
   }
   double sum = to->sum;
-  SHARDD_UNROLL_8
+  SHARDD_UNROLL_16
   for (int64_t i = 0; i < count; ++i) sum += parts[i].sum;
   to->sum = sum;
   if (count > 0) to->scale = 1;
