@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "server/collective/nccl/nccl_communicators.h"
-#include "tests/server/collective/collective_fixture.h"
+#include "tests/server/collective/fake_nccl_world.h"
 
 namespace shardd {
 namespace {
@@ -309,6 +309,15 @@ TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByThePoliciesThatT
   const absl::Status refused = NcclCommunicator::Create(NcclLibrary(table, 23100), gpus_.driver(), {0, 1}).status();
   unsetenv("FAKE_NCCL_VERSION");
   EXPECT_THAT(std::string(refused.message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
+}
+
+// As tests/gpu/nccl_test.cc asks of NVIDIA's.
+TEST_F(NcclCollectiveTest, TwoMembersOnOneGpuAreRefusedWithTheLibrarysWordsAndTheNextOneIsMade) {
+  const absl::Status refused = NcclCommunicator::Create(library_, gpus_.driver(), {0, 0}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("(result 5): Duplicate GPU detected"));
+  EXPECT_TRUE(NcclCommunicator::Create(library_, gpus_.driver(), {0, 1}).ok());
 }
 
 TEST_F(NcclCollectiveTest, CommunicatorsAreMadeOncePerNumberOfRanksAndSayWhyNot) {
