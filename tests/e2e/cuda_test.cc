@@ -235,12 +235,12 @@ TEST_F(OnGpus, SlabsOfHundredsOfPiecesAreMapped) {
 }
 
 TEST_F(OnGpus, AGpuThatIsFullIsNamedWithTheSlabAndTheNextJobIsServed) {
-  // Of a real GPU a quarter is more than what its shards leave, and than what there is of all.
+  // 88 GB of shards and as much of gradients.
   std::vector<std::string> limit = {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)};
   Args args = {{"device_memory", "1"}, {"steps", "1"}, {"name", "large"}, {"filler", "30000000"}};
   if (testing::OnRealGpus()) {
     limit.clear();
-    args = args.With({{"model", "blocks"}, {"blocks", "6"}, {"numel", "2000000000"}});
+    args = args.With({{"model", "blocks"}, {"blocks", "11"}, {"numel", "2000000000"}, {"optimizer", "sgd"}});
   }
   StartOnGpus(2, limit);
   const Footprint before = DaemonFootprint();
