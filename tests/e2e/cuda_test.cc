@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -280,6 +281,26 @@ TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes)
   const Args four = {{"device_memory", "1"}, {"world", "4"}, {"steps", "3"}, {"name", "four"}};
   ExpectAllOk(RunRanks(four, {}, [&] { job = Job("four"); }));
   EXPECT_TRUE(absl::StrContains(job.collective(), "local: NCCL wants a GPU for each rank")) << job.collective();
+}
+
+// NCCL takes a GPU for each rank; a rank alone has nothing to add.
+TEST_F(OnGpus, WhereRanksShareAGpuOrThereIsOneNothingIsAddedByNcclAndStatusSaysSo) {
+  std::vector<std::string> flags = {"--collective=nccl"};
+  if (testing::OnRealGpus()) {
+    const char* const library = getenv("SHARDD_NCCL_LIBRARY");
+    if (library == nullptr) GTEST_SKIP() << "SHARDD_NCCL_LIBRARY does not say where NCCL is";
+    flags.push_back(absl::StrCat("--nccl_library=", library));
+  }
+  RanksFind(testing::FakeCudaEnvironment(1));
+  StartDaemon(flags, "cuda:0", testing::FakeCudaEnvironment(1));
+  const Args args = {{"device_memory", "1"}, {"steps", "10"}, {"micro", "2"}, {"max_norm", "0.1"}};
+  v1::Job job;
+  ExpectParity(args, RunRanks(args, {}, [&] { job = Job(); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "local: NCCL wants a GPU for each rank (got 2 ranks on 1 GPUs)"))
+      << job.collective();
+  const Args alone = args.With({{"world", "1"}, {"name", "alone"}});
+  ExpectParity(alone, RunRanks(alone, {}, [&] { job = Job("alone"); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "local: one rank has nobody to sum with")) << job.collective();
 }
 
 // Both in the middle of a step and in the middle of a writeback, whose old bytes come back from the GPU.
