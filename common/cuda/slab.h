@@ -27,7 +27,8 @@ class CudaSlab {
     int64_t size_bytes = 0;
   };
   // What the importer's GPU may do. The importer chooses: this stops accidents, not a hostile process. A kernel that
-  // writes through a read-only mapping takes its process' whole context with it (CUDA_ERROR_ILLEGAL_ADDRESS).
+  // writes through a read-only mapping takes its process' whole context with it (CUDA_ERROR_ILLEGAL_ADDRESS); a copy
+  // or memset there is refused by the call (CUDA_ERROR_INVALID_VALUE).
   enum class Access { kReadOnly, kReadWrite };
 
   // At least `size_bytes` > 0 on `device`, read-write, rounded up to the RECOMMENDED granularity (2 MiB today), which

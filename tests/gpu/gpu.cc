@@ -7,6 +7,18 @@
 #include "absl/strings/str_cat.h"
 #include "server/device/cuda/kernel_image.h"
 
+// load.cu, compiled (deploy/cmake/tests.cmake gives the path).
+asm(R"(
+  .section .rodata
+  .balign 16
+shardd_test_load_image:
+  .incbin ")" SHARDD_TEST_LOAD_FATBIN R"("
+  .previous
+)");
+extern "C" {
+extern const char shardd_test_load_image[] __attribute__((visibility("hidden")));
+}
+
 namespace shardd::cuda {
 namespace {
 
@@ -101,6 +113,22 @@ void Gpu::Launch(const AnyArgs& any, uint32_t grid) {
         }
       },
       any);
+}
+
+cu::Stream Gpu::NewStream() {
+  cu::Stream stream = nullptr;
+  Check(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
+  return stream;
+}
+
+cu::Kernel Gpu::LoadKernel(const char* name) {
+  if (load_library_ == nullptr) {
+    Check(driver_->LibraryLoadData(&load_library_, shardd_test_load_image, nullptr, nullptr, 0, nullptr, nullptr, 0),
+          "cuLibraryLoadData");
+  }
+  cu::Kernel kernel = nullptr;
+  Check(driver_->LibraryGetKernel(&kernel, load_library_, name), name);
+  return kernel;
 }
 
 void Gpu::Wait() { Check(driver_->StreamSynchronize(stream_), "cuStreamSynchronize"); }

@@ -18,6 +18,7 @@ class Gpu {
   // One for the process. nullptr where there is none: *why is the reason.
   static Gpu* Get(std::string* why);
 
+  int multiprocessors() const { return multiprocessors_; }
   const std::string& name() const { return name_; }  // "NVIDIA H200, 132 multiprocessors, driver for CUDA 13.0"
   const CudaDriver& driver() const { return driver_; }
   CudaSlab Allocate(int64_t size_bytes);
@@ -27,10 +28,15 @@ class Gpu {
   void Launch(const AnyArgs& args, uint32_t grid);  // grid 0: as GeometryOf says
   void Wait();
 
+  cu::Stream stream() const { return stream_; }
+  cu::Stream NewStream();  // lives as long as the process
+  // A kernel of load.cu, none of the product's.
+  cu::Kernel LoadKernel(const char* name);
+  void Check(cu::Result result, const char* operation) const;
+
  private:
   explicit Gpu(const CudaDriver& driver) : driver_(driver) {}
   std::string Init();  // empty, or why not
-  void Check(cu::Result result, const char* operation) const;
   void LaunchOne(const char* kernel, Geometry at, const void* args);
 
   const CudaDriver driver_;
@@ -39,6 +45,7 @@ class Gpu {
   int multiprocessors_ = 0;
   cu::Stream stream_ = nullptr;
   cu::Library library_ = nullptr;
+  cu::Library load_library_ = nullptr;
 };
 
 }  // namespace shardd::cuda

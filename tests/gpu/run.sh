@@ -15,12 +15,36 @@ if [[ ! -x $binary ]]; then
   [[ -x $binary ]] || { echo "tests/gpu/run.sh: no gpu_test was built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 fi
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,persistence_mode,compute_mode,clocks.max.mem --format=csv
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-timeout -k 10 540 "$binary" "$@" 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
-count() { grep -oE "^\[  $1 *\] [0-9]+ tests?" "$log" | head -1 | tr -dc 0-9; }
-passed=$(count PASSED) failed=$(count FAILED) skipped=$(count SKIPPED)
-((status != 0 && ${failed:-0} == 0)) && failed=1 # it died
-echo "${passed:-0} passed, ${failed:-0} failed, ${skipped:-0} skipped"
-exit "$status"
+work=$(mktemp -d)
+mps_runs=
+trap '[[ -z $mps_runs ]] || echo quit | timeout 20 "$mps"; rm -rf "$work"' EXIT
+# NCCL as pip installs it, where python3 finds it; SHARDD_NCCL_LIBRARY names another one.
+while [[ -z ${SHARDD_NCCL_LIBRARY:-} ]] && read -r folder; do
+  [[ -e $folder/nvidia/nccl/lib/libnccl.so.2 ]] && export SHARDD_NCCL_LIBRARY=$folder/nvidia/nccl/lib/libnccl.so.2
+done < <(python3 -c 'import sys; print(*sys.path, sep="\n")' 2>/dev/null)
+passed=0 failed=0 skipped=0
+count() { grep -oE "^\[  $1 *\] [0-9]+ tests?" "$work/log" | head -1 | tr -dc 0-9; }
+# suite SECONDS ARGUMENTS...: the tests that gtest's arguments name.
+suite() {
+  timeout -k 10 "$1" "$binary" "${@:2}" 2>&1 | tee "$work/log"
+  local status=${PIPESTATUS[0]} died=0
+  ((status != 0)) && [[ -z $(count FAILED) ]] && died=1
+  ((passed += $(count PASSED || true) + 0, failed += $(count FAILED || true) + died, skipped += $(count SKIPPED || true) + 0))
+}
+# Whatever runs on this machine, MPS is off in a process whose pipes lie where no server is.
+export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps SHARDD_GPU_MPS=off
+mkdir "$work/mps"
+suite 360 "$@"
+# And once more where processes share the GPU by MPS, with a server of our own.
+mps=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control)
+if [[ -z $mps ]]; then
+  echo "with MPS: skipped, there is no nvidia-cuda-mps-control"
+elif ! why=$(timeout 20 "$mps" -d 2>&1); then
+  echo "with MPS: skipped, nvidia-cuda-mps-control -d does not start: $why"
+else
+  mps_runs=1
+  echo "with MPS:"
+  SHARDD_GPU_MPS=on suite 120 --gtest_filter='*DeviceTest*:*DriverTest*:Collectives*:*HandOff*:*Overlap*:*Killed*:Surroundings*' "$@"
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+exit $((failed > 0))

@@ -39,7 +39,8 @@ struct CudaDeviceOptions {
 // thread runs `done`. So the order within a stream is the GPU's, and between streams there is none.
 //
 // Memory that operations name must be reachable by the GPU: slabs, or registered host memory (pageable memory makes a
-// copy block the issuer, and a kernel that touches it loses the device). Norms may be anywhere.
+// copy block the issuer, as does a copy from host to host, and a kernel that touches pageable memory loses the device).
+// Norms may be anywhere.
 //
 // Device loss (an illegal address, an ECC error, a GPU off the bus, the end of the MPS server): every outstanding and
 // every later work is done with DATA_LOSS, which carries what the driver said; nothing runs any more, and what was in

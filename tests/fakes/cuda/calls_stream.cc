@@ -52,7 +52,11 @@ bool Driver::IsWord(const Call& call, cu::DevicePtr address, bool write) {
 cu::Result Driver::StreamWriteValue64(cu::Stream stream, cu::DevicePtr address, uint64_t value, unsigned flags) {
   const Call call = EnterStream("cuStreamWriteValue64", stream);
   if (!call) return call.result;
-  if (!IsWord(call, address, true) || flags != cu::kWriteValueDefault) return cu::kInvalidValue;
+  if (!IsWord(call, address, false) || flags != cu::kWriteValueDefault) return cu::kInvalidValue;
+  // What may only be read is seen when it is too late.
+  if (!call.machine->memory_.Reaches(call.gpu, Pointer(address), 8, true)) {
+    return Enqueue(call, [](Stream&) { return cu::kLaunchFailed; });
+  }
   return Enqueue(call, [late = call.machine->late_writes_.get(), address, value](Stream& on) {
     auto* const word = static_cast<uint64_t*>(MutablePointer(address));
     if (late == nullptr) {

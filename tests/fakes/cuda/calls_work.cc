@@ -20,6 +20,7 @@ cu::Result Driver::MemcpyAsync(cu::DevicePtr dst, cu::DevicePtr src, size_t size
   Machine& m = *call.machine;
   const bool pageable_src = !m.memory_.Knows(Pointer(src), size_bytes);
   const bool pageable_dst = !m.memory_.Knows(Pointer(dst), size_bytes);
+  if (m.memory_.IsReadOnly(call.gpu, Pointer(dst), size_bytes)) return cu::kInvalidValue;
   const bool host = !m.memory_.IsOnGpu(Pointer(src)) || !m.memory_.IsOnGpu(Pointer(dst));
   if (std::unique_lock lock(m.mutex_); host && m.gpus_[static_cast<size_t>(call.gpu)].hangs_host_copy) {
     m.gpus_[static_cast<size_t>(call.gpu)].hangs_host_copy = false;
@@ -44,7 +45,9 @@ cu::Result Driver::MemsetD8Async(cu::DevicePtr dst, unsigned char value, size_t 
   const Call call = EnterStream("cuMemsetD8Async", stream);
   if (!call) return call.result;
   Machine& m = *call.machine;
-  if (!m.memory_.Knows(Pointer(dst), size_bytes)) return cu::kInvalidValue;
+  if (!m.memory_.Knows(Pointer(dst), size_bytes) || m.memory_.IsReadOnly(call.gpu, Pointer(dst), size_bytes)) {
+    return cu::kInvalidValue;
+  }
   return Enqueue(call, [&m, dst, value, size_bytes](Stream& on) {
     if (!m.memory_.Reaches(on.gpu(), Pointer(dst), size_bytes, true)) return cu::kIllegalAddress;
     std::memset(MutablePointer(dst), value, size_bytes);

@@ -162,7 +162,7 @@ cu::Result Memory::Map(cu::DevicePtr address, size_t size_bytes, size_t offset, 
   const auto physical = handles_.find(handle);
   if (physical == handles_.end() || offset != 0 || size_bytes == 0) return cu::kInvalidValue;
   if (address % kMinimumGranularity != 0 || size_bytes % kMinimumGranularity != 0) return cu::kInvalidValue;
-  if (size_bytes > physical->second->size_bytes) return cu::kInvalidValue;
+  if (size_bytes > physical->second->size_bytes) return cu::kNotSupported;
   const auto reservation = Holding(reservations_, address, kSizeItself);
   if (reservation == reservations_.end() || address + size_bytes > reservation->first + reservation->second) {
     return cu::kInvalidValue;
@@ -264,6 +264,17 @@ bool Memory::Reaches(int gpu, const void* p, size_t size_bytes, bool write) cons
     at = mapping->first + mapping->second.size_bytes;
   }
   return true;
+}
+
+bool Memory::IsReadOnly(int gpu, const void* p, size_t size_bytes) const {
+  std::lock_guard lock(mutex_);
+  const auto first = reinterpret_cast<uintptr_t>(p);
+  for (const auto& [address, mapping] : mappings_) {
+    if (address >= first + size_bytes || address + mapping.size_bytes <= first) continue;
+    const auto access = mapping.access.find(gpu);
+    if (access != mapping.access.end() && access->second != cu::kAccessReadWrite) return true;
+  }
+  return false;
 }
 
 bool Memory::Knows(const void* p, size_t size_bytes) const {

@@ -45,6 +45,8 @@ class Memory {
 
   // Whether all of [p, p + size_bytes) can be read, or written, by `gpu`.
   bool Reaches(int gpu, const void* p, size_t size_bytes, bool write) const;
+  // Whether `gpu` has mapped any byte of it for reading alone. Not of registered memory.
+  bool IsReadOnly(int gpu, const void* p, size_t size_bytes) const;
   // Whether any byte of it lies in a range of the driver's: then it is no pageable host memory.
   bool Knows(const void* p, size_t size_bytes) const;
 

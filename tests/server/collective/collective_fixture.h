@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <memory_resource>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,10 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "server/collective/local/local_collective.h"
-#include "server/collective/nccl/nccl_collective.h"
-#include "server/collective/nccl/nccl_communicator.h"
 #include "tests/common/plan/spec_builder.h"
-#include "tests/fakes/nccl/nccl.h"
 #include "tests/server/device/device_world.h"
 #include "tests/server/device/plan_slabs.h"
 #include "tests/server/device/wrapped_device.h"
@@ -40,6 +36,8 @@ struct CollectiveImplementation {
   const char* name;
   // `devices` for `ranks`, or as many as ranks where they cannot share.
   std::function<std::unique_ptr<CollectiveWorld>(int ranks, int devices)> make;
+  // Empty, or why its tests are skipped here.
+  std::function<std::string()> why_not = [] { return std::string(); };
 };
 
 class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {
@@ -67,6 +65,9 @@ class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {
     devices_.clear();
     BytesMemory() = std::pmr::new_delete_resource();
     world_.reset();
+  }
+  void SetUp() override {
+    if (const std::string why_not = GetParam().why_not(); !why_not.empty()) GTEST_SKIP() << why_not;
   }
   void TearDown() override { Stop(); }
 
@@ -113,58 +114,14 @@ inline std::string CollectiveName(const testing::TestParamInfo<CollectiveImpleme
 }
 inline void PrintTo(const CollectiveImplementation& implementation, std::ostream* out) { *out << implementation.name; }
 
-class LocalWorld final : public CollectiveWorld {
- public:
-  explicit LocalWorld(int devices) : devices_(devices) {}
-  std::vector<std::unique_ptr<Device>> MakeDevices() override {
-    return std::move(shardd::MakeDevices(absl::StrCat("cpu:", devices_))->devices);
-  }
-  std::unique_ptr<Collective> Make(std::vector<Device*> of_ranks) override {
-    return std::make_unique<LocalCollective>(std::move(of_ranks));
-  }
+// Those that this binary has: all, and `local` on whatever devices.
+std::vector<CollectiveImplementation> Collectives();
+std::vector<CollectiveImplementation> LocalCollectives();
 
- private:
-  const int devices_;
-};
-
-// What is broken is taken apart by a thread of its own, which calls the driver: it comes before the driver's end.
-inline void AwaitEnd(const std::weak_ptr<NcclCommunicator>& communicator) {
-  for (int i = 0; i < 10000 && !communicator.expired(); ++i) absl::SleepFor(absl::Milliseconds(1));
-  EXPECT_TRUE(communicator.expired());
-}
-
-// Fake GPUs, one for each rank, and the fake NCCL.
-class NcclWorld final : public CollectiveWorld {
- public:
-  explicit NcclWorld(int ranks) : ranks_(ranks), gpus_(/*delay_seed=*/5, ranks, /*queue_limit=*/1024) {}
-  ~NcclWorld() override { AwaitEnd(made_); }
-  std::vector<std::unique_ptr<Device>> MakeDevices() override { return gpus_.MakeAll(); }
-  std::pmr::memory_resource* memory() override { return gpus_.memory(); }
-  std::unique_ptr<Collective> Make(std::vector<Device*> of_ranks) override {
-    std::vector<int> ordinals(static_cast<size_t>(ranks_));
-    std::iota(ordinals.begin(), ordinals.end(), 0);
-    auto made = NcclCommunicator::Create(NcclLibrary(fake_nccl::Table(), 22809), gpus_.driver(), ordinals);
-    EXPECT_TRUE(made.ok()) << made.status();
-    made_ = *made;
-    return std::make_unique<NcclCollective>(std::move(of_ranks), *std::move(made));
-  }
-
- private:
-  const int ranks_;
-  FakeCudaWorld gpus_;
-  std::weak_ptr<NcclCommunicator> made_;
-};
-
-inline std::unique_ptr<CollectiveWorld> MakeLocalWorld(int, int devices) {
-  return std::make_unique<LocalWorld>(devices);
-}
-inline std::unique_ptr<CollectiveWorld> MakeNcclWorld(int ranks, int) { return std::make_unique<NcclWorld>(ranks); }
-
-#define SHARDD_FOR_EACH_COLLECTIVE(suite)                                                      \
-  INSTANTIATE_TEST_SUITE_P(Collectives, suite,                                                 \
-                           testing::Values(CollectiveImplementation{"local", &MakeLocalWorld}, \
-                                           CollectiveImplementation{"nccl", &MakeNcclWorld}),  \
-                           CollectiveName)
+#define SHARDD_FOR_EACH_COLLECTIVE(suite) \
+  INSTANTIATE_TEST_SUITE_P(Collectives, suite, testing::ValuesIn(Collectives()), CollectiveName)
+#define SHARDD_FOR_EACH_LOCAL_COLLECTIVE(suite) \
+  INSTANTIATE_TEST_SUITE_P(Collectives, suite, testing::ValuesIn(LocalCollectives()), CollectiveName)
 
 }  // namespace shardd
 

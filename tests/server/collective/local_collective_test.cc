@@ -170,10 +170,8 @@ TEST_P(StagedSums, StagingThatIsNotThereForEveryRankIsRefused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Collectives, StagedSums, testing::Values(CollectiveImplementation{"local", &MakeLocalWorld}),
-                         CollectiveName);
-INSTANTIATE_TEST_SUITE_P(Collectives, LocalCollectiveTest,
-                         testing::Values(CollectiveImplementation{"local", &MakeLocalWorld}), CollectiveName);
+SHARDD_FOR_EACH_LOCAL_COLLECTIVE(StagedSums);
+SHARDD_FOR_EACH_LOCAL_COLLECTIVE(LocalCollectiveTest);
 
 }  // namespace
 }  // namespace shardd

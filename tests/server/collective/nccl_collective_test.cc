@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "server/collective/nccl/nccl_communicators.h"
-#include "tests/server/collective/collective_fixture.h"
+#include "tests/server/collective/fake_nccl_world.h"
 
 namespace shardd {
 namespace {

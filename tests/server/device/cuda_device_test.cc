@@ -11,7 +11,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "tests/server/device/device_world.h"
+#include "tests/server/device/fake_cuda_world.h"
 
 namespace shardd {
 namespace {
@@ -238,13 +238,16 @@ TEST_F(CudaLossTest, AnAddressThatTheGpuDoesNotReachLosesIt) {
   EXPECT_EQ(x_[0], 0.0f);
 }
 
-TEST_F(CudaLossTest, AWriteThroughAReadOnlyMappingLosesTheGpu) {
+TEST_F(CudaLossTest, AKernelThatWritesThroughAReadOnlyMappingLosesTheGpu) {
   const CudaSlab slab = *CudaSlab::Create(&world_.driver(), 0, 1, "slab");
   const UniqueFd fd = *slab.ExportFd();
   const CudaSlab view =
       *CudaSlab::Import(&world_.driver(), 0, fd.get(), slab.size_bytes(), CudaSlab::Access::kReadOnly, "view of slab");
   EXPECT_TRUE(Run(*device_, {ZeroOp{slab.data(), slab.size_bytes()}, CopyOp{view.data(), x_, 4}}).ok());
-  Submit(StreamId::kUnshard, {CopyOp{x_, view.data(), 4}});
+  EXPECT_EQ(Run(*device_, {CopyOp{x_, view.data(), 4}}).code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(device_->lost().ok()) << "the call has seen it";
+  Submit(StreamId::kUnshard,
+         {ReduceOp{{x_}, v1::DTYPE_FLOAT32, v1::DTYPE_UNSPECIFIED, 1, false, static_cast<float*>(view.data()), 1}});
   ExpectAllLost("CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 

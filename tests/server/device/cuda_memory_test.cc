@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/device_memory.h"
-#include "tests/server/device/device_world.h"
+#include "tests/server/device/fake_cuda_world.h"
 
 namespace shardd {
 namespace {

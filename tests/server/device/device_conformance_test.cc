@@ -1,4 +1,4 @@
-// What every Device must do, whatever it runs on. A new implementation joins with one line at the end.
+// What every Device must do, whatever it runs on. A new implementation joins with one line in DeviceKinds().
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,18 +52,12 @@ class Log {
   std::vector<absl::Status> statuses_;
 };
 
-struct Kind {
-  friend void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
-  const char* name;
-  std::unique_ptr<DeviceWorld> (*make)();
-};
-
 template <typename A, typename B>
 bool Same(const A& a, const B& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-class DeviceTest : public testing::TestWithParam<Kind> {
+class DeviceTest : public testing::TestWithParam<DeviceKind> {
  protected:
   template <typename T>
   using Vec = std::pmr::vector<T>;  // that the device reaches
@@ -80,6 +74,11 @@ class DeviceTest : public testing::TestWithParam<Kind> {
     return kept->front();
   }
 
+  void SetUp() override {
+    if (const std::string why_not = world_->why_not(); !why_not.empty()) GTEST_SKIP() << why_not;
+    devices_ = world_->MakeAll();
+    device_ = devices_.front().get();
+  }
   void TearDown() override { gate_.Release(); }
 
   absl::Status Run(DeviceWork work, StreamId stream = StreamId::kUnshard) {
@@ -122,8 +121,8 @@ class DeviceTest : public testing::TestWithParam<Kind> {
   const std::unique_ptr<DeviceWorld> world_ = GetParam().make();
   std::vector<std::shared_ptr<void>> kept_;  // what New has made
   Gate gate_;                                // outlives the devices
-  std::vector<std::unique_ptr<Device>> devices_ = world_->MakeAll();
-  Device* const device_ = devices_.front().get();
+  std::vector<std::unique_ptr<Device>> devices_;
+  Device* device_ = nullptr;
 };
 
 TEST_P(DeviceTest, WorkThatIsTimedSaysWhenItRanAndWorksOfAStreamDoNotOverlap) {
@@ -490,13 +489,7 @@ TEST_P(DeviceTest, ManyThreadsMaySubmitAtOnce) {
   EXPECT_EQ(log.WaitFor(400).size(), 400u);
 }
 
-constexpr Kind kKinds[] = {
-    {"Cpu", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<CpuWorld>(); }},
-    {"FakeCuda", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<FakeCudaWorld>(); }},
-    {"FakeCudaWithDelays", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<FakeCudaWorld>(20261121); }},
-    {"FakeCudaOverSpreadSlabs", []() -> std::unique_ptr<DeviceWorld> { return std::make_unique<SpreadCudaWorld>(); }},
-};
-INSTANTIATE_TEST_SUITE_P(All, DeviceTest, testing::ValuesIn(kKinds),
+INSTANTIATE_TEST_SUITE_P(All, DeviceTest, testing::ValuesIn(DeviceKinds()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

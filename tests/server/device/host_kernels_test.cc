@@ -52,7 +52,7 @@ void RunNorm(const NormArgs& args) {
   }
   for (int64_t slice = 0; slice < NormSlices(args.numel); ++slice) {
     const NormState part = SliceOf(args, slice * kNormSliceBlocks, blocks);
-    AddPart(args.order, part, args.result);
+    AddParts(args.order, &part, 1, args.result);
   }
 }
 

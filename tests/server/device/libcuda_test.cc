@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "server/device/cuda/kernels.h"
 #include "tests/server/device/libcuda_program.h"
 #include "tests/testing/files.h"
 
@@ -72,7 +73,18 @@ TEST_F(LibcudaTest, AWriteThroughAReadOnlyMapEndsWhoWritesAndNobodyElse) {
   EXPECT_TRUE(code == 1000 + SIGSEGV || (code != 0 && code != 99)) << code;  // a sanitizer turns the signal into a code
   Child by_stream = Start(0, {}, [&](Program& program) {
     const CudaSlab slab = import_read_only(program);
-    SHARDD_REQUIRE(program.driver()->MemsetD8Async(Address(slab.data()), 1, 8, program.stream()) == cu::kSuccess);
+    const CudaDriver& driver = program.driver();
+    SHARDD_REQUIRE(driver->MemsetD8Async(Address(slab.data()), 1, 8, program.stream()) == cu::kInvalidValue);
+    SHARDD_REQUIRE(program.Synchronise() == cu::kSuccess);
+    // What the call does not see, a kernel's write.
+    cu::Library library = nullptr;
+    cu::Kernel cast = nullptr;
+    SHARDD_REQUIRE(driver->LibraryLoadData(&library, driver.kernels().data(), nullptr, nullptr, 0, nullptr, nullptr,
+                                           0) == cu::kSuccess);
+    SHARDD_REQUIRE(driver->LibraryGetKernel(&cast, library, cuda::kCastKernel) == cu::kSuccess);
+    cuda::CastArgs args = {slab.data(), slab.data(), 1, cuda::kFloat32, cuda::kBFloat16, 1};
+    void* params[] = {&args};
+    SHARDD_REQUIRE(driver->LaunchKernel(cast, 1, 1, 1, 32, 1, 1, 0, program.stream(), params, nullptr) == cu::kSuccess);
     SHARDD_REQUIRE(program.Synchronise() == cu::kIllegalAddress);
     // Sticky: the context is gone, in this process.
     SHARDD_REQUIRE(program.driver()->StreamQuery(program.stream()) == cu::kIllegalAddress);

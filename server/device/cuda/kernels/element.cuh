@@ -16,9 +16,11 @@
 #if defined(__CUDACC__)
 #define SHARDD_UNROLL _Pragma("unroll")
 #define SHARDD_UNROLL_8 _Pragma("unroll 8")
+#define SHARDD_UNROLL_16 _Pragma("unroll 16")
 #else
 #define SHARDD_UNROLL
 #define SHARDD_UNROLL_8
+#define SHARDD_UNROLL_16
 #endif
 
 namespace shardd::cuda {

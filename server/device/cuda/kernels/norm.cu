@@ -58,6 +58,6 @@ extern "C" __global__ void __launch_bounds__(shardd::cuda::kBlockThreads)
   __syncthreads();
   if (threadIdx.x != 0) return;
   shardd::NormState result = *args.result;
-  for (int64_t slice = 0; slice < slices; ++slice) AddPart(args.order, args.scratch[blocks + slice], &result);
+  AddParts(args.order, args.scratch + blocks, slices, &result);
   *args.result = result;
 }

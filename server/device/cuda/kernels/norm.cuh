@@ -69,20 +69,24 @@ SHARDD_ALWAYS_INLINE void AddScaled(double order, NormState part, NormState* to)
   }
 }
 
-SHARDD_ALWAYS_INLINE void AddPart(double order, NormState part, NormState* to) {
-  if (IsDirect(order)) {
-    to->scale = 1;
-    to->sum += part.sum;
-  } else {
-    AddScaled(order, part, to);
+// parts[0, count), one after another. One thread does this, so what counts is how many loads are under way at a time.
+SHARDD_ALWAYS_INLINE void AddParts(double order, const NormState* parts, int64_t count, NormState* to) {
+  if (!IsDirect(order)) {
+    for (int64_t i = 0; i < count; ++i) AddScaled(order, parts[i], to);
+    return;
   }
+  double sum = to->sum;
+  SHARDD_UNROLL_16
+  for (int64_t i = 0; i < count; ++i) sum += parts[i].sum;
+  to->sum = sum;
+  if (count > 0) to->scale = 1;
 }
 
 // Partials [first, first + kNormSliceBlocks) of `blocks` into one.
 SHARDD_ALWAYS_INLINE NormState SliceOf(const NormArgs& args, int64_t first, int64_t blocks) {
   const int64_t end = first + kNormSliceBlocks < blocks ? first + kNormSliceBlocks : blocks;
   NormState slice = {0, 0};
-  for (int64_t i = first; i < end; ++i) AddPart(args.order, args.scratch[i], &slice);
+  AddParts(args.order, args.scratch + first, end - first, &slice);
   return slice;
 }
 

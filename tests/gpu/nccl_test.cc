@@ -1,0 +1,125 @@
+// NVIDIA's NCCL on one GPU: SHARDD_NCCL_LIBRARY is its path, else libnccl.so.2. Sums of more members than GPUs are what
+// NCCL refuses; what the product does then is shown here, sums themselves only of one member.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "server/collective/nccl/nccl_communicator.h"
+#include "server/collective/nccl/nccl_communicators.h"
+#include "tests/gpu/real_cuda_world.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RealNcclTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kNumel = 1'000'003;
+  void SetUp() override {
+    if (const std::string why_not = world_.why_not(); !why_not.empty()) GTEST_SKIP() << why_not;
+    const char* const path = std::getenv("SHARDD_NCCL_LIBRARY");
+    auto library = NcclLibrary::Load(path == nullptr || *path == '\0' ? NcclLibrary::kDefault : path);
+    if (!library.ok()) {
+      ASSERT_TRUE(path == nullptr || *path == '\0') << library.status();  // who names one wants it tested
+      GTEST_SKIP() << library.status();
+    }
+    library_ = std::make_unique<NcclLibrary>(*library);
+    device_ = world_.Make();
+    slab_ = *device_->memory()->MakeSlab("gradients", 3 * kNumel * 4, {device_->memory()});
+  }
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> Make(const std::vector<int>& ordinals) {
+    auto made = NcclCommunicator::Create(*library_, world_.driver(), ordinals);
+    if (made.ok()) made_.push_back(*made);
+    return made;
+  }
+  void TearDown() override {
+    slab_.reset();
+    device_.reset();
+    for (const auto& communicator : made_) {
+      for (int i = 0; i < 30000 && !communicator.expired(); ++i) absl::SleepFor(absl::Milliseconds(1));
+      EXPECT_TRUE(communicator.expired()) << "its abort does not end";
+    }
+  }
+  absl::Status Sum(NcclCommunicator* communicator, bool scatter, float* src, float* dst) {
+    SumOp sum;
+    sum.communicator = communicator;
+    sum.member = 0;
+    sum.scatter = scatter;
+    sum.numel = kNumel;
+    if (scatter) {
+      sum.parts = {{src, dst, kNumel, 0}};
+    } else {
+      sum.parts = {{src, dst, 77, 0}, {src + 77, dst + 77, kNumel - 77, 0}};
+    }
+    absl::Notification notification;
+    absl::Status result;
+    device_->Submit(StreamId::kPostBackward, {"sum", {sum}, [&](absl::Status status) {
+                                                result = std::move(status);
+                                                notification.Notify();
+                                              }});
+    EXPECT_TRUE(notification.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    return result;
+  }
+  // Where a sum puts what one member has: itself.
+  void ExpectSums(NcclCommunicator* communicator) {
+    auto* const src = reinterpret_cast<float*>(slab_->data());
+    std::vector<float> values(kNumel), got(kNumel);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 9973) / 7 - 500;
+    for (const bool scatter : {true, false}) {
+      for (float* dst : {src, src + kNumel}) {
+        ASSERT_TRUE(device_->memory()->Zero(slab_->data(), 2 * kNumel * 4).ok());
+        ASSERT_TRUE(device_->memory()->Write(slab_->data(), values.data(), kNumel * 4).ok());
+        const absl::Status summed = Sum(communicator, scatter, src, dst);
+        ASSERT_TRUE(summed.ok()) << summed;
+        ASSERT_TRUE(device_->memory()->Read(got.data(), reinterpret_cast<char*>(dst), kNumel * 4).ok());
+        EXPECT_TRUE(got == values) << (scatter ? "scattered" : "reduced") << (dst == src ? " in place" : "");
+      }
+    }
+  }
+
+  RealCudaWorld world_;
+  std::unique_ptr<NcclLibrary> library_;
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<DeviceSlab> slab_;
+  std::vector<std::weak_ptr<NcclCommunicator>> made_;
+};
+
+TEST_F(RealNcclTest, OneMemberSumsToItsOwnBitsAlsoAfterAnAbort) {
+  const absl::Time begin = absl::Now();
+  auto communicator = Make({0});
+  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  std::printf("[ GPU      ] %s; %s; made in %.0f ms\n", (*communicator)->name().c_str(),
+              (*communicator)->details().c_str(), absl::ToDoubleMilliseconds(absl::Now() - begin));
+  ExpectSums(communicator->get());
+  (*communicator)->Break(absl::UnavailableError("enough"));
+  auto* const src = reinterpret_cast<float*>(slab_->data());
+  const absl::Status refused = Sum(communicator->get(), true, src, src);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted) << refused;
+  auto anew = Make({0});
+  ASSERT_TRUE(anew.ok()) << anew.status();
+  ExpectSums(anew->get());
+}
+
+TEST_F(RealNcclTest, TwoMembersOnOneGpuAreRefusedWithItsWordsAndSoIsAJobOfTwoRanks) {
+  const absl::Status refused = Make({0, 0}).status();
+  std::printf("[ GPU      ] two members: %s\n", std::string(refused.message()).c_str());
+  EXPECT_FALSE(refused.ok());
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("cuda:0"));
+  NcclCommunicators communicators(*library_, world_.driver(), {0});
+  EXPECT_THAT(std::string(communicators.For(2).status().message()),
+              HasSubstr("NCCL wants a GPU for each rank (got 2 ranks on 1 GPUs)"));
+  auto one = Make({0});
+  ASSERT_TRUE(one.ok()) << one.status();
+  ExpectSums(one->get());
+}
+
+}  // namespace
+}  // namespace shardd

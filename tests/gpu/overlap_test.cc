@@ -1,0 +1,158 @@
+// What copies of the daemon cost a trainer's kernels: its kernels compute in registers, in a process of their own, and
+// the daemon copies meanwhile as unsharding, replicas and offload do.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/gpu/trainer.h"
+
+namespace shardd::cuda {
+namespace {
+
+constexpr int kAsked = 0;     // measurements that the trainer is to make
+constexpr int kMeasured = 1;  // and has made
+constexpr int kTookNs = 2;    // the last one
+constexpr int kRounds = 7;
+constexpr uint64_t kEnd = 1'000'000;
+constexpr int64_t kBytes = int64_t{256} << 20;
+constexpr int kKernels = 8;  // of a measurement, some 70 ms
+
+// Measures as often as it is asked.
+int Compute(Gpu& gpu, SharedPage& page, const std::vector<std::string>&) {
+  const cu::Kernel kernel = gpu.LoadKernel("shardd_test_compute");
+  const CudaSlab out = gpu.Allocate(int64_t{8} << 20);
+  void* p = out.data();
+  int fma_rounds = 250'000;
+  void* params[] = {&p, &fma_rounds};
+  const auto grid = static_cast<unsigned>(gpu.multiprocessors() * 8);
+  const auto measure = [&] {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kKernels; ++i) {
+      gpu.Check(gpu.driver()->LaunchKernel(kernel, grid, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr), "launch");
+    }
+    gpu.Wait();
+    return std::chrono::steady_clock::now() - begin;
+  };
+  measure();
+  for (uint64_t round = 1;; ++round) {
+    if (!page.Await(kAsked, round)) return 2;
+    if (page.Load(kAsked) >= kEnd) return 0;
+    page.Store(kTookNs, static_cast<uint64_t>(std::chrono::nanoseconds(measure()).count()));
+    page.Store(kMeasured, round);
+  }
+}
+const RegisterTrainer kCompute("compute", &Compute);
+
+class OverlapTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpu_ = Gpu::Get(&why);
+    if (gpu_ == nullptr) GTEST_SKIP() << why;
+  }
+  // How much longer the trainer's kernels take while `copy` is under way, which puts one copy of kBytes on a stream;
+  // one is always queued behind the one that runs. Rounds with and without alternate; the medians count.
+  double Slowdown(const char* what, const std::vector<std::function<void(cu::Stream)>>& copies) {
+    SharedPage page(*gpu_);
+    auto trainer = StartTrainer("compute", page);
+    std::vector<cu::Stream> streams;
+    std::vector<std::vector<cu::Event>> events;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      streams.push_back(gpu_->NewStream());
+      events.emplace_back(2, nullptr);
+      for (cu::Event& event : events.back()) {
+        gpu_->Check(gpu_->driver()->EventCreate(&event, cu::kEventDisableTiming), "cuEventCreate");
+      }
+    }
+    std::vector<double> alone_ms, beside_ms;
+    double copied_bytes = 0, copied_s = 0;
+    for (uint64_t round = 1; round <= 2 * kRounds; ++round) {
+      const bool beside = round % 2 == 0;
+      const auto begin = std::chrono::steady_clock::now();
+      int64_t count = 0;
+      const auto put = [&](size_t which, int slot) {
+        copies[which](streams[which]);
+        gpu_->Check(gpu_->driver()->EventRecord(events[which][static_cast<size_t>(slot)], streams[which]), "record");
+        ++count;
+      };
+      for (size_t which = 0; beside && which < copies.size(); ++which) {
+        put(which, 0);
+        put(which, 1);
+      }
+      page.Store(kAsked, round);
+      std::vector<int> next(copies.size(), 0);
+      while (page.Load(kMeasured) < round && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
+        for (size_t which = 0; beside && which < copies.size(); ++which) {
+          if (gpu_->driver()->EventQuery(events[which][static_cast<size_t>(next[which])]) != cu::kSuccess) continue;
+          put(which, next[which]);
+          next[which] ^= 1;
+        }
+      }
+      for (cu::Stream stream : streams) gpu_->Check(gpu_->driver()->StreamSynchronize(stream), "synchronise");
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      if (page.Load(kMeasured) != round) {
+        ADD_FAILURE() << "the trainer did not measure: " << trainer.Wait(absl::Seconds(1));
+        return 0;
+      }
+      (beside ? beside_ms : alone_ms).push_back(static_cast<double>(page.Load(kTookNs)) / 1e6);
+      if (beside) {
+        copied_bytes += static_cast<double>(count * kBytes);
+        copied_s += took.count();
+      }
+    }
+    page.Store(kAsked, kEnd);
+    EXPECT_EQ(trainer.Wait(), 0);
+    std::sort(alone_ms.begin(), alone_ms.end());
+    std::sort(beside_ms.begin(), beside_ms.end());
+    const double alone = alone_ms[kRounds / 2], beside = beside_ms[kRounds / 2];
+    std::printf("| %s | %.2f | %.2f | %.3f (alone %.2f to %.2f) | %.0f |\n", what, alone, beside, beside / alone,
+                alone_ms.front(), alone_ms.back(), copied_bytes / copied_s / 1e9);
+    return beside / alone;
+  }
+  std::function<void(cu::Stream)> Copy(const void* from, void* to) {
+    return [this, from, to](cu::Stream stream) {
+      gpu_->Check(gpu_->driver()->MemcpyAsync(reinterpret_cast<cu::DevicePtr>(to),
+                                              reinterpret_cast<cu::DevicePtr>(from), kBytes, stream),
+                  "cuMemcpyAsync");
+    };
+  }
+
+  Gpu* gpu_ = nullptr;
+};
+
+TEST_F(OverlapTest, CopiesBetweenHostAndGpuLeaveATrainersKernelsAlone) {
+  const CudaSlab slab = gpu_->Allocate(2 * kBytes);
+  std::vector<char> host(2 * kBytes, 1);
+  gpu_->Check(gpu_->driver()->MemHostRegister(host.data(), host.size(), cu::kHostRegisterPortable), "register");
+  char* const device = static_cast<char*>(slab.data());
+  const double to_gpu = Slowdown("host to GPU", {Copy(host.data(), device)});
+  const double to_host = Slowdown("GPU to host", {Copy(device, host.data())});
+  const double both = Slowdown("both ways", {Copy(host.data(), device), Copy(device + kBytes, host.data() + kBytes)});
+  gpu_->Check(gpu_->driver()->MemHostUnregister(host.data()), "unregister");
+  EXPECT_LT(to_gpu, 1.03);
+  EXPECT_LT(to_host, 1.03);
+  EXPECT_LT(both, 1.03);
+}
+
+// They are work of the context, as kernels are: without MPS the GPU gives contexts their turns, some 2 ms each.
+TEST_F(OverlapTest, CopiesWithinTheGpuLeaveATrainersKernelsAloneWithMpsAndElseTakeTurns) {
+  const CudaSlab slab = gpu_->Allocate(2 * kBytes);
+  char* const device = static_cast<char*>(slab.data());
+  gpu_->Zero(device, 2 * kBytes);
+  gpu_->Wait();
+  const double slowdown = Slowdown("GPU to the same GPU", {Copy(device, device + kBytes)});
+  const char* const mps = std::getenv("SHARDD_GPU_MPS");
+  EXPECT_LT(slowdown, mps != nullptr && std::strcmp(mps, "on") == 0 ? 1.03 : 4);
+}
+
+}  // namespace
+}  // namespace shardd::cuda

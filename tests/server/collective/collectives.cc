@@ -1,0 +1,34 @@
+// What the collectives' suite runs on without a GPU.
+
+#include "tests/server/collective/fake_nccl_world.h"
+
+namespace shardd {
+namespace {
+
+class LocalWorld final : public CollectiveWorld {
+ public:
+  explicit LocalWorld(int devices) : devices_(devices) {}
+  std::vector<std::unique_ptr<Device>> MakeDevices() override {
+    return std::move(shardd::MakeDevices(absl::StrCat("cpu:", devices_))->devices);
+  }
+  std::unique_ptr<Collective> Make(std::vector<Device*> of_ranks) override {
+    return std::make_unique<LocalCollective>(std::move(of_ranks));
+  }
+
+ private:
+  const int devices_;
+};
+
+CollectiveImplementation Local() {
+  return {"local", [](int, int devices) { return std::make_unique<LocalWorld>(devices); }};
+}
+
+}  // namespace
+
+std::vector<CollectiveImplementation> Collectives() {
+  return {Local(), {"nccl", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks); }}};
+}
+
+std::vector<CollectiveImplementation> LocalCollectives() { return {Local()}; }
+
+}  // namespace shardd
