@@ -87,9 +87,10 @@ CudaSurroundings ReadCudaSurroundings(const CudaDriver& driver, absl::Span<const
   const auto warn = [&result](const std::vector<std::string>& devices, absl::string_view text) {
     if (!devices.empty()) result.warnings.push_back(absl::StrCat(absl::StrJoin(devices, ", "), ": ", text));
   };
-  warn(with_mps,
-       "MPS is on: a fault of one process ends the work of all processes on the GPU, this daemon's included; keep it "
-       "off where several owners share a GPU");
+  warn(
+      with_mps,
+      "MPS is on: a fault of one process, or its SIGKILL while a kernel of it runs, ends the work of all processes on "
+      "the GPU, this daemon's included; keep it off where several owners share a GPU, or jobs are to outlive trainers");
   warn(without_persistence,
        "persistence mode is off: the driver unloads the GPU's state when its last process ends, and the next one takes "
        "seconds to start; enable nvidia-persistenced, or run nvidia-smi -pm 1");

@@ -23,6 +23,8 @@
 // be.)
 extern "C" shardd::cu::Result cuLaunchHostFunc(shardd::cu::Stream stream, shardd::cu::HostFunction function,
                                                void* data);
+extern "C" shardd::cu::Result cuCtxPopCurrent(shardd::cu::Context* context);
+extern "C" shardd::cu::Result cuCtxPushCurrent(shardd::cu::Context context);
 
 namespace shardd::nccl {
 namespace {
@@ -49,6 +51,7 @@ struct Clique {
   std::mutex mutex;
   std::condition_variable changed;
   int joined = 0;
+  std::map<cu::Context, int> members;  // the rank by the GPU
   bool aborted = false;
   bool mismatched = false;
   std::map<uint64_t, std::shared_ptr<Launch>> launches;  // by number
@@ -96,6 +99,12 @@ struct Communicator {
 std::mutex g_mutex;
 std::map<std::string, std::weak_ptr<Clique>> g_cliques;  // by id
 uint64_t g_next_id = 1;
+
+// Of this thread, until it has others.
+std::string& LastError() {
+  thread_local std::string words = "no last words";
+  return words;
+}
 
 struct Group {
   int depth = 0;
@@ -186,7 +195,7 @@ FAKE_NCCL Result ncclGetVersion(int* version) {
 FAKE_NCCL const char* ncclGetErrorString(Result result) {
   return result == kUnhandledCudaError ? "unhandled cuda error" : "an error of the fake";
 }
-FAKE_NCCL const char* ncclGetLastError(Comm) { return "no last words"; }
+FAKE_NCCL const char* ncclGetLastError(Comm) { return LastError().c_str(); }
 FAKE_NCCL Result ncclGetUniqueId(UniqueId* id) {
   if (Fails("GetUniqueId")) return kInternalError;
   const std::lock_guard lock(g_mutex);
@@ -208,9 +217,17 @@ FAKE_NCCL Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int 
   made->clique = clique;
   made->rank = rank;
   made->asks = 1;
+  cu::Context context = nullptr;
+  const bool has_context = cuCtxPopCurrent(&context) == cu::kSuccess && cuCtxPushCurrent(context) == cu::kSuccess;
   {
     const std::lock_guard joining(clique->mutex);
     ++clique->joined;
+    // Found when the members have told each other of their GPUs: by the questions afterwards.
+    if (has_context && !clique->members.emplace(context, rank).second) {
+      clique->mismatched = true;
+      LastError() = "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
+                    std::to_string(clique->members[context]) + " both on one CUDA device";
+    }
   }
   *comm = reinterpret_cast<Comm>(made);
   return kInProgress;

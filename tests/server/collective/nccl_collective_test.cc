@@ -311,6 +311,15 @@ TEST_F(NcclCollectiveTest, CommunicatorsTakeFewMultiprocessorsByThePoliciesThatT
   EXPECT_THAT(std::string(refused.message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
 }
 
+// As tests/gpu/nccl_test.cc asks of NVIDIA's.
+TEST_F(NcclCollectiveTest, TwoMembersOnOneGpuAreRefusedWithTheLibrarysWordsAndTheNextOneIsMade) {
+  const absl::Status refused = NcclCommunicator::Create(library_, gpus_.driver(), {0, 0}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("ncclCommInitRankConfig cuda:0"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("(result 5): Duplicate GPU detected"));
+  EXPECT_TRUE(NcclCommunicator::Create(library_, gpus_.driver(), {0, 1}).ok());
+}
+
 TEST_F(NcclCollectiveTest, CommunicatorsAreMadeOncePerNumberOfRanksAndSayWhyNot) {
   NcclCommunicators communicators(library_, gpus_.driver(), {0, 1, 2});
   EXPECT_THAT(std::string(communicators.For(1).status().message()), HasSubstr("one rank"));

@@ -20,8 +20,8 @@ template <typename From, typename To>
 SHARDD_ALWAYS_INLINE void CastRange(const CastArgs& args, Thread thread) {
   using Src = typename From::Storage;
   using Dst = typename To::Storage;
-  // 16 bytes of what is written, so that a warp's stores are one range: where a thread writes two such pieces, each store
-  // of the warp has gaps, and what is written costs a tenth of the bandwidth. 8 bytes of what is read at least.
+  // 16 bytes of what is written, so that a warp's stores are one range: where a thread writes two such pieces, each
+  // store of the warp has gaps, and what is written costs a tenth of the bandwidth. 8 bytes of what is read at least.
   constexpr int kWritten = 16 / static_cast<int>(sizeof(Dst));
   constexpr int kRead = 8 / static_cast<int>(sizeof(Src));
   constexpr int kPack = kWritten > kRead ? kWritten : kRead;
