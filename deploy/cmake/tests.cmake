@@ -139,8 +139,9 @@ shardd_tests(client/cuda unit shardd_client_impl shardd_fake_cuda)
 shardd_tests(ctl unit shardd_ctl)
 if(TARGET shardd_client)
   shardd_tests(e2e multiproc shardd_cpp shardd_common shardd_grpc)
-  if(TARGET e2e_test) # tests/gpu/run.sh runs what is of GPUs; with the daemon and the library beside it, it can be carried
-    shardd_portable(e2e_test)
+  # tests/gpu/run.sh runs what is about GPUs; with the daemon and the library beside it, it can be carried.
+  if(TARGET e2e_test AND NOT SHARDD_SANITIZE)
+    target_link_options(e2e_test PRIVATE -static-libstdc++ -static-libgcc)
     set_property(TARGET e2e_test APPEND PROPERTY BUILD_RPATH "$ORIGIN")
   endif()
   shardd_tests(faults multiproc shardd_cpp shardd_common shardd_grpc)
