@@ -36,9 +36,9 @@ suite() {
   timeout -k 10 "$1" "$binary" "${@:2}" 2>&1 | tee "$work/log"
   tally "${PIPESTATUS[0]}"
 }
-# jobs SECONDS ARGUMENTS...: jobs on GPUs, the daemon and its ranks as processes, four at a time. The GPUs are these.
+# run_jobs SECONDS ARGUMENTS...: jobs on GPUs, the daemon and its ranks as processes, four at a time. The GPUs are these.
 jobs_filter='OnGpus*:*OverGpus*:*SharingOneGpu*:ByStream*:*Offloaded*:OverManyGpus*:ManyPieces*:*ByCopies*'
-jobs() {
+run_jobs() {
   [[ -x $e2e ]] || { echo "jobs: skipped, there is no e2e_test"; return; }
   local pids=() i
   for i in 0 1 2 3; do
@@ -57,7 +57,7 @@ jobs() {
 export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps SHARDD_GPU_MPS=off
 mkdir "$work/mps"
 suite 240 "$@"
-jobs 150 "$@"
+run_jobs 150 "$@"
 # And once more where processes share the GPU by MPS, with a server of our own.
 mps=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control)
 if [[ -z $mps ]]; then
@@ -68,7 +68,7 @@ else
   mps_runs=1
   echo "with MPS:"
   SHARDD_GPU_MPS=on suite 100 --gtest_filter='*DeviceTest*:*DriverTest*:Collectives*:*HandOff*:*Overlap*:*Killed*:Surroundings*' "$@"
-  jobs 90 "$@"
+  run_jobs 90 "$@"
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))
