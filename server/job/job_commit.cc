@@ -212,13 +212,9 @@ void JobCore::AfterCommit() {
   }
   MaybeOpenWindows();
   for (int rank = 0; rank < world_size() && pooled_; ++rank) {
-    while (!ranks_[rank].deferred_unshards.empty()) {
-      const int group = ranks_[rank].deferred_unshards.front();
-      ranks_[rank].deferred_unshards.pop_front();
-      if (absl::Status status = UnshardIntoPool(rank, group); !status.ok()) {
-        Abort(std::move(status), {});
-        return;
-      }
+    if (absl::Status status = UnshardDeferred(rank); !status.ok()) {
+      Abort(std::move(status), {});
+      return;
     }
   }
 }

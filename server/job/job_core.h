@@ -195,7 +195,12 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status Observe(Session* session, OrderEntry entry);
   void TellDeparture(int rank, const std::string& fact);
   // POOLED (job_params.cc)
-  absl::Status UnshardIntoPool(int rank, int group);
+  // False: it has no slot yet, UnshardDeferred is to be asked again when a fill of the rank's pool has ended.
+  absl::StatusOr<bool> UnshardIntoPool(int rank, int group);
+  // What the rank has asked for and could not be given when it did, as far as it can be now.
+  absl::Status UnshardDeferred(int rank);
+  void PublishFilled(size_t pool, int slot, int group);
+  absl::Status SlotIsFree(size_t pool);
   absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
   // POOLED: which of pools_ a rank uses.
   size_t PoolNumber(int rank) const { return static_cast<size_t>(rank) % pools_.size(); }

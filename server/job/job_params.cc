@@ -38,27 +38,43 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
     return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
   }
   session->CountUnshard(group);
+  auto& deferred = ranks_[rank].deferred_unshards;
+  if (std::find(deferred.begin(), deferred.end(), group) == deferred.end()) {
+    deferred.push_back(group);
+  }
   if (ranks_[rank].stepped || committing_) {
-    auto& deferred = ranks_[rank].deferred_unshards;
-    if (std::find(deferred.begin(), deferred.end(), group) == deferred.end()) {
-      deferred.push_back(group);
-    }
     // It asks for the version that is being made.
     return absl::OkStatus();
   }
-  SHARDD_RETURN_IF_ERROR(UnshardIntoPool(rank, group));
+  SHARDD_RETURN_IF_ERROR(UnshardDeferred(rank));
+  if (!deferred.empty()) {
+    return absl::OkStatus();  // there is no slot for it, so none for what would be prefetched
+  }
   if (forward ? plan_->config.forward_prefetch() : plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_PRE) {
     return PrefetchNext(rank, kind);
   }
   return absl::OkStatus();
 }
 
-absl::Status JobCore::UnshardIntoPool(int rank, int group) {
+absl::Status JobCore::UnshardDeferred(int rank) {
+  auto& deferred = ranks_[rank].deferred_unshards;
+  while (!deferred.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(const bool has_slot, UnshardIntoPool(rank, deferred.front()));
+    if (!has_slot) break;
+    deferred.pop_front();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> JobCore::UnshardIntoPool(int rank, int group) {
   const size_t pool = PoolNumber(rank);
   absl::StatusOr<UnshardPool::Use> use = pools_[pool].Acquire(rank, group);
   if (!use.ok()) {
     return absl::Status(use.status().code(),
                         absl::StrCat("Unshard group \"", group_name(group), "\": ", use.status().message()));
+  }
+  if (use->slot < 0) {
+    return false;
   }
   if (use->prefetched) {
     counters_.set_prefetch_hits(counters_.prefetch_hits() + 1);
@@ -70,10 +86,11 @@ absl::Status JobCore::UnshardIntoPool(int rank, int group) {
   session->PublishUnshardIssued(group, SlotOffsetBytes(pool, use->slot));
   if (use->ready) {
     session->PublishUnsharded(group, session->asked(group));
-    return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
+    SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank));
+    return true;
   }
   ranks_[rank].awaited_unshards[group] = session->asked(group);
-  return absl::OkStatus();
+  return true;
 }
 
 absl::Status JobCore::PrefetchNext(int rank, OrderEntry::Kind kind) {
@@ -128,32 +145,50 @@ void JobCore::SubmitFill(size_t pool, int slot, int group) {
                          Join(1, [this, pool, slot, group, epoch = epoch_](const absl::Status& status) {
                            // Also when the epoch went on: until now the slot could not be given to another group.
                            (void)pools_[pool].Filled(slot);
-                           if (epoch != epoch_ || closed_) {
+                           if (closed_) {
                              return;
                            }
-                           --pending_fills_;
-                           if (!status.ok()) {
-                             Abort(status, {});
-                             return;
-                           }
-                           // Also who has resharded it by now, because its stream waits for the word. A slot that
-                           // was invalidated meanwhile is nobody's: the group is being filled into another one.
-                           const bool of_group = pools_[pool].slot_of(group) == slot;
-                           for (int rank = 0; rank < world_size(); ++rank) {
-                             if (!of_group || PoolNumber(rank) != pool) {
-                               continue;
+                           if (epoch == epoch_) {
+                             --pending_fills_;
+                             if (!status.ok()) {
+                               Abort(status, {});
+                               return;
                              }
-                             Session* session = sessions_[rank].get();
-                             const auto awaited = ranks_[rank].awaited_unshards.extract(group);
-                             if (session != nullptr && !awaited.empty()) {
-                               session->PublishUnsharded(group, awaited.mapped());
-                               (void)session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
-                             }
+                             PublishFilled(pool, slot, group);
                            }
-                           if (absl::Status decided = MaybeDecide(); !decided.ok()) {
-                             Abort(std::move(decided), {});
+                           if (absl::Status freed = SlotIsFree(pool); !freed.ok()) {
+                             Abort(std::move(freed), {});
                            }
                          }));
+}
+
+// For all who have asked, also who has resharded it by now, because its stream waits for the word. A slot that was
+// invalidated meanwhile is nobody's: the group is being filled into another one.
+void JobCore::PublishFilled(size_t pool, int slot, int group) {
+  if (pools_[pool].slot_of(group) != slot) {
+    return;
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (PoolNumber(rank) != pool) {
+      continue;
+    }
+    Session* session = sessions_[rank].get();
+    const auto awaited = ranks_[rank].awaited_unshards.extract(group);
+    if (session != nullptr && !awaited.empty()) {
+      session->PublishUnsharded(group, awaited.mapped());
+      (void)session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
+    }
+  }
+}
+
+// For ranks of which every slot that nobody held was being filled. After another epoch's fill too.
+absl::Status JobCore::SlotIsFree(size_t pool) {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (PoolNumber(rank) == pool && sessions_[rank] != nullptr && !ranks_[rank].stepped && !committing_) {
+      SHARDD_RETURN_IF_ERROR(UnshardDeferred(rank));
+    }
+  }
+  return MaybeDecide();
 }
 
 absl::Status JobCore::OnReshard(Session* session, int group, uint64_t done) {

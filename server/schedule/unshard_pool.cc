@@ -1,5 +1,7 @@
 #include "server/schedule/unshard_pool.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace shardd {
@@ -37,6 +39,11 @@ int UnshardPool::FreeSlot() {
   return kept;
 }
 
+bool UnshardPool::SomeAreOnlyFilling() const {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [](const Slot& slot) { return slot.filling && slot.references == 0; });
+}
+
 void UnshardPool::DropPrefetches(int rank) {
   for (Slot& slot : slots_) {
     if (slot.prefetched[rank] != 0) {
@@ -68,6 +75,9 @@ absl::StatusOr<UnshardPool::Use> UnshardPool::Acquire(int rank, int group) {
       for (int other = 0; at < 0 && other < static_cast<int>(held_.size()); ++other) {
         DropPrefetches(other);
         at = FreeSlot();
+      }
+      if (at < 0 && SomeAreOnlyFilling()) {
+        return use;
       }
       if (at < 0) {
         return absl::ResourceExhaustedError(

@@ -5,7 +5,8 @@
 // several GPUs: once per GPU, each with a pool of its own) and version; all ranks that need it share the slot. The rate
 // limiter is here: a rank holds at most `quota` slots, those prefetched for it included, and the plan has as many slots
 // as all quotas together, so that a rank never waits for another one's slot and, as long as it keeps to its nesting,
-// never for itself.
+// never for itself. What it may wait for is the end of fills: a rank that is ahead of its GPU gives back slots that are
+// still being filled.
 
 #include <cstdint>
 #include <functional>
@@ -22,13 +23,14 @@ class UnshardPool {
   UnshardPool(int slots, int quota, int ranks, int groups);
 
   struct Use {
-    int slot = -1;
+    int slot = -1;            // -1, of Acquire: every slot that nobody holds is still being filled
     bool fill = false;        // the caller must fill it and then call Filled
     bool ready = false;       // filled already
     bool prefetched = false;  // the rank's own prefetch had asked for it
   };
   // The rank needs the group now. Drops the rank's untouched prefetches if its quota is used up, then other ranks'
-  // untouched ones if no slot is free. RESOURCE_EXHAUSTED: the rank holds `quota` groups and must reshard one.
+  // untouched ones if no slot is free. Slot -1, and nothing is held: ask again when a fill has ended (Filled).
+  // RESOURCE_EXHAUSTED: the rank holds `quota` groups and must reshard one.
   absl::StatusOr<Use> Acquire(int rank, int group);
   // As Acquire for a request to come; slot -1 when there is no room in the rank's quota, no free slot, or nothing to
   // do.
@@ -58,6 +60,7 @@ class UnshardPool {
     int references = 0;               // ranks in either
   };
   int FreeSlot();
+  bool SomeAreOnlyFilling() const;
   void DropPrefetches(int rank);
   void ForgetGroup(Slot& slot);
 

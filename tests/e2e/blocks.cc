@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <vector>
 
 #include "common/tensor/float_bits.h"
 #include "tests/e2e/attach.h"
@@ -52,7 +53,7 @@ int BlocksTrainer::Run() {
     status = TrainAll();
     if (!status.aborted() || args_.Int("recover") == 0) break;
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + status.message());
-    status = job_->Reattach();
+    status = job_->Reattach();  // TrainAll looks where its memory is
   }
   if (status.ok()) {
     moments_.Reach("end", args_.Int("steps"));
@@ -64,6 +65,7 @@ int BlocksTrainer::Run() {
 }
 
 Status BlocksTrainer::TrainAll() {
+  unsharded_.Use(job_->info().cuda_device);
   if (job_->info().version == 0) {
     RETURN_IF_ERROR(job_->CommitParameters());  // zeros
   }
@@ -88,6 +90,7 @@ Status BlocksTrainer::Extend() {
   job_.reset();
   options.adopt = true;
   RETURN_IF_ERROR(Job::Attach(options, &job_));
+  unsharded_.Use(job_->info().cuda_device);
   report_.AddNote("extended at " + std::to_string(job_->info().committed_step));
   return Status();
 }
@@ -153,25 +156,39 @@ Status BlocksTrainer::WithGroup(int group, shardd_phase phase, Body&& body) {
   return handle.Reshard();
 }
 
+template <typename T, typename Body>
+void BlocksTrainer::WithChunks(int param, Body&& body) const {
+  constexpr int64_t kChunkNumel = 65536;
+  const T* const values = static_cast<const T*>(job_->parameter_data(param));
+  const int64_t numel = job_->parameter_info(param).numel;
+  std::vector<T> chunk(static_cast<size_t>(std::min(numel, kChunkNumel)));
+  for (int64_t first = 0; first < numel; first += kChunkNumel) {
+    const int64_t count = std::min(kChunkNumel, numel - first);
+    unsharded_.Read(chunk.data(), values + first, sizeof(T) * static_cast<size_t>(count));
+    body(first, chunk.data(), count);
+  }
+}
+
 template <typename T>
 double BlocksTrainer::Loss(int param) const {
-  const T* values = static_cast<const T*>(job_->parameter_data(param));
-  const int64_t numel = job_->parameter_info(param).numel;
   double loss = 0;
-  for (int64_t i = 0; i < numel; ++i) {
-    const float error = ToFloat(values[i]) - Target(i);
-    loss += error * error / 2;
-  }
+  WithChunks<T>(param, [&](int64_t first, const T* chunk, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float error = ToFloat(chunk[i]) - Target(first + i);
+      loss += error * error / 2;
+    }
+  });
   return loss;
 }
 
 template <typename T>
 void BlocksTrainer::WriteGradient(int param) const {
-  const T* values = static_cast<const T*>(job_->parameter_data(param));
-  T* gradient = static_cast<T*>(job_->gradient_data(param));
+  T* const gradient = static_cast<T*>(job_->gradient_data(param));
   if (gradient == nullptr) return;  // frozen
-  const int64_t numel = job_->parameter_info(param).numel;
-  for (int64_t i = 0; i < numel; ++i) Assign(gradient[i], ToFloat(values[i]) - Target(i));
+  WithChunks<T>(param, [&](int64_t first, T* chunk, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) Assign(chunk[i], ToFloat(chunk[i]) - Target(first + i));
+    unsharded_.Write(gradient + first, chunk, sizeof(T) * static_cast<size_t>(count));
+  });
 }
 
 }  // namespace shardd::e2e

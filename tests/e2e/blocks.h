@@ -8,7 +8,7 @@
 //   give_back=1    gives the memory of its gradients back after each step; then comes the moment "given_back"
 //   recover=1      attaches again after ABORTED and goes on at the committed step
 //
-//   loss = sum of (w[i] - Target(i))^2 / 2        gradient = w[i] - Target(i), made right in the gradient slot
+//   loss = sum of (w[i] - Target(i))^2 / 2        gradient = w[i] - Target(i), made a chunk at a time
 
 #include <cstdint>
 #include <memory>
@@ -16,6 +16,7 @@
 
 #include "client/cpp/shardd.h"
 #include "tests/e2e/args.h"
+#include "tests/e2e/device_values.h"
 #include "tests/e2e/moments.h"
 #include "tests/e2e/report.h"
 
@@ -39,6 +40,9 @@ class BlocksTrainer {
   // Calls body(parameter index) for each parameter of the group while it is unsharded.
   template <typename Body>
   Status WithGroup(int group, shardd_phase phase, Body&& body);
+  // Calls body(first element, chunk, numel of it) for all of the unsharded parameter, whose values it may write to.
+  template <typename T, typename Body>
+  void WithChunks(int param, Body&& body) const;
   template <typename T>
   double Loss(int param) const;
   template <typename T>
@@ -48,6 +52,7 @@ class BlocksTrainer {
   const Moments moments_;
   const bool bf16_;
   std::unique_ptr<Job> job_;
+  DeviceValues unsharded_;
   TrainerReport report_;
 };
 

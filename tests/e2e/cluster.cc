@@ -260,8 +260,8 @@ std::string SpecJson(const Args& args) {
   for (const auto& [name, value] : fields) absl::StrAppend(&config, config.empty() ? "" : ",", text(name), ":", value);
   const bool marked = args.Int("manual_marks") != 0;
   return absl::StrCat(
-      "{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2), ",\"tree\":",
-      args.Text("model") == "blocks" ? BlocksTreeJson(args) : TreeJson(marked, args.Int("filler"), own_precision),
+      "{\"name\":", text(args.Text("name", "job")), ",\"worldSize\":", args.Int("world", 2),
+      ",\"tree\":", args.Int("blocks") > 0 ? BlocksTreeJson(args) : TreeJson(marked, args.Int("filler"), own_precision),
       marked ? "" : R"(,"policy":{"classes":{"classNames":["Block"]}})", ",\"config\":{", config, "}}");
 }
 

@@ -1,5 +1,5 @@
-// Jobs over four and two GPUs of one daemon, on the fake driver in every process: ranks that die and are replaced, jobs
-// that train more than they did.
+// Jobs over four and two GPUs of one daemon, on the fake driver in every process or on real GPUs: ranks that die and
+// are replaced, jobs that train more than they did.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -17,6 +17,7 @@ using testing::PollUntil;
 
 class OverManyGpus : public Cluster {
  protected:
+  void SetUp() override { SHARDD_NEEDS_GPUS(1); }
   void StartOnGpus(int gpus) {
     RanksFind(testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=11"}));
     StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=7"}));
@@ -25,6 +26,7 @@ class OverManyGpus : public Cluster {
 
 // Each kills another rank, so that every GPU but the first loses its trainer once.
 TEST_F(OverManyGpus, ARankOfFourThatIsKilledIsReplacedOnItsGpuAndAllEndsAsIfNothingHadBeen) {
+  SHARDD_NEEDS_GPUS(4);
   StartOnGpus(4);
   const Footprint before = DaemonFootprint();
   const Args args = {{"device_memory", "1"}, {"world", "4"}, {"steps", "8"}, {"recover", "1"}, {"filler", "3000000"}};
@@ -76,7 +78,7 @@ TEST_F(OverManyGpus, AJobThatTrainsMoreFromAStepOnTakesOverWhatEveryGpuHas) {
   ExpectAllOk(reports);
   EXPECT_EQ(job.committed_step(), 6);
   ASSERT_EQ(ranks.size(), 2u);
-  EXPECT_EQ(ranks[1].device(), "cuda:1");
+  EXPECT_EQ(ranks[1].device(), absl::StrCat("cuda:", testing::GpusAtMost(2) - 1));
   for (size_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(reports[rank].Note("extended"), "extended at 3");
     ASSERT_EQ(reports[rank].losses.size(), 6u);
@@ -89,6 +91,7 @@ TEST_F(OverManyGpus, AJobThatTrainsMoreFromAStepOnTakesOverWhatEveryGpuHas) {
 
 // A call that NCCL refuses ends the epoch; GPUs and ranks are as they were.
 TEST_F(OverManyGpus, ACommunicatorThatBreaksIsMadeAnewForTheNextEpochAndStatusSaysSo) {
+  SHARDD_NEEDS_FAKE_GPUS("a call of NCCL fails");
   RanksFind(testing::FakeCudaEnvironment(2));
   StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_NCCL_FAIL=Reduce:40"}));
   const Args args = {{"device_memory", "1"}, {"steps", "50"}, {"recover", "1"}};
@@ -107,6 +110,7 @@ TEST_F(OverManyGpus, ACommunicatorThatBreaksIsMadeAnewForTheNextEpochAndStatusSa
 // Jobs whose slabs would be of hundreds of pieces, each of which is open files.
 class ManyPieces : public OverManyGpus {
  protected:
+  void SetUp() override { SHARDD_NEEDS_GPUS(2); }
   // The daemon may open so many files more than it has now. Returns what it had.
   rlim_t LeaveTheDaemon(int files) {
     rlimit limit{}, before{};

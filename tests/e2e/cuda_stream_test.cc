@@ -1,6 +1,6 @@
 // Jobs on GPUs whose order is by the trainers' streams (shardd_set_cuda_stream): trainers that never wait for their GPU
 // (stream_trainer.h), the daemon and each of them with the fake driver of its own, every operation of every stream late
-// by a seed.
+// by a seed; or on real GPUs.
 
 #include <signal.h>
 #include <unistd.h>
@@ -24,6 +24,7 @@ const Args kStream = {{"model", "stream"}, {"device_memory", "1"}};
 
 class ByStream : public Cluster {
  protected:
+  void SetUp() override { SHARDD_NEEDS_GPUS(1); }
   void StartOnGpus(int gpus, const std::vector<std::string>& of_ranks = {}) {
     gpus_ = gpus;
     SetRanks(of_ranks);
@@ -92,6 +93,7 @@ TEST_F(ByStream, WhatAStreamSeesBehindWaitGradientsIsTheSumThatTheStepTakes) {
 }
 
 TEST_F(ByStream, WithoutMemoryOperationsTheLibraryWaitsAndSaysSo) {
+  SHARDD_NEEDS_FAKE_GPUS("a GPU without them");
   StartOnGpus(1, {"FAKE_CUDA_MEMOPS=0"});
   const Args args = kStream.With({{"unshard_mode", "POOLED"}, {"steps", "10"}});
   std::vector<v1::Rank> ranks;
@@ -107,6 +109,7 @@ TEST_F(ByStream, WithoutMemoryOperationsTheLibraryWaitsAndSaysSo) {
 
 // Its GPU has not come to the signal behind its gradients: they are not read. The signal lands in the next epoch.
 TEST_F(ByStream, ARankThatIsKilledBetweenSubmitAndSignalIsReplacedAndItsLateSignalTouchesNobody) {
+  SHARDD_NEEDS_FAKE_GPUS("it holds what it writes");
   StartOnGpus(2);
   const Args args = kStream.With({{"steps", "10"}, {"recover", "1"}, {"unshard_mode", "POOLED"}});
   const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));

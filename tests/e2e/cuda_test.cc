@@ -1,12 +1,13 @@
 // Jobs whose memory lies on GPUs: the daemon and its trainers as processes, each with the fake driver of its own
-// (tests/fakes/cuda), in which an address of a GPU is one of the host too. So the trainers of this folder, which
-// compute on the host, stand for kernels; pointers, descriptors and access are as on any machine.
+// (tests/fakes/cuda), or on real GPUs, which they share (tests/testing/fake_cuda.h). The trainers of this folder
+// compute on the host and copy what they read and write; pointers, descriptors and access are as on any machine.
 
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -24,6 +25,7 @@ using testing::PollUntil;
 
 class OnGpus : public Cluster {
  protected:
+  void SetUp() override { SHARDD_NEEDS_GPUS(1); }
   // Daemon and ranks find so many GPUs; every operation of a stream starts late, by a seed.
   void StartOnGpus(int gpus, std::vector<std::string> daemon_only = {}) {
     RanksFind(testing::FakeCudaEnvironment(gpus));
@@ -39,6 +41,11 @@ class OnGpus : public Cluster {
     std::map<std::string, v1::Purpose> purposes;
     for (const v1::Purpose& purpose : memory.purposes()) purposes[purpose.purpose()] = purpose;
     return purposes;
+  }
+  TrainerReport Refusal(const Args& args) {
+    const Args one = args.With({{"world", "2"}, {"steps", "1"}, {"timeout_ms", "20000"}});
+    EXPECT_EQ(StartRank(0, one).Wait(), 0);
+    return Report(one, 0);
   }
   void ExpectNothingLeaks(const Footprint& before) {
     EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
@@ -74,6 +81,32 @@ TEST_F(OnGpus, TwoRanksOnOneGpuTrainAsTheUnshardedRunAndStatusSaysWhere) {
   EXPECT_EQ(purposes["session"].backing(), "sealed memfd");  // rings and pages are the host's anywhere
   ExpectNothingLeaks(before);
 }
+
+// More ranks than GPUs.
+class SharingOneGpu : public OnGpus, public ::testing::WithParamInterface<std::pair<const char*, Args>> {};
+
+TEST_P(SharingOneGpu, RanksTrainAsTheUnshardedRun) {
+  StartOnGpus(1);
+  const Args args = GetParam().second.With({{"device_memory", "1"}, {"steps", "12"}});
+  ExpectParity(args, RunRanks(args));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SharingOneGpu,
+    ::testing::Values(std::pair("FourDim0", Args{{"world", "4"}, {"layout", "DIM0"}, {"max_norm", "0.1"}}),
+                      std::pair("FourHybrid", Args{{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}}),
+                      std::pair("ThreeNoShard", Args{{"world", "3"}, {"strategy", "NO_SHARD"}, {"micro", "2"}}),
+                      std::pair("TwoPooledInBf16", Args{{"unshard_mode", "POOLED"},
+                                                        {"param_dtype", "bf16"},
+                                                        {"optimizer", "sgd"},
+                                                        {"forward_prefetch", "1"}}),
+                      std::pair("ThreeInTheirOwnPrecisions", Args{{"world", "3"},
+                                                                  {"mixed", "embed:bf16/fp32,mid:fp16/,(root):/bf16"},
+                                                                  {"optimizer", "sgd"},
+                                                                  {"momentum", "0.9"},
+                                                                  {"lr", "0.02"}}),
+                      std::pair("TwoAbsentAndFresh", Args{{"absent", "mixed"}, {"micro", "2"}, {"fresh", "b1"}})),
+    [](const auto& info) { return info.param.first; });
 
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 
@@ -115,6 +148,7 @@ class OverGpus : public OnGpus, public ::testing::WithParamInterface<SpreadCase>
 // rows than there are ranks.
 TEST_P(OverGpus, RanksTrainAsTheUnshardedRunAndEveryGpuHasItsPartOfEverySlab) {
   const int gpus = GetParam().gpus;
+  SHARDD_NEEDS_GPUS(gpus);
   StartOnGpus(gpus);
   const Footprint before = DaemonFootprint();
   const Args args =
@@ -180,6 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // More descriptors than one message of the socket holds.
 TEST_F(OnGpus, SlabsOfHundredsOfPiecesAreMapped) {
+  SHARDD_NEEDS_GPUS(2);
   StartOnGpus(2);
   const Footprint before = DaemonFootprint();
   const Args args = {{"device_memory", "1"}, {"model", "blocks"},  {"blocks", "68"}, {"numel", "1048576"},
@@ -201,19 +236,27 @@ TEST_F(OnGpus, SlabsOfHundredsOfPiecesAreMapped) {
 }
 
 TEST_F(OnGpus, AGpuThatIsFullIsNamedWithTheSlabAndTheNextJobIsServed) {
-  StartOnGpus(2, {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)});
+  // 88 GB of shards and as much of gradients.
+  std::vector<std::string> limit = {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)};
+  Args args = {{"device_memory", "1"}, {"steps", "1"}, {"name", "large"}, {"filler", "30000000"}};
+  if (testing::OnRealGpus()) {
+    limit.clear();
+    args = args.With({{"model", "blocks"}, {"blocks", "11"}, {"numel", "2000000000"}, {"optimizer", "sgd"}});
+  }
+  StartOnGpus(2, limit);
   const Footprint before = DaemonFootprint();
-  const Args args = {{"device_memory", "1"}, {"steps", "1"}, {"name", "large"}, {"filler", "30000000"}};
   EXPECT_EQ(StartRank(0, args).Wait(), 0);
   const TrainerReport report = Report(args, 0);
   EXPECT_EQ(report.code, static_cast<int>(Code::kResourceExhausted)) << report.message;
-  EXPECT_TRUE(absl::StrContains(report.message, "of slab \"gradients\"")) << report.message;
+  EXPECT_TRUE(absl::StrContains(report.message, testing::OnRealGpus() ? "slab \"" : "of slab \"gradients\""))
+      << report.message;
   EXPECT_TRUE(absl::StrContains(report.message, "device=cuda:")) << report.message;
   ExpectNothingLeaks(before);
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));
 }
 
 TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {
+  SHARDD_NEEDS_GPUS(2);
   StartOnGpus(2);
   const Args args = {{"device_memory", "1"}, {"steps", "1"}, {"unshard_mode", "POOLED"}, {"pools", "1"}};
   EXPECT_EQ(StartRank(0, args).Wait(), 0);
@@ -222,6 +265,7 @@ TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {
 }
 
 TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes) {
+  SHARDD_NEEDS_GPUS(2);
   const std::vector<std::string> environment = testing::FakeCudaEnvironment(2);
   RanksFind(environment);
   StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_CUDA_DELAY_SEED=11"}));
@@ -237,6 +281,26 @@ TEST_F(OnGpus, GradientsAreAddedByNcclWhereItIsAskedForAndStatusSaysWhatItTakes)
   const Args four = {{"device_memory", "1"}, {"world", "4"}, {"steps", "3"}, {"name", "four"}};
   ExpectAllOk(RunRanks(four, {}, [&] { job = Job("four"); }));
   EXPECT_TRUE(absl::StrContains(job.collective(), "local: NCCL wants a GPU for each rank")) << job.collective();
+}
+
+// NCCL takes a GPU for each rank; a rank alone has nothing to add.
+TEST_F(OnGpus, WhereRanksShareAGpuOrThereIsOneNothingIsAddedByNcclAndStatusSaysSo) {
+  std::vector<std::string> flags = {"--collective=nccl"};
+  if (testing::OnRealGpus()) {
+    const char* const library = getenv("SHARDD_NCCL_LIBRARY");
+    if (library == nullptr) GTEST_SKIP() << "SHARDD_NCCL_LIBRARY does not say where NCCL is";
+    flags.push_back(absl::StrCat("--nccl_library=", library));
+  }
+  RanksFind(testing::FakeCudaEnvironment(1));
+  StartDaemon(flags, "cuda:0", testing::FakeCudaEnvironment(1));
+  const Args args = {{"device_memory", "1"}, {"steps", "10"}, {"micro", "2"}, {"max_norm", "0.1"}};
+  v1::Job job;
+  ExpectParity(args, RunRanks(args, {}, [&] { job = Job(); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "local: NCCL wants a GPU for each rank (got 2 ranks on 1 GPUs)"))
+      << job.collective();
+  const Args alone = args.With({{"world", "1"}, {"name", "alone"}});
+  ExpectParity(alone, RunRanks(alone, {}, [&] { job = Job("alone"); }));
+  EXPECT_TRUE(absl::StrContains(job.collective(), "local: one rank has nobody to sum with")) << job.collective();
 }
 
 // Both in the middle of a step and in the middle of a writeback, whose old bytes come back from the GPU.
@@ -264,20 +328,20 @@ TEST_F(OnGpus, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
 }
 
 TEST_F(OnGpus, WhatIsNotServedThereIsRefusedByNameWhenTheJobIsOpened) {
-  // The daemon gives each GPU its scratch, then the slab its own GPU's access and the peer's.
-  StartOnGpus(2, {"FAKE_CUDA_FAIL=cuMemSetAccess:4:101"});
-  const auto refusal = [&](const Args& args) {
-    const Args one = args.With({{"world", "2"}, {"steps", "1"}, {"timeout_ms", "20000"}});
-    EXPECT_EQ(StartRank(0, one).Wait(), 0);
-    return Report(one, 0);
-  };
-  TrainerReport report = refusal({{"name", "host"}});
+  StartOnGpus(2);
+  TrainerReport report = Refusal({{"name", "host"}});
   EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition));
   EXPECT_TRUE(absl::StrContains(report.message, "this trainer takes host memory alone")) << report.message;
-  report = refusal({{"name", "edits"}, {"device_memory", "1"}, {"trainers_write", "1"}});
+  report = Refusal({{"name", "edits"}, {"device_memory", "1"}, {"trainers_write", "1"}});
   EXPECT_EQ(report.code, static_cast<int>(Code::kUnimplemented));
   EXPECT_TRUE(absl::StrContains(report.message, "shards that trainers write are not served on GPUs")) << report.message;
-  report = refusal({{"name", "apart"}, {"device_memory", "1"}});
+}
+
+TEST_F(OnGpus, AGpuThatDoesNotReachAnotherIsNamedAndTheNextJobIsServed) {
+  SHARDD_NEEDS_FAKE_GPUS("no peer access");
+  // The daemon gives each GPU its scratch, then the slab its own GPU's access and the peer's.
+  StartOnGpus(2, {"FAKE_CUDA_FAIL=cuMemSetAccess:4:101"});
+  const TrainerReport report = Refusal({{"name", "apart"}, {"device_memory", "1"}});
   EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition));
   EXPECT_TRUE(absl::StrContains(report.message, "cuda:1 does not reach the memory of cuda:0")) << report.message;
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));  // the next one is served
@@ -285,6 +349,7 @@ TEST_F(OnGpus, WhatIsNotServedThereIsRefusedByNameWhenTheJobIsOpened) {
 
 // Values of one job go to the GPU; its engine that copies them hangs, those that the other's kernels use do not.
 TEST_F(OnGpus, WhileACopyOfAJobsValuesHangsStatusAnswersAndAnotherJobTrainsOn) {
+  SHARDD_NEEDS_FAKE_GPUS("an engine hangs");
   const std::string file = File("hang");
   std::ofstream(file).flush();
   StartOnGpus(1, {"FAKE_CUDA_LOSE_FILE=" + file});
@@ -317,6 +382,7 @@ TEST_F(OnGpus, WhileACopyOfAJobsValuesHangsStatusAnswersAndAnotherJobTrainsOn) {
 }
 
 TEST_F(OnGpus, AGpuThatIsLostEndsItsJobsWithTheDriversWordsAndTheDaemonGoesOn) {
+  SHARDD_NEEDS_FAKE_GPUS("it is lost");
   const std::string file = File("lose");
   std::ofstream(file).flush();
   StartOnGpus(1, {"FAKE_CUDA_LOSE_FILE=" + file});

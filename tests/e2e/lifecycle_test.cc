@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
+#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 namespace {
@@ -147,7 +148,8 @@ TEST_F(Lifecycle, ClosingAJobEndsItsRanksAndFreesItsMemory) {
   std::vector<Child> ranks;
   for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
   ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 5; }));
-  const std::string command = absl::StrCat(SHARDD_CTL_PATH, " --address=unix:", socket(), " close job > /dev/null");
+  const std::string command =
+      absl::StrCat(testing::ProgramPath("shardctl"), " --address=unix:", socket(), " close job > /dev/null");
   EXPECT_EQ(system(command.c_str()), 0);
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(ranks[rank].Wait(), 0);

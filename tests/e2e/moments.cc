@@ -19,13 +19,8 @@ void SleepMs(int64_t ms) {
   nanosleep(&time, nullptr);
 }
 
-}  // namespace
-
-Moments::Moments(const Args& args) : args_(args) {
-  const int delay_us = args_.Int("kill_after_us");
-  if (delay_us <= 0) {
-    return;
-  }
+// SIGKILL to this process.
+void KillIn(int delay_us) {
   sigevent event = {};
   event.sigev_notify = SIGEV_SIGNAL;
   event.sigev_signo = SIGKILL;
@@ -33,6 +28,12 @@ Moments::Moments(const Args& args) : args_(args) {
   timer_create(CLOCK_MONOTONIC, &event, &timer);
   const itimerspec when = {{0, 0}, {delay_us / 1'000'000, delay_us % 1'000'000 * 1000}};
   timer_settime(timer, 0, &when, nullptr);
+}
+
+}  // namespace
+
+Moments::Moments(const Args& args) : args_(args) {
+  if (const int delay_us = args_.Int("kill_after_us"); delay_us > 0) KillIn(delay_us);
 }
 
 bool Moments::At(const std::string& what, const std::string& name, int64_t step) const {
@@ -47,7 +48,9 @@ std::string Moments::File(const std::string& prefix, const std::string& name) co
 }
 
 void Moments::Reach(const std::string& name, int64_t step) const {
-  if (At("kill", name, step)) {
+  if (const int late_us = args_.Int("kill_late_us"); late_us > 0 && At("kill", name, step)) {
+    KillIn(late_us);
+  } else if (At("kill", name, step)) {
     std::ofstream(args_.Text("folder") + "/killed." + args_.Text("rank")) << NowMs();
     kill(getpid(), SIGKILL);
   }

@@ -2,7 +2,7 @@
 #define SHARDD_TESTS_E2E_MOMENTS_H_
 
 // Named moments of a rank's life, at which its arguments may stop or end it:
-//   kill=MOMENT@STEP     SIGKILL to itself there
+//   kill=MOMENT@STEP     SIGKILL to itself there; with kill_late_us=N so long after it, whatever it does then
 //   pause=MOMENT@STEP    says "at.MOMENT.RANK" in its folder and goes on when "go.MOMENT.RANK" is there
 //   mark=MOMENT@STEP     says "at.MOMENT.RANK" with the time (NowMs) and goes on
 //   kill_after_us=N      SIGKILL that long after its start, whatever it does then

@@ -1,5 +1,6 @@
 // Jobs on GPUs whose shards, gradients and optimizer state are in host memory (JobConfig.offload): daemon and trainers
-// as processes, each with the fake driver of its own, every operation of the daemon's streams late by a seed.
+// as processes, each with the fake driver of its own, every operation of the daemon's streams late by a seed; or on
+// real GPUs.
 
 #include <signal.h>
 
@@ -19,6 +20,7 @@ using testing::PollUntil;
 
 class Offloaded : public Cluster {
  protected:
+  void SetUp() override { SHARDD_NEEDS_GPUS(1); }
   void StartOnGpus(int gpus, int threads = 1, std::vector<std::string> daemon_only = {}) {
     RanksFind(testing::FakeCudaEnvironment(gpus));
     daemon_only.push_back("FAKE_CUDA_DELAY_SEED=7");
@@ -58,7 +60,7 @@ class OffloadedJobs : public Offloaded, public ::testing::WithParamInterface<Off
 // The same values, to the bit, as where all is on the GPUs: sums are made there in the same order, and the host's
 // kernels are the fake GPU's.
 TEST_P(OffloadedJobs, TrainAsTheUnshardedRunAndToTheBitAsTheSameJobOnGpus) {
-  const int gpus = GetParam().gpus;
+  const int gpus = testing::GpusAtMost(GetParam().gpus);
   StartOnGpus(gpus);
   const Args args = GetParam().args.With({{"device_memory", "1"}, {"steps", "20"}});
   const std::vector<TrainerReport> resident = RunRanks(args.With({{"name", "resident"}}));
@@ -133,6 +135,7 @@ TEST_F(Offloaded, ThreadsShareTheWorkOfARankAndStatusHasThem) {
 }
 
 TEST_F(Offloaded, NcclAddsWhereItIsAskedFor) {
+  SHARDD_NEEDS_GPUS(2);
   RanksFind(testing::FakeCudaEnvironment(2));
   StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_CUDA_DELAY_SEED=11"}));
   const Args args = {{"device_memory", "1"}, {"offload", "HOST"}, {"micro", "2"}, {"max_norm", "0.1"}};
@@ -190,6 +193,7 @@ TEST_F(Offloaded, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
 }
 
 TEST_F(Offloaded, WhatIsNotServedIsRefusedByNameAndTheNextJobIsServed) {
+  SHARDD_NEEDS_FAKE_GPUS("memory that cannot be locked");
   // The first memory that is registered is a GPU's of its own, for norms.
   StartOnGpus(1, 1, {"FAKE_CUDA_FAIL=cuMemHostRegister:2:2"});
   const Footprint before = DaemonFootprint();
@@ -216,6 +220,7 @@ TEST_F(Offloaded, SumsThatAreAddedOutOfTurnAreTheSame) {
 }
 
 TEST_F(Offloaded, AGpuThatIsLostEndsItsJobsAndTheDaemonGoesOn) {
+  SHARDD_NEEDS_FAKE_GPUS("it is lost");
   const std::string file = File("lose");
   std::ofstream(file).flush();
   StartOnGpus(1, 2, {"FAKE_CUDA_LOSE_FILE=" + file});

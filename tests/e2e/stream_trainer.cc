@@ -4,8 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
+#include <cstdint>
 #include <utility>
 
 #include "tests/e2e/attach.h"
@@ -14,21 +13,6 @@
 
 namespace shardd::e2e {
 namespace {
-
-CudaDriver LoadDriver() {
-  absl::StatusOr<CudaDriver> driver = CudaDriver::Load();
-  if (!driver.ok()) {
-    fprintf(stderr, "%s\n", driver.status().ToString().c_str());
-    abort();
-  }
-  return *driver;
-}
-
-void Must(cu::Result result, const char* call) {
-  if (result == cu::kSuccess) return;
-  fprintf(stderr, "%s: error %d\n", call, result);
-  abort();
-}
 
 float Get(const std::string& dtype, const void* data, int i) {
   const auto* half = static_cast<const uint16_t*>(data);
@@ -41,6 +25,10 @@ void Put(const std::string& dtype, void* data, int i, float value) {
   } else {
     static_cast<float*>(data)[i] = value;
   }
+}
+
+size_t BytesOf(const std::string& dtype, int param) {
+  return (dtype == "bf16" ? sizeof(uint16_t) : sizeof(float)) * static_cast<size_t>(kNumel[param]);
 }
 
 }  // namespace
@@ -58,7 +46,6 @@ StreamTrainer::StreamTrainer(const Args& args)
       moments_(args_),
       folder_(args_.Text("folder")),
       rank_(args_.Int("rank")),
-      driver_(LoadDriver()),
       seen_(Zeros()),
       losses_(static_cast<size_t>(args_.Int("steps", 50)), 0.0) {
   for (int g = 0; g < kGroupCount; ++g) dtype_[g] = PrecisionOf(args_, kGroupNames[g]).param_dtype;
@@ -97,15 +84,15 @@ Status StreamTrainer::Attach() {
     group_[g] = job_->FindGroup(kGroupNames[g]);
     raf_[g] = job_->group(group_[g]).info().reshard_after_forward != 0;
   }
-  cu::Ordinal device = 0;
-  cu::Context context = nullptr;
-  Must(driver_->DeviceGet(&device, job_->info().cuda_device), "cuDeviceGet");
-  Must(driver_->DevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
-  Must(driver_->CtxSetCurrent(context), "cuCtxSetCurrent");
+  gpu_ = std::make_unique<RankGpu>(job_->info().cuda_device);
+  for (int p = 0; p < kParamCount; ++p) {
+    in_[p] = gpu_->Pinned(sizeof(float) * kNumel[p]);
+    out_[p] = gpu_->Pinned(sizeof(float) * kNumel[p]);
+  }
   streams_.resize(static_cast<size_t>(args_.Int("streams", 1)));
   for (cu::Stream& stream : streams_) {
     if (args_.Int("legacy") != 0) break;  // null
-    Must(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
+    stream = gpu_->MakeStream();
   }
   RETURN_IF_ERROR(job_->SetCudaStream(streams_[current_]));
   report_.AddNote("ordered " + std::to_string(job_->info().stream_ordered));
@@ -126,10 +113,11 @@ Status StreamTrainer::Train() {
   for (int64_t step = job_->info().committed_step; step < steps; ++step) RETURN_IF_ERROR(TrainStep(step));
   return job_->UnshardParams(false, [&] {
     for (int p = 0; p < kParamCount; ++p) {
-      Kernel([this, p, data = job_->full_parameter_data(param_[p])] {
-        report_.values[p].resize(static_cast<size_t>(kNumel[p]));
-        for (int i = 0; i < kNumel[p]; ++i) report_.values[p][i] = static_cast<const float*>(data)[i];
-      });
+      KernelOver(p, job_->full_parameter_data(param_[p]), job_->info().offloaded == 0, BytesOf("", p),
+                 [this, p](const void* data) {
+                   const auto* const values = static_cast<const float*>(data);
+                   report_.values[p].assign(values, values + kNumel[p]);
+                 });
     }
   });
 }
@@ -182,9 +170,10 @@ Status StreamTrainer::Look(int64_t step) {
   RETURN_IF_ERROR(job_->WaitGradients());
   Kernel([this] { looked_ = 0; });
   for (int p = 0; p < kParamCount; ++p) {
-    const auto* gradient = static_cast<const float*>(job_->gradient_shard_data(param_[p]));
-    if (gradient == nullptr) continue;
-    Kernel([this, p, gradient] {
+    const void* const data = job_->gradient_shard_data(param_[p]);
+    if (data == nullptr) continue;
+    KernelOver(p, data, job_->info().offloaded == 0, BytesOf("", p), [this, p](const void* of) {
+      const auto* const gradient = static_cast<const float*>(of);
       double sum = looked_ * looked_;
       for (int i = 0; i < kNumel[p]; ++i) sum += double{gradient[i]} * gradient[i];
       looked_ = std::sqrt(sum);
@@ -200,8 +189,9 @@ Status StreamTrainer::Read(Backward* at, int group, shardd_phase phase) {
     if (kGroupOfParam[p] != group && !(group == kHead && p == kEmbed)) continue;
     const void* const data = job_->parameter_data(param_[p]);
     if (data == nullptr) return Status(Code::kDataLoss, "no pointer of an unsharded parameter");
-    Kernel([this, p, data, dtype = dtype_[kGroupOfParam[p]]] {
-      for (int i = 0; i < kNumel[p]; ++i) seen_[p][i] = Get(dtype, data, i);
+    const std::string& dtype = dtype_[kGroupOfParam[p]];
+    KernelOver(p, data, true, BytesOf(dtype, p), [this, p, dtype](const void* values) {
+      for (int i = 0; i < kNumel[p]; ++i) seen_[p][i] = Get(dtype, values, i);
     });
   }
   moments_.Reach(std::string("read_") + kGroupNames[group], at->step);
@@ -217,9 +207,10 @@ Status StreamTrainer::Submit(Backward* at, int group) {
   }
   for (int p = 0; p < kParamCount; ++p) {
     if (kGroupOfParam[p] != group || p == kFrozen) continue;
-    Kernel([this, at, p, group, slot = job_->gradient_data(param_[p])] {
-      for (int i = 0; i < kNumel[p]; ++i) Put(dtype_[group], slot, i, at->gradient[p][i]);
+    Kernel([this, at, p, group] {
+      for (int i = 0; i < kNumel[p]; ++i) Put(dtype_[group], out_[p], i, at->gradient[p][i]);
     });
+    gpu_->Copy(streams_[current_], job_->gradient_data(param_[p]), out_[p], BytesOf(dtype_[group], p));
   }
   RETURN_IF_ERROR(job_->group(group_[group]).SubmitGradients());
   const std::string moment = std::string("submitted_") + kGroupNames[group];
@@ -308,12 +299,17 @@ void StreamTrainer::Kernel(std::function<void()> body) {
     (*body)();
     delete body;
   };
-  Must(driver_->LaunchHostFunc(streams_[current_], run, new std::function<void()>(std::move(body))),
-       "cuLaunchHostFunc");
+  gpu_->Launch(streams_[current_], run, new std::function<void()>(std::move(body)));
+}
+
+void StreamTrainer::KernelOver(int param, const void* data, bool on_gpu, size_t size_bytes,
+                               std::function<void(const void*)> body) {
+  if (on_gpu) gpu_->Copy(streams_[current_], in_[param], data, size_bytes);
+  Kernel([body = std::move(body), from = on_gpu ? in_[param] : data] { body(from); });
 }
 
 void StreamTrainer::Synchronise() {
-  for (cu::Stream stream : streams_) Must(driver_->StreamSynchronize(stream), "cuStreamSynchronize");
+  for (cu::Stream stream : streams_) gpu_->Synchronise(stream);
 }
 
 }  // namespace shardd::e2e

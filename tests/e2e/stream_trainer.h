@@ -1,9 +1,10 @@
 #ifndef SHARDD_TESTS_E2E_STREAM_TRAINER_H_
 #define SHARDD_TESTS_E2E_STREAM_TRAINER_H_
 
-// One rank on a (fake) GPU that never waits for it: all that reads parameters and writes gradients are "kernels", host
-// functions in its own stream, so the host is ahead of them as a program's is. What it does besides is said by its
-// arguments (and moments.h, whose moments are the host's):
+// One rank on a GPU that never waits for it: its "kernels" are host functions in its own stream, so the host is ahead
+// of them as a program's is. They work on mirrors in host memory; copies in the same stream, before and behind them,
+// are what reads parameters and writes gradients. What it does besides is said by its arguments (and moments.h, whose
+// moments are the host's):
 //   streams=2            changes its stream at every step
 //   legacy=1             its stream is the legacy default stream, NULL
 //   look=1               reads the gradient shards behind shardd_wait_gradients, before the step
@@ -20,8 +21,8 @@
 #include <vector>
 
 #include "client/cpp/shardd.h"
-#include "common/cuda/driver.h"
 #include "tests/e2e/args.h"
+#include "tests/e2e/device_values.h"
 #include "tests/e2e/model.h"
 #include "tests/e2e/moments.h"
 #include "tests/e2e/report.h"
@@ -48,13 +49,15 @@ class StreamTrainer {
   Status OutOfOrder(Backward* at);
   // Enqueues it into the current stream.
   void Kernel(std::function<void()> body);
+  // Likewise: `body` gets the values of a parameter, in its dtype, that are at `data`: a GPU's memory, or the host's.
+  void KernelOver(int param, const void* data, bool on_gpu, size_t size_bytes, std::function<void(const void*)> body);
   void Synchronise();
 
   const Args args_;
   const Moments moments_;
   const std::string folder_;
   const int rank_;
-  CudaDriver driver_;
+  std::unique_ptr<RankGpu> gpu_;  // once attached
   std::vector<cu::Stream> streams_;
   size_t current_ = 0;
   std::unique_ptr<Job> job_;
@@ -64,7 +67,9 @@ class StreamTrainer {
   std::string dtype_[kGroupCount];
   bool hung_ = false, failed_ = false;
   double worst_look_ = 0;
-  // Of the kernels, which follow each other.
+  // Of the kernels, which follow each other. Mirrors are pinned, of 4 bytes for each element.
+  void* in_[kParamCount] = {};
+  void* out_[kParamCount] = {};
   Values seen_;
   double looked_ = 0;
   std::vector<double> losses_;

@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "tests/e2e/cluster.h"
+#include "tests/testing/programs.h"
 
 namespace shardd::e2e {
 namespace {
@@ -166,7 +167,8 @@ TEST_F(TraceTest, FileHasEveryUnshardReshardReduceAndStepOfEveryRankInOrder) {
   StartTraining();
   const std::string file = File("trace.json");
   testing::Child shardctl = testing::Spawn(
-      {SHARDD_CTL_PATH, "trace", "job", "-o", file, "--steps", "4", "--address", socket()}, {.log = File("ctl.log")});
+      {testing::ProgramPath("shardctl"), "trace", "job", "-o", file, "--steps", "4", "--address", socket()},
+      {.log = File("ctl.log")});
   ASSERT_EQ(shardctl.Wait(2 * testing::kLimit), 0) << testing::ReadWholeFile(File("ctl.log"));
   EXPECT_THAT(testing::ReadWholeFile(File("ctl.log")), HasSubstr("4 whole steps"));
   EXPECT_THAT(testing::ReadWholeFile(File("ctl.log")), HasSubstr("ui.perfetto.dev"));
@@ -326,8 +328,9 @@ TEST_F(TraceTest, WhoseStepsDoNotComeEndsInTimeAndSaysForWhom) {
   StartPaused(kPaused.With({{"steps", "12"}}));
   LetGo(kPaused, "backward_done", 0);
   const std::string file = File("trace.json");
-  testing::Child shardctl = testing::Spawn(
-      {SHARDD_CTL_PATH, "trace", "-o", file, "--timeout", "0.5", "--address", socket()}, {.log = File("ctl.log")});
+  testing::Child shardctl =
+      testing::Spawn({testing::ProgramPath("shardctl"), "trace", "-o", file, "--timeout", "0.5", "--address", socket()},
+                     {.log = File("ctl.log")});
   EXPECT_EQ(shardctl.Wait(), 5);
   EXPECT_THAT(testing::ReadWholeFile(File("ctl.log")), HasSubstr("rank 0 waits for rank 1: Step"));
   EXPECT_THAT(testing::ReadWholeFile(File("ctl.log")), HasSubstr("0 whole steps"));

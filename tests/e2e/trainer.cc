@@ -42,6 +42,7 @@ int Trainer::Run() {
     if (!status.ok()) {
       break;
     }
+    LookWhere();
     report_.AddNote("state " + job_->trainer_state().substr(0, 64));
   }
   if (status.ok()) {
@@ -53,8 +54,15 @@ int Trainer::Run() {
   return 0;
 }
 
+void Trainer::LookWhere() {
+  const shardd_job_info info = job_->info();
+  unsharded_.Use(info.cuda_device);
+  state_.Use(info.offloaded != 0 ? -1 : info.cuda_device);
+}
+
 Status Trainer::Attach() {
   RETURN_IF_ERROR(AttachAsTold(args_, &job_));
+  LookWhere();
   for (int p = 0; p < kParamCount; ++p) {
     param_[p] = job_->FindParameter(kParamNames[p]);
   }
@@ -111,8 +119,8 @@ Status Trainer::Train() {
   return job_->UnshardParams(false, [&] {
     moments_.Reach("reading", steps);
     for (int p = 0; p < kParamCount; ++p) {
-      const float* data = static_cast<const float*>(job_->full_parameter_data(param_[p]));
-      report_.values[p].assign(data, data + kNumel[p]);
+      report_.values[p].resize(static_cast<size_t>(kNumel[p]));
+      state_.Read(report_.values[p].data(), job_->full_parameter_data(param_[p]), sizeof(float) * kNumel[p]);
     }
   });
 }
@@ -126,10 +134,12 @@ Status Trainer::Writeback(int64_t step) {
   options.group = options.rank0_only ? group_[kMid] : -1;
   Status status = job_->UnshardParams(options, [&] {
     moments_.Reach("full_params", step);
-    const float* data = static_cast<const float*>(job_->full_parameter_data(param_[kB1]));
-    if (data == nullptr) {
+    const void* const full = job_->full_parameter_data(param_[kB1]);
+    if (full == nullptr) {
       return;
     }
+    float data[kNumel[kB1]];
+    state_.Read(data, full, sizeof(data));
     const int parts = options.rank0_only ? 1 : job_->info().world_size;
     for (int i = rank_; i < kNumel[kB1] && inner.ok(); i += parts) {
       const float value = data[i] + 1;

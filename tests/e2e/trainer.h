@@ -21,6 +21,7 @@
 
 #include "client/cpp/shardd.h"
 #include "tests/e2e/args.h"
+#include "tests/e2e/device_values.h"
 #include "tests/e2e/model.h"
 #include "tests/e2e/moments.h"
 #include "tests/e2e/report.h"
@@ -50,6 +51,9 @@ class Trainer {
   Status Writeback(int64_t step);
 
   void ReadParam(int param);
+  void WriteGradient(int param);  // into its slot
+  // Where what this session's pointers name lies.
+  void LookWhere();
   // VALUE where `what`=VALUE@STEP says so of this step, but not when the step is done again after an abort; else "".
   std::string Odd(const std::string& what, int64_t step);
 
@@ -59,6 +63,7 @@ class Trainer {
   std::string dtype_[kGroupCount];  // of what is read and submitted
   int rank_ = 0;
   std::unique_ptr<Job> job_;
+  DeviceValues unsharded_, state_;  // parameters and gradients; what may be offloaded
   int32_t param_[kParamCount] = {};
   int32_t group_[kGroupCount] = {};
   bool raf_[kGroupCount] = {};

@@ -9,13 +9,16 @@
 namespace shardd::e2e {
 
 void Trainer::ReadParam(int param) {
-  const void* data = job_->parameter_data(param_[param]);
+  const void* const data = job_->parameter_data(param_[param]);
   const std::string& dtype = dtype_[kGroupOfParam[param]];
-  for (int i = 0; i < kNumel[param]; ++i) {
-    const uint16_t* half = static_cast<const uint16_t*>(data);
-    seen_[param][i] = dtype == "bf16"   ? tensor::Bf16ToFloat(half[i])
-                      : dtype == "fp16" ? tensor::HalfToFloat(half[i])
-                                        : static_cast<const float*>(data)[i];
+  if (dtype != "bf16" && dtype != "fp16") {
+    unsharded_.Read(seen_[param].data(), data, sizeof(float) * kNumel[param]);
+    return;
+  }
+  std::vector<uint16_t> halves(static_cast<size_t>(kNumel[param]));
+  unsharded_.Read(halves.data(), data, sizeof(uint16_t) * halves.size());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    seen_[param][i] = dtype == "bf16" ? tensor::Bf16ToFloat(halves[i]) : tensor::HalfToFloat(halves[i]);
   }
 }
 
@@ -47,21 +50,27 @@ Status Trainer::Submit(int group, int64_t step, int micro) {
       present = static_cast<uint8_t>(present | (1u << bit));
       if (IsFresh(args_.Text("fresh"), micro, p)) fresh = static_cast<uint8_t>(fresh | (1u << bit));
     }
-    void* slot = job_->gradient_data(param_[p]);
-    for (int i = 0; i < kNumel[p]; ++i) {
-      if (dtype_[group] == "bf16") {
-        static_cast<uint16_t*>(slot)[i] = tensor::FloatToBf16(gradient_[p][i]);
-      } else if (dtype_[group] == "fp16") {
-        static_cast<uint16_t*>(slot)[i] = tensor::FloatToHalf(gradient_[p][i]);
-      } else {
-        static_cast<float*>(slot)[i] = gradient_[p][i];
-      }
-    }
+    WriteGradient(p);
   }
   const bool masks = !args_.Text("absent").empty() || !args_.Text("fresh").empty();
   RETURN_IF_ERROR(handle.SubmitGradients(masks ? &present : nullptr, masks ? &fresh : nullptr));
   moments_.Reach(std::string("submitted_") + kGroupNames[group], step);
   return Status();
+}
+
+void Trainer::WriteGradient(int param) {
+  void* const slot = job_->gradient_data(param_[param]);
+  const std::string& dtype = dtype_[kGroupOfParam[param]];
+  const Tensor& gradient = gradient_[param];
+  if (dtype != "bf16" && dtype != "fp16") {
+    unsharded_.Write(slot, gradient.data(), sizeof(float) * gradient.size());
+    return;
+  }
+  std::vector<uint16_t> halves(gradient.size());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    halves[i] = dtype == "bf16" ? tensor::FloatToBf16(gradient[i]) : tensor::FloatToHalf(gradient[i]);
+  }
+  unsharded_.Write(slot, halves.data(), sizeof(uint16_t) * halves.size());
 }
 
 Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {

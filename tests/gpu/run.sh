@@ -2,16 +2,17 @@
 # The tests that need a GPU, in one command. Usage: tests/gpu/run.sh [gtest arguments]
 # Runs the gpu_test that lies beside this script (so that the two can be carried to a machine with a driver and nothing
 # else), else that of build/cuda, which it builds first where nvcc and the rest are there. The binary needs glibc and, by
-# dlopen, the driver's libcuda.so.1. Without a GPU every test is skipped, with the reason.
+# dlopen, the driver's libcuda.so.1. Likewise what of e2e_test is about GPUs, where it was built; beside it, when carried,
+# lie shardd and libshardd.so.0. Without a GPU every test is skipped, with the reason.
 # The last line counts: `N passed, N failed, N skipped`. Status 0: none failed.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-binary=$here/gpu_test
+binary=$here/gpu_test e2e=$here/e2e_test
 if [[ ! -x $binary ]]; then
   cd "$here/../.." || exit 1
-  binary=build/cuda/bin/gpu_test
-  cmake --preset cuda >/dev/null && cmake --build --preset cuda -j "$(nproc)" --target gpu_test | tail -3
+  binary=build/cuda/bin/gpu_test e2e=build/cuda/e2e_test
+  cmake --preset cuda >/dev/null && cmake --build --preset cuda -j "$(nproc)" --target gpu_test e2e_test | tail -3
   [[ -x $binary ]] || { echo "tests/gpu/run.sh: no gpu_test was built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 fi
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,persistence_mode,compute_mode,clocks.max.mem --format=csv
@@ -24,17 +25,39 @@ while [[ -z ${SHARDD_NCCL_LIBRARY:-} ]] && read -r folder; do
 done < <(python3 -c 'import sys; print(*sys.path, sep="\n")' 2>/dev/null)
 passed=0 failed=0 skipped=0
 count() { grep -oE "^\[  $1 *\] [0-9]+ tests?" "$work/log" | head -1 | tr -dc 0-9; }
+# tally STATUS: what $work/log says.
+tally() {
+  local died=0
+  (($1 != 0)) && [[ -z $(count FAILED) ]] && died=1
+  ((passed += $(count PASSED || true) + 0, failed += $(count FAILED || true) + died, skipped += $(count SKIPPED || true) + 0))
+}
 # suite SECONDS ARGUMENTS...: the tests that gtest's arguments name.
 suite() {
   timeout -k 10 "$1" "$binary" "${@:2}" 2>&1 | tee "$work/log"
-  local status=${PIPESTATUS[0]} died=0
-  ((status != 0)) && [[ -z $(count FAILED) ]] && died=1
-  ((passed += $(count PASSED || true) + 0, failed += $(count FAILED || true) + died, skipped += $(count SKIPPED || true) + 0))
+  tally "${PIPESTATUS[0]}"
+}
+# run_jobs SECONDS ARGUMENTS...: jobs on GPUs, the daemon and its ranks as processes, four at a time. The GPUs are these.
+jobs_filter='OnGpus*:*OverGpus*:*SharingOneGpu*:ByStream*:*Offloaded*:OverManyGpus*:ManyPieces*:*ByCopies*'
+run_jobs() {
+  [[ -x $e2e ]] || { echo "jobs: skipped, there is no e2e_test"; return; }
+  local pids=() i
+  for i in 0 1 2 3; do
+    GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=$i SHARDD_TEST_GPU=real \
+      timeout -k 10 "$1" "$e2e" --gtest_filter="$jobs_filter" "${@:2}" >"$work/jobs.$i" 2>&1 &
+    pids+=($!)
+  done
+  for i in 0 1 2 3; do
+    wait "${pids[i]}"
+    local status=$?
+    tee "$work/log" <"$work/jobs.$i"
+    tally $status
+  done
 }
 # Whatever runs on this machine, MPS is off in a process whose pipes lie where no server is.
 export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps SHARDD_GPU_MPS=off
 mkdir "$work/mps"
-suite 360 "$@"
+suite 240 "$@"
+run_jobs 150 "$@"
 # And once more where processes share the GPU by MPS, with a server of our own.
 mps=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control)
 if [[ -z $mps ]]; then
@@ -44,7 +67,8 @@ elif ! why=$(timeout 20 "$mps" -d 2>&1); then
 else
   mps_runs=1
   echo "with MPS:"
-  SHARDD_GPU_MPS=on suite 120 --gtest_filter='*DeviceTest*:*DriverTest*:Collectives*:*HandOff*:*Overlap*:*Killed*:Surroundings*' "$@"
+  SHARDD_GPU_MPS=on suite 100 --gtest_filter='*DeviceTest*:*DriverTest*:Collectives*:*HandOff*:*Overlap*:*Killed*:Surroundings*' "$@"
+  run_jobs 90 "$@"
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))

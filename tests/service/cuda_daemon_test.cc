@@ -8,6 +8,7 @@
 #include "tests/testing/fake_cuda.h"
 #include "tests/testing/files.h"
 #include "tests/testing/poll.h"
+#include "tests/testing/programs.h"
 
 namespace shardd {
 namespace {
@@ -61,7 +62,7 @@ TEST(CudaDaemonTest, NcclThatIsAskedForAndNotThereIsAnErrorThatSaysWhatToDo) {
 std::string Shardctl(const DaemonProcess& daemon, const ::shardd::testing::TempDir& folder, const std::string& command,
                      const std::vector<std::string>& flags = {}) {
   const std::string log = folder.File(absl::StrCat(command, flags.size()));  // the log of a process is appended to
-  std::vector<std::string> args = {SHARDD_CTL_PATH, "--address=" + daemon.address()};
+  std::vector<std::string> args = {::shardd::testing::ProgramPath("shardctl"), "--address=" + daemon.address()};
   args.insert(args.end(), flags.begin(), flags.end());
   args.push_back(command);
   ::shardd::testing::Child child = ::shardd::testing::Spawn(args, {.log = log});

@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/service/service_fixture.h"
+#include "tests/testing/programs.h"
 
 namespace shardd {
 namespace {
@@ -39,7 +40,7 @@ class Shardctl {
   Shardctl(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
     std::vector<std::string> words = {"env", "-u", "SHARDD_ADDRESS", "-u", "XDG_RUNTIME_DIR"};
     words.insert(words.end(), environment.begin(), environment.end());
-    words.push_back(SHARDD_CTL_PATH);
+    words.push_back(testing::ProgramPath("shardctl"));
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (std::string& word : words) {

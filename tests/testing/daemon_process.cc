@@ -6,6 +6,8 @@
 
 #include <cstring>
 
+#include "tests/testing/programs.h"
+
 namespace shardd::testing {
 namespace {
 
@@ -21,7 +23,7 @@ bool Accepts(const std::string& path) {
 
 std::vector<std::string> Command(const DaemonProcess& daemon, const std::string& devices,
                                  const std::vector<std::string>& flags) {
-  std::vector<std::string> command = {SHARDD_DAEMON_PATH, "--listen=" + daemon.address(),
+  std::vector<std::string> command = {ProgramPath("shardd"), "--listen=" + daemon.address(),
                                       "--state_dir=" + daemon.state_dir(), "--devices=" + devices};
   command.insert(command.end(), flags.begin(), flags.end());
   return command;

@@ -1,5 +1,6 @@
 // Fills of the unsharded pool that are under way when what they bring is made anew.
 
+#include "absl/strings/str_cat.h"
 #include "tests/server/job/gradients_fixture.h"
 
 namespace shardd {
@@ -7,7 +8,7 @@ namespace {
 
 class PoolFillTest : public GradientsTest {
  protected:
-  PoolFillTest() : GradientsTest(Pooled()) {}
+  explicit PoolFillTest(const SpecBuilder& builder = Pooled()) : GradientsTest(builder) {}
   static SpecBuilder Pooled() {
     SpecBuilder builder = TwoGroups();
     builder.config().set_trainers_never_write(true);
@@ -64,6 +65,66 @@ TEST_F(PoolFillTest, OneThatWasInvalidatedLetsNobodyReadTheSlotThatIsFilledInIts
   Release();
   EXPECT_TRUE(Until([&] { return Unsharded(0, kA) == 2; }));
   EXPECT_TRUE(Alive()) << Error();
+}
+
+// Ranks whose hosts are ahead of their GPUs: they give back what is still being filled.
+class MoreGroupsThanSlotsTest : public PoolFillTest {
+ protected:
+  static constexpr int kGroups = 10;  // and the root
+  MoreGroupsThanSlotsTest() : PoolFillTest(ManyGroups()) {}
+  static SpecBuilder ManyGroups() {
+    SpecBuilder builder = Pooled();
+    for (int g = 2; g < kGroups; ++g) builder.Param(builder.AddSharded(0, absl::StrCat("g", g)), "w", {kNumel});
+    return builder;
+  }
+  void SetUp() override {
+    PoolFillTest::SetUp();
+    ASSERT_EQ(plan_->pool_slots, kSlots);
+    HoldFills();
+    for (int group = 1; group <= kSlots; ++group) {
+      Unshard(0, group, v1::PHASE_FORWARD);
+      Reshard(0, group);
+    }
+  }
+  static constexpr int kSlots = 8;
+};
+
+TEST_F(MoreGroupsThanSlotsTest, TheNextOneWaitsForAFillAndIsThereThen) {
+  for (int group = kSlots + 1; group <= kGroups; ++group) {
+    Unshard(0, group, v1::PHASE_FORWARD);
+    Unshard(1, group, v1::PHASE_FORWARD);
+  }
+  EXPECT_TRUE(Alive()) << Error();
+  EXPECT_EQ(Unsharded(0, kSlots + 1), 0u);
+  Release();
+  for (int group = kSlots + 1; group <= kGroups; ++group) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_TRUE(Until([&] { return Unsharded(rank, group) == 1; })) << "rank " << rank << " group " << group;
+    }
+  }
+  EXPECT_TRUE(Alive()) << Error();
+}
+
+TEST_F(MoreGroupsThanSlotsTest, WhoGivesItBackBeforeItHasASlotTakesNone) {
+  Unshard(0, kSlots + 1, v1::PHASE_FORWARD);
+  Reshard(0, kSlots + 1);
+  Unshard(0, kSlots + 2, v1::PHASE_FORWARD);
+  Release();
+  EXPECT_TRUE(Until([&] { return Unsharded(0, kSlots + 2) == 1; }));
+  EXPECT_EQ(Unsharded(0, kSlots + 1), 0u);
+  EXPECT_EQ(Counters().unshard_copies(), static_cast<uint64_t>(kSlots + 1));
+  EXPECT_TRUE(Alive()) << Error();
+}
+
+// Fills of the epoch before are under way in every slot.
+TEST_F(MoreGroupsThanSlotsTest, ARankThatAttachesAgainWaitsForThemToo) {
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  ASSERT_TRUE(Until([&] { return !Alive(); }));
+  for (int rank = 0; rank < kRanks; ++rank) Attach(rank);
+  Unshard(0, kSlots + 1, v1::PHASE_FORWARD);
+  EXPECT_EQ(Unsharded(0, kSlots + 1), 0u);
+  Release();
+  EXPECT_TRUE(Until([&] { return Unsharded(0, kSlots + 1) == 1; }));
 }
 
 }  // namespace

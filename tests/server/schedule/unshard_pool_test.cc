@@ -34,6 +34,28 @@ TEST(UnshardPoolTest, TheQuotaLimitsWhatARankHolds) {
   EXPECT_TRUE(pool.Acquire(0, 2).ok());
 }
 
+TEST(UnshardPoolTest, ARankThatGivesBackWhatIsStillBeingFilledWaitsForTheFill) {
+  UnshardPool pool(/*slots=*/2, /*quota=*/2, /*ranks=*/1, /*groups=*/3);
+  const int first = pool.Acquire(0, 0)->slot;
+  pool.Release(0, 0);
+  const int second = pool.Acquire(0, 1)->slot;
+  pool.Release(0, 1);
+  for (int again = 0; again < 2; ++again) {
+    const absl::StatusOr<UnshardPool::Use> use = pool.Acquire(0, 2);
+    ASSERT_TRUE(use.ok()) << use.status();
+    EXPECT_EQ(use->slot, -1);
+    EXPECT_FALSE(use->fill);
+    EXPECT_EQ(pool.held(0), 0) << "it has nothing yet";
+    EXPECT_EQ(pool.slot_of(2), -1);
+  }
+  EXPECT_THAT(pool.Filled(second), IsEmpty());
+  const absl::StatusOr<UnshardPool::Use> use = pool.Acquire(0, 2);
+  ASSERT_TRUE(use.ok()) << use.status();
+  EXPECT_EQ(use->slot, second);
+  EXPECT_TRUE(use->fill);
+  EXPECT_EQ(pool.slot_of(0), first) << "what is being filled stays";
+}
+
 TEST(UnshardPoolTest, AnUntouchedPrefetchGivesWayToARequest) {
   UnshardPool pool(2, 2, 1, 3);
   ASSERT_TRUE(pool.Acquire(0, 0).ok());
@@ -78,7 +100,7 @@ TEST(UnshardPoolTest, ASlotBeingFilledIsNotGivenAwayEvenAfterInvalidate) {
   UnshardPool pool(1, 1, 1, 2);
   const int slot = pool.Acquire(0, 0)->slot;
   pool.Invalidate();
-  EXPECT_FALSE(pool.Acquire(0, 1).ok()) << "device work still writes into the only slot";
+  EXPECT_EQ(pool.Acquire(0, 1)->slot, -1) << "device work still writes into the only slot";
   EXPECT_THAT(pool.Filled(slot), IsEmpty()) << "its bytes are of an old version";
   const UnshardPool::Use use = *pool.Acquire(0, 1);
   EXPECT_TRUE(use.fill);
