@@ -14,15 +14,16 @@ from torch import nn
 from wrapper_state_cases import face
 
 
-def _sharded(impl: str, width: int, **options: Any) -> nn.Sequential:
+def _sharded(impl: str, width: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     if impl == "shardd":
         from shardd.torch import fully_shard
     else:
         from torch.distributed.fsdp import fully_shard
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width, bias=False))
+    net.to(dtype)
     for module in (net[0], net[2], net):
-        fully_shard(module, **options)
+        fully_shard(module)
     return net
 
 
@@ -49,7 +50,7 @@ def _shown(net: nn.Module) -> list[torch.Tensor | None]:
 
 
 def _backward(net: nn.Module, step: int, width: int, term: torch.Tensor | None = None, **options: Any) -> None:
-    loss = net(_input(step, width)).square().mean()
+    loss = net(_input(step, width).to(next(net.parameters()).dtype)).square().mean()
     (loss if term is None else loss + term).backward(**options)
 
 
@@ -109,7 +110,8 @@ def accumulated(impl: str, form: str, plans: dict[str, str]) -> dict[str, list[t
     """
     width = 6
     net: Any
-    net = _wrapped(form == "orig", width) if form in ("orig", "flat") else _sharded(impl, width)
+    wraps = form in ("orig", "flat")
+    net = _wrapped(form == "orig", width) if wraps else _sharded(impl, width, getattr(torch, form))
     optimizer = torch.optim.SGD(net.parameters(), lr=0)
     parts = _parts(net, width, 3)
     found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}

@@ -36,21 +36,22 @@ LOOKED_AT = {
 def _check(impl: str, form: str, world: int, plans: dict[str, str]) -> None:
     for rank, found in enumerate(run_ranks(late_terms.accumulated, world, impl, form, plans)):
         assert list(found) == list(plans)
+        rtol, atol = (3e-2, 5e-3) if form == "bfloat16" else (2e-6, 2e-6)
         for name, pairs in found.items():
             for got, want in pairs:
                 torch.testing.assert_close(
-                    got, want, rtol=2e-6, atol=2e-6, msg=lambda text, n=name, r=rank: f"{n}, rank {r}: {text}"
+                    got, want, rtol=rtol, atol=atol, msg=lambda text, n=name, r=rank: f"{n}, rank {r}: {text}"
                 )
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("form", "world"), [("float32", 2), ("float32", 3), ("bfloat16", 2)])
 @pytest.mark.parametrize("impl", ["torch", "shardd"])
-def test_terms_of_sharded_parameters_are_added_in_every_order(impl: str, world: int) -> None:
-    _check(impl, "rows", world, PLANS | UNREDUCED)
+def test_terms_of_sharded_parameters_are_added_in_every_order(impl: str, form: str, world: int) -> None:
+    _check(impl, form, world, PLANS | UNREDUCED)
 
 
 def test_a_backward_that_fails_leaves_nothing_of_its_terms() -> None:
-    _check("shardd", "rows", 2, FAILED)
+    _check("shardd", "float32", 2, FAILED)
 
 
 @pytest.mark.parametrize("form", ["orig", "flat"])
