@@ -28,3 +28,23 @@ def test_ranks_may_be_threads_of_one_process(world: int) -> None:
                 torch.testing.assert_close(got["parameters"], want["parameters"], rtol=1e-5, atol=1e-6)
                 assert got["counters"]["commits"] == 4, where
                 assert got["counters"]["reductions"] > 0 and got["counters"]["unshards"] > 0, where
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_thread_that_ends_within_a_pass_is_named_to_the_others(where: str, keeps: bool) -> None:
+    (found,) = run_ranks(thread_scenarios.left, 1, where, keeps, 3, environment={"SHARDD_TEST_NO_GROUP": "1"})
+    assert found[1][:2] == ("Broken", "of rank 1")
+    for kind, text, seconds in (found[0], found[2]):
+        assert kind == "StepAborted" and "the rank finished while others were in a step (rank=1" in text
+        assert seconds < 20  # of 60, which is what calls wait for
+
+
+def test_threads_after_others_over_one_store_have_jobs_of_their_own() -> None:
+    (found,) = run_ranks(
+        thread_scenarios.groups_over_one_store,
+        1,
+        3,
+        environment={"SHARDD_TEST_NO_GROUP": "1", "SHARDD_TIMEOUT_MS": "20000"},
+    )
+    assert found == [[2.0] * 3] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import nn
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 
-def _in_threads(work: Callable[[], Any], world: int) -> list[Any]:
+def _in_threads(work: Callable[[], Any], world: int, store: dist.Store | None = None) -> list[Any]:
     results: list[Any] = [None] * world
-    store = dist.HashStore()
+    store = dist.HashStore() if store is None else store
 
     def run(rank: int) -> None:
         dist.init_process_group(backend="threaded", rank=rank, world_size=world, store=store)
@@ -82,10 +83,77 @@ def _train(impl: str, number: int) -> dict[str, Any]:
 
 def trained(impls: list[str], world: int) -> dict[str, list[Any]]:
     """By implementation and rank: what two models, made one after the other, have come to."""
+    return _isolated(lambda: {impl: _in_threads(lambda i=impl: [_train(i, 0), _train(i, 1)], world) for impl in impls})  # type: ignore[misc]
+
+
+def _isolated(run: Callable[[], Any]) -> Any:
     threaded._install_threaded_pg()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # each thread has its own names of groups
     try:
-        return {impl: _in_threads(lambda i=impl: [_train(i, 0), _train(i, 1)], world) for impl in impls}  # type: ignore[misc]
+        return run()
     finally:
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         threaded._uninstall_threaded_pg()
+
+
+def groups_over_one_store(world: int) -> list[list[Any]]:
+    """Two groups of threads, one after the other. What the first has made is kept, as are its jobs."""
+    kept = []
+
+    def work() -> Any:
+        from shardd.torch import fully_shard
+
+        model = nn.Linear(4, 6)
+        fully_shard(model)
+        kept.append(model)
+        if dist.get_rank() == 0:
+            time.sleep(0.2)  # the others ask for the job's name before it is there
+        model(torch.ones(2, 4)).sum().backward()
+        return model.weight.grad.full_tensor()[0, 0].item()  # type: ignore[operator, union-attr]
+
+    store = dist.HashStore()
+    return _isolated(lambda: [_in_threads(work, world, store) for _ in range(2)])
+
+
+class Broken(Exception):
+    pass
+
+
+def left(where: str, keeps: bool, world: int) -> list[tuple[str, str, float]]:
+    """Rank 1 ends for good, in a pass; who has its model keeps it, or nobody does. By rank: what was raised, and when."""
+    kept: list[Any] = []
+    began: list[float] = []
+
+    def work() -> Any:
+        from shardd.torch import fully_shard
+
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        for module in (model[0], model[2], model):
+            fully_shard(module)
+        if keeps:
+            kept.append(model)
+        x = torch.ones(2, 4, requires_grad=True)
+        model(x).sum().backward()
+        lasts = dist.get_rank() == 1
+
+        def fail(gradient: torch.Tensor) -> None:
+            if lasts:
+                began.append(time.monotonic())
+                raise Broken("of rank 1")
+
+        if where == "backward":
+            model[1].register_forward_hook(lambda module, args, output: output.register_hook(fail) and None)
+        elif lasts:
+            began.append(time.monotonic())
+            raise Broken("of rank 1")
+        try:
+            for _ in range(3):
+                model(x).sum().backward()
+        except Broken:
+            raise
+        except BaseException as error:
+            return type(error).__name__, str(error), time.monotonic() - began[0]
+        return "", "", time.monotonic() - began[0]
+
+    found = _isolated(lambda: _in_threads(work, world))
+    return [one if isinstance(one, tuple) else (type(one).__name__, str(one), 0.0) for one in found]

@@ -80,7 +80,7 @@ void HeldShard::TakeObject(py::object given) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor before = sharded_tensor();
   CopyGradientOut();
-  carry_ = at::Tensor();
+  DropCarry();
   if (StorageOf(before) == StorageOf(local_)) {
     before.set_data(before.detach().clone());
   }
@@ -107,13 +107,13 @@ void HeldShard::ForgetGradient() {
   CopyGradientOut();
   sharded_tensor().mutable_grad() = at::Tensor();
   gradient_memory_ = nullptr;
-  carry_ = at::Tensor();
+  DropCarry();
 }
 
 void HeldShard::ForgetShard() {
   CopyGradientOut();
   gradient_memory_ = nullptr;
-  carry_ = at::Tensor();
+  DropCarry();
   for (at::Tensor& state : states_) {
     if (state.defined() && state.numel() > 0) {
       CopyOut(StorageOf(state));
@@ -217,13 +217,13 @@ bool HeldShard::BeginGradient(int64_t steps) {
   }
   const at::Tensor& shown = sharded_tensor().grad();
   if (!shown.defined()) {
-    carry_ = at::Tensor();
     if (gradient_) {
       const py::gil_scoped_acquire gil;
       if (GradientIsHeldElsewhere()) {
         CopyGradientOut();
       }
     }
+    DropCarry();
     return true;
   }
   const py::gil_scoped_acquire gil;
@@ -240,6 +240,7 @@ bool HeldShard::BeginGradient(int64_t steps) {
     PointGradient(kept.mutable_data_ptr());  // what autograd adds to it in place meanwhile stays, too
   }
   carry_ = std::move(kept);
+  carried_from_job_ = at::Tensor();
   return true;
 }
 
@@ -252,9 +253,12 @@ void HeldShard::PointGradient(void* memory) {
 void HeldShard::TakeLateGradient() {
   const at::Tensor& shown = sharded_tensor().grad();
   const bool ours = shown.defined() && IsOurs(shown);
+  if (!shown.defined() && gradient_ && GradientIsHeldElsewhere()) {
+    CopyGradientOut();
+  }
   PointGradient(gradient_memory_);
-  if (!shown.defined()) {
-    carry_ = at::Tensor();  // set to None between micro-batches
+  if (!shown.defined()) {  // set to None between micro-batches
+    carry_ = carried_from_job_.defined() ? at::zeros_like(carried_from_job_) : at::Tensor();
   } else if (!ours) {
     const c10::AutoGradMode no_grad(false);
     const at::Tensor rows = LocalOf(shown);
@@ -275,12 +279,7 @@ void HeldShard::ShowGradient(int64_t steps) {
   for (const auto& [first, end] : padding_) {  // whatever the program has made of it
     TensorAt(static_cast<float*>(gradient_memory_) + first, {end - first}, at::kFloat, local_.device()).zero_();
   }
-  if (carry_.defined()) {
-    const c10::AutoGradMode no_grad(false);
-    at::Tensor local = THPVariable_Unpack(gradient_local_.ptr());
-    local.add_(carry_);
-    carry_ = at::Tensor();
-  }
+  AddCarry();
   Assign();
   const auto* variable = reinterpret_cast<THPVariable*>(sharded_.ptr());
   if (variable->post_accumulate_grad_hooks != nullptr && variable->post_accumulate_grad_hooks != Py_None) {
@@ -351,6 +350,7 @@ HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
   }
   const bool ours = IsOurs(shown);
   if (ours && gradient_step_ == steps) {
+    TakeGradientFromJob();
     return Shown::kCurrent;
   }
   if ((!ours || carry_.defined()) && local_.numel() > 0) {  // the second: of a backward that an exception ended
@@ -359,7 +359,7 @@ HeldShard::Shown HeldShard::SettleGradient(int64_t steps, bool stepping) {
     CheckGradientShape(rows);
     gradient_shard().copy_(rows);
     PointGradient(gradient_memory_);
-    carry_ = at::Tensor();
+    DropCarry();
   }
   return Shown::kOther;  // also of an earlier step: the memory still has its values
 }

@@ -75,6 +75,17 @@ class HeldShard {
   // Before the first gradient of a parameter, none of which the job holds unshown, is submitted: whether it replaces
   // what the job holds. Keeps the values of gradients that the user still holds. May be called without the GIL.
   bool BeginGradient(int64_t steps);
+  // Before a gradient is submitted, of whichever rank and parameter of the group: the daemon may add to the job's
+  // gradient from then on, at any moment. Where autograd may do so, too (see TakeLateGradient), or the program before
+  // it is shown, `.grad` has its values in memory of its own until then, and what is added to it there is added to the
+  // job's afterwards. What the job is told is the same with and without: ranks differ in it. May be called without the
+  // GIL.
+  void LeaveGradientToJob(int64_t steps, bool shown_after_backward);
+  // The end of that, where ShowGradient does not come. REQUIRES: the job is not adding gradients.
+  bool is_left_to_job() const { return carried_from_job_.defined(); }
+  void TakeGradientFromJob();
+  // A step of the daemon has used what the job had, which the next gradient replaces.
+  void ForgetInJob() { carried_from_job_ = at::Tensor(); }
   // The job's gradient is complete: `.grad` shows it; hooks run, and the parameter's optimizers in backward.
   void ShowGradient(int64_t steps);
   // What `.grad` says before the job reads it. kOther is not what was shown last: an earlier step's, or
@@ -112,6 +123,9 @@ class HeldShard {
   void TakeLateGradient();
   // `.grad`, where it is the job's, shows `memory`: the job's, or its own values while the job's is written anew.
   void PointGradient(void* memory);
+  // To what the job has.
+  void AddCarry();
+  void DropCarry();
   // Lets `.grad` be what the job has.
   void Assign();
   void RunOptimizersInBackward();
@@ -130,7 +144,11 @@ class HeldShard {
   size_t storage_references_ = 0;
   int64_t gradient_step_ = -1;  // steps made when it was shown last
   std::vector<at::Tensor> states_;
-  at::Tensor carry_;  // what `.grad` showed before a step and was not set to None since
+  // What is to be added to the job's gradient, where `.grad` shows that while the job's is written: what it showed
+  // before a step and was not set to None since, or what it showed in this step. The latter less what of it the job has
+  // already.
+  at::Tensor carry_;
+  at::Tensor carried_from_job_;
 };
 
 }  // namespace shardd::python

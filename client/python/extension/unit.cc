@@ -477,6 +477,11 @@ void Unit::Submit(Group& group) {
     Check(handle.UnshardAsync(SHARDD_BACKWARD));
     Check(handle.Wait());
   }
+  for (const size_t index : group.params) {
+    if (params_[index]->trainable) {
+      params_[index]->shard().LeaveGradientToJob(engine_->steps(), shows_gradients());
+    }
+  }
   Check(handle.SubmitGradients(group.present.data(), group.fresh.data()));
   if (std::exchange(group.stays, false)) {
     Check(handle.Reshard());
@@ -600,66 +605,6 @@ void Unit::CheckGradientsAreShown() const {
                      "\" is not synchronised; unfreeze after a backward with set_requires_gradient_sync(True) and, on "
                      "a 2-D mesh, set_requires_all_reduce(True)"));
     }
-  }
-}
-
-bool Unit::HasPendingGradients() const {
-  return shows_gradients() &&
-         std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
-}
-
-void Unit::ShowGradients() {
-  if (!shows_gradients()) {
-    return;
-  }
-  for (const auto& param : params_) {
-    param->shard().to_show = param->shard().to_show || param->pending;
-    param->pending = false;
-  }
-  for (const auto& shard : shards_) {
-    if (std::exchange(shard->to_show, false)) {
-      shard->ShowGradient(engine_->steps());
-    }
-  }
-}
-
-void Unit::SettleGradients(bool stepping) {
-  for (const auto& shard : shards_) {
-    if (!shard->trainable || shard->shows_no_gradient()) {
-      continue;
-    }
-    const HeldShard::Shown shown = shard->SettleGradient(engine_->steps(), stepping);
-    for (const auto& param : params_) {
-      if (param->shared_shard() != shard) {
-        continue;
-      }
-      const ManagedParam::Presence presence = param->SettleGradient(shown, stepping);
-      if (presence != ManagedParam::Presence::kAsIs) {
-        const NoGil no_gil;
-        Check(Status::Take(shardd_set_gradient_presence(engine_->job().c_job(), param->daemon_param,
-                                                        presence == ManagedParam::Presence::kGiven ? 1 : 0)));
-      }
-    }
-  }
-}
-
-void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
-  for (const auto& shard : shards_) {
-    const bool any = std::any_of(params_.begin(), params_.end(),
-                                 [&](const auto& param) { return param->shared_shard() == shard && param->pending; });
-    if (any) {
-      gradients->push_back(shard->gradient_shard());
-    }
-  }
-}
-
-void Unit::EndStep(float* counts, bool in_trainers) {
-  for (const auto& param : params_) {
-    if (counts != nullptr && param->in_job) {
-      counts[param->daemon_param] += 1;
-    }
-    param->left_in_job = in_trainers && param->in_job;
-    param->in_job = false;
   }
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from shardd.errors import StepAborted
-from shardd.torch._counts import next_of
+from shardd.torch._counts import next_of, threads_prefix
 
 __all__ = ["Meeting", "check_alike", "tell"]
 
@@ -148,7 +148,7 @@ class Meeting:
         """Raises StepAborted where a rank of the job has died."""
         engine = getattr(self.job, "engine", None)
         if engine is None:
-            return f"shardd/meeting/{self.key}"
+            return f"shardd/meeting/{threads_prefix()}{self.key}"
         job = json.loads(engine.describe())
         if int(job["epoch"]) != engine.info()["epoch"]:
             raise StepAborted(f'job "{self.job.name}": a rank is gone; attach again (shardd.torch.reattach)')

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from shardd.torch._counts import threads_prefix
+
 __all__ = ["Identity", "identify"]
 
 _POLL_S = 0.01
@@ -66,7 +68,7 @@ def _agree(index: str, mesh_ranks: list[int]) -> str:
 
 def _agreed(index: str, mesh_ranks: list[int]) -> str:
     store = dist.distributed_c10d._get_default_store()
-    key = f"shardd/{index}/{mesh_ranks[0]}"
+    key = f"shardd/{threads_prefix()}{index}/{mesh_ranks[0]}"
     if dist.get_rank() == mesh_ranks[0]:
         name = uuid.uuid4().hex[:12]
         store.set(key, name)

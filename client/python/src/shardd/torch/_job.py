@@ -21,7 +21,7 @@ from shardd import errors
 from shardd.torch import _spec
 from shardd.torch._agreement import Meeting, check_alike, speaks, tell
 from shardd.torch._bind import Place, bind, forget_given, given_by
-from shardd.torch._counts import rank_thread
+from shardd.torch._counts import at_end_of_thread, rank_thread
 from shardd.torch._extension import _C
 from shardd.torch._gradient_moves import GradientMoves
 from shardd.torch._group import members_of
@@ -166,6 +166,7 @@ class TorchJob:
             job.close(False)  # the model may be registered again
             raise
         _jobs.append(job)
+        at_end_of_thread(job.drop)  # the other ranks do not wait for one that is gone
         if multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, _at_exit_of_child, exitpriority=0)
         weakref.finalize(root, job.drop).atexit = False  # a model that is dropped gives its job up
