@@ -62,6 +62,14 @@ TEST_F(ByStream, TrainersThatNeverSynchroniseTrainAsTheUnshardedRun) {
   }
 }
 
+TEST_F(ByStream, WhatIsEnqueuedBehindAnAwaitedStepSeesItsVersion) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"peek", "1"}, {"steps", "20"}});
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectParity(args, reports);
+  for (const TrainerReport& report : reports) EXPECT_EQ(report.Note("peeked"), "peeked 19 0");
+}
+
 TEST_F(ByStream, TheLegacyDefaultStreamIsAStreamLikeAnyOther) {
   StartOnGpus(2);
   const Args args = kStream.With({{"legacy", "1"}, {"steps", "20"}, {"unshard_mode", "POOLED"}});

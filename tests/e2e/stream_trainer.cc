@@ -68,6 +68,7 @@ int StreamTrainer::Run() {
     report_.AddNote("drained " + std::to_string(NowMs() - report_.ended_ms));
   }
   report_.AddNote("looked " + std::to_string(worst_look_));
+  report_.AddNote("peeked " + std::to_string(peeks_) + " " + std::to_string(different_));
   if (status.ok()) {
     moments_.Reach("end", args_.Int("steps", 50));
     status = job_->Finish();
@@ -152,6 +153,7 @@ Status StreamTrainer::TrainStep(int64_t step) {
   options.state_bytes = state.size();
   RETURN_IF_ERROR(job_->StepWith(options));
   moments_.Reach("step_sent", step);
+  if (args_.Int("peek") != 0) RETURN_IF_ERROR(Peek());
   if (options.max_grad_norm > 0) {
     shardd_step_result result = {};
     result.struct_size = sizeof(result);
@@ -163,6 +165,16 @@ Status StreamTrainer::TrainStep(int64_t step) {
       worst_look_ = std::max(worst_look_, std::abs(looked_ - result.grad_norm) / result.grad_norm);
     }
   }
+  return Status();
+}
+
+Status StreamTrainer::Peek() {
+  RETURN_IF_ERROR(job_->AwaitStep());
+  KernelOver(kW1, shardd_stored_parameter_data(job_->c_job(), param_[kW1]), job_->info().offloaded == 0,
+             BytesOf("", kW1), [this](const void* of) {
+               const auto* const values = static_cast<const float*>(of);
+               peeked_.assign(values, values + kNumel[kW1]);
+             });
   return Status();
 }
 
@@ -235,6 +247,12 @@ Status StreamTrainer::ForwardBackward(int64_t step, int micro, bool last) {
   Kernel([this, pass] { pass->ForwardEmbed(seen_[kEmbed]); });
   if (raf_[kEmbedGroup]) RETURN_IF_ERROR(Release(kEmbedGroup));
   RETURN_IF_ERROR(Read(at, kMid, SHARDD_FORWARD));
+  Kernel([this] {
+    if (peeked_.empty()) return;
+    ++peeks_;
+    different_ += peeked_ == seen_[kW1] ? 0 : 1;
+    peeked_.clear();
+  });
   Kernel([this, pass] { pass->ForwardMid(seen_[kW1], seen_[kB1], seen_[kFrozen], seen_[kW2]); });
   if (raf_[kMid]) RETURN_IF_ERROR(Release(kMid));
   RETURN_IF_ERROR(Read(at, kHead, SHARDD_FORWARD));

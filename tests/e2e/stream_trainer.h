@@ -8,12 +8,13 @@
 //   streams=2            changes its stream at every step
 //   legacy=1             its stream is the legacy default stream, NULL
 //   look=1               reads the gradient shards behind shardd_wait_gradients, before the step
+//   peek=1               reads a stored parameter behind shardd_await_step, and compares with the next forward's
 //   hang=STEP            the kernel of mid's gradients does not end before "go.hang.R" is there; once
 //   fail=MOMENT@STEP     its user code fails behind a submission of the step's first backward, once: it gives it up
 //   order=head,mid,...   runs and submits the groups in this order
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 // Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "drained MS" (how long the streams took at the end),
-// and "looked WORST", the largest relative difference of a norm from what the daemon says.
+// "looked WORST", the largest relative difference of a norm from what the daemon says, and "peeked STEPS DIFFERENT".
 
 #include <functional>
 #include <memory>
@@ -46,6 +47,7 @@ class StreamTrainer {
   Status Release(int group) { return job_->group(group_[group]).Reshard(); }
   Status Submit(Backward* at, int group);
   Status Look(int64_t step);
+  Status Peek();
   Status OutOfOrder(Backward* at);
   // Enqueues it into the current stream.
   void Kernel(std::function<void()> body);
@@ -72,6 +74,8 @@ class StreamTrainer {
   void* out_[kParamCount] = {};
   Values seen_;
   double looked_ = 0;
+  Tensor peeked_;
+  int peeks_ = 0, different_ = 0;
   std::vector<double> losses_;
   TrainerReport report_;
 };

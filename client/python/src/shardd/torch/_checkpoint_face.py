@@ -90,6 +90,16 @@ def _gather(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
 _their_gather = target._gather_state_dict
 
 
+def _model_state_dict(model: nn.Module, info: Any) -> Any:
+    if not info.full_state_dict:
+        return _their_model_state_dict(model, info)
+    with _full_state_dict.shown():  # what is gathered is in the job's memory
+        return _their_model_state_dict(model, info)
+
+
+_their_model_state_dict = target._get_model_state_dict
+
+
 def _fqns(model: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
     """As torch's: of a ``FlatParameter`` the names of all parameters in it. A unit may have several; torch's has one.
 
@@ -136,6 +146,7 @@ def install() -> None:
     if target.FSDP is not _FSDP:
         target.FSDP = _FSDP
         target._gather_state_dict = _gather
+        target._get_model_state_dict = _model_state_dict
         target._get_fqns = _fqns
         target._unflatten_optim_state_dict = _unflatten
         target._get_module_fsdp_state_if_fully_sharded_module = _state_if_fully_sharded

@@ -6,7 +6,9 @@ rank that wants the whole copies it from memory that it has mapped; the others w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +18,25 @@ from torch.distributed.tensor import DTensor
 from shardd.torch import _job
 from shardd.torch._placement import from_job_order
 
-__all__ = ["gather"]
+__all__ = ["gather", "shares_memory", "shown"]
+
+_shown: contextvars.ContextVar[bool] = contextvars.ContextVar("shown", default=False)
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+    """``state_dict`` gives the job's memory, on a GPU too, where it otherwise gives copies."""
+    token = _shown.set(True)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
+
+
+def shares_memory(job: _job.TorchJob) -> bool:
+    """Whether ``state_dict`` gives the job's memory. On a GPU programs cannot write it, and many load into what they are
+    given."""
+    return not job.on_gpu or _shown.get()
 
 
 def _stored() -> dict[int, tuple[_job.TorchJob, int, Any]]:

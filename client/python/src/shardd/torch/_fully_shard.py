@@ -21,6 +21,7 @@ from torch.distributed.utils import _get_root_modules
 from shardd.torch import _checkpoint_face
 from shardd.torch._bind import local_of
 from shardd.torch._flat_shard import FlatOptions, OlderKeywords, newer_options, older_options
+from shardd.torch._full_state_dict import shares_memory
 from shardd.torch._group import ShardGroup, rows_params
 from shardd.torch._placement import checked
 from shardd.torch._state import ShardState, state_of
@@ -217,8 +218,7 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
             state._job.commit_write(module)
 
     def copy_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-        # On a GPU programs cannot write shards, and many load into what state_dict gives.
-        if state._job is not None and state._job.alive and state._job.on_gpu:
+        if state._job is not None and state._job.alive and not shares_memory(state._job):
             for name in module._parameters:
                 value = state_dict.get(prefix + name)
                 if isinstance(value, DTensor):

@@ -1,0 +1,71 @@
+"""What models on a GPU get where programs cannot write the job's memory, tried on CPUs: the job is told that it is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from shardd.torch import _full_state_dict, _job, _spec, fully_shard
+from shardd.torch.optim import AdamW
+
+
+def state_dicts_are_copies() -> dict[str, Any]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3))
+    plain = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = AdamW(model.parameters(), lr=0.0, weight_decay=0.0, in_place_edits=False)
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    gathered: list[list[str]] = []
+    theirs = _full_state_dict.gather
+
+    def gather(their: Any, state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
+        def count(rest: dict[str, Any], **more: Any) -> dict[str, Any]:
+            gathered.append([name for name, value in rest.items() if isinstance(value, torch.Tensor)])
+            return their(rest, **more)
+
+        return theirs(count, state_dict, **options)
+
+    _full_state_dict.gather = gather  # type: ignore[assignment]
+    on_gpu = _job.TorchJob.on_gpu
+    _job.TorchJob.on_gpu = property(lambda self: True)  # type: ignore[assignment,method-assign]
+    try:
+        given = model.state_dict()
+        moments = optimizer.state_dict()["state"][0]["exp_avg"]
+        shares = [name for name, value in given.items() if value.to_local().numel()
+                  and value.to_local().data_ptr() == model.get_parameter(name).to_local().data_ptr()]  # fmt: skip
+        with torch.no_grad():
+            for value in [*given.values(), moments]:
+                value.to_local().fill_(7)  # of the job's memory this is an error
+        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    finally:
+        _job.TorchJob.on_gpu = on_gpu  # type: ignore[method-assign]
+        _full_state_dict.gather = theirs
+    return {
+        "shares": shares,
+        "gathered": gathered,
+        "same": all(torch.equal(whole[name], value) for name, value in plain.items()),
+        "moments": float(optimizer.state[model[0].weight]["exp_avg"].to_local().sum().item() == 7.0),
+        "rank": dist.get_rank(),
+    }
+
+
+def daemon_without_gpus() -> str:
+    model = nn.Linear(4, 4)
+    fully_shard(model)
+    AdamW(model.parameters())
+    gpu_of = _spec.gpu_of
+    _spec.gpu_of = lambda root: 0
+    try:
+        model(torch.ones(1, 4))
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        _spec.gpu_of = gpu_of
+    return ""
