@@ -21,6 +21,7 @@
 #include "client/c/connect.h"
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/testing/fake_cuda.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -151,6 +152,18 @@ TEST_F(Autostart, TheDaemonHasOneDeviceForEachLocalRank) {
   }
   EXPECT_THAT(Devices(), ::testing::ElementsAre("cpu:0", "cpu:1", "cpu:2"));
   EXPECT_TRUE(GetDaemon(Address()).embedded());
+}
+
+TEST_F(Autostart, AProgramThatTakesGpuMemoryGetsADaemonWithAllGpus) {
+  StartTrainer(0, 1, testing::FakeCudaEnvironment(2, {"FAKE_CUDA_DELAY_SEED=3", "TEST_DEVICE_MEMORY=1"}));
+  ExpectAttached(0);
+  EXPECT_THAT(Devices(), ::testing::ElementsAre("cuda:0", "cuda:1"));
+}
+
+TEST_F(Autostart, WithoutGpusItGetsOneOfCpus) {
+  StartTrainer(0, 1, testing::FakeCudaEnvironment(0, {"TEST_DEVICE_MEMORY=1"}));
+  ExpectAttached(0);
+  EXPECT_THAT(Devices(), ::testing::ElementsAre("cpu:0"));
 }
 
 TEST_F(Autostart, LocalWorldSizeSaysHowManyRanksAreLocal) {

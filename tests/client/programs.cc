@@ -21,10 +21,16 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Attaches to TEST_ADDRESS (empty: found or started) as TEST_RANK of a job of TEST_WORLD ranks.
+// Attaches to TEST_ADDRESS (empty: found or started) as TEST_RANK of a job of TEST_WORLD ranks, with
+// TEST_DEVICE_MEMORY=1 on GPUs.
 Status AttachFromEnvironment(std::unique_ptr<Job>* job) {
   Job::Options options;
-  options.spec_json = ToJson(SmallSpec("programs", atoi(Variable("TEST_WORLD").c_str())));
+  v1::JobSpec spec = SmallSpec("programs", atoi(Variable("TEST_WORLD").c_str()));
+  if (Variable("TEST_DEVICE_MEMORY") == "1") {
+    options.device_memory = true;
+    spec.mutable_config()->set_trainers_never_write(true);
+  }
+  options.spec_json = ToJson(spec);
   options.rank = atoi(Variable("TEST_RANK").c_str());
   options.address = Variable("TEST_ADDRESS");
   options.timeout_ms = absl::ToInt64Milliseconds(10 * kLimit);  // no test waits for it
