@@ -36,6 +36,7 @@ class Commands : public ::testing::Test {
     EXPECT_C_OK(shardd_submit_gradients(job(), a_, nullptr, nullptr));
     EXPECT_C_OK(shardd_backward_done(job(), 1));
     EXPECT_C_OK(Step(0));
+    EXPECT_C_OK(shardd_await_step(job()));  // without a stream the host waits
     EXPECT_C_OK(shardd_wait_step(job(), nullptr));
   }
 
@@ -87,6 +88,7 @@ TEST_F(Commands, IllegalRequestsNameGroupAndStateAndAreNeverSent) {
   EXPECT_C_ERROR(shardd_commit_parameters(job()), kFailedPrecondition, "shardd_enter_full_params");
   EXPECT_C_ERROR(shardd_write_parameter(job(), weight_, &sent, 0, 1), kFailedPrecondition, "a.weight");
   EXPECT_C_ERROR(shardd_wait_step(job(), nullptr), kFailedPrecondition, "no step was sent");
+  EXPECT_C_ERROR(shardd_await_step(job()), kFailedPrecondition, "no step was sent");
   EXPECT_C_ERROR(shardd_unshard(job(), b_, static_cast<shardd_phase>(3)), kInvalidArgument, "phase");
   EXPECT_EQ(rank_.Counters().commands, sent);
   ExpectHealthy();

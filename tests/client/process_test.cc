@@ -106,6 +106,7 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_set_interrupt", [&] { return refused(shardd_set_interrupt(job, nullptr, nullptr)); }},
       {"shardd_step", [&] { return refused(shardd_step(job, &sgd, 1, 0, nullptr, 0)); }},
       {"shardd_step_with", [&] { return refused(shardd_step_with(job, &step_options)); }},
+      {"shardd_await_step", [&] { return refused(shardd_await_step(job)); }},
       {"shardd_wait_step", [&] { return refused(shardd_wait_step(job, &step_result)); }},
       {"shardd_enter_pass", [&] { return refused(shardd_enter_pass(job, 0, nullptr, 0)); }},
       {"shardd_enter_full_params_with", [&] { return refused(shardd_enter_full_params_with(job, nullptr)); }},

@@ -3,7 +3,7 @@
 # Runs the gpu_test that lies beside this script (so that the two can be carried to a machine with a driver and nothing
 # else), else that of build/cuda, which it builds first where nvcc and the rest are there. The binary needs glibc and, by
 # dlopen, the driver's libcuda.so.1. Likewise what of e2e_test is about GPUs, where it was built; beside it, when carried,
-# lie shardd and libshardd.so.0. Without a GPU every test is skipped, with the reason.
+# lie shardd and libshardd.so.0. And PyTorch models (torch/), where python3 has torch for CUDA and the package. Without a GPU every test is skipped, with the reason.
 # The last line counts: `N passed, N failed, N skipped`. Status 0: none failed.
 set -uo pipefail
 
@@ -53,11 +53,24 @@ run_jobs() {
     tally $status
   done
 }
+# PyTorch models; its last line counts.
+run_torch() {
+  local package=$here/../../client/python/src bin=$here why status
+  [[ -x $bin/shardd ]] || bin=$here/../../build/cuda/bin
+  export PYTHONPATH=$package:${PYTHONPATH:-}
+  why=$(python3 -c 'import torch, pytest, shardd.torch; assert torch.cuda.is_available(), "torch sees no GPU"' 2>&1) ||
+    { echo "PyTorch: skipped: ${why##*$'\n'}"; return; }
+  SHARDD_BIN=$bin timeout -k 10 240 python3 -m pytest -q "$here/torch" 2>&1 | tee "$work/log"
+  status=${PIPESTATUS[0]}
+  last() { tail -1 "$work/log" | grep -oE "[0-9]+ $1" | tr -dc 0-9; }
+  ((passed += $(last passed || true) + 0, failed += $(last failed || true) + (status > 1), skipped += $(last skipped || true) + 0))
+}
 # Whatever runs on this machine, MPS is off in a process whose pipes lie where no server is.
 export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps SHARDD_GPU_MPS=off
 mkdir "$work/mps"
 suite 240 "$@"
 run_jobs 150 "$@"
+run_torch
 # And once more where processes share the GPU by MPS, with a server of our own.
 mps=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control)
 if [[ -z $mps ]]; then

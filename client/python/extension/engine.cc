@@ -238,6 +238,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
     const bool tells = options.max_grad_norm > 0 || options.loss_scale > 0;
     if (!tells && !device_.is_cpu() && device_ == state_device_ && job().info().stream_ordered != 0) {
       Check(job().AwaitStep());
+      awaited_ = true;
       settled_ = false;
     } else {
       shardd_step_result c_result{};
@@ -261,7 +262,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
 void Engine::Reattach() {
   ++generation_;
   forward_root_ = nullptr;
-  final_queued_ = partial_backward_ = settled_ = inside_pass_ = paused_ = stepped_ = full_params_ = false;
+  final_queued_ = partial_backward_ = settled_ = inside_pass_ = paused_ = stepped_ = full_params_ = awaited_ = false;
   gradients_used_ = false;
   stepped_state_.clear();
   for (Unit* unit : units_) {
@@ -349,7 +350,15 @@ void Engine::FinishApart() {
   }
 }
 
+void Engine::WaitForCommit() {
+  if (std::exchange(awaited_, false)) {
+    const NoGil no_gil;
+    (void)job().WaitStep();
+  }
+}
+
 std::string Engine::Describe() {
+  WaitForCommit();
   char* json = nullptr;
   {
     const NoGil no_gil;
@@ -360,8 +369,14 @@ std::string Engine::Describe() {
   return text;
 }
 
-std::string Engine::trainer_state() { return job().trainer_state(); }
-shardd_job_info Engine::info() { return job().info(); }
+std::string Engine::trainer_state() {
+  WaitForCommit();
+  return job().trainer_state();
+}
+shardd_job_info Engine::info() {
+  WaitForCommit();
+  return job().info();
+}
 int Engine::FindParam(const std::string& fqn) { return job().FindParameter(fqn); }
 int Engine::FindGroup(const std::string& name) { return job().FindGroup(name); }
 

@@ -120,6 +120,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::string Describe();
   std::string trainer_state();
   shardd_job_info info();
+  // What the host is told of the job is of after the last step, whose commit the stream alone may have waited for. An
+  // error of that wait is the next call's, too.
+  void WaitForCommit();
   shardd_counters client_counters();
   int FindParam(const std::string& fqn);
   int FindGroup(const std::string& name);
@@ -226,6 +229,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool released_ = false;
   bool extension_asked_ = false;
   bool gives_back_ = false;
+  bool awaited_ = false;         // the last step's commit, by the stream alone
   bool gradients_used_ = false;  // by the daemon's last step or by none, and none came since
   uint64_t generation_ = 1;
   uint64_t backwards_ = 0;  // of units

@@ -89,8 +89,15 @@ void HeldShard::TakeObject(py::object given) {
 }
 
 void HeldShard::CopyShardOut() {
-  if (local_.numel() > 0) {
+  if (local_.numel() == 0) {
+    return;
+  }
+  try {
     CopyOut(StorageOf(local_));
+  } catch (const c10::OutOfMemoryError&) {  // of a GPU, beside the job's own
+    LoseStorage(StorageOf(local_), "use of parameter \"" + fqn +
+                                       "\": its job is over, and the GPU had no memory for a copy of its values; save "
+                                       "them before the job ends");
   }
 }
 

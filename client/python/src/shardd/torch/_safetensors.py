@@ -141,7 +141,7 @@ def _write_pieces(folder: str, pieces: list[Piece], targets: list[Target], count
             fd = files.fd(os.path.join(folder, _name(target.file, count) + _PARTIAL))
             size, done = target.dtype.itemsize, 0
             for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
-                data = _bytes_of(part.to(target.dtype))
+                data = _bytes_of(part.to("cpu", target.dtype))
                 for element, begin, end in piece.runs(done, done + part.numel()):
                     _write(fd, data[begin * size : end * size], target.offset_bytes + element * size)
                 done += part.numel()
@@ -246,7 +246,7 @@ def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
 
 def _load_piece(fd: int, piece: Piece, item: Stored, streamed: bool) -> None:
     size, done = item.dtype.itemsize, 0
-    in_place = item.dtype == piece.dtype and not streamed
+    in_place = item.dtype == piece.dtype and not streamed and piece.local.device.type == "cpu"
     for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
         read = part if in_place else torch.empty(part.numel(), dtype=item.dtype)
         data = _bytes_of(read)
