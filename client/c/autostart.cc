@@ -118,8 +118,9 @@ std::string LogTail(int log, off_t from) {
 absl::Status StartDaemon(const AutostartOptions& options, const std::string& folder, const std::string& socket_path,
                          absl::Time deadline) {
   SHARDD_ASSIGN_OR_RETURN(const std::string binary, FindDaemonBinary());
-  SHARDD_ASSIGN_OR_RETURN(const std::string state, StateFolder(folder));
-  const std::string log_path = absl::StrCat(folder, "/shardd.log");
+  SHARDD_ASSIGN_OR_RETURN(const std::string state, StateFolder(folder, options.gpus));
+  const std::string log_path = absl::StrCat(folder, options.gpus ? "/shardd-cuda.log" : "/shardd.log");
+  const std::string devices = options.gpus ? "cuda:all" : absl::StrCat("cpu:", options.devices);
   UniqueFd log(open(log_path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!log.valid()) {
     return absl::PermissionDeniedError(
@@ -131,7 +132,7 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
   }
   SHARDD_ASSIGN_OR_RETURN(
       const DetachedProcess process,
-      SpawnDetached({binary, "--embedded", absl::StrCat("--devices=", options.devices),
+      SpawnDetached({binary, "--embedded", absl::StrCat("--devices=", devices),
                      absl::StrCat("--listen=unix:", socket_path), absl::StrCat("--state_dir=", state)},
                     log.get()));
   while (true) {
@@ -167,7 +168,7 @@ absl::StatusOr<std::string> UserFolder() {
   if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &info) == 0 && S_ISDIR(info.st_mode) &&
       info.st_uid == geteuid()) {
     const std::string path = absl::StrCat(runtime, "/shardd");
-    if (path.size() + sizeof("/shardd.sock") - 1 <= kMaxSocketPath) {
+    if (path.size() + sizeof("/shardd-cuda.sock") - 1 <= kMaxSocketPath) {
       SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
       return path;
     }
@@ -177,10 +178,13 @@ absl::StatusOr<std::string> UserFolder() {
   return path;
 }
 
-absl::StatusOr<std::string> StateFolder(const std::string& user_folder) {
+absl::StatusOr<std::string> StateFolder(const std::string& user_folder, bool gpus) {
   std::string path = absl::StrCat(user_folder, "/state");
   if (IsTmpfs("/dev/shm") && access("/dev/shm", W_OK | X_OK) == 0) {
     path = absl::StrFormat("/dev/shm/shardd-%d-%08x", geteuid(), Hash(user_folder));
+  }
+  if (gpus) {
+    path += "-cuda";
   }
   SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
   return path;
@@ -217,7 +221,7 @@ absl::StatusOr<std::string> FindDaemonBinary() {
 absl::StatusOr<std::string> FindOrStartDaemon(const AutostartOptions& options) {
   const absl::Time deadline = std::min(options.deadline, absl::Now() + kStartTimeout);
   SHARDD_ASSIGN_OR_RETURN(const std::string folder, UserFolder());
-  const std::string socket_path = absl::StrCat(folder, "/shardd.sock");
+  const std::string socket_path = absl::StrCat(folder, options.gpus ? "/shardd-cuda.sock" : "/shardd.sock");
   if (ConnectUnix(socket_path).ok()) {
     return socket_path;
   }

@@ -6,6 +6,7 @@
 //   shardd.sock      the daemon's socket
 //   autostart.lock   flock: one starter at a time, so ranks that start at the same moment get one daemon
 //   shardd.log       the daemon's output
+// and shardd-cuda.sock, shardd-cuda.log of a daemon with all GPUs, which is another one.
 // The daemon runs in a session of its own, with no descriptor of the trainer, and ends after its last job.
 
 #include <string>
@@ -18,7 +19,8 @@
 namespace shardd {
 
 struct AutostartOptions {
-  std::string devices = "cpu:1";  // of a daemon that has to be started
+  int devices = 1;    // CPU devices of a daemon that has to be started
+  bool gpus = false;  // the daemon with all GPUs instead
   absl::Time deadline = absl::InfiniteFuture();
   const Interrupt* interrupt = &Interrupt::Never();  // of the waits
 };
@@ -37,7 +39,7 @@ absl::StatusOr<std::string> UserFolder();
 // Where its daemon keeps shards: on tmpfs if there is any, so that they are memory; made if need be and checked. One
 // for each user folder, because a daemon locks it and a user with two of them (with and without XDG_RUNTIME_DIR) has
 // two daemons.
-absl::StatusOr<std::string> StateFolder(const std::string& user_folder);
+absl::StatusOr<std::string> StateFolder(const std::string& user_folder, bool gpus = false);
 
 }  // namespace shardd
 

@@ -120,7 +120,10 @@ class ClientSession {
 
   // Order by the program's stream (stream_order.h). REQUIRES: on_device().
   absl::Status UseStream(void* stream);
-  void ForgetStream() { by_stream_ = false; }
+  void ForgetStream() {
+    by_stream_ = false;
+    if (order_ != nullptr) order_->Forget();
+  }
   // Waits of that stream take the place of waits of the host.
   bool stream_ordered() const { return by_stream_ && order_->by_stream(); }
   // Why not, where UseStream was called.

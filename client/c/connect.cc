@@ -99,7 +99,8 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world,
       target.socket_path = kSystemSocket;
     } else {
       AutostartOptions options;
-      options.devices = device_memory && HasGpu() ? "cuda:all" : absl::StrCat("cpu:", local_world);
+      options.devices = local_world;
+      options.gpus = device_memory && HasGpu();
       options.deadline = deadline;
       options.interrupt = &interrupt;
       SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));

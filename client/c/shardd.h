@@ -153,6 +153,8 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * - Everything else whose result the host reads blocks the host as before: shardd_wait_step, shardd_commit_parameters,
  *   shardd_enter_full_params, and what waits for the commit of an earlier step (shardd_submit_gradients,
  *   shardd_backward_done, shardd_step, shardd_set_gradient_presence).
+ * Ranks that are threads of one process have streams of their own: a stream waits for commits, which wait for what
+ * other ranks' streams give.
  * Call it again when the framework's current stream changes: the new one then runs behind what the old one, which must
  * still exist, has by now. Work of other streams is the program's to order with this one. It holds for the sessions
  * after shardd_reattach, too, which waits for the stream, as shardd_detach does.

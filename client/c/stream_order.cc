@@ -19,6 +19,7 @@ namespace {
 constexpr absl::Duration kLook = absl::Milliseconds(20);   // at waits, whether they have expired
 constexpr absl::Duration kPoison = absl::Milliseconds(1);  // words, until the streams have drained
 constexpr absl::Duration kPoll = absl::Microseconds(50);   // of the host for the GPU
+constexpr absl::Duration kForgetLimit = absl::Seconds(1);
 
 // A clock that is set must end no wait, nor make it longer.
 absl::Time Now() { return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()); }
@@ -255,6 +256,12 @@ absl::Status StreamOrder::RecordAll() {
   }
   SHARDD_RETURN_IF_ERROR(Check(driver_->StreamWaitEvent(signals_, event_, 0), "cuStreamWaitEvent", "signals"));
   return Check(driver_->EventRecord(event_, signals_), "cuEventRecord", "signals");
+}
+
+void StreamOrder::Forget() {
+  (void)Drain(/*release=*/false, kForgetLimit);  // of the signals behind it
+  stream_ = nullptr;
+  has_stream_ = false;
 }
 
 bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<bool()>& stop) {

@@ -69,6 +69,9 @@ class StreamOrder {
   // stream.
   absl::Status Use(cu::Stream stream);
 
+  // The stream has been synchronised, and may be destroyed: nothing of it is looked at any more.
+  void Forget();
+
   // Behind all that the program's stream has by now: `done` becomes what is returned. 0: it has been waited for.
   // DEADLINE_EXCEEDED, or OK with 0 once the session is over. `wait` gives the host's waits their slices.
   absl::StatusOr<uint64_t> Signal(const std::string& what, const std::function<absl::Status()>& slice);

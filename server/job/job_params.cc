@@ -198,16 +198,15 @@ absl::Status JobCore::OnReshard(Session* session, int group, uint64_t done) {
   if (pooled_ && session->handles[group].users() == 0) {
     auto& deferred = ranks_[rank].deferred_unshards;
     if (auto it = std::find(deferred.begin(), deferred.end(), group); it != deferred.end()) {
-      deferred.erase(it);
-    } else {
-      const size_t pool = PoolNumber(rank);
-      if (const int slot = pools_[pool].slot_of(group); slot >= 0) {
-        pool_done_[pool][slot][rank] = done;
-      }
-      pools_[pool].Release(rank, group);
-      if (done == 0) {  // else its stream may wait for it
-        ranks_[rank].awaited_unshards.erase(group);
-      }
+      deferred.erase(it);  // it may hold the group all the same, by an earlier request
+    }
+    const size_t pool = PoolNumber(rank);
+    if (const int slot = pools_[pool].slot_of(group); slot >= 0) {
+      pool_done_[pool][slot][rank] = done;
+    }
+    pools_[pool].Release(rank, group);
+    if (done == 0) {  // else its stream may wait for it
+      ranks_[rank].awaited_unshards.erase(group);
     }
   }
   return absl::OkStatus();

@@ -57,7 +57,7 @@ class Autostart : public ::testing::Test {
   void TearDown() override {
     EndTrainers();
     if (const auto folder = UserFolder(); folder.ok()) {
-      EXPECT_TRUE(Eventually([&] { return !ConnectUnix(*folder + "/shardd.sock").ok(); })) << DaemonLog();
+      EXPECT_TRUE(Eventually([&] { return !ConnectUnix(*folder + "/" + socket_).ok(); })) << DaemonLog();
       std::error_code ignored;
       std::filesystem::remove_all(*StateFolder(*folder), ignored);
     }
@@ -81,7 +81,7 @@ class Autostart : public ::testing::Test {
         << ReadWholeFile(Output(rank)) << DaemonLog();
     ASSERT_EQ(ReadWholeFile(Output(rank)).rfind(Address() + " ", 0), 0u) << ReadWholeFile(Output(rank));
   }
-  std::string Address() const { return "unix:" + runtime_.path() + "/shardd/shardd.sock"; }
+  std::string Address() const { return "unix:" + runtime_.path() + "/shardd/" + socket_; }
   std::vector<std::string> Devices() const {
     const v1::Daemon daemon = GetDaemon(Address());
     return {daemon.devices().begin(), daemon.devices().end()};
@@ -100,6 +100,7 @@ class Autostart : public ::testing::Test {
   }
 
   TempDir runtime_;
+  std::string socket_ = "shardd.sock";
   int input_[2] = {-1, -1};
   std::vector<Child> trainers_;
 };
@@ -155,9 +156,11 @@ TEST_F(Autostart, TheDaemonHasOneDeviceForEachLocalRank) {
 }
 
 TEST_F(Autostart, AProgramThatTakesGpuMemoryGetsADaemonWithAllGpus) {
+  socket_ = "shardd-cuda.sock";  // beside that of one with CPUs
   StartTrainer(0, 1, testing::FakeCudaEnvironment(2, {"FAKE_CUDA_DELAY_SEED=3", "TEST_DEVICE_MEMORY=1"}));
   ExpectAttached(0);
   EXPECT_THAT(Devices(), ::testing::ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_FALSE(ConnectUnix(runtime_.path() + "/shardd/shardd.sock").ok());
 }
 
 TEST_F(Autostart, WithoutGpusItGetsOneOfCpus) {

@@ -12,8 +12,10 @@ binary=$here/gpu_test e2e=$here/e2e_test
 if [[ ! -x $binary ]]; then
   cd "$here/../.." || exit 1
   binary=build/cuda/bin/gpu_test e2e=build/cuda/e2e_test
-  cmake --preset cuda >/dev/null && cmake --build --preset cuda -j "$(nproc)" --target gpu_test e2e_test | tail -3
-  [[ -x $binary ]] || { echo "tests/gpu/run.sh: no gpu_test was built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+  log=$(cmake --preset cuda 2>&1 && cmake --build --preset cuda -j "$(nproc)" --target gpu_test e2e_test 2>&1)
+  status=$?
+  tail -3 <<<"$log"
+  ((status == 0)) && [[ -x $binary ]] || { echo "tests/gpu/run.sh: no gpu_test was built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 fi
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,persistence_mode,compute_mode,clocks.max.mem --format=csv
 work=$(mktemp -d)
@@ -39,7 +41,7 @@ suite() {
 # run_jobs SECONDS ARGUMENTS...: jobs on GPUs, the daemon and its ranks as processes, four at a time. The GPUs are these.
 jobs_filter='OnGpus*:*OverGpus*:*SharingOneGpu*:ByStream*:*Offloaded*:OverManyGpus*:ManyPieces*:*ByCopies*'
 run_jobs() {
-  [[ -x $e2e ]] || { echo "jobs: skipped, there is no e2e_test"; return; }
+  [[ -x $e2e ]] || { echo "jobs: skipped, there is no e2e_test"; ((++skipped)); return; }
   local pids=() i
   for i in 0 1 2 3; do
     GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=$i SHARDD_TEST_GPU=real \
@@ -59,7 +61,7 @@ run_torch() {
   [[ -x $bin/shardd ]] || bin=$here/../../build/cuda/bin
   export PYTHONPATH=$package:${PYTHONPATH:-}
   why=$(python3 -c 'import torch, pytest, shardd.torch; assert torch.cuda.is_available(), "torch sees no GPU"' 2>&1) ||
-    { echo "PyTorch: skipped: ${why##*$'\n'}"; return; }
+    { echo "PyTorch: skipped: ${why##*$'\n'}"; ((++skipped)); return; }
   SHARDD_BIN=$bin timeout -k 10 240 python3 -m pytest -q "$here/torch" 2>&1 | tee "$work/log"
   status=${PIPESTATUS[0]}
   last() { tail -1 "$work/log" | grep -oE "[0-9]+ $1" | tr -dc 0-9; }
@@ -82,6 +84,10 @@ else
   echo "with MPS:"
   SHARDD_GPU_MPS=on suite 100 --gtest_filter='*DeviceTest*:*DriverTest*:Collectives*:*HandOff*:*Overlap*:*Killed*:Surroundings*' "$@"
   run_jobs 90 "$@"
+fi
+if ((passed == 0)) && command -v nvidia-smi >/dev/null && [[ -n $(nvidia-smi -L 2>/dev/null) ]]; then
+  echo "tests/gpu/run.sh: there is a GPU, and nothing has run on it"
+  failed=1
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -49,7 +50,12 @@ std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, c
     Check(Job::Attach(options, &job));
   }
   Check(Take(shardd_set_interrupt(job->c_job(), &PendingSignal, nullptr)));
-  CheckDevice(job->info(), gpu);
+  try {
+    CheckDevice(job->info(), gpu);
+  } catch (...) {
+    (void)job->Finish();  // it was made for nothing
+    throw;
+  }
   return std::shared_ptr<Engine>(new Engine(std::move(job), device));
 }
 
@@ -79,11 +85,18 @@ Job& Engine::job() {
   return *job_;
 }
 
+Job& Engine::session() {
+  if (job_ == nullptr) {
+    return job();  // which says so
+  }
+  return *job_;
+}
+
 void Engine::FollowStream() {
   const c10::Stream current = c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_);
   if (current != stream_) {
-    stream_ = current;
     Check(job_->SetCudaStream(current.native_handle()));
+    stream_ = current;
   }
 }
 
@@ -268,10 +281,12 @@ void Engine::Reattach() {
   for (Unit* unit : units_) {
     unit->ForgetMemory();
   }
+  SynchroniseStream();  // with what was copied out
   {
     const NoGil no_gil;
-    Check(job().Reattach());
+    Check(session().Reattach());
   }
+  stream_.reset();
   slot_owners_.assign(slot_of_group_.size(), SlotOwner());
   LoadMemory();
 }
@@ -312,29 +327,52 @@ void Engine::Release() {
   ReleaseUnits();
 }
 
+void Engine::SynchroniseStream() const {
+  if (!device_.is_cpu()) {
+    const NoGil no_gil;
+    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();
+  }
+}
+
 void Engine::ReleaseUnits() {
   ++generation_;
+  if (!device_.is_cpu()) {
+    try {
+      FollowStream();  // what is copied out is behind what the job's stream waits for
+    } catch (...) {
+      // The session is over, and waits for nothing.
+    }
+  }
   const std::vector<Unit*> units = units_;  // each takes itself out
   for (Unit* unit : units) {
     unit->Unbind();
   }
   released_ = true;
-  if (!device_.is_cpu()) {
-    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();  // of what was copied out
-  }
+  SynchroniseStream();
 }
 
 void Engine::Detach(bool finished) {
   if (job_ == nullptr) {
     return;
   }
+  std::exception_ptr failure;
   if (!released_) {
-    finished ? Release() : ReleaseUnits();
+    try {
+      finished ? Release() : ReleaseUnits();
+    } catch (...) {
+      failure = std::current_exception();  // the others are told all the same
+    }
   }
-  const std::unique_ptr<Job> job = std::move(job_);
-  const NoGil no_gil;
-  if (finished) {
-    Check(job->Finish());
+  std::unique_ptr<Job> job = std::move(job_);
+  {
+    const NoGil no_gil;
+    if (finished) {
+      Check(job->Finish());
+    }
+    job.reset();
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
   }
 }
 
@@ -351,9 +389,10 @@ void Engine::FinishApart() {
 }
 
 void Engine::WaitForCommit() {
-  if (std::exchange(awaited_, false)) {
+  if (awaited_) {
     const NoGil no_gil;
-    (void)job().WaitStep();
+    Check(session().WaitStep());
+    awaited_ = false;
   }
 }
 
@@ -362,7 +401,7 @@ std::string Engine::Describe() {
   char* json = nullptr;
   {
     const NoGil no_gil;
-    Check(Take(shardd_describe_job(job().c_job(), &json)));
+    Check(Take(shardd_describe_job(session().c_job(), &json)));
   }
   std::string text = json;
   shardd_string_free(json);
@@ -371,11 +410,14 @@ std::string Engine::Describe() {
 
 std::string Engine::trainer_state() {
   WaitForCommit();
-  return job().trainer_state();
+  return session().trainer_state();
 }
 shardd_job_info Engine::info() {
-  WaitForCommit();
-  return job().info();
+  if (awaited_) {
+    const NoGil no_gil;
+    awaited_ = !session().WaitStep().ok();  // who asks after a failure is told of what was committed
+  }
+  return session().info();
 }
 int Engine::FindParam(const std::string& fqn) { return job().FindParameter(fqn); }
 int Engine::FindGroup(const std::string& name) { return job().FindGroup(name); }

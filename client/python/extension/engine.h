@@ -120,8 +120,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::string Describe();
   std::string trainer_state();
   shardd_job_info info();
-  // What the host is told of the job is of after the last step, whose commit the stream alone may have waited for. An
-  // error of that wait is the next call's, too.
+  // The host waits for the last step's commit, too, where the stream alone has: raises what went wrong in it. What
+  // tells of the job does so.
   void WaitForCommit();
   shardd_counters client_counters();
   int FindParam(const std::string& fqn);
@@ -176,6 +176,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void TakeSlot(Unit* unit, int group);
   // In the order of this thread's current stream, on a GPU.
   Job& job();
+  // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it.
+  void AwaitHostState() const;
   // Where shards, reduced gradients and optimizer state lie.
   at::Device state_device() const { return state_device_; }
   // Of the attachment; a graph made under another is dead.
@@ -191,8 +193,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   Engine(std::unique_ptr<Job> job, at::Device device);
   void FollowStream();
-  // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it.
-  void AwaitHostState() const;
+  void SynchroniseStream() const;
+  Job& session();  // as job(), in no stream's order: for what enqueues nothing
   void FinalCallback(uint64_t generation);
   void EndUnits(bool partial);
   void EnterPass();

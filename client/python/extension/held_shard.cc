@@ -14,12 +14,19 @@
 namespace shardd::python {
 namespace {
 
-// Moves the storage's bytes into memory of its own.
-void CopyOut(c10::StorageImpl* storage) {
+// Moves the storage's bytes into memory of its own. Where a GPU has none, beside the job's, later uses raise.
+void CopyOut(c10::StorageImpl* storage, const std::string& fqn) {
   const size_t size_bytes = storage->nbytes();
-  c10::DataPtr copy = Allocate(size_bytes, storage->device());
-  CopyBytes(copy.get(), storage->data(), size_bytes, storage->device());
-  storage->set_data_ptr_noswap(std::move(copy));
+  try {
+    c10::DataPtr copy = Allocate(size_bytes, storage->device());
+    CopyBytes(copy.get(), storage->data(), size_bytes, storage->device());
+    storage->set_data_ptr_noswap(std::move(copy));
+  } catch (const c10::OutOfMemoryError&) {
+    LoseStorage(storage,
+                "use of parameter \"" + fqn +
+                    "\", its gradient or optimizer state: the job's memory is gone, and the GPU had none for a "
+                    "copy; save them before the job ends");
+  }
 }
 
 }  // namespace
@@ -89,21 +96,14 @@ void HeldShard::TakeObject(py::object given) {
 }
 
 void HeldShard::CopyShardOut() {
-  if (local_.numel() == 0) {
-    return;
-  }
-  try {
-    CopyOut(StorageOf(local_));
-  } catch (const c10::OutOfMemoryError&) {  // of a GPU, beside the job's own
-    LoseStorage(StorageOf(local_), "use of parameter \"" + fqn +
-                                       "\": its job is over, and the GPU had no memory for a copy of its values; save "
-                                       "them before the job ends");
+  if (local_.numel() > 0) {
+    CopyOut(StorageOf(local_), fqn);
   }
 }
 
 void HeldShard::CopyGradientOut() {
   if (gradient_ && gradient_storage_->nbytes() > 0) {
-    CopyOut(gradient_storage_.get());
+    CopyOut(gradient_storage_.get(), fqn);
   }
   gradient_ = py::object();
   gradient_local_ = py::object();
@@ -123,7 +123,7 @@ void HeldShard::ForgetShard() {
   DropCarry();
   for (at::Tensor& state : states_) {
     if (state.defined() && state.numel() > 0) {
-      CopyOut(StorageOf(state));
+      CopyOut(StorageOf(state), fqn);
     }
   }
   states_.clear();
@@ -135,7 +135,7 @@ void HeldShard::AdoptState(size_t index, const at::Tensor& local, void* rows, bo
   }
   at::Tensor& state = states_[index];
   if (state.defined() && !state.is_same(local) && state.numel() > 0) {
-    CopyOut(StorageOf(state));
+    CopyOut(StorageOf(state), fqn);
   }
   state = local;
   if (copy_in) {
@@ -338,6 +338,8 @@ void HeldShard::TakeGradient(int64_t steps) {
   if (!gradient_) {
     MakeGradient();
   }
+  DropCarry();
+  PointGradient(gradient_memory_);
   gradient_step_ = steps;
   Assign();
 }

@@ -52,6 +52,9 @@ void HeldShard::AddCarry() {
 }
 
 void HeldShard::DropCarry() {
+  if (carry_.defined()) {
+    PointGradient(gradient_memory_);  // `.grad` may lie there
+  }
   carry_ = at::Tensor();
   carried_from_job_ = at::Tensor();
 }

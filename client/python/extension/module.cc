@@ -362,6 +362,7 @@ PYBIND11_MODULE(_C, m) {
       .def("release", &Engine::Release)
       .def("detach", &Engine::Detach)
       .def("finish_apart", &Engine::FinishApart)
+      .def("wait_for_commit", &Engine::WaitForCommit)
       .def("describe", &Engine::Describe)
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.trainer_state()); })
       .def("client_counters",

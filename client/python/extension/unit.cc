@@ -37,9 +37,13 @@ Unit::~Unit() {
   const py::gil_scoped_acquire gil;
   if (engine_ != nullptr) {
     if (engine_->has_memory()) {
-      for (const auto& shard : shards_) {  // the program may hold parameters longer than their module
-        shard->CopyShardOut();
-        shard->ForgetShard();
+      try {
+        for (const auto& shard : shards_) {  // the program may hold parameters longer than their module
+          shard->CopyShardOut();
+          shard->ForgetShard();
+        }
+      } catch (...) {
+        // A GPU that is lost: there is nobody to tell.
       }
     }
     engine_->RemoveUnit(this);
@@ -457,6 +461,7 @@ void Unit::PrepareSlot(Group& group) {
 void Unit::OnGradient(size_t index, const at::Tensor& gradient) {
   ManagedParam& param = *params_[index];
   Group& group = groups_[param.unit_group];
+  (void)engine_->job();  // in the order of the stream that this gradient is written in
   if (!group.slot_ready) {
     PrepareSlot(group);
   }

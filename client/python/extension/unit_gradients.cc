@@ -38,6 +38,7 @@ void Unit::SettleGradients(bool stepping) {
     if (shard->is_left_to_job()) {
       const NoGil no_gil;
       Check(engine_->job().WaitGradients());
+      engine_->AwaitHostState();
     }
     const HeldShard::Shown shown = shard->SettleGradient(engine_->steps(), stepping);
     for (const auto& param : params_) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -145,6 +146,7 @@ def train(
 
 
 def apart(ours: list[float], want: list[float]) -> float:
+    assert all(math.isfinite(loss) for loss in [*ours, *want]), (ours, want)
     return max(abs(a - b) / abs(b) for a, b in zip(ours, want, strict=True))
 
 

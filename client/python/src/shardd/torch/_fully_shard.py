@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -202,6 +203,9 @@ _apply.__name__ = "fully_shard"
 _apply_fully_shard: Any = contract(state_cls=ShardState)(_apply)
 
 
+_copies: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = weakref.WeakValueDictionary()  # of state dicts
+
+
 def watch_loads(module: nn.Module, state: ShardState) -> None:
     """load_state_dict into a registered model: a write that all ranks make together."""
 
@@ -218,12 +222,20 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
             state._job.commit_write(module)
 
     def copy_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-        if state._job is not None and state._job.alive and not shares_memory(state._job):
-            for name in module._parameters:
-                value = state_dict.get(prefix + name)
-                if isinstance(value, DTensor):
+        if state._job is None or not state._job.alive or shares_memory(state._job):
+            return
+        assert state._job.engine is not None
+        state._job.engine.wait_for_commit()  # its values are those of the last step, or this raises
+        for name in module._parameters:
+            value: Any = state_dict.get(prefix + name)
+            if isinstance(value, DTensor) and value is not module._parameters[name]:  # keep_vars
+                # Tied parameters stay one tensor.
+                source = id(state_dict), value._local_tensor.untyped_storage()._cdata
+                copied = _copies.get(source)
+                if copied is None:
                     with torch.no_grad():
-                        state_dict[prefix + name] = value.detach().clone()
+                        copied = _copies[source] = value.detach().clone()
+                state_dict[prefix + name] = copied
 
     module._register_load_state_dict_pre_hook(before)
     module.register_load_state_dict_post_hook(after)

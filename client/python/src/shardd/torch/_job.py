@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import logging
@@ -151,6 +152,11 @@ class TorchJob:
         progress.doing("attaching")
         timeout_ms = int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
         gpu = _spec.gpu_of(root)
+        if gpu >= 0 and rank_thread() != 0:
+            raise NotImplementedError(
+                "register model: it is on a GPU and ranks are threads of this process, whose streams would wait for one "
+                "another; make ranks processes"
+            )
         try:
             engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms, gpu)
         except errors.Error as error:
@@ -442,11 +448,21 @@ class TorchJob:
 
     def _end(self, finished: bool) -> None:
         engine = self._give_up()
-        if engine is not None:
-            try:
-                engine.detach(finished)
-            except RuntimeError as error:
-                logger.debug('close job "%s": %s', self.name, error)  # it was over already
+        if engine is None:
+            return
+        lost: RuntimeError | None = None
+        try:
+            if finished:
+                engine.wait_for_commit()
+        except RuntimeError as error:
+            lost = error
+        try:
+            engine.detach(finished)
+        except RuntimeError as error:
+            logger.debug('close job "%s": %s', self.name, error)  # it was over already
+        if lost is not None:  # no call of the program's has said so
+            logger.error('job "%s": its last step was not committed: %s', self.name, lost)
+            raise lost
 
 
 def _optimizers_of(root: ShardState) -> list[DaemonOptimizer]:
@@ -488,7 +504,8 @@ def _at_exit() -> None:
         if names.count(job.name) > 1 and not _failed:
             job.drop()  # its ranks are threads of this process: none may wait here for another
         else:
-            job.close(finished=not _failed)
+            with contextlib.suppress(RuntimeError):  # logged
+                job.close(finished=not _failed)
     if not _failed:
         wait_for_leaving()
 
