@@ -56,6 +56,41 @@ def state_dicts_are_copies() -> dict[str, Any]:
     }
 
 
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(tokens))
+
+
+def tied_copies() -> dict[str, Any]:
+    model = _Tied()
+    fully_shard(model)
+    optimizer = AdamW(model.parameters(), lr=0.0, in_place_edits=False)
+    model(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    on_gpu = _job.TorchJob.on_gpu
+    _job.TorchJob.on_gpu = property(lambda self: True)  # type: ignore[assignment,method-assign]
+    try:
+        first, second = model.state_dict(), model.state_dict()
+        kept = model.state_dict(keep_vars=True)
+    finally:
+        _job.TorchJob.on_gpu = on_gpu  # type: ignore[method-assign]
+
+    def place(state_dict: dict[str, Any], name: str) -> int:
+        return int(state_dict[name].to_local().data_ptr())
+
+    return {
+        "tied": place(first, "embed.weight") == place(first, "head.weight"),
+        "apart": place(first, "embed.weight") != place(second, "embed.weight"),
+        "kept": kept["embed.weight"] is model.embed.weight,
+    }
+
+
 def daemon_without_gpus() -> str:
     model = nn.Linear(4, 4)
     fully_shard(model)

@@ -14,6 +14,11 @@ def test_state_dicts_of_a_model_on_a_gpu_are_copies_and_full_ones_are_read_from_
         assert found["moments"] == 0.0
 
 
+def test_tied_parameters_are_one_copy_and_kept_variables_none() -> None:
+    (found,) = run_ranks(gpu_forms.tied_copies, 1)
+    assert found == {"tied": True, "apart": True, "kept": True}
+
+
 def test_a_daemon_without_gpus_is_named_with_what_to_start() -> None:
     (text,) = run_ranks(gpu_forms.daemon_without_gpus, 1)
     assert "cuda:0" in text

@@ -116,6 +116,22 @@ TEST_F(MoreGroupsThanSlotsTest, WhoGivesItBackBeforeItHasASlotTakesNone) {
   EXPECT_TRUE(Alive()) << Error();
 }
 
+// The second request of the group stands behind one that has no slot, though the rank holds it by the first.
+TEST_F(MoreGroupsThanSlotsTest, WhatIsAskedForTwiceAndGivenBackTwiceIsNotHeld) {
+  Unshard(1, 1, v1::PHASE_FORWARD);
+  Unshard(1, kSlots + 1, v1::PHASE_FORWARD);
+  Unshard(1, 1, v1::PHASE_BACKWARD);
+  Reshard(1, 1);
+  Reshard(1, 1);
+  Reshard(1, kSlots + 1);
+  Release();
+  const int quota = plan_->pool_quota;
+  ASSERT_LT(quota, kSlots);
+  for (int group = 2; group < 2 + quota; ++group) Unshard(1, group, v1::PHASE_FORWARD);
+  EXPECT_TRUE(Until([&] { return Unsharded(1, 1 + quota) == 1; })) << Error();
+  EXPECT_TRUE(Alive()) << Error();
+}
+
 // Fills of the epoch before are under way in every slot.
 TEST_F(MoreGroupsThanSlotsTest, ARankThatAttachesAgainWaitsForThemToo) {
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
