@@ -94,7 +94,7 @@ def tied_copies() -> dict[str, Any]:
 def daemon_without_gpus() -> str:
     model = nn.Linear(4, 4)
     fully_shard(model)
-    AdamW(model.parameters())
+    optimizer = AdamW(model.parameters())
     gpu_of = _spec.gpu_of
     _spec.gpu_of = lambda root: 0
     try:
@@ -103,4 +103,4 @@ def daemon_without_gpus() -> str:
         return str(error)
     finally:
         _spec.gpu_of = gpu_of
-    return ""
+    return f"nothing was refused to {optimizer}"
