@@ -93,7 +93,8 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
 absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   if (!attached_before_) {  // later it is this daemon or none: another one does not have the job
     target_.found_here = options_.address.empty();
-    SHARDD_ASSIGN_OR_RETURN(target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));
+    SHARDD_ASSIGN_OR_RETURN(
+        target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
   SHARDD_ASSIGN_OR_RETURN(
