@@ -1,7 +1,6 @@
 #include "client/python/extension/engine.h"
 
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
 #include <unistd.h>
 
@@ -16,21 +15,6 @@ namespace shardd::python {
 namespace {
 
 Status Take(shardd_status* status) { return Status::Take(status); }
-
-// The model is where its memory will be.
-void CheckDevice(const shardd_job_info& info, int gpu) {
-  const auto name = [](int index) { return index < 0 ? std::string("the CPU") : "cuda:" + std::to_string(index); };
-  if (info.cuda_device == gpu) {
-    return;
-  }
-  std::string text = "register model: it is on " + name(gpu) + " and the daemon has rank " + std::to_string(info.rank) +
-                     " on " + info.device + " (got " + name(gpu) + ", want " + name(info.cuda_device) +
-                     " as this process numbers GPUs; daemon " + info.address + "); ";
-  text += info.cuda_device < 0 ? "start the daemon with --devices=cuda:all, or leave the model on the CPU"
-                               : "call torch.cuda.set_device(" + std::to_string(info.cuda_device) +
-                                     ") before fully_shard, or name the GPUs in the order of the ranks in --devices";
-  Check(Status(Code::kFailedPrecondition, text));
-}
 
 }  // namespace
 
@@ -90,20 +74,6 @@ Job& Engine::session() {
     return job();  // which says so
   }
   return *job_;
-}
-
-void Engine::FollowStream() {
-  const c10::Stream current = c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_);
-  if (current != stream_) {
-    Check(job_->SetCudaStream(current.native_handle()));
-    stream_ = current;
-  }
-}
-
-void Engine::AwaitHostState() const {
-  if (device_ != state_device_) {
-    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();
-  }
 }
 
 void Engine::RemoveUnit(const Unit* unit) {
@@ -325,13 +295,6 @@ void Engine::Release() {
     // It was over already, as Finish will say.
   }
   ReleaseUnits();
-}
-
-void Engine::SynchroniseStream() const {
-  if (!device_.is_cpu()) {
-    const NoGil no_gil;
-    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();
-  }
 }
 
 void Engine::ReleaseUnits() {

@@ -192,6 +192,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   Engine(std::unique_ptr<Job> job, at::Device device);
+  // Raises where the rank's device is not the model's.
+  static void CheckDevice(const shardd_job_info& info, int gpu);
   void FollowStream();
   void SynchroniseStream() const;
   Job& session();  // as job(), in no stream's order: for what enqueues nothing
