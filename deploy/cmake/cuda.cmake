@@ -1,18 +1,20 @@
-# The kernels of server/device/cuda/kernels as one fat binary inside the daemon. Only nvcc is needed, and only with the
-# preset cuda: nothing of CUDA is linked, the driver is found when the daemon starts. Fixed architectures, never `native`:
-# the binary goes to other machines. SASS for A100, H100 and B200 and those that take theirs, PTX for later ones.
+# The kernels of server/device/cuda/kernels as one fat binary inside the daemon. Only nvcc is needed, in PATH or as
+# deploy/bootstrap.sh installs it: nothing of CUDA is linked, the driver is found when the daemon starts. Fixed
+# architectures, never `native`: the binary goes to other machines. SASS for A100, H100 and B200 and those that take theirs,
+# PTX for later ones.
 set(SHARDD_KERNEL_FATBIN "" CACHE INTERNAL "")
 if(NOT SHARDD_CUDA)
   return()
 endif()
 set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "CUDA architectures")
-include(CheckLanguage)
-check_language(CUDA)
-if(NOT CMAKE_CUDA_COMPILER)
-  message(STATUS "shardd: SHARDD_CUDA is on and no nvcc was found; building without CUDA")
+file(GLOB installed ${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/bin)
+find_program(SHARDD_NVCC nvcc PATHS ${installed})
+if(NOT SHARDD_NVCC)
+  message(STATUS "shardd: no nvcc was found; the daemon is built without kernels for GPUs")
   return()
 endif()
-enable_language(CUDA)
+execute_process(COMMAND ${SHARDD_NVCC} --version OUTPUT_VARIABLE version COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCH "V[0-9.]+" version "${version}")
 
 set(gencode)
 foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
@@ -32,7 +34,7 @@ set(source ${CMAKE_CURRENT_SOURCE_DIR}/server/device/cuda/kernels/all.cu)
 add_custom_command(
   OUTPUT ${SHARDD_KERNEL_FATBIN}
   BYPRODUCTS ${SHARDD_KERNEL_FATBIN}.ptxas
-  COMMAND ${CMAKE_CUDA_COMPILER} -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings --threads 2
+  COMMAND ${SHARDD_NVCC} -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings --threads 2
           ${gencode} -I${CMAKE_CURRENT_SOURCE_DIR} -MD -MF ${SHARDD_KERNEL_FATBIN}.d -MT gen/shardd_kernels.fatbin
           -Xptxas -v -fatbin -o ${SHARDD_KERNEL_FATBIN} ${source} 2> ${SHARDD_KERNEL_FATBIN}.ptxas
           || (cat ${SHARDD_KERNEL_FATBIN}.ptxas && false)
@@ -41,4 +43,4 @@ add_custom_command(
   COMMENT "Building CUDA kernels"
   COMMAND_EXPAND_LISTS)
 add_custom_target(shardd_kernels DEPENDS ${SHARDD_KERNEL_FATBIN})
-message(STATUS "shardd: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, kernels for ${CMAKE_CUDA_ARCHITECTURES}")
+message(STATUS "shardd: nvcc ${version}, kernels for ${CMAKE_CUDA_ARCHITECTURES}")

@@ -1,6 +1,6 @@
 # Compilers, warnings, sanitizers, ccache. Targets of the project link shardd_options PRIVATE.
 set(SHARDD_SANITIZE "" CACHE STRING "empty, address (with undefined behaviour) or thread")
-option(SHARDD_CUDA "enable the CUDA language where nvcc is found" OFF)
+option(SHARDD_CUDA "kernels for GPUs in the daemon, where nvcc is found" ON)
 option(SHARDD_TORCH "build the libtorch adaptor and the example where torch is in .venv" ON)
 
 # -ffp-contract=off: fused multiply-add changes the last bit of a quarter of all AdamW results, and ranks must agree.

@@ -119,7 +119,8 @@ set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 
 target_compile_definitions(shardd_test_paths INTERFACE SHARDD_FAKE_CUDA_DIR="${CMAKE_BINARY_DIR}/fakes")
 add_dependencies(shardd_test_paths shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
-find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
+file(GLOB cuda_headers ${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/include)
+find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include ${cuda_headers} NO_DEFAULT_PATH)
 if(TARGET server_device_test AND SHARDD_CUDA_INCLUDE_DIR) # driver_abi_test.cc compares with it; nothing else includes it
   target_include_directories(server_device_test SYSTEM PRIVATE ${SHARDD_CUDA_INCLUDE_DIR})
 endif()
@@ -184,7 +185,7 @@ list(APPEND gpu_sources tests/server/device/device_conformance_test.cc tests/ser
 if(SHARDD_KERNEL_FATBIN)
   set(load_fatbin ${CMAKE_BINARY_DIR}/gen/shardd_test_load.fatbin) # what trainers compute, for tests alone
   add_custom_command(OUTPUT ${load_fatbin} DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/load.cu
-    COMMAND ${CMAKE_CUDA_COMPILER} -std=c++20 -O3 -Werror all-warnings ${gencode} -fatbin -o ${load_fatbin}
+    COMMAND ${SHARDD_NVCC} -std=c++20 -O3 -Werror all-warnings ${gencode} -fatbin -o ${load_fatbin}
             ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/load.cu
     COMMAND_EXPAND_LISTS)
   set_source_files_properties(tests/gpu/gpu.cc PROPERTIES OBJECT_DEPENDS ${load_fatbin}
