@@ -133,6 +133,32 @@ shardd_status* shardd_set_cuda_stream(shardd_job* job, void* stream) {
 shardd_status* shardd_clear_cuda_stream(shardd_job* job) {
   SHARDD_CHECKED(shardd::api::CheckJob("clear_cuda_stream", job), job->impl->ClearCudaStream());
 }
+shardd_status* shardd_begin_graph(shardd_job* job, int32_t* graph) {
+  if (absl::Status status = shardd::api::CheckJob("begin_graph", job); !status.ok()) {
+    return ToC(status);
+  }
+  if (absl::Status status = shardd::api::CheckNotNull("begin_graph", "graph", graph); !status.ok()) {
+    return ToC(status);
+  }
+  const absl::StatusOr<int> begun = job->impl->BeginGraph();
+  if (begun.ok()) {
+    *graph = *begun;
+  }
+  return ToC(begun.status());
+}
+shardd_status* shardd_end_graph(shardd_job* job) {
+  SHARDD_CHECKED(shardd::api::CheckJob("end_graph", job), job->impl->EndGraph());
+}
+shardd_status* shardd_launch_graph(shardd_job* job, int32_t graph, void* cuda_graph_exec) {
+  if (absl::Status status = shardd::api::CheckJob("launch_graph", job); !status.ok()) {
+    return ToC(status);
+  }
+  SHARDD_CHECKED(shardd::api::CheckNotNull("launch_graph", "cuda_graph_exec", cuda_graph_exec),
+                 job->impl->LaunchGraph(graph, cuda_graph_exec));
+}
+shardd_status* shardd_free_graph(shardd_job* job, int32_t graph) {
+  SHARDD_CHECKED(shardd::api::CheckJob("free_graph", job), job->impl->FreeGraph(graph));
+}
 
 shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupted)(void* context), void* context) {
   if (absl::Status status = shardd::CheckNotForked("set_interrupt"); !status.ok()) {

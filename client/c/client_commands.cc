@@ -52,6 +52,9 @@ absl::Status ClientJob::Unshard(int index, HandleEvent event) {
       this, session_.get(),
       event == HandleEvent::kUnshardForward ? v1::TRACE_CALL_UNSHARD_FORWARD : v1::TRACE_CALL_UNSHARD_BACKWARD, index);
   SHARDD_RETURN_IF_ERROR(Live());
+  if (recording_ != nullptr) {
+    return NoteUnshard(index, event);
+  }
   if (expected_version_ == 0) {
     return absl::FailedPreconditionError(absl::StrCat("unshard group \"", group_name(index),
                                                       "\": the parameters have no values yet (version 0; rank=", rank(),
@@ -85,6 +88,10 @@ absl::Status ClientJob::WaitUnshard(int index) {
     return absl::FailedPreconditionError(absl::StrCat("wait_unshard group \"", group_name(index),
                                                       "\": it is not being unsharded (", handle(index).DebugString(),
                                                       "; rank=", rank(), "); call shardd_unshard first"));
+  }
+  if (recording_ != nullptr) {
+    SHARDD_RETURN_IF_ERROR(Live());
+    return NoteWaitUnshard(index);
   }
   for (const int other : group(index).also_unshards) {
     SHARDD_RETURN_IF_ERROR(WaitUnshardOne(other));
@@ -149,6 +156,9 @@ const void* ClientJob::ParameterData(int index) const {
 absl::Status ClientJob::Reshard(int index) {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_RESHARD, index);
   SHARDD_RETURN_IF_ERROR(Live());
+  if (recording_ != nullptr) {
+    return NoteReshard(index);
+  }
   const WaitFor reason{"reshard", &group_name(index), "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1 + group(index).also_unshards.size(), reason)));
   CommandRecord record = Record(Opcode::kReshard, index);
@@ -164,15 +174,22 @@ absl::Status ClientJob::Reshard(int index) {
   return span.Of(absl::OkStatus());
 }
 
+absl::Status ClientJob::CheckTrains(const char* call, int index) const {
+  return group(index).gradient_slot >= 0
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(
+                   absl::StrCat(call, " group \"", group_name(index),
+                                "\": it has no gradient slot, all its parameters are frozen (rank=", rank(), ")"));
+}
+
 absl::Status ClientJob::WaitGradientSlot(int index) {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_WAIT_GRADIENT_SLOT, index);
   SHARDD_RETURN_IF_ERROR(Live());
-  const int slot_index = group(index).gradient_slot;
-  if (slot_index < 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("wait_gradient_slot group \"", group_name(index),
-                     "\": it has no gradient slot, all its parameters are frozen (rank=", rank(), ")"));
+  SHARDD_RETURN_IF_ERROR(CheckTrains("wait_gradient_slot", index));
+  if (recording_ != nullptr) {
+    return NoteWaitGradientSlot(index);
   }
+  const int slot_index = group(index).gradient_slot;
   Slot& slot = progress_.slots[static_cast<size_t>(slot_index)];
   const TimelineWord& released = session_->daemon_page().slot(slot_index).released;
   const TimelineWord& word = session_->stream_ordered() ? session_->daemon_page().slot(slot_index).issued : released;
@@ -221,10 +238,16 @@ absl::Status ClientJob::CheckMask(int index, const char* which, const uint8_t* m
 absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const uint8_t* fresh) {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_SUBMIT_GRADIENTS, index);
   SHARDD_RETURN_IF_ERROR(Live());
+  SHARDD_RETURN_IF_ERROR(CheckTrains("submit_gradients", index));
   const GroupPlan& group = this->group(index);
-  if (group.gradient_slot < 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("submit_gradients group \"", group.name, "\": all its parameters are frozen (rank=", rank(), ")"));
+  if (present != nullptr) {
+    SHARDD_RETURN_IF_ERROR(CheckMask(index, "present", present));
+  }
+  if (fresh != nullptr) {
+    SHARDD_RETURN_IF_ERROR(CheckMask(index, "fresh", fresh));
+  }
+  if (recording_ != nullptr) {
+    return NoteSubmitGradients(index, present, fresh);
   }
   if (progress_.last_closed) {
     return absl::FailedPreconditionError(absl::StrCat("submit_gradients group \"", group.name,
@@ -236,12 +259,6 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
     return absl::FailedPreconditionError(absl::StrCat(
         "submit_gradients group \"", group.name, "\": its gradient slot may hold another submission (slot ",
         group.gradient_slot, "; rank=", rank(), "); call shardd_wait_gradient_slot before the gradients are written"));
-  }
-  if (present != nullptr) {
-    SHARDD_RETURN_IF_ERROR(CheckMask(index, "present", present));
-  }
-  if (fresh != nullptr) {
-    SHARDD_RETURN_IF_ERROR(CheckMask(index, "fresh", fresh));
   }
   SHARDD_RETURN_IF_ERROR(WaitCommitted("submit_gradients", &group.name));
   const WaitFor reason{"submit_gradients", &group.name, "the daemon's copy of the group's masks"};
@@ -282,6 +299,9 @@ absl::Status ClientJob::SubmitGradients(int index, const uint8_t* present, const
 absl::Status ClientJob::BackwardDone(bool last) {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_BACKWARD_DONE);
   SHARDD_RETURN_IF_ERROR(Live());
+  if (recording_ != nullptr) {
+    return NoteBackwardDone(last);
+  }
   if (progress_.last_closed) {
     return absl::FailedPreconditionError(absl::StrCat(
         "backward_done job \"", spec().name(), "\": the last backward of this step is closed already (rank=", rank(),

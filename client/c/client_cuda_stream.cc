@@ -16,6 +16,9 @@ absl::Status ClientJob::SetCudaStream(void* stream) {
                                                       "\": its memory is the host's (device ", device(),
                                                       "; rank=", rank(), ")"));
   }
+  if (recording_ != nullptr && stream != cuda_stream_) {
+    return GraphError("set_cuda_stream", "a graph is being noted; call shardd_end_graph first");
+  }
   SHARDD_RETURN_IF_ERROR(session_->UseStream(stream));
   has_cuda_stream_ = true;
   cuda_stream_ = stream;
@@ -31,6 +34,9 @@ absl::Status ClientJob::SetCudaStream(void* stream) {
 
 absl::Status ClientJob::ClearCudaStream() {
   SHARDD_RETURN_IF_ERROR(Live());
+  if (recording_ != nullptr) {
+    return GraphError("clear_cuda_stream", "a graph is being noted; call shardd_end_graph first");
+  }
   has_cuda_stream_ = false;
   cuda_stream_ = nullptr;
   session_->ForgetStream();

@@ -148,6 +148,7 @@ void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<Clie
   committed_step_ = attach.committed_step();
   trainer_state_ = attach.trainer_state();
   progress_ = Progress();
+  recording_ = nullptr;
   progress_.handles.resize(plan_.groups.size());
   progress_.unshards.assign(plan_.groups.size(), 0);
   progress_.pool_offset_bytes.assign(plan_.groups.size(), 0);

@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/c/client_graph.h"
 #include "client/c/client_session.h"
 #include "client/c/interrupt.h"
 #include "common/handle/handle.h"
@@ -127,6 +128,11 @@ class ClientJob {
   absl::Status SetCudaStream(void* stream);
   absl::Status ClearCudaStream();
   bool stream_ordered() const { return session_ != nullptr && session_->stream_ordered(); }
+  // CUDA graphs (client_graph.h).
+  absl::StatusOr<int> BeginGraph();
+  absl::Status EndGraph();
+  absl::Status LaunchGraph(int id, void* exec);
+  absl::Status FreeGraph(int id);
   void SetInterrupt(Interrupt::Question question) { interrupt_.Set(std::move(question)); }
   // Jobs whose trainers write.
   absl::Status EnterPass(bool stepped, absl::string_view state);
@@ -265,6 +271,19 @@ class ClientJob {
   std::string ParameterAt(const void* address) const;  // whose shard or optimizer state it is
   absl::Status CheckStep(const v1::Step& step, absl::string_view state) const;
 
+  absl::Status GraphError(const char* call, absl::string_view what) const;
+  absl::StatusOr<JobGraph*> FindGraph(const char* call, int id) const;
+  absl::Status CheckLaunch(const JobGraph& graph) const;
+  absl::Status Replay(const GraphCall& call, GraphWords* words);
+  // What the calls of these names do while a graph is noted.
+  absl::Status NoteUnshard(int group, HandleEvent event);
+  absl::Status NoteWaitUnshard(int group);
+  absl::Status NoteReshard(int group);
+  absl::Status NoteWaitGradientSlot(int group);
+  absl::Status NoteSubmitGradients(int group, const uint8_t* present, const uint8_t* fresh);
+  absl::Status NoteBackwardDone(bool last);
+  absl::Status CheckTrains(const char* call, int group) const;
+
   // Constant after Attach.
   AttachOptions options_;
   Interrupt interrupt_;
@@ -286,6 +305,8 @@ class ClientJob {
   bool watch_writes_ = false;
   bool has_cuda_stream_ = false;  // also of the sessions to come
   void* cuda_stream_ = nullptr;
+  std::vector<std::unique_ptr<JobGraph>> graphs_;  // by number; null: freed
+  JobGraph* recording_ = nullptr;                  // one of them, between BeginGraph and EndGraph
   std::unique_ptr<ClientSession> session_;
 };
 

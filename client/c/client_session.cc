@@ -292,13 +292,26 @@ absl::Status ClientSession::WaitInStream(const TimelineWord& word, uint64_t sequ
 }
 
 absl::StatusOr<uint64_t> ClientSession::SignalDone(const WaitFor& reason) {
-  if (!by_stream_) {
+  if (!by_stream_ || waits_on_host_) {
     return 0;
   }
   return order_->Signal(reason.call, [&]() -> absl::Status {
     return interrupt().Raised() ? absl::CancelledError(absl::StrCat(reason.call, ": interrupted (rank=", rank_, ")"))
                                 : absl::OkStatus();
   });
+}
+
+std::function<absl::Status()> ClientSession::GoOn(const WaitFor& reason) {
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout_);
+  return [this, reason, deadline]() -> absl::Status {
+    SHARDD_RETURN_IF_ERROR(Live());
+    SHARDD_RETURN_IF_ERROR(interrupt().Check(reason.call));
+    if (std::chrono::steady_clock::now() < deadline) {
+      return absl::OkStatus();
+    }
+    return absl::DeadlineExceededError(
+        absl::StrCat(Text(reason), " within ", absl::FormatDuration(timeout_), " (rank=", rank_, ")"));
+  };
 }
 
 void ClientSession::Wake() {

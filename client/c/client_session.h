@@ -125,7 +125,14 @@ class ClientSession {
     if (order_ != nullptr) order_->Forget();
   }
   // Waits of that stream take the place of waits of the host.
-  bool stream_ordered() const { return by_stream_ && order_->by_stream(); }
+  bool stream_ordered() const { return by_stream_ && !waits_on_host_ && order_->by_stream(); }
+  // The host waits all the same: in a graph's launch, in which its stream cannot be given anything.
+  void set_waits_on_host(bool waits_on_host) { waits_on_host_ = waits_on_host; }
+  // REQUIRES: UseStream was called.
+  StreamOrder* stream_order() { return order_.get(); }
+  // For waits of the host's for its GPU: OK while the session lives, nobody interrupts and the timeout, which begins
+  // now, is not over.
+  std::function<absl::Status()> GoOn(const WaitFor& reason);
   // Why not, where UseStream was called.
   absl::Status stream_fallback() const { return order_ == nullptr ? absl::OkStatus() : order_->fallback(); }
   // As Wait, for what nothing but kernels looks at: where stream_ordered(), the stream waits, and the host only while
@@ -213,6 +220,7 @@ class ClientSession {
   bool in_signal_ = false;
   std::unique_ptr<StreamOrder> order_;  // null: no stream was named yet
   bool by_stream_ = false;
+  bool waits_on_host_ = false;
   // Last: its reader ends before anything else goes.
   std::unique_ptr<ClientStream> stream_;
 };

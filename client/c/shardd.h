@@ -171,6 +171,33 @@ SHARDD_API shardd_status* shardd_set_cuda_stream(shardd_job* job, void* stream);
 /* Order is by the host again. The stream must have been synchronised. */
 SHARDD_API shardd_status* shardd_clear_cuda_stream(shardd_job* job);
 
+/* CUDA graphs: a forward and backward, or several, captured once and launched for every step.
+ *
+ *     shardd_begin_graph(job, &graph);
+ *     cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);  // the stream of shardd_set_cuda_stream
+ *     ... shardd_unshard, kernels, shardd_submit_gradients, ... as in any pass ...
+ *     shardd_end_graph(job);
+ *     cuStreamEndCapture(stream, &captured); cuGraphInstantiate(&exec, captured, 0);
+ *     for (every step) { shardd_launch_graph(job, graph, exec); shardd_step(job, ...); }
+ *
+ * Between begin and end the calls unshard, wait_unshard, reshard, wait_gradient_slot, submit_gradients and
+ * backward_done are noted, not made: nothing is sent, nothing runs. Pointers are those of all launches: parameters and
+ * gradient slots do not move in a job that unshards without copies. Groups must end as they began. Everything else lies
+ * outside: the step, passes (a job whose trainers write enters one before each launch), values. shardd_launch_graph
+ * launches `cuda_graph_exec` (a CUgraphExec, cudaGraphExec_t) into the stream and makes the noted calls again on the
+ * host while the GPU runs it; it returns when the stream has come to the last of them. Launch it by nothing else: it
+ * would wait for ever. An error after the launch ends the session, and lets the graph go: what it computes is void.
+ * [waits: for the graph's stream, and as the noted calls do] A graph belongs to its session: after shardd_reattach
+ * gradient slots lie elsewhere, so capture it anew. Numbers are not given twice. shardd_free_graph gives its words
+ * back; all are with the session. FAILED_PRECONDITION: order is not by a stream, unshardMode is POOLED, the stream is
+ * not being captured, groups are not as they were at begin; a launch is under way (free). Without shardd_begin_graph,
+ * every call that would give a captured stream something to wait for is refused with FAILED_PRECONDITION; graphs of
+ * what lies between calls need nothing. */
+SHARDD_API shardd_status* shardd_begin_graph(shardd_job* job, int32_t* graph);
+SHARDD_API shardd_status* shardd_end_graph(shardd_job* job);
+SHARDD_API shardd_status* shardd_launch_graph(shardd_job* job, int32_t graph, void* cuda_graph_exec);
+SHARDD_API shardd_status* shardd_free_graph(shardd_job* job, int32_t graph);
+
 typedef struct shardd_group_info {
   size_t struct_size;
   const char* name; /* FQN of the fully sharded module, "(root)"; valid while attached */

@@ -82,10 +82,12 @@ StreamOrder::~StreamOrder() {
     pthread_join(watcher_, nullptr);
   }
   if (!drained_ || context_ == nullptr) {
+    for (const auto& graph : graphs_) graph->Leak();
     return;  // what a stream still names stays
   }
   {
     const ScopedCudaContext current(driver_, context_);
+    graphs_.clear();
     if (signals_ != nullptr) (void)driver_->StreamDestroy(signals_);
     if (event_ != nullptr) (void)driver_->EventDestroy(event_);
     if (daemon_registered_) (void)driver_->MemHostUnregister(options_.daemon_page);
@@ -106,6 +108,7 @@ absl::Status StreamOrder::Use(cu::Stream stream) {
   }
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
+  SHARDD_RETURN_IF_ERROR(CheckNotCapturing("set_cuda_stream", stream));
   if (has_stream_) {
     SHARDD_RETURN_IF_ERROR(Check(driver_->EventRecord(event_, stream_), "cuEventRecord", "the stream before"));
     SHARDD_RETURN_IF_ERROR(Check(driver_->StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent", "the new stream"));
@@ -133,6 +136,7 @@ absl::Status StreamOrder::Use(cu::Stream stream) {
 absl::StatusOr<uint64_t> StreamOrder::Signal(const std::string& what, const std::function<absl::Status()>& slice) {
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
+  SHARDD_RETURN_IF_ERROR(CheckNotCapturing(what.c_str()));
   const auto wait_until = [&](const std::function<bool()>& come) -> absl::Status {
     const absl::Time deadline = Now() + options_.timeout;
     while (!come() && !options_.over()) {
@@ -184,6 +188,7 @@ bool StreamOrder::MayAwait() {
 absl::Status StreamOrder::Await(const TimelineWord& word, uint64_t value, std::string what) {
   const ScopedCudaContext current(driver_, context_);
   SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
+  SHARDD_RETURN_IF_ERROR(CheckNotCapturing(what.c_str()));
   // The page is mapped writable; only its view here is not.
   auto* const mutable_word = const_cast<TimelineWord*>(&word);
   const auto offset = reinterpret_cast<const char*>(&word) - static_cast<const char*>(options_.daemon_page);
@@ -213,9 +218,9 @@ void StreamOrder::Watch() {
   const uint64_t released = TimelineValue(options_.epoch + 1, 0);
   absl::MutexLock lock(&mutex_);
   while (!ending_) {
-    const bool idle = outstanding_.empty();
+    const bool idle = IdleLocked();
     const auto wakes = [this, idle]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return ending_ || (release_ && !idle) || outstanding_.empty() != idle;
+      return ending_ || (release_ && !idle) || IdleLocked() != idle;
     };
     if (release_ && !idle) {
       const auto ends = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_; };
@@ -238,10 +243,11 @@ void StreamOrder::Watch() {
         release_ = true;
         break;
       }
-      release_ = release_ || (!outstanding_.empty() && options_.over());
+      release_ = release_ || (!IdleLocked() && options_.over());
     }
-    if (release_ && !outstanding_.empty()) {
+    if (release_ && !IdleLocked()) {
       options_.client_page->is_void.store(1, std::memory_order_seq_cst);
+      if (graph_ != nullptr) graph_->End();
       for (const Outstanding& wait : outstanding_) {
         TimelineStore(*wait.word, released, nullptr);
       }

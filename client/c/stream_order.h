@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/c/graph_words.h"
 #include "common/cuda/driver.h"
 #include "common/shm/page.h"
 
@@ -80,6 +81,21 @@ class StreamOrder {
   // What the program's stream gets from now on runs when `word`, of the daemon's page, has come to `value`.
   absl::Status Await(const TimelineWord& word, uint64_t value, std::string what);
 
+  // FAILED_PRECONDITION while the program's stream is being captured: a wait or a signal would be there in every launch
+  // of the graph, with the values of today. `what`: the call.
+  absl::Status CheckNotCapturing(const char* what) const { return CheckNotCapturing(what, stream_); }
+
+  // CUDA graphs (graph_words.h). Words stay as long as this lives.
+  absl::StatusOr<GraphWords*> MakeGraphWords();
+  bool FreeGraphWords(GraphWords* words);  // false: a launch is under way
+  // In the graph that the program's stream is captured into.
+  absl::StatusOr<int> AddGraphWait(GraphWords* words) { return AddToGraph(words, /*wait=*/true); }
+  absl::StatusOr<int> AddGraphSignal(GraphWords* words) { return AddToGraph(words, /*wait=*/false); }
+  // Launches it into the program's stream. From then until EndGraph, and longer where that is never called, its waits
+  // are let go when the session is over.
+  absl::Status LaunchGraph(cu::GraphExec exec, GraphWords* words);
+  void EndGraph();
+
   // A wait has taken too long and was ended: of no use any more. One load while that is not so.
   bool has_expired() const { return has_expired_.load(std::memory_order_acquire); }
   absl::Status expired() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -98,6 +114,9 @@ class StreamOrder {
   };
 
   explicit StreamOrder(Options options) : options_(std::move(options)), driver_(*options_.driver) {}
+  absl::Status CheckNotCapturing(const char* what, cu::Stream stream) const;
+  absl::StatusOr<int> AddToGraph(GraphWords* words, bool wait);
+  bool IdleLocked() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return outstanding_.empty() && graph_ == nullptr; }
   absl::Status Init();
   absl::Status InitWords();
   absl::Status Check(cu::Result result, const char* call, const char* object) const {
@@ -125,6 +144,7 @@ class StreamOrder {
   bool has_stream_ = false;
   uint64_t signalled_ = 0;
   bool drained_ = false;
+  std::list<std::unique_ptr<GraphWords>> graphs_;
   pthread_t watcher_ = 0;
   bool watches_ = false;
   // Self-synchronised.
@@ -133,6 +153,7 @@ class StreamOrder {
   mutable absl::Mutex mutex_;
   std::list<Outstanding> outstanding_ ABSL_GUARDED_BY(mutex_);
   absl::Status expired_ ABSL_GUARDED_BY(mutex_);
+  GraphWords* graph_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the launch under way
   bool release_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 };

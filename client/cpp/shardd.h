@@ -165,6 +165,13 @@ class Job {
   // The CUDA stream whose work uses the job's memory, on a GPU: see shardd_set_cuda_stream.
   Status SetCudaStream(void* stream) { return Status::Take(shardd_set_cuda_stream(job_, stream)); }
   Status ClearCudaStream() { return Status::Take(shardd_clear_cuda_stream(job_)); }
+  // CUDA graphs: see shardd_begin_graph.
+  Status BeginGraph(int32_t* graph) { return Status::Take(shardd_begin_graph(job_, graph)); }
+  Status EndGraph() { return Status::Take(shardd_end_graph(job_)); }
+  Status LaunchGraph(int32_t graph, void* cuda_graph_exec) {
+    return Status::Take(shardd_launch_graph(job_, graph, cuda_graph_exec));
+  }
+  Status FreeGraph(int32_t graph) { return Status::Take(shardd_free_graph(job_, graph)); }
   Status Reattach() { return Status::Take(shardd_reattach(job_)); }
   // More to train: see shardd_extend_job. Where *extended, this job is over: drop it and attach with `adopt`.
   Status Extend(const std::string& spec_json, bool* extended) {

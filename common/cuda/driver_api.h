@@ -42,6 +42,8 @@ inline constexpr Result kNotPermitted = 800;
 inline constexpr Result kNotSupported = 801;
 inline constexpr Result kMpsConnectionFailed = 805;
 inline constexpr Result kMpsClientTerminated = 810;
+inline constexpr Result kStreamCaptureUnsupported = 900;
+inline constexpr Result kStreamCaptureInvalidated = 901;
 inline constexpr Result kExternalDevice = 911;
 inline constexpr Result kUnknown = 999;
 
@@ -53,6 +55,8 @@ using Stream = struct StreamOpaque*;
 using Event = struct EventOpaque*;
 using Library = struct LibraryOpaque*;
 using Kernel = struct KernelOpaque*;  // CUkernel: of a library, in any context; LaunchKernel takes it for a CUfunction
+using Graph = struct GraphOpaque*;
+using GraphExec = struct GraphExecOpaque*;
 using HostFunction = void (*)(void* user_data);
 
 enum Attribute : int {
@@ -112,6 +116,9 @@ inline constexpr unsigned kHostRegisterDeviceMap = 2;
 inline constexpr unsigned kWaitValueGeq = 0;
 inline constexpr unsigned kWaitValueEq = 1;
 inline constexpr unsigned kWriteValueDefault = 0;  // with a memory barrier before the write
+inline constexpr int kCaptureNone = 0;             // CUstreamCaptureStatus
+inline constexpr int kCaptureActive = 1;
+inline constexpr int kCaptureModeThreadLocal = 1;
 
 // A driver that computes kernels by other means than a GPU brings what stands for the fat binary, for builds without
 // nvcc: it exports an object of this type under this name. NVIDIA's library has no such symbol.
@@ -163,6 +170,13 @@ inline constexpr char kDriverKernelsSymbol[] = "shardd_driver_kernels";
   X(StreamWaitEvent, (cu::Stream stream, cu::Event event, unsigned flags))                                             \
   X(StreamWriteValue64, (cu::Stream stream, cu::DevicePtr address, uint64_t value, unsigned flags))                    \
   X(StreamWaitValue64, (cu::Stream stream, cu::DevicePtr address, uint64_t value, unsigned flags))                     \
+  X(StreamIsCapturing, (cu::Stream stream, int* status))                                                               \
+  X(StreamBeginCapture, (cu::Stream stream, int mode))                                                                 \
+  X(StreamEndCapture, (cu::Stream stream, cu::Graph * graph))                                                          \
+  X(GraphInstantiateWithFlags, (cu::GraphExec * exec, cu::Graph graph, unsigned long long flags))                      \
+  X(GraphLaunch, (cu::GraphExec exec, cu::Stream stream))                                                              \
+  X(GraphExecDestroy, (cu::GraphExec exec))                                                                            \
+  X(GraphDestroy, (cu::Graph graph))                                                                                   \
   X(EventCreate, (cu::Event * event, unsigned flags))                                                                  \
   X(EventDestroy, (cu::Event event))                                                                                   \
   X(EventRecord, (cu::Event event, cu::Stream stream))                                                                 \

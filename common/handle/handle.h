@@ -56,6 +56,7 @@ class Handle {
   TrainingState training() const { return training_; }
   int users() const { return users_; }
   std::string DebugString() const;  // "UNSHARDED(1)/FORWARD"
+  bool operator==(const Handle&) const = default;
 
  private:
   StorageState storage_ = StorageState::kSharded;

@@ -95,7 +95,7 @@ add_library(shardd_fake_libcuda SHARED ${sources})
 target_link_libraries(shardd_fake_libcuda PRIVATE shardd_options "$<LINK_LIBRARY:WHOLE_ARCHIVE,shardd_pic>" shardd_fake_cuda)
 # Of these functions the API of today has another name than in the source (cuda.h's macros).
 foreach(name DeviceGetUuid DeviceTotalMem DevicePrimaryCtxRelease CtxPushCurrent CtxPopCurrent MemHostRegister
-    MemHostGetDevicePointer StreamDestroy StreamWriteValue64 StreamWaitValue64 EventDestroy)
+    MemHostGetDevicePointer StreamDestroy StreamWriteValue64 StreamWaitValue64 StreamBeginCapture EventDestroy)
   target_link_options(shardd_fake_libcuda PRIVATE -Wl,--defsym=cu${name}_v2=cu${name})
 endforeach()
 target_link_options(shardd_fake_libcuda PRIVATE -Wl,--version-script=${version_script} -Wl,-z,nodelete -Wl,-Bsymbolic)

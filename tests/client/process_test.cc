@@ -59,6 +59,7 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
   auto step_options = Sized<shardd_step_options>();
   auto step_result = Sized<shardd_step_result>();
   auto counters = Sized<shardd_counters>();
+  int32_t graph = 0;
   const int group = rank.Group("a");
   const int param = rank.Param("a.weight");
   const int unsharded = rank.GroupInfo(0).params[0];
@@ -116,6 +117,10 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_give_back_gradient", [&] { return refused(shardd_give_back_gradient(job, 0)); }},
       {"shardd_set_cuda_stream", [&] { return refused(shardd_set_cuda_stream(job, nullptr)); }},
       {"shardd_clear_cuda_stream", [&] { return refused(shardd_clear_cuda_stream(job)); }},
+      {"shardd_begin_graph", [&] { return refused(shardd_begin_graph(job, &graph)); }},
+      {"shardd_end_graph", [&] { return refused(shardd_end_graph(job)); }},
+      {"shardd_launch_graph", [&] { return refused(shardd_launch_graph(job, 0, &graph)); }},
+      {"shardd_free_graph", [&] { return refused(shardd_free_graph(job, 0)); }},
       {"shardd_set_gradient_presence", [&] { return refused(shardd_set_gradient_presence(job, 0, 1)); }},
       {"shardd_pause_pass", [&] { return refused(shardd_pause_pass(job)); }},
       {"shardd_resume_pass", [&] { return refused(shardd_resume_pass(job)); }},

@@ -115,6 +115,74 @@ TEST_F(ByStream, WithoutMemoryOperationsTheLibraryWaitsAndSaysSo) {
   EXPECT_TRUE(absl::StrContains(log, "no 64-bit stream memory operations")) << log;
 }
 
+// A graph's values are constants: its words are set and reset by each launch, and everything that is counted, the host
+// counts.
+TEST_F(ByStream, AStepThatIsAGraphTrainsAsTheUnshardedRunWithEveryLaunch) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"graph", "1"}, {"micro", "2"}, {"lr", "0.003"}, {"param_dtype", "bf16"}});
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectParity(args, reports);
+  for (const TrainerReport& report : reports) {
+    EXPECT_EQ(report.Note("captured"), "captured 1");
+    EXPECT_TRUE(absl::StrContains(report.Note("refused"), "is being captured into a CUDA graph"))
+        << report.Note("refused");
+  }
+}
+
+TEST_F(ByStream, GraphsOfRanksOnTwoGpusMeetOtherRanksWithoutGraphs) {
+  StartOnGpus(2);
+  const Args args = kStream.With({{"unshard_mode", "ZERO_COPY"}, {"max_norm", "0.1"}, {"steps", "20"}});
+  ExpectParity(args, RunRanks(args, {{1, {{"graph", "1"}}}}));
+}
+
+TEST_F(ByStream, AGraphOfAJobWhoseParametersMoveIsRefused) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"graph", "1"}, {"unshard_mode", "POOLED"}, {"steps", "2"}});
+  for (const TrainerReport& report : RunRanks(args)) {
+    EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition)) << report.message;
+    EXPECT_TRUE(absl::StrContains(report.message, "got unshardMode POOLED, want ZERO_COPY")) << report.message;
+  }
+}
+
+// The one that goes on is inside of its launch: its graph is let go, and captured anew in the next session.
+TEST_F(ByStream, ARankThatIsKilledWhileAnothersGraphRunsIsReplacedAndAllEndsAsIfNothingHadBeen) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"graph", "1"}, {"micro", "3"}, {"steps", "8"}, {"recover", "1"}});
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  Child survivor = StartRank(0, args);
+  Child victim = StartRank(1, args.With({{"kill", "launch@3"}}));
+  EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+  Child replacement = StartRank(1, args);
+  EXPECT_EQ(replacement.Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  ExpectSame(reports, want);
+  EXPECT_EQ(reports[0].Note("captured"), "captured 2");
+  EXPECT_TRUE(absl::StrContains(reports[0].Note("aborted 3"), "launch_graph")) << reports[0].Note("aborted 3");
+}
+
+TEST_F(ByStream, ADaemonThatIsKilledWhileAGraphRunsLeavesNoStreamBehind) {
+  StartOnGpus(1);
+  const Args args = kStream.With({{"graph", "1"}, {"micro", "3"}, {"steps", "8"}, {"timeout_ms", "60000"}});
+  Child waits = StartRank(0, args);
+  Child late = StartRank(1, args.With({{"pause", "launch@3"}}));
+  AwaitPause(args, "launch", 1);
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() == 3; }));
+  kill(daemon_pid(), SIGKILL);
+  WaitForDaemon();
+  LetGo(args, "launch", 1);
+  const int64_t begin = NowMs();
+  EXPECT_EQ(waits.Wait(), 0);
+  EXPECT_EQ(late.Wait(), 0);
+  EXPECT_LT(NowMs() - begin, 20000);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(Report(args, rank).code, static_cast<int>(Code::kUnavailable)) << Report(args, rank).message;
+    EXPECT_FALSE(Report(args, rank).Note("drained").empty());
+  }
+}
+
 // Its GPU has not come to the signal behind its gradients: they are not read. The signal lands in the next epoch.
 TEST_F(ByStream, ARankThatIsKilledBetweenSubmitAndSignalIsReplacedAndItsLateSignalTouchesNobody) {
   SHARDD_NEEDS_FAKE_GPUS("it holds what it writes");

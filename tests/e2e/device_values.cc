@@ -51,6 +51,21 @@ void RankGpu::Launch(cu::Stream stream, cu::HostFunction function, void* user_da
 
 void RankGpu::Synchronise(cu::Stream stream) const { Must(driver_->StreamSynchronize(stream), "cuStreamSynchronize"); }
 
+void RankGpu::BeginCapture(cu::Stream stream) const {
+  Must(driver_->StreamBeginCapture(stream, cu::kCaptureModeThreadLocal), "cuStreamBeginCapture");
+}
+
+cu::GraphExec RankGpu::EndCapture(cu::Stream stream) const {
+  cu::Graph graph = nullptr;
+  cu::GraphExec exec = nullptr;
+  Must(driver_->StreamEndCapture(stream, &graph), "cuStreamEndCapture");
+  Must(driver_->GraphInstantiateWithFlags(&exec, graph, 0), "cuGraphInstantiateWithFlags");
+  Must(driver_->GraphDestroy(graph), "cuGraphDestroy");
+  return exec;
+}
+
+void RankGpu::DropGraph(cu::GraphExec exec) const { Must(driver_->GraphExecDestroy(exec), "cuGraphExecDestroy"); }
+
 void* RankGpu::Pinned(size_t size_bytes) const {
   const size_t whole_bytes = (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   void* const memory = aligned_alloc(kPageBytes, whole_bytes);

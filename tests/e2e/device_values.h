@@ -24,6 +24,9 @@ class RankGpu {
   void Copy(cu::Stream stream, void* to, const void* from, size_t size_bytes) const;
   void Launch(cu::Stream stream, cu::HostFunction function, void* user_data) const;
   void Synchronise(cu::Stream stream) const;
+  void BeginCapture(cu::Stream stream) const;
+  cu::GraphExec EndCapture(cu::Stream stream) const;
+  void DropGraph(cu::GraphExec exec) const;
   // Host memory that streams copy from and to behind the host's back. It stays for the life of the process.
   void* Pinned(size_t size_bytes) const;
 

@@ -203,7 +203,7 @@ class Pass {
   static void Rows(Body&& body) {
     for (int r = 0; r < kRows; ++r) body(r);
   }
-  const Batch b_;
+  Batch b_;
   float h0_[kRows][kHidden], t1_[kRows][kWide], h1_[kRows][kWide], h2_[kRows][kHidden], h3_[kRows][kIn];
   float z_[kRows][kOut], do_[kRows][kOut], dz_[kRows][kOut], dh2_[kRows][kHidden], dh0_[kRows][kHidden];
 };

@@ -9,7 +9,6 @@
 
 #include "tests/e2e/attach.h"
 #include "tests/e2e/precision.h"
-#include "tests/e2e/reference.h"
 
 namespace shardd::e2e {
 namespace {
@@ -33,14 +32,6 @@ size_t BytesOf(const std::string& dtype, int param) {
 
 }  // namespace
 
-struct StreamTrainer::Backward {
-  Backward(int rank, int64_t step, int micro) : step(step), micro(micro), pass(MakeBatch(rank, step, micro)) {}
-  const int64_t step;
-  const int micro;
-  Pass pass;
-  Values gradient = Zeros();
-};
-
 StreamTrainer::StreamTrainer(const Args& args)
     : args_(args),
       moments_(args_),
@@ -60,6 +51,7 @@ int StreamTrainer::Run() {
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + std::to_string(NowMs()) + " " +
                     status.message());
     moments_.Reach("aborted", job_->info().committed_step);
+    exec_ = nullptr;
     status = job_->Reattach();
   }
   report_.ended_ms = NowMs();
@@ -67,6 +59,8 @@ int StreamTrainer::Run() {
     Synchronise();
     report_.AddNote("drained " + std::to_string(NowMs() - report_.ended_ms));
   }
+  report_.AddNote("captured " + std::to_string(captures_));
+  report_.AddNote("refused " + refused_);
   report_.AddNote("looked " + std::to_string(worst_look_));
   report_.AddNote("peeked " + std::to_string(peeks_) + " " + std::to_string(different_));
   if (status.ok()) {
@@ -130,7 +124,8 @@ Status StreamTrainer::TrainStep(int64_t step) {
   }
   const int micros = args_.Int("micro", 1);
   Kernel([this, step] { losses_[static_cast<size_t>(step)] = 0; });
-  for (int micro = 0; micro < micros; ++micro) {
+  if (args_.Int("graph") != 0) RETURN_IF_ERROR(Launch(step));
+  for (int micro = 0; micro < micros && args_.Int("graph") == 0; ++micro) {
     Status status = ForwardBackward(step, micro, micro + 1 == micros);
     if (status.code() == Code::kUnknown) {
       RETURN_IF_ERROR(job_->AbandonBackward());
@@ -234,14 +229,19 @@ Status StreamTrainer::Submit(Backward* at, int group) {
 
 Status StreamTrainer::ForwardBackward(int64_t step, int micro, bool last) {
   auto* const at = new Backward(rank_, step, micro);  // dropped by the last kernel; leaked after an error
-  Pass* const pass = &at->pass;
-  Values* const g = &at->gradient;
-  if (!args_.Text("order").empty()) {
+  if (args_.Text("order").empty()) {
+    RETURN_IF_ERROR(ForwardBackward(at, last));
+  } else {
     RETURN_IF_ERROR(OutOfOrder(at));
     RETURN_IF_ERROR(job_->BackwardDone(last));
-    Kernel([at] { delete at; });
-    return Status();
   }
+  Kernel([at] { delete at; });
+  return Status();
+}
+
+Status StreamTrainer::ForwardBackward(Backward* at, bool last) {
+  Pass* const pass = &at->pass;
+  Values* const g = &at->gradient;
   RETURN_IF_ERROR(Read(at, kRoot, SHARDD_FORWARD));
   RETURN_IF_ERROR(Read(at, kEmbedGroup, SHARDD_FORWARD));
   Kernel([this, pass] { pass->ForwardEmbed(seen_[kEmbed]); });
@@ -258,8 +258,8 @@ Status StreamTrainer::ForwardBackward(int64_t step, int micro, bool last) {
   RETURN_IF_ERROR(Read(at, kHead, SHARDD_FORWARD));
   Kernel([this, pass] { pass->ForwardHead(seen_[kEmbed], seen_[kU]); });
   if (raf_[kHead]) RETURN_IF_ERROR(Release(kHead));
-  Kernel([this, pass, step, micros = std::max(1, args_.Int("micro", 1))] {
-    losses_[static_cast<size_t>(step)] += pass->Loss(seen_[kBias], seen_[kGain]) / micros;
+  Kernel([this, pass, at, micros = std::max(1, args_.Int("micro", 1))] {
+    losses_[static_cast<size_t>(at->step)] += pass->Loss(seen_[kBias], seen_[kGain]) / micros;
   });
   if (raf_[kRoot]) {
     RETURN_IF_ERROR(Release(kRoot));
@@ -280,9 +280,7 @@ Status StreamTrainer::ForwardBackward(int64_t step, int micro, bool last) {
   RETURN_IF_ERROR(Release(kEmbedGroup));
   RETURN_IF_ERROR(Submit(at, kRoot));
   RETURN_IF_ERROR(Release(kRoot));
-  RETURN_IF_ERROR(job_->BackwardDone(last));
-  Kernel([at] { delete at; });
-  return Status();
+  return job_->BackwardDone(last);
 }
 
 // With the groups one after the other in the order given, whatever depends on what.
@@ -312,6 +310,12 @@ Status StreamTrainer::OutOfOrder(Backward* at) {
 }
 
 void StreamTrainer::Kernel(std::function<void()> body) {
+  if (capturing_) {
+    bodies_.push_back(std::make_unique<std::function<void()>>(std::move(body)));
+    gpu_->Launch(
+        streams_[current_], [](void* of) { (*static_cast<std::function<void()>*>(of))(); }, bodies_.back().get());
+    return;
+  }
   const auto run = [](void* boxed) {
     auto* const body = static_cast<std::function<void()>*>(boxed);
     (*body)();

@@ -12,8 +12,10 @@
 //   hang=STEP            the kernel of mid's gradients does not end before "go.hang.R" is there; once
 //   fail=MOMENT@STEP     its user code fails behind a submission of the step's first backward, once: it gives it up
 //   order=head,mid,...   runs and submits the groups in this order
+//   graph=1              captures a step's forwards and backwards once in a session, and launches them for every step
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 // Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "drained MS" (how long the streams took at the end),
+// "captured TIMES", "refused TEXT" (of a call while its stream was captured and no graph was begun),
 // "looked WORST", the largest relative difference of a norm from what the daemon says, and "peeked STEPS DIFFERENT".
 
 #include <functional>
@@ -26,6 +28,7 @@
 #include "tests/e2e/device_values.h"
 #include "tests/e2e/model.h"
 #include "tests/e2e/moments.h"
+#include "tests/e2e/reference.h"
 #include "tests/e2e/report.h"
 
 namespace shardd::e2e {
@@ -36,13 +39,23 @@ class StreamTrainer {
   int Run();  // the exit code of the process
 
  private:
-  struct Backward;  // what the kernels of one forward and backward work on
+  // What the kernels of one forward and backward work on.
+  struct Backward {
+    Backward(int rank, int64_t step, int micro) : step(step), micro(micro), pass(MakeBatch(rank, step, micro)) {}
+    int64_t step;
+    int micro;
+    Pass pass;
+    Values gradient = Zeros();
+  };
 
   Status Attach();
   Status Initialize();
   Status Train();
   Status TrainStep(int64_t step);
   Status ForwardBackward(int64_t step, int micro, bool last);
+  Status ForwardBackward(Backward* at, bool last);
+  Status Launch(int64_t step);  // stream_trainer_graph.cc
+  Status Capture();
   Status Read(Backward* at, int group, shardd_phase phase);
   Status Release(int group) { return job_->group(group_[group]).Reshard(); }
   Status Submit(Backward* at, int group);
@@ -68,6 +81,13 @@ class StreamTrainer {
   bool raf_[kGroupCount] = {};
   std::string dtype_[kGroupCount];
   bool hung_ = false, failed_ = false;
+  bool capturing_ = false;
+  int32_t graph_ = -1;  // of this session
+  cu::GraphExec exec_ = nullptr;
+  int captures_ = 0;
+  std::string refused_;
+  std::vector<std::unique_ptr<Backward>> captured_;             // by micro-batch
+  std::vector<std::unique_ptr<std::function<void()>>> bodies_;  // of captured kernels
   double worst_look_ = 0;
   // Of the kernels, which follow each other. Mirrors are pinned, of 4 bytes for each element.
   void* in_[kParamCount] = {};

@@ -37,11 +37,13 @@ cu::Result Driver::StreamDestroy(cu::Stream stream) {
 cu::Result Driver::StreamQuery(cu::Stream stream) {
   const Call call = EnterStream("cuStreamQuery", stream);
   if (!call) return call.result;
+  if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;
   return call.stream->Idle() ? cu::kSuccess : cu::kNotReady;
 }
 cu::Result Driver::StreamSynchronize(cu::Stream stream) {
   const Call call = EnterStream("cuStreamSynchronize", stream);
   if (!call) return call.result;
+  if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;
   call.stream->WaitUntilIdle();
   return Outcome(call);
 }
@@ -103,6 +105,7 @@ cu::Result Driver::EventDestroy(cu::Event event) {
 cu::Result Driver::EventRecord(cu::Event event, cu::Stream stream) {
   const Call call = EnterStream("cuEventRecord", stream);
   if (!call) return call.result;
+  if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;  // forks of a capture are not done
   const std::shared_ptr<Event> found = Find(call, event);
   if (found == nullptr) return cu::kInvalidHandle;
   found->Recorded();
@@ -114,6 +117,7 @@ cu::Result Driver::EventRecord(cu::Event event, cu::Stream stream) {
 cu::Result Driver::StreamWaitEvent(cu::Stream stream, cu::Event event, unsigned flags) {
   const Call call = EnterStream("cuStreamWaitEvent", stream);
   if (!call) return call.result;
+  if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;  // forks of a capture are not done
   const std::shared_ptr<Event> found = Find(call, event);
   if (found == nullptr || flags != 0) return found == nullptr ? cu::kInvalidHandle : cu::kInvalidValue;
   return Enqueue(call, [found, record = found->last_record()](Stream& on) {

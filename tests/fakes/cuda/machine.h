@@ -142,6 +142,8 @@ class Machine {
   std::vector<std::shared_ptr<Stream>> destroyed_streams_;  // may still drain
   std::map<cu::Event, std::shared_ptr<Event>> events_;
   std::map<cu::Library, int> libraries_;
+  std::map<cu::Graph, std::shared_ptr<const std::vector<Stream::Item>>> graphs_;
+  std::map<cu::GraphExec, std::shared_ptr<const std::vector<Stream::Item>>> execs_;
   uintptr_t next_object_ = 0x1000;
 };
 

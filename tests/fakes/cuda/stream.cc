@@ -22,6 +22,11 @@ Stream::~Stream() {
 
 bool Stream::Enqueue(Item item, size_t* length) {
   std::unique_lock lock(mutex_);
+  if (capturing_ && !Stopped()) {
+    captured_.push_back(std::move(item));
+    *length = 0;
+    return true;
+  }
   changed_.wait(lock, [&] { return Stopped() || queue_.size() < options_.queue_limit; });
   if (Stopped()) return false;
   queue_.push_back(std::move(item));
@@ -29,6 +34,22 @@ bool Stream::Enqueue(Item item, size_t* length) {
   lock.unlock();
   changed_.notify_all();
   return true;
+}
+
+bool Stream::BeginCapture() {
+  std::lock_guard lock(mutex_);
+  return !std::exchange(capturing_, true);
+}
+
+bool Stream::EndCapture(std::vector<Item>* items) {
+  std::lock_guard lock(mutex_);
+  *items = std::exchange(captured_, {});
+  return std::exchange(capturing_, false);
+}
+
+bool Stream::Capturing() const {
+  std::lock_guard lock(mutex_);
+  return capturing_;
 }
 
 bool Stream::Idle() const {

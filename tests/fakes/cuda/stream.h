@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "common/cuda/driver_api.h"
 
@@ -30,8 +31,12 @@ class Stream {
 
   int gpu() const { return options_.gpu; }
   int priority() const { return options_.priority; }
-  // Blocks while the queue is full. False: stopped, nothing is queued. *length: of the queue, with this one.
+  // Blocks while the queue is full. False: stopped, nothing is queued. *length: of the queue, with this one. While the
+  // stream is captured: noted for its graph.
   bool Enqueue(Item item, size_t* length);
+  bool BeginCapture();                        // false: it is captured already
+  bool EndCapture(std::vector<Item>* items);  // false: it is not
+  bool Capturing() const;
   bool Idle() const;
   void WaitUntilIdle() const;  // or stopped
   // Nothing that has not started runs any more. Does not wait.
@@ -50,6 +55,8 @@ class Stream {
   std::deque<Item> queue_;  // the first runs
   bool ending_ = false;
   bool hanging_ = false;
+  bool capturing_ = false;
+  std::vector<Item> captured_;
   uint64_t random_;
   std::thread thread_;
 };

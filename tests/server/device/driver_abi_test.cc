@@ -58,6 +58,11 @@ static_assert(cu::kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(cu::kHostRegisterDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(cu::kWaitValueGeq == CU_STREAM_WAIT_VALUE_GEQ && cu::kWaitValueEq == CU_STREAM_WAIT_VALUE_EQ);
 static_assert(cu::kWriteValueDefault == CU_STREAM_WRITE_VALUE_DEFAULT);
+static_assert(cu::kCaptureNone == CU_STREAM_CAPTURE_STATUS_NONE &&
+              cu::kCaptureActive == CU_STREAM_CAPTURE_STATUS_ACTIVE &&
+              cu::kCaptureModeThreadLocal == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+static_assert(cu::kStreamCaptureUnsupported == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+              cu::kStreamCaptureInvalidated == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
 static_assert(sizeof(CUresult) == sizeof(cu::Result) && sizeof(CUuuid) == sizeof(cu::Uuid));
 static_assert(sizeof(CUmemAllocationProp) == sizeof(cu::MemAllocationProp));
