@@ -107,11 +107,12 @@ absl::Status JobCore::OnOpenWindow(Session* session) {
                      : state.window || state.wants_window ? "the rank has asked for it already"
                                                           : "the rank is inside a pass; LeavePass first");
   }
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
-  state.wants_window = true;
-  if (pass_copies()) {
+  if (pass_copies()) {  // it waits for nobody but who reads full parameters
+    state.wants_window = true;
     return MaybeLetStore();
   }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
+  state.wants_window = true;
   MaybeOpenWindows();
   return absl::OkStatus();
 }

@@ -175,7 +175,7 @@ Status PassTrainer::TrainStep(int64_t step) {
       Midway();
       moments_.Reach("midway", step);
     }
-    for (int group = groups - 1; group >= 0; --group) RETURN_IF_ERROR(Backward(group));
+    for (int group = groups - 1; group >= 0; --group) RETURN_IF_ERROR(Backward(group, micro == 0));
     Fence();
     RETURN_IF_ERROR(job_->BackwardDone(/*last=*/micro + 1 == micros));
   }
@@ -195,7 +195,8 @@ Status PassTrainer::Forward(int group) {
   return handle.Reshard();
 }
 
-Status PassTrainer::Backward(int group) {
+// Gradients stay until new ones replace them: those of a step's first backward do.
+Status PassTrainer::Backward(int group, bool first) {
   ParameterGroup handle = job_->group(group);
   RETURN_IF_ERROR(handle.WaitGradientSlot());
   RETURN_IF_ERROR(handle.Unshard(SHARDD_BACKWARD));
@@ -206,7 +207,9 @@ Status PassTrainer::Backward(int group) {
   }
   Fence();
   RETURN_IF_ERROR(handle.Reshard());
-  return handle.SubmitGradients();
+  std::vector<uint8_t> fresh((static_cast<size_t>(info.param_count) + 7) / 8, 0xff);
+  if (info.param_count % 8 != 0) fresh.back() = static_cast<uint8_t>((1u << (info.param_count % 8)) - 1);
+  return handle.SubmitGradients(nullptr, first ? fresh.data() : nullptr);
 }
 
 void PassTrainer::Midway() {

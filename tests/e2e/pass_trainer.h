@@ -46,7 +46,7 @@ class PassTrainer {
   Status TrainStep(int64_t step);
   Status Enter();
   Status Forward(int group);
-  Status Backward(int group);
+  Status Backward(int group, bool first);
   void Midway();
   void Update(int64_t step);
   Status LookAtAll(int64_t steps);
