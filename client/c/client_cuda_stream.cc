@@ -37,6 +37,7 @@ absl::Status ClientJob::ClearCudaStream() {
   if (recording_ != nullptr) {
     return GraphError("clear_cuda_stream", "a graph is being noted; call shardd_end_graph first");
   }
+  SHARDD_RETURN_IF_ERROR(WaitPassBegun("clear_cuda_stream", nullptr));
   has_cuda_stream_ = false;
   cuda_stream_ = nullptr;
   session_->ForgetStream();
