@@ -222,6 +222,7 @@ std::string SpecJson(const Args& args) {
   add("backward_prefetch", "backwardPrefetch", "BACKWARD_PREFETCH_");
   if (args.Int("pools") != 0) fields.push_back({"unshardedPools", args.Text("pools")});
   if (args.Int("forward_prefetch") != 0) fields.push_back({"forwardPrefetch", "true"});
+  if (args.Int("trainer_sums") != 0) fields.push_back({"trainerSums", "true"});
   if (args.Int("strict_order") != 0) fields.push_back({"strictOrder", "true"});
   if (args.Int("allow_missing") != 0) fields.push_back({"allowMissingContribution", "true"});
   if (args.Int("silence_ms") != 0) fields.push_back({"silenceTimeoutMs", args.Text("silence_ms")});
