@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/session_layout.h"
 #include "common/shm/fd_channel.h"
 #include "common/status/status_macros.h"
 
@@ -47,22 +48,29 @@ absl::Status EndedWhileAttaching(const absl::Status& status) {
 }  // namespace
 
 ClientSession::~ClientSession() {
-  if (order_ == nullptr) {
+  if (order_ == nullptr && sums_ == nullptr) {
     return;
   }
   stream_->Close();
-  if (order_->Drain(/*release=*/true, kDrainLimit)) {
+  if (sums_ != nullptr && sums_->Stop(kDrainLimit)) {
+    sums_ = nullptr;
+  }
+  if (order_ != nullptr && order_->Drain(/*release=*/true, kDrainLimit)) {
     order_ = nullptr;
+  }
+  if (order_ == nullptr && sums_ == nullptr) {
     return;
   }
-  // A stream of the program still names all this: it stays for the rest of the process.
+  // A stream of the program, or the sums', still names all this: it stays for the rest of the process.
   struct Kept {
     MappedSlab session, daemon;
     DeviceSlabs device;
     std::unique_ptr<StreamOrder> order;
+    std::unique_ptr<TrainerSums> sums;
   };
   // Its thread asks whether the session is over; that it is so is known by now.
-  (void)new Kept{std::move(session_slab_), std::move(daemon_slab_), std::move(device_), std::move(order_)};
+  (void)new Kept{std::move(session_slab_), std::move(daemon_slab_), std::move(device_), std::move(order_),
+                 std::move(sums_)};
 }
 
 absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target& target,
@@ -94,6 +102,9 @@ absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target&
   };
   SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, fetch({}));
   SHARDD_RETURN_IF_ERROR(self->Map(std::move(fds), attach, *options.plan, fetch));
+  if (options.plan->config.trainer_sums()) {
+    SHARDD_RETURN_IF_ERROR(self->StartSums(target, *options.plan));
+  }
   return self;
 }
 
@@ -128,6 +139,43 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
                                             absl::Hex(DaemonPage::kMagic), ")"));
   }
   memory_.page().magic = ClientPage::kMagic;
+  return absl::OkStatus();
+}
+
+absl::Status ClientSession::StartSums(const Target& target, const ShardPlan& plan) {
+  if (!device_.has(kFdGradients) || !device_.has(kFdGradientSlots)) {
+    return absl::OkStatus();  // nothing is trained
+  }
+  const SessionLayout layout = MakeSessionLayout(plan, /*slots_elsewhere=*/true);
+  TrainerSums::Options options;
+  options.driver = &DeviceSlabs::driver();
+  options.ordinal = device_.ordinal();
+  options.epoch = epoch_;
+  options.memory = {bases_.gradients,
+                    plan.memory.gradients_bytes,
+                    bases_.gradient_slots,
+                    plan.memory.gradient_slots_bytes,
+                    device_.size_bytes(kFdGradientSlots),
+                    rank_,
+                    plan.world_size};
+  options.ring = daemon_slab_.At<const SumRing>(layout.sum_ring_offset_bytes);
+  options.words = session_slab_.At<SumWords>(layout.sum_words_offset_bytes);
+  // By value: the thread may outlive this.
+  options.fetch = [socket = target.socket_path, id = id_, token = token_, timeout = timeout_](
+                      int rank, const std::function<bool()>& stopped) -> absl::StatusOr<UniqueFd> {
+    SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds,
+                            FetchSessionFds(socket, id, token, timeout, stopped,
+                                            FdRange{kFdFirstPeerSlots + static_cast<uint32_t>(rank), 1}));
+    return std::move(fds.front());
+  };
+  const absl::StatusOr<cu::Kernel> kernel = LoadReduceKernel(DeviceSlabs::driver());
+  options.kernel = kernel.ok() ? *kernel : nullptr;
+  auto sums = kernel.ok() ? TrainerSums::Start(std::move(options)) : kernel.status();
+  if (!sums.ok()) {
+    return absl::Status(sums.status().code(),
+                        absl::StrCat("attach: the sums of rank ", rank_, ": ", sums.status().message()));
+  }
+  sums_ = *std::move(sums);
   return absl::OkStatus();
 }
 
@@ -287,6 +335,9 @@ absl::Status ClientSession::UseStream(void* stream) {
 absl::Status ClientSession::WaitInStream(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
   if (Reached(word, sequence)) {
     return absl::OkStatus();
+  }
+  if (stream_ordered() && needs_sums_ != 0) {
+    SHARDD_RETURN_IF_ERROR(Wait(daemon_page_.page().reduced, needs_sums_, reason));
   }
   return stream_ordered() && order_->MayAwait() ? order_->Await(word, TimelineValue(epoch_, sequence), Text(reason))
                                                 : WaitSlow(word, sequence, reason);

@@ -21,6 +21,7 @@
 #include "client/c/device_slabs.h"
 #include "client/c/interrupt.h"
 #include "client/c/stream_order.h"
+#include "client/c/trainer_sums.h"
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
 #include "common/shm/session_view.h"
@@ -138,6 +139,9 @@ class ClientSession {
   // As Wait, for what nothing but kernels looks at: where stream_ordered(), the stream waits, and the host only while
   // too many waits are outstanding. REQUIRES: nothing that a rank does can hold it up any more.
   absl::Status WaitInStream(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
+  // Where trainers add, no stream waits for what comes behind the sums of so many backwards before those are there: in
+  // a queue of the GPU that both share, the sum would stand behind the wait. The host waits for them.
+  void NeedSums(uint64_t backwards) { needs_sums_ = sums_ == nullptr ? 0 : backwards; }
   // What to put into CommandRecord::done of a record that gives back what the stream's work so far uses. 0: no stream,
   // or the host has waited for it. Before the record changes anything: it can fail.
   absl::StatusOr<uint64_t> SignalDone(const WaitFor& reason);
@@ -172,6 +176,7 @@ class ClientSession {
   absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
                    const DeviceSlabs::Fetch& fetch);
   absl::Status MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan);
+  absl::Status StartSums(const Target& target, const ShardPlan& plan);
   absl::Status Failure();
   const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : *interrupt_; }
   absl::Status WaitSlow(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
@@ -221,6 +226,8 @@ class ClientSession {
   std::unique_ptr<StreamOrder> order_;  // null: no stream was named yet
   bool by_stream_ = false;
   bool waits_on_host_ = false;
+  std::unique_ptr<TrainerSums> sums_;  // null: the daemon's devices add
+  uint64_t needs_sums_ = 0;
   // Last: its reader ends before anything else goes.
   std::unique_ptr<ClientStream> stream_;
 };

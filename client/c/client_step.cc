@@ -133,6 +133,7 @@ absl::Status ClientJob::Step(v1::Step step, absl::string_view state) {
     (void)session_->SetShardsWritable(false);  // before the daemon may update
   }
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+  session_->NeedSums(progress_.backwards_closed);
   progress_.inside_pass = progress_.paused = false;
   progress_.written.clear();
   progress_.payload_record = session_->submitted();

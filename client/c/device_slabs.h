@@ -33,6 +33,7 @@ class DeviceSlabs {
   bool has(SessionFd which) const { return slabs_[which].valid(); }
   // Where it begins, for kernels and copies of the GPU; null: it is not there.
   char* at(SessionFd which) const { return static_cast<char*>(slabs_[which].data()); }
+  int64_t size_bytes(SessionFd which) const { return slabs_[which].size_bytes(); }  // as it is mapped; 0: not there
 
  private:
   int ordinal_ = -1;

@@ -168,6 +168,11 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
     filled.set_offload(v1::OFFLOAD_NONE);
   }
   const bool offloaded = filled.offload() == v1::OFFLOAD_HOST;
+  if (offloaded && filled.trainer_sums()) {
+    return absl::UnimplementedError(
+        "plan config trainer_sums: gradients that the host keeps are added by the daemon (got trainer_sums true with "
+        "OFFLOAD_HOST, want false)");
+  }
   if (filled.unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
     filled.set_unshard_mode(offloaded ? v1::UNSHARD_MODE_POOLED : v1::UNSHARD_MODE_ZERO_COPY);
   }

@@ -3,6 +3,7 @@
 #include "common/plan/layout_internal.h"
 #include "common/shm/page.h"
 #include "common/shm/ring.h"
+#include "common/shm/sum_ring.h"
 #include "common/shm/trace_ring.h"
 
 namespace shardd {
@@ -29,6 +30,11 @@ SessionLayout MakeSessionLayout(const ShardPlan& plan, bool slots_elsewhere) {
   }
   layout.payload_offset_bytes = RoundUp(end_bytes, kPageBytes);
   layout.slots_offset_bytes = RoundUp(layout.payload_offset_bytes + kStepPayloadBytes, kPageBytes);
+  const bool sums = plan.config.trainer_sums();
+  if (sums) {
+    layout.sum_words_offset_bytes = layout.slots_offset_bytes;
+    layout.slots_offset_bytes += RoundUp(sizeof(SumWords), kPageBytes);
+  }
   layout.memory_bytes =
       RoundUp(layout.slots_offset_bytes + (slots_elsewhere ? 0 : plan.memory.gradient_slots_bytes), kPageBytes);
   // sizeof, not the offset of the tail: a little more than is used, and right wherever the tail starts.
@@ -36,6 +42,10 @@ SessionLayout MakeSessionLayout(const ShardPlan& plan, bool slots_elsewhere) {
       RoundUp(static_cast<int64_t>(sizeof(DaemonPage) + plan.gradient_slots.size() * sizeof(SlotEntry) +
                                    plan.groups.size() * sizeof(GroupEntry)),
               kPageBytes);
+  if (sums) {
+    layout.sum_ring_offset_bytes = layout.daemon_page_bytes;
+    layout.daemon_page_bytes += RoundUp(sizeof(SumRing), kPageBytes);
+  }
   return layout;
 }
 

@@ -11,6 +11,7 @@
 //   descriptors, in order: kFd... below, then, where slabs lie on several GPUs, those of their pieces behind the first
 //                        (AttachRankResponse.device_slabs). One message holds kMaxFdsAtOnce of them, so more are
 //                        fetched by more requests, and neither end ever has more than that in flight for a session.
+//                        With JobConfig.trainer_sums also kFdFirstPeerSlots + r, one at a time.
 
 #include <cstdint>
 #include <functional>
@@ -44,6 +45,10 @@ enum SessionFd : int {
                          // else absent
   kSessionFdCount = 9,
 };
+
+// The gradient slots of rank r's session, which this session's sums read: one descriptor, at this + r.
+// FAILED_PRECONDITION: the rank has no session, or the job's trainers add nothing.
+inline constexpr uint32_t kFdFirstPeerSlots = uint32_t{1} << 20;
 
 // Which descriptors of a session: [first, first + count).
 struct FdRange {

@@ -46,6 +46,9 @@ struct ReduceScatterRequest {
   float scale = 1;                             // 1 / divide factor
   bool keep_low_precision = false;             // gradients are of reduce_dtype, not of their parameter's
   std::string label;
+  // By rank: of the gradient shards, before the sums. Empty but for a collective with `trainers`: others are given them
+  // as work of the ranks' devices.
+  std::vector<std::vector<DeviceOp>> zeros;
 };
 
 struct AllGatherRequest {
@@ -64,6 +67,8 @@ struct AllGatherRequest {
   const char* parameters = nullptr;
 };
 
+class TrainerCollective;
+
 // Thread-safe. `done` runs once, on a thread of a device, with the first error.
 class Collective {
  public:
@@ -77,6 +82,8 @@ class Collective {
   virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;
   // Runs on `unshard`, spread over all devices or on the reader's.
   virtual void AllGather(AllGatherRequest request, Done done) = 0;
+  // Not null: sums are made by ranks' sessions, which it is to be told of.
+  virtual TrainerCollective* trainers() { return nullptr; }
 };
 
 }  // namespace shardd

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "common/cuda/driver.h"
+#include "common/cuda/kernel_image.h"
 #include "common/status/status_macros.h"
 #include "server/device/cpu/cpu_device.h"
-#include "server/device/cuda/kernel_image.h"
 #include "server/device/cuda/make_cuda_devices.h"
 
 namespace shardd {

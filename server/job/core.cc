@@ -323,6 +323,11 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
       return absl::OkStatus();
     };
     const FdRange range = shared->range;
+    if (range.first >= kFdFirstPeerSlots) {
+      const absl::StatusOr<int> slots = job->SlotsOfPeer(range);
+      done(slots.status(), slots.ok() ? std::vector<int>{*slots} : std::vector<int>());
+      return;
+    }
     absl::Status status = range.first < uint32_t{kSessionFdCount} ? collect() : absl::OkStatus();
     // Behind them, what DescribePlace has announced.
     for (const auto& [which, slab] : job->memory().mapped()) {

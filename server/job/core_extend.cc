@@ -11,6 +11,7 @@
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/nccl/nccl_collective.h"
+#include "server/collective/trainers/trainer_collective.h"
 #include "server/device/cpu/cpu_device.h"
 #include "server/device/traced_device.h"
 #include "server/job/core.h"
@@ -58,7 +59,8 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
       init.optimizer_devices.push_back(init.own_devices.back().get());
     }
   }
-  init.collective = MakeCollective(init.devices);
+  init.collective = shared_plan->config.trainer_sums() ? std::make_unique<TrainerCollective>(init.devices)
+                                                       : MakeCollective(init.devices);
   init.loop = &loop_;
   init.reaper = &reaper_;
   init.copier = init.memory->shards()->on_host() ? nullptr : copier_.get();
@@ -110,6 +112,11 @@ SlabPlace Core::PlaceOf(int rank, int world_size) const {
 absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec) const {
   const bool on_gpus = devices_.front()->memory() != nullptr;
   const bool offloads = spec.config().offload() == v1::OFFLOAD_HOST;
+  if (!on_gpus && spec.config().trainer_sums()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("trainer_sums: the daemon's devices are no GPUs (got ", devices_.front()->name(),
+                     ", want cuda:N); leave it false, or use a daemon with --devices=cuda:all"));
+  }
   if (!on_gpus && offloads) {
     spec.mutable_config()->set_offload(v1::OFFLOAD_NONE);  // all memory is the host's
   }

@@ -324,6 +324,9 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
               return absl::AbortedError(absl::StrCat(what, ": a commit is under way; attach again"));
             }
           }
+          if (!killed.valid()) {
+            SHARDD_RETURN_IF_ERROR(job->CheckStragglers(rank, peer.pid, request.replace()));
+          }
           Found result;
           result.killed = std::move(killed);
           result.plan = job->plan();

@@ -36,6 +36,7 @@ JobCore::JobCore(Init init)
       optimizer_devices_(init.optimizer_devices.empty() ? devices_ : std::move(init.optimizer_devices),
                          plan_->world_size),
       collective_(std::move(init.collective)),
+      trainers_(collective_->trainers()),
       loop_(init.loop),
       reaper_(init.reaper),
       copier_(init.copier),
@@ -135,7 +136,8 @@ std::function<void(absl::Status)> JobCore::JoinGradientWork(int count, std::func
 
 bool JobCore::PollRings() {
   const uint64_t before = epoch_;
-  bool found = !held_.empty() && RunGivenBack();
+  bool found = PollSums();
+  found = (!held_.empty() && RunGivenBack()) || found;
   if (epoch_ != before) {
     return true;
   }
@@ -313,6 +315,12 @@ void JobCore::CheckSilence(absl::Time now) {
     Close(std::string(stuck.message()));
     return;
   }
+  ForgetStragglers();
+  int hangs = -1;
+  if (absl::Status stuck = CheckSums(now, &hangs); !closed_ && !committing_ && !stuck.ok()) {
+    Abort(std::move(stuck), {hangs});
+    return;
+  }
   if (closed_ || committing_ || attached() < world_size()) {
     return;
   }
@@ -320,7 +328,6 @@ void JobCore::CheckSilence(absl::Time now) {
     Abort(std::move(stuck), {});
     return;
   }
-  int hangs = -1;
   if (absl::Status stuck = CheckHeld(now, &hangs); !stuck.ok()) {
     Abort(std::move(stuck), {hangs});
     return;

@@ -24,6 +24,7 @@
 #include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
+#include "server/collective/trainers/trainer_collective.h"
 #include "server/job/core_loop.h"
 #include "server/job/given_back.h"
 #include "server/job/job_extend.h"
@@ -96,6 +97,11 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // A rank that has finished and is kept for its gradients is to be replaced: the step is given up. False: it is not
   // so.
   bool DropHeld(int rank);
+  // ABORTED: sums of a session that the rank has had may still write its part of the gradient shards: until its process
+  // has ended or says that they do not. `replace`: a process other than `pid` is killed. (job_sums.cc)
+  absl::Status CheckStragglers(int rank, int32_t pid, bool replace);
+  // The descriptor of the gradient slots that kFdFirstPeerSlots names.
+  absl::StatusOr<int> SlotsOfPeer(FdRange range) const;
   // The rank is gone without a word.
   void SessionLost(int rank, const std::string& why);
   // Ends all sessions and frees the memory as soon as device work in flight has ended.
@@ -166,6 +172,14 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   DoneSignal SignalOf(int rank, uint64_t done) const;
   bool HasCome(const DoneSignal& signal) const;
   bool HaveCome(const std::vector<DoneSignal>& signals) const;
+  // What trainers add (job_sums.cc).
+  bool PollSums();
+  void PollSoon();  // until nothing is waited for
+  void PollNoMore();
+  void SessionHasSums(int rank);
+  void SessionHasNoSums(int rank);  // it ends
+  absl::Status CheckSums(absl::Time now, int* rank);
+  void ForgetStragglers();
   // Signals that have not come for too long; *rank: whose.
   absl::Status CheckHeld(absl::Time now, int* rank) const;
   // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.
@@ -341,6 +355,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
   const std::unique_ptr<Collective> collective_;
+  TrainerCollective* const trainers_;  // it, or null
   CoreLoop* const loop_;
   CoreLoop* const reaper_;
   CoreLoop* const copier_;
@@ -358,6 +373,14 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   std::unique_ptr<const CapturedOrder> captured_order_;  // null until the first step with requests was committed
   // Membership:
   std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
+  // Sessions that have ended with sums under way, which their processes' GPUs may still make.
+  struct Straggler {
+    int rank = 0;
+    PeerCredentials peer;
+    UniqueFd pidfd;
+    std::shared_ptr<SumChannel> sums;
+  };
+  std::vector<Straggler> stragglers_;
   bool closed_ = false;
   std::map<int, AskedExtension> extensions_;                                // by rank
   bool extending_ = false;                                                  // all ranks have asked

@@ -57,17 +57,25 @@ absl::Status JobCore::WhenGivenBack(Held held) {
   if (first && HaveCome(held.signals)) {
     return held.run();
   }
-  if (held_.empty()) {
-    if (const bool had = poll_watched_; !had && poll_timer_.fd() >= 0) {
-      // Nothing but a reason for the loop to go round: PollRings looks at what is held.
-      loop_->AddFd(poll_timer_.fd(), [this] { poll_timer_.Clear(); });
-      poll_watched_ = true;
-    }
-    poll_timer_.Set(true);
-  }
+  PollSoon();
   held.since = MonotonicNow();
   held_.push_back(std::move(held));
   return absl::OkStatus();
+}
+
+void JobCore::PollSoon() {
+  if (!poll_watched_ && poll_timer_.fd() >= 0) {
+    // Nothing but a reason for the loop to go round: PollRings looks at what is held, and at sums.
+    loop_->AddFd(poll_timer_.fd(), [this] { poll_timer_.Clear(); });
+    poll_watched_ = true;
+  }
+  poll_timer_.Set(true);
+}
+
+void JobCore::PollNoMore() {
+  if (held_.empty() && (trainers_ == nullptr || !trainers_->waiting())) {
+    poll_timer_.Set(false);
+  }
 }
 
 bool JobCore::RunGivenBack() {
@@ -94,9 +102,7 @@ bool JobCore::RunGivenBack() {
     std::fill(std::begin(blocked), std::end(blocked), false);
     it = held_.begin();  // it may have added some, or dropped
   }
-  if (held_.empty()) {
-    poll_timer_.Set(false);
-  }
+  PollNoMore();
   return found;
 }
 

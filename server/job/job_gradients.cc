@@ -142,9 +142,12 @@ void JobCore::PublishReduced() {
   }
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->PublishReducing(closed);
+      if (trainers_ == nullptr) {
+        session->PublishReducing(closed);
+      }
       if (pending_reductions_ == 0) {
         session->PublishReduced(closed);
+        session->PublishReducing(closed);
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
 #include "server/job/job_core.h"
 #include "server/observe/log.h"
 
@@ -65,6 +66,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
   }
+  SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, session->peer.pid, /*replace=*/false));
   session->PublishVersion(version_);
   session->last_command_time = MonotonicNow();
   ranks_[rank].finished = false;
@@ -76,6 +78,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
   sessions_[rank] = std::move(session);
   trace_.SessionBegins(sessions_[rank].get());
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
+  SessionHasSums(rank);
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
 }
@@ -110,6 +113,7 @@ void JobCore::EndSession(int rank) {
   if (session->pidfd.valid()) {
     loop_->RemoveFd(session->pidfd.get());
   }
+  SessionHasNoSums(rank);
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }

@@ -253,6 +253,9 @@ std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const Pair& pai
 }
 
 void JobCore::SubmitReduction(Reduction reduction) {
+  if (trainers_ != nullptr) {
+    reduction.request.zeros = std::exchange(reduction.zeros, {});
+  }
   DeviceOps& zeros = reduction.zeros;
   // The zeros are part of the reduction: it has ended when they are there too.
   const int parts =
@@ -281,7 +284,7 @@ void JobCore::SubmitReduction(Reduction reduction) {
           Abort(std::move(status), {});
         }
       });
-  for (int device = 0; device < world_size(); ++device) {
+  for (size_t device = 0; device < zeros.size(); ++device) {
     if (!zeros[device].empty()) {
       DeviceWork work;
       work.label = absl::StrCat("zero absent ", group_name(reduction.group), " step ", committed_step_ + 1);
@@ -291,6 +294,9 @@ void JobCore::SubmitReduction(Reduction reduction) {
     }
   }
   collective_->ReduceScatter(std::move(reduction.request), done);
+  if (trainers_ != nullptr) {
+    PollSoon();
+  }
 }
 
 void JobCore::OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered) {
@@ -307,7 +313,9 @@ void JobCore::IssueSlot(int rank, int slot, bool stream_ordered) {
       ranks_[rank].blocked_slot = -1;
     }
   }
-  sessions_[rank]->PublishSlotIssued(slot);
+  if (trainers_ == nullptr) {
+    sessions_[rank]->PublishSlotIssued(slot);
+  }
 }
 
 void JobCore::ReleaseSlot(int rank, int slot, bool stream_ordered) {
@@ -319,6 +327,9 @@ void JobCore::ReleaseSlot(int rank, int slot, bool stream_ordered) {
     }
   }
   sessions_[rank]->PublishSlotReleased(slot);
+  if (trainers_ != nullptr) {
+    sessions_[rank]->PublishSlotIssued(slot);  // README.md says why not before
+  }
 }
 
 void JobCore::OnWaitGradientSlot(Session* session, int group) {

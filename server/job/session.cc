@@ -86,6 +86,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   session->view_ = SessionMemoryView(memory->memory->data(), session->layout_.ring_offset_bytes,
                                      session->layout_.masks_offset_bytes);
   session->page_ = DaemonPageView(memory->daemon_page->data(), slots, groups);
+  if (session->plan_->config.trainer_sums()) {
+    session->sums_ = std::make_shared<SumChannel>(
+        memory->daemon_page->At<SumRing>(session->layout_.sum_ring_offset_bytes),
+        memory->memory->At<const SumWords>(session->layout_.sum_words_offset_bytes), epoch, rank, memory);
+  }
   session->memory_ = std::move(memory);
   session->released_.assign(slots, 0);
   session->issued_.assign(slots, 0);
@@ -120,7 +125,8 @@ char* Session::slot(int group) const {
 }
 
 const char* Session::Staging(int64_t offset_bytes, int64_t size_bytes) const {
-  const int64_t end = layout_.slots_offset_bytes;  // small: one command copies no more than this on the daemon's loop
+  // Small: one command copies no more than this on the daemon's loop.
+  const int64_t end = layout_.sum_words_offset_bytes != 0 ? layout_.sum_words_offset_bytes : layout_.slots_offset_bytes;
   if (offset_bytes < layout_.payload_offset_bytes || offset_bytes > end || size_bytes < 0 ||
       size_bytes > end - offset_bytes) {
     return nullptr;

@@ -19,6 +19,7 @@
 #include "common/shm/fd_channel.h"
 #include "common/shm/session_view.h"
 #include "common/shm/slab.h"
+#include "server/collective/trainers/sum_channel.h"
 #include "server/device/device_memory.h"
 #include "shardd/v1/trainer.pb.h"
 
@@ -76,6 +77,8 @@ class Session {
   const SessionLayout& layout() const { return layout_; }
   int doorbell() const { return doorbell_.get(); }
   char* slot(int group) const;  // start of the group's gradient slot
+  // What its client is told to add; null: nothing, the daemon's devices add.
+  const std::shared_ptr<SumChannel>& sums() const { return sums_; }
 
   // Takes the next command out of the ring. NOT_FOUND: none, or held. INVALID_ARGUMENT: malformed; the session is
   // broken.
@@ -162,6 +165,7 @@ class Session {
   std::string token_;
   SessionLayout layout_;
   std::shared_ptr<SessionMemory> memory_;
+  std::shared_ptr<SumChannel> sums_;
   UniqueFd doorbell_;
   SessionMemoryView view_;
   DaemonPageView page_;

@@ -107,6 +107,9 @@ void Session::Poison(uint64_t epoch) {
   TimelineStore(page.passes, value, waiting());
   TimelineStore(page.passes_issued, value, waiting());
   TimelineStore(page.windows, value, waiting());
+  if (sums_ != nullptr) {
+    sums_->Poison(epoch);
+  }
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
     TimelineStore(page_.slot(static_cast<int64_t>(s)).issued, value, waiting());

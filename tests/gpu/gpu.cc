@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "server/device/cuda/kernel_image.h"
+#include "common/cuda/kernel_image.h"
 
 // load.cu, compiled (deploy/cmake/tests.cmake gives the path).
 asm(R"(
@@ -95,21 +95,22 @@ void Gpu::Zero(void* dst, int64_t size_bytes) {
   Check(driver_->MemsetD8Async(Address(dst), 0, static_cast<size_t>(size_bytes), stream_), "cuMemsetD8Async");
 }
 
-void Gpu::LaunchOne(const char* kernel, Geometry at, const void* args) {
+void Gpu::LaunchOne(const char* kernel, Geometry at, const void* args, cu::Stream stream) {
   cu::Kernel function = nullptr;
   Check(driver_->LibraryGetKernel(&function, library_, kernel), kernel);
   void* params[] = {const_cast<void*>(args)};
-  Check(driver_->LaunchKernel(function, at.grid, 1, 1, at.block, 1, 1, 0, stream_, params, nullptr), kernel);
+  const cu::Stream on = stream == nullptr ? stream_ : stream;
+  Check(driver_->LaunchKernel(function, at.grid, 1, 1, at.block, 1, 1, 0, on, params, nullptr), kernel);
 }
 
-void Gpu::Launch(const AnyArgs& any, uint32_t grid) {
+void Gpu::Launch(const AnyArgs& any, uint32_t grid, cu::Stream stream) {
   std::visit(
       [&](const auto& args) {
         Geometry at = GeometryOf(args, multiprocessors_);
         if (grid != 0) at.grid = grid;
-        LaunchOne(KernelOf(args), at, &args);
+        LaunchOne(KernelOf(args), at, &args, stream);
         if constexpr (std::is_same_v<std::decay_t<decltype(args)>, NormArgs>) {
-          LaunchOne(kNormFinishKernel, NormFinishGeometry(), &args);
+          LaunchOne(kNormFinishKernel, NormFinishGeometry(), &args, stream);
         }
       },
       any);

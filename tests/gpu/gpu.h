@@ -25,7 +25,8 @@ class Gpu {
   // None of these waits.
   void Copy(const void* src, void* dst, int64_t size_bytes);
   void Zero(void* dst, int64_t size_bytes);
-  void Launch(const AnyArgs& args, uint32_t grid);  // grid 0: as GeometryOf says
+  // grid 0: as GeometryOf says; null: stream().
+  void Launch(const AnyArgs& args, uint32_t grid, cu::Stream stream = nullptr);
   void Wait();
 
   cu::Stream stream() const { return stream_; }
@@ -37,7 +38,7 @@ class Gpu {
  private:
   explicit Gpu(const CudaDriver& driver) : driver_(driver) {}
   std::string Init();  // empty, or why not
-  void LaunchOne(const char* kernel, Geometry at, const void* args);
+  void LaunchOne(const char* kernel, Geometry at, const void* args, cu::Stream stream);
 
   const CudaDriver driver_;
   std::string name_;

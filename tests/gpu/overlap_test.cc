@@ -1,5 +1,6 @@
-// What copies of the daemon cost a trainer's kernels: its kernels compute in registers, in a process of their own, and
-// the daemon copies meanwhile as unsharding, replicas and offload do.
+// What copies and sums of the daemon cost a trainer's kernels: its kernels compute in registers, in a process of their
+// own, and the daemon copies meanwhile as unsharding, replicas and offload do, or adds gradients; and what it costs
+// them where the trainer itself adds, in its own context (JobConfig.trainer_sums).
 
 #include <gtest/gtest.h>
 
@@ -21,32 +22,74 @@ namespace {
 constexpr int kAsked = 0;     // measurements that the trainer is to make
 constexpr int kMeasured = 1;  // and has made
 constexpr int kTookNs = 2;    // the last one
+constexpr int kAdded = 3;     // sums that it has made meanwhile
+constexpr int64_t kSumNumel = int64_t{16} << 20;
 constexpr int kRounds = 7;
 constexpr uint64_t kEnd = 1'000'000;
 constexpr int64_t kBytes = int64_t{256} << 20;
 constexpr int kKernels = 8;  // of a measurement, some 70 ms
 
-// Measures as often as it is asked.
-int Compute(Gpu& gpu, SharedPage& page, const std::vector<std::string>&) {
+// A group's gradients of two ranks, as often as kept queued.
+ReduceArgs SumOfTwo(const CudaSlab& slab) {
+  char* const p = static_cast<char*>(slab.data());
+  ReduceArgs args = {};
+  args.sources[0] = p;
+  args.sources[1] = p + kSumNumel * 2;
+  args.source_count = 2;
+  args.source_dtype = kBFloat16;
+  args.scale = 0.5f;
+  args.dst = reinterpret_cast<float*>(p + kSumNumel * 4);
+  args.numel = kSumNumel;
+  return args;
+}
+
+// Measures as often as it is asked; with an argument it adds gradients meanwhile, in every second round.
+int Compute(Gpu& gpu, SharedPage& page, const std::vector<std::string>& arguments) {
   const cu::Kernel kernel = gpu.LoadKernel("shardd_test_compute");
   const CudaSlab out = gpu.Allocate(int64_t{8} << 20);
+  const CudaSlab gradients = gpu.Allocate(kSumNumel * 8);
+  gpu.Zero(gradients.data(), kSumNumel * 8);
+  gpu.Wait();
+  const cu::Stream sums = gpu.NewStream();
+  std::vector<cu::Event> events(3, nullptr);
+  for (cu::Event& event : events) {
+    gpu.Check(gpu.driver()->EventCreate(&event, cu::kEventDisableTiming), "cuEventCreate");
+  }
   void* p = out.data();
   int fma_rounds = 250'000;
   void* params[] = {&p, &fma_rounds};
   const auto grid = static_cast<unsigned>(gpu.multiprocessors() * 8);
-  const auto measure = [&] {
+  uint64_t added = 0;
+  const auto add = [&](size_t which) {
+    gpu.Launch(SumOfTwo(gradients), 0, sums);
+    gpu.Check(gpu.driver()->EventRecord(events[which], sums), "record");
+    ++added;
+  };
+  const auto measure = [&](bool adds) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < kKernels; ++i) {
       gpu.Check(gpu.driver()->LaunchKernel(kernel, grid, 1, 1, 256, 1, 1, 0, gpu.stream(), params, nullptr), "launch");
     }
+    gpu.Check(gpu.driver()->EventRecord(events[2], gpu.stream()), "record");
+    for (size_t which = 0; adds && which < 2; ++which) add(which);
+    for (size_t next = 0; adds && gpu.driver()->EventQuery(events[2]) == cu::kNotReady;) {
+      if (gpu.driver()->EventQuery(events[next]) != cu::kSuccess) continue;
+      add(next);
+      next ^= 1;
+    }
     gpu.Wait();
-    return std::chrono::steady_clock::now() - begin;
+    const auto took = std::chrono::steady_clock::now() - begin;
+    gpu.Check(gpu.driver()->StreamSynchronize(sums), "synchronise");
+    return took;
   };
-  measure();
+  measure(!arguments.empty());
+  added = 0;
   for (uint64_t round = 1;; ++round) {
     if (!page.Await(kAsked, round)) return 2;
     if (page.Load(kAsked) >= kEnd) return 0;
-    page.Store(kTookNs, static_cast<uint64_t>(std::chrono::nanoseconds(measure()).count()));
+    const auto took = measure(!arguments.empty() && round % 2 == 0);
+    page.Store(kTookNs, static_cast<uint64_t>(std::chrono::nanoseconds(took).count()));
+    page.Store(kAdded, added);
     page.Store(kMeasured, round);
   }
 }
@@ -61,9 +104,12 @@ class OverlapTest : public ::testing::Test {
   }
   // How much longer the trainer's kernels take while `copy` is under way, which puts one copy of kBytes on a stream;
   // one is always queued behind the one that runs. Rounds with and without alternate; the medians count.
-  double Slowdown(const char* what, const std::vector<std::function<void(cu::Stream)>>& copies) {
+  // Without any `copies` it is the trainer that adds.
+  double Slowdown(const char* what, const std::vector<std::function<void(cu::Stream)>>& copies,
+                  int64_t piece_bytes = kBytes) {
     SharedPage page(*gpu_);
-    auto trainer = StartTrainer("compute", page);
+    auto trainer =
+        StartTrainer("compute", page, copies.empty() ? std::vector<std::string>{"adds"} : std::vector<std::string>());
     std::vector<cu::Stream> streams;
     std::vector<std::vector<cu::Event>> events;
     for (size_t i = 0; i < copies.size(); ++i) {
@@ -105,12 +151,13 @@ class OverlapTest : public ::testing::Test {
       }
       (beside ? beside_ms : alone_ms).push_back(static_cast<double>(page.Load(kTookNs)) / 1e6);
       if (beside) {
-        copied_bytes += static_cast<double>(count * kBytes);
-        copied_s += took.count();
+        copied_bytes += static_cast<double>(count * piece_bytes);
+        copied_s += copies.empty() ? static_cast<double>(page.Load(kTookNs)) / 1e9 : took.count();
       }
     }
     page.Store(kAsked, kEnd);
     EXPECT_EQ(trainer.Wait(), 0);
+    if (copies.empty()) copied_bytes = static_cast<double>(static_cast<int64_t>(page.Load(kAdded)) * piece_bytes);
     std::sort(alone_ms.begin(), alone_ms.end());
     std::sort(beside_ms.begin(), beside_ms.end());
     const double alone = alone_ms[kRounds / 2], beside = beside_ms[kRounds / 2];
@@ -152,6 +199,22 @@ TEST_F(OverlapTest, CopiesWithinTheGpuLeaveATrainersKernelsAloneWithMpsAndElseTa
   const double slowdown = Slowdown("GPU to the same GPU", {Copy(device, device + kBytes)});
   const char* const mps = std::getenv("SHARDD_GPU_MPS");
   EXPECT_LT(slowdown, mps != nullptr && std::strcmp(mps, "on") == 0 ? 1.03 : 4);
+}
+
+// What JobConfig.trainer_sums is for: the same sums, by the daemon and by the trainer itself.
+TEST_F(OverlapTest, SumsInTheTrainersContextCostItsKernelsLessThanTheDaemons) {
+  const CudaSlab slab = gpu_->Allocate(kSumNumel * 8);
+  gpu_->Zero(slab.data(), kSumNumel * 8);
+  gpu_->Wait();
+  const double by_daemon = Slowdown(
+      "sums by the daemon", {[&](cu::Stream stream) { gpu_->Launch(SumOfTwo(slab), 0, stream); }}, kSumNumel * 8);
+  const double by_trainer = Slowdown("sums by the trainer", {}, kSumNumel * 8);
+  const char* const mps = std::getenv("SHARDD_GPU_MPS");
+  if (mps != nullptr && std::strcmp(mps, "on") == 0) {
+    EXPECT_LT(by_trainer, by_daemon * 1.1);
+  } else {
+    EXPECT_LT(by_trainer, by_daemon);
+  }
 }
 
 }  // namespace

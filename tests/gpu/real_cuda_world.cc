@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "common/cuda/kernel_image.h"
 #include "server/collective/local/local_collective.h"
-#include "server/device/cuda/kernel_image.h"
 #include "tests/server/collective/collective_fixture.h"
 
 namespace shardd {

@@ -36,6 +36,13 @@ class Join {
 
 }  // namespace
 
+Collective::Done JoinParts(int parts, Collective::Done done) {
+  // Shared: each part's callback may be the last to need it.
+  return [join = std::make_shared<Join>(parts, std::move(done))](absl::Status status) {
+    join->PartDone(std::move(status));
+  };
+}
+
 DevicePart& PartOf(std::vector<DevicePart>& parts, Device* device) {
   const auto found = std::find_if(parts.begin(), parts.end(), [&](const DevicePart& p) { return p.device == device; });
   if (found != parts.end()) return *found;
@@ -54,12 +61,11 @@ void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& l
                               }});
     return;
   }
-  // Shared: each part's callback may be the last to need it.
-  auto join = std::make_shared<Join>(static_cast<int>(parts.size()), std::move(done));
+  const Collective::Done join = JoinParts(static_cast<int>(parts.size()), std::move(done));
   for (DevicePart& part : parts) {
     part.device->Submit(stream, {label, std::move(part.ops), [join, failed](absl::Status run) {
                                    if (!run.ok() && failed) failed(run);
-                                   join->PartDone(std::move(run));
+                                   join(std::move(run));
                                  }});
   }
 }

@@ -19,6 +19,9 @@ struct DevicePart {
 // The part of `device`, appended where it is new.
 DevicePart& PartOf(std::vector<DevicePart>& parts, Device* device);
 
+// `done` when the returned function was called `parts` times, on the thread of the last call, with the first error.
+Collective::Done JoinParts(int parts, Collective::Done done);
+
 // Submits every part that has operations to `stream`; `done` runs once, when the last has ended, with the error that
 // came first. `failed`, where given, hears of each part's error at once: other parts may wait for that one. Without
 // any, or when `status` is an error, it runs on `fallback` after what is queued there. Never blocks.

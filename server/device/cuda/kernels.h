@@ -24,18 +24,11 @@
 
 #include <cstdint>
 
+#include "common/cuda/reduce.h"
 #include "common/tensor/norm.h"
 #include "common/tensor/update_scalars.h"
 
 namespace shardd::cuda {
-
-// Of elements. The numbers are those of v1::DType.
-using KernelDType = int32_t;
-inline constexpr KernelDType kNoDType = 0;
-inline constexpr KernelDType kFloat32 = 1;
-inline constexpr KernelDType kBFloat16 = 2;
-inline constexpr KernelDType kFloat16 = 3;
-inline constexpr KernelDType kFloat64 = 4;
 
 // CastOp: dst[i] = cast(src[i]), any pair of the four. Equal dtypes with scale 1 copy bits.
 // With a scale other than 1: dst[i] = cast(src[i] * scale), the product in fp32 (fp64 from fp64).
@@ -49,21 +42,7 @@ struct CastArgs {
   float scale = 1;
 };
 
-// ReduceOp: sum = (reduce(sources[0][i]) + reduce(sources[1][i])) + ..., in fp32 and in this order;
-// r = keep(reduce(scale * sum)); dst[i] = accumulate ? keep(dst[i] + r) : r.
-inline constexpr char kReduceKernel[] = "shardd_reduce";
-inline constexpr int kMaxReduceSources = 128;  // what a launch takes; CUDA's limit on parameters is 4 KiB
-struct ReduceArgs {
-  const void* sources[kMaxReduceSources];  // in rank order
-  int32_t source_count;                    // 1 to kMaxReduceSources
-  KernelDType source_dtype;                // fp32, bf16 or fp16
-  KernelDType reduce_dtype;                // the same, or none: that of the sources
-  KernelDType keep;                        // the same, or none: fp32
-  float scale;
-  int32_t accumulate;  // 0 or 1
-  float* dst;
-  int64_t numel;
-};
+// ReduceOp: kReduceKernel and ReduceArgs of common/cuda/reduce.h, which trainers launch too.
 
 // NormOp, two kernels in this order on one stream, with the same arguments: the first leaves one partial for each block
 // of 4096 elements in `scratch`, the second adds them to *result, in a fixed order.
@@ -125,27 +104,8 @@ struct SgdArgs {
   int64_t numel;
 };
 
-// What to launch with.
-struct Geometry {
-  uint32_t grid;
-  uint32_t block;
-};
-inline constexpr uint32_t kBlockThreads = 256;
-// Many more than run at once, so that the last of them leave little of the device idle; threads stride over what is
-// left.
-inline constexpr int64_t kBlocksPerMultiprocessor = 128;
-
-// One thread for every `per_thread` elements, at most what fills the device.
-constexpr Geometry GridFor(int64_t numel, int64_t per_thread, int multiprocessors) {
-  const int64_t threads = (numel + per_thread - 1) / per_thread;
-  const int64_t blocks = (threads + kBlockThreads - 1) / kBlockThreads;
-  const int64_t most = kBlocksPerMultiprocessor * (multiprocessors > 0 ? multiprocessors : 1);
-  return {static_cast<uint32_t>(blocks < most ? blocks : most), kBlockThreads};
-}
+// What to launch with (common/cuda/reduce.h).
 constexpr Geometry GeometryOf(const CastArgs& args, int multiprocessors) {
-  return GridFor(args.numel, 8, multiprocessors);
-}
-constexpr Geometry GeometryOf(const ReduceArgs& args, int multiprocessors) {
   return GridFor(args.numel, 8, multiprocessors);
 }
 constexpr Geometry GeometryOf(const FiniteArgs& args, int multiprocessors) {

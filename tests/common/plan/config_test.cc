@@ -165,5 +165,17 @@ TEST(Config, OffloadIsPooledAndZeroCopyIsRefusedByName) {
               testing::HasSubstr("plan config offload: unknown value (got 3)"));
 }
 
+TEST(Config, SumsByTrainersAreThePlansAndRefusedWithGradientsOfTheHost) {
+  SpecBuilder b(2);
+  b.Param(0, "w", {8});
+  const ShardPlan by_devices = b.Plan();
+  b.config().set_trainer_sums(true);
+  EXPECT_NE(b.Plan().digest, by_devices.digest);
+  b.config().set_offload(v1::OFFLOAD_HOST);
+  const absl::Status refused = PlanShards(b.spec()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("plan config trainer_sums: "));
+}
+
 }  // namespace
 }  // namespace shardd

@@ -3,6 +3,7 @@
 #include "common/plan/session_layout.h"
 #include "common/shm/page.h"
 #include "common/shm/ring.h"
+#include "common/shm/sum_ring.h"
 #include "tests/common/plan/spec_builder.h"
 
 namespace shardd {
@@ -283,6 +284,18 @@ TEST(SessionLayoutTest, PartsLieOneAfterTheOtherOnPageBoundaries) {
             static_cast<int64_t>(offsetof(DaemonPage, tail) + plan.gradient_slots.size() * sizeof(SlotEntry) +
                                  plan.groups.size() * sizeof(GroupEntry)));
   EXPECT_EQ(plan.memory.session_bytes, layout.memory_bytes + layout.daemon_page_bytes);
+  EXPECT_EQ(layout.sum_words_offset_bytes, 0);
+  EXPECT_EQ(layout.sum_ring_offset_bytes, 0);
+
+  b.config().set_trainer_sums(true);
+  const ShardPlan summed = b.Plan();
+  const SessionLayout with_sums = MakeSessionLayout(summed);
+  EXPECT_EQ(with_sums.sum_words_offset_bytes, layout.slots_offset_bytes);
+  EXPECT_EQ(with_sums.slots_offset_bytes, layout.slots_offset_bytes + 4096) << "a page of its own: a GPU writes there";
+  EXPECT_EQ(with_sums.sum_ring_offset_bytes, layout.daemon_page_bytes);
+  EXPECT_GE(with_sums.daemon_page_bytes, layout.daemon_page_bytes + static_cast<int64_t>(sizeof(SumRing)));
+  EXPECT_EQ(with_sums.daemon_page_bytes % 4096, 0);
+  EXPECT_EQ(summed.memory.session_bytes, with_sums.memory_bytes + with_sums.daemon_page_bytes);
 }
 
 }  // namespace

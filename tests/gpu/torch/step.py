@@ -3,7 +3,8 @@
     SHARDD_BIN=<folder with shardd> python tests/gpu/torch/step.py [--sizes M X L] [--steps 20] [--rounds 5]
 
 One rank. Parameters are fp32 and computed with in bf16, gradients are reduced in fp32 (MixedPrecisionPolicy), AdamW with
-fused=True on torch's side. Model: GPT with scaled_dot_product_attention, vocabulary 512. Times are of whole turns of steps
+fused=True on torch's side. "sums" is shardd with gradients added in the trainer's own context (SHARDD_TRAINER_SUMS=1), beside
+which "shardd" has the daemon add them: --implementations floor shardd sums. Model: GPT with scaled_dot_product_attention, vocabulary 512. Times are of whole turns of steps
 between two synchronisations, after a turn that is not counted; the spread is of the rounds' medians.
 """
 
@@ -116,9 +117,13 @@ class Turns:
 
 
 def measure(size: str, precision: str, names: list[str], steps: int, rounds: int) -> dict[str, Any]:
-    turns = {name: Turns(name, size, precision) for name in names}
+    turns = {}
+    for name in names:
+        os.environ["SHARDD_TRAINER_SUMS"] = "1" if name == "sums" else "0"
+        turns[name] = Turns(name, size, precision)
     memory = {}
     for name, one in turns.items():
+        os.environ["SHARDD_TRAINER_SUMS"] = "1" if name == "sums" else "0"  # the first step opens the job
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         one.turn(steps)

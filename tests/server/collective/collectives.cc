@@ -1,6 +1,7 @@
 // What the collectives' suite runs on without a GPU.
 
 #include "tests/server/collective/fake_nccl_world.h"
+#include "tests/server/collective/trainer_world.h"
 
 namespace shardd {
 namespace {
@@ -26,7 +27,10 @@ CollectiveImplementation Local() {
 }  // namespace
 
 std::vector<CollectiveImplementation> Collectives() {
-  return {Local(), {"nccl", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks); }}};
+  return {Local(),
+          {"nccl", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks); }},
+          {"trainers", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/1); }},
+          {"trainersAndDevices", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/2); }}};
 }
 
 std::vector<CollectiveImplementation> LocalCollectives() { return {Local()}; }

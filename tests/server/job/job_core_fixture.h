@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "server/collective/local/local_collective.h"
+#include "server/collective/trainers/trainer_collective.h"
 #include "server/job/job_core.h"
 #include "tests/common/plan/spec_builder.h"
 #include "tests/common/shm/process_util.h"
@@ -157,7 +158,11 @@ class JobCoreTest : public ::testing::Test {
       devices_.push_back(std::make_unique<HeldDevice>(std::move(device)));
       init.devices.push_back(devices_.back().get());
     }
-    init.collective = std::make_unique<LocalCollective>(init.devices);
+    if (plan_->config.trainer_sums()) {
+      init.collective = std::make_unique<TrainerCollective>(init.devices);
+    } else {
+      init.collective = std::make_unique<LocalCollective>(init.devices);
+    }
     init.loop = &loop_;
     init.reaper = &reaper_;
     init.copier = !copies_off_loop ? nullptr : shared_copier != nullptr ? shared_copier : &copier_;

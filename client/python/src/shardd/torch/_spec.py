@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -223,6 +224,8 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     }
     if _offloads(groups):
         config["offload"] = "OFFLOAD_HOST"
+    if gpu_of(root) >= 0 and os.environ.get("SHARDD_TRAINER_SUMS") == "1":
+        config["trainerSums"] = True
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
     if gpu_of(root) < 0 and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
         config["lateGradients"] = True

@@ -1,4 +1,4 @@
-#include "server/device/cuda/kernel_image.h"
+#include "common/cuda/kernel_image.h"
 
 // The build gives the path of the fat binary where it has nvcc (deploy/cmake/cuda.cmake).
 #if defined(SHARDD_KERNEL_FATBIN)

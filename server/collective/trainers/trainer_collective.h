@@ -1,0 +1,93 @@
+#ifndef SHARDD_SERVER_COLLECTIVE_TRAINERS_TRAINER_COLLECTIVE_H_
+#define SHARDD_SERVER_COLLECTIVE_TRAINERS_TRAINER_COLLECTIVE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/collective/local/local_collective.h"
+#include "server/collective/trainers/sum_channel.h"
+
+namespace shardd {
+
+// Sums by the trainers (JobConfig.trainer_sums): what `local/` would give rank r's device goes to rank r's session, as
+// records of its sum ring, in the order of requests. The same operations with the same kernel, so the same bits. A rank
+// without a session (it has finished) has its part made by its device. Gathers are `local/`'s.
+//
+// All memory that a record names is found from the plan: a session's gradient slots and slab "gradients" lie as it
+// says.
+//
+// Loop-confined, where other collectives are thread-safe: sessions, and so their rings, are. `done` runs on the loop
+// (from Poll or SetSession), or on a thread of a device where one had a part.
+class TrainerCollective final : public Collective {
+ public:
+  // devices[r] is rank r's, as LocalCollective's; at most kMaxSumRanks.
+  explicit TrainerCollective(std::vector<Device*> devices);
+  const char* name() const override { return "trainers"; }
+  std::string Describe() const override;
+  void ReduceScatter(ReduceScatterRequest request, Done done) override;
+  void AllGather(AllGatherRequest request, Done done) override {
+    local_.AllGather(std::move(request), std::move(done));
+  }
+  TrainerCollective* trainers() override { return this; }
+
+  // From now on rank's part is its session's; null: its device's. What the session before has not come to the end of is
+  // done with ABORTED; whoever ends it sees to it that it writes nowhere any more (SumChannel::idle).
+  void SetSession(int rank, uint64_t session_id, std::shared_ptr<SumChannel> channel);
+  // Looks at what sessions have added and tells them what there is room for. True: some request was done.
+  bool Poll();
+  // There is something to Poll for.
+  bool waiting() const { return !requests_.empty(); }
+
+  struct Late {
+    int rank = -1;  // -1: nobody is
+    std::string what;
+    absl::Duration since;
+    uint64_t summed = 0;
+    uint64_t told = 0;
+  };
+  // The rank that has been waited for longest, for `limit` or more.
+  Late FindLate(absl::Time now, absl::Duration limit);
+
+ private:
+  struct Rank {
+    uint64_t session_id = 0;
+    std::shared_ptr<SumChannel> channel;  // null: none
+    std::deque<SumRecord> queue;          // no room for them yet
+    uint64_t told = 0;                    // queued or written, in this session
+    uint64_t summed = 0;
+    // Operations on the device that have not ended: what comes next stays in their order.
+    std::shared_ptr<std::atomic<int>> on_device = std::make_shared<std::atomic<int>>(0);
+    bool by_session() const { return channel != nullptr && on_device->load(std::memory_order_acquire) == 0; }
+  };
+  // What ranks' sessions were told of one request.
+  struct Request {
+    std::string label;
+    absl::Time since;
+    std::vector<uint64_t> ends;  // by rank: `summed` when its part is there; 0: it has none
+    Done done;
+  };
+  absl::Status Tell(int rank, const ReduceScatterRequest& request, const std::vector<ReduceRun>& runs);
+  absl::Status TellOps(int rank, const ReduceScatterRequest& request, const std::vector<DeviceOp>& ops,
+                       const ReduceRun* run);
+  void Write(Rank& rank);
+  void Fail(int rank, const absl::Status& status);
+
+  const std::vector<Device*> devices_;
+  LocalCollective local_;
+  std::vector<Rank> ranks_;
+  std::list<Request> requests_;
+  uint64_t by_trainers_ = 0;  // operations
+  uint64_t by_devices_ = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_COLLECTIVE_TRAINERS_TRAINER_COLLECTIVE_H_

@@ -1,0 +1,231 @@
+// Jobs on GPUs whose gradients are added in the trainers' own contexts (JobConfig.trainer_sums): the daemon and each
+// trainer are processes with the fake driver of their own, so a rank that reads a peer's gradients does so through
+// descriptors; or on real GPUs.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+#include "tests/testing/fake_cuda.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using testing::PollUntil;
+
+const Args kSums = {{"device_memory", "1"}, {"trainer_sums", "1"}};
+
+class TrainerSums : public Cluster {
+ protected:
+  void StartOnGpus(int gpus, const std::vector<std::string>& of_ranks = {}) {
+    gpus_ = gpus;
+    SetRanks(of_ranks);
+    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=7"}));
+  }
+  void SetRanks(const std::vector<std::string>& more) {
+    std::vector<std::string> environment = {"FAKE_CUDA_DELAY_SEED=11"};
+    environment.insert(environment.end(), more.begin(), more.end());
+    RanksFind(testing::FakeCudaEnvironment(gpus_, environment));
+  }
+  // With the sums in the trainers and in the daemon: the same bits.
+  void ExpectAsByTheDaemon(const Args& args) {
+    std::string collective;
+    const std::vector<TrainerReport> got = RunRanks(args.With(kSums), {}, [&] { collective = Job().collective(); });
+    ExpectParity(args.With(kSums), got);
+    EXPECT_TRUE(absl::StrContains(collective, "trainers: each rank's library adds")) << collective;
+    EXPECT_FALSE(absl::StrContains(collective, "(0 operations by them")) << collective;
+    EXPECT_TRUE(absl::StrContains(collective, ", 0 by devices")) << collective;
+    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+    const std::vector<TrainerReport> want = RunRanks(args.With({{"device_memory", "1"}, {"name", "by-the-daemon"}}), {},
+                                                     [&] { collective = Job("by-the-daemon").collective(); });
+    EXPECT_EQ(collective.find("trainers"), std::string::npos) << collective;
+    ExpectSame(got, want);
+  }
+  std::string Log(const Args& args, int rank) const {
+    return testing::ReadWholeFile(absl::StrCat(Folder(args), "/log.", rank));
+  }
+
+ private:
+  int gpus_ = 0;
+};
+
+struct SumsCase {
+  friend void PrintTo(const SumsCase& value, std::ostream* out) { *out << value.name; }
+  std::string name;
+  int gpus;
+  Args args;
+};
+
+class TrainerSumsOf : public TrainerSums, public ::testing::WithParamInterface<SumsCase> {};
+
+TEST_P(TrainerSumsOf, AreThoseOfTheDaemonBitByBit) {
+  SHARDD_NEEDS_GPUS(GetParam().gpus);
+  StartOnGpus(GetParam().gpus);
+  ExpectAsByTheDaemon(GetParam().args.With({{"steps", "12"}}));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, TrainerSumsOf,
+    ::testing::Values(
+        SumsCase{"OneRank", 1, {{"world", "1"}}}, SumsCase{"TwoOnOneGpu", 1, {{"micro", "2"}, {"max_norm", "0.1"}}},
+        SumsCase{"TwoOnTwoGpus", 2, {{"micro", "2"}}},
+        SumsCase{"FourOnTwoInDim0", 2, {{"world", "4"}, {"layout", "DIM0"}, {"max_norm", "0.1"}}},
+        SumsCase{"FourHybrid",
+                 2,
+                 {{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}}},
+        SumsCase{"ThreeNoShard", 1, {{"world", "3"}, {"strategy", "NO_SHARD"}, {"micro", "2"}}},
+        SumsCase{
+            "TwoPooledInBf16",
+            2,
+            {{"unshard_mode", "POOLED"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}, {"forward_prefetch", "1"}}},
+        SumsCase{"ThreeInTheirOwnPrecisions",
+                 1,
+                 {{"world", "3"},
+                  {"mixed", "embed:bf16/fp32,mid:fp16/,(root):/bf16"},
+                  {"optimizer", "sgd"},
+                  {"momentum", "0.9"},
+                  {"lr", "0.02"}}},
+        SumsCase{"TwoAbsentAndFresh", 1, {{"absent", "mixed"}, {"micro", "2"}, {"fresh", "b1"}}},
+        SumsCase{"TwoOrderedByStreams", 2, {{"model", "stream"}, {"micro", "2"}, {"lr", "0.003"}}},
+        SumsCase{"TwoOrderedByStreamsPooled", 1, {{"model", "stream"}, {"unshard_mode", "POOLED"}, {"micro", "2"}}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(TrainerSums, AreRefusedByNameWhereTheDaemonHasNoGpus) {
+  StartDaemon();
+  EXPECT_EQ(StartRank(0, kSums.With({{"device_memory", "0"}})).Wait(), 0);
+  const TrainerReport report = Report(kSums, 0);
+  EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition)) << report.message;
+  for (const char* part : {"trainer_sums", "no GPUs", "cpu:0"}) {
+    EXPECT_TRUE(absl::StrContains(report.message, part)) << part << ": " << report.message;
+  }
+}
+
+TEST_F(TrainerSums, AreRefusedByNameWithGradientsOfTheHost) {
+  SHARDD_NEEDS_GPUS(1);
+  StartOnGpus(1);
+  EXPECT_EQ(StartRank(0, kSums.With({{"offload", "HOST"}})).Wait(), 0);
+  const TrainerReport report = Report(kSums, 0);
+  EXPECT_EQ(report.code, static_cast<int>(Code::kUnimplemented)) << report.message;
+  EXPECT_TRUE(absl::StrContains(report.message, "trainer_sums")) << report.message;
+}
+
+TEST_F(TrainerSums, WithoutMemoryOperationsTheThreadWaitsForTheGpu) {
+  SHARDD_NEEDS_FAKE_GPUS("a GPU without them");
+  StartOnGpus(1, {"FAKE_CUDA_MEMOPS=0"});
+  ExpectParity(kSums, RunRanks(kSums.With({{"steps", "10"}})));
+}
+
+// No stream waits for a sum that is not there: with a queue of the GPU in common it would wait for ever.
+TEST_F(TrainerSums, StreamsThatSeeTheSumsSeeThoseThatTheStepTakes) {
+  SHARDD_NEEDS_GPUS(1);
+  StartOnGpus(1);
+  const Args args = kSums.With(
+      {{"model", "stream"}, {"max_norm", "0.1"}, {"look", "1"}, {"peek", "1"}, {"steps", "20"}, {"micro", "2"}});
+  const std::vector<TrainerReport> reports = RunRanks(args);
+  ExpectParity(args, reports);
+  for (const TrainerReport& report : reports) {
+    EXPECT_LT(std::atof(report.Note("looked ").c_str() + 7), 1e-5) << report.Note("looked ");
+    EXPECT_EQ(report.Note("peeked"), "peeked 19 0");
+  }
+}
+
+TEST_F(TrainerSums, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {
+  SHARDD_NEEDS_GPUS(1);
+  StartOnGpus(2);
+  const Args args = kSums.With({{"model", "stream"}, {"steps", "12"}, {"micro", "2"}});
+  ExpectParity(args,
+               RunRanks(args, {{0, {{"order", "head,mid,embed,root"}}}, {1, {{"order", "root,embed,mid,head"}}}}));
+}
+
+TEST_F(TrainerSums, ARankThatIsKilledAtAnyMomentIsReplacedAndAllEndsAsIfNothingHadBeen) {
+  SHARDD_NEEDS_GPUS(1);
+  StartOnGpus(2);
+  const Args args = kSums.With({{"steps", "8"}, {"recover", "1"}});
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  for (const char* moment : {"some_gradients@3", "before_step@4", "step_sent@5"}) {
+    SCOPED_TRACE(moment);
+    Child survivor = StartRank(0, args);
+    Child victim = StartRank(1, args.With({{"kill", moment}}));
+    EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+    Child replacement = StartRank(1, args);
+    EXPECT_EQ(replacement.Wait(), 0);
+    EXPECT_EQ(survivor.Wait(), 0);
+    const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+    ExpectAllOk(reports);
+    ExpectSame(reports, want);
+    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+  }
+}
+
+// Its GPU has made the sum and not said so, which is all that the daemon can know. It is killed, and its word lands in
+// the next epoch.
+TEST_F(TrainerSums, ARankThatIsKilledInASumIsReplacedAndItsLateWordTouchesNobody) {
+  SHARDD_NEEDS_FAKE_GPUS("it holds what it writes");
+  StartOnGpus(2);
+  const Args args = kSums.With({{"steps", "10"}, {"recover", "1"}});
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  const std::string hold = File("hold");
+  Child survivor = StartRank(0, args);
+  SetRanks({"FAKE_CUDA_HOLD_WRITES_FILE=" + hold});
+  Child victim = StartRank(1, args.With({{"pause", "before_step@4"}}));
+  AwaitPause(args, "before_step", 1);
+  std::ofstream(hold).flush();
+  LetGo(args, "before_step", 1);
+  ASSERT_TRUE(PollUntil([&] { return access((hold + ".held").c_str(), F_OK) == 0; }));
+  victim.Kill(SIGKILL);
+  EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+  SetRanks({});
+  Child replacement = StartRank(1, args);
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 6; }));
+  unlink(hold.c_str());
+  EXPECT_EQ(replacement.Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  EXPECT_FALSE(reports[0].Note("aborted").empty());
+  ExpectSame(reports, want);
+}
+
+// Stopped where its sums are under way, it is named when its time is over; and its place is not given while it may
+// still wake up and add.
+TEST_F(TrainerSums, ARankThatIsStoppedInASumIsNamedAndItsPlaceIsGivenWhenItIsGone) {
+  SHARDD_NEEDS_FAKE_GPUS("it holds what it writes");
+  StartOnGpus(1);
+  const Args args = kSums.With({{"steps", "10"}, {"recover", "1"}, {"silence_ms", "1500"}, {"timeout_ms", "60000"}});
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  const std::string hold = File("hold");
+  Child survivor = StartRank(0, args);
+  SetRanks({"FAKE_CUDA_HOLD_WRITES_FILE=" + hold});
+  Child stopped = StartRank(1, args.With({{"pause", "before_step@4"}}));
+  AwaitPause(args, "before_step", 1);
+  std::ofstream(hold).flush();
+  LetGo(args, "before_step", 1);
+  ASSERT_TRUE(PollUntil([&] { return access((hold + ".held").c_str(), F_OK) == 0; }));
+  stopped.Kill(SIGSTOP);
+  ASSERT_TRUE(PollUntil([&] { return HasEvent("job", "abort", "rank 1 has not added its part on cuda:0"); }));
+  EXPECT_TRUE(HasEvent("job", "abort", "reduce ")) << "what it was to add";
+  // Without `replace` another process waits; it is let in when the one that is stopped is gone.
+  SetRanks({});
+  Child replacement = StartRank(1, args);
+  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_EQ(Job().attached_ranks(), 1);
+  stopped.Kill(SIGKILL);
+  EXPECT_EQ(stopped.Wait(), 1000 + SIGKILL);
+  unlink(hold.c_str());
+  EXPECT_EQ(replacement.Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  const std::vector<TrainerReport> reports = {Report(args, 0), Report(args, 1)};
+  ExpectAllOk(reports);
+  ExpectSame(reports, want);
+}
+
+}  // namespace
+}  // namespace shardd::e2e
