@@ -49,7 +49,8 @@ class Scalars:
         return packed.numpy().tobytes()
 
     def restore(self, packed: bytes) -> None:
-        """For ``made``. What was kept before has other values then."""
+        """For ``made``. What was kept before does not count any more."""
+        self._on_gpu.zero_()
         if packed:
             values = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
             self._host[: values.numel()] = values
