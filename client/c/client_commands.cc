@@ -92,7 +92,17 @@ absl::Status ClientJob::WaitUnshard(int index) {
   return span.Of(WaitUnshardOne(index));
 }
 
+absl::Status ClientJob::WaitPassBegun(const char* call, const std::string* group) {
+  if (progress_.pass_begins) {
+    const WaitFor reason{call, group, "the copies that the pass reads"};
+    SHARDD_RETURN_IF_ERROR(Note(session_->Wait(session_->daemon_page().page().passes, progress_.passes, reason)));
+    RetireSteps();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ClientJob::WaitCommitted(const char* call, const std::string* group) {
+  SHARDD_RETURN_IF_ERROR(WaitPassBegun(call, group));
   const WaitFor reason{call, group, "the commit of the last step"};
   return Note(session_->Wait(session_->daemon_page().page().version, expected_version_, reason));
 }

@@ -31,6 +31,7 @@ absl::Status ClientJob::SetCudaStream(void* stream) {
 
 absl::Status ClientJob::ClearCudaStream() {
   SHARDD_RETURN_IF_ERROR(Live());
+  SHARDD_RETURN_IF_ERROR(WaitPassBegun("clear_cuda_stream", nullptr));
   has_cuda_stream_ = false;
   cuda_stream_ = nullptr;
   session_->ForgetStream();

@@ -18,6 +18,13 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
                                                    "\": the spec is of another job (got \"", spec.name(), "\")"));
   }
   SHARDD_RETURN_IF_ERROR(WaitCommitted("extend_job", nullptr));
+  // What was stored into shards comes along, and is not copied before it is there.
+  if (pass_copies() && !session_->DrainStreams(/*release=*/false, options_.timeout)) {
+    SHARDD_RETURN_IF_ERROR(interrupt_.Check("extend_job"));
+    return absl::DeadlineExceededError(absl::StrCat("extend_job \"", options_.spec.name(),
+                                                    "\": the program's stream has not ended what it had within ",
+                                                    absl::FormatDuration(options_.timeout), " (rank=", rank(), ")"));
+  }
   // The ring and a call are two ways to the daemon: what was sent on the first must not be overtaken.
   session_->Wake();
   SHARDD_RETURN_IF_ERROR(

@@ -91,6 +91,9 @@ const void* ClientJob::FullGradientData(int index) const {
 absl::Status ClientJob::LeaveFullParams() {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_LEAVE_FULL_PARAMS);
   SHARDD_RETURN_IF_ERROR(Live());
+  if (pass_copies() && progress_.wants_window) {
+    return span.Of(AwaitOthersLeave());
+  }
   if (progress_.full_params != FullParams::kInside || progress_.writeback) {
     return absl::FailedPreconditionError(absl::StrCat(
         "leave_full_params job \"", spec().name(), "\": ",
@@ -102,14 +105,30 @@ absl::Status ClientJob::LeaveFullParams() {
         " first"));
   }
   const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
-  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+  SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(2, reason)));
   CommandRecord record = {};
   SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
   SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kLeaveFullParams));
   record.opcode = Opcode::kLeaveFullParams;
   SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
   progress_.full_params = FullParams::kOutside;
-  return span.Of(absl::OkStatus());
+  if (!pass_copies()) {
+    return span.Of(absl::OkStatus());
+  }
+  // From here on the program may store into what others, perhaps, still read.
+  record = {};
+  record.opcode = Opcode::kOpenWindow;
+  SHARDD_RETURN_IF_ERROR(Note(session_->Send(record, /*act=*/true, reason)));
+  ++progress_.windows;
+  progress_.wants_window = true;
+  return span.Of(AwaitOthersLeave());
+}
+
+absl::Status ClientJob::AwaitOthersLeave() {
+  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(session_->daemon_page().page().windows, progress_.windows,
+                                             {"leave_full_params", nullptr, "all ranks outside of full parameters"})));
+  progress_.wants_window = false;
+  return absl::OkStatus();
 }
 
 }  // namespace shardd

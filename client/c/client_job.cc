@@ -180,6 +180,7 @@ absl::Status ClientJob::Detach(bool finished) {
   // `finished` is answered with the commit of the step that was sent, for which others may still compute.
   const absl::Time deadline = absl::Now() + (finished ? options_.timeout : kDetachTimeout);
   absl::Status status = Live();
+  status = status.ok() ? WaitPassBegun("detach", nullptr) : status;
   if (status.ok() && finished && progress_.window) {  // what was written last becomes a version too
     status = EnterPass(/*stepped=*/false, "");
     status = status.ok() ? LeavePass() : status;
@@ -222,21 +223,35 @@ absl::Status ClientJob::Note(absl::Status status) {
     committed_step_ = aborted->committed_step();
     trainer_state_ = aborted->trainer_state();
     progress_.pending_steps.clear();
+    progress_.pass_begins = false;
   }
   return status;
 }
 
 void ClientJob::RetireSteps() {
   auto& pending = progress_.pending_steps;
-  if (session_ == nullptr || pending.empty()) {
+  if (session_ == nullptr || (pending.empty() && !progress_.pass_begins)) {
     return;
   }
+  // Looked at before the version, which is published first.
+  const bool begun =
+      progress_.pass_begins && session_->Reached(session_->daemon_page().page().passes, progress_.passes);
   const uint64_t version = session_->SequenceOf(session_->daemon_page().page().version);
   while (!pending.empty() && pending.front().version <= version) {
     committed_step_ = pending.front().step;
     trainer_state_ = std::move(pending.front().trainer_state);
     pending.pop_front();
   }
+  if (!begun) {
+    return;
+  }
+  progress_.pass_begins = false;
+  expected_version_ = version;
+  progress_.awaited_version = version;  // all that was enqueued since the pass was entered runs behind it
+  if (progress_.entering_stepped || !progress_.entering_state.empty()) {
+    trainer_state_ = std::move(progress_.entering_state);
+  }
+  committed_step_ += progress_.entering_stepped ? 1 : 0;
 }
 
 int64_t ClientJob::committed_step() {

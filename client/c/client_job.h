@@ -92,7 +92,8 @@ class ClientJob {
   const std::string& trainer_state();
   // The number of the step that is being made: what follows belongs to it.
   int64_t running_step() const {
-    return (progress_.pending_steps.empty() ? committed_step_ : progress_.pending_steps.back().step) + 1;
+    return (progress_.pending_steps.empty() ? committed_step_ : progress_.pending_steps.back().step) +
+           (progress_.pass_begins && progress_.entering_stepped ? 2 : 1);
   }
   uint64_t commands() const { return session_ == nullptr ? 0 : session_->submitted(); }
   SessionCounters counters() const { return session_ == nullptr ? SessionCounters() : session_->counters(); }
@@ -198,6 +199,9 @@ class ClientJob {
     bool entering_stepped = false;
     std::string entering_state;
     bool wants_window = false;  // likewise
+    // pass_copies: the program's stream waits for the pass that was entered, of which the host has seen no more than
+    // that nothing holds it up.
+    bool pass_begins = false;
     bool window = false;
     uint64_t passes = 0;
     uint64_t windows = 0;
@@ -248,6 +252,9 @@ class ClientJob {
   absl::StatusOr<uint64_t> GiveBack(const WaitFor& reason);
   // Until the step sent last is committed: what follows belongs to the next one.
   absl::Status WaitCommitted(const char* call, const std::string* group);
+  // Until the pass that was entered has begun, for the host too: what follows is of it, for the daemon as well.
+  absl::Status WaitPassBegun(const char* call, const std::string* group);
+  bool pass_copies() const { return plan_.config.pass_copies(); }
   absl::Status CheckMask(int group, const char* which, const uint8_t* mask) const;
   absl::Status CheckRange(const char* call, int param, const void* data, int64_t first, int64_t numel) const;
   absl::Status CheckSummoned(const char* call, int param) const;
@@ -255,6 +262,7 @@ class ClientJob {
   absl::Status WriteElements(int param, const char* data, int64_t first, int64_t numel, int64_t element_bytes,
                              uint32_t flags);
   bool Gives(int param) const;
+  absl::Status AwaitOthersLeave();
   absl::Status CheckWritable(const char* call, int param) const;
   absl::StatusOr<int64_t> Stage(const void* data, int64_t size_bytes);
   absl::Status CheckWrites(const char* call) const;

@@ -16,6 +16,7 @@ absl::Status ClientJob::AbandonBackward() {
                                                       "\": full parameters are entered (rank=", rank(),
                                                       "); call shardd_leave_full_params first"));
   }
+  SHARDD_RETURN_IF_ERROR(WaitPassBegun("abandon_backward", nullptr));
   const WaitFor reason{"abandon_backward", nullptr, "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
   CommandRecord record = {};

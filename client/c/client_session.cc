@@ -136,7 +136,8 @@ absl::Status ClientSession::MapOnHost(std::vector<UniqueFd>& fds, const ShardPla
   if (!device_.has(kFdShards)) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write,
                                   &shards_, /*keep_descriptor=*/true));
-    if (trainers_write && !shards_.SetWritable(false)) {
+    window_ = plan.config.pass_copies();
+    if (trainers_write && !window_ && !shards_.SetWritable(false)) {
       return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
     }
   }

@@ -83,7 +83,7 @@ class ClientSession {
   // A store at `address` reaches its slab while a window is open.
   bool WindowCovers(const void* address) const;
   // A write window opens or closes: whether stores into the shards, and into state that trainers keep, reach them or
-  // fault. Async-signal-safe. REQUIRES: the job's trainers write.
+  // fault. Async-signal-safe. REQUIRES: the job's trainers write, and passes read no copies.
   bool SetShardsWritable(bool writable);
   ClientStream& stream() { return *stream_; }
   const SessionCounters& counters() const { return counters_; }
@@ -190,7 +190,7 @@ class ClientSession {
   UniqueFd optimizer_fd_;  // until it is mapped
   int64_t optimizer_bytes_ = 0;
   bool optimizer_writable_ = false;  // in windows
-  bool window_ = false;
+  bool window_ = false;              // with pass_copies always
   MappedSlab optimizer_;
   DeviceSlabs device_;
   struct {

@@ -47,7 +47,11 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
                                                         "\": a backward is not closed (rank=", rank(),
                                                         "); call shardd_backward_done first"));
     }
+    SHARDD_RETURN_IF_ERROR(WaitPassBegun("enter_pass", nullptr));
     SHARDD_RETURN_IF_ERROR(Note(session_->WaitConsumed(progress_.payload_record, reason)));
+    SHARDD_RETURN_IF_ERROR(Note(session_->WaitSpace(1, reason)));
+    CommandRecord record = {};
+    SHARDD_ASSIGN_OR_RETURN(record.done, GiveBack(reason));
     if (std::exchange(progress_.window, false)) {
       (void)session_->SetShardsWritable(false);
     }
@@ -56,7 +60,6 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
     }
     state.copy(session_->memory().At<char>(layout_.payload_offset_bytes), state.size());
     session_->memory().page().pass.store(static_cast<uint32_t>(PassWord::kReading), std::memory_order_release);
-    CommandRecord record = {};
     record.opcode = Opcode::kEnterPass;
     record.flags = stepped ? kStepped : 0;
     record.arg0 = static_cast<int64_t>(state.size());
@@ -71,21 +74,23 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
     progress_.entering_state = std::string(state);
   }
   const DaemonPage& page = session_->daemon_page().page();
-  SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.passes, progress_.passes, reason)));
-  RetireSteps();
+  if (pass_copies() && session_->stream_ordered()) {
+    SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.passes_issued, progress_.passes, reason)));
+    SHARDD_RETURN_IF_ERROR(Note(session_->WaitInStream(page.passes, progress_.passes, reason)));
+    progress_.awaited_version = expected_version_;
+  } else {
+    SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.passes, progress_.passes, reason)));
+  }
   progress_.entering_pass = false;
   progress_.inside_pass = true;
   progress_.paused = false;
   progress_.written.clear();
-  expected_version_ = session_->SequenceOf(page.version);
-  if (progress_.entering_stepped || !progress_.entering_state.empty()) {
-    trainer_state_ = std::move(progress_.entering_state);
-  }
+  progress_.pass_begins = true;
   if (progress_.entering_stepped) {
-    ++committed_step_;
     progress_.backwards = 0;
     progress_.last_closed = progress_.has_gradients = false;
   }
+  RetireSteps();  // what has come with it, if it has begun
   return span.Of(absl::OkStatus());
 }
 
@@ -100,6 +105,7 @@ absl::Status ClientJob::LeavePass() {
     return absl::FailedPreconditionError(
         absl::StrCat("leave_pass job \"", spec().name(), "\": the rank is not inside a pass (rank=", rank(), ")"));
   }
+  SHARDD_RETURN_IF_ERROR(WaitPassBegun("leave_pass", nullptr));
   CommandRecord record = {};
   record.opcode = Opcode::kLeavePass;
   // Somebody may wait for it with a write.
@@ -163,7 +169,8 @@ absl::Status ClientJob::OpenWindow() {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_OPEN_WINDOW);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("open_window"));
-  if (progress_.window) {
+  const bool may_store = pass_copies() && !progress_.entering_pass && progress_.full_params == FullParams::kOutside;
+  if (progress_.window || may_store) {
     return span.Of(absl::OkStatus());
   }
   if (inside_pass() || progress_.entering_pass) {
@@ -196,6 +203,9 @@ absl::Status ClientJob::OpenWindow() {
 
 absl::Status ClientJob::WatchWrites(bool watch) {
   SHARDD_RETURN_IF_ERROR(Live());
+  if (session_->on_device() && pass_copies()) {
+    return absl::OkStatus();  // stores need nobody's leave
+  }
   if (watch && session_->on_device()) {
     return absl::UnimplementedError(absl::StrCat("watch_writes job \"", spec().name(), "\": its memory lies on ",
                                                  device_, ", where no store can be caught (rank=", rank(),

@@ -151,9 +151,12 @@ absl::StatusOr<DeviceSlabs> DeviceSlabs::Map(const v1::AttachRankResponse& attac
   }
   const CudaDriver& driver = *Driver();
   SHARDD_ASSIGN_OR_RETURN(result.ordinal_, FindGpu(driver, attach.device(), attach.device_uuid()));
+  const bool trainers_write = !plan.config.trainers_never_write();
+  const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   for (const v1::DeviceSlab& slab : attach.device_slabs()) {
     const int which = slab.descriptor_index();
-    const bool writable = which == kFdGradients || which == kFdGradientSlots;
+    const bool writable = which == kFdGradients || which == kFdGradientSlots ||
+                          (which == kFdShards && trainers_write) || (which == kFdOptimizer && in_trainers);
     std::vector<int64_t> piece_bytes(slab.piece_bytes().begin(), slab.piece_bytes().end());
     if (piece_bytes.empty()) piece_bytes.push_back(slab.size_bytes());
     UniqueFd& first = fds[static_cast<size_t>(which)];

@@ -81,6 +81,11 @@ absl::Status CheckValues(const v1::JobConfig& config) {
   if (in_trainers && config.trainers_never_write()) {
     return ConfigError("trainers_never_write", "an optimizer in the trainers writes (got true, want false)");
   }
+  if (config.pass_copies() && config.trainers_never_write()) {
+    return ConfigError("pass_copies",
+                       "no trainer writes what they are copies of (got true with trainers_never_write, "
+                       "want false)");
+  }
   if (config.optimizer().groups_size() > kMaxOptimizerGroups) {
     return ConfigError("optimizer.groups", "too many (got ", config.optimizer().groups_size(),
                        ", want <= ", kMaxOptimizerGroups, ")");
@@ -190,6 +195,15 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   }
   if (filled.keep_every() == 0 && !filled.trainers_never_write()) {
     filled.set_keep_every(filled.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER ? 10 : 1);
+  }
+  const bool daemon_updates =
+      filled.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER && filled.optimizer().kind() != v1::OPTIMIZER_KIND_NONE;
+  if (filled.pass_copies() && daemon_updates && filled.keep_every() != 1) {
+    return ConfigError("keep_every",
+                       "the moments of the daemon's optimizer are not kept, so with pass_copies shards are, "
+                       "with every commit (got ",
+                       filled.keep_every(), " with ", v1::OptimizerKind_Name(filled.optimizer().kind()),
+                       ", want 0 or 1)");
   }
   if (filled.gradient_divide_factor() == 0) {  // also -0.0
     filled.set_gradient_divide_factor(world_size);

@@ -37,7 +37,7 @@ void LayOutSlabs(ShardPlan& plan) {
     if (is_pooled) {
       flat.pool_offset_bytes = image_offset_bytes;
     }
-    if (is_cast_at_commit && flat.unsharded_dtype != flat.dtype) {
+    if (plan.config.pass_copies() || (is_cast_at_commit && flat.unsharded_dtype != flat.dtype)) {
       flat.params_offset_bytes = Take(plan.memory.parameters_bytes, unsharded_bytes);
     }
     if (!flat.requires_grad) {

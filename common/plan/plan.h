@@ -62,7 +62,7 @@ struct FlatParamPlan {
   // Byte offsets within slabs; -1 where there is none.
   int64_t shards_offset_bytes = -1;     // slab "shards", elements of `dtype`
   int64_t params_offset_bytes = -1;     // slab "parameters", elements of `unsharded_dtype`; -1: unsharded from shards
-                                        // (POOLED: with OFFLOAD_HOST alone)
+                                        // (POOLED: with OFFLOAD_HOST alone). With pass_copies never
   int64_t gradients_offset_bytes = -1;  // slab "gradients", fp32; -1: frozen
   int64_t optimizer_offset_bytes = -1;  // slab "optimizer": state k at this + k * StateStrideBytes(), fp32
   int64_t slot_offset_bytes = -1;       // within the group's gradient slot, elements of `unsharded_dtype`
@@ -106,14 +106,15 @@ struct PoolPlan {
 // Bytes by purpose, on this node, with all ranks of the job on it. Copies of replicas included.
 struct MemoryPlan {
   int64_t shards_bytes = 0;
-  int64_t parameters_bytes = 0;  // the cast copy; 0 when unsharded from shards or pooled
+  int64_t parameters_bytes =
+      0;  // the cast copy; 0 when unsharded from shards or pooled. pass_copies: of all parameters
   int64_t gradients_bytes = 0;
   int64_t optimizer_bytes = 0;
   int64_t unsharded_pool_bytes = 0;
   int64_t gradient_staging_bytes = 0;  // OFFLOAD_HOST: of all pools
   int64_t gradient_slots_bytes = 0;    // of one rank
   int64_t session_bytes = 0;           // of one rank: session memory (gradient slots included) and daemon page
-  int64_t kept_bytes = 0;              // jobs whose trainers write: the copy to go back to, made with the first window
+  int64_t kept_bytes = 0;              // jobs whose trainers write: the copy to go back to
   int64_t journal_bytes = 0;           // two decided steps, trainers' states included
   int64_t TotalBytes(int world_size) const;
 };

@@ -47,9 +47,24 @@ std::vector<Near> NearOfStaging(const ShardPlan& plan, int gpus) {
   return all;
 }
 
+std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus);
+
+// Shards, and behind them what trainers keep of an optimizer's state: each byte near what it is a copy of.
+std::vector<Near> NearOfKept(const ShardPlan& plan, int gpus) {
+  std::vector<Near> all = NearOf(plan, SpreadSlab::kShards, gpus);
+  if (plan.memory.kept_bytes > plan.memory.shards_bytes) {
+    for (Near state : NearOf(plan, SpreadSlab::kOptimizer, gpus)) {
+      state.offset_bytes += plan.memory.shards_bytes;
+      all.push_back(state);
+    }
+  }
+  return all;
+}
+
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
   if (slab == SpreadSlab::kStaging) return NearOfStaging(plan, gpus);
   if (slab == SpreadSlab::kPool) return NearOfPool(plan, gpus);
+  if (slab == SpreadSlab::kKept) return NearOfKept(plan, gpus);
   constexpr int64_t kFp32Bytes = 4;
   std::vector<Near> all;
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
@@ -99,6 +114,8 @@ int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
       return memory.unsharded_pool_bytes;
     case SpreadSlab::kStaging:
       return memory.gradient_staging_bytes;
+    case SpreadSlab::kKept:
+      return memory.kept_bytes;
   }
   return 0;
 }

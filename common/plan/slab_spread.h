@@ -11,7 +11,7 @@
 
 namespace shardd {
 
-enum class SpreadSlab { kShards, kParameters, kGradients, kOptimizer, kPool, kStaging };
+enum class SpreadSlab { kShards, kParameters, kGradients, kOptimizer, kPool, kStaging, kKept };
 
 // No slab has more, of which each is a descriptor in the daemon, and an import in every trainer. With as many ranks as
 // GPUs that is 128 groups on 8 of them, each on the GPU that works on it.

@@ -66,7 +66,10 @@ struct DaemonPage {
   // The same as soon as nothing that a rank does can hold it up: all that is to be added is with devices. A stream may
   // then wait for `reduced`.
   alignas(128) TimelineWord reducing;
-  alignas(128) TimelineWord passes;   // epoch << 40 | EnterPass granted to this rank in this session
+  alignas(128) TimelineWord passes;  // epoch << 40 | EnterPass granted to this rank in this session
+  // JobConfig.pass_copies: those that are granted as soon as devices have taken the copies, which nothing that a rank
+  // does can hold up any more. A stream may then wait for `passes`.
+  alignas(128) TimelineWord passes_issued;
   alignas(128) TimelineWord windows;  // epoch << 40 | OpenWindow granted
   // Non-zero while the daemon's loop is awake and will look at the ring before it sleeps: no doorbell needed.
   alignas(128) std::atomic<uint32_t> awake;

@@ -113,6 +113,9 @@ absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec) const {
   if (!on_gpus && offloads) {
     spec.mutable_config()->set_offload(v1::OFFLOAD_NONE);  // all memory is the host's
   }
+  if (on_gpus && !spec.config().trainers_never_write()) {
+    spec.mutable_config()->set_pass_copies(true);  // no store can be caught there
+  }
   const int gpus = on_gpus ? std::clamp(spec.world_size(), 1, static_cast<int>(devices_.size())) : 1;
   const int asked = spec.config().unsharded_pools();
   if (gpus > 1 && spec.config().unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {

@@ -130,7 +130,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   const v1::JobSpec& spec = *filled_in;
   const bool is_filled_in = spec.config().unshard_mode() != request.spec().config().unshard_mode() ||
                             spec.config().unsharded_pools() != request.spec().config().unsharded_pools() ||
-                            spec.config().offload() != request.spec().config().offload();
+                            spec.config().offload() != request.spec().config().offload() ||
+                            spec.config().pass_copies() != request.spec().config().pass_copies();
   if (is_filled_in) {
     plan = PlanShards(spec);
     if (!plan.ok()) {

@@ -91,7 +91,8 @@ void JobCore::Apply(double norm) {
       Close(absl::StrCat("update of step ", committed_step_ + 1, ": ", status.message()));
       return;
     }
-    Commit();
+    const v1::OptimizerKind kind = plan_->config.optimizer().kind();
+    KeepThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
   });
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -181,6 +182,9 @@ void JobCore::EndStep() {
 
 // The new version is there: whoever waits for it is let go, then what had to wait for the commit is done.
 void JobCore::AfterCommit() {
+  if (std::exchange(kept_with_commit_, false)) {
+    NoteKept();
+  }
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       session->PublishVersion(version_);

@@ -250,7 +250,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
     case Opcode::kEnterFullParams:
       return OnEnterFullParams(session, command);
     case Opcode::kLeaveFullParams:
-      return OnLeaveFullParams(session);
+      return OnLeaveFullParams(session, command.done);
     case Opcode::kWaitGradientSlot:
       OnWaitGradientSlot(session, command.group);
       ReadmitLate();

@@ -180,7 +180,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
   absl::Status OnCommitParameters(Session* session);
   absl::Status OnEnterFullParams(Session* session, const RankCommand& command);  // (job_full_params.cc)
-  absl::Status OnLeaveFullParams(Session* session);
+  absl::Status OnLeaveFullParams(Session* session, uint64_t done);
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
   absl::Status OnBackwardDone(Session* session, const RankCommand& command);
   absl::Status OnAbandonBackward(Session* session, uint64_t done);  // (job_abandon.cc)
@@ -290,6 +290,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // Passes and write windows (job_windows.cc)
   bool trainers_write() const { return !plan_->config.trainers_never_write(); }
   absl::Status MaybeBeginPass();
+  bool AllEnterPass() const;
+  absl::StatusOr<bool> StepComesFirst() const;
   void FinishWindow(bool stepped);
   void BeginPass();
   void MaybeOpenWindows();
@@ -300,9 +302,23 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // The shards have changed since the copy was kept, and moments or counts with them.
   void MarkKeptStale() { kept_age_ = std::max<int>(kept_age_, plan_->config.keep_every()); }
   void NoteWindowCommitted();
+  // Passes that read copies (job_passes.cc)
+  bool pass_copies() const { return plan_->config.pass_copies(); }
+  absl::Status MaybeCopyForPass();
+  absl::Status CopyForPass();
+  void FinishPassCopies(bool stepped);
+  absl::Status MaybeLetStore();
+  // The copy to go back to (job_kept.cc)
   void Keep();
+  void NoteKept();
+  // With pass_copies, if it is due: keeps what is about to be committed, and then calls `commit`, which ends in
+  // AfterCommit. Else calls it at once. REQUIRES: committing_.
+  void KeepThen(bool due, std::function<void()> commit);
   void CopyKept(bool back, std::function<void(absl::Status)> done);
   void GoBackToKept();
+  void WriterIsBack(int rank, int pid);
+  void CopyBack();
+  bool IsKeptForStores();
   void PollTraceLater();
 
   struct Wait {
@@ -383,6 +399,22 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool polls_pauses_ = false;
   bool restoring_ = false;
   bool kept_ = false;
+  bool kept_with_commit_ = false;  // pass_copies: of the commit that is under way
+  // pass_copies: processes of the epoch that has ended that may still store.
+  struct Writer {
+    int rank;
+    int pid;
+    UniqueFd process;
+  };
+  std::list<Writer> writers_;
+  absl::Time writers_since_ = absl::InfinitePast();
+  bool waits_for_writers_ = false;
+  // pass_copies: ranks know that their pass begins; its copies are made; they, or ranks that have left full parameters,
+  // wait for signals.
+  bool pass_issued_ = false;
+  bool copied_for_pass_ = false;
+  bool pass_held_ = false;
+  bool leave_held_ = false;
   int64_t kept_step_ = 0;
   std::vector<std::string> kept_states_;
   int kept_age_ = 0;

@@ -188,7 +188,7 @@ absl::Status JobCore::CheckSummoned(int rank, int param, absl::string_view what)
   return absl::OkStatus();
 }
 
-absl::Status JobCore::OnLeaveFullParams(Session* session) {
+absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
   const int rank = session->rank();
   if (!ranks_[rank].inside) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the rank is not inside");
@@ -204,6 +204,7 @@ absl::Status JobCore::OnLeaveFullParams(Session* session) {
   ranks_[rank].inside = false;
   ranks_[rank].writeback = false;
   ranks_[rank].committed_params = false;
+  ranks_[rank].done_at_leave = done;
   if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
     full_params_granted_ = false;
     UndoWrites();  // writes that nobody committed
@@ -213,7 +214,7 @@ absl::Status JobCore::OnLeaveFullParams(Session* session) {
     SHARDD_RETURN_IF_ERROR(MaybeGrantFullParams());  // somebody may wait for the next time already
   }
   MaybeOpenWindows();  // or for a window
-  return absl::OkStatus();
+  return MaybeLetStore();
 }
 
 }  // namespace shardd

@@ -37,9 +37,14 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
   if (restoring_) {
+    WriterIsBack(rank, session->peer.pid);
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": its shards go back to the copy of step ", kept_step_,
                                            "; attach again"));
+  }
+  if (!IsKeptForStores()) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": a copy of its shards to go back to is being taken; attach again"));
   }
   if (undoing_) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
@@ -170,6 +175,7 @@ void JobCore::Detach(int rank, bool finished) {
   if (pooled_) {
     pools_[PoolNumber(rank)].ReleaseAll(rank);
   }
+  (void)MaybeLetStore();  // it may have read full parameters; an error is a device's, and comes again with what follows
 }
 
 // In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
@@ -271,7 +277,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Answer(extensions, cause);
     return;
   }
-  if (window_open_) {
+  if (window_open_ || (pass_copies() && kept_ && !restoring_)) {
     GoBackToKept();
   }
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
@@ -328,6 +334,7 @@ void JobCore::ResetStep() {
   pending_reductions_ = 0;
   pending_fills_ = 0;
   deciding_ = decision_held_ = entry_held_ = false;
+  pass_issued_ = copied_for_pass_ = pass_held_ = leave_held_ = false;
   window_open_ = false;
   keeping_ = false;
   full_params_granted_ = false;

@@ -30,11 +30,6 @@ int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place) {
 }
 
 absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
-  if (!plan.config.trainers_never_write()) {
-    return absl::UnimplementedError(
-        "shards that trainers write are not served on GPUs (got trainers_never_write false, want true); set it and let "
-        "the daemon run the optimizer, or use a daemon with --devices=cpu:N");
-  }
   if (IsOffloaded(plan) && plan.config.replica_copies()) {
     return absl::UnimplementedError(
         "copies of gradients for replicas are not served with offload to the host (got replica_copies true, want "
@@ -91,7 +86,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   const bool on_host = place.memory == nullptr;
   const bool offloaded = !on_host && IsOffloaded(plan);
   int64_t tmpfs = want.journal_bytes;
-  int64_t memfd = want.kept_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
+  int64_t memfd = (on_host || offloaded ? want.kept_bytes : 0) +
+                  HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
   if (on_host || offloaded) {
     tmpfs += (trainers_write ? 0 : want.shards_bytes) + (in_trainers ? 0 : want.optimizer_bytes);
     memfd += (trainers_write ? want.shards_bytes : 0) + (in_trainers ? want.optimizer_bytes : 0) +
@@ -128,6 +124,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes, SpreadSlab::kParameters},
       {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes, SpreadSlab::kPool},
       {&memory->staging_, "gradient staging", SlabBacking::kMemfd, want.gradient_staging_bytes, SpreadSlab::kStaging},
+      // Taken with the first commit; else with the first window, which most jobs never open.
+      {&memory->kept_, "kept copy", SlabBacking::kMemfd, plan.config.pass_copies() ? want.kept_bytes : 0,
+       SpreadSlab::kKept},
   };
   int max_pieces = 1;
   if (!on_host) {

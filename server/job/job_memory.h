@@ -65,7 +65,7 @@ class JobMemory {
   // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
   const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }
   // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
-  // too. Null until MakeKept, which allocates (blocks; not while kept() is used).
+  // too. Null until MakeKept, which allocates (blocks; not while kept() is used), but with pass_copies.
   const JobSlab* kept() const { return kept_.get(); }
   absl::Status MakeKept(const ShardPlan& plan);
   const SlabPlace& place() const { return place_; }

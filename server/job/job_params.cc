@@ -17,7 +17,8 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
                      "the job has no parameters yet; write them and CommitParameters first");
   }
   // Overtaken: sent before the rank paused once more.
-  if (trainers_write() && ranks_[rank].pass != Pass::kInside && !ranks_[rank].overtaken) {
+  const bool begins = pass_issued_ && ranks_[rank].pass == Pass::kEntering;  // its client has gone on
+  if (trainers_write() && ranks_[rank].pass != Pass::kInside && !ranks_[rank].overtaken && !begins) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank,
                      absl::StrCat("Unshard group \"", group_name(group), "\""),
                      "the rank is outside of a pass; EnterPass first");
@@ -42,7 +43,7 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
   if (std::find(deferred.begin(), deferred.end(), group) == deferred.end()) {
     deferred.push_back(group);
   }
-  if (ranks_[rank].stepped || committing_) {
+  if (ranks_[rank].stepped || committing_ || begins) {
     // It asks for the version that is being made.
     return absl::OkStatus();
   }
@@ -57,6 +58,9 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
 }
 
 absl::Status JobCore::UnshardDeferred(int rank) {
+  if (committing_ || (pass_copies() && ranks_[rank].pass == Pass::kEntering)) {
+    return absl::OkStatus();  // what it is to read is being made
+  }
   auto& deferred = ranks_[rank].deferred_unshards;
   while (!deferred.empty()) {
     SHARDD_ASSIGN_OR_RETURN(const bool has_slot, UnshardIntoPool(rank, deferred.front()));

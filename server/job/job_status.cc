@@ -53,6 +53,9 @@ JobCore::Wait JobCore::WaitingFor(int rank) const {
     if (state.pass == Pass::kEntering && ranks_[other].pass != Pass::kEntering) {
       return {other, "EnterPass"};
     }
+    if (state.wants_window && pass_copies() && ranks_[other].inside) {
+      return {other, "LeaveFullParams"};
+    }
     if (state.wants_window && ranks_[other].pass == Pass::kInside) {
       return {other, "LeavePass"};
     }
@@ -170,7 +173,9 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
 }
 
 int64_t JobCore::reserved_bytes() const {
-  const int64_t kept = kept_ ? 0 : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
+  const int64_t kept = kept_ || memory_->kept() != nullptr
+                           ? 0
+                           : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
   return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + WritebackUndoBytes(*plan_) +
          memory_->given_back_bytes();
 }

@@ -187,7 +187,7 @@ void JobCore::SubmitParametersCommit() {
       Close(absl::StrCat("commit of parameters: ", status.message()));
       return;
     }
-    FinishParametersCommit();
+    KeepThen(/*due=*/true, [this] { FinishParametersCommit(); });
   });
   DeviceOps ops(world_size());
   for (int r = 0; r < world_size(); ++r) {

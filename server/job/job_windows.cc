@@ -5,7 +5,8 @@
 // What a reader sees never changes under it: windows open when no rank is inside, passes begin when no window is open.
 // A rank that has paused (PassWord) reads nothing: a window that another rank waits for ends its pass. Where a pass
 // begins, what was written becomes the next version. A rank that dies in between leaves torn shards: the job goes back
-// to the copy that was kept before a window opened.
+// to the copy that was kept before a window opened (job_kept.cc). Where passes read copies there is nothing to wait for
+// but the copies (job_passes.cc).
 
 #include <algorithm>
 #include <utility>
@@ -65,6 +66,7 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
     state.pass_state = std::move(command.trainer_state);
   }
   state.pass = Pass::kEntering;
+  state.done_at_pass = command.done;
   state.pass_stepped = stepped;
   state.window = state.overtaken = false;
   if (stepped) {
@@ -105,25 +107,31 @@ absl::Status JobCore::OnOpenWindow(Session* session) {
                      : state.window || state.wants_window ? "the rank has asked for it already"
                                                           : "the rank is inside a pass; LeavePass first");
   }
+  if (pass_copies()) {  // it waits for nobody but who reads full parameters
+    state.wants_window = true;
+    return MaybeLetStore();
+  }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
   state.wants_window = true;
   MaybeOpenWindows();
   return absl::OkStatus();
 }
 
-absl::Status JobCore::MaybeBeginPass() {
-  if (!trainers_write() || committing_ || deciding_ || closed_ || pending_reductions_ > 0 ||
-      !std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pass == Pass::kEntering; })) {
-    return absl::OkStatus();
-  }
+bool JobCore::AllEnterPass() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pass == Pass::kEntering; });
+}
+
+// All enter: whether they have sent Step too, whose commit comes before the pass. An error where they differ.
+absl::StatusOr<bool> JobCore::StepComesFirst() const {
   const auto has_stepped = [](const RankStep& r) { return r.stepped; };
   if (const auto one = std::find_if(ranks_.begin(), ranks_.end(), has_stepped); one != ranks_.end()) {
     const auto other = std::find_if_not(ranks_.begin(), ranks_.end(), has_stepped);
-    return other == ranks_.end()
-               ? absl::OkStatus()  // the commit comes first
-               : RankError(absl::StatusCode::kFailedPrecondition, static_cast<int>(other - ranks_.begin()), "EnterPass",
-                           absl::StrCat("the rank enters a pass without the Step that rank ", one - ranks_.begin(),
-                                        " has sent"));
+    if (other == ranks_.end()) {
+      return true;
+    }
+    return RankError(
+        absl::StatusCode::kFailedPrecondition, static_cast<int>(other - ranks_.begin()), "EnterPass",
+        absl::StrCat("the rank enters a pass without the Step that rank ", one - ranks_.begin(), " has sent"));
   }
   const bool stepped = ranks_[0].pass_stepped;
   for (int rank = 1; rank < world_size(); ++rank) {
@@ -133,6 +141,21 @@ absl::Status JobCore::MaybeBeginPass() {
                                     rank, ", ", stepped, " on rank 0)"));
     }
   }
+  return false;
+}
+
+absl::Status JobCore::MaybeBeginPass() {
+  if (pass_copies()) {
+    return MaybeCopyForPass();
+  }
+  if (!trainers_write() || committing_ || deciding_ || closed_ || pending_reductions_ > 0 || !AllEnterPass()) {
+    return absl::OkStatus();
+  }
+  SHARDD_ASSIGN_OR_RETURN(const bool step_first, StepComesFirst());
+  if (step_first) {
+    return absl::OkStatus();
+  }
+  const bool stepped = ranks_[0].pass_stepped;
   if (!stepped) {
     for (int rank = 0; rank < world_size(); ++rank) {
       if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
@@ -197,6 +220,9 @@ void JobCore::ReadmitLate() {
     if (is_late(ranks_[rank]) &&
         (ranks_[rank].closed_backwards < furthest || std::find(wanted.begin(), wanted.end(), rank) != wanted.end())) {
       ranks_[rank].pass = Pass::kInside;
+      if (pass_copies()) {
+        sessions_[rank]->PublishPassIssued();
+      }
       sessions_[rank]->PublishPass();
     }
   }
@@ -244,7 +270,7 @@ void JobCore::MaybeOpenWindows() {
   // A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
   // commit.
   const auto may_open = [](const RankStep& r) { return r.wants_window && !r.stepped; };
-  if (!trainers_write() || committing_ || deciding_ || keeping_ || closed_ ||
+  if (!trainers_write() || pass_copies() || committing_ || deciding_ || keeping_ || closed_ ||
       std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) ||
       std::none_of(ranks_.begin(), ranks_.end(), may_open)) {
     return;
@@ -343,103 +369,6 @@ absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
     }
   }
   return absl::OkStatus();
-}
-
-// Nobody writes: the shards are the committed version.
-void JobCore::Keep() {
-  keeping_ = true;
-  kept_ = false;
-  auto kept = [self = shared_from_this(), this, epoch = epoch_](const absl::Status& status) {
-    if (epoch != epoch_ || closed_) {
-      return;
-    }
-    keeping_ = false;
-    if (!status.ok()) {
-      Abort(absl::Status(status.code(), absl::StrCat("OpenWindow: keep a copy of the shards: ", status.message())), {});
-      return;
-    }
-    kept_ = true;
-    kept_step_ = committed_step_;
-    kept_states_ = trainer_states_;
-    kept_age_ = 0;
-    MaybeOpenWindows();
-  };
-  if (memory_->kept() != nullptr) {
-    CopyKept(/*back=*/false, std::move(kept));
-    return;
-  }
-  // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
-  reaper_->Post([self = shared_from_this(), this, kept = std::move(kept)] {
-    absl::Status made = memory_->MakeKept(*plan_);
-    loop_->Post([self, this, made = std::move(made), kept] {
-      if (made.ok() && !closed_) {
-        CopyKept(/*back=*/false, kept);
-      } else {
-        kept(made);
-      }
-    });
-  });
-}
-
-// Each device copies an equal part.
-void JobCore::CopyKept(bool back, std::function<void(absl::Status)> done) {
-  struct Part {
-    char* slab;
-    char* kept;
-    int64_t size_bytes;
-  };
-  char* const kept = memory_->kept()->At(0);
-  std::vector<Part> parts = {{memory_->shards()->At(0), kept, plan_->memory.shards_bytes}};
-  if (plan_->memory.kept_bytes > plan_->memory.shards_bytes) {
-    parts.push_back({memory_->optimizer()->At(0), kept + plan_->memory.shards_bytes, plan_->memory.optimizer_bytes});
-  }
-  auto joined = Join(world_size(), std::move(done));
-  for (int rank = 0; rank < world_size(); ++rank) {
-    DeviceWork work;
-    work.label = absl::StrCat(back ? "go back to step " : "keep step ", back ? kept_step_ : committed_step_);
-    for (const Part& part : parts) {
-      const int64_t begin = part.size_bytes / world_size() * rank;
-      const int64_t end = rank + 1 == world_size() ? part.size_bytes : part.size_bytes / world_size() * (rank + 1);
-      char* const slab = part.slab + begin;
-      char* const copy = part.kept + begin;
-      work.ops.push_back(CopyOp{back ? copy : slab, back ? slab : copy, end - begin});
-    }
-    work.done = joined;
-    devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
-  }
-}
-
-// An epoch ended with a window open. Nobody attaches before it is done.
-void JobCore::GoBackToKept() {
-  restoring_ = true;
-  committed_step_ = kept_step_;
-  trainer_states_ = kept_states_;
-  kept_age_ = 0;
-  Event(-1, "restore", absl::StrCat("a write window was open: shards go back to the copy of step ", kept_step_));
-  CopyKept(/*back=*/true, [this](const absl::Status& status) {
-    if (!status.ok()) {
-      Close(absl::StrCat("go back to step ", kept_step_, ": ", status.message()));
-      return;
-    }
-    auto cast = Join(world_size(), [this](const absl::Status& done) {
-      restoring_ = false;
-      if (!done.ok()) {
-        Close(absl::StrCat("go back to step ", kept_step_, ": ", done.message()));
-        return;
-      }
-      ++version_;
-      if (absl::Status written = journal_->WriteHeader({epoch_, committed_step_, version_}); !written.ok()) {
-        LogError(absl::StrCat("job ", name(), ": ", written.message()));
-      }
-    });
-    for (int rank = 0; rank < world_size(); ++rank) {
-      DeviceWork work;
-      work.label = absl::StrCat("cast step ", kept_step_);
-      work.ops = CommitOps(*plan_, memory_->pointers(), rank);
-      work.done = cast;
-      devices_[rank]->Submit(StreamId::kOptimizer, std::move(work));
-    }
-  });
 }
 
 }  // namespace shardd

@@ -111,6 +111,7 @@ class Session {
   void PublishFullParams();
   uint64_t next_full_params() const { return full_params_ + 1; }
   void PublishPass();
+  void PublishPassIssued();  // before it, with pass_copies
   void PublishWindow();
   // Inside its pass, and reads nothing for now.
   bool pass_paused() const;
@@ -170,6 +171,7 @@ class Session {
   bool trace_broken_ = false;
   uint64_t full_params_ = 0;
   uint64_t passes_ = 0;
+  uint64_t passes_issued_ = 0;
   uint64_t windows_ = 0;
   uint64_t backwards_ = 0;              // closed
   uint64_t backwards_before_step_ = 0;  // of them, in earlier steps

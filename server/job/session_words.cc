@@ -49,6 +49,10 @@ void Session::PublishPass() {
   TimelineStore(page_.page().passes, TimelineValue(epoch_, ++passes_), waiting());
 }
 
+void Session::PublishPassIssued() {
+  TimelineStore(page_.page().passes_issued, TimelineValue(epoch_, ++passes_issued_), waiting());
+}
+
 bool Session::pass_paused() const {
   return view_.page().pass.load(std::memory_order_acquire) == static_cast<uint32_t>(PassWord::kPaused);
 }
@@ -101,6 +105,7 @@ void Session::Poison(uint64_t epoch) {
   TimelineStore(page.reduced, value, waiting());
   TimelineStore(page.reducing, value, waiting());
   TimelineStore(page.passes, value, waiting());
+  TimelineStore(page.passes_issued, value, waiting());
   TimelineStore(page.windows, value, waiting());
   for (size_t s = 0; s < released_.size(); ++s) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());

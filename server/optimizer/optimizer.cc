@@ -192,7 +192,8 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
         });
     for (const Range& range : ranges) {
       const v1::HyperParameters& h = step.groups[plan.params[range.param].optimizer_group];
-      const Addresses at(flat, slabs, range.offset);
+      Addresses at(flat, slabs, range.offset);
+      if (plan.config.pass_copies()) at.cast = nullptr;
       const int64_t number = step.step_counts[range.param] + 1;
       ops.push_back(IsAdam(kind) ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel,
                                                kind == v1::OPTIMIZER_KIND_ADAM)
@@ -214,7 +215,41 @@ std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs
       const Addresses at(flat, slabs, range.offset);
       AddCopies(plan.shard_copies, plan.shards_stride_bytes, at.param, range.numel * DTypeSizeBytes(flat.dtype), &ops);
       if (at.cast == nullptr) continue;
-      ops.emplace_back(CastOp{at.param, flat.dtype, at.cast, flat.unsharded_dtype, range.numel});
+      if (flat.unsharded_dtype == flat.dtype) {
+        ops.emplace_back(CopyOp{at.param, at.cast, range.numel * DTypeSizeBytes(flat.dtype)});
+      } else {
+        ops.emplace_back(CastOp{at.param, flat.dtype, at.cast, flat.unsharded_dtype, range.numel});
+      }
+    }
+  }
+  return ops;
+}
+
+std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, char* kept, bool back, int rank) {
+  std::vector<DeviceOp> ops;
+  const auto add = [&](char* slab, char* copy, int64_t size_bytes) {
+    ops.emplace_back(CopyOp{back ? copy : slab, back ? slab : copy, size_bytes});
+  };
+  const bool keeps_states = plan.memory.kept_bytes > plan.memory.shards_bytes;
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    const FlatParamPlan& flat = plan.flat_params[f];
+    const std::vector<Range> ranges = WorkRanges(
+        plan, static_cast<int>(f), rank, [](int) { return true; }, [](int, int) { return true; });
+    for (const Range& range : ranges) {
+      const Addresses at(flat, slabs, range.offset);
+      for (int c = 0; c < plan.shard_copies; ++c) {
+        char* const param = at.param + c * plan.shards_stride_bytes;
+        add(param, kept + (param - slabs.shards), range.numel * DTypeSizeBytes(flat.dtype));
+      }
+      const int states = keeps_states && at.state0 != nullptr ? plan.optimizer_states : 0;
+      for (int c = 0; c < plan.optimizer_copies; ++c) {
+        for (int s = 0; s < states; ++s) {
+          char* const state =
+              reinterpret_cast<char*>(at.state0) + c * plan.optimizer_stride_bytes + s * flat.StateStrideBytes();
+          add(state, kept + plan.memory.shards_bytes + (state - slabs.optimizer),
+              range.numel * static_cast<int64_t>(sizeof(float)));
+        }
+      }
     }
   }
   return ops;

@@ -40,12 +40,17 @@ absl::Status CheckHyperParameters(const ShardPlan& plan, const v1::Step& step);
 std::vector<DeviceOp> NormOps(const ShardPlan& plan, const SlabPointers& slabs, const std::vector<bool>& present,
                               int rank, Norm* result);
 
-// Operations that update `rank`'s work segments: shards, every replica's copy of them and the cast copy. Adjacent
+// Operations that update `rank`'s work segments: shards, every replica's copy of them and the cast copy, but
+// where passes begin with copies. Adjacent
 // segments with equal treatment are merged.
 std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs, const DecidedStep& step, int rank);
 
+// Operations that copy shards, and behind them the state that trainers keep, every replica's, into `kept`, or back, in
+// `rank`'s work segments.
+std::vector<DeviceOp> KeepOps(const ShardPlan& plan, const SlabPointers& slabs, char* kept, bool back, int rank);
+
 // Operations that make what trainers have written into shards a version, in `rank`'s work segments: copy 0 is carried
-// to every other replica's copy, and the cast copy made of it. Empty where there is neither.
+// to every other replica's copy, and the copy that passes read made of it. Empty where there is neither.
 std::vector<DeviceOp> CommitOps(const ShardPlan& plan, const SlabPointers& slabs, int rank);
 
 // Operations that carry copy 0 of the gradients that are `written` (by parameter) to every other replica's copy, in

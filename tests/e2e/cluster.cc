@@ -222,6 +222,9 @@ std::string SpecJson(const Args& args) {
   add("backward_prefetch", "backwardPrefetch", "BACKWARD_PREFETCH_");
   if (args.Int("pools") != 0) fields.push_back({"unshardedPools", args.Text("pools")});
   if (args.Int("forward_prefetch") != 0) fields.push_back({"forwardPrefetch", "true"});
+  if (args.Int("pass_copies") != 0) fields.push_back({"passCopies", "true"});
+  if (args.Int("replica_copies") != 0) fields.push_back({"replicaCopies", "true"});
+  if (args.Int("keep_every") != 0) fields.push_back({"keepEvery", args.Text("keep_every")});
   if (args.Int("strict_order") != 0) fields.push_back({"strictOrder", "true"});
   if (args.Int("allow_missing") != 0) fields.push_back({"allowMissingContribution", "true"});
   if (args.Int("silence_ms") != 0) fields.push_back({"silenceTimeoutMs", args.Text("silence_ms")});
@@ -253,6 +256,10 @@ std::string SpecJson(const Args& args) {
   };
   std::string optimizer =
       args.Text("optimizer", "adamw") == "sgd" ? R"("kind":"OPTIMIZER_KIND_SGD")" : R"("kind":"OPTIMIZER_KIND_ADAMW")";
+  if (!args.Text("trained").empty()) {
+    optimizer =
+        absl::StrCat(R"("kind":"OPTIMIZER_KIND_TRAINER","trainerStates":)", args.Text("trained") == "adam" ? 2 : 1);
+  }
   if (args.Double("momentum") > 0) optimizer += R"(,"momentum":true)";
   if (args.Int("two_groups") != 0) optimizer += R"(,"groups":[{"fqns":["mid.b1","gain"]}])";
   fields.push_back({"optimizer", "{" + optimizer + "}"});

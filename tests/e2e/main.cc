@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "tests/e2e/blocks.h"
 #include "tests/e2e/copy_trainer.h"
+#include "tests/e2e/pass_trainer.h"
 #include "tests/e2e/stream_trainer.h"
 #include "tests/e2e/trainer.h"
 
@@ -12,6 +13,7 @@ int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "--worker") == 0) {
     const shardd::e2e::Args args = shardd::e2e::Args::Parse(argc, argv, 2);
     if (args.Text("model") == "copy") return shardd::e2e::CopyTrainer(args).Run();
+    if (args.Text("model") == "pass") return shardd::e2e::PassTrainer(args).Run();
     if (args.Text("model") == "stream") return shardd::e2e::StreamTrainer(args).Run();
     return args.Text("model") == "blocks" ? shardd::e2e::BlocksTrainer(args).Run() : shardd::e2e::Trainer(args).Run();
   }

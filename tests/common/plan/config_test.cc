@@ -53,6 +53,27 @@ TEST(Config, JobsWhoseTrainersWritePlanTheCopyToGoBackTo) {
   EXPECT_TRUE(Invalid(b.spec(), {"trainers_never_write", "got true"}));
 }
 
+TEST(Config, CopiesForPassesAreOfJobsWhoseTrainersWriteAndAreKeptWithEachCommitOfTheDaemonsOptimizer) {
+  SpecBuilder b = Model();
+  b.config().set_pass_copies(true);
+  EXPECT_TRUE(Invalid(b.spec(), {"pass_copies", "trainers_never_write"}));
+  b.config().set_trainers_never_write(false);
+  const std::string digest = b.Plan().digest;
+  EXPECT_EQ(b.Plan().config.keep_every(), 1);
+  b.config().set_keep_every(3);
+  EXPECT_EQ(b.Plan().config.keep_every(), 3) << "nothing of the daemon's changes with a step";
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  EXPECT_TRUE(Invalid(b.spec(), {"keep_every", "got 3 with OPTIMIZER_KIND_ADAMW", "want 0 or 1"}));
+  b.config().set_keep_every(0);
+  EXPECT_EQ(b.Plan().config.keep_every(), 1);
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  EXPECT_EQ(b.Plan().config.keep_every(), 10);
+  b.config().clear_optimizer();
+  b.config().clear_keep_every();
+  b.config().set_pass_copies(false);
+  EXPECT_NE(b.Plan().digest, digest);
+}
+
 TEST(Config, ValuesOutOfRangeAreRefusedByName) {
   const auto refused = [](auto&& change, const std::vector<std::string>& fragments) {
     SpecBuilder b = Model();

@@ -65,6 +65,30 @@ TEST(Memory, ALowerParamDtypeAddsACastCopyForWhatItChangesOnly) {
   EXPECT_EQ(plan.memory.gradients_bytes, (4 + 4) * kMiB) << "and are kept in fp32";
 }
 
+TEST(Memory, CopiesForPassesAreOfAllThatIsStoredInTheDtypeThatIsRead) {
+  SpecBuilder b(2);
+  b.config().set_trainers_never_write(false);
+  b.config().set_pass_copies(true);
+  b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+  b.Param(0, "a", {kMiB});
+  b.Param(0, "b", {kMiB}, {.dtype = v1::DTYPE_BFLOAT16});
+  b.Param(0, "c", {kMiB}, {.dtype = v1::DTYPE_INT8, .requires_grad = false});
+  for (const v1::UnshardMode mode : {v1::UNSHARD_MODE_ZERO_COPY, v1::UNSHARD_MODE_POOLED}) {
+    b.config().set_unshard_mode(mode);
+    const ShardPlan plan = b.Plan();
+    EXPECT_EQ(plan.memory.parameters_bytes, (2 + 2 + 1) * kMiB);
+    EXPECT_EQ(plan.flat_params[0].params_offset_bytes, 0);
+    EXPECT_EQ(plan.flat_params[1].params_offset_bytes, 2 * kMiB);
+    EXPECT_EQ(plan.flat_params[2].params_offset_bytes, 4 * kMiB);
+    EXPECT_EQ(plan.flat_params[1].unsharded_dtype, plan.flat_params[1].dtype);
+    EXPECT_EQ(plan.memory.kept_bytes, plan.memory.shards_bytes);
+    b.config().set_pass_copies(false);
+    EXPECT_EQ(plan.memory.TotalBytes(2) - b.Plan().memory.TotalBytes(2),
+              (mode == v1::UNSHARD_MODE_POOLED ? 5 : 3) * kMiB);
+    b.config().set_pass_copies(true);
+  }
+}
+
 TEST(Memory, PooledHasNoCastCopyButAPool) {
   SpecBuilder b = Model(2, 3);
   b.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);

@@ -129,6 +129,7 @@ class RandomSpec {
       config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
       config.mutable_optimizer()->set_trainer_states(Below(3));
     }
+    config.set_pass_copies(!config.trainers_never_write() && Below(2) == 0);
     switch (Below(4)) {
       case 0:
         builder_.spec().mutable_policy()->mutable_classes()->add_class_names("Class1");

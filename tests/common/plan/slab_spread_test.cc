@@ -17,7 +17,8 @@ using testing::ElementsAre;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kPage = 2 * kMiB;
 constexpr SpreadSlab kAll[] = {SpreadSlab::kShards,    SpreadSlab::kParameters, SpreadSlab::kGradients,
-                               SpreadSlab::kOptimizer, SpreadSlab::kPool,       SpreadSlab::kStaging};
+                               SpreadSlab::kOptimizer, SpreadSlab::kPool,       SpreadSlab::kStaging,
+                               SpreadSlab::kKept};
 
 std::vector<std::pair<int, int64_t>> InPages(const std::vector<SlabPiece>& pieces) {
   std::vector<std::pair<int, int64_t>> result;
@@ -144,7 +145,8 @@ TEST(SlabSpread, PiecesOfAnyPlanCoverTheSlabAndAreBalanced) {
         }
         const MemoryPlan& memory = plan->memory;
         const int64_t want[] = {memory.shards_bytes,    memory.parameters_bytes,     memory.gradients_bytes,
-                                memory.optimizer_bytes, memory.unsharded_pool_bytes, memory.gradient_staging_bytes};
+                                memory.optimizer_bytes, memory.unsharded_pool_bytes, memory.gradient_staging_bytes,
+                                memory.kept_bytes};
         ASSERT_EQ(total_bytes, (want[static_cast<int>(slab)] + page - 1) / page * page);
         spread += pieces.size() > 1 ? 1 : 0;
       }

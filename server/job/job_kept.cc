@@ -1,0 +1,193 @@
+// The copy of shards, and of state that trainers keep, to which a job goes back whose trainers write.
+//
+// With write windows it is taken before one opens, and the job goes back to it where an epoch ends while one is open.
+// With pass_copies trainers may store at any time and no store is seen: it is taken with commits, while every rank is
+// in a call, and every epoch that ends goes back to it. Ranks that live on go on storing until a call tells them that
+// the epoch is over, and their GPUs with what they were given. So nothing is copied back before each of them has asked
+// to attach again, which a client does behind all that its stream has, or its process has ended.
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/job/job_core.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+namespace {
+
+// A rank that is alive and does not come back keeps the others so long at most.
+constexpr absl::Duration kMostWaitForWriters = absl::Seconds(30);
+
+bool HasEnded(const UniqueFd& process) {
+  pollfd ended{process.get(), POLLIN, 0};
+  return process.valid() && poll(&ended, 1, 0) == 1;
+}
+
+}  // namespace
+
+// Nobody writes: the shards are the committed version.
+void JobCore::Keep() {
+  keeping_ = true;
+  kept_ = false;
+  auto kept = [self = shared_from_this(), this, epoch = epoch_](const absl::Status& status) {
+    if (epoch != epoch_ || closed_) {
+      return;
+    }
+    keeping_ = false;
+    if (!status.ok()) {
+      Abort(absl::Status(status.code(), absl::StrCat("OpenWindow: keep a copy of the shards: ", status.message())), {});
+      return;
+    }
+    NoteKept();
+    MaybeOpenWindows();
+  };
+  if (memory_->kept() != nullptr) {
+    CopyKept(/*back=*/false, std::move(kept));
+    return;
+  }
+  // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
+  reaper_->Post([self = shared_from_this(), this, kept = std::move(kept)] {
+    absl::Status made = memory_->MakeKept(*plan_);
+    loop_->Post([self, this, made = std::move(made), kept] {
+      if (made.ok() && !closed_) {
+        CopyKept(/*back=*/false, kept);
+      } else {
+        kept(made);
+      }
+    });
+  });
+}
+
+void JobCore::NoteKept() {
+  kept_ = true;
+  kept_step_ = committed_step_;
+  kept_states_ = trainer_states_;
+  kept_age_ = 0;
+}
+
+void JobCore::KeepThen(bool due, std::function<void()> commit) {
+  if (!pass_copies() || !due) {
+    commit();
+    return;
+  }
+  kept_ = false;
+  CopyKept(/*back=*/false, [this, commit = std::move(commit)](const absl::Status& status) {
+    if (closed_) {
+      return;
+    }
+    if (!status.ok()) {
+      committing_ = false;
+      Close(absl::StrCat("keep a copy of the shards: ", status.message()));
+      return;
+    }
+    kept_with_commit_ = true;  // of what is about to be committed (AfterCommit)
+    commit();
+  });
+}
+
+// Each device copies what it works on.
+void JobCore::CopyKept(bool back, std::function<void(absl::Status)> done) {
+  DeviceOps ops(world_size());
+  for (int rank = 0; rank < world_size(); ++rank) {
+    ops[rank] = KeepOps(*plan_, memory_->pointers(), memory_->kept()->At(0), back, rank);
+  }
+  optimizer_devices_.Submit(absl::StrCat(back ? "go back to step " : "keep step ", back ? kept_step_ : committed_step_),
+                            optimizer_devices_.Divide(std::move(ops)),
+                            Join(optimizer_devices_.count(), std::move(done)));
+}
+
+// An epoch ended with a window open, or with pass_copies. Nobody attaches before it is done.
+void JobCore::GoBackToKept() {
+  restoring_ = true;
+  committed_step_ = kept_step_;
+  trainer_states_ = kept_states_;
+  kept_age_ = 0;
+  Event(-1, "restore",
+        absl::StrCat(pass_copies() ? "shards may have been stored into" : "a write window was open",
+                     ": shards go back to the copy of step ", kept_step_));
+  if (!pass_copies()) {
+    CopyBack();
+    return;
+  }
+  writers_.clear();
+  writers_since_ = MonotonicNow();
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      UniqueFd process(session->pidfd.valid() ? fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
+      writers_.push_back({session->rank(), session->peer.pid, std::move(process)});
+    }
+  }
+  waits_for_writers_ = true;
+}
+
+// The rank asks to attach: what its process had enqueued before has run.
+void JobCore::WriterIsBack(int rank, int pid) {
+  if (!waits_for_writers_) {
+    return;
+  }
+  writers_.remove_if([&](const Writer& writer) {
+    const bool is_back = writer.rank == rank && (writer.pid == pid || !writer.process.valid());
+    return is_back || HasEnded(writer.process);
+  });
+  const absl::Duration limit = std::min(kMostWaitForWriters, absl::Milliseconds(plan_->config.silence_timeout_ms()));
+  if (undoing_ || (!writers_.empty() && MonotonicNow() - writers_since_ < limit)) {
+    return;
+  }
+  for (const Writer& writer : writers_) {
+    Event(writer.rank, "restore",
+          absl::StrCat("its process ", writer.pid, " lives and has not attached again for ",
+                       absl::FormatDuration(limit), "; what it stores from here on is not seen"));
+  }
+  writers_.clear();
+  waits_for_writers_ = false;
+  CopyBack();
+}
+
+void JobCore::CopyBack() {
+  CopyKept(/*back=*/true, [this](const absl::Status& status) {
+    if (!status.ok()) {
+      Close(absl::StrCat("go back to step ", kept_step_, ": ", status.message()));
+      return;
+    }
+    auto cast = Join(optimizer_devices_.count(), [this](const absl::Status& done) {
+      restoring_ = false;
+      if (!done.ok()) {
+        Close(absl::StrCat("go back to step ", kept_step_, ": ", done.message()));
+        return;
+      }
+      ++version_;
+      if (absl::Status written = journal_->WriteHeader({epoch_, committed_step_, version_}); !written.ok()) {
+        LogError(absl::StrCat("job ", name(), ": ", written.message()));
+      }
+    });
+    DeviceOps ops(world_size());
+    for (int rank = 0; rank < world_size() && !pass_copies(); ++rank) {  // else a pass makes its copies
+      ops[rank] = CommitOps(*plan_, memory_->pointers(), rank);
+    }
+    optimizer_devices_.Submit(absl::StrCat("cast step ", kept_step_), optimizer_devices_.Divide(std::move(ops)), cast);
+  });
+}
+
+// pass_copies, of a job that has taken another's place: its trainers will store with their first session.
+bool JobCore::IsKeptForStores() {
+  if (!pass_copies() || version_ == 0 || kept_) {
+    return true;
+  }
+  if (!std::exchange(keeping_, true)) {
+    CopyKept(/*back=*/false, [this](const absl::Status& status) {
+      keeping_ = false;
+      if (!status.ok()) {
+        Close(absl::StrCat("keep a copy of the shards: ", status.message()));
+        return;
+      }
+      NoteKept();
+    });
+  }
+  return false;
+}
+
+}  // namespace shardd

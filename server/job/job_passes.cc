@@ -1,0 +1,138 @@
+// Passes that read copies (JobConfig.pass_copies): the daemon makes them where a pass begins, when the devices of all
+// ranks have done with what they have stored, and with what they have read of the copies before.
+//
+// Nobody waits for a write window then: shards are stored into at any time outside of EnterPass, and of full
+// parameters, which are the shards themselves.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/job/job_core.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+
+absl::Status JobCore::MaybeCopyForPass() {
+  if (closed_ || !AllEnterPass()) {
+    return absl::OkStatus();
+  }
+  SHARDD_ASSIGN_OR_RETURN(const bool step_first, StepComesFirst());
+  if (!std::exchange(pass_issued_, true)) {
+    // What is still to come are devices: reductions, a decided step, the signals that ranks have given.
+    for (const auto& session : sessions_) {
+      session->PublishPassIssued();
+    }
+  }
+  if (std::exchange(copied_for_pass_, false)) {
+    pass_issued_ = false;
+    BeginPass();
+    return absl::OkStatus();
+  }
+  if (step_first || committing_ || deciding_ || pending_reductions_ > 0 || pass_held_) {
+    return absl::OkStatus();
+  }
+  Held copies;
+  copies.order = Held::Order::kDecisions;
+  copies.what = "EnterPass";
+  for (int rank = 0; rank < world_size(); ++rank) {
+    copies.signals.push_back(SignalOf(rank, ranks_[rank].done_at_pass));
+  }
+  if (!HaveCome(copies.signals)) {
+    pass_held_ = true;
+    copies.run = [this] {
+      pass_held_ = false;
+      return MaybeCopyForPass();
+    };
+    return WhenGivenBack(std::move(copies));
+  }
+  return CopyForPass();
+}
+
+absl::Status JobCore::CopyForPass() {
+  const bool stepped = ranks_[0].pass_stepped;
+  for (int rank = 0; rank < world_size() && !stepped; ++rank) {
+    if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
+      trainer_states_[rank] = std::move(state);
+    }
+  }
+  SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
+  DeviceOps ops = stepped ? SettleAllPresence() : DeviceOps(world_size());  // before backwards count from 0 again
+  const bool settles = std::any_of(ops.begin(), ops.end(), [](const auto& of_rank) { return !of_rank.empty(); });
+  for (int rank = 0; rank < world_size(); ++rank) {
+    for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
+      ops[rank].push_back(std::move(op));
+    }
+  }
+  committing_ = true;  // an abort waits for it
+  auto done = Join(optimizer_devices_.count(), [this, stepped](const absl::Status& status) {
+    if (closed_) {
+      return;
+    }
+    if (!status.ok()) {
+      committing_ = false;
+      Close(absl::StrCat("copies for a pass: ", status.message()));
+      return;
+    }
+    const bool due = !kept_ || kept_age_ + 1 >= plan_->config.keep_every();
+    KeepThen(due, [this, stepped] { FinishPassCopies(stepped); });
+  });
+  ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/settles || plan_->shard_copies > 1);
+  optimizer_devices_.Submit(absl::StrCat("copy version ", version_ + 1), std::move(ops), done);
+  return absl::OkStatus();
+}
+
+void JobCore::FinishPassCopies(bool stepped) {
+  committing_ = false;
+  ++kept_age_;
+  counters_.set_windows(counters_.windows() + 1);
+  for (RankStep& rank : ranks_) {
+    rank.pass_stepped = false;  // said once
+  }
+  if (stepped) {
+    EndStep();
+  } else {
+    ++version_;
+    for (UnshardPool& pool : pools_) {
+      pool.Invalidate();
+    }
+    if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
+      LogError(absl::StrCat("job ", name(), ": ", status.message()));
+    }
+  }
+  copied_for_pass_ = true;
+  AfterCommit();  // lets them in, unless somebody died meanwhile
+}
+
+// Who has left full parameters, or asks, may store when no other rank, nor its device, reads them any more.
+absl::Status JobCore::MaybeLetStore() {
+  const bool wanted = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window; });
+  if (!pass_copies() || closed_ || !wanted || leave_held_ ||
+      std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
+    return absl::OkStatus();
+  }
+  Held left;
+  left.order = Held::Order::kDecisions;
+  left.what = "LeaveFullParams";
+  for (int rank = 0; rank < world_size(); ++rank) {
+    left.signals.push_back(SignalOf(rank, ranks_[rank].done_at_leave));
+  }
+  if (!HaveCome(left.signals)) {
+    leave_held_ = true;
+    left.run = [this] {
+      leave_held_ = false;
+      return MaybeLetStore();
+    };
+    return WhenGivenBack(std::move(left));
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    ranks_[rank].done_at_leave = 0;
+    if (std::exchange(ranks_[rank].wants_window, false)) {
+      sessions_[rank]->PublishWindow();
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

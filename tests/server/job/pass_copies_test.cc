@@ -1,0 +1,237 @@
+// Passes that read copies: stores at any time, every pass a version, and back to the kept copy whatever happens.
+
+#include <algorithm>
+
+#include "tests/server/job/job_core_fixture.h"
+
+namespace shardd {
+namespace {
+
+SpecBuilder PassCopies(int keep_every, v1::OptimizerKind kind = v1::OPTIMIZER_KIND_TRAINER) {
+  SpecBuilder builder(2);
+  builder.config().set_trainers_never_write(false);
+  builder.config().set_pass_copies(true);
+  builder.config().set_keep_every(keep_every);
+  builder.config().mutable_optimizer()->set_kind(kind);
+  if (kind == v1::OPTIMIZER_KIND_TRAINER) builder.config().mutable_optimizer()->set_trainer_states(1);
+  builder.Param(0, "w", {64});
+  return builder;
+}
+
+class PassCopiesTest : public JobCoreTest {
+ protected:
+  explicit PassCopiesTest(const SpecBuilder& builder = PassCopies(1)) : JobCoreTest(builder) {}
+
+  void Enter(int rank, bool stepped = false) {
+    v1::Command command;
+    command.mutable_enter_pass()->set_stepped(stepped);
+    if (stepped) command.mutable_enter_pass()->set_trainer_state(absl::StrCat("step ", committed() + 1));
+    Send(rank, command);
+  }
+  void Leave(int rank) {
+    v1::Command command;
+    command.mutable_leave_pass();
+    Send(rank, command);
+  }
+  void Ask(int rank) {
+    v1::Command command;
+    command.mutable_open_window();
+    Send(rank, command);
+  }
+  void Pass(bool stepped = false) {
+    const uint64_t before = Word(0, &DaemonPage::passes);
+    for (int rank = 0; rank < kRanks; ++rank) Enter(rank, stepped);
+    ASSERT_TRUE(Until(
+        [&] { return Word(0, &DaemonPage::passes) == before + 1 && Word(1, &DaemonPage::passes) == before + 1; }));
+  }
+  void LeaveAll() {
+    for (int rank = 0; rank < kRanks; ++rank) Leave(rank);
+  }
+  uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
+    uint64_t result = 0;
+    const auto read = [&] {
+      if (Session* session = job_->session(rank); session != nullptr) {
+        result = TimelineSequence((session->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
+      }
+    };
+    loop_.InLoop() ? read() : OnLoop(read);
+    return result;
+  }
+  void Store(float value) {
+    std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
+    if (job_->memory().optimizer() != nullptr) std::fill_n(SlabAt<float>(job_->memory().optimizer(), 0), 64, -value);
+  }
+  float read() { return *SlabAt<float>(job_->memory().parameters(), 0); }
+  float state() { return *SlabAt<float>(job_->memory().optimizer(), 0); }
+  uint64_t version() {
+    uint64_t result = 0;
+    OnLoop([&] { result = job_->version(); });
+    return result;
+  }
+  void Lose(int rank) {
+    OnLoop([&] { job_->SessionLost(rank, "its process ended"); });
+  }
+  bool TryAttach(int rank) {
+    auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
+    EXPECT_TRUE(session.ok()) << session.status();
+    streams_[rank] = std::make_shared<Events>();
+    absl::Status status;
+    OnLoop([&] {
+      Session* added = session->get();
+      status = job_->AddSession(*std::move(session));
+      if (status.ok()) job_->SessionLive(added, streams_[rank]);
+    });
+    EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
+    return status.ok();
+  }
+  void AttachAll() {
+    bool attached[kRanks] = {};
+    ASSERT_TRUE(testing::PollUntil(
+        [&] {
+          for (int rank = 0; rank < kRanks; ++rank) attached[rank] = attached[rank] || TryAttach(rank);
+          return attached[0] && attached[1];
+        },
+        kPatience));
+  }
+};
+
+TEST_F(PassCopiesTest, APassReadsWhatWasThereWhereItBeganAndStoresCountFromTheNextOn) {
+  Store(5);
+  Pass();
+  EXPECT_EQ(read(), 5);
+  EXPECT_EQ(version(), 2u);
+  Store(6);  // between a forward and its backward, say
+  EXPECT_EQ(read(), 5);
+  LeaveAll();
+  EXPECT_EQ(read(), 5);
+  Pass(/*stepped=*/true);
+  EXPECT_EQ(read(), 6);
+  EXPECT_EQ(version(), 3u);
+  EXPECT_EQ(committed(), 1);
+}
+
+TEST_F(PassCopiesTest, RanksKnowThatAPassBeginsBeforeItsCopiesAreMadeAndMayAskForWhatItReads) {
+  for (const auto& device : devices_) device->Hold();
+  Enter(0);
+  EXPECT_EQ(Word(0, &DaemonPage::passes_issued), 0u);
+  Enter(1);
+  EXPECT_EQ(Word(0, &DaemonPage::passes_issued), 1u);
+  EXPECT_EQ(Word(1, &DaemonPage::passes_issued), 1u);
+  v1::Command command;
+  command.mutable_unshard()->set_phase(v1::PHASE_FORWARD);
+  Send(0, command);
+  EXPECT_EQ(Word(0, &DaemonPage::passes), 0u);
+  Release();
+  ASSERT_TRUE(Until([&] { return Word(0, &DaemonPage::passes) == 1; }));
+  EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 0);
+}
+
+TEST_F(PassCopiesTest, AWindowIsOpenForWhoAsksWhoeverReads) {
+  Pass();
+  Leave(0);
+  Ask(0);
+  EXPECT_EQ(Word(0, &DaemonPage::windows), 1u);
+}
+
+TEST_F(PassCopiesTest, ADeathInAPassGoesBackToWhereItBegan) {
+  Store(5);
+  Pass(/*stepped=*/true);
+  Store(6);
+  Lose(1);
+  Store(7);  // the other does not know yet
+  EXPECT_EQ(committed(), 1);
+  EXPECT_EQ(streams_[0]->Aborted().committed_step(), 1);
+  EXPECT_EQ(streams_[0]->Aborted().trainer_state(), "step 1");
+  AttachAll();
+  EXPECT_EQ(value(), 5);
+  EXPECT_EQ(state(), -5);
+  Pass();
+  EXPECT_EQ(read(), 5);
+}
+
+TEST_F(PassCopiesTest, NothingIsCopiedBackWhileARankMayStillStore) {
+  Store(5);
+  Pass();
+  Lose(1);
+  EXPECT_FALSE(TryAttach(1));
+  Store(9);
+  EXPECT_FALSE(TryAttach(1)) << "rank 0 may store";
+  EXPECT_EQ(value(), 9);
+  AttachAll();
+  EXPECT_EQ(value(), 5);
+}
+
+TEST_F(PassCopiesTest, ADeathBeforeTheFirstPassGoesBackToTheInitialValues) {
+  Store(9);
+  Lose(0);
+  AttachAll();
+  EXPECT_EQ(value(), 0);
+}
+
+TEST_F(PassCopiesTest, NobodyStoresAfterFullParametersBeforeTheLastHasLeftThem) {
+  v1::Command command;
+  command.mutable_enter_full_params();
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  ASSERT_EQ(Word(0, &DaemonPage::full_params), 1u);
+  command.mutable_leave_full_params();
+  Send(0, command);
+  Ask(0);
+  EXPECT_EQ(Word(0, &DaemonPage::windows), 0u);
+  Send(1, command);
+  EXPECT_EQ(Word(0, &DaemonPage::windows), 1u);
+}
+
+class KeptRarely : public PassCopiesTest {
+ protected:
+  KeptRarely() : PassCopiesTest(PassCopies(3)) {}
+};
+
+TEST_F(KeptRarely, TheCopyIsTakenWithEveryThirdPass) {
+  for (int step = 1; step <= 5; ++step) {  // kept with 3
+    Store(static_cast<float>(step));
+    Pass(/*stepped=*/true);
+    LeaveAll();
+  }
+  Lose(0);
+  EXPECT_EQ(committed(), 3);
+  AttachAll();
+  EXPECT_EQ(value(), 3);
+  EXPECT_EQ(state(), -3);
+}
+
+class DaemonUpdates : public PassCopiesTest {
+ protected:
+  DaemonUpdates() : PassCopiesTest(PassCopies(1, v1::OPTIMIZER_KIND_SGD)) {}
+};
+
+TEST_F(DaemonUpdates, AStepOfTheDaemonsOptimizerIsKeptWithItsCommit) {
+  Store(4);
+  Pass();
+  for (int rank = 0; rank < kRanks; ++rank) Train(rank);
+  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  EXPECT_EQ(value(), 3.5f);
+  EXPECT_EQ(read(), 4) << "the copy is of a pass";
+  Store(9);
+  Lose(0);
+  EXPECT_EQ(committed(), 1);
+  AttachAll();
+  EXPECT_EQ(value(), 3.5f);
+  Pass();
+  EXPECT_EQ(read(), 3.5f);
+}
+
+// Its GPUs have not done with the step when the host asks for the next pass.
+TEST_F(DaemonUpdates, APassThatIsEnteredBehindAStepBeginsWithItsVersion) {
+  Store(4);
+  Pass();
+  for (const auto& device : devices_) device->Hold();
+  for (int rank = 0; rank < kRanks; ++rank) Train(rank);
+  for (int rank = 0; rank < kRanks; ++rank) Enter(rank);
+  EXPECT_EQ(Word(0, &DaemonPage::passes_issued), 2u);
+  Release();
+  ASSERT_TRUE(Until([&] { return Word(0, &DaemonPage::passes) == 2; }));
+  EXPECT_EQ(read(), 3.5f);
+}
+
+}  // namespace
+}  // namespace shardd
