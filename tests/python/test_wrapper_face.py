@@ -71,7 +71,7 @@ def test_refusals_name_what_is_wrong() -> None:
         assert "requires explicit specification of process group" in texts["hybrid"]
         assert "both ignored_modules and ignored_states" in texts["ignored"]
         assert "all nn.Parameter or all nn.Module" in texts["ignored_kind"]
-        assert "shardd serves CPU devices so far" in texts["device"]
+        assert "torch sees no GPU in this process" in texts["device"]
         for name in ("subclass", "subclass2"):
             assert "NotImplementedError" in texts[name] and "a TwoTensor, a tensor subclass" in texts[name], texts[name]
         assert "modules to not already have FSDP applied" in texts["nested"]

@@ -233,7 +233,7 @@ Engine::StepResult Engine::Step(shardd_step_options options, const std::string& 
   }
   ++steps_;
   gradients_used_ = true;
-  inside_pass_ = paused_ = pass_by_hand_ = false;  // the step has said so
+  inside_pass_ = paused_ = pass_by_hand_ = written_ = false;  // the step has said so
   float* const counts =
       update_counts_.defined() && !result.skipped ? update_counts_.mutable_data_ptr<float>() : nullptr;
   for (Unit* unit : units_) {
@@ -246,7 +246,7 @@ void Engine::Reattach() {
   ++generation_;
   forward_root_ = nullptr;
   final_queued_ = partial_backward_ = settled_ = inside_pass_ = paused_ = stepped_ = full_params_ = awaited_ = false;
-  gradients_used_ = false;
+  gradients_used_ = written_ = false;
   stepped_state_.clear();
   for (Unit* unit : units_) {
     unit->ForgetMemory();
@@ -401,7 +401,7 @@ bool Engine::RootPreForward(Unit* unit) {
   }
   // What was written since the model's last forward counts in this one, as where it is gathered anew. Its parts may
   // run in any number in one pass.
-  if (paused_ && IsRoot(unit)) {
+  if (paused_ && (IsRoot(unit) || written_)) {
     LeavePass();
   }
   TakeChanges();
@@ -410,119 +410,6 @@ bool Engine::RootPreForward(Unit* unit) {
   EnterPass();
   GiveGradientsBack();
   return true;
-}
-
-void Engine::EnterPassByHand(bool backward) {
-  if (passes_ && inside_pass_ && !backward) {
-    const bool ended = !job().inside_pass();  // by a store, or by another rank's window
-    EnterPass();
-    pass_by_hand_ = pass_by_hand_ || ended;
-  } else if (passes_ && !inside_pass_) {
-    if (!backward) {
-      TakeChanges();
-    }
-    EnterPass();
-    pass_by_hand_ = true;
-  }
-}
-
-void Engine::LeavePassByHand() {
-  if (pass_by_hand_ && std::none_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->in_use(); })) {
-    LeavePass();
-  }
-}
-
-void Engine::WatchWrites(bool passes) {
-  Check(job().WatchWrites());
-  passes_ = passes;
-}
-
-// Outside of a forward and backward. One that an exception ended is given up.
-void Engine::CheckBetweenPasses(const char* what) {
-  const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
-  if (forward_root_ != nullptr || (final_queued_ && in_backward)) {
-    Check(Status(Code::kFailedPrecondition,
-                 std::string(what) + ": a forward or backward is under way; write between a backward and the next "
-                                     "forward"));
-  }
-  if (final_queued_) {
-    ResetIteration();
-  }
-}
-
-void Engine::OpenWindow() {
-  WaitForWindow();
-  TakeChanges();
-}
-
-void Engine::WaitForWindow() {
-  CheckBetweenPasses("open a write window");
-  LeavePass();
-  const NoGil no_gil;
-  Check(job().OpenWindow());
-}
-
-void Engine::CloseWindow() {
-  CheckBetweenPasses("commit what was written");
-  LeavePass();
-  TakeChanges();
-  EnterPass();
-  LeavePass();
-}
-
-void Engine::MarkStepped(std::string state) {
-  stepped_ = true;
-  stepped_state_ = std::move(state);
-}
-
-void Engine::MarkState(std::string state) { stepped_state_ = std::move(state); }
-
-void Engine::EnterPass() {
-  if (!passes_) {
-    return;
-  }
-  if (inside_pass_) {
-    if (job().inside_pass()) {
-      const Status status = job().ResumePass();
-      if (status.ok()) {
-        paused_ = false;
-        return;
-      }
-      if (job().inside_pass()) {
-        Check(status);
-      }
-    }
-    for (Unit* unit : units_) {
-      unit->ToSharded();  // of a pass that another rank's window has ended
-    }
-  }
-  {
-    const NoGil no_gil;
-    Check(job().EnterPass(stepped_, stepped_state_));
-  }
-  inside_pass_ = true;
-  paused_ = false;
-  stepped_state_.clear();
-  if (stepped_) {
-    stepped_ = false;
-    ++steps_;
-    for (Unit* unit : units_) {
-      unit->EndStep(nullptr, /*in_trainers=*/true);
-    }
-  }
-}
-
-void Engine::LeavePass() {
-  if (!inside_pass_) {
-    return;
-  }
-  for (Unit* unit : units_) {
-    unit->ToSharded();
-  }
-  inside_pass_ = paused_ = pass_by_hand_ = false;
-  if (job().inside_pass()) {
-    Check(job().LeavePass());
-  }
 }
 
 py::object Engine::EndForward(const Unit* unit, py::object output, bool has_backward) {
@@ -538,20 +425,13 @@ py::object Engine::EndForward(const Unit* unit, py::object output, bool has_back
   if (has_backward || (c10::GradMode::is_enabled() && AnyUnsharded())) {
     PausePass();
   } else {
-    LeavePass();
+    EndPass();
   }
   return output;
 }
 
 bool Engine::AnyUnsharded() const {
   return std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->unsharded(); });
-}
-
-void Engine::PausePass() {
-  if (inside_pass_ && job().inside_pass()) {
-    Check(job().PausePass());
-    paused_ = true;
-  }
 }
 
 void Engine::QueueFinal() {
@@ -629,7 +509,7 @@ void Engine::FinalCallback(uint64_t generation) {
     PausePass();
     pass_by_hand_ = true;
   } else {
-    LeavePass();
+    EndPass();
   }
   if (show) {
     // Hooks on gradients run in the order of the units' backward, as with PyTorch.

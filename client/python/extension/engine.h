@@ -131,7 +131,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // write window; a pass begins with the root's forward and ends with its backward, or with the forward where there is
   // none. Otherwise it reaches nobody and the next call says so.
   void WatchWrites(bool passes);
-  // Waits until no rank is in a pass; shards, and optimizer state of the trainers', may then be written.
+  // The job has JobConfig.pass_copies: shards may be stored into at any time, unseen. Passes begin and end as above.
+  void UseCopies();
+  // Waits until no rank is in a pass; shards, and optimizer state of the trainers', may then be written. With copies
+  // for passes it waits for nobody, and stores are in the order of the current stream with what the job does.
   void OpenWindow();
   // What was written becomes the next version now, with all ranks, and a marked step is committed.
   void CloseWindow();
@@ -178,6 +181,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Job& job();
   // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it.
   void AwaitHostState() const;
+  // The host waits for the current stream of the model's GPU.
+  void SynchroniseStream() const;
   // Where shards, reduced gradients and optimizer state lie.
   at::Device state_device() const { return state_device_; }
   // Of the attachment; a graph made under another is dead.
@@ -195,13 +200,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Raises where the rank's device is not the model's.
   static void CheckDevice(const shardd_job_info& info, int gpu);
   void FollowStream();
-  void SynchroniseStream() const;
   Job& session();  // as job(), in no stream's order: for what enqueues nothing
   void FinalCallback(uint64_t generation);
   void EndUnits(bool partial);
   void EnterPass();
   bool AnyUnsharded() const;
   void LeavePass();
+  // LeavePass; where the pass has read shards in the place of copies, no rank stores into them before all are done.
+  void EndPass();
   void WaitForWindow();
   void ReleaseUnits();
   void PausePass();
@@ -222,6 +228,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool final_queued_ = false;
   bool partial_backward_ = false;  // of what is queued
   bool passes_ = false;
+  bool copies_ = false;       // for passes: see UseCopies
+  bool written_ = false;      // with copies: since the forward of a pass that is paused
   bool inside_pass_ = false;  // or was until a store between a forward and its backward left it: see PausePass
   bool paused_ = false;       // inside: between a forward and what may be its backward
   bool pass_by_hand_ = false;

@@ -12,6 +12,7 @@
 
 #include "client/python/extension/engine.h"
 #include "client/python/extension/errors.h"
+#include "client/python/extension/facts.h"
 #include "client/python/extension/managed_param.h"
 #include "client/python/extension/memory.h"
 #include "client/python/extension/tensor_pool.h"
@@ -193,31 +194,13 @@ py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, 
   return out;
 }
 
-// `scalar`'s bytes lie in `buffer` from now on, which lives as long as its storage.
+// `scalar`'s bytes lie in `buffer`, of the same device, from now on, which lives as long as its storage.
 void PlaceIn(const at::Tensor& scalar, const at::Tensor& buffer, int64_t offset_bytes) {
   c10::StorageImpl* storage = scalar.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   char* place = static_cast<char*>(buffer.mutable_data_ptr()) + offset_bytes;
-  memcpy(place, storage->data(), storage->nbytes());
+  CopyBytes(place, storage->data(), storage->nbytes(), scalar.device());
   storage->set_data_ptr_noswap(at::DataPtr(
-      place, new at::Tensor(buffer), [](void* context) { delete static_cast<at::Tensor*>(context); }, at::kCPU));
-}
-
-py::dict InfoDict(Engine& engine) {
-  const shardd_job_info info = engine.info();
-  py::dict out;
-  out["rank"] = info.rank;
-  out["world_size"] = info.world_size;
-  out["group_count"] = info.group_count;
-  out["param_count"] = info.param_count;
-  out["epoch"] = info.epoch;
-  out["committed_step"] = info.committed_step;
-  out["version"] = info.version;
-  out["created"] = info.created != 0;
-  out["device"] = std::string(info.device);
-  out["address"] = std::string(info.address);
-  out["cuda_device"] = info.cuda_device;
-  out["stream_ordered"] = info.stream_ordered != 0;
-  return out;
+      place, new at::Tensor(buffer), [](void* context) { delete static_cast<at::Tensor*>(context); }, scalar.device()));
 }
 
 // Elements [first, first + out.numel()) of the parameter as stored, at any time: that they do not change meanwhile is
@@ -252,31 +235,6 @@ py::object StoredState(Engine& engine, int param, int state) {
     return py::none();
   }
   return py::cast(TensorAt(data, {info.numel}, at::kFloat, engine.state_device()));
-}
-
-py::dict ParamDict(Engine& engine, int param) {
-  const shardd_param_info info = engine.job().parameter_info(param);
-  py::dict out;
-  out["fqn"] = std::string(info.fqn);
-  out["numel"] = info.numel;
-  out["group"] = info.group;
-  out["index_in_group"] = info.index_in_group;
-  out["flat_param"] = info.flat_param;
-  out["offset"] = info.offset_numel;
-  out["requires_grad"] = info.requires_grad != 0;
-  return out;
-}
-
-// Of the parameter's elements, which this rank holds, and whether a rank of an earlier replica holds the same.
-py::dict RangeDict(Engine& engine, int param) {
-  const shardd_shard_range range = engine.job().shard_range(param);
-  py::dict out;
-  out["first"] = range.first;
-  out["numel"] = range.numel;
-  out["gradient_first"] = range.gradient_first;
-  out["gradient_numel"] = range.gradient_numel;
-  out["replica_index"] = engine.job().shard_info().replica_index;
-  return out;
 }
 
 }  // namespace
@@ -348,6 +306,8 @@ PYBIND11_MODULE(_C, m) {
       .def("extend", &Engine::Extend)
       .def("ask_extension", &Engine::AskExtension)
       .def("watch_writes", &Engine::WatchWrites)
+      .def("use_copies", &Engine::UseCopies)
+      .def("synchronise", &Engine::SynchroniseStream)
       .def("open_window", &Engine::OpenWindow)
       .def("take_changes", &Engine::TakeChanges)
       .def("set_replaced", &Engine::SetReplaced)

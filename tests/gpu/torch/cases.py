@@ -360,24 +360,6 @@ def written_back(device: str) -> dict[str, Any]:
 
 
 @case
-def what_is_refused(device: str) -> dict[str, Any]:
-    texts = []
-    model = make(device)
-    shard(model, mesh=mesh(device))
-    stock = _adamw(model.parameters())
-    try:
-        loss_of(model, batch(0, 0, 0, device)).backward()
-        stock.step()
-    except NotImplementedError as error:
-        texts.append(str(error))
-    try:
-        fully_shard(make(device), mesh=mesh(device), layout="flat")
-    except NotImplementedError as error:
-        texts.append(str(error))
-    return {"texts": texts}
-
-
-@case
 def killed_and_resumed(device: str) -> dict[str, Any]:
     """A process of its own, which dies at the beginning of its sixth step the first time (SIGKILL)."""
     from shardd.torch import resume

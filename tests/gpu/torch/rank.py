@@ -23,6 +23,7 @@ def main() -> None:
         torch.cuda.set_device(0)  # ranks share one GPU, which NCCL does not do
     alone = os.environ["WORLD_SIZE"] == "1"
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" and alone else "gloo")
+    import trainer_cases  # noqa: F401  (adds its own)
     from cases import CASES
 
     results = {}

@@ -3,8 +3,9 @@
     SHARDD_BIN=<folder with shardd> python tests/gpu/torch/step.py [--sizes M X L] [--steps 20] [--rounds 5]
 
 One rank. Parameters are fp32 and computed with in bf16, gradients are reduced in fp32 (MixedPrecisionPolicy), AdamW with
-fused=True on torch's side. "sums" is shardd with gradients added in the trainer's own context (SHARDD_TRAINER_SUMS=1), beside
-which "shardd" has the daemon add them: --implementations floor shardd sums. Model: GPT with scaled_dot_product_attention, vocabulary 512. Times are of whole turns of steps
+fused=True on torch's side; shardd with its own AdamW, and with torch's (foreach and fused), for which passes read copies of
+the parameters. "sums" is shardd with gradients added in the trainer's own context (SHARDD_TRAINER_SUMS=1), beside which
+"shardd" has the daemon add them. Model: GPT with scaled_dot_product_attention, vocabulary 512. Times are of whole turns of steps
 between two synchronisations, after a turn that is not counted; the spread is of the rounds' medians.
 """
 
@@ -29,6 +30,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[3]
 # layers, width, heads, context, batch
 SIZES = {"S": (5, 128, 4, 128, 8), "M": (6, 384, 6, 256, 8), "X": (12, 768, 12, 1024, 8), "L": (24, 1024, 16, 1024, 8)}
+IMPLEMENTATIONS = ["floor", "fsdp2", "shardd", "shardd-torch-foreach", "shardd-torch-fused"]
 
 
 class Block(nn.Module):
@@ -87,6 +89,9 @@ class Turns:
         else:
             from shardd.torch import fully_shard
             from shardd.torch.optim import AdamW as make
+
+            if name != "shardd":
+                make = functools.partial(torch.optim.AdamW, **{name.removeprefix("shardd-torch-"): True})
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision == "bf16" else MixedPrecisionPolicy()
         for block in self.model.blocks:
             fully_shard(block, mp_policy=policy)
@@ -166,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["S", "M", "X", "L"], choices=SIZES)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"], choices=["bf16", "fp32"])
-    parser.add_argument("--implementations", nargs="+", default=["floor", "fsdp2", "shardd"])
+    parser.add_argument("--implementations", nargs="+", default=IMPLEMENTATIONS, choices=IMPLEMENTATIONS)
     parser.add_argument("--profile", action="store_true", help="where this process' time goes, of the first size")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)

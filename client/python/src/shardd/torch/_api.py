@@ -80,21 +80,18 @@ def open_window(module: nn.Module | None = None) -> None:
 
     Stores need no call: the first one opens the window. What the system writes does: ``dist.broadcast(p.to_local(), 0)``
     and other collectives in place, ``file.readinto(...)``. Without a window they fail with EFAULT. Each rank that
-    writes calls it, between a backward (or a forward without gradients) and the next forward.
+    writes calls it, between a backward (or a forward without gradients) and the next forward. Nothing to do on GPUs and
+    with ``SHARDD_PASS_COPIES=1``: what is written there at any time is in the next pass.
     """
     job = _job_of(module)
-    if job.on_gpu:
-        raise NotImplementedError(
-            f'open a write window of job "{job.name}": it is on a GPU, where trainers do not write parameters; use '
-            "load_state_dict or summon_full_params(writeback=True)"
-        )
     if not job.passes:
         raise RuntimeError(
             f'open a write window of job "{job.name}": its parameters may not be written, as its optimizer was built with '
-            "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0)"
+            "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0), or with the default of models on GPUs"
         )
     assert job.engine is not None
-    job.engine.open_window()
+    if not job.copies:
+        job.engine.open_window()
 
 
 def finish(module: nn.Module | None = None) -> None:

@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.tensor import DTensor
 
+from shardd.torch._gather import sendable
+
 if TYPE_CHECKING:
     from shardd.torch._job import TorchJob
     from shardd.torch._state import ShardState
@@ -41,7 +43,9 @@ def _total_norm(
     device = next((tensor.device for tensor in [*sharded, *whole]), torch.device("cpu"))
     total = _powered(sharded, norm_type, device)
     if group is not None:
-        dist.all_reduce(total, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
+        sent = sendable(total, group)
+        dist.all_reduce(sent, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
+        total = sent.to(device)
     rest = _powered(whole, norm_type, device)
     return torch.maximum(total, rest) if infinite else (total + rest).pow(1.0 / norm_type)
 

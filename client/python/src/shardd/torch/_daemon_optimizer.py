@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from shardd.torch._bind import Place, local_of, own_uses
 from shardd.torch._optimizer_load import Incoming, ParamState, param_state
 from shardd.torch._optimizer_state import as_held
 from shardd.torch._state import ShardState, _states, root_states
+from shardd.torch._writes import edits_of
 
 logger = logging.getLogger("shardd.torch")
 
@@ -91,7 +91,8 @@ class DaemonOptimizer(Optimizer):
     be written between passes, by anything, as with torch's fully_shard (clamping, averages around an evaluation,
     ``load_state_dict``, ``nn.init``). Ranks then begin each pass together, which costs one exchange of messages a step.
     With False they do not wait for each other in forward, and a write into a parameter is an error with its name;
-    ``load_state_dict`` works.
+    ``load_state_dict`` works. For models on GPUs, where True costs a copy of the parameters in each pass and its memory,
+    the default is False.
     """
 
     _kind = "OPTIMIZER_KIND_NONE"
@@ -100,9 +101,7 @@ class DaemonOptimizer(Optimizer):
     _incoming: Incoming | None = None  # inside load_state_dict
 
     def __init__(self, params: Any, defaults: dict[str, Any], in_place_edits: bool | None) -> None:
-        if in_place_edits is None:
-            in_place_edits = os.environ.get("SHARDD_IN_PLACE_EDITS", "1") != "0"
-        self.in_place_edits = in_place_edits
+        self.in_place_edits, self._edits_said = edits_of(in_place_edits)
         self._building = True
         self._adopted = False  # the state of a job is shown
         self._shows_unused = False  # state that no update has written, in the next state_dict
@@ -114,6 +113,9 @@ class DaemonOptimizer(Optimizer):
         self.last_step_skipped = False
         self._check_params()
         _job._optimizers.add(self)
+
+    def _allows_edits(self, on_gpu: bool) -> bool:
+        return self.in_place_edits and (self._edits_said or not on_gpu)
 
     def _params(self) -> list[Any]:
         return [p for group in self.param_groups for p in group["params"]]

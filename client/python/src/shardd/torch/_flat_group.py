@@ -43,6 +43,7 @@ class FlatGroup(ShardGroup):
         strategy: ShardingStrategy,
         use_orig_params: bool,
         reshard_after_forward: bool,
+        device: torch.device,
         mp_policy: MixedPrecisionPolicy,
         offload_policy: OffloadPolicy,
         ignored_modules: set[nn.Module],
@@ -67,7 +68,7 @@ class FlatGroup(ShardGroup):
             modules,
             mesh_info,
             mesh_info if reshard_after_forward else None,
-            torch.device("cpu"),
+            device,
             mp_policy,
             offload_policy,
         )

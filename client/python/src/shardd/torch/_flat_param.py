@@ -101,7 +101,7 @@ class FlatShardParam:
         holder.members.append(self)
         self._original = self.sharded_param  # others may look for it, under which it is known
         self._original.grad = None
-        self._original.data = torch.empty(0, dtype=self.orig_dtype)
+        self._original.data = torch.empty(0, dtype=self.orig_dtype, device=holder.local.device)
         self.sharded_param = holder.sharded_param
         self.show(torch.empty(self._orig_size, dtype=self.orig_dtype, device="meta"))
 
@@ -182,7 +182,7 @@ class FlatShardParam:
             self.keep_values()
             self.first, self.numel = first, numel
             self.sharded_param.grad = None  # of another piece
-            self.sharded_param.data = torch.empty(numel, dtype=self.orig_dtype)
+            self.sharded_param.data = torch.empty(numel, dtype=self.orig_dtype, device=self.sharded_param.device)
         elif not _alone(self.sharded_param.detach()):
             self.sharded_param.data = self.sharded_param.detach().clone(memory_format=torch.contiguous_format)
         return self.sharded_param.detach()
@@ -257,7 +257,7 @@ def lay_out(
             for member, piece in zip(members, slices):
                 member.cut(piece.first, piece.numel)
             continue
-        holder = FlatHolder(module, requires_grad, dtype)
+        holder = FlatHolder(module, requires_grad, dtype, members[0].sharded_param.device)
         holder.lay_out({id(m): piece for m, piece in zip(members, slices)}, cut.piece)
         for member in members:
             member.join(holder)

@@ -32,10 +32,10 @@ class FlatHolder:
     parameters.
     """
 
-    def __init__(self, module: nn.Module, requires_grad: bool, dtype: torch.dtype) -> None:
+    def __init__(self, module: nn.Module, requires_grad: bool, dtype: torch.dtype, device: torch.device) -> None:
         taken = sum(name == NAME or name.startswith(NAME + "_") for name in module._parameters)
         self.name = NAME if not taken else f"{NAME}_{taken}"
-        flat: Any = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=requires_grad)
+        flat: Any = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=requires_grad)
         flat._is_flat_param = True  # isinstance of torch's FlatParameter
         self.sharded_param = flat
         self.members: list[FlatShardParam] = []
@@ -55,7 +55,8 @@ class FlatHolder:
         """Makes the shard anew, empty of values."""
         self.slices = slices
         self.sharded_param.grad = None
-        self.sharded_param.data = torch.zeros(numel, dtype=self.sharded_param.dtype)
+        flat = self.sharded_param
+        flat.data = torch.zeros(numel, dtype=flat.dtype, device=flat.device)
 
     def padding(self) -> list[tuple[int, int]]:
         """Ranges [first, end) of the shard that are no member's."""

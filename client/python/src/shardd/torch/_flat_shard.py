@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffload,
+    CPUOffloadPolicy,
     MixedPrecision,
     MixedPrecisionPolicy,
     OffloadPolicy,
@@ -18,11 +19,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
+from shardd.torch._flat_device import check_offload, device_of
 from shardd.torch._flat_group import RESHARDS, FlatGroup, place_alike
 from shardd.torch._mixed_precision import UnitPrecision, full_precision_in_eval
 from shardd.torch._model_state_dict import install_hooks
 from shardd.torch._state import ShardState
-from shardd.torch._wrapper_init import find_ignored, make_mesh, materialize, mixed_policy, move, strategy_of, sync
+from shardd.torch._wrapper_init import Ignored, find_ignored, make_mesh, mixed_policy, place, strategy_of, sync
 
 __all__ = ["FlatOptions", "OlderKeywords", "newer_options", "older_options"]
 
@@ -49,13 +51,15 @@ class FlatOptions:
     def apply(self, state: ShardState, modules: tuple[nn.Module, ...]) -> None:
         """Shards what is left in ``modules``, whose original parameter objects stay, as pieces of flat parameters."""
         ignored = [find_ignored(module, self.ignored_modules, self.ignored_states) for module in modules]
+        on_mesh = self.mesh_info.mesh if self.given_mesh is None else self.given_mesh
+        device = device_of(modules, ignored[0], self.device_id, on_mesh)
+        check_offload(isinstance(self.offload_policy, CPUOffloadPolicy), device)
         for module, of in zip(modules, ignored):
-            move(module, of, self.device_id)
-            materialize(module, of, self.param_init_fn)
+            place(module, of, device, self.param_init_fn)
             if self.sync_module_states:
                 sync(module, of, self.mesh_info, self.synced)
         state.ignored = ignored[0]
-        state.init(modules, torch.device("cpu"), self.mp_policy, self.automatic)
+        state.init(modules, device, self.mp_policy, self.automatic)
         state.attributes = {"_use_orig_params": True, "_use_full_prec_in_eval": full_precision_in_eval()}
         state.attach(
             FlatGroup(
@@ -66,6 +70,7 @@ class FlatOptions:
                 self.strategy,
                 True,
                 self.reshard_after_forward,
+                device,
                 self.mp_policy,
                 self.offload_policy,
                 {m for of in ignored for m in of.modules},
@@ -100,9 +105,12 @@ class OlderKeywords:
         return [name for name, value in vars(self).items() if value is not None and value is not False]
 
 
-def older_options(keywords: OlderKeywords, may_choose: bool) -> FlatOptions:
+def older_options(keywords: OlderKeywords, modules: tuple[nn.Module, ...], may_choose: bool) -> FlatOptions:
     """``may_choose``: hybrid strategies need no groups, as a policy gives all modules the same."""
-    mesh_info = make_mesh(keywords.process_group, None, keywords.strategy, may_choose)
+    device = device_of(modules, Ignored(set(), set()), keywords.device_id, None)
+    offloads = keywords.cpu_offload is not None and keywords.cpu_offload.offload_params
+    check_offload(offloads, device)
+    mesh_info = make_mesh(keywords.process_group, None, keywords.strategy, may_choose, device.type)
     strategy = strategy_of(keywords.strategy, mesh_info.mesh.size())
     return FlatOptions(
         mesh_info,

@@ -34,9 +34,9 @@ def shown() -> Iterator[None]:
 
 
 def shares_memory(job: _job.TorchJob) -> bool:
-    """Whether ``state_dict`` gives the job's memory. On a GPU programs cannot write it, and many load into what they are
-    given."""
-    return not job.on_gpu or _shown.get()
+    """Whether ``state_dict`` gives the job's memory. Where it is a GPU's and trainers never write, programs cannot write it,
+    and many load into what they are given."""
+    return not job.on_gpu or job.passes or _shown.get()
 
 
 def _stored() -> dict[int, tuple[_job.TorchJob, int, Any]]:
@@ -86,16 +86,22 @@ def gather(
     rest = {key: value for key, value in state_dict.items() if key not in found}
     others = theirs(rest, pg=pg, ranks_only=ranks_only, **options)
     groups = {id(g): g for key in found for g in (state_dict[key].device_mesh.get_group(),)}
-    for group in groups.values():
-        dist.barrier(group)  # what any rank wrote before it came is there
+    engines = {id(job): job.engine for job, _, _ in found.values()}
+
+    def meet() -> None:
+        for engine in filter(None, engines.values()):
+            engine.synchronise()  # a barrier of hosts says nothing of streams
+        for group in groups.values():
+            dist.barrier(group)
+
+    meet()  # what any rank wrote before it came is there
     try:
         if ranks_only and dist.get_rank(pg) not in ranks_only:
             return {}
         on_host = bool(options.get("cpu_offload"))
         return {key: _whole(*found[key], on_host) if key in found else others[key] for key in state_dict}
     finally:
-        for group in groups.values():
-            dist.barrier(group)  # nobody writes while another reads
+        meet()  # nobody writes while another reads
 
 
 def _whole(job: _job.TorchJob, index: int, param: Any, on_host: bool) -> torch.Tensor:

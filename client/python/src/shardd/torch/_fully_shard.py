@@ -158,11 +158,6 @@ def _apply(
     if layout == "flat":
         if shard_placement_fn is not None:
             raise TypeError("fully_shard: shard_placement_fn with layout flat: pieces are cut wherever the cut falls")
-        if mesh.device_type != "cpu":
-            raise NotImplementedError(
-                f'fully_shard: layout="flat" with a mesh on {mesh.device_type} is not served; use layout="dim0", or a mesh '
-                "on cpu"
-            )
         options = newer_options(mesh_info, given_mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
         return _apply_flat(module, options)
     automatic = reshard_after_forward is None
@@ -318,7 +313,8 @@ def fully_shard(
     )
     layout = _check_families(arguments, keywords, layout)
     _checkpoint_face.install()
-    older = older_options(keywords, policy is not None) if keywords.given() else None
+    modules = (module,) if isinstance(module, nn.Module) else tuple(module)
+    older = older_options(keywords, modules, policy is not None) if keywords.given() else None
     arguments.update(layout=layout, older=older)
     if policy is not None:
         if not isinstance(module, nn.Module):

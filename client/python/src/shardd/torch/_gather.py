@@ -12,7 +12,29 @@ from torch.distributed._state_dict_utils import _gather_state_dict
 from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-__all__ = ["assemble", "piece_of_rows", "row_cuts", "rows_as_dtensor_of", "rows_as_sharded_tensor", "whole_value"]
+__all__ = [
+    "assemble",
+    "carrier",
+    "piece_of_rows",
+    "row_cuts",
+    "rows_as_dtensor_of",
+    "rows_as_sharded_tensor",
+    "sendable",
+    "whole_value",
+]
+
+
+def carrier(group: Any) -> torch.device:
+    """Where values are that ranks of the group send each other: in host memory, if it has a backend for that."""
+    group = group or dist.distributed_c10d._get_default_group()
+    types = {device.type for device in group._device_types}
+    return torch.device("cpu" if "cpu" in types or not torch.cuda.is_available() else torch.cuda.current_device())
+
+
+def sendable(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """The tensor where the group has a backend for it: itself, or a copy."""
+    types = {device.type for device in group._device_types}
+    return tensor if tensor.device.type in types else tensor.to(carrier(group))
 
 
 def assemble(
@@ -25,15 +47,17 @@ def assemble(
 ) -> torch.Tensor | None:
     """``ranges``: by rank of ``group``, first element and number of those it has. Collective: all ranks, same order.
 
-    Elements that no rank has are zero. ``only``: that rank alone gets the whole, the others None and hold nothing.
+    Elements that no rank has are zero. ``only``: that rank alone gets the whole, the others None and hold nothing. It is
+    on the device that ``carrier`` says.
     """
     rank = dist.get_rank(group)
+    device = carrier(group)
     if only is not None and rank != only:
         if ranges[rank][1]:
             assert piece is not None
-            dist.send(piece.detach().reshape(-1).contiguous(), group=group, group_dst=only)
+            dist.send(piece.detach().reshape(-1).to(device).contiguous(), group=group, group_dst=only)
         return None
-    whole = torch.empty(tuple(shape), dtype=dtype)
+    whole = torch.empty(tuple(shape), dtype=dtype, device=device)
     if sum(numel for _, numel in ranges) < whole.numel():
         whole.zero_()
     flat = whole.view(-1)
@@ -77,9 +101,9 @@ def piece_of_rows(value: Any, ranges: Sequence[tuple[int, int]], group: Any) -> 
     local, cuts = rows
     rank = dist.get_rank(group)
     row = _row_numel(value)
-    flat = local.detach().reshape(-1)
+    flat = local.detach().reshape(-1).to(carrier(group))
     first, numel = ranges[rank]
-    piece = torch.empty(numel, dtype=flat.dtype)
+    piece = torch.empty(numel, dtype=flat.dtype, device=flat.device)
     begin, end = cuts[rank] * row, cuts[rank + 1] * row
     requests: list[Any] = []
     for other, (wanted, wanted_numel) in enumerate(ranges):
@@ -139,7 +163,8 @@ def _same_ranks(one: Any, other: Any) -> bool:
 
 
 def rows_as_dtensor_of(whole: torch.Tensor, mesh: Any) -> DTensor:
-    """This rank's rows of it, on the last dimension of ``mesh``, as torch.chunk cuts; replicated on the others."""
+    """This rank's rows of it, on the last dimension of ``mesh``, as torch.chunk cuts; replicated on the others. On the
+    mesh's device: from_local moves them there."""
     replicated = [Replicate()] * (mesh.ndim - 1)
     if whole.dim() == 0:
         return DTensor.from_local(whole, mesh, [*replicated, Replicate()], run_check=False)
@@ -152,8 +177,10 @@ def rows_as_dtensor_of(whole: torch.Tensor, mesh: Any) -> DTensor:
 
 
 def rows_as_sharded_tensor(whole: torch.Tensor, group: Any) -> Any:
-    """The same as what torch's wrapper gives where it was made without a device mesh; scalars stay as they are."""
+    """The same as what torch's wrapper gives where it was made without a device mesh, on the device that the values are
+    on; scalars stay as they are."""
     if whole.dim() == 0:
         return whole
     size = dist.get_world_size(group)
-    return _create_chunk_sharded_tensor(whole, dist.get_rank(group), size, size, group)
+    devices = torch.cuda.device_count() if whole.is_cuda else size
+    return _create_chunk_sharded_tensor(whole, dist.get_rank(group), size, devices, group, whole.device)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardd import errors
-from shardd.torch import _spec
+from shardd.torch import _spec, _writes
 from shardd.torch._agreement import Meeting, check_alike, speaks, tell
 from shardd.torch._bind import Place, bind, forget_given, given_by
 from shardd.torch._counts import at_end_of_thread, rank_thread
@@ -35,9 +35,6 @@ from shardd.torch._progress import Progress
 if TYPE_CHECKING:
     from shardd.torch._daemon_optimizer import DaemonOptimizer
     from shardd.torch._state import ShardState
-
-_RESOURCE_EXHAUSTED = 8
-_DROPPED_S = 10  # for jobs of dropped models, where there are too many and all ranks drop theirs
 
 logger = logging.getLogger("shardd.torch")
 
@@ -64,6 +61,7 @@ class TorchJob:
         self.places: dict[int, Place] = {}  # by id of the sharded parameter, which lives as long as the job
         # Whether parameters may be written between passes, which ranks then enter together.
         self.passes = not description.spec["config"]["trainersNeverWrite"]
+        self.copies: bool = description.spec["config"].get("passCopies", False)  # read in passes: shards are not
         self.memory: OptimizerMemory | None = None  # of torch's optimizers
         self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
         self._writing: list[int] = []  # who has opened a write, innermost last
@@ -160,10 +158,10 @@ class TorchJob:
         try:
             engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms, gpu)
         except errors.Error as error:
-            if error.code != _RESOURCE_EXHAUSTED:
+            if error.code != _writes.RESOURCE_EXHAUSTED:
                 raise
             gc.collect()  # the memory may be that of models which nobody holds any more
-            wait_for_leaving(_DROPPED_S)
+            wait_for_leaving(_writes.DROPPED_S)
             engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms, gpu)
         job = cls(root, engine, description)
         try:
@@ -203,8 +201,9 @@ class TorchJob:
         config = description.spec["config"]["optimizer"]
         states, groups = config.get("trainerStates", 0), len(config.get("groups", []))
         if info["version"] > 0:  # it may have more than this program describes
-            config = json.loads(engine.describe())["config"]["optimizer"]
-            states, groups = int(config["trainer_states"]), len(config["groups"])
+            its = json.loads(engine.describe())["config"]
+            states, groups = int(its["optimizer"]["trainer_states"]), len(its["optimizer"]["groups"])
+            self.copies = its.get("pass_copies", self.copies)
         self.step_groups = groups + 1
         self.memory = OptimizerMemory(self, states, info["param_count"])
         if info["version"] == 0:
@@ -233,7 +232,7 @@ class TorchJob:
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
         if not self.on_gpu:
             give_memory_back(engine)
-            self._watch_writes()
+        _writes.begin(self)
         if optimizers:
             optimizers[0]._adopt_job(self, info["version"] > 0 and memory is None)
             return
@@ -245,18 +244,6 @@ class TorchJob:
             _stock.watch_loads(optimizer)
             if is_given and any(self._has(param) for param in optimizer.state):
                 _stock.keep_loaded(optimizer, [self])
-
-    def _watch_writes(self) -> None:
-        engine = self.engine
-        assert engine is not None
-        try:
-            engine.watch_writes(self.passes)
-        except errors.Error as error:
-            if error.code != _RESOURCE_EXHAUSTED:
-                raise
-            gc.collect()  # too many jobs; some are of models that nobody holds and Python has not collected yet
-            wait_for_leaving(_DROPPED_S)
-            engine.watch_writes(self.passes)
 
     def _bind(self, description: _spec.Description) -> None:
         engine = self.engine
@@ -312,8 +299,8 @@ class TorchJob:
 
     @property
     def trainers_write(self) -> bool:
-        """No optimizer of the daemon: the program updates its shards between passes. Not on GPUs."""
-        return self.optimizer is None and not self.on_gpu
+        """No optimizer of the daemon: the program updates its shards between passes."""
+        return self.optimizer is None
 
     # What goes with a commit: the program's own state, and where that of torch's optimizers lies.
 

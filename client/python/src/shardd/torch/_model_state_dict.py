@@ -152,24 +152,25 @@ def _end(root: ShardState) -> None:
         saving.job.engine.leave_full_params()
 
 
-def _whole(saving: _Saving, param: Any, only: int | None) -> torch.Tensor | None:
-    """A copy; ``only``: for that rank of the shard group alone. Collective where there is no job."""
+def _whole(saving: _Saving, param: Any, only: int | None, on_host: bool = False) -> torch.Tensor | None:
+    """A copy, where the parameter is or in host memory; ``only``: for that rank of the shard group alone. Collective where there is no job."""
     if only is not None and (saving.job is not None or _is_whole(param)) and dist.get_rank(group_of(param)) != only:
         return None
     if id(param) in saving.done:
         return saving.done[id(param)]
     shape = param._orig_size
+    device = torch.device("cpu") if on_host else param.sharded_param.device
     if saving.job is not None:
-        whole = torch.empty(shape, dtype=param.sharded_param.dtype)
+        whole = torch.empty(shape, dtype=param.sharded_param.dtype, device=device)
         given = saving.job.engine.copy_full_parameter(saving.job.index_of(param), whole)
         assert given
     elif _is_whole(param):
-        whole = param.local.reshape(shape).clone(memory_format=torch.contiguous_format)
+        whole = param.local.reshape(shape).to(device, memory_format=torch.contiguous_format, copy=True)
     else:
         found = assemble(param.local, saving.ranges[id(param)], shape, param.sharded_param.dtype, group_of(param), only)
         if found is None:
             return None
-        whole = found
+        whole = found.to(device)
     if len(param.uses) > 1:
         saving.done[id(param)] = whole
     return whole
@@ -226,7 +227,7 @@ def _replace(module: nn.Module, state: ShardState, saving: _Saving, state_dict: 
         if kind != StateDictType.FULL_STATE_DICT:
             state_dict[key] = _sharded(state, saving, place.param)
             continue
-        whole = _whole(saving, place.param, only)
+        whole = _whole(saving, place.param, only, bool(getattr(settings.state_dict_config, "offload_to_cpu", False)))
         if whole is None:
             state_dict.pop(key, None)
         else:
@@ -237,6 +238,7 @@ def _replace(module: nn.Module, state: ShardState, saving: _Saving, state_dict: 
 
 
 def _sharded(state: ShardState, saving: _Saving, param: Any) -> Any:
+    """On a GPU the rows alone are taken there."""
     mesh = state.__dict__.get("_given_mesh")
     config: Any = settings_of(state).state_dict_config
     if mesh is None and getattr(config, "_use_dtensor", False):
@@ -250,7 +252,10 @@ def _sharded(state: ShardState, saving: _Saving, param: Any) -> Any:
         whole = _with_rows(
             saving.job, param, rank, dist.get_world_size(group_of(param)) if mesh is None else mesh.size(dim)
         )
-    return rows_as_dtensor_of(whole, mesh) if mesh is not None else rows_as_sharded_tensor(whole, group_of(param))
+    if mesh is None:
+        return rows_as_sharded_tensor(whole, group_of(param))
+    rows = rows_as_dtensor_of(whole, mesh)
+    return rows.to("cpu") if getattr(config, "offload_to_cpu", False) and rows.is_cuda else rows
 
 
 def _with_rows(job: Any, param: Any, rank: int, world: int) -> torch.Tensor:

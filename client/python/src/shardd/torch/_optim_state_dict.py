@@ -69,6 +69,11 @@ class _InJobs:
         job = None if root is None else root._job
         self._job = job if job is not None and job.alive and job.engine is not None else None
 
+    def settle(self) -> None:
+        """What this rank's stream has written or read is done: a message between ranks says nothing of streams."""
+        if self._job is not None and self._job.engine is not None:
+            self._job.engine.synchronise()
+
     def state(self, param: Any, number: int) -> torch.Tensor | None:
         """One-dimensional, in place."""
         if self._job is None or id(param.sharded_param) not in self._job.places:
@@ -131,6 +136,7 @@ def optim_state_dict(
     flat = [item for item in named if item.param is not None]
     entries = {item.fqn: own_entry(optim, item, state_dict["state"].get(keys[id(item.held)], {})) for item in flat}
     in_jobs = _InJobs(model)
+    in_jobs.settle()
     said = _exchange(flat, entries, in_jobs)
     state: dict[str, Any] = {}
     for item in named:
@@ -142,6 +148,7 @@ def optim_state_dict(
         made = _whole_entry(saving, item, entries[item.fqn], said.get(item.fqn), in_jobs)
         if made:
             state[item.fqn] = made
+    in_jobs.settle()
     for shard_group in {id(g): g for item in flat if item.fqn in said for g in (group_of(item.param),)}.values():
         dist.barrier(shard_group)  # nobody writes while another reads
     if not saving.writes():

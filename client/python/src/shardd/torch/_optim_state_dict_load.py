@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from shardd.torch._daemon_optimizer import DaemonOptimizer
 from shardd.torch._flat_places import group_of
-from shardd.torch._gather import piece_of_rows, whole_value
+from shardd.torch._gather import carrier, piece_of_rows, whole_value
 from shardd.torch._names import clean_name
 from shardd.torch._optim_state_dict_pieces import FlatState, Named, current_names, named_params
 from shardd.torch._state_dict_type import get_state_dict_type
@@ -162,7 +162,7 @@ def _received(value: Any, source: int, group: Any) -> Any:
         value = torch.empty(value.shape, dtype=value.dtype)
     elif not torch.is_tensor(value) or not value.dim():
         return value
-    value = value.detach().contiguous()
+    value = value.detach().to(carrier(group)).contiguous()
     dist.broadcast(value, src=source, group=group)
     return value
 

@@ -2,8 +2,8 @@
 
 After the step that makes a state tensor its storage is swapped: the optimizer goes on with the same tensor, whose values
 are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, in a write
-window as the parameters do. Scalars (``step``) lie in one buffer that goes with every commit, as do numbers and other
-small values. What is neither stays in the trainer and is named once.
+window as the parameters do. Scalars (``step``) lie in one buffer that goes with every commit (_optimizer_scalars.py), as do
+numbers and other small values. What is neither stays in the trainer and is named once.
 
 What goes with a commit shares 1 MiB with the program's own state, so it is small: each way of keeping a parameter's
 state once, 4 bytes a parameter to say which, and 8 for each scalar of a parameter.
@@ -28,6 +28,7 @@ from shardd.torch._bind import local_of
 from shardd.torch._extension import _C
 from shardd.torch._flat_param import FlatShardParam
 from shardd.torch._flat_parameter import FlatHolder
+from shardd.torch._optimizer_scalars import Scalars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shardd.torch")
 
-_SCALARS = 4  # of a parameter, at most: NAdam 2, ASGD 3
-_SCALAR_BYTES = 8
 _COPIED_BYTES = 1024  # of one value that goes with the commit as it is
 
 
@@ -62,6 +61,7 @@ class _Value:
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()  # of a scalar: () or (1,)
     place: int = 0  # "dtensor", "rows": which state of the job; "scalar": which of the parameter's
+    on_gpu: bool = False  # "scalar": where the parameter is
 
 
 _Layout = tuple[_Value, ...]
@@ -97,9 +97,7 @@ class OptimizerMemory:
         self._copied: dict[int, list[str]] = {}  # names of small values, by parameter
         self._told: set[tuple[str, str]] = set()
         self._param_count = param_count
-        # Never reallocated: scalars lie in it. The first of all parameters, then the second of all.
-        self._scalars = torch.zeros(_SCALARS * param_count * _SCALAR_BYTES, dtype=torch.uint8)
-        self._used_scalars = 0
+        self._scalars = Scalars(param_count)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._pending: dict[int, _Home] = {}
         self._pending_copied: dict[int, dict[str, Any]] = {}
@@ -107,9 +105,6 @@ class OptimizerMemory:
     def _index(self, param: Any) -> int:
         place = self._places.get(id(param))
         return -1 if place is None else place.index
-
-    def _scalar_at(self, index: int, place: int) -> int:
-        return (place * self._param_count + index) * _SCALAR_BYTES
 
     # After a step.
 
@@ -133,14 +128,14 @@ class OptimizerMemory:
         assert self._engine is not None
         home = _Home()
         values: list[_Value] = []
-        rows_shape = local_of(param).shape
+        rows = local_of(param)
         states = scalars = 0
         for name, value in list(state.items()):
             local = value._local_tensor if isinstance(value, DTensor) else value
             if not isinstance(local, torch.Tensor):
                 kind = "copied" if len(pickle.dumps(value)) <= _COPIED_BYTES else "lost"
                 entry = _Value(name, kind)
-            elif local.shape == rows_shape and local.element_size() <= 4 and states < self._states:
+            elif self._lies_in_job(local, rows, states):
                 if not _alone(local):
                     local = local.clone(memory_format=torch.contiguous_format)
                     if isinstance(value, DTensor):
@@ -151,11 +146,11 @@ class OptimizerMemory:
                 kind = "dtensor" if isinstance(value, DTensor) else "rows"
                 entry = _Value(name, kind, local.dtype, place=states)
                 states += 1
-            elif value is local and local.numel() == 1 and local.element_size() <= _SCALAR_BYTES and scalars < _SCALARS:
+            elif value is local and self._scalars.takes(local, scalars):
                 if not _alone(local):
                     value = state[name] = local = local.clone()
-                _C.place_in(local, self._scalars, self._scalar_at(index, scalars))
-                entry = _Value(name, "scalar", local.dtype, tuple(local.shape), scalars)
+                self._scalars.keep(local, index, scalars)
+                entry = _Value(name, "scalar", local.dtype, tuple(local.shape), scalars, local.is_cuda)
                 scalars += 1
             elif value is local and local.numel() * local.element_size() <= _COPIED_BYTES:
                 entry = _Value(name, "copied")
@@ -176,6 +171,10 @@ class OptimizerMemory:
         self._pending.pop(index, None)
         return home
 
+    def _lies_in_job(self, local: torch.Tensor, rows: torch.Tensor, states: int) -> bool:
+        alike = local.shape == rows.shape and local.device == rows.device
+        return alike and local.element_size() <= 4 and states < self._states
+
     def pack(self, optimizers: Iterable[Optimizer]) -> dict[str, Any] | None:
         """What goes with the commit: where everything lies, the scalars, the small values."""
         for optimizer in optimizers:
@@ -189,7 +188,7 @@ class OptimizerMemory:
             for index, home in homes.items():
                 numbers[index] = layouts.setdefault(home.values, len(layouts) + 1)
             self._packed_homes = pickle.dumps((list(layouts), numbers.tobytes()))
-            self._used_scalars = max(
+            self._scalars.used = max(
                 (v.place + 1 for layout in layouts for v in layout if v.kind == "scalar"), default=0
             )
             names = {i: [v.name for v in home.values if v.kind == "copied"] for i, home in self._homes.items()}
@@ -200,8 +199,7 @@ class OptimizerMemory:
                 index = self._index(param)
                 if index in self._copied:
                     copied[index] = {n: optimizer.state[param].get(n) for n in self._copied[index]}
-        scalars = self._scalars[: self._scalar_at(0, self._used_scalars)].numpy().tobytes()
-        return {"homes": self._packed_homes, "scalars": scalars, "copied": copied}
+        return {"homes": self._packed_homes, "scalars": self._scalars.pack(), "copied": copied}
 
     def loses(self) -> bool:
         """Some state stays in this process."""
@@ -220,9 +218,8 @@ class OptimizerMemory:
         self._homes.clear()
         self._pending = pending
         self._pending_copied = {} if packed is None else packed["copied"]
-        if packed is not None and packed["scalars"]:
-            scalars = torch.frombuffer(bytearray(packed["scalars"]), dtype=torch.uint8)
-            self._scalars[: scalars.numel()] = scalars
+        if packed is not None:
+            self._scalars.restore(packed["scalars"])
         for optimizer in optimizers:
             for param in _params_of(optimizer):
                 index = self._index(param)
@@ -267,12 +264,11 @@ class OptimizerMemory:
         if value.kind == "copied":
             return self._pending_copied.get(index, {}).get(value.name)
         assert value.dtype is not None
+        device = local_of(param).device
         if value.kind == "scalar":
-            size = torch.empty(0, dtype=value.dtype).element_size()
-            offset = self._scalar_at(index, value.place)
-            scalar = self._scalars[offset : offset + size].clone().view(value.dtype).reshape(value.shape).clone()
-            _C.place_in(scalar, self._scalars, offset)
-            return scalar
-        rows = torch.empty(local_of(param).shape, dtype=value.dtype)
+            return self._scalars.made(
+                index, value.place, value.dtype, value.shape, device if value.on_gpu else torch.device("cpu")
+            )
+        rows = torch.empty(local_of(param).shape, dtype=value.dtype, device=device)
         self._engine.adopt_state(index, value.place, rows, False)
         return rows if value.kind == "rows" else as_held(self._places[id(param)].fsdp_param(), rows)

@@ -10,7 +10,7 @@ import functools
 import signal
 from typing import Any
 
-from shardd.torch import _job
+from shardd.torch import _job, _writes
 
 
 def _keeping(previous: Any) -> Any:
@@ -19,9 +19,7 @@ def _keeping(previous: Any) -> Any:
         replaced = previous(signalnum, handler)
         if signalnum == signal.SIGSEGV:
             for job in _job.jobs():
-                assert job.engine is not None
-                if not job.on_gpu:
-                    job.engine.watch_writes(job.passes)
+                _writes.watch(job)
         return replaced
 
     return set_handler

@@ -17,6 +17,7 @@ from shardd.torch._group import offloads
 from shardd.torch._memory import wants_it
 from shardd.torch._placement import shape_in_job
 from shardd.torch._planned_states import optimizers_of, planned_states
+from shardd.torch._writes import config_of_writes
 
 if TYPE_CHECKING:
     from shardd.torch._daemon_optimizer import DaemonOptimizer
@@ -199,6 +200,11 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     for where, group in groups.items():
         if group.mesh_info.mesh != params[0].group.mesh_info.mesh:
             raise NotImplementedError(f'register module "{where}": its mesh differs from the other modules\'')
+        if group.device != root._unit.device:
+            raise NotImplementedError(
+                f'register module "{where}": it is on another device than the model (got {group.device}, want '
+                f"{root._unit.device}); move the whole model before it is sharded"
+            )
     strategies = {w: getattr(g, "strategy", None) == ShardingStrategy.NO_SHARD for w, g in groups.items()}
     if len(set(strategies.values())) > 1:
         whole = next(where for where, no_shard in strategies.items() if no_shard)
@@ -214,20 +220,31 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         )
     factors = {group.divide_factor() for group in groups.values()}
     divide_factor = factors.pop() if len(factors) == 1 else float(world_size)
+    on_gpu = gpu_of(root) >= 0
     config: dict[str, Any] = {
         **_strategy(params[0].group),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
         "optimizer": _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
-        "trainersNeverWrite": gpu_of(root) >= 0 or (bool(optimizers) and not all(o.in_place_edits for o in optimizers)),
+        **config_of_writes(
+            never=not all(optimizer._allows_edits(on_gpu) for optimizer in optimizers),
+            on_gpu=on_gpu,
+            daemon_updates=bool(optimizers),
+        ),
     }
     if _offloads(groups):
+        if not config["trainersNeverWrite"]:
+            raise NotImplementedError(
+                "register model: it has a CPUOffloadPolicy on a GPU and its shards are written by the program (torch's "
+                "optimizer, or in_place_edits=True), which shardd does not serve together; use an optimizer of "
+                "shardd.torch.optim, or no offload"
+            )
         config["offload"] = "OFFLOAD_HOST"
     if gpu_of(root) >= 0 and os.environ.get("SHARDD_TRAINER_SUMS") == "1":
         config["trainerSums"] = True
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
-    if gpu_of(root) < 0 and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
+    if not on_gpu and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
         config["lateGradients"] = True
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor, names)
@@ -242,14 +259,6 @@ def _offloads(groups: dict[str, ShardGroup]) -> bool:
             "model in one place, give all of them the same offload_policy"
         )
     return any(offloaded.values())
-
-
-def _refuse_trainers_optimizer(stock: list[torch.optim.Optimizer]) -> NotImplementedError:
-    names = ", ".join(sorted({type(optimizer).__name__ for optimizer in stock}))
-    return NotImplementedError(
-        f"register model: its parameters are on a GPU and an optimizer of torch has them (got {names}); shards that trainers "
-        "write are not served there, use shardd.torch.optim.AdamW, Adam or SGD"
-    )
 
 
 def _strategy(group: ShardGroup) -> dict[str, Any]:
@@ -274,10 +283,6 @@ def _optimizer(
     held: set[int],
     training: bool,
 ) -> dict[str, Any]:
-    if not optimizers and params[0].group.device.type != "cpu":
-        if stock:
-            raise _refuse_trainers_optimizer(stock)
-        return {"kind": "OPTIMIZER_KIND_NONE"}
     if not optimizers:  # one in the trainers, or none
         trained = any(
             p.fsdp_param.sharded_param.requires_grad or id(p.fsdp_param.sharded_param) in held for p in params

@@ -50,11 +50,6 @@ def _jobs_of(optimizer: Optimizer) -> list[_job.TorchJob]:
 
 
 def _refuse(optimizer: Optimizer, job: _job.TorchJob) -> None:
-    if job.on_gpu:
-        raise NotImplementedError(
-            f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}" on a GPU, where trainers do '
-            "not write them; use shardd.torch.optim.AdamW, Adam or SGD, built before the model's first use"
-        )
     if not job.trainers_write:
         raise NotImplementedError(
             f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which the daemon\'s '

@@ -22,6 +22,7 @@ from torch.distributed.fsdp._common_utils import TrainingState
 
 from shardd.torch._auto_wrap import auto_wrap
 from shardd.torch._clip import clip_model
+from shardd.torch._flat_device import check_offload, device_of
 from shardd.torch._flat_group import RESHARDS, FlatGroup, place_alike
 from shardd.torch._full_params import summon_full_params
 from shardd.torch._fully_shard import apply_and_watch, watch_loads
@@ -35,9 +36,8 @@ from shardd.torch._wrapper_init import (
     find_ignored,
     forget_mesh,
     make_mesh,
-    materialize,
     mixed_policy,
-    move,
+    place,
     strategy_of,
     sync,
 )
@@ -82,7 +82,10 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
                 stacklevel=2,
             )
         ignored = find_ignored(module, ignored_modules, ignored_states)
-        mesh_info = make_mesh(process_group, device_mesh, sharding_strategy, auto_wrap_policy is not None)
+        device = device_of([module], ignored, device_id, device_mesh)
+        check_offload(cpu_offload is not None and cpu_offload.offload_params, device)
+        chooses = auto_wrap_policy is not None
+        mesh_info = make_mesh(process_group, device_mesh, sharding_strategy, chooses, device.type)
         self._synced: set[int] = set()
         if auto_wrap_policy is not None:
             hybrid = sharding_strategy in HYBRID
@@ -119,10 +122,9 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
         self.backward_prefetch = backward_prefetch
         self.forward_prefetch = forward_prefetch
         self.limit_all_gathers = limit_all_gathers
-        self.compute_device = torch.device("cpu")
+        self.compute_device = device
         self._use_orig_params = use_orig_params
-        move(module, ignored, device_id)
-        materialize(module, ignored, param_init_fn)
+        place(module, ignored, device, param_init_fn)
         if sync_module_states:
             for nested in module.modules():
                 self._synced |= getattr(nested, "_synced", set())
@@ -147,6 +149,7 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
                 self.sharding_strategy,
                 use_orig_params,
                 reshards,
+                device,
                 policy,
                 OffloadPolicy(),
                 ignored.modules,

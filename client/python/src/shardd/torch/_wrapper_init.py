@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
+from shardd.torch._flat_device import check_places, move
 from shardd.torch._flat_param import composable, is_sharded
 from shardd.torch._state import state_of
 
@@ -25,9 +26,8 @@ __all__ = [
     "find_ignored",
     "forget_mesh",
     "make_mesh",
-    "materialize",
     "mixed_policy",
-    "move",
+    "place",
     "strategy_of",
     "sync",
 ]
@@ -109,15 +109,15 @@ def strategy_of(strategy: ShardingStrategy | None, world_size: int) -> ShardingS
     return strategy
 
 
-def _mesh_of_groups(groups: tuple[Any, ...], ranks: torch.Tensor) -> DeviceMesh:
-    key = (dist.get_rank(), *(group.group_name for group in groups))  # ranks may be threads
+def _mesh_of_groups(groups: tuple[Any, ...], ranks: torch.Tensor, device_type: str) -> DeviceMesh:
+    key = (dist.get_rank(), device_type, *(group.group_name for group in groups))  # ranks may be threads
     known = _meshes.get(key)
     if known is not None and all(a is b for a, b in zip(known[0], groups)):
         return known[1]
     if len(groups) == 1:
-        mesh = DeviceMesh.from_group(groups[0], "cpu")
+        mesh = DeviceMesh.from_group(groups[0], device_type)
     else:
-        mesh = DeviceMesh.from_group(list(groups), "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
+        mesh = DeviceMesh.from_group(list(groups), device_type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
     _meshes[key] = (groups, mesh)
     return mesh
 
@@ -134,7 +134,11 @@ def _check_group(group: Any, strategy: ShardingStrategy | None) -> None:
 
 
 def make_mesh(
-    process_group: Any, device_mesh: DeviceMesh | None, strategy: ShardingStrategy | None, may_choose: bool
+    process_group: Any,
+    device_mesh: DeviceMesh | None,
+    strategy: ShardingStrategy | None,
+    may_choose: bool,
+    device_type: str,
 ) -> FSDPMeshInfo:
     """The ranks of a unit. Hybrid strategies: (shard group, replicate group), a mesh (replicate, shard), or, where
     ``may_choose``, shard groups of the ranks of a node (LOCAL_WORLD_SIZE)."""
@@ -142,17 +146,14 @@ def make_mesh(
         raise ValueError(
             "Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them."
         )
-    if device_mesh is not None and device_mesh.device_type != "cpu":
-        raise NotImplementedError(
-            f"shard a model on device_mesh of {device_mesh.device_type}: shardd serves CPU devices so far"
-        )
     if strategy not in HYBRID:
         if device_mesh is not None:
             mesh = device_mesh if device_mesh.ndim == 1 else device_mesh[(device_mesh.mesh_dim_names or ("",))[0]]
         else:
             if process_group is not None:
                 _check_group(process_group, strategy)
-            mesh = _mesh_of_groups((process_group or dist.distributed_c10d._get_default_group(),), torch.empty(0))
+            group = process_group or dist.distributed_c10d._get_default_group()
+            mesh = _mesh_of_groups((group,), torch.empty(0), device_type)
         return FSDPMeshInfo(mesh, shard_mesh_dim=0)
     if device_mesh is not None:
         if device_mesh.ndim != 2:
@@ -169,7 +170,7 @@ def make_mesh(
                 f"form hybrid shard groups: LOCAL_WORLD_SIZE says no equal nodes (got {local}, world size {world}); pass "
                 "process_group=(shard group, replicate group) or device_mesh"
             )
-        mesh = init_device_mesh("cpu", (world // local, local), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(device_type, (world // local, local), mesh_dim_names=("replicate", "shard"))
     else:
         pair = isinstance(process_group, tuple) and len(process_group) == 2
         if not pair or not all(isinstance(group, dist.ProcessGroup) for group in process_group):
@@ -185,7 +186,7 @@ def make_mesh(
                 f"form hybrid shard groups: ranks {row.tolist()} and {column.tolist()} are no row and column of a regular "
                 "mesh; pass device_mesh"
             )
-        mesh = _mesh_of_groups((replicate, shard), ranks)
+        mesh = _mesh_of_groups((replicate, shard), ranks, device_type)
     return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
@@ -209,7 +210,7 @@ def mixed_policy(mixed_precision: MixedPrecision | None) -> MixedPrecisionPolicy
     )
 
 
-def _own_modules(module: nn.Module, ignored: Ignored) -> Iterator[nn.Module]:
+def own_modules(module: nn.Module, ignored: Ignored) -> Iterator[nn.Module]:
     """Breadth first, as torch materializes; not into other units."""
     queue, seen = [module], {module}
     for current in queue:
@@ -224,9 +225,27 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     return itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
 
 
-def materialize(module: nn.Module, ignored: Ignored, param_init_fn: Callable[[nn.Module], Any] | None) -> None:
+def place(
+    module: nn.Module,
+    ignored: Ignored,
+    device: torch.device,
+    param_init_fn: Callable[[nn.Module], Any] | None,
+) -> None:
+    """What the unit is made of is on ``device``, with values."""
+    modules = list(own_modules(module, ignored))
+    move(modules, ignored, device)
+    materialize(module, ignored, param_init_fn, device)
+    check_places(modules, ignored, device)
+
+
+def materialize(
+    module: nn.Module,
+    ignored: Ignored,
+    param_init_fn: Callable[[nn.Module], Any] | None,
+    device: torch.device,
+) -> None:
     """Gives values to what is on the meta device: ``param_init_fn`` of every module, or its ``reset_parameters``."""
-    modules = list(_own_modules(module, ignored))
+    modules = list(own_modules(module, ignored))
     if not any(t.is_meta for m in modules for t in _tensors(m) if t not in ignored.params):
         return
     if param_init_fn is not None:
@@ -244,23 +263,8 @@ def materialize(module: nn.Module, ignored: Ignored, param_init_fn: Callable[[nn
                     f"materialize a {type(current).__name__} from the meta device: it has no reset_parameters(); define "
                     "it, or pass param_init_fn"
                 )
-            current.to_empty(device=torch.device("cpu"), recurse=False)
+            current.to_empty(device=device, recurse=False)
             current.reset_parameters()  # type: ignore[operator]
-
-
-def move(module: nn.Module, ignored: Ignored, device_id: int | torch.device | None) -> None:
-    """``device_id`` names where the unit's tensors are computed with, which is the CPU so far."""
-    if device_id is not None and torch.device(device_id).type != "cpu":
-        raise NotImplementedError(
-            f"shard a model on device_id {device_id}: shardd serves CPU devices so far; pass torch.device('cpu') or none"
-        )
-    for current in _own_modules(module, ignored):
-        for name, param in current.named_parameters(recurse=False):
-            if param.device.type not in ("cpu", "meta") and param not in ignored.params:
-                raise NotImplementedError(
-                    f'shard parameter "{name}" of {type(current).__name__}: it is on {param.device}; shardd serves CPU '
-                    "devices so far"
-                )
 
 
 def sync(module: nn.Module, ignored: Ignored, mesh_info: FSDPMeshInfo, synced: set[int]) -> None:

@@ -1,0 +1,19 @@
+#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_FACTS_H_
+#define SHARDD_CLIENT_PYTHON_EXTENSION_FACTS_H_
+
+// What Python is told of a job, as dictionaries. The GIL is held.
+
+#include <pybind11/pybind11.h>
+
+#include "client/python/extension/engine.h"
+
+namespace shardd::python {
+
+pybind11::dict InfoDict(Engine& engine);
+pybind11::dict ParamDict(Engine& engine, int param);
+// Of the parameter's elements, which this rank holds, and whether a rank of an earlier replica holds the same.
+pybind11::dict RangeDict(Engine& engine, int param);
+
+}  // namespace shardd::python
+
+#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_FACTS_H_

@@ -1,0 +1,76 @@
+"""What keeps a program's stores into its shards from those who read them.
+
+On CPUs a store is seen: the pages are read-only, and a handler of SIGSEGV opens a write window (WatchWrites). No store into
+a GPU's memory can be seen. There, and on CPUs where ``SHARDD_PASS_COPIES=1`` says so, forward and backward read copies that
+the daemon takes where a pass begins, and shards may be stored into at any time.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+from shardd import errors
+from shardd.torch._leaving import wait_for_leaving
+
+if TYPE_CHECKING:
+    from shardd.torch._job import TorchJob
+
+__all__ = ["DROPPED_S", "RESOURCE_EXHAUSTED", "begin", "config_of_writes", "edits_of", "watch"]
+
+COPIES = "SHARDD_PASS_COPIES"
+KEEP_EVERY = "SHARDD_KEEP_EVERY"
+
+RESOURCE_EXHAUSTED = 8
+DROPPED_S = 10  # for jobs of dropped models, where there are too many and all ranks drop theirs
+
+
+def _number(name: str, most: int) -> int:
+    given = os.environ.get(name, "") or "0"
+    if not given.isascii() or not given.isdigit() or int(given) > most:
+        raise ValueError(f"{name}: out of range (got {given!r}, want a number from 0 to {most})")
+    return int(given)
+
+
+def edits_of(given: bool | None) -> tuple[bool, bool]:
+    """``in_place_edits`` of an optimizer of the daemon, and whether anybody has said so."""
+    environment = os.environ.get("SHARDD_IN_PLACE_EDITS")
+    if given is None:
+        return environment != "0", environment is not None
+    return given, True
+
+
+def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[str, Any]:
+    """The fields of JobConfig for a model. ``never``: trainers do not write; ``daemon_updates``: its optimizer does."""
+    copies, keep_every = _number(COPIES, 1), _number(KEEP_EVERY, 1_000_000)
+    if never:
+        return {"trainersNeverWrite": True}
+    config: dict[str, Any] = {"trainersNeverWrite": False}
+    if on_gpu or copies:
+        config["passCopies"] = True
+    if keep_every and not (daemon_updates and config.get("passCopies")):  # which keeps every one
+        config["keepEvery"] = keep_every
+    return config
+
+
+def watch(job: TorchJob) -> None:
+    """Stores are seen from now on, where they can be and are in somebody's way."""
+    if job.engine is not None and not job.on_gpu and not job.copies:
+        job.engine.watch_writes(job.passes)
+
+
+def begin(job: TorchJob) -> None:
+    """For a job that was just attached to."""
+    assert job.engine is not None
+    if job.copies:
+        job.engine.use_copies()
+        return
+    try:
+        watch(job)
+    except errors.Error as error:
+        if error.code != RESOURCE_EXHAUSTED:
+            raise
+        gc.collect()  # too many jobs; some are of models that nobody holds and Python has not collected yet
+        wait_for_leaving(DROPPED_S)
+        watch(job)

@@ -1,0 +1,219 @@
+"""What ranks do in the tests of copies for passes (SHARDD_PASS_COPIES=1): stores that nobody sees, at any time."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import distribute_tensor
+
+from edits import _optimizer
+from models import loss_of
+from optim_cases import counts, full, model_of, parameters_of
+
+_SIGSEGV = 11
+
+
+def has_copies(model: nn.Module) -> bool:
+    from shardd.torch._api import _job_of
+
+    job = _job_of(model)
+    assert job.engine is not None
+    return bool(json.loads(job.engine.describe())["config"].get("pass_copies", False))
+
+
+def _catches_faults() -> bool:
+    """A handler of this process is installed for SIGSEGV."""
+    with open("/proc/self/status") as file:
+        caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt:"))
+    return bool(caught >> (_SIGSEGV - 1) & 1)
+
+
+def without_signals(kind: str) -> dict[str, Any]:
+    before = _catches_faults()
+    rank = dist.get_rank()
+    model = model_of("shardd")
+    optimizer = _optimizer("shardd", kind, model)
+    loss_of(model, 0, 0, rank).backward()
+    optimizer.step()
+    with torch.no_grad():
+        model.norm.weight.mul_(2)
+        local = model.norm.bias.detach().to_local()
+        if local.numel():
+            with open("/dev/zero", "rb") as file:
+                read = file.readinto(local.numpy().view("uint8"))  # type: ignore[attr-defined]
+            assert read == local.numel() * 4
+    loss_of(model, 1, 0, rank).backward()
+    return {"before": before, "after": _catches_faults(), "copies": has_copies(model), "bias": full(model.norm.bias)}
+
+
+def store_inside_a_pass(kind: str) -> dict[str, Any]:
+    """Rank 0 stores while rank 1 reads, and every rank between a forward and its backward; gradients do not see it."""
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    model = model_of("shardd")
+    optimizer = _optimizer("shardd", kind, model)
+    loss_of(model, 0, 0, rank).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    sharded = dict(model.named_parameters())  # the root shows others after its forward
+    before = parameters_of(model)
+    loss_of(model, 1, 0, rank).backward()
+    want = {name: full(param.grad) for name, param in model.named_parameters()}
+    optimizer.zero_grad()
+    seen: list[torch.Tensor] = []
+
+    def write(module: nn.Module, args: Any) -> None:
+        if rank == 0:
+            with torch.no_grad():
+                sharded["layers.2.up.weight"].mul_(1.5)
+            store.set("written", "")
+
+    def look(module: nn.Module, args: Any) -> None:
+        if rank == 1:
+            store.wait(["written"])
+            seen.append(model.layers[2].up.weight.detach().clone())
+
+    hooks = [model.layers[0].register_forward_pre_hook(write), model.layers[2].register_forward_pre_hook(look)]
+    loss = loss_of(model, 1, 0, rank)
+    with torch.no_grad():
+        for name, param in sharded.items():
+            if rank != 0 or name != "layers.2.up.weight":
+                param.mul_(1.5)
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    got = {name: full(param.grad) for name, param in model.named_parameters()}
+    optimizer.zero_grad()
+    with torch.no_grad():
+        after = loss_of(model, 2, 0, 0).item()
+        model.reshard()
+    theirs = model_of("torch")
+    with torch.no_grad():
+        for name, param in theirs.named_parameters():
+            param.copy_(distribute_tensor(before[name] * 1.5, param.device_mesh, param.placements))
+        wanted = loss_of(theirs, 2, 0, 0).item()
+    return {"want": want, "got": got, "seen": seen, "before": before["layers.2.up.weight"], "losses": (after, wanted),
+            "parameters": parameters_of(model), "all before": before}  # fmt: skip
+
+
+def tried_again(impl: str) -> dict[str, Any]:
+    """An exception ends rank 0's forward, and its second try; then those of both ranks."""
+    rank = dist.get_rank()
+    model = model_of(impl)
+    optimizer = _optimizer(impl, "adamw", model)
+    fails = [0]
+
+    def fail(module: nn.Module, args: Any) -> None:
+        if fails[0]:
+            fails[0] -= 1
+            raise ArithmeticError("mine")
+
+    if impl == "shardd":
+        model.layers[1].register_forward_pre_hook(fail)
+    losses = []
+    for step in range(4):
+        fails[0] = {1: 2 if rank == 0 else 0, 2: 1}.get(step, 0)
+        while True:
+            try:
+                loss = loss_of(model, step, 0, rank)
+                break
+            except ArithmeticError:
+                continue
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"losses": losses, "counters": counts(impl, model), "parameters": parameters_of(model)}
+
+
+def forwards_and_parts(impl: str) -> dict[str, Any]:
+    """Two forwards for one backward, and parts that run by themselves around steps."""
+    rank = dist.get_rank()
+    model = model_of(impl)
+    optimizer = _optimizer(impl, "adamw", model)
+    losses = []
+    for step in range(3):
+        loss = loss_of(model, step, 0, rank) + loss_of(model, step, 1, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    for step in range(3):
+        part = model.layers[step % 2]
+        x = torch.linspace(-1, 1, 20).reshape(2, 10) + step + rank
+        losses.append(part(x).square().mean().item())  # no backward follows
+        optimizer.step()  # of no gradients
+        loss = part(part(x)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"losses": losses, "parameters": parameters_of(model)}
+
+
+def both(function: str, *arguments: Any) -> tuple[Any, Any]:
+    of = globals()[function]
+    return of("torch", *arguments), of("shardd", *arguments)
+
+
+def stores_after_full_precision() -> dict[str, Any]:
+    """In eval all ranks read what is stored; rank 0 is through and stores while rank 1 still computes."""
+    from torch.distributed.fsdp import MixedPrecision
+
+    from shardd.torch import FullyShardedDataParallel
+
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    inner = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    low = MixedPrecision(param_dtype=torch.bfloat16)
+    inner[1] = FullyShardedDataParallel(inner[1], use_orig_params=True, mixed_precision=low)
+    model = FullyShardedDataParallel(inner, use_orig_params=True, mixed_precision=low)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = torch.ones(1, 8)
+    model(x).float().sum().backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        want = model(x)
+    slow = rank == 1
+    inner[1].register_forward_pre_hook(lambda module, args: time.sleep(0.5) if slow else None)
+    with torch.no_grad():
+        got = model(x)
+        for param in model.parameters():
+            param.fill_(3.0)
+        dist.barrier()
+        after = model(x)
+    return {"want": want, "got": got, "after": after, "dtype": want.dtype, "copies": has_copies(model)}
+
+
+def summoned_while_others_store() -> dict[str, Any]:
+    """Rank 0 is out of the context, and stores, while rank 1 has just begun to copy."""
+    from shardd.torch import _full_param_forms, summon_full_params
+
+    rank = dist.get_rank()
+    model = model_of("shardd")
+    optimizer = _optimizer("shardd", "sgd", model)
+    loss_of(model, 0, 0, rank).backward()
+    optimizer.step()
+    before = parameters_of(model)
+    show = _full_param_forms.ShardedFullParam.show
+
+    def late(self: Any, value: torch.Tensor, grad: torch.Tensor | None) -> None:
+        time.sleep(0.02 * rank)
+        show(self, value, grad)
+
+    _full_param_forms.ShardedFullParam.show = late  # type: ignore[method-assign]
+    try:
+        with summon_full_params(model, writeback=False):
+            read = {name: param.detach().clone() for name, param in model.named_parameters()}
+    finally:
+        _full_param_forms.ShardedFullParam.show = show  # type: ignore[method-assign]
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    return {"read": read, "before": before}
