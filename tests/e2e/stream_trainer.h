@@ -13,8 +13,9 @@
 //   fail=MOMENT@STEP     its user code fails behind a submission of the step's first backward, once: it gives it up
 //   order=head,mid,...   runs and submits the groups in this order
 //   recover=1            attaches again after ABORTED and goes on at the committed step
-// Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "drained MS" (how long the streams took at the end),
-// "looked WORST", the largest relative difference of a norm from what the daemon says, and "peeked STEPS DIFFERENT".
+//   recover_gone=1       likewise after UNAVAILABLE, behind the moment "gone"
+// Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "gone TEXT" and "let_go MS" (how long the streams took
+// then), "drained MS" (at the end), "looked WORST", the largest relative difference of a norm from what the daemon says, and "peeked STEPS DIFFERENT".
 
 #include <functional>
 #include <memory>
