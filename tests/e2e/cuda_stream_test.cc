@@ -255,27 +255,6 @@ TEST_F(ByStream, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {
   ExpectParity(args, reports);
 }
 
-// Rank 0's stream waits for a commit for which rank 1 has not asked yet.
-TEST_F(ByStream, ADaemonThatIsKilledWhileAStreamWaitsLeavesNoStreamBehind) {
-  StartOnGpus(1);
-  const Args args = kStream.With({{"steps", "10"}, {"timeout_ms", "60000"}});
-  Child waits = StartRank(0, args.With({{"pause", "read_mid@3"}}));
-  Child late = StartRank(1, args.With({{"pause", "before_step@2"}}));
-  AwaitPause(args, "read_mid", 0);
-  AwaitPause(args, "before_step", 1);
-  kill(daemon_pid(), SIGKILL);
-  WaitForDaemon();
-  LetGo(args, "read_mid", 0);
-  LetGo(args, "before_step", 1);
-  const int64_t begin = NowMs();
-  EXPECT_EQ(waits.Wait(), 0);
-  EXPECT_EQ(late.Wait(), 0);
-  EXPECT_LT(NowMs() - begin, 20000);
-  const TrainerReport report = Report(args, 0);
-  EXPECT_EQ(report.code, static_cast<int>(Code::kUnavailable)) << report.message;
-  EXPECT_FALSE(report.Note("drained").empty());
-}
-
 TEST_F(ByStream, AWaitOfAStreamThatTakesTooLongIsEndedAndNamed) {
   StartOnGpus(1);
   const Args args = kStream.With({{"steps", "5"}});

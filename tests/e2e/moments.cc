@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 
 #include "tests/e2e/report.h"
 
@@ -37,10 +38,14 @@ Moments::Moments(const Args& args) : args_(args) {
 }
 
 bool Moments::At(const std::string& what, const std::string& name, int64_t step) const {
-  const std::string text = args_.Text(what);
-  const size_t at = text.find('@');
-  return !text.empty() && text.substr(0, at) == name &&
-         (at == std::string::npos || std::atoll(text.c_str() + at + 1) == step);
+  std::istringstream moments(args_.Text(what));
+  for (std::string text; std::getline(moments, text, ',');) {
+    const size_t at = text.find('@');
+    if (text.substr(0, at) == name && (at == std::string::npos || std::atoll(text.c_str() + at + 1) == step)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 std::string Moments::File(const std::string& prefix, const std::string& name) const {

@@ -6,7 +6,7 @@
 //   pause=MOMENT@STEP    says "at.MOMENT.RANK" in its folder and goes on when "go.MOMENT.RANK" is there
 //   mark=MOMENT@STEP     says "at.MOMENT.RANK" with the time (NowMs) and goes on
 //   kill_after_us=N      SIGKILL that long after its start, whatever it does then
-// Without @STEP: at every step.
+// Without @STEP: at every step. Several: MOMENT@STEP,MOMENT.
 
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ class Moments {
   // `args` outlives this. Starts the clock of kill_after_us.
   explicit Moments(const Args& args);
   void Reach(const std::string& name, int64_t step) const;
-  // What an argument `what`=NAME@STEP says.
+  // Whether an argument `what`=NAME@STEP says so.
   bool At(const std::string& what, const std::string& name, int64_t step) const;
 
  private:

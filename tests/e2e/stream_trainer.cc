@@ -47,6 +47,15 @@ int StreamTrainer::Run() {
   Status status = Attach();
   while (status.ok()) {
     status = Train();
+    if (status.code() == Code::kUnavailable && args_.Int("recover_gone") != 0) {
+      const int64_t begin = NowMs();
+      Synchronise();
+      report_.AddNote("let_go " + std::to_string(NowMs() - begin));
+      report_.AddNote("gone " + status.message());
+      moments_.Reach("gone", job_->info().committed_step);
+      status = job_->Reattach();
+      continue;
+    }
     if (!status.aborted() || args_.Int("recover") == 0) break;
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + std::to_string(NowMs()) + " " +
                     status.message());

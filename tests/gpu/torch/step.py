@@ -30,7 +30,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[3]
 # layers, width, heads, context, batch
 SIZES = {"S": (5, 128, 4, 128, 8), "M": (6, 384, 6, 256, 8), "X": (12, 768, 12, 1024, 8), "L": (24, 1024, 16, 1024, 8)}
-IMPLEMENTATIONS = ["floor", "fsdp2", "shardd", "shardd-torch-foreach", "shardd-torch-fused"]
+IMPLEMENTATIONS = ["floor", "fsdp2", "shardd", "sums", "shardd-torch-foreach", "shardd-torch-fused"]
 
 
 class Block(nn.Module):
