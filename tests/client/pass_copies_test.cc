@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
-#include "tests/testing/sanitizers.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -82,10 +81,7 @@ TEST(PassCopies, StoresNeedNobodysLeaveAndCountFromTheNextPassOn) {
 }
 
 TEST(PassCopies, AStoreIntoWhatPassesReadIsRefusedByName) {
-#ifdef SHARDD_SANITIZED
-  GTEST_SKIP() << "sanitizers take faults for their own";
-#endif
-  World world(CopiesSpec("read only"));
+  World world(CopiesSpec("readonly"));
   world.Each([](int index, Rank& rank) {
     ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));

@@ -1,8 +1,10 @@
 #include "tests/e2e/pass_trainer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "tests/e2e/attach.h"
@@ -224,7 +226,7 @@ Status PassTrainer::Backward(int group, bool first) {
 void PassTrainer::StandStill(int64_t limit_ms) {
   Compute([this, limit_ms] {
     const int64_t end = NowMs() + limit_ms;
-    while (!goes_on_ && NowMs() < end) SleepMs(1);
+    while (!goes_on_ && NowMs() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     was_let_go_ = goes_on_.load();
   });
 }
