@@ -107,7 +107,7 @@ Status BlocksTrainer::TrainStep(int64_t step) {
   double loss = 0;
   if (args_.Int("trainers_write") != 0) {
     if (step > 0) {
-      RETURN_IF_ERROR(Edit());
+      RETURN_IF_ERROR(Edit(step));
     }
     RETURN_IF_ERROR(job_->EnterPass());
   }
@@ -133,8 +133,8 @@ Status BlocksTrainer::TrainStep(int64_t step) {
 }
 
 // Rank r clamps what it holds of every parameter, in a write window.
-Status BlocksTrainer::Edit() {
-  RETURN_IF_ERROR(job_->WaitStep());
+Status BlocksTrainer::Edit(int64_t step) {
+  if (job_->info().committed_step < step) RETURN_IF_ERROR(job_->WaitStep());
   RETURN_IF_ERROR(job_->OpenWindow());
   const shardd_job_info info = job_->info();
   for (int param = 0; param < info.param_count; ++param) {

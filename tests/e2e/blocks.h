@@ -34,7 +34,7 @@ class BlocksTrainer {
  private:
   Status TrainAll();
   Status TrainStep(int64_t step);
-  Status Edit();
+  Status Edit(int64_t step);
   Status Extend();
   Status GiveBack(int64_t step);
   // Calls body(parameter index) for each parameter of the group while it is unsharded.

@@ -118,7 +118,9 @@ INSTANTIATE_TEST_SUITE_P(Modes, Memory,
                                            Case{"CastCopyInBf16", {{"param_dtype", "bf16"}}},
                                            Case{"PooledInBf16", {{"unshard_mode", "POOLED"}, {"param_dtype", "bf16"}}},
                                            Case{"NoShard", {{"strategy", "NO_SHARD"}}},
-                                           Case{"CopyToGoBackToOfTrainersThatWrite", {{"trainers_write", "1"}}}),
+                                           Case{"CopyToGoBackToOfTrainersThatWrite", {{"trainers_write", "1"}}},
+                                           Case{"CopiesThatPassesRead",
+                                                {{"trainers_write", "1"}, {"pass_copies", "1"}}}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
