@@ -117,7 +117,8 @@ TEST_F(TrainerSums, AreRefusedByNameWithGradientsOfTheHost) {
 TEST_F(TrainerSums, WithoutMemoryOperationsTheThreadWaitsForTheGpu) {
   SHARDD_NEEDS_FAKE_GPUS("a GPU without them");
   StartOnGpus(1, {"FAKE_CUDA_MEMOPS=0"});
-  ExpectParity(kSums, RunRanks(kSums.With({{"steps", "10"}})));
+  const Args args = kSums.With({{"steps", "10"}});
+  ExpectParity(args, RunRanks(args));
 }
 
 // No stream waits for a sum that is not there: with a queue of the GPU in common it would wait for ever.
