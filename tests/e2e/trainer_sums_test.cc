@@ -75,9 +75,7 @@ INSTANTIATE_TEST_SUITE_P(
         SumsCase{"OneRank", 1, {{"world", "1"}}}, SumsCase{"TwoOnOneGpu", 1, {{"micro", "2"}, {"max_norm", "0.1"}}},
         SumsCase{"TwoOnTwoGpus", 2, {{"micro", "2"}}},
         SumsCase{"FourOnTwoInDim0", 2, {{"world", "4"}, {"layout", "DIM0"}, {"max_norm", "0.1"}}},
-        SumsCase{"FourHybrid",
-                 2,
-                 {{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}}},
+        SumsCase{"FourHybrid", 2, {{"world", "4"}, {"strategy", "HYBRID_SHARD"}, {"group_size", "2"}}},
         SumsCase{"ThreeNoShard", 1, {{"world", "3"}, {"strategy", "NO_SHARD"}, {"micro", "2"}}},
         SumsCase{
             "TwoPooledInBf16",
@@ -117,7 +115,8 @@ TEST_F(TrainerSums, AreRefusedByNameWithGradientsOfTheHost) {
 TEST_F(TrainerSums, WithoutMemoryOperationsTheThreadWaitsForTheGpu) {
   SHARDD_NEEDS_FAKE_GPUS("a GPU without them");
   StartOnGpus(1, {"FAKE_CUDA_MEMOPS=0"});
-  ExpectParity(kSums, RunRanks(kSums.With({{"steps", "10"}})));
+  const Args args = kSums.With({{"steps", "10"}});
+  ExpectParity(args, RunRanks(args));
 }
 
 // No stream waits for a sum that is not there: with a queue of the GPU in common it would wait for ever.
@@ -132,6 +131,20 @@ TEST_F(TrainerSums, StreamsThatSeeTheSumsSeeThoseThatTheStepTakes) {
     EXPECT_LT(std::atof(report.Note("looked ").c_str() + 7), 1e-5) << report.Note("looked ");
     EXPECT_EQ(report.Note("peeked"), "peeked 19 0");
   }
+}
+
+// A sum that is enqueued behind a wait of the program's stream runs behind it there, so no stream may wait for it yet.
+TEST_F(TrainerSums, StreamsThatShareAQueueOfTheirGpuWithTheSumsDoNotWaitInACircle) {
+  SHARDD_NEEDS_FAKE_GPUS("one queue for all streams");
+  StartOnGpus(2, {"FAKE_CUDA_ONE_QUEUE=1"});
+  const Args args = kSums.With({{"model", "stream"}, {"steps", "12"}, {"micro", "2"}, {"timeout_ms", "15000"}});
+  for (const char* mode : {"ZERO_COPY", "POOLED"}) {
+    SCOPED_TRACE(mode);
+    const Args in_mode = args.With({{"unshard_mode", mode}, {"name", absl::StrCat("job-", mode)}});
+    ExpectParity(in_mode, RunRanks(in_mode));
+  }
+  const Args looks = args.With({{"name", "looks"}, {"look", "1"}, {"peek", "1"}, {"max_norm", "0.1"}});
+  ExpectParity(looks, RunRanks(looks));
 }
 
 TEST_F(TrainerSums, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {

@@ -14,13 +14,13 @@ SumChannel::SumChannel(SumRing* ring, const SumWords* words, uint64_t epoch, int
   ring_->written.store(TimelineValue(epoch, 0));
 }
 
-bool SumChannel::Write(SumRecord record) {
+bool SumChannel::Write(const SumRecord& record) {
   if (written_ - summed_ >= kSumRecords) {
     return false;
   }
-  record.sequence = written_;
-  ring_->records[written_ % kSumRecords] = record;
-  ++written_;
+  SumRecord& place = ring_->records[written_ % kSumRecords];
+  place = record;
+  place.sequence = written_++;
   return true;
 }
 

@@ -21,7 +21,7 @@ class SumChannel {
   // Whose gradient slots a record means by `rank`. Before the record is published. REQUIRES: rank < kMaxSumRanks.
   void SetPeer(int rank, uint64_t session_id) { ring_->sessions[rank].store(session_id, std::memory_order_relaxed); }
   // False: kSumRecords are under way. Else the record is there, with its sequence, and seen after Publish.
-  bool Write(SumRecord record);
+  bool Write(const SumRecord& record);
   void Publish();
   // How many have come to their end, as the client's GPU says. INVALID_ARGUMENT: it says what cannot be. ABORTED: the
   // client has given up, with its words.

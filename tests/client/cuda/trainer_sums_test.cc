@@ -137,7 +137,7 @@ class TrainerSumsTest : public ::testing::Test {
   }
   ~TrainerSumsTest() override {
     machine_.HangGpu(0, false);
-    if (sums_ != nullptr) EXPECT_TRUE(sums_->Stop(kLimit));
+    EXPECT_TRUE(sums_ == nullptr || sums_->Stop(kLimit));
     sums_ = nullptr;
     slots_.clear();
     gradients_ = CudaSlab();
@@ -164,9 +164,10 @@ class TrainerSumsTest : public ::testing::Test {
     ASSERT_TRUE(sums.ok()) << sums.status();
     sums_ = *std::move(sums);
   }
-  void Tell(SumRecord record) {
-    record.sequence = told_;
-    ring().records[told_++ % kSumRecords] = record;
+  void Tell(const SumRecord& record) {
+    SumRecord& place = ring().records[told_ % kSumRecords];
+    place = record;
+    place.sequence = told_++;
     TimelineStore(ring().written, TimelineValue(kEpoch, told_), &words().waiting);
   }
   template <typename Come>

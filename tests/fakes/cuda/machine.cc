@@ -84,6 +84,10 @@ std::shared_ptr<Stream> Machine::NewStreamLocked(int gpu, int priority, uint64_t
   options.priority = priority;
   options.delay_seed = options_.delay_seed == 0 ? 0 : options_.delay_seed * 1000003 + seed;
   options.queue_limit = options_.queue_limit;
+  if (std::shared_ptr<SharedQueue>& queue = gpus_[static_cast<size_t>(gpu)].queue; options_.one_queue) {
+    if (queue == nullptr) queue = std::make_shared<SharedQueue>();
+    options.shared = queue;
+  }
   options.lose = [this, gpu](cu::Result error) { LoseGpu(gpu, error); };
   return std::make_shared<Stream>(options);
 }

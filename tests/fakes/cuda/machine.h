@@ -41,6 +41,7 @@ struct MachineOptions {
   size_t bytes_per_gpu = size_t{64} << 30;
   uint64_t delay_seed = 0;  // not 0: every operation of a stream starts up to 200 us late, by this seed and the stream
   size_t queue_limit = 1024;        // operations that a stream holds; the call that finds it full blocks
+  bool one_queue = false;           // the streams of a GPU share one: CUDA_DEVICE_MAX_CONNECTIONS=1
   LateWrites::Options late_writes;  // values that streams write, which land also when the process is killed
   bool posix_fd = true;
   bool rdma = true;
@@ -113,6 +114,7 @@ class Machine {
     int context_users = 0;
     cu::Result lost = cu::kSuccess;
     bool hangs_host_copy = false;
+    std::shared_ptr<SharedQueue> queue;  // of all its streams, where they share one
   };
   struct Kernel {
     std::string name;

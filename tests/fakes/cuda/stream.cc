@@ -6,6 +6,22 @@
 
 namespace shardd::fake_cuda {
 
+uint64_t SharedQueue::Take() {
+  std::lock_guard lock(mutex_);
+  places_.insert(next_);
+  return next_++;
+}
+
+bool SharedQueue::IsFirst(uint64_t place) const {
+  std::lock_guard lock(mutex_);
+  return *places_.begin() == place;
+}
+
+void SharedQueue::Leave(uint64_t place) {
+  std::lock_guard lock(mutex_);
+  places_.erase(place);
+}
+
 Stream::Stream(const Options& options) : options_(options), random_(options.delay_seed) {
   thread_ = std::thread([this] { Run(); });
 }
@@ -18,6 +34,9 @@ Stream::~Stream() {
   }
   changed_.notify_all();
   thread_.join();
+  for (const Queued& queued : queue_) {
+    if (options_.shared != nullptr) options_.shared->Leave(queued.place);
+  }
 }
 
 bool Stream::Enqueue(Item item, size_t* length) {
@@ -29,7 +48,7 @@ bool Stream::Enqueue(Item item, size_t* length) {
   }
   changed_.wait(lock, [&] { return Stopped() || queue_.size() < options_.queue_limit; });
   if (Stopped()) return false;
-  queue_.push_back(std::move(item));
+  queue_.push_back({std::move(item), options_.shared == nullptr ? 0 : options_.shared->Take()});
   *length = queue_.size();
   lock.unlock();
   changed_.notify_all();
@@ -83,16 +102,18 @@ void Stream::Run() {
   while (true) {
     changed_.wait(lock, [&] { return ending_ || (!Stopped() && !hanging_ && !queue_.empty()); });
     if (ending_) return;
-    const Item& item = queue_.front();  // stays where it is while others are appended
+    const Queued& front = queue_.front();  // stays where it is while others are appended
     lock.unlock();
+    if (options_.shared != nullptr) PollUntil(*this, [&] { return options_.shared->IsFirst(front.place); });
     if (options_.delay_seed != 0) {
       random_ = random_ * 6364136223846793005u + 1442695040888963407u;
       std::this_thread::sleep_for(std::chrono::microseconds((random_ >> 33) % 200));
     }
-    const cu::Result result = item(*this);
+    const cu::Result result = front.item(*this);
+    if (options_.shared != nullptr) options_.shared->Leave(front.place);
     if (result != cu::kSuccess) options_.lose(result);
     lock.lock();
-    const Item dropped = std::move(queue_.front());
+    const Queued dropped = std::move(queue_.front());
     queue_.pop_front();
     changed_.notify_all();
   }

@@ -6,13 +6,29 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "common/cuda/driver_api.h"
 
 namespace shardd::fake_cuda {
+
+// The order in which streams were given what they have. Where they share a queue of their GPU, an operation does not
+// run before all that was enqueued before it, into whichever of them, has. Thread-safe.
+class SharedQueue {
+ public:
+  uint64_t Take();  // the next place
+  bool IsFirst(uint64_t place) const;
+  void Leave(uint64_t place);
+
+ private:
+  mutable std::mutex mutex_;
+  uint64_t next_ = 0;
+  std::set<uint64_t> places_;
+};
 
 // A queue and the thread that runs it, in order. Thread-safe.
 class Stream {
@@ -24,6 +40,7 @@ class Stream {
     int priority = 0;
     uint64_t delay_seed = 0;
     size_t queue_limit = 0;
+    std::shared_ptr<SharedQueue> shared;   // null: of its own
     std::function<void(cu::Result)> lose;  // called when an item fails, on the stream's thread
   };
   explicit Stream(const Options& options);
@@ -52,7 +69,11 @@ class Stream {
   std::atomic<bool> stopped_ = false;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  std::deque<Item> queue_;  // the first runs
+  struct Queued {
+    Item item;
+    uint64_t place;
+  };
+  std::deque<Queued> queue_;  // the first runs
   bool ending_ = false;
   bool hanging_ = false;
   bool capturing_ = false;

@@ -12,10 +12,11 @@
 
 namespace shardd {
 
-// What a rank's library does with the records from number *taken on that are there, with the CPU's kernels, but for
+// What a rank's library does with the records from number *taken on, up to `end`, with the CPU's kernels, but for
 // saying so. slots[r]: where rank r's gradient slots begin.
-inline void AddRecords(const SumRing& ring, uint64_t* taken, const std::vector<const char*>& slots, char* gradients) {
-  for (; *taken < TimelineSequence(ring.written.load()); ++*taken) {
+inline void AddRecords(const SumRing& ring, uint64_t* taken, uint64_t end, const std::vector<const char*>& slots,
+                       char* gradients) {
+  for (; *taken < end; ++*taken) {
     const SumRecord& r = ring.records[*taken % kSumRecords];
     ASSERT_EQ(r.sequence, *taken);
     char* const dst = gradients + r.dst_offset_bytes;

@@ -38,6 +38,7 @@ struct CollectiveImplementation {
   std::function<std::unique_ptr<CollectiveWorld>(int ranks, int devices)> make;
   // Empty, or why its tests are skipped here.
   std::function<std::string()> why_not = [] { return std::string(); };
+  bool devices_add = true;  // else sessions do
 };
 
 class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {

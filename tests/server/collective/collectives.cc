@@ -29,7 +29,8 @@ CollectiveImplementation Local() {
 std::vector<CollectiveImplementation> Collectives() {
   return {Local(),
           {"nccl", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks); }},
-          {"trainers", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/1); }},
+          {"trainers", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/1); },
+           [] { return std::string(); }, /*devices_add=*/false},
           {"trainersAndDevices", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/2); }}};
 }
 

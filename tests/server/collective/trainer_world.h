@@ -27,7 +27,7 @@ class FakeTrainer {
 
   // All that is there, and says so.
   void Add(const std::vector<const char*>& slots, char* gradients) {
-    AddRecords(*ring_, &taken_, slots, gradients);
+    AddRecords(*ring_, &taken_, written(), slots, gradients);
     words_.summed.store(TimelineValue(kEpoch, taken_));
   }
 

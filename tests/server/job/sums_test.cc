@@ -45,14 +45,24 @@ class SumsTest : public JobCoreTest {
   void Find() {
     for (int rank = 0; rank < kRanks; ++rank) clients_[rank] = ClientOf(rank);
   }
-  // The rank's part of what was told, but not that it is there.
-  void AddSilently(int rank) {
-    AddRecords(clients_[rank].ring(), &clients_[rank].taken, {clients_[0].slots(), clients_[1].slots()},
+  // The rank's part of what it was told, `end` records, but not that it is there.
+  void AddSilently(int rank, uint64_t end) {
+    AddRecords(clients_[rank].ring(), &clients_[rank].taken, end, {clients_[0].slots(), clients_[1].slots()},
                SlabAt<char>(job_->memory().gradients(), 0));
   }
   void Add(int rank) {
-    AddSilently(rank);
+    AddSilently(rank, Told(rank));
     clients_[rank].Say();
+  }
+  // The loop's part of it.
+  void Poll() {
+    OnLoop([&] { job_->PollRings(); });
+  }
+  bool UntilPolled(const std::function<bool()>& condition) {
+    return Until([&] {
+      job_->PollRings();
+      return condition();
+    });
   }
   uint64_t Told(int rank) { return TimelineSequence(clients_[rank].ring().written.load()); }
   absl::Status TryAttach(int rank) {
@@ -78,10 +88,11 @@ TEST_F(SumsTest, AreMadeBySessionsAloneAndTheStepTakesThem) {
   EXPECT_EQ(Told(0), 1u);
   EXPECT_EQ(Told(1), 1u);
   Add(0);
+  Poll();
   absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(committed(), 0);
   Add(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->committed_step() == 1; }));
   EXPECT_FALSE(devices_[0]->Waiting() || devices_[1]->Waiting()) << "a device has added";
   EXPECT_EQ(value(), -0.5f);
 }
@@ -96,7 +107,7 @@ TEST_F(SumsTest, NothingSaysThatASumWillBeThereBeforeItIs) {
   EXPECT_EQ(TimelineSequence(page.page().reducing.load()), 0u);
   Add(0);
   Add(1);
-  ASSERT_TRUE(testing::PollUntil([&] { return TimelineSequence(page.page().reducing.load()) == 1; }, kPatience));
+  ASSERT_TRUE(UntilPolled([&] { return TimelineSequence(page.page().reducing.load()) == 1; }));
   EXPECT_EQ(TimelineSequence(page.slot(0).issued.load()), 1u);
   EXPECT_EQ(TimelineSequence(page.slot(0).released.load()), 1u);
   EXPECT_EQ(TimelineSequence(page.page().reduced.load()), 1u);
@@ -107,12 +118,13 @@ TEST_F(SumsTest, ASumThatLandsLateTouchesNothingThatCounts) {
   Find();
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   Add(0);
+  const uint64_t told = Told(1);
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   ASSERT_TRUE(TryAttach(0).ok());
   const absl::Status early = TryAttach(1);
   EXPECT_EQ(early.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(early.message()), HasSubstr("sums of its last session"));
-  AddSilently(1);  // into the gradient shards of the new epoch
+  AddSilently(1, told);  // into the gradient shards of the new epoch
   EXPECT_EQ(Gradient(63), 1.0f);
   EXPECT_FALSE(TryAttach(1).ok()) << "nobody has said that this was all";
   clients_[1].Say();
@@ -121,7 +133,7 @@ TEST_F(SumsTest, ASumThatLandsLateTouchesNothingThatCounts) {
   for (int rank = 0; rank < kRanks; ++rank) Train(rank);
   Add(0);
   Add(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->committed_step() == 1; }));
   EXPECT_EQ(value(), -0.5f) << "as without what was late";
   EXPECT_EQ(SlabAt<float>(job_->memory().shards(), 0)[63], -0.5f);
 }
@@ -169,7 +181,7 @@ TEST_F(SumsTest, ASessionThatEndsBetweenSumsLeavesNothingBehind) {
   for (int rank = 0; rank < kRanks; ++rank) Train(rank);
   Add(0);
   Add(1);
-  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->committed_step() == 1; }));
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(TryAttach(rank).ok());
 }
@@ -178,6 +190,7 @@ TEST_F(SumsTest, ARankThatDoesNotAddIsNamedWithTheGroupWhenItsTimeIsOver) {
   Find();
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   Add(0);
+  Poll();
   OnLoop([&] { job_->CheckSilence(MonotonicNow() + absl::Milliseconds(kSilenceMs / 2)); });
   EXPECT_EQ(epoch(), 1u);
   OnLoop([&] { job_->CheckSilence(MonotonicNow() + absl::Milliseconds(kSilenceMs + 100)); });
@@ -192,7 +205,7 @@ TEST_F(SumsTest, AWordThatCannotBeEndsTheEpoch) {
   Find();
   for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
   clients_[1].words().summed.store(TimelineValue(clients_[1].epoch, 7));
-  ASSERT_TRUE(Until([&] { return job_->epoch() == 2; }));
+  ASSERT_TRUE(UntilPolled([&] { return job_->epoch() == 2; }));
   EXPECT_THAT(streams_[0]->Aborted().message(), HasSubstr("out of range (got 7"));
   clients_[1].words().ended.store(1);
   EXPECT_TRUE(TryAttach(1).ok());

@@ -61,6 +61,7 @@ MachineOptions OptionsFromEnvironment() {
   Read("FAKE_CUDA_MEMORY_BYTES", uint64_t{1} << 46, &options.bytes_per_gpu);
   Read("FAKE_CUDA_DELAY_SEED", UINT64_MAX, &options.delay_seed);
   Read("FAKE_CUDA_QUEUE_LIMIT", 1 << 20, &options.queue_limit);
+  Read("FAKE_CUDA_ONE_QUEUE", 1, &options.one_queue);
   Read("FAKE_CUDA_LATE_WRITES_US", 60'000'000, &options.late_writes.delay_us);
   if (const char* const file = std::getenv("FAKE_CUDA_HOLD_WRITES_FILE"); file != nullptr) {
     options.late_writes.hold_file = file;
