@@ -129,15 +129,16 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * (shardd_write_parameter and its like) is given in host memory as ever.
  * Order is by the host, until shardd_set_cuda_stream: a wait that returned says that the bytes are there for whatever
  * is launched afterwards; and before shardd_reshard, shardd_submit_gradients, shardd_backward_done, shardd_step,
- * shardd_abandon_backward, shardd_enter_full_params, shardd_leave_full_params and shardd_reattach the program has
- * synchronised its streams with all that reads or writes what the call gives back.
+ * shardd_abandon_backward, shardd_enter_pass, shardd_enter_full_params, shardd_leave_full_params, shardd_extend_job and
+ * shardd_reattach the program has synchronised its streams with all that reads or writes what the call gives back.
  * With JobConfig.offload OFFLOAD_HOST what is offloaded is the host's: shardd_stored_parameter_data, gradient shards,
  * optimizer state, full parameters and full gradients are pointers of the host, which its threads may follow when the
  * calls that promise them have returned, and the stream below has been synchronised; no GPU of this process reaches
  * them. shardd_parameter_data and shardd_gradient_data are the GPU's as ever.
- * The process must see the GPUs of all ranks of the job. Not there are jobs whose trainers write (trainersNeverWrite
- * false: UNIMPLEMENTED by attach), shardd_watch_writes and shardd_full_params_options.offload_to_cpu. A GPU that is
- * lost takes its jobs with it: NOT_FOUND, with the driver's words. */
+ * The process must see the GPUs of all ranks of the job. In jobs whose trainers write passes read copies there
+ * (JobConfig.passCopies, which the daemon fills in; see below). Not there are shardd_watch_writes in other jobs and
+ * shardd_full_params_options.offload_to_cpu. A GPU that is lost takes its jobs with it: NOT_FOUND, with the driver's
+ * words. */
 
 /* Order by a stream, instead of by the host. `stream` is a CUstream (cudaStream_t) of cuda_device's primary context,
  * the framework's current stream. NULL (or CU_STREAM_LEGACY) is one too: the legacy default stream of that context,
@@ -148,11 +149,15 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  *   will be and that they are under way; the stream waits for them. The host may not read behind them without
  *   synchronising the stream. Where 32 such waits are outstanding the host waits as before.
  * - shardd_reshard, shardd_submit_gradients, shardd_backward_done, shardd_step, shardd_abandon_backward,
- *   shardd_enter_full_params and shardd_leave_full_params give back what the stream's work so far uses when the stream
- *   has come there; nothing has to be synchronised. Where 128 of them are outstanding the host waits.
+ *   shardd_enter_pass, shardd_enter_full_params and shardd_leave_full_params give back what the stream's work so far
+ *   uses when the stream has come there; nothing has to be synchronised. Where 128 of them are outstanding the host
+ *   waits.
+ * - shardd_enter_pass returns when all ranks have called it; the stream waits for the copies that the pass reads. The
+ *   step that it commits counts in shardd_job_info when they are made.
  * - Everything else whose result the host reads blocks the host as before: shardd_wait_step, shardd_commit_parameters,
- *   shardd_enter_full_params, and what waits for the commit of an earlier step (shardd_submit_gradients,
- *   shardd_backward_done, shardd_step, shardd_set_gradient_presence).
+ *   shardd_enter_full_params, and what waits for the commit of an earlier step or for the pass to have begun
+ *   (shardd_submit_gradients, shardd_backward_done, shardd_step, shardd_set_gradient_presence, shardd_leave_pass,
+ *   shardd_abandon_backward; shardd_wait_unshard where unsharding is pooled).
  * Ranks that are threads of one process have streams of their own: a stream waits for commits, which wait for what
  * other ranks' streams give.
  * Call it again when the framework's current stream changes: the new one then runs behind what the old one, which must
@@ -389,7 +394,22 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * A pass is a forward with its backwards. Ranks enter it together, and nobody writes while anybody is inside. Between
  * passes a rank may write its part of the shards once its window is open. What was written becomes the next version
  * where the next pass begins. A rank that dies with its window open takes the job back to the copy that was kept
- * (JobConfig.keep_every); outside of windows nothing is lost. */
+ * (JobConfig.keep_every); outside of windows nothing is lost.
+ *
+ * With JobConfig.passCopies, which a daemon on GPUs fills in, passes read a copy of the shards instead, made where
+ * shardd_enter_pass lets the ranks in. Shards, and state of an optimizer in the trainers, may then be stored into at
+ * any time, each rank its write range: from shardd_commit_parameters (or attach, where there are values) on, but for
+ * - the time in shardd_enter_pass: from the call to its return, or in the stream up to its wait,
+ * - between shardd_enter_full_params and the return of shardd_leave_full_params, which then waits until all have left,
+ * - between shardd_step and the commit it asks for (shardd_wait_step, shardd_await_step, or the next pass).
+ * A store inside a pass is harmless to who reads, and counts from the next pass on. Windows, pauses and
+ * shardd_watch_writes are not needed: shardd_open_window returns at once, shardd_pause_pass and shardd_resume_pass mean
+ * nothing. Every shardd_enter_pass makes a version. As no store is seen, an epoch that ends, whenever and for whatever
+ * reason, takes the job back to the copy that was kept, with every JobConfig.keep_every-th pass: with 1, to where the
+ * current pass began (or to the last commit of the daemon's optimizer, or of written values). shardd_reattach then
+ * waits until no other rank of the epoch that ended can store any more, because its process has ended or it attaches
+ * again, at most 30 s. What was stored after the last shardd_enter_pass is no version: enter once more before
+ * shardd_detach. */
 
 /* Closes the rank's window and returns when every rank has called it. stepped != 0, equal on all ranks: what was
  * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. Else
@@ -406,14 +426,16 @@ SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
 SHARDD_API shardd_status* shardd_resume_pass(shardd_job* job);
 SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
 /* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its write range
- * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already.
+ * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already, and with
+ * passCopies.
  * FAILED_PRECONDITION inside a pass or inside of full parameters, as a store is with shardd_watch_writes. [waits] */
 SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
 /* on != 0: a store into a shard, or into the trainers' optimizer state, outside of a pass opens the window by itself (a
  * SIGSEGV handler, installed with the first call; other faults go to the handler before it). A store inside a pass, or
  * in a job whose trainers never write, reaches nobody and makes every later call fail with FAILED_PRECONDITION and the
  * parameter's name. System calls that write into a shard fail with EFAULT
- * instead: open the window first. */
+ * instead: open the window first. With passCopies only stores into what is read-only are caught, and on a GPU, where no
+ * store can be, the call does nothing there; in other jobs on GPUs it is UNIMPLEMENTED. */
 SHARDD_API shardd_status* shardd_watch_writes(shardd_job* job, int on);
 /* fp32 optimizer state `state` (0 ..) of the whole parameter, numel elements; read-only, but for an optimizer in the
  * trainers, each of which writes what belongs to its shard, in its window. NULL: no such state. Valid while attached.
@@ -452,6 +474,7 @@ SHARDD_API const void* shardd_full_gradient_data(const shardd_job* job, int32_t 
  * step and are dropped with it. [waits: for staging space] */
 SHARDD_API shardd_status* shardd_write_gradient(shardd_job* job, int32_t param, const void* data, int64_t first,
                                                 int64_t numel);
+/* [waits, with passCopies: for the others to leave, because what they read may be stored into afterwards] */
 SHARDD_API shardd_status* shardd_leave_full_params(shardd_job* job);
 
 /* Introspection ---------------------------------------------------------------------------------------------------- */

@@ -174,7 +174,7 @@ void JobCore::CopyBack() {
 
 // pass_copies, of a job that has taken another's place: its trainers will store with their first session.
 bool JobCore::IsKeptForStores() {
-  if (!pass_copies() || version_ == 0 || kept_) {
+  if (!pass_copies() || version_ == 0 || kept_ || committing_) {
     return true;
   }
   if (!std::exchange(keeping_, true)) {

@@ -86,7 +86,6 @@ absl::Status JobCore::CopyForPass() {
 void JobCore::FinishPassCopies(bool stepped) {
   committing_ = false;
   ++kept_age_;
-  counters_.set_windows(counters_.windows() + 1);
   for (RankStep& rank : ranks_) {
     rank.pass_stepped = false;  // said once
   }

@@ -329,12 +329,9 @@ TEST_F(OnGpus, ARankThatIsKilledIsReplacedAndAllEndsAsIfNothingHadBeen) {
 
 TEST_F(OnGpus, WhatIsNotServedThereIsRefusedByNameWhenTheJobIsOpened) {
   StartOnGpus(2);
-  TrainerReport report = Refusal({{"name", "host"}});
+  const TrainerReport report = Refusal({{"name", "host"}});
   EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition));
   EXPECT_TRUE(absl::StrContains(report.message, "this trainer takes host memory alone")) << report.message;
-  report = Refusal({{"name", "edits"}, {"device_memory", "1"}, {"trainers_write", "1"}});
-  EXPECT_EQ(report.code, static_cast<int>(Code::kUnimplemented));
-  EXPECT_TRUE(absl::StrContains(report.message, "shards that trainers write are not served on GPUs")) << report.message;
 }
 
 TEST_F(OnGpus, AGpuThatDoesNotReachAnotherIsNamedAndTheNextJobIsServed) {

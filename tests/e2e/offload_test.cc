@@ -204,9 +204,13 @@ TEST_F(Offloaded, WhatIsNotServedIsRefusedByNameAndTheNextJobIsServed) {
   report = Refusal({{"name", "zero"}, {"offload", "HOST"}, {"unshard_mode", "ZERO_COPY"}});
   EXPECT_EQ(report.code, static_cast<int>(Code::kInvalidArgument)) << report.message;
   EXPECT_TRUE(absl::StrContains(report.message, "plan config offload: ")) << report.message;
-  report = Refusal({{"name", "edits"}, {"offload", "HOST"}, {"trainers_write", "1"}});
+  report = Refusal({{"name", "copies"},
+                    {"offload", "HOST"},
+                    {"strategy", "HYBRID_SHARD"},
+                    {"group_size", "1"},
+                    {"replica_copies", "1"}});
   EXPECT_EQ(report.code, static_cast<int>(Code::kUnimplemented)) << report.message;
-  EXPECT_TRUE(absl::StrContains(report.message, "shards that trainers write are not served on GPUs")) << report.message;
+  EXPECT_TRUE(absl::StrContains(report.message, "copies of gradients for replicas are not served")) << report.message;
   ExpectNothingLeaks(before);
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"offload", "HOST"}, {"steps", "2"}}));
 }

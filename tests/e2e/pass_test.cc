@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
 #include "tests/testing/fake_cuda.h"
@@ -122,10 +123,39 @@ TEST_F(PassesOnGpus, ARankThatIsKilledAnywhereTakesTheJobBackToTheCopyThatWasKep
   KillEverywhere(args.With({{"keep_every", "3"}, {"ordered", "0"}}), 4);
 }
 
-TEST_F(PassesOnGpus, WhatIsOffloadedIsStoredIntoByTheHost) {
+// Their streams come to the copies when the hosts have enqueued what reads them.
+TEST_F(PassesOnGpus, NoHostWaitsForAGpuWhereItEntersAPass) {
   StartOnGpus(1);
-  TrainerReport report = RunRanks(kPass.With({{"device_memory", "1"}, {"offload", "HOST"}, {"world", "1"}}))[0];
-  EXPECT_EQ(report.code, 0) << report.message;
+  const std::vector<TrainerReport> reports = RunRanks(kPass.With({{"device_memory", "1"}, {"ahead", "3"}}));
+  ExpectAllOk(reports);
+  for (const TrainerReport& report : reports) EXPECT_EQ(report.Note("ahead "), "ahead 1");
+}
+
+TEST_F(PassesOnGpus, ARankWhoseStreamDoesNotComeToItsPassIsNamed) {
+  StartOnGpus(1);
+  const std::vector<TrainerReport> reports =
+      RunRanks(kPass.With({{"device_memory", "1"}, {"silence_ms", "1000"}}), {{1, {{"stuck", "2"}}}});
+  EXPECT_TRUE(absl::StrContains(reports[0].message, "EnterPass: the stream of rank 1 on cuda:0")) << reports[0].message;
+}
+
+// The wider job begins with what lies in the shards, keeps it before anybody attaches, and goes on with passes.
+TEST_F(Passes, AJobIsExtendedBetweenPasses) {
+  StartDaemon();
+  const std::vector<TrainerReport> reports = RunRanks({{"model", "blocks"},
+                                                       {"blocks", "2"},
+                                                       {"numel", "5000"},
+                                                       {"steps", "6"},
+                                                       {"trainers_write", "1"},
+                                                       {"pass_copies", "1"},
+                                                       {"extend", "3"},
+                                                       {"timeout_ms", "60000"}});
+  ExpectAllOk(reports);
+  EXPECT_EQ(reports[0].Note("extended"), "extended at 3");
+}
+
+TEST_F(PassesOnGpus, WhatIsOffloadedIsStoredIntoByTheHost) {
+  StartOnGpus(2);
+  ExpectAllOk(RunRanks(kPass.With({{"device_memory", "1"}, {"offload", "HOST"}, {"trained", "adam"}})));
 }
 
 }  // namespace

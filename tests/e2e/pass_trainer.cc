@@ -167,8 +167,17 @@ Status PassTrainer::TrainStep(int64_t step) {
   const int groups = job_->info().group_count;
   const int micros = args_.Int("micro", 1);
   moments_.Reach("before_pass", step);
+  const bool ahead = args_.Text("ahead") == std::to_string(step);
+  if (ahead) StandStill(20'000);
+  if (args_.Text("stuck") == std::to_string(step)) StandStill(4'000);
   RETURN_IF_ERROR(Enter());
   moments_.Reach("entered", step);
+  if (ahead) {
+    for (int group = 0; group < groups; ++group) RETURN_IF_ERROR(Forward(group));
+    goes_on_ = true;
+    gpu_->Synchronise(stream_);
+    report_.AddNote(was_let_go_ ? "ahead 1" : "ahead 0");
+  }
   for (int micro = 0; micro < micros; ++micro) {
     for (int group = 0; group < groups; ++group) RETURN_IF_ERROR(Forward(group));
     if (micro == 0 && args_.Int("midway") != 0) {
@@ -210,6 +219,14 @@ Status PassTrainer::Backward(int group, bool first) {
   std::vector<uint8_t> fresh((static_cast<size_t>(info.param_count) + 7) / 8, 0xff);
   if (info.param_count % 8 != 0) fresh.back() = static_cast<uint8_t>((1u << (info.param_count % 8)) - 1);
   return handle.SubmitGradients(nullptr, first ? fresh.data() : nullptr);
+}
+
+void PassTrainer::StandStill(int64_t limit_ms) {
+  Compute([this, limit_ms] {
+    const int64_t end = NowMs() + limit_ms;
+    while (!goes_on_ && NowMs() < end) SleepMs(1);
+    was_let_go_ = goes_on_.load();
+  });
 }
 
 void PassTrainer::Midway() {

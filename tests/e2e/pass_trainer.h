@@ -9,10 +9,14 @@
 //
 // What it does besides (and moments.h):
 //   midway=1       stores into its shards between forward and backward: they are made 3/4 of what they were
+//   ahead=STEP     its stream stands still from before that pass is entered until the host has enqueued its forward
+//   stuck=STEP     its stream stands still for some seconds before that pass
 //   writeback=1    at the end, doubles every parameter by a writeback of full parameters and looks at that
 //   recover=1      attaches again after ABORTED and goes on at the committed step
-// Its report has the notes "ordered 0|1" and "aborted STEP TEXT"; a wrong element is DATA_LOSS with its place.
+// Its report has the notes "ordered 0|1", "ahead 0|1" (1: the stream was let go) and "aborted STEP TEXT"; a wrong
+// element is DATA_LOSS with its place.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -48,6 +52,7 @@ class PassTrainer {
   Status Forward(int group);
   Status Backward(int group, bool first);
   void Midway();
+  void StandStill(int64_t limit_ms);
   void Update(int64_t step);
   Status LookAtAll(int64_t steps);
   Status Writeback();
@@ -64,6 +69,8 @@ class PassTrainer {
   std::unique_ptr<RankGpu> gpu_;  // null: on a CPU
   cu::Stream stream_ = nullptr;
   bool ordered_ = false;
+  std::atomic<bool> goes_on_ = false;
+  std::atomic<bool> was_let_go_ = false;
   std::vector<Buffers> buffers_;  // by parameter
   int64_t stepped_ = 0;           // steps whose updates are enqueued; the pass that follows commits the last
   double factor_ = 1;             // of all values, after a writeback

@@ -1,0 +1,145 @@
+// Jobs whose passes read copies (passCopies), through the C ABI and a real daemon on CPUs: stores at any time.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/c/shardd.h"
+#include "tests/client/client_fixture.h"
+#include "tests/testing/sanitizers.h"
+
+namespace shardd::testing_client {
+namespace {
+
+constexpr int kWorld = 2;
+
+v1::JobSpec CopiesSpec(const std::string& name) {
+  v1::JobSpec spec = SmallSpec(name, kWorld);
+  v1::JobConfig& config = *spec.mutable_config();
+  config.set_trainers_never_write(false);
+  config.set_pass_copies(true);
+  config.set_keep_every(1);
+  config.mutable_optimizer()->Clear();
+  config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  config.mutable_optimizer()->set_trainer_states(1);
+  return spec;
+}
+
+struct World {
+  explicit World(const v1::JobSpec& spec_in) : spec(spec_in), daemon(kWorld), ranks(kWorld) {
+    for (int i = 0; i < kWorld; ++i) EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
+    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
+  }
+  void Each(const std::function<void(int, Rank&)>& body) {
+    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
+  }
+  const v1::JobSpec spec;
+  Daemon daemon;
+  std::vector<Rank> ranks;
+};
+
+float* Shard(Rank& rank, int param) {
+  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
+}
+
+// What a pass reads of the first element of the root's first parameter.
+float Read(Rank& rank) {
+  const int param = rank.GroupInfo(0).params[0];
+  rank.Unshard(0, SHARDD_FORWARD);
+  const float value = rank.First(param);
+  EXPECT_C_OK(shardd_reshard(rank.job(), 0));
+  return value;
+}
+
+TEST(PassCopies, StoresNeedNobodysLeaveAndCountFromTheNextPassOn) {
+  World world(CopiesSpec("stores"));
+  world.Each([](int index, Rank& rank) {
+    const int param = rank.GroupInfo(0).params[0];
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    if (index == 0) *Shard(rank, param) = 2;  // before the first pass
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    EXPECT_EQ(Read(rank), 2);
+    ASSERT_C_OK(shardd_pause_pass(rank.job()));
+    ASSERT_C_OK(shardd_open_window(rank.job()));
+    if (index == 0) {
+      *Shard(rank, param) = 3;
+      *static_cast<float*>(shardd_optimizer_state_data(rank.job(), param, 0)) = 5;
+    }
+    ASSERT_C_OK(shardd_resume_pass(rank.job()));
+    EXPECT_EQ(Read(rank), 2) << "in the same pass";
+    EXPECT_EQ(shardd_inside_pass(rank.job()), 1);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, "state", 5));
+    EXPECT_EQ(Read(rank), 3);
+    EXPECT_EQ(rank.Info().committed_step, 1);
+    EXPECT_EQ(rank.Info().version, 3u);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+TEST(PassCopies, AStoreIntoWhatPassesReadIsRefusedByName) {
+#ifdef SHARDD_SANITIZED
+  GTEST_SKIP() << "sanitizers take faults for their own";
+#endif
+  World world(CopiesSpec("read only"));
+  world.Each([](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    if (index != 0) return;
+    rank.Unshard(0, SHARDD_FORWARD);
+    const int param = rank.GroupInfo(0).params[0];
+    *static_cast<float*>(const_cast<void*>(shardd_parameter_data(rank.job(), param))) = 4;
+    EXPECT_C_ERROR(shardd_reshard(rank.job(), 0), kFailedPrecondition, "unsharded parameter");
+  });
+}
+
+TEST(PassCopies, WhoHasLeftFullParametersStoresWhenTheLastHasReadThem) {
+  World world(CopiesSpec("full"));
+  std::atomic<bool> read = false;
+  world.Each([&](int index, Rank& rank) {
+    const int param = rank.GroupInfo(0).params[0];
+    ASSERT_C_OK(shardd_enter_full_params(rank.job(), 0));
+    if (index == 1) {
+      absl::SleepFor(absl::Milliseconds(200));
+      EXPECT_EQ(*static_cast<const float*>(shardd_full_parameter_data(rank.job(), param)), 1);
+      read = true;
+    }
+    ASSERT_C_OK(shardd_leave_full_params(rank.job()));
+    EXPECT_TRUE(read.load());
+    if (index == 0) *Shard(rank, param) = 8;
+  });
+}
+
+TEST(PassCopies, ARankThatStoresOnWhenAnotherIsGoneSpoilsNothing) {
+  World world(CopiesSpec("survivor"));
+  Rank& survivor = world.ranks[0];
+  const int param = survivor.GroupInfo(0).params[0];
+  *Shard(survivor, param) = 2;
+  world.Each([](int, Rank& rank) { ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0)); });
+  ASSERT_C_OK(shardd_detach(world.ranks[1].Release(), 0));
+  absl::SleepFor(absl::Milliseconds(100));
+  *Shard(survivor, param) = 9;
+  ForEachRank(kWorld, [&](int index) {
+    if (index == 0) {
+      absl::SleepFor(absl::Milliseconds(100));
+      *Shard(survivor, param) = 10;
+      EXPECT_C_ERROR(shardd_leave_pass(survivor.job()), kAborted, "detached");
+      ASSERT_C_OK(shardd_reattach(survivor.job()));
+    } else {
+      ASSERT_C_OK(world.ranks[1].Attach(world.daemon.address(), world.spec, 1));
+      EXPECT_EQ(*Shard(world.ranks[1], param), 2);
+    }
+  });
+  world.Each([](int, Rank& rank) {
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    EXPECT_EQ(Read(rank), 2);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+}
+
+}  // namespace
+}  // namespace shardd::testing_client
