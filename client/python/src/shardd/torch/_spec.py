@@ -233,12 +233,6 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         ),
     }
     if _offloads(groups):
-        if not config["trainersNeverWrite"]:
-            raise NotImplementedError(
-                "register model: it has a CPUOffloadPolicy on a GPU and its shards are written by the program (torch's "
-                "optimizer, or in_place_edits=True), which shardd does not serve together; use an optimizer of "
-                "shardd.torch.optim, or no offload"
-            )
         config["offload"] = "OFFLOAD_HOST"
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
     if not on_gpu and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
