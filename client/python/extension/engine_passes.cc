@@ -114,6 +114,9 @@ void Engine::EnterPass() {
   {
     const NoGil no_gil;
     Check(job().EnterPass(stepped_, stepped_state_));
+    if (copies_) {
+      AwaitHostState();  // the host's stores are in no stream's order
+    }
   }
   inside_pass_ = true;
   paused_ = false;

@@ -32,6 +32,7 @@ from cases import (
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import (
+    CPUOffload,
     CPUOffloadPolicy,
     MixedPrecision,
     MixedPrecisionPolicy,
@@ -134,6 +135,12 @@ def stock_recomputed(device: str) -> dict[str, Any]:
 @case
 def stock_kept_unsharded(device: str) -> dict[str, Any]:
     return parity(device, _foreach, _foreach, reshard_after_forward=False)
+
+
+@case
+def stock_offloaded(device: str) -> dict[str, Any]:
+    """The optimizer runs on the host, where shards, gradients and its state are."""
+    return parity(device, _foreach, _adamw, offload_policy=CPUOffloadPolicy())
 
 
 @case
@@ -360,14 +367,8 @@ def what_is_refused(device: str) -> dict[str, Any]:
         except NotImplementedError as error:
             texts.append(str(error))
 
-    def offloaded_with_stock() -> None:
-        model = make(device)
-        shard(model, mesh=mesh(device), offload_policy=CPUOffloadPolicy())
-        _adamw(model.parameters())
-        loss_of(model, batch(0, 0, 0, device)).backward()
-
-    attempt(offloaded_with_stock)
     attempt(lambda: fully_shard(make(device), mesh=mesh(device), layout="flat", offload_policy=CPUOffloadPolicy()))
+    attempt(lambda: FullyShardedDataParallel(make(device), cpu_offload=CPUOffload(offload_params=True)))
     return {"texts": texts}
 
 

@@ -275,8 +275,8 @@ class DaemonOptimizer(Optimizer):
         return counts is not None and not any(count.item() for count in counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do. On a GPU,
-        where programs cannot write that memory, they are copies.
+        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do. On a GPU and
+        with copies for passes, where a store into that memory cannot be caught, they are copies.
 
         ``step`` of a ``FlatParameter`` is one for each parameter in it where they differ: the daemon does not update what
         got no gradient.
@@ -293,7 +293,7 @@ class DaemonOptimizer(Optimizer):
             result = super().state_dict()
         finally:
             self.state = shown
-        if any(job.on_gpu for job in self._jobs()):  # what is loaded is written into what this gives
+        if any(job.on_gpu or job.copies for job in self._jobs()):  # what is loaded is written into what this gives
             result["state"] = {number: _cloned(entry) for number, entry in result["state"].items()}
         for number, param in enumerate(dict.fromkeys(self._params())):
             counts = self._update_counts.get(param, [])

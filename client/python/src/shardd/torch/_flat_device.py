@@ -62,7 +62,7 @@ def check_offload(offloads: bool, device: torch.device) -> None:
     if offloads and device.type != "cpu":
         raise NotImplementedError(
             f"shard a model on {device} with CPU offload in layout flat: shardd offloads in layout dim0; use "
-            "shardd.torch.fully_shard(offload_policy=CPUOffloadPolicy()) with an optimizer of shardd.torch.optim"
+            "shardd.torch.fully_shard(offload_policy=CPUOffloadPolicy())"
         )
 
 

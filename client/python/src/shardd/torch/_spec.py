@@ -234,12 +234,6 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         ),
     }
     if _offloads(groups):
-        if not config["trainersNeverWrite"]:
-            raise NotImplementedError(
-                "register model: it has a CPUOffloadPolicy on a GPU and its shards are written by the program (torch's "
-                "optimizer, or in_place_edits=True), which shardd does not serve together; use an optimizer of "
-                "shardd.torch.optim, or no offload"
-            )
         config["offload"] = "OFFLOAD_HOST"
     if gpu_of(root) >= 0 and os.environ.get("SHARDD_TRAINER_SUMS") == "1":
         config["trainerSums"] = True
