@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 #include <pybind11/pybind11.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -195,6 +196,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Raises where the rank's device is not the model's.
   static void CheckDevice(const shardd_job_info& info, int gpu);
   void FollowStream();
+  // Until the GPU has run what torch's current stream has; raises where that takes longer than a wait of the job may.
   void SynchroniseStream() const;
   Job& session();  // as job(), in no stream's order: for what enqueues nothing
   void FinalCallback(uint64_t generation);
@@ -215,6 +217,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const at::Device device_;   // what is computed on
   at::Device state_device_ = at::kCPU;
   std::optional<c10::Stream> stream_;  // of a GPU, whose order the job knows
+  std::chrono::milliseconds stream_limit_{};
   std::vector<Unit*> units_;           // the root's first
   pybind11::object complete_partial_ = pybind11::none();
   pybind11::object replaced_ = pybind11::none();
