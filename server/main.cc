@@ -207,6 +207,6 @@ int main(int argc, char** argv) {
   if (!status.ok()) {
     shardd::LogError(status.ToString());
   }
-  // gRPC's own shutdown can hang for ten seconds after the server is gone; there is nothing left to do.
+  // Threads of gRPC and of drivers that do not return are left; there is nothing else to do.
   _exit(status.ok() ? 0 : 1);
 }

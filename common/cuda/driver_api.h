@@ -148,6 +148,7 @@ inline constexpr char kDriverKernelsSymbol[] = "shardd_driver_kernels";
   X(CtxPopCurrent, (cu::Context * context))                                                                            \
   X(CtxGetStreamPriorityRange, (int* least, int* greatest))                                                            \
   X(ModuleGetLoadingMode, (int* mode))                                                                                 \
+  X(MemGetInfo, (size_t * free_bytes, size_t * total_bytes))                                                           \
   X(MemGetAllocationGranularity, (size_t * granularity, const cu::MemAllocationProp* prop, int option))                \
   X(MemCreate,                                                                                                         \
     (cu::MemHandle * handle, size_t size_bytes, const cu::MemAllocationProp* prop, unsigned long long flags))          \

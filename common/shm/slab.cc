@@ -134,22 +134,6 @@ absl::Status Seal(absl::string_view name, SlabBacking backing, int fd) {
 
 constexpr int kMostPrivatePieces = 4096;
 
-// All pieces that are not. Async-signal-safe.
-bool MakeRestPrivate(int fd, uintptr_t slab, int64_t size_bytes, std::vector<char>& is_private) {
-  const uintptr_t slab_end = slab + static_cast<uintptr_t>(size_bytes);
-  size_t last = 0;
-  for (size_t first = 0; first < is_private.size(); first = last + 1) {
-    for (last = first; last < is_private.size() && is_private[last] == 0;) is_private[last++] = 1;
-    const uintptr_t begin = std::max(slab, (slab / kHugePageBytes + first) * kHugePageBytes);
-    const uintptr_t end = std::min(slab_end, (slab / kHugePageBytes + last) * kHugePageBytes);
-    if (last > first && mmap(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_FIXED, fd, static_cast<off_t>(begin - slab)) == MAP_FAILED) {
-      return false;
-    }
-  }
-  return true;
-}
-
 }  // namespace
 
 absl::string_view SlabBackingName(SlabBacking backing) {
@@ -281,6 +265,21 @@ bool MappedSlab::MakePrivate() const {
               fd_.get(), 0) == data_;
 }
 
+bool shm_internal::MakeRestPrivate(int fd, uintptr_t slab, int64_t size_bytes, std::vector<char>& is_private) {
+  const uintptr_t slab_end = slab + static_cast<uintptr_t>(size_bytes);
+  size_t last = 0;
+  for (size_t first = 0; first < is_private.size(); first = last + 1) {
+    for (last = first; last < is_private.size() && is_private[last] == 0;) is_private[last++] = 1;
+    const uintptr_t begin = std::max(slab, (slab / kHugePageBytes + first) * kHugePageBytes);
+    const uintptr_t end = std::min(slab_end, (slab / kHugePageBytes + last) * kHugePageBytes);
+    if (last > first && mmap(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_FIXED, fd, static_cast<off_t>(begin - slab)) == MAP_FAILED) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool MappedSlab::MakePiecePrivate(const void* address) const {
   constexpr uintptr_t kPieceBytes = kHugePageBytes;
   const uintptr_t slab = reinterpret_cast<uintptr_t>(data_);
@@ -291,7 +290,7 @@ bool MappedSlab::MakePiecePrivate(const void* address) const {
   }
   // Each is a mapping of its own, of which a process has some 65000.
   if (std::count(is_private_.begin(), is_private_.end(), 1) >= kMostPrivatePieces) {
-    return MakeRestPrivate(fd_.get(), slab, RoundUpToPage(size_bytes_), is_private_);
+    return shm_internal::MakeRestPrivate(fd_.get(), slab, RoundUpToPage(size_bytes_), is_private_);
   }
   const uintptr_t begin = std::max(slab, piece * kPieceBytes);
   const uintptr_t end = std::min(slab + static_cast<uintptr_t>(RoundUpToPage(size_bytes_)), (piece + 1) * kPieceBytes);

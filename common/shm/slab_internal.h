@@ -4,6 +4,7 @@
 // Private to common/shm and its tests: mapping and populating, shared by both sides of a slab.
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,10 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
 // Bytes of the mapping that starts at `data` which the kernel maps with huge page table entries, from /proc/self/smaps;
 // 0 where that cannot be told.
 int64_t HugeMappedBytes(const void* data);
+
+// What MakePiecePrivate does where it would be one mapping too many: of the slab that lies at `slab`, all pieces that
+// are not private yet, as few mappings as there are gaps. Async-signal-safe. False: the kernel gives none.
+bool MakeRestPrivate(int fd, uintptr_t slab, int64_t size_bytes, std::vector<char>& is_private);
 
 }  // namespace shardd::shm_internal
 

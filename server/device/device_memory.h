@@ -54,7 +54,7 @@ class DeviceMemory {
   virtual int max_reduce_sources() const = 0;
 
   // Zeroed, for this device and `users` (of the same kind; this one may be among them) to read and write. `name` is
-  // what errors call it. RESOURCE_EXHAUSTED: the device is full; FAILED_PRECONDITION: a user does not reach it.
+  // what errors call it. RESOURCE_EXHAUSTED: the device is full, with what is free there; FAILED_PRECONDITION: a user does not reach it.
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSlab(const std::string& name, int64_t size_bytes,
                                                                const std::vector<DeviceMemory*>& users) = 0;
   // Likewise of several parts, in this order, each on a device of this kind: whole pages of it. What is full is named.
@@ -71,6 +71,12 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p,
                                                                      int64_t size_bytes,
                                                                      const std::vector<DeviceMemory*>& users) = 0;
+  struct Room {
+    int64_t free_bytes = 0;
+    int64_t total_bytes = 0;
+    int64_t slab_bytes = 0;  // of all jobs together
+  };
+  virtual absl::StatusOr<Room> GetRoom() = 0;
   // What sizes of parts on this device are multiples of.
   virtual absl::StatusOr<int64_t> PageBytes() const = 0;
   // `device_*`: within slabs. Some 20 us and the bytes' time; a thread that serves others moves little at once.

@@ -1,6 +1,7 @@
 #include "server/job/core.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <utility>
@@ -36,6 +37,7 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       loop_([this] { return BeforeSleep(); }) {
   if (devices_[0]->memory() != nullptr) {
     copier_ = std::make_unique<CoreLoop>();
+    copier_->Post([] { pthread_setname_np(pthread_self(), "copier"); });
   }
   loop_.Post([this] { Tick(); });
 }

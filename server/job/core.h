@@ -177,7 +177,7 @@ class Core final : public JobsSource {
   // Threads; last.
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
-  std::unique_ptr<CoreLoop> copier_;        // of the first device, which the slabs lie on; null: they are the host's
+  std::unique_ptr<CoreLoop> copier_;  // of jobs on GPUs, also of those whose state is the host's; null: there are none
   std::atomic<bool> reaper_stuck_ = false;  // AwaitReaper gave up
   CoreLoop reaper_;
   CoreLoop status_;

@@ -63,8 +63,13 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
                                                        : MakeCollective(init.devices);
   init.loop = &loop_;
   init.reaper = &reaper_;
-  init.copier = init.memory->shards()->on_host() ? nullptr : copier_.get();
+  init.copier = copier_.get();
   init.events = &events_;
+  init.reserved_by_all = [this] {
+    int64_t bytes = 0;
+    for (const auto& [name, entry] : jobs_) bytes += entry.job->reserved_bytes();
+    return bytes;
+  };
   return init;
 }
 

@@ -1,6 +1,6 @@
-// Copies of values between the host and the job's slabs. A GPU that hangs may keep one for seconds, so where slabs are
-// a device's they run on its copier, and the rank that has asked for one is held meanwhile: its commands wait in its
-// ring, in their order, and everybody else goes on.
+// Copies of values between the host and the job's slabs. A GPU that hangs may keep one for seconds, and what is put back
+// of a model in the host's memory takes as long, so jobs on GPUs have a copier for them, and the rank that has asked for
+// one is held meanwhile: its commands wait in its ring, in their order, and everybody else goes on.
 
 #include <algorithm>
 #include <utility>
@@ -45,7 +45,11 @@ void JobCore::CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> the
   });
 }
 
-void JobCore::CopierGoesOn() { copier_moved_ns_.store(absl::ToUnixNanos(MonotonicNow()), std::memory_order_relaxed); }
+void JobCore::CopierGoesOn() {
+  if (copier_ != nullptr) {  // the loop's own copies are not looked at
+    copier_moved_ns_.store(absl::ToUnixNanos(MonotonicNow()), std::memory_order_relaxed);
+  }
+}
 
 // A copy has a limit of its own, so this is for a driver that does not return: the copier is stuck in a piece of this
 // job's, and whatever the job asks it for next would be too. Copies that only wait for others' have not begun.

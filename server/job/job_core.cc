@@ -41,6 +41,7 @@ JobCore::JobCore(Init init)
       reaper_(init.reaper),
       copier_(init.copier),
       events_(init.events),
+      reserved_by_all_(std::move(init.reserved_by_all)),
       created_(absl::Now()),
       gradient_scale_(GradientScale(*plan_)),
       pooled_(plan_->config.unshard_mode() == v1::UNSHARD_MODE_POOLED),

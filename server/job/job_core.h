@@ -58,9 +58,10 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     std::unique_ptr<Collective> collective;
     CoreLoop* loop = nullptr;
     CoreLoop* reaper = nullptr;  // destroys what holds much memory
-    CoreLoop* copier = nullptr;  // of the device that the slabs lie on: waits for it; null: they are the host's
+    CoreLoop* copier = nullptr;  // brings values to the slabs, and waits for their devices; null: the loop does
     EventLog* events = nullptr;
-    CommittedFacts committed;  // of the job whose place it takes; at first: nothing
+    std::function<int64_t()> reserved_by_all;  // the sum of reserved_bytes() of all jobs; null: this is the only one
+    CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
   };
   explicit JobCore(Init init);
 
@@ -81,8 +82,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
   DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
   int attached() const;
-  // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback,
-  // gradients that trainers have given back until the next come.
+  // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
+  // (on GPUs when one begins), gradients that trainers have given back until the next come.
   int64_t reserved_bytes() const;
   bool finished() const;  // every rank has said that it needs the job no more
   bool closed() const { return closed_; }
@@ -223,6 +224,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   int64_t SlotOffsetBytes(size_t pool, int slot) const {
     return plan_->pools[pool].offset_bytes + slot * plan_->pool_slot_bytes;
   }
+  absl::Status CheckUndoFits(int rank) const;
+  int64_t reserved_undo_bytes() const;
   absl::Status CompareFullParams(int rank, const FullParams& asked) const;
   absl::Status MaybeGrantFullParams();
   void SettleBehindReductions();
@@ -238,15 +241,15 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   };
   Written WrittenPart(const ParamPlan& param, int what) const;
   void SubmitParametersCommit();
-  // Copies of values (job_copies.cc): each runs to its end before the next, at once where slabs are the host's, else on
-  // the copier, where it may touch nothing of the job but slabs and `undo_`.
+  // Copies of values (job_copies.cc): each runs to its end before the next, at once where there is no copier, else on
+  // it, where it may touch nothing of the job but slabs and `undo_`.
   using CopyValues = std::function<absl::Status()>;
   // For a command of the session, which is held until the copy has ended; an error that comes then aborts the epoch.
   absl::Status CopyFor(Session* session, bool of_gradient, CopyValues copy);
   // `then` runs on the loop. REQUIRES: there is a copier.
   void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
   void Release(Session* session);
-  void CopierGoesOn();                             // on the copier: a piece of a copy begins
+  void CopierGoesOn();                             // where copies run: a piece of one begins
   absl::Status CheckCopies(absl::Time now) const;  // one that does not end
   static absl::Status Clear(const Written& written, int64_t numel);
   absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
@@ -360,6 +363,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   CoreLoop* const reaper_;
   CoreLoop* const copier_;
   EventLog* const events_;
+  const std::function<int64_t()> reserved_by_all_;
   const absl::Time created_;
   const float gradient_scale_;
   const bool pooled_;

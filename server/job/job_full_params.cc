@@ -44,18 +44,31 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
         session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));
   }
   SHARDD_RETURN_IF_ERROR(CompareFullParams(rank, asked));
-  if (asked.writeback) {  // there was memory for the old bytes when the job opened; processes beside the daemon may
-                          // have it now
-    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
-    if (absl::Status status = CheckMemory(limits, 0, WritebackUndoBytes(*plan_)); !status.ok()) {
-      return RankError(status.code(), rank, "EnterFullParams with writeback", status.message());
-    }
+  if (asked.writeback) {
+    SHARDD_RETURN_IF_ERROR(CheckUndoFits(rank));
   }
   ranks_[rank].full_params = true;
   ranks_[rank].done_at_entry = command.done;
   ranks_[rank].full = asked;
   ranks_[rank].writeback = asked.writeback;
   return MaybeGrantFullParams();
+}
+
+// Where there was memory for the old bytes when the job opened, processes beside the daemon may have it now; else other
+// jobs may.
+absl::Status JobCore::CheckUndoFits(int rank) const {
+  const int64_t undo_bytes = WritebackUndoBytes(*plan_);
+  const bool promised = reserved_undo_bytes() == undo_bytes;
+  const int64_t others_bytes = promised ? 0 : reserved_by_all_ == nullptr ? reserved_bytes() : reserved_by_all_();
+  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
+  const absl::Status status = CheckMemory(limits, 0, undo_bytes + others_bytes);
+  if (status.ok()) {
+    return absl::OkStatus();
+  }
+  return RankError(
+      status.code(), rank, "EnterFullParams with writeback",
+      absl::StrCat(status.message(), " (counted: ", undo_bytes, " bytes of the host for the undo of the writeback, ",
+                   others_bytes, " promised to jobs); without writeback it is served"));
 }
 
 absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const {

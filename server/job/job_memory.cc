@@ -14,6 +14,7 @@
 #include "common/plan/slab_spread.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
+#include "server/job/device_room.h"
 #include "server/job/slab_pieces.h"
 
 namespace shardd {
@@ -44,9 +45,8 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
 
 namespace {
 
-absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeOnDevices(const ShardPlan& plan, SpreadSlab which,
-                                                          const std::string& name, const SlabPlace& place,
-                                                          int max_pieces) {
+absl::StatusOr<std::vector<DeviceMemory::Part>> PartsOnDevices(const ShardPlan& plan, SpreadSlab which,
+                                                               const SlabPlace& place, int max_pieces) {
   int64_t page_bytes = 1;
   for (const DeviceMemory* memory : place.users) {
     SHARDD_ASSIGN_OR_RETURN(const int64_t bytes, memory->PageBytes());
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeOnDevices(const ShardPlan& plan,
        SpreadOverGpus(plan, which, static_cast<int>(place.users.size()), page_bytes, max_pieces)) {
     parts.push_back({place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
   }
-  return place.memory->MakeSpreadSlab(name, parts, place.users);
+  return parts;
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
              want.gradients_bytes + want.parameters_bytes + (on_host ? want.unsharded_pool_bytes : 0);
   }
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
-  const int64_t undo = WritebackUndoBytes(plan);
+  const int64_t undo = PromisedUndoBytes(plan, place);
   if (absl::Status status = CheckMemory(limits, tmpfs, memfd + undo + reserved_bytes); !status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,
@@ -140,12 +140,26 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     }
     max_pieces = *pieces;
   }
+  const auto named = [&job](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
+  };
+  std::map<SpreadSlab, std::vector<DeviceMemory::Part>> parts;
+  DeviceRoom room(plan, place);
+  for (const Purpose& purpose : purposes) {
+    if (purpose.size_bytes == 0 || !lies_on_gpus(purpose)) continue;
+    absl::StatusOr<std::vector<DeviceMemory::Part>> of = PartsOnDevices(plan, purpose.spread, place, max_pieces);
+    if (!of.ok()) return named(of.status());
+    room.Add(*of);
+    parts.emplace(purpose.spread, *std::move(of));
+  }
+  if (absl::Status status = room.Check(); !status.ok()) return named(status);
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0) {
       continue;
     }
     if (lies_on_gpus(purpose)) {
-      auto slab = MakeOnDevices(plan, purpose.spread, absl::StrCat("slab \"", purpose.name, "\""), place, max_pieces);
+      auto slab =
+          place.memory->MakeSpreadSlab(absl::StrCat("slab \"", purpose.name, "\""), parts[purpose.spread], place.users);
       if (!slab.ok()) {
         return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
       }

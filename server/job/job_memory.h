@@ -18,11 +18,16 @@
 namespace shardd {
 
 // A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards, and
-// all state of the daemon's optimizer. Every job may write back, so it is admitted only where there is memory for that
-// too; it is allocated as it is needed.
+// all state of the daemon's optimizer. It is allocated as it is needed.
 inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
   return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
+}
+
+// Of these, what a job is promised when it is opened: all of them on the host. A job on GPUs may be larger than the
+// host's memory, and may never write back: it asks for them when it does.
+inline int64_t PromisedUndoBytes(const ShardPlan& plan, const SlabPlace& place) {
+  return place.memory == nullptr ? WritebackUndoBytes(plan) : 0;
 }
 
 // Bytes of the host that a job's plan promises to each session: all that the plan says, but for the gradient slots
@@ -42,9 +47,9 @@ inline bool IsOffloaded(const ShardPlan& plan) { return plan.config.offload() ==
 // bytes are written by the job's device work and, in write windows and before version 1, by its core.
 class JobMemory {
  public:
-  // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and the undo of a
-  // writeback against free space, memory and cgroup limit, then allocates and populates the plan, but for
-  // the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `directory`
+  // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and what is
+  // promised of the undo of a writeback against free space, memory and cgroup limit, then allocates and populates the
+  // plan, but for the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `directory`
   // is created (0700) for the job's tmpfs files and removed with them. `place` outlives this. A device that is full is
   // RESOURCE_EXHAUSTED too; sessions take their part of it when they are made.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,

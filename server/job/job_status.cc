@@ -176,8 +176,13 @@ int64_t JobCore::reserved_bytes() const {
   const int64_t kept = kept_ || memory_->kept() != nullptr
                            ? 0
                            : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
-  return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + WritebackUndoBytes(*plan_) +
+  return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + reserved_undo_bytes() +
          memory_->given_back_bytes();
+}
+
+int64_t JobCore::reserved_undo_bytes() const {
+  const bool writes_back = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.writeback; });
+  return writes_back ? WritebackUndoBytes(*plan_) : PromisedUndoBytes(*plan_, memory_->place());
 }
 
 void JobCore::DescribeMemory(v1::Memory* out) const {

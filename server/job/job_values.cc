@@ -154,6 +154,7 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   auto copy = [this, stale = std::move(stale)]() -> absl::Status {
     ForgetUndo();
     for (const auto& [written, numel] : stale) {
+      CopierGoesOn();
       SHARDD_RETURN_IF_ERROR(Clear(written, numel));
     }
     return absl::OkStatus();

@@ -34,7 +34,7 @@ using Tensor = std::vector<float>;
 using Values = std::array<Tensor, kParamCount>;
 
 // The tree as the trainers describe it; proto3 JSON. `marked`: says itself which modules are fully sharded ones.
-// `filler`: elements of one more parameter in mid, which nothing reads and no trainer writes: where groups are as large
+// `filler`: elements of one more parameter in mid, which nothing reads and no step changes: where groups are as large
 // as that, they share gradient slots. `fields(module)`: more of its fields, each with a comma behind it; "" is the
 // root.
 template <typename Fields>

@@ -3,8 +3,10 @@
 // real GPUs.
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/match.h"
@@ -36,6 +38,15 @@ class Offloaded : public Cluster {
     std::map<std::string, v1::Purpose> purposes;
     for (const v1::Purpose& purpose : memory.purposes()) purposes[purpose.purpose()] = purpose;
     return purposes;
+  }
+  // What the daemon's threads of this name have run.
+  int64_t ThreadNs(const std::string& name) {
+    int64_t total_ns = 0;
+    for (const auto& task : std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_pid(), "/task"))) {
+      if (testing::ReadWholeFile(task.path() / "comm") != name + "\n") continue;
+      total_ns += std::atoll(testing::ReadWholeFile(task.path() / "schedstat").c_str());
+    }
+    return total_ns;
   }
   void ExpectNothingLeaks(const Footprint& before) {
     EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
@@ -213,6 +224,68 @@ TEST_F(Offloaded, WhatIsNotServedIsRefusedByNameAndTheNextJobIsServed) {
   EXPECT_TRUE(absl::StrContains(report.message, "copies of gradients for replicas are not served")) << report.message;
   ExpectNothingLeaks(before);
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"offload", "HOST"}, {"steps", "2"}}));
+}
+
+// The daemon's loop, which serves all jobs, has its own work alone: a model is written back, and put back as it was, by
+// a thread of its own.
+TEST_F(Offloaded, ValuesOfALargeModelAreWrittenAndTakenBackBesideTheLoop) {
+  SHARDD_NEEDS_FAKE_GPUS("copies of the host alone are measured");
+  StartOnGpus(1);
+  const Args args = {{"device_memory", "1"},    {"offload", "HOST"},    {"steps", "2"},        {"recover", "1"},
+                     {"writeback_at_end", "1"}, {"filler", "30000000"}, {"write_filler", "1"}, {"optimizer", "sgd"}};
+  Child survivor = StartRank(0, args);
+  Child victim = StartRank(1, args.With({{"pause", "filler_written@2"}}));
+  AwaitPause(args, "filler_written", 1);
+  const int64_t written_ns = ThreadNs("copier");
+  EXPECT_GT(written_ns, 10'000'000) << "it has written and kept 120 MB";
+  victim.Kill(SIGKILL);
+  EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
+  EXPECT_EQ(StartRank(1, args).Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  ExpectAllOk({Report(args, 0), Report(args, 1)});
+  EXPECT_GT(ThreadNs("copier") - written_ns, 10'000'000) << "it has taken them back";
+}
+
+// Pages are pinned while a job is there: what is left of the daemon's limit is not enough for a second one.
+TEST_F(Offloaded, ASecondJobThatCannotBePinnedIsRefusedByNameAndTheFirstTrainsOn) {
+  SHARDD_NEEDS_FAKE_GPUS("their limit of pinned memory");
+  StartOnGpus(1, 1, {absl::StrCat("FAKE_CUDA_PINNED_BYTES=", int64_t{36} << 20)});
+  const Args args = {{"device_memory", "1"},
+                     {"offload", "HOST"},
+                     {"steps", "4"},
+                     {"filler", "3000000"},
+                     {"optimizer", "sgd"}};  // 12 MB of shards, as much of gradients
+  ExpectAllOk(RunRanks(args, {}, [&] {
+    const Footprint before = DaemonFootprint();
+    const TrainerReport report = Refusal(args.With({{"name", "second"}}));
+    EXPECT_EQ(report.code, static_cast<int>(Code::kResourceExhausted)) << report.message;
+    for (const char* part :
+         {"open job \"second\"", "cuMemHostRegister", "slab \"", "RLIMIT_MEMLOCK", "JobConfig.offload"}) {
+      EXPECT_TRUE(absl::StrContains(report.message, part)) << part << ": " << report.message;
+    }
+    ExpectNothingLeaks(before);
+  }));
+  ExpectAllOk(RunRanks(args.With({{"name", "third"}})));
+}
+
+// The second GPU does not come back from a copy; what is pinned for both is left to the system, within the limits.
+TEST_F(Offloaded, ASecondGpuThatHangsWithPinnedMemoryDoesNotKeepTheDaemonFromEnding) {
+  SHARDD_NEEDS_FAKE_GPUS("a copy does not end");
+  const std::string lose = File("lose");
+  std::ofstream(lose).flush();
+  StartOnGpus(2, 2, {"FAKE_CUDA_LOSE_FILE=" + lose});
+  const Args args = {{"device_memory", "1"}, {"offload", "HOST"}, {"steps", "1000000"}, {"timeout_ms", "60000"}};
+  Child first = StartRank(0, args);
+  Child second = StartRank(1, args);
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 3; }));
+  std::ofstream(lose) << "1 copy\n" << std::flush;
+  ASSERT_TRUE(PollUntil([&] { return access((lose + ".seen").c_str(), F_OK) == 0; }));
+  const int64_t begin = NowMs();
+  EXPECT_EQ(StopDaemon(), 0);
+  EXPECT_LT(NowMs() - begin, 45'000) << "10 s for the GPU, 20 s where its driver does not return";
+  EXPECT_EQ(first.Wait(), 0);
+  EXPECT_EQ(second.Wait(), 0);
+  for (int rank = 0; rank < 2; ++rank) EXPECT_NE(Report(args, rank).code, 0);
 }
 
 // Ranks that run groups in different orders: what the stuck ones have is added before its turn, on top of copies.

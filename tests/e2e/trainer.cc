@@ -146,6 +146,10 @@ Status Trainer::Writeback(int64_t step) {
       inner = job_->WriteParameter(param_[kB1], &value, i, 1);
       moments_.Reach("writeback", step);
     }
+    if (args_.Int("write_filler") == 0 || !inner.ok()) return;
+    const std::vector<float> zeros(static_cast<size_t>(args_.Int("filler")));
+    inner = job_->WriteParameter(job_->FindParameter("mid.filler"), zeros.data(), 0, args_.Int("filler"));
+    moments_.Reach("filler_written", step);
   });
   return inner.ok() ? status : inner;
 }

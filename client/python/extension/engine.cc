@@ -14,6 +14,8 @@
 namespace shardd::python {
 namespace {
 
+constexpr int64_t kDefaultTimeoutMs = 300'000;  // the library's own (shardd_attach_options.timeout_ms)
+
 Status Take(shardd_status* status) { return Status::Take(status); }
 
 }  // namespace
@@ -40,7 +42,9 @@ std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, c
     (void)job->Finish();  // it was made for nothing
     throw;
   }
-  return std::shared_ptr<Engine>(new Engine(std::move(job), device));
+  std::shared_ptr<Engine> engine(new Engine(std::move(job), device));
+  engine->stream_limit_ = std::chrono::milliseconds(timeout_ms > 0 ? timeout_ms : kDefaultTimeoutMs);
+  return engine;
 }
 
 Engine::Engine(std::unique_ptr<Job> job, at::Device device) : job_(std::move(job)), device_(device) {

@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 #include <pybind11/pybind11.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -182,6 +183,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it.
   void AwaitHostState() const;
   // The host waits for the current stream of the model's GPU.
+  // Until the GPU has run what torch's current stream has; raises where that takes longer than a wait of the job may.
   void SynchroniseStream() const;
   // Where shards, reduced gradients and optimizer state lie.
   at::Device state_device() const { return state_device_; }
@@ -221,6 +223,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const at::Device device_;   // what is computed on
   at::Device state_device_ = at::kCPU;
   std::optional<c10::Stream> stream_;  // of a GPU, whose order the job knows
+  std::chrono::milliseconds stream_limit_{};
   std::vector<Unit*> units_;           // the root's first
   pybind11::object complete_partial_ = pybind11::none();
   pybind11::object replaced_ = pybind11::none();

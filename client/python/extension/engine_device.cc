@@ -6,6 +6,7 @@
 
 #include "client/python/extension/engine.h"
 #include "client/python/extension/errors.h"
+#include "client/torch/stream_wait.h"
 
 namespace shardd::python {
 
@@ -40,7 +41,8 @@ void Engine::AwaitHostState() const {
 void Engine::SynchroniseStream() const {
   if (!device_.is_cpu()) {
     const NoGil no_gil;
-    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();
+    Check(WaitForStream(c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_), stream_limit_,
+                        job_->info().rank, [] { return PendingSignal(nullptr) != 0; }));
   }
 }
 

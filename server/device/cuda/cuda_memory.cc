@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -21,29 +22,6 @@ constexpr int64_t kStagingBytes = int64_t{1} << 20;
 constexpr absl::Duration kSpin = absl::Microseconds(100);  // a piece of staging takes less
 
 cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
-
-class Exported final : public DeviceSlab {
- public:
-  Exported(CudaSlab slab, std::vector<UniqueFd> fds, std::vector<Piece> pieces)
-      : slab_(std::move(slab)), fds_(std::move(fds)), pieces_(std::move(pieces)) {}
-  ~Exported() override {
-    for (const Piece& piece : pieces_) {
-      if (!static_cast<const CudaMemory*>(piece.on)->hangs()) continue;
-      LogWarning(absl::StrCat("memory of ", piece.on->device(), " is not given back: the GPU hangs (", size_bytes(),
-                              " bytes)"));
-      slab_.Abandon();
-      return;
-    }
-  }
-  char* data() const override { return static_cast<char*>(slab_.data()); }
-  int64_t size_bytes() const override { return slab_.size_bytes(); }
-  const std::vector<Piece>& pieces() const override { return pieces_; }
-
- private:
-  CudaSlab slab_;
-  const std::vector<UniqueFd> fds_;
-  const std::vector<Piece> pieces_;
-};
 
 }  // namespace
 
@@ -136,6 +114,62 @@ absl::Status CudaMemory::WaitForStream() {
   }
 }
 
+class CudaMemory::Exported final : public DeviceSlab {
+ public:
+  Exported(CudaSlab slab, std::vector<UniqueFd> fds, std::vector<Piece> pieces)
+      : slab_(std::move(slab)), fds_(std::move(fds)), pieces_(std::move(pieces)) {
+    Count(+1);
+  }
+  ~Exported() override {
+    for (const Piece& piece : pieces_) {
+      if (!static_cast<const CudaMemory*>(piece.on)->hangs()) continue;
+      LogWarning(absl::StrCat("memory of ", piece.on->device(), " is not given back: the GPU hangs (", size_bytes(),
+                              " bytes)"));
+      slab_.Abandon();
+      return;
+    }
+    Count(-1);
+  }
+  char* data() const override { return static_cast<char*>(slab_.data()); }
+  int64_t size_bytes() const override { return slab_.size_bytes(); }
+  const std::vector<Piece>& pieces() const override { return pieces_; }
+
+ private:
+  void Count(int64_t sign) const {
+    for (const Piece& piece : pieces_) static_cast<CudaMemory*>(piece.on)->slab_bytes_ += sign * piece.size_bytes;
+  }
+
+  CudaSlab slab_;
+  const std::vector<UniqueFd> fds_;
+  const std::vector<Piece> pieces_;
+};
+
+absl::StatusOr<DeviceMemory::Room> CudaMemory::GetRoom() {
+  SHARDD_ASSIGN_OR_RETURN(const cu::Context context, Context());
+  const ScopedCudaContext current(driver_, context);
+  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent"));
+  size_t free_bytes = 0, total_bytes = 0;
+  SHARDD_RETURN_IF_ERROR(Check(driver_->MemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo"));
+  return Room{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes), slab_bytes_};
+}
+
+std::string CudaMemory::RoomText(const std::vector<Part>& parts) {
+  std::map<std::string, std::pair<DeviceMemory*, int64_t>> wanted;
+  for (const Part& part : parts) {
+    auto& [on, want_bytes] = wanted[part.on->device()];
+    on = part.on;
+    want_bytes += part.size_bytes;
+  }
+  std::string text;
+  for (const auto& [device, of] : wanted) {
+    const absl::StatusOr<Room> room = of.first->GetRoom();
+    if (!room.ok()) continue;
+    absl::StrAppend(&text, "; on ", device, " (got ", room->free_bytes, " bytes free of ", room->total_bytes, ", want ",
+                    of.second, "; all slabs of the daemon there: ", room->slab_bytes, ")");
+  }
+  return text;
+}
+
 absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::string& name, int64_t size_bytes,
                                                                  const std::vector<DeviceMemory*>& users) {
   if (size_bytes <= 0) {
@@ -162,7 +196,12 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std
     add(created.back().device);
   }
   for (const DeviceMemory* user : users) add(static_cast<const CudaMemory*>(user)->device_);
-  SHARDD_ASSIGN_OR_RETURN(CudaSlab slab, CudaSlab::CreateSpread(&driver_, created, name, ordinals));
+  absl::StatusOr<CudaSlab> made = CudaSlab::CreateSpread(&driver_, created, name, ordinals);
+  if (absl::IsResourceExhausted(made.status())) {
+    return absl::ResourceExhaustedError(absl::StrCat(made.status().message(), RoomText(parts)));
+  }
+  SHARDD_RETURN_IF_ERROR(made.status());
+  CudaSlab slab = *std::move(made);
   std::vector<UniqueFd> fds;
   std::vector<DeviceSlab::Piece> pieces;
   for (size_t i = 0; i < parts.size(); ++i) {

@@ -44,6 +44,7 @@ class CudaMemory final : public DeviceMemory {
   absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p, int64_t size_bytes,
                                                              const std::vector<DeviceMemory*>& users) override
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<Room> GetRoom() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<int64_t> PageBytes() const override { return CudaSlab::Granularity(driver_, device_); }
   absl::Status Write(char* device_to, const void* from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Read(void* to, const char* device_from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -62,6 +63,9 @@ class CudaMemory final : public DeviceMemory {
   absl::Status Usable() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<cu::Context> Context() ABSL_LOCKS_EXCLUDED(mutex_);
   class Registered;
+  class Exported;
+  // "; cuda:0 has 12 of 34 bytes free, ..." of each device that a slab of these parts was to lie on.
+  static std::string RoomText(const std::vector<Part>& parts);
   absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -75,6 +79,7 @@ class CudaMemory final : public DeviceMemory {
   const absl::Duration limit_;
 
   std::atomic<bool> hangs_ = false;  // as lost_
+  std::atomic<int64_t> slab_bytes_ = 0;
 
   // Guarded.
   absl::Mutex mutex_;  // one copy at a time

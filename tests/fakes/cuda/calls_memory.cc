@@ -4,6 +4,13 @@
 
 namespace shardd::fake_cuda {
 
+cu::Result Driver::MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  const Call call = EnterContext("cuMemGetInfo");
+  if (!call) return call.result;
+  *total_bytes = call.machine->options_.bytes_per_gpu;
+  *free_bytes = call.machine->memory_.FreeBytes(call.gpu);
+  return cu::kSuccess;
+}
 cu::Result Driver::MemGetAllocationGranularity(size_t* granularity, const cu::MemAllocationProp* prop, int option) {
   const Call call = Enter("cuMemGetAllocationGranularity");
   return call ? call.machine->memory_.Granularity(prop, option, granularity) : call.result;

@@ -19,7 +19,7 @@ Machine::Machine(const MachineOptions& options)
     : options_(options),
       pid_(getpid()),
       number_(++g_machines),
-      memory_({options.gpus, options.bytes_per_gpu, options.posix_fd, options.rdma}),
+      memory_({options.gpus, options.bytes_per_gpu, options.posix_fd, options.rdma, options.pinned_bytes}),
       late_writes_(options.late_writes.any() ? LateWrites::Start(options.late_writes) : nullptr),
       gpus_(static_cast<size_t>(options.gpus)) {
   // A child of fork has its parent's pointer, and may have a machine of its own instead.

@@ -39,6 +39,7 @@ void MakeMachineAtInit(cu::Result (*make)());
 struct MachineOptions {
   int gpus = 1;
   size_t bytes_per_gpu = size_t{64} << 30;
+  size_t pinned_bytes = SIZE_MAX;  // of registered host memory, at most
   uint64_t delay_seed = 0;  // not 0: every operation of a stream starts up to 200 us late, by this seed and the stream
   size_t queue_limit = 1024;        // operations that a stream holds; the call that finds it full blocks
   bool one_queue = false;           // the streams of a GPU share one: CUDA_DEVICE_MAX_CONNECTIONS=1

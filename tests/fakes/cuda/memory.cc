@@ -75,6 +75,11 @@ cu::Result Memory::Granularity(const cu::MemAllocationProp* prop, int option, si
   return cu::kSuccess;
 }
 
+size_t Memory::FreeBytes(int gpu) const {
+  std::lock_guard lock(mutex_);
+  return options_.bytes_per_gpu - used_[static_cast<size_t>(gpu)];
+}
+
 cu::Result Memory::Create(size_t size_bytes, const cu::MemAllocationProp* prop, cu::MemHandle* handle) {
   if (!PropIsValid(prop) || size_bytes == 0 || size_bytes % kMinimumGranularity != 0) return cu::kInvalidValue;
   if (prop->requested_handle_types == cu::kHandlePosixFd && !options_.posix_fd) return cu::kNotSupported;
@@ -230,13 +235,19 @@ cu::Result Memory::HostRegister(void* p, size_t size_bytes, unsigned flags) {
   // What the host may not write is registered as read-only or not at all.
   const bool read_only = (flags & kHostRegisterReadOnly) != 0;
   if (!read_only && !HostMayWrite(first, address + size_bytes)) return cu::kInvalidValue;
+  if (size_bytes > options_.pinned_bytes - pinned_bytes_) return cu::kOutOfMemory;
+  pinned_bytes_ += size_bytes;
   registered_[address] = {size_bytes, !read_only};
   return cu::kSuccess;
 }
 
 cu::Result Memory::HostUnregister(void* p) {
   std::lock_guard lock(mutex_);
-  return registered_.erase(reinterpret_cast<uintptr_t>(p)) == 1 ? cu::kSuccess : cu::kHostMemoryNotRegistered;
+  const auto found = registered_.find(reinterpret_cast<uintptr_t>(p));
+  if (found == registered_.end()) return cu::kHostMemoryNotRegistered;
+  pinned_bytes_ -= found->second.size_bytes;
+  registered_.erase(found);
+  return cu::kSuccess;
 }
 
 cu::Result Memory::HostDevicePointer(void* p, cu::DevicePtr* address) const {

@@ -25,11 +25,13 @@ class Memory {
     size_t bytes_per_gpu = 0;
     bool posix_fd = true;
     bool rdma = true;
+    size_t pinned_bytes = SIZE_MAX;  // of registered host memory, at most
   };
   explicit Memory(const Options& options) : options_(options), used_(static_cast<size_t>(options.gpus)) {}
   ~Memory();
 
   cu::Result Granularity(const cu::MemAllocationProp* prop, int option, size_t* granularity) const;
+  size_t FreeBytes(int gpu) const;
   cu::Result Create(size_t size_bytes, const cu::MemAllocationProp* prop, cu::MemHandle* handle);
   cu::Result Release(cu::MemHandle handle);
   cu::Result Export(cu::MemHandle handle, int handle_type, int* fd);
@@ -90,6 +92,7 @@ class Memory {
   const Options options_;
   mutable std::mutex mutex_;
   std::vector<size_t> used_;
+  size_t pinned_bytes_ = 0;
   cu::MemHandle next_handle_ = 1;
   std::map<cu::MemHandle, std::shared_ptr<Physical>> handles_;
   std::map<cu::DevicePtr, size_t> reservations_;

@@ -141,5 +141,25 @@ TEST_F(ValuesOffLoopTest, WhatNobodyCommittedIsTakenBackBeforeAnybodyGoesOn) {
   EXPECT_EQ(value(), 9);
 }
 
+// Without a copier the loop puts values back itself, and has done it before anybody looks.
+TEST_F(JobCoreTest, WhatTheLoopHasTakenBackIsNoCopyThatHangs) {
+  v1::Command command;
+  command.mutable_enter_full_params()->set_writeback(true);
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  command.mutable_write_parameters()->set_numel(1);
+  OnLoop([&] {
+    command.mutable_write_parameters()->set_staging_offset_bytes(job_->session(0)->layout().payload_offset_bytes);
+  });
+  Send(0, command);
+  command.mutable_leave_full_params();
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  bool closed = true;
+  OnLoop([&] {
+    job_->CheckSilence(MonotonicNow() + absl::Minutes(2));
+    closed = job_->closed();
+  });
+  EXPECT_FALSE(closed);
+}
+
 }  // namespace
 }  // namespace shardd

@@ -59,6 +59,7 @@ MachineOptions OptionsFromEnvironment() {
   MachineOptions options;
   Read("FAKE_CUDA_DEVICES", 64, &options.gpus);
   Read("FAKE_CUDA_MEMORY_BYTES", uint64_t{1} << 46, &options.bytes_per_gpu);
+  Read("FAKE_CUDA_PINNED_BYTES", uint64_t{1} << 46, &options.pinned_bytes);
   Read("FAKE_CUDA_DELAY_SEED", UINT64_MAX, &options.delay_seed);
   Read("FAKE_CUDA_QUEUE_LIMIT", 1 << 20, &options.queue_limit);
   Read("FAKE_CUDA_ONE_QUEUE", 1, &options.one_queue);
