@@ -182,7 +182,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Job& job();
   // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it.
   void AwaitHostState() const;
-  // The host waits for the current stream of the model's GPU.
   // Until the GPU has run what torch's current stream has; raises where that takes longer than a wait of the job may.
   void SynchroniseStream() const;
   // Where shards, reduced gradients and optimizer state lie.
