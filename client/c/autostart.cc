@@ -12,8 +12,11 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdio>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -21,12 +24,13 @@
 #include "client/c/connect.h"
 #include "client/c/process.h"
 #include "client/c/spawn.h"
+#include "common/cuda/no_kernels.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
 namespace {
 
-constexpr absl::Duration kStartTimeout = absl::Seconds(20);
+constexpr absl::Duration kLongestStart = absl::Minutes(5);  // where the caller has no limit of its own
 constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
 constexpr size_t kMaxSocketPath = 107;
 constexpr off_t kMaxLogBytes = 4 << 20;
@@ -115,6 +119,34 @@ std::string LogTail(int log, off_t from) {
   return text;
 }
 
+// Whether a process has done anything since it was last asked: it has run, or its log has grown. To start with eight
+// GPUs may take longer than any limit that notices a hang in time.
+class Progress {
+ public:
+  Progress(pid_t pid, int log) : pid_(pid), log_(log) {}
+  bool Made() {
+    const std::pair<std::string, off_t> now = {RunTime(), lseek(log_, 0, SEEK_END)};
+    return std::exchange(seen_, now) != now;
+  }
+
+ private:
+  // utime and stime of all its threads, as text; empty: it has ended.
+  std::string RunTime() const {
+    char text[1024];
+    const UniqueFd stat(open(absl::StrCat("/proc/", pid_, "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+    const ssize_t size = stat.valid() ? read(stat.get(), text, sizeof(text)) : 0;
+    const std::string all(text, static_cast<size_t>(std::max<ssize_t>(size, 0)));
+    const size_t name_end = all.rfind(')');  // the name may hold spaces
+    if (name_end == std::string::npos) return "";
+    const std::vector<std::string> fields = absl::StrSplit(all.substr(name_end + 1), ' ', absl::SkipEmpty());
+    return fields.size() > 12 ? absl::StrCat(fields[11], " ", fields[12]) : "";
+  }
+
+  const pid_t pid_;
+  const int log_;
+  std::pair<std::string, off_t> seen_;
+};
+
 absl::Status StartDaemon(const AutostartOptions& options, const std::string& folder, const std::string& socket_path,
                          absl::Time deadline) {
   SHARDD_ASSIGN_OR_RETURN(const std::string binary, FindDaemonBinary());
@@ -135,6 +167,8 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
       SpawnDetached({binary, "--embedded", absl::StrCat("--devices=", devices),
                      absl::StrCat("--listen=unix:", socket_path), absl::StrCat("--state_dir=", state)},
                     log.get()));
+  Progress progress(process.pid, log.get());
+  absl::Time last_progress = absl::Now();
   while (true) {
     if (ConnectUnix(socket_path).ok()) {
       return absl::OkStatus();
@@ -143,19 +177,26 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
     const int wait_ms = static_cast<int>(absl::ToInt64Milliseconds(kPollInterval));
     const bool ended = !process.pidfd.valid() || (poll(&exit_event, 1, wait_ms) > 0 && exit_event.revents != 0);
     if (ended) {
-      return absl::UnavailableError(absl::StrCat("start daemon \"", binary,
-                                                 "\": it ended before it listened; its log \"", log_path,
-                                                 "\" ends with:\n", LogTail(log.get(), log_start)));
+      const std::string tail = LogTail(log.get(), log_start);
+      const std::string text = absl::StrCat("start daemon \"", binary, "\": it ended before it listened; its log \"",
+                                            log_path, "\" ends with:\n", tail);
+      return options.gpus && absl::StrContains(tail, kNoCudaKernels) ? absl::UnimplementedError(text)
+                                                                     : absl::UnavailableError(text);
     }
     if (absl::Status interrupted = options.interrupt->Check("start daemon"); !interrupted.ok()) {
       TerminateDetached(process);
       return interrupted;
     }
-    if (absl::Now() >= deadline) {
+    const absl::Time now = absl::Now();
+    if (progress.Made()) {
+      last_progress = now;
+    }
+    if (now >= deadline || now - last_progress >= options.stall_timeout) {
       TerminateDetached(process);
       return absl::UnavailableError(absl::StrCat("start daemon \"", binary, "\": it does not listen on \"", socket_path,
-                                                 "\"; its log \"", log_path, "\" ends with:\n",
-                                                 LogTail(log.get(), log_start)));
+                                                 "\" (nothing done and nothing logged for ",
+                                                 absl::FormatDuration(now - last_progress), "); its log \"", log_path,
+                                                 "\" ends with:\n", LogTail(log.get(), log_start)));
     }
   }
 }
@@ -219,17 +260,28 @@ absl::StatusOr<std::string> FindDaemonBinary() {
 }
 
 absl::StatusOr<std::string> FindOrStartDaemon(const AutostartOptions& options) {
-  const absl::Time deadline = std::min(options.deadline, absl::Now() + kStartTimeout);
+  const absl::Time deadline = std::min(options.deadline, absl::Now() + kLongestStart);
   SHARDD_ASSIGN_OR_RETURN(const std::string folder, UserFolder());
   const std::string socket_path = absl::StrCat(folder, options.gpus ? "/shardd-cuda.sock" : "/shardd.sock");
   if (ConnectUnix(socket_path).ok()) {
     return socket_path;
   }
-  SHARDD_ASSIGN_OR_RETURN(const UniqueFd lock, LockFolder(folder, deadline, *options.interrupt));
+  SHARDD_ASSIGN_OR_RETURN(UniqueFd lock, LockFolder(folder, deadline, *options.interrupt));
   // Another starter may have been first.
-  if (!ConnectUnix(socket_path).ok()) {
-    SHARDD_RETURN_IF_ERROR(StartDaemon(options, folder, socket_path, deadline));
+  if (ConnectUnix(socket_path).ok()) {
+    return socket_path;
   }
+  const absl::Status started = StartDaemon(options, folder, socket_path, deadline);
+  if (absl::IsUnimplemented(started)) {
+    // What may lie on GPUs need not.
+    (void)fputs(absl::StrCat("shardd: one with CPUs is started in its place: ", started.message(), "\n").c_str(),
+                stderr);
+    AutostartOptions on_cpus = options;
+    on_cpus.gpus = false;
+    lock.reset();
+    return FindOrStartDaemon(on_cpus);
+  }
+  SHARDD_RETURN_IF_ERROR(started);
   return socket_path;
 }
 

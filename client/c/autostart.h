@@ -22,10 +22,13 @@ struct AutostartOptions {
   int devices = 1;    // CPU devices of a daemon that has to be started
   bool gpus = false;  // the daemon with all GPUs instead
   absl::Time deadline = absl::InfiniteFuture();
+  absl::Duration stall_timeout = absl::Seconds(20);  // of a daemon that is starting, and neither runs nor logs anything
   const Interrupt* interrupt = &Interrupt::Never();  // of the waits
 };
 
-// Path of a socket on which this user's daemon accepts connections; starts one if none does. Blocks at most 20 s.
+// Path of a socket on which this user's daemon accepts connections; starts one if none does. Blocks while that daemon
+// makes progress, at most until the deadline, or 5 min. With `gpus` a daemon whose build has no kernels for them is no
+// error: one with CPUs takes its place, and a line on stderr says so.
 // NOT_FOUND: no daemon binary (says where was looked). PERMISSION_DENIED: the folder belongs to somebody else or is
 // open to others. CANCELLED: interrupted. UNAVAILABLE: the daemon died or never listened (with the end of its log).
 absl::StatusOr<std::string> FindOrStartDaemon(const AutostartOptions& options);

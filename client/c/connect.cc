@@ -13,6 +13,7 @@
 #include "client/c/unary_call.h"
 #include "common/cuda/driver.h"
 #include "common/shm/fd_channel.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "grpcpp/create_channel_posix.h"
@@ -21,6 +22,8 @@
 namespace shardd {
 namespace {
 
+// gRPC's own, and what the daemon sends: gRPC ends the process where it gets none.
+constexpr int64_t kDescriptorsOfASession = 32;
 // A module tree with a million parameters is some 100 MiB.
 constexpr int kMaxMessageBytes = 256 << 20;
 // connect() on a Unix socket blocks while the listener's backlog is full.
@@ -112,6 +115,11 @@ absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world,
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt) {
   SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, ConnectUnix(target.socket_path, interrupt));
+  if (const OpenFiles files = CountOpenFiles(); files.left() < kDescriptorsOfASession) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "connect \"", target.socket_path, "\": this program may open too few more files (got ", files.left(), " of ",
+        files.limit, ", want ", kDescriptorsOfASession, "); raise its limit of open files (ulimit -n)"));
+  }
   if (fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
     return absl::InternalError(absl::StrCat("connect \"", target.socket_path, "\": ", strerror(errno)));
   }

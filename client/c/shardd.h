@@ -66,8 +66,8 @@ typedef struct shardd_attach_options {
   int32_t device_memory;
   /* "unix:/path" or "/path". NULL: SHARDD_ADDRESS; else /run/shardd/shardd.sock where a daemon listens; else a daemon
    * of this user is started (found beside this library, in SHARDD_DAEMON or in PATH) with one CPU device per local rank
-   * (LOCAL_WORLD_SIZE, else the world size), or with device_memory all GPUs where there are some. It ends after its
-   * last job. */
+   * (LOCAL_WORLD_SIZE, else the world size), or with device_memory all GPUs where there are some and it
+   * has kernels for them. It ends after its last job. */
   const char* address;
   int32_t replace; /* 1: kill a live holder of this rank and take its place */
   /* 1: the job may train more than the spec says, after shardd_extend_job: it is taken as it is, and shardd_param_info

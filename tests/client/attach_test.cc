@@ -1,13 +1,18 @@
 // Attach, reattach, detach against a real daemon.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "client/c/shardd.h"
+#include "common/shm/unique_fd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/common/shm/process_util.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -47,6 +52,44 @@ TEST(Attach, InfoDescribesRankGroupsAndParameters) {
   unknown.struct_size = sizeof(unknown);
   EXPECT_C_ERROR(shardd_get_param_info(rank.job(), 6, &unknown), kInvalidArgument, "got 6, want 0 to 5");
   EXPECT_C_ERROR(shardd_unshard(rank.job(), 3, SHARDD_FORWARD), kInvalidArgument, "got 3, want 0 to 2");
+}
+
+// The number of the descriptor that would be opened after `more` others.
+rlim_t FreeDescriptor(int more) {
+  std::vector<UniqueFd> opened;
+  for (int i = 0; i <= more; ++i) opened.emplace_back(fcntl(0, F_DUPFD_CLOEXEC, 0));
+  return static_cast<rlim_t>(opened.back().get());
+}
+
+// However few files the program may still open: attach says so, leaves none behind, and works once it may.
+TEST(Attach, WithoutDescriptorsItEndsByNameAndLeavesNoneBehind) {
+  Daemon daemon;
+  {
+    Rank rank;  // what the libraries keep for the process
+    ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("job", 1), 0));
+  }
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int open_files = testing::CountFds();
+  int refused = 0;
+  for (int more = 0;; ++more) {
+    SCOPED_TRACE(more);
+    ASSERT_LT(more, 64);
+    rlimit limit = before;
+    limit.rlim_cur = FreeDescriptor(more);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    Rank rank;
+    const absl::Time start = absl::Now();
+    const Result result = rank.Attach(daemon.address(), SmallSpec("job", 1), 0, absl::Seconds(5));
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    EXPECT_LT(absl::Now() - start, absl::Seconds(15));
+    if (result.ok()) break;
+    ++refused;
+    EXPECT_NE(result.message().find("open files"), std::string::npos) << result;
+  }
+  EXPECT_GT(refused, 2);
+  EXPECT_TRUE(Eventually([&] { return testing::CountFds() == open_files; }))
+      << testing::CountFds() << ", want " << open_files;
 }
 
 TEST(Attach, ARankIsAttachedOnce) {

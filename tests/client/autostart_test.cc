@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/c/connect.h"
 #include "client/c/shardd.h"
+#include "common/cuda/no_kernels.h"
 #include "tests/client/client_fixture.h"
 #include "tests/testing/fake_cuda.h"
 
@@ -63,6 +64,13 @@ class Autostart : public ::testing::Test {
     }
     unsetenv("XDG_RUNTIME_DIR");
     unsetenv("SHARDD_DAEMON");
+  }
+  // A shell's program in its place.
+  void DaemonIs(const std::string& text) {
+    const std::string script = runtime_.path() + "/daemon";
+    runtime_.Write("daemon", "#!/bin/sh\n" + text);
+    ASSERT_EQ(chmod(script.c_str(), 0700), 0);
+    setenv("SHARDD_DAEMON", script.c_str(), 1);
   }
   std::string Output(int rank) const { return absl::StrCat(runtime_.path(), "/output-", rank); }
   std::string DaemonLog() const { return ReadWholeFile(runtime_.path() + "/shardd/shardd.log"); }
@@ -231,16 +239,46 @@ TEST_F(Autostart, ADaemonThatIsJustEndingIsReplaced) {
 }
 
 TEST_F(Autostart, ADaemonThatDiesIsReportedWithTheEndOfItsLog) {
-  const std::string script = runtime_.path() + "/broken";
-  const int fd = open(script.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0700);
-  const std::string text = "#!/bin/sh\necho the disk is on fire\nexit 3\n";
-  ASSERT_EQ(write(fd, text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  close(fd);
-  setenv("SHARDD_DAEMON", script.c_str(), 1);
+  DaemonIs("echo the disk is on fire\nexit 3\n");
   AutostartOptions options;
   const auto started = FindOrStartDaemon(options);
   EXPECT_TRUE(absl::IsUnavailable(started.status())) << started.status();
   EXPECT_NE(started.status().message().find("the disk is on fire"), absl::string_view::npos) << started.status();
+}
+
+TEST_F(Autostart, ADaemonThatDoesNothingIsGivenUpAndOneThatTakesItsTimeIsNot) {
+  AutostartOptions options;
+  options.stall_timeout = absl::Seconds(1.5);
+  DaemonIs("echo begins\nexec sleep 100\n");
+  const absl::Time begin = absl::Now();
+  const auto stalled = FindOrStartDaemon(options);
+  EXPECT_TRUE(absl::IsUnavailable(stalled.status())) << stalled.status();
+  EXPECT_GE(absl::Now() - begin, options.stall_timeout);
+  for (const char* part : {"nothing done and nothing logged for 1.5", "begins"}) {
+    EXPECT_NE(stalled.status().message().find(part), absl::string_view::npos) << stalled.status();
+  }
+  for (const char* slow : {"for i in 1 2 3 4 5 6; do echo GPU $i; sleep 0.5; done\n",  // it says so
+                           "i=0; while [ $i -lt 2500000 ]; do i=$((i+1)); done\n"}) {  // it computes
+    DaemonIs(absl::StrCat(slow, "exec ", SHARDD_DAEMON_PATH, " \"$@\"\n"));
+    const auto started = FindOrStartDaemon(options);
+    EXPECT_TRUE(started.ok()) << started.status();
+    Rank rank;
+    ASSERT_C_OK(rank.Attach("", SmallSpec("job", 1), 0));
+    EXPECT_C_OK(shardd_detach(rank.Release(), 1));
+    ASSERT_TRUE(Eventually([&] { return !ConnectUnix(runtime_.path() + "/shardd/" + socket_).ok(); }));
+  }
+}
+
+TEST_F(Autostart, WhereTheDaemonHasNoKernelsForGpusAProgramThatTakesTheirMemoryGetsOneOfCpus) {
+  DaemonIs(absl::StrCat("case \"$*\" in *cuda*) echo load kernels: ", kNoCudaKernels, "; exit 1;; esac\nexec ",
+                        SHARDD_DAEMON_PATH, " \"$@\"\n"));
+  for (int rank = 0; rank < 2; ++rank) StartTrainer(rank, 2, testing::FakeCudaEnvironment(2, {"TEST_DEVICE_MEMORY=1"}));
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(Eventually([&] { return ReadWholeFile(Output(rank)).find(Address()) != std::string::npos; }))
+        << ReadWholeFile(Output(rank)) << DaemonLog();
+    EXPECT_NE(ReadWholeFile(Output(rank)).find("one with CPUs is started in its place"), std::string::npos);
+  }
+  EXPECT_THAT(Devices(), ::testing::ElementsAre("cpu:0", "cpu:1"));
 }
 
 TEST_F(Autostart, NoBinaryIsAnErrorThatSaysWhatToSet) {

@@ -235,7 +235,7 @@ TEST_F(OnGpus, SlabsOfHundredsOfPiecesAreMapped) {
   ExpectNothingLeaks(before);
 }
 
-TEST_F(OnGpus, AGpuThatIsFullIsNamedWithTheSlabAndTheNextJobIsServed) {
+TEST_F(OnGpus, AGpuThatIsFullIsNamedAndTheNextJobIsServed) {
   // 88 GB of shards and as much of gradients.
   std::vector<std::string> limit = {absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)};
   Args args = {{"device_memory", "1"}, {"steps", "1"}, {"name", "large"}, {"filler", "30000000"}};
@@ -248,9 +248,8 @@ TEST_F(OnGpus, AGpuThatIsFullIsNamedWithTheSlabAndTheNextJobIsServed) {
   EXPECT_EQ(StartRank(0, args).Wait(), 0);
   const TrainerReport report = Report(args, 0);
   EXPECT_EQ(report.code, static_cast<int>(Code::kResourceExhausted)) << report.message;
-  EXPECT_TRUE(absl::StrContains(report.message, testing::OnRealGpus() ? "slab \"" : "of slab \"gradients\""))
+  EXPECT_TRUE(absl::StrContains(report.message, "cuda:0 has no room for its slabs and gradient slots"))
       << report.message;
-  EXPECT_TRUE(absl::StrContains(report.message, "device=cuda:")) << report.message;
   ExpectNothingLeaks(before);
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));
 }

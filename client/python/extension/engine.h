@@ -223,7 +223,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   at::Device state_device_ = at::kCPU;
   std::optional<c10::Stream> stream_;  // of a GPU, whose order the job knows
   std::chrono::milliseconds stream_limit_{};
-  std::vector<Unit*> units_;           // the root's first
+  std::vector<Unit*> units_;  // the root's first
   pybind11::object complete_partial_ = pybind11::none();
   pybind11::object replaced_ = pybind11::none();
   Unit* forward_root_ = nullptr;

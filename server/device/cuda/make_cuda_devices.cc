@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/cuda/no_kernels.h"
 #include "common/status/status_macros.h"
 #include "server/device/cuda/cuda_device.h"
 #include "server/device/cuda/surroundings.h"
@@ -45,7 +46,7 @@ absl::StatusOr<Devices> MakeCudaDevices(const CudaDriver& driver, const CudaSele
                                                       " (CUDA_VISIBLE_DEVICES may hide some)"));
   }
   if (kernels.empty()) {
-    return absl::UnimplementedError("load kernels: this build has none, it was made where there was no nvcc");
+    return absl::UnimplementedError(absl::StrCat("load kernels: ", kNoCudaKernels));
   }
   CudaSurroundings surroundings = ReadCudaSurroundings(driver, ordinals);
   Devices made;
