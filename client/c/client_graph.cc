@@ -54,6 +54,12 @@ absl::StatusOr<int> ClientJob::BeginGraph() {
                       "unsharded groups lie elsewhere in every step (got unshardMode POOLED, want ZERO_COPY), and a "
                       "graph's addresses are constants");
   }
+  if (plan_.config.trainer_sums()) {
+    return GraphError(
+        "begin_graph",
+        "gradients are added in the trainers (got trainerSums true, want false): a sum for which the graph "
+        "waits could stand behind the graph in a queue of the GPU");
+  }
   SHARDD_ASSIGN_OR_RETURN(GraphWords* const words, session_->stream_order()->MakeGraphWords());
   auto graph = std::make_unique<JobGraph>();
   graph->session_id = session_->id();

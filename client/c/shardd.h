@@ -194,10 +194,10 @@ SHARDD_API shardd_status* shardd_clear_cuda_stream(shardd_job* job);
  * would wait for ever. An error after the launch ends the session, and lets the graph go: what it computes is void.
  * [waits: for the graph's stream, and as the noted calls do] A graph belongs to its session: after shardd_reattach
  * gradient slots lie elsewhere, so capture it anew. Numbers are not given twice. shardd_free_graph gives its words
- * back; all are with the session. FAILED_PRECONDITION: order is not by a stream, unshardMode is POOLED, the stream is
- * not being captured, groups are not as they were at begin; a launch is under way (free). Without shardd_begin_graph,
- * every call that would give a captured stream something to wait for is refused with FAILED_PRECONDITION; graphs of
- * what lies between calls need nothing. */
+ * back; all are with the session. FAILED_PRECONDITION: order is not by a stream, unshardMode is POOLED, trainerSums is
+ * true, the stream is not being captured, groups are not as they were at begin; a launch is under way (free). Without
+ * shardd_begin_graph, every call that would give a captured stream something to wait for is refused with
+ * FAILED_PRECONDITION; graphs of what lies between calls need nothing. */
 SHARDD_API shardd_status* shardd_begin_graph(shardd_job* job, int32_t* graph);
 SHARDD_API shardd_status* shardd_end_graph(shardd_job* job);
 SHARDD_API shardd_status* shardd_launch_graph(shardd_job* job, int32_t graph, void* cuda_graph_exec);

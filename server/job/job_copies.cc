@@ -1,6 +1,6 @@
-// Copies of values between the host and the job's slabs. A GPU that hangs may keep one for seconds, and what is put back
-// of a model in the host's memory takes as long, so jobs on GPUs have a copier for them, and the rank that has asked for
-// one is held meanwhile: its commands wait in its ring, in their order, and everybody else goes on.
+// Copies of values between the host and the job's slabs. A GPU that hangs may keep one for seconds, and what is put
+// back of a model in the host's memory takes as long, so jobs on GPUs have a copier for them, and the rank that has
+// asked for one is held meanwhile: its commands wait in its ring, in their order, and everybody else goes on.
 
 #include <algorithm>
 #include <utility>

@@ -19,8 +19,8 @@ constexpr int kMinPingIntervalMs = 10'000;
 
 void InstallPluginsOnce() {
   static const bool installed = [] {
-    // For the life of the process. Whoever is the last to use the library joins its threads, and the one that looks after
-    // sockets that nobody polls, behind an answer that its reader took slowly, sits in epoll for ten seconds.
+    // For the life of the process. Whoever is the last to use the library joins its threads, and the one that looks
+    // after sockets that nobody polls, behind an answer that its reader took slowly, sits in epoll for ten seconds.
     grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();

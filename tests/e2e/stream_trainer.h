@@ -15,9 +15,9 @@
 //   graph=1              captures a step's forwards and backwards once in a session, and launches them for every step
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 //   recover_gone=1       likewise after UNAVAILABLE, behind the moment "gone"
-// Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "gone TEXT" and "let_go MS" (how long the streams took
-// then), "drained MS" (at the end), "captured TIMES", "refused TEXT" (of a call while its stream was captured and no
-// graph was begun), "looked WORST", the largest relative difference of a norm from what the daemon says, and "peeked
+// Its report has the notes "ordered 0|1", "aborted STEP MS TEXT", "gone TEXT" and "let_go MS" (how long the streams
+// took then), "drained MS" (at the end), "captured TIMES", "refused TEXT" (of a call while its stream was captured and
+// no graph was begun), "looked WORST", the largest relative difference of a norm from what the daemon says, and "peeked
 // STEPS DIFFERENT".
 
 #include <functional>
