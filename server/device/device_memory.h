@@ -54,7 +54,7 @@ class DeviceMemory {
   virtual int max_reduce_sources() const = 0;
 
   // Zeroed, for this device and `users` (of the same kind; this one may be among them) to read and write. `name` is
-  // what errors call it. RESOURCE_EXHAUSTED: it is full, with what is free; FAILED_PRECONDITION: a user is out of reach.
+  // what errors call it. RESOURCE_EXHAUSTED: it is full, with what is free; FAILED_PRECONDITION: out of reach of one.
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSlab(const std::string& name, int64_t size_bytes,
                                                                const std::vector<DeviceMemory*>& users) = 0;
   // Likewise of several parts, in this order, each on a device of this kind: whole pages of it. What is full is named.
