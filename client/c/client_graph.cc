@@ -66,7 +66,7 @@ absl::StatusOr<int> ClientJob::BeginGraph() {
   graph->words = words;
   graph->handles = progress_.handles;
   graph->slot_holders.assign(progress_.slots.size(), -1);
-  graph->last_closed = progress_.last_closed;
+  graph->began_closed = graph->last_closed = progress_.last_closed;
   graphs_.push_back(std::move(graph));
   recording_ = graphs_.back().get();
   return static_cast<int>(graphs_.size()) - 1;
@@ -200,6 +200,11 @@ absl::Status ClientJob::CheckLaunch(const JobGraph& graph) const {
   }
   if (expected_version_ == 0) {
     return GraphError("launch_graph", "the parameters have no values yet (version 0); call shardd_commit_parameters");
+  }
+  if (progress_.last_closed != graph.began_closed) {
+    return GraphError("launch_graph", progress_.last_closed
+                                          ? "the last backward of this step is closed; call shardd_step first"
+                                          : "it was begun behind the last backward of a step");
   }
   for (size_t i = 0; i < progress_.handles.size(); ++i) {
     if (!(progress_.handles[i] == graph.handles[i])) {

@@ -31,6 +31,7 @@ struct JobGraph {
   std::vector<Handle> handles;    // as the graph begins, and ends
   std::vector<int> slot_holders;  // while it is noted: by slot, the group that may write
   bool awaits_version = false;    // by now
+  bool began_closed = false;      // the last backward of the step was, when the graph was begun
   bool last_closed = false;       // by now
 };
 

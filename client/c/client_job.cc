@@ -149,6 +149,12 @@ void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<Clie
   trainer_state_ = attach.trainer_state();
   progress_ = Progress();
   recording_ = nullptr;
+  for (const std::unique_ptr<JobGraph>& graph : graphs_) {
+    if (graph != nullptr) {  // of the session that is gone, whose number another daemon may give again
+      graph->session_id = 0;
+      graph->words = nullptr;
+    }
+  }
   progress_.handles.resize(plan_.groups.size());
   progress_.unshards.assign(plan_.groups.size(), 0);
   progress_.pool_offset_bytes.assign(plan_.groups.size(), 0);

@@ -31,6 +31,9 @@ absl::Status ClientJob::EnterPass(bool stepped, absl::string_view state) {
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("enter_pass"));
   const WaitFor reason{"enter_pass", nullptr, "all ranks in the pass"};
+  if (pass_copies() && progress_.wants_window) {
+    SHARDD_RETURN_IF_ERROR(AwaitOthersLeave());  // of an interrupted leave_full_params
+  }
   if (!progress_.entering_pass) {
     if (inside_pass()) {
       return absl::FailedPreconditionError(absl::StrCat("enter_pass job \"", spec().name(),
@@ -169,6 +172,9 @@ absl::Status ClientJob::OpenWindow() {
   CallSpan span(this, session_.get(), v1::TRACE_CALL_OPEN_WINDOW);
   SHARDD_RETURN_IF_ERROR(Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("open_window"));
+  if (pass_copies() && progress_.wants_window) {
+    SHARDD_RETURN_IF_ERROR(AwaitOthersLeave());  // of an interrupted leave_full_params
+  }
   const bool may_store = pass_copies() && !progress_.entering_pass && progress_.full_params == FullParams::kOutside;
   if (progress_.window || may_store) {
     return span.Of(absl::OkStatus());

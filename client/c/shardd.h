@@ -435,8 +435,8 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * reason, takes the job back to the copy that was kept, with every JobConfig.keep_every-th pass: with 1, to where the
  * current pass began (or to the last commit of the daemon's optimizer, or of written values). shardd_reattach then
  * waits until no other rank of the epoch that ended can store any more, because its process has ended or it attaches
- * again, at most 30 s. What was stored after the last shardd_enter_pass is no version: enter once more before
- * shardd_detach. */
+ * again, and names it while that lasts; attach with `replace` kills it. What was stored after the last
+ * shardd_enter_pass is no version: enter once more before shardd_detach. */
 
 /* Closes the rank's window and returns when every rank has called it. stepped != 0, equal on all ranks: what was
  * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. Else

@@ -31,6 +31,9 @@ absl::StatusOr<GraphWords*> StreamOrder::MakeGraphWords() {
 }
 
 bool StreamOrder::FreeGraphWords(GraphWords* words) {
+  if (absl::MutexLock lock(&mutex_); graph_ == words) {
+    return false;  // of a launch that has failed: they are let go until the session is gone
+  }
   if (!words->idle()) {
     return false;
   }

@@ -59,8 +59,7 @@ struct AllGatherRequest {
   // The rank whose device does all of it: where the slot is memory of that device, others' would have to write there,
   // and its own reads theirs as fast. -1: spread over all devices.
   int reader = -1;
-  // Where within slab "shards" memory of another device begins, ascending, in bytes: no copy crosses it. Not with
-  // `parameters`.
+  // Where within slab "shards" memory of another device begins, ascending, in bytes: no copy out of it crosses it.
   std::vector<int64_t> boundaries;
   std::string label;
   // Start of slab "parameters", where flat parameters that lie in it are copied from; null: the plan has none there.

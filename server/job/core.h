@@ -97,9 +97,10 @@ class Core final : public JobsSource {
                         Done<v1::ExtendJobResponse> done);
   // Makes what takes the place of the job, whose ranks wait for it. An error where the epoch is not `epoch` any more.
   absl::Status BuildExtended(const std::shared_ptr<JobCore>& job, const Extension& extension, uint64_t epoch);
-  // Allocates slabs and journal; `reserved_bytes` of memory are promised to others.
+  // Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes the place of a
+  // job whose ranks have gradient slots.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
-                                         int64_t reserved_bytes);
+                                         int64_t reserved_bytes, bool extends);
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
   // Until what was posted to the reaper before has run: memory that others have let go is free. Not for long where a
   // driver keeps it from running, and then not again until it runs.

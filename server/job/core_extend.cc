@@ -30,7 +30,7 @@ absl::Status Core::CheckQuota(absl::string_view what, uint32_t uid, int64_t held
 }
 
 absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
-                                             int64_t reserved_bytes) {
+                                             int64_t reserved_bytes, bool extends) {
   JobCore::Init init;
   init.id = id;
   init.uid = uid;
@@ -39,7 +39,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   init.plan = shared_plan;
   const std::string directory = absl::StrCat(options_.state_dir, "/job-", getpid(), "-", id);
   SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), options_.state_dir, directory,
-                                                         reserved_bytes, PlaceOf(0, shared_plan->world_size)));
+                                                         reserved_bytes, PlaceOf(0, shared_plan->world_size), extends));
   absl::StatusOr<std::unique_ptr<Journal>> journal =
       Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2);
   if (!journal.ok()) {
@@ -266,7 +266,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   }
   AwaitReaper();
   absl::StatusOr<JobCore::Init> init =
-      MakeInit(found.new_id, job->uid(), extension.spec, extension.plan, found.reserved_bytes);
+      MakeInit(found.new_id, job->uid(), extension.spec, extension.plan, found.reserved_bytes, /*extends=*/true);
   if (!init.ok()) {
     return failed(init.status());
   }

@@ -222,8 +222,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   }
   SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
   AwaitReaper();  // what closed jobs held is free by now
-  SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
-                          MakeInit(found.new_id, peer.uid, spec, *std::move(plan), found.reserved_bytes));
+  SHARDD_ASSIGN_OR_RETURN(JobCore::Init init, MakeInit(found.new_id, peer.uid, spec, *std::move(plan),
+                                                       found.reserved_bytes, /*extends=*/false));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
     Entry entry;
     entry.job = MakeJob(std::move(init));
@@ -325,7 +325,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
             }
           }
           if (!killed.valid()) {
-            SHARDD_RETURN_IF_ERROR(job->CheckStragglers(rank, peer.pid, request.replace()));
+            SHARDD_RETURN_IF_ERROR(job->CheckMayAttach(rank, peer.pid, request.replace()));
           }
           Found result;
           result.killed = std::move(killed);

@@ -4,7 +4,7 @@
 
 namespace shardd {
 
-DeviceRoom::DeviceRoom(const ShardPlan& plan, const SlabPlace& place) {
+void DeviceRoom::AddSlots(const ShardPlan& plan, const SlabPlace& place) {
   for (int rank = 0; rank < plan.world_size && !place.users.empty(); ++rank) {
     DeviceMemory* const on = place.users[static_cast<size_t>(rank) % place.users.size()];
     const int64_t page_bytes = on->PageBytes().value_or(1);

@@ -18,8 +18,8 @@ namespace shardd {
 // Thread-compatible. What its devices are outlives it.
 class DeviceRoom {
  public:
-  // Begins with the gradient slots of all ranks, each on its own device.
-  DeviceRoom(const ShardPlan& plan, const SlabPlace& place);
+  // The gradient slots of all ranks, each on its own device.
+  void AddSlots(const ShardPlan& plan, const SlabPlace& place);
   // The parts of a slab.
   void Add(const std::vector<DeviceMemory::Part>& parts);
   // RESOURCE_EXHAUSTED: they do not fit, with each device that is too full, what is free there and what other jobs

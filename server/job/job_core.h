@@ -98,6 +98,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   // A rank that has finished and is kept for its gradients is to be replaced: the step is given up. False: it is not
   // so.
   bool DropHeld(int rank);
+  // ABORTED: not yet, the attach has to come again; before memory is made for a session, and when it is there.
+  absl::Status CheckMayAttach(int rank, int32_t pid, bool replace);
   // ABORTED: sums of a session that the rank has had may still write its part of the gradient shards: until its process
   // has ended or says that they do not. `replace`: a process other than `pid` is killed. (job_sums.cc)
   absl::Status CheckStragglers(int rank, int32_t pid, bool replace);
@@ -333,7 +335,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void KeepThen(bool due, std::function<void()> commit);
   void CopyKept(bool back, std::function<void(absl::Status)> done);
   void GoBackToKept();
-  void WriterIsBack(int rank, int pid);
+  // ABORTED: it still waits for those that may store.
+  absl::Status CheckWriters(int rank, int32_t pid, bool replace);
   void CopyBack();
   bool IsKeptForStores();
   void PollTraceLater();

@@ -8,8 +8,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,8 +22,8 @@
 namespace shardd {
 namespace {
 
-// A rank that is alive and does not come back keeps the others so long at most.
-constexpr absl::Duration kMostWaitForWriters = absl::Seconds(30);
+// A process that has several ranks may attach them one after the other: from then on the first one speaks for all.
+constexpr absl::Duration kMostWaitForOwnRanks = absl::Seconds(5);
 
 bool HasEnded(const UniqueFd& process) {
   pollfd ended{process.get(), POLLIN, 0};
@@ -51,12 +54,13 @@ void JobCore::Keep() {
   }
   // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
   reaper_->Post([self = shared_from_this(), this, kept = std::move(kept)] {
-    absl::Status made = memory_->MakeKept(*plan_);
-    loop_->Post([self, this, made = std::move(made), kept] {
-      if (made.ok() && !closed_) {
+    auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(JobMemory::MakeKept(*plan_));
+    loop_->Post([self, this, made, kept] {
+      if (made->ok() && !closed_) {
+        memory_->SetKept(*std::move(*made));
         CopyKept(/*back=*/false, kept);
       } else {
-        kept(made);
+        kept(made->status());
       }
     });
   });
@@ -125,26 +129,38 @@ void JobCore::GoBackToKept() {
 }
 
 // The rank asks to attach: what its process had enqueued before has run.
-void JobCore::WriterIsBack(int rank, int pid) {
+absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
   if (!waits_for_writers_) {
-    return;
+    return absl::OkStatus();
   }
-  writers_.remove_if([&](const Writer& writer) {
-    const bool is_back = writer.rank == rank && (writer.pid == pid || !writer.process.valid());
-    return is_back || HasEnded(writer.process);
-  });
-  const absl::Duration limit = std::min(kMostWaitForWriters, absl::Milliseconds(plan_->config.silence_timeout_ms()));
-  if (undoing_ || (!writers_.empty() && MonotonicNow() - writers_since_ < limit)) {
-    return;
+  const bool of_all = MonotonicNow() - writers_since_ >= kMostWaitForOwnRanks;
+  std::string others;
+  for (auto it = writers_.begin(); it != writers_.end();) {
+    // Who is replaced may be stopped, or not know yet: it must not store again.
+    if (replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid)) {
+      syscall(SYS_pidfd_send_signal, it->process.get(), SIGKILL, nullptr, 0);
+    }
+    const bool is_back =
+        (it->rank == rank && (it->pid == pid || !it->process.valid())) || (of_all && pid != 0 && it->pid == pid);
+    if (is_back || HasEnded(it->process)) {
+      it = writers_.erase(it);
+      continue;
+    }
+    absl::StrAppend(&others, others.empty() ? "" : ", ", "rank ", it->rank, " (pid ", it->pid, ")");
+    ++it;
   }
-  for (const Writer& writer : writers_) {
-    Event(writer.rank, "restore",
-          absl::StrCat("its process ", writer.pid, " lives and has not attached again for ",
-                       absl::FormatDuration(limit), "; what it stores from here on is not seen"));
+  if (writers_.empty() && !undoing_) {
+    waits_for_writers_ = false;
+    CopyBack();
+    return absl::OkStatus();
   }
-  writers_.clear();
-  waits_for_writers_ = false;
-  CopyBack();
+  return absl::AbortedError(absl::StrCat(
+      "attach rank ", rank, " of job \"", name(), "\": its shards go back to the copy of step ", kept_step_,
+      others.empty()
+          ? "; attach again"
+          : absl::StrCat(" when nobody can store into them any more, but the process of ", others,
+                         " lives: it has to attach again or to end, or is killed where that rank is attached "
+                         "with replace; attach again")));
 }
 
 void JobCore::CopyBack() {

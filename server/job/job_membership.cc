@@ -28,6 +28,11 @@ bool JobCore::finished() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return rank.finished; });
 }
 
+absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace) {
+  SHARDD_RETURN_IF_ERROR(CheckWriters(rank, pid, replace));
+  return CheckStragglers(rank, pid, replace);
+}
+
 absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
   const int rank = session->rank();
   if (closed_) {
@@ -37,8 +42,8 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced (got ",
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
+  SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false));
   if (restoring_) {
-    WriterIsBack(rank, session->peer.pid);
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": its shards go back to the copy of step ", kept_step_,
                                            "; attach again"));
@@ -66,7 +71,6 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
   }
-  SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, session->peer.pid, /*replace=*/false));
   session->PublishVersion(version_);
   session->last_command_time = MonotonicNow();
   ranks_[rank].finished = false;

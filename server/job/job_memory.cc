@@ -36,6 +36,13 @@ absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
         "copies of gradients for replicas are not served with offload to the host (got replica_copies true, want "
         "false); clip by shardd_step's max_grad_norm, or use OFFLOAD_NONE");
   }
+  for (const FlatParamPlan& flat : plan.flat_params) {
+    if (flat.requires_grad && !IsTrainable(flat.unsharded_dtype)) {
+      return absl::UnimplementedError(
+          absl::StrCat("gradients of ", DTypeName(flat.unsharded_dtype), " are not added on GPUs (got it for group \"",
+                       plan.groups[static_cast<size_t>(flat.group)].name, "\", want float32, bfloat16 or float16)"));
+    }
+  }
   if (plan.world_size > memory.max_reduce_sources()) {
     return absl::UnimplementedError(absl::StrCat("so many ranks are not served on one node's GPUs (got ",
                                                  plan.world_size, ", want at most ", memory.max_reduce_sources(), ")"));
@@ -76,7 +83,8 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
 
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
                                                              const std::string& state_dir, const std::string& directory,
-                                                             int64_t reserved_bytes, const SlabPlace& place) {
+                                                             int64_t reserved_bytes, const SlabPlace& place,
+                                                             bool extends) {
   const MemoryPlan& want = plan.memory;
   const bool trainers_write = !plan.config.trainers_never_write();
   const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
@@ -144,7 +152,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
   };
   std::map<SpreadSlab, std::vector<DeviceMemory::Part>> parts;
-  DeviceRoom room(plan, place);
+  DeviceRoom room;
+  if (!extends) room.AddSlots(plan, place);
   for (const Purpose& purpose : purposes) {
     if (purpose.size_bytes == 0 || !lies_on_gpus(purpose)) continue;
     absl::StatusOr<std::vector<DeviceMemory::Part>> of = PartsOnDevices(plan, purpose.spread, place, max_pieces);
@@ -197,12 +206,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   return memory;
 }
 
-absl::Status JobMemory::MakeKept(const ShardPlan& plan) {
-  if (kept_ == nullptr) {
-    SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("kept copy", SlabBacking::kMemfd, plan.memory.kept_bytes));
-    kept_ = std::make_unique<JobSlab>(std::move(kept));
-  }
-  return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) {
+  SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("kept copy", SlabBacking::kMemfd, plan.memory.kept_bytes));
+  return std::make_unique<JobSlab>(std::move(kept));
 }
 
 JobMemory::~JobMemory() {

@@ -51,10 +51,12 @@ class JobMemory {
   // promised of the undo of a writeback against free space, memory and cgroup limit, then allocates and populates the
   // plan, but for the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `directory`
   // is created (0700) for the job's tmpfs files and removed with them. `place` outlives this. A device that is full is
-  // RESOURCE_EXHAUSTED too; sessions take their part of it when they are made.
+  // RESOURCE_EXHAUSTED too; sessions take their part of it when they are made, and have it where the job `extends`
+  // another.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
                                                            const std::string& state_dir, const std::string& directory,
-                                                           int64_t reserved_bytes = 0, const SlabPlace& place = {});
+                                                           int64_t reserved_bytes = 0, const SlabPlace& place = {},
+                                                           bool extends = false);
   ~JobMemory();
 
   SlabPointers pointers() const;
@@ -70,9 +72,10 @@ class JobMemory {
   // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
   const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }
   // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
-  // too. Null until MakeKept, which allocates (blocks; not while kept() is used), but with pass_copies.
+  // too. Null until SetKept, but with pass_copies. MakeKept allocates, and blocks; any thread.
   const JobSlab* kept() const { return kept_.get(); }
-  absl::Status MakeKept(const ShardPlan& plan);
+  static absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan);
+  void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
   const SlabPlace& place() const { return place_; }
   const std::string& directory() const { return directory_; }
   // What clients map, in the order of descriptors; null: the plan has no bytes for it.

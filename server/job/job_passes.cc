@@ -19,6 +19,9 @@ absl::Status JobCore::MaybeCopyForPass() {
     return absl::OkStatus();
   }
   SHARDD_ASSIGN_OR_RETURN(const bool step_first, StepComesFirst());
+  if (trainers_ != nullptr && pending_reductions_ > 0) {
+    return absl::OkStatus();  // a trainer's stream that waited for the pass could hold up its sums (trainers/README.md)
+  }
   if (!std::exchange(pass_issued_, true)) {
     // What is still to come are devices: reductions, a decided step, the signals that ranks have given.
     for (const auto& session : sessions_) {

@@ -280,6 +280,9 @@ void JobCore::SubmitReduction(Reduction reduction) {
         if (status.ok() && epoch == epoch_) {
           status = MaybeBeginPass();
         }
+        if (status.ok() && epoch == epoch_) {
+          status = MaybeGrantFullParams();
+        }
         if (!status.ok() && epoch == epoch_) {
           Abort(std::move(status), {});
         }

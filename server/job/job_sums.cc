@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <iterator>
 #include <utility>
@@ -55,7 +56,9 @@ void JobCore::ForgetStragglers() {
   }
   const auto gone = std::stable_partition(stragglers_.begin(), stragglers_.end(), [](const Straggler& straggler) {
     pollfd ended{straggler.pidfd.get(), POLLIN, 0};
-    return !straggler.sums->idle() && !(straggler.pidfd.valid() && poll(&ended, 1, 0) == 1);
+    const bool gone_by_pid =
+        !straggler.pidfd.valid() && straggler.peer.pid > 0 && kill(straggler.peer.pid, 0) != 0 && errno == ESRCH;
+    return !straggler.sums->idle() && !gone_by_pid && !(straggler.pidfd.valid() && poll(&ended, 1, 0) == 1);
   });
   if (gone != stragglers_.end()) {  // with the memory of sessions
     reaper_->Post(
@@ -69,6 +72,15 @@ absl::Status JobCore::CheckStragglers(int rank, int32_t pid, bool replace) {
   for (const Straggler& straggler : stragglers_) {
     if (straggler.rank != rank) {
       continue;
+    }
+    if (replace && !straggler.pidfd.valid()) {  // nothing would ever tell
+      Event(rank, "sums",
+            absl::StrCat("the process ", straggler.peer.pid,
+                         " of its last session is not known to have "
+                         "ended; what its GPU still adds is not seen"));
+      reaper_->Post([gone = straggler.sums] {});
+      stragglers_.erase(stragglers_.begin() + (&straggler - stragglers_.data()));
+      return absl::OkStatus();
     }
     if (replace && straggler.pidfd.valid() && (pid == 0 || straggler.peer.pid != pid)) {
       syscall(SYS_pidfd_send_signal, straggler.pidfd.get(), SIGKILL, nullptr, 0);

@@ -1,5 +1,6 @@
 // The rank whose forwards and backwards are a CUDA graph.
 
+#include "tests/e2e/attach.h"
 #include "tests/e2e/stream_trainer.h"
 
 namespace shardd::e2e {

@@ -1,7 +1,13 @@
 // Passes that read copies: stores at any time, every pass a version, and back to the kept copy whatever happens.
 
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 
+#include "gmock/gmock.h"
 #include "tests/server/job/job_core_fixture.h"
 
 namespace shardd {
@@ -157,6 +163,41 @@ TEST_F(PassCopiesTest, NothingIsCopiedBackWhileARankMayStillStore) {
   Store(9);
   EXPECT_FALSE(TryAttach(1)) << "rank 0 may store";
   EXPECT_EQ(value(), 9);
+  AttachAll();
+  EXPECT_EQ(value(), 5);
+}
+
+// It may be stopped, and go on when the others train again.
+TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  OnLoop([&] {
+    job_->session(0)->peer.pid = child;
+    job_->WatchProcess(job_->session(0), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
+  });
+  Store(5);
+  Pass();
+  Lose(1);
+  const auto may_attach = [&](int rank, bool replace) {
+    absl::Status status;
+    OnLoop([&] { status = job_->CheckMayAttach(rank, getpid(), replace); });
+    return status;
+  };
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const absl::Status status = may_attach(rank, /*replace=*/false);
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(absl::StrCat("rank 0 (pid ", child, ")")));
+  }
+  Store(9);
+  EXPECT_EQ(may_attach(1, /*replace=*/true).code(), absl::StatusCode::kAborted) << "rank 0 is not who is replaced";
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, WNOHANG), 0);
+  (void)may_attach(0, /*replace=*/true);
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   AttachAll();
   EXPECT_EQ(value(), 5);
 }

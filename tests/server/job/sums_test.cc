@@ -15,7 +15,7 @@ constexpr int64_t kSilenceMs = 2000;
 
 class SumsTest : public JobCoreTest {
  protected:
-  SumsTest() : JobCoreTest(Job()) {}
+  explicit SumsTest(const SpecBuilder& builder = Job()) : JobCoreTest(builder) {}
   static SpecBuilder Job() {
     SpecBuilder builder = SgdJob();
     builder.config().set_trainer_sums(true);
@@ -111,6 +111,62 @@ TEST_F(SumsTest, NothingSaysThatASumWillBeThereBeforeItIs) {
   EXPECT_EQ(TimelineSequence(page.slot(0).issued.load()), 1u);
   EXPECT_EQ(TimelineSequence(page.slot(0).released.load()), 1u);
   EXPECT_EQ(TimelineSequence(page.page().reduced.load()), 1u);
+}
+
+// No stream of the daemon's is in order with what trainers add.
+TEST_F(SumsTest, FullParametersWithGradientsAreGivenBehindTheSums) {
+  Find();
+  for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
+  v1::Command enter;
+  enter.mutable_enter_full_params()->set_with_grads(true);
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, enter);
+  const TimelineWord& given = clients_[0].memory->daemon_page->At<DaemonPage>(0)->full_params;
+  Add(0);
+  Poll();
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(TimelineSequence(given.load()), 0u);
+  Add(1);
+  ASSERT_TRUE(UntilPolled([&] { return TimelineSequence(given.load()) == 1; }));
+  EXPECT_EQ(Gradient(63), 1.0f);
+}
+
+class SumsWithPassCopies : public SumsTest {
+ protected:
+  SumsWithPassCopies() : SumsTest(Job()) {}
+  static SpecBuilder Job() {
+    SpecBuilder builder = SumsTest::Job();
+    builder.config().set_trainers_never_write(false);
+    builder.config().set_pass_copies(true);
+    builder.config().set_keep_every(1);
+    return builder;
+  }
+  uint64_t Word(TimelineWord DaemonPage::*word) {
+    return TimelineSequence((clients_[0].memory->daemon_page->At<DaemonPage>(0)->*word).load());
+  }
+  void Enter() {
+    v1::Command enter;
+    enter.mutable_enter_pass();
+    for (int rank = 0; rank < kRanks; ++rank) Send(rank, enter);
+  }
+};
+
+// A stream that waits for a pass may stand before a sum of it in a queue of the GPU.
+TEST_F(SumsWithPassCopies, APassIsAnnouncedWhenTheSumsBeforeItAreThere) {
+  Find();
+  Enter();
+  ASSERT_TRUE(UntilPolled([&] { return Word(&DaemonPage::passes) == 1; }));
+  for (int rank = 0; rank < kRanks; ++rank) Backward(rank);
+  v1::Command leave;
+  leave.mutable_leave_pass();
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, leave);
+  Enter();
+  Add(0);
+  Poll();
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(Word(&DaemonPage::passes_issued), 1u);
+  Add(1);
+  ASSERT_TRUE(UntilPolled([&] { return Word(&DaemonPage::passes) == 2; }));
+  EXPECT_EQ(Word(&DaemonPage::passes_issued), 2u);
 }
 
 // The worst moment: the sum lands when the next epoch has begun.
