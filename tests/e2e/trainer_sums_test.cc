@@ -147,6 +147,28 @@ TEST_F(TrainerSums, StreamsThatShareAQueueOfTheirGpuWithTheSumsDoNotWaitInACircl
   ExpectParity(looks, RunRanks(looks));
 }
 
+TEST_F(TrainerSums, PassesThatReadCopiesDoNotWaitInACircleEither) {
+  SHARDD_NEEDS_FAKE_GPUS("one queue for all streams");
+  StartOnGpus(2, {"FAKE_CUDA_ONE_QUEUE=1"});
+  ExpectAllOk(RunRanks(kSums.With({{"model", "pass"},
+                                   {"trainers_write", "1"},
+                                   {"trained", "sgd"},
+                                   {"blocks", "3"},
+                                   {"numel", "20011"},
+                                   {"steps", "8"},
+                                   {"micro", "2"},
+                                   {"timeout_ms", "15000"}})));
+}
+
+TEST_F(TrainerSums, GraphsAreRefused) {
+  SHARDD_NEEDS_GPUS(1);
+  StartOnGpus(1);
+  for (const TrainerReport& report : RunRanks(kSums.With({{"model", "stream"}, {"graph", "1"}, {"steps", "2"}}))) {
+    EXPECT_EQ(report.code, static_cast<int>(Code::kFailedPrecondition)) << report.message;
+    EXPECT_TRUE(absl::StrContains(report.message, "got trainerSums true, want false")) << report.message;
+  }
+}
+
 TEST_F(TrainerSums, RanksThatRunGroupsInDifferentOrdersDoNotWaitInACircle) {
   SHARDD_NEEDS_GPUS(1);
   StartOnGpus(2);
