@@ -273,6 +273,17 @@ std::string SpecJson(const Args& args) {
       marked ? "" : R"(,"policy":{"classes":{"classNames":["Block"]}})", ",\"config\":{", config, "}}");
 }
 
+::testing::AssertionResult OneIsRefused(const std::vector<TrainerReport>& reports, const std::string& text) {
+  ::testing::AssertionResult result = ::testing::AssertionFailure();
+  for (const TrainerReport& report : reports) {
+    if (report.code == static_cast<int>(Code::kFailedPrecondition) && absl::StrContains(report.message, text)) {
+      return ::testing::AssertionSuccess();
+    }
+    result << "\n" << report.code << " " << report.message;
+  }
+  return result;
+}
+
 void ExpectAllOk(const std::vector<TrainerReport>& reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     EXPECT_EQ(reports[rank].code, 0) << "rank " << rank << ": " << reports[rank].message;

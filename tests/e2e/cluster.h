@@ -98,6 +98,8 @@ void ExpectParity(const Args& args, const std::vector<TrainerReport>& reports, d
 // All bits.
 void ExpectSame(const std::vector<TrainerReport>& got, const std::vector<TrainerReport>& want);
 void ExpectAllOk(const std::vector<TrainerReport>& reports);
+// A rank's call was FAILED_PRECONDITION with this text; another one may have heard of its end first.
+::testing::AssertionResult OneIsRefused(const std::vector<TrainerReport>& reports, const std::string& text);
 
 }  // namespace shardd::e2e
 
