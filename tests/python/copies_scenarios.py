@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from typing import Any
@@ -161,8 +162,9 @@ def both(function: str, *arguments: Any) -> tuple[Any, Any]:
     return of("torch", *arguments), of("shardd", *arguments)
 
 
-def stores_after_full_precision() -> dict[str, Any]:
-    """In eval all ranks read what is stored; rank 0 is through and stores while rank 1 still computes."""
+def stores_after_full_precision(gradients: bool) -> dict[str, Any]:
+    """In eval all ranks read what is stored; rank 0 is through and stores while rank 1 still computes. ``gradients``: with
+    autograd's graph, of which one forward has a backward and one has none."""
     from torch.distributed.fsdp import MixedPrecision
 
     from shardd.torch import FullyShardedDataParallel
@@ -170,6 +172,7 @@ def stores_after_full_precision() -> dict[str, Any]:
     rank = dist.get_rank()
     torch.manual_seed(1)
     inner = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    plain = copy.deepcopy(inner)
     low = MixedPrecision(param_dtype=torch.bfloat16)
     inner[1] = FullyShardedDataParallel(inner[1], use_orig_params=True, mixed_precision=low)
     model = FullyShardedDataParallel(inner, use_orig_params=True, mixed_precision=low)
@@ -177,18 +180,28 @@ def stores_after_full_precision() -> dict[str, Any]:
     x = torch.ones(1, 8)
     model(x).float().sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     model.eval()
     with torch.no_grad():
         want = model(x)
+    apart = 0.0
+    if gradients:
+        model(x).sum().backward()
+        plain(x).sum().backward()
+        square = sum((p.grad.square().sum() for p in model.parameters() if p.grad is not None), torch.zeros(()))
+        dist.all_reduce(square)
+        theirs = sum(p.grad.square().sum().item() for p in plain.parameters() if p.grad is not None)
+        apart = abs(square.item() / theirs - 1)
     slow = rank == 1
     inner[1].register_forward_pre_hook(lambda module, args: time.sleep(0.5) if slow else None)
+    with torch.set_grad_enabled(gradients):
+        got = model(x).detach()
     with torch.no_grad():
-        got = model(x)
         for param in model.parameters():
             param.fill_(3.0)
         dist.barrier()
         after = model(x)
-    return {"want": want, "got": got, "after": after, "dtype": want.dtype, "copies": has_copies(model)}
+    return {"want": want, "got": got, "after": after, "dtype": want.dtype, "copies": has_copies(model), "apart": apart}
 
 
 def summoned_while_others_store() -> dict[str, Any]:
@@ -217,3 +230,34 @@ def summoned_while_others_store() -> dict[str, Any]:
         for param in model.parameters():
             param.zero_()
     return {"read": read, "before": before}
+
+
+def evaluated() -> dict[str, Any]:
+    """A model without an optimizer, used without gradients; and one whose parameters want none, with them."""
+    from shardd.torch import memory_plan
+
+    facts: dict[str, Any] = {}
+    for name in ("no_grad", "frozen"):
+        model = model_of("shardd").requires_grad_(name == "no_grad")
+        with torch.set_grad_enabled(name == "frozen"):
+            before = loss_of(model, 0, 0, 0).item()
+            model.reshard()
+            model.load_state_dict({n: 2 * p.detach() for n, p in model.state_dict().items()})
+            after = loss_of(model, 0, 0, 0).item()
+            model.reshard()
+        theirs = model_of("torch")
+        with torch.no_grad():
+            want = loss_of(theirs, 0, 0, 0).item()
+            theirs.load_state_dict({n: 2 * p.detach() for n, p in theirs.state_dict().items()})
+            wanted = loss_of(theirs, 0, 0, 0).item()
+        plan = memory_plan(model)
+        try:
+            model.norm.weight.requires_grad_(True)
+            model.norm.weight.grad = torch.ones_like(model.norm.weight)
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            refused = ""
+        except RuntimeError as error:
+            refused = str(error)
+        facts[name] = {"losses": (before, after), "want": (want, wanted), "copies": has_copies(model), "refused": refused,
+                       "plan": plan}  # fmt: skip
+    return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from shardd.torch import _full_state_dict, _job, _spec, fully_shard
+from shardd.torch import FullyShardedDataParallel, _extension, _full_state_dict, _job, _spec, fully_shard
+from shardd.torch._flat_shard import OlderKeywords, older_options
+from shardd.torch._state import state_of
 from shardd.torch.optim import AdamW
 
 
@@ -88,6 +91,61 @@ def tied_copies() -> dict[str, Any]:
         "tied": place(first, "embed.weight") == place(first, "head.weight"),
         "apart": place(first, "embed.weight") != place(second, "embed.weight"),
         "kept": kept["embed.weight"] is model.embed.weight,
+    }
+
+
+def moved_after_it_was_wrapped() -> dict[str, str]:
+    """As ``.cuda()`` does: unit and parameters are on different devices."""
+    texts = {}
+    for name, shard in {
+        "rows": fully_shard,
+        "flat": functools.partial(fully_shard, layout="flat"),
+        "pieces": functools.partial(FullyShardedDataParallel, use_orig_params=True),
+        "wrapper": FullyShardedDataParallel,
+    }.items():
+        model = shard(nn.Linear(4, 4))
+        state = state_of(model)
+        assert state is not None and state._unit is not None
+        state._unit.device = torch.device("cuda", 0)
+        try:
+            model(torch.ones(1, 4))
+        except RuntimeError as error:
+            texts[name] = str(error)
+    return texts
+
+
+class _OnGpu(nn.Parameter):
+    """Says that it is on a GPU."""
+
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+
+
+def device_of_what_is_not_ignored() -> str:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = _OnGpu(torch.ones(2, 2))
+    options = older_options(OlderKeywords(ignored_modules=[model[1]]), (model,), may_choose=False)
+    return str(options.mesh_info.mesh.device_type)
+
+
+def inputs_of_a_root() -> dict[str, Any]:
+    """On a CPU they are the program's own objects; what is done with them elsewhere is tried with the meta device."""
+    model = nn.Sequential(nn.Identity())
+    model.register_parameter("unused", nn.Parameter(torch.ones(4)))
+    fully_shard(model)
+    seen: list[Any] = []
+    model[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    given = {"x": [torch.ones(2)]}
+    with torch.no_grad():
+        model(given)
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    device = torch.device("meta")
+    args, kwargs = _extension._move_inputs(([torch.ones(2), 3], packed), {"mask": torch.ones(1)}, device)
+    return {
+        "same": seen[0] is given,
+        "devices": [args[0][0].device.type, args[1].data.device.type, kwargs["mask"].device.type],
+        "other": (args[0][1], args[1].batch_sizes.device.type),
+        "nothing": _extension._move_inputs((), {}, device),
+        "by name": _extension._move_inputs((), {"x": 1}, device),
     }
 
 

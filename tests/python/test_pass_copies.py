@@ -69,12 +69,17 @@ def test_several_forwards_for_a_backward_and_parts_by_themselves() -> None:
             close(ours["parameters"][name], value, 1e-5)
 
 
-def test_what_is_read_as_stored_is_not_stored_into_before_all_have_read_it() -> None:
-    found = run_ranks(copies_scenarios.stores_after_full_precision, 2, environment={"FSDP_USE_FULL_PREC_IN_EVAL": "1"})
-    for of_rank in found:
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_is_stored_at_full_precision_is_not_stored_into_before_all_have_read_it(gradients: bool) -> None:
+    environment = {"FSDP_USE_FULL_PREC_IN_EVAL": "1"}
+    for of_rank in run_ranks(copies_scenarios.stores_after_full_precision, 2, gradients, environment=environment):
         assert of_rank["copies"] and of_rank["dtype"] == torch.float32
         assert torch.equal(of_rank["got"], of_rank["want"])
         assert not torch.equal(of_rank["after"], of_rank["want"])
+        assert of_rank["apart"] < 1e-2  # gradients are reduced in bfloat16
+
+
+def test_what_is_summoned_is_not_stored_into_before_all_have_read_it() -> None:
     for of_rank in run_ranks(copies_scenarios.summoned_while_others_store, 2):
         for name, value in of_rank["before"].items():
             assert torch.equal(of_rank["read"][name], value), name
@@ -118,3 +123,15 @@ def test_full_parameters_state_dicts_and_replaced_storages_are_as_without() -> N
 
 def test_unfreezing_goes_on_with_copies() -> None:
     test_unfreeze.test_gradual_unfreezing_is_pytorchs_and_costs_nothing_before(2)
+
+
+def test_a_model_that_is_only_evaluated_has_its_shards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDD_IN_PLACE_EDITS", "0")
+    for of_rank in run_ranks(copies_scenarios.evaluated, 2):
+        for found in of_rank.values():
+            assert not found["copies"]
+            plan = found["plan"].purposes()
+            assert plan["shards"] and not any(plan[name] for name in ("parameters", "optimizer", "kept copy")), plan
+            for got, want in zip(found["losses"], found["want"]):
+                close(got, want)
+            assert "registered for evaluation alone" in found["refused"]

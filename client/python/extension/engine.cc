@@ -426,12 +426,18 @@ py::object Engine::EndForward(const Unit* unit, py::object output, bool has_back
   }
   // With gradients enabled there may be a backward all the same, of tensors that the output hides in an object of its
   // own.
-  if (has_backward || (c10::GradMode::is_enabled() && AnyUnsharded())) {
+  if (!ReadsShardsAlone() && (has_backward || (c10::GradMode::is_enabled() && AnyUnsharded()))) {
     PausePass();
   } else {
     EndPass();
   }
   return output;
+}
+
+bool Engine::ReadsShardsAlone() const {
+  return copies_ &&
+         std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->full_precision(); }) &&
+         std::none_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->reads_casts(); });
 }
 
 bool Engine::AnyUnsharded() const {
@@ -463,8 +469,12 @@ void Engine::QueuePartialFinal() {
 }
 
 void Engine::EndUnits(bool partial) {
-  if (partial) {
+  const auto done = [this] {
+    const NoGil no_gil;  // a stream may have to be waited for
     Check(job().BackwardDone(/*last=*/false));
+  };
+  if (partial) {
+    done();
     for (Unit* unit : units_) {
       unit->EndPartialBackward();
     }
@@ -479,7 +489,7 @@ void Engine::EndUnits(bool partial) {
   for (Unit* unit : units_) {
     unit->SubmitRest();
   }
-  Check(job().BackwardDone(/*last=*/false));
+  done();
   for (Unit* unit : units_) {
     unit->EndBackward();
   }
@@ -500,8 +510,10 @@ void Engine::FinalCallback(uint64_t generation) {
   const bool show =
       std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->HasPendingGradients(); });
   if (show) {
-    const NoGil no_gil;
-    Check(Take(shardd_wait_gradients(job().c_job())));
+    {
+      const NoGil no_gil;
+      Check(Take(shardd_wait_gradients(job().c_job())));
+    }
     AwaitHostState();
   }
   if (partial) {

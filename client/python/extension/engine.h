@@ -180,10 +180,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void TakeSlot(Unit* unit, int group);
   // In the order of this thread's current stream, on a GPU.
   Job& job();
-  // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it.
+  // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it. REQUIRES: the GIL is
+  // held.
   void AwaitHostState() const;
   // Until the GPU has run what torch's current stream has; raises where that takes longer than a wait of the job may.
+  // REQUIRES: the GIL is held; it is not while this waits.
   void SynchroniseStream() const;
+  // What is computed on.
+  at::Device device() const { return device_; }
   // Where shards, reduced gradients and optimizer state lie.
   at::Device state_device() const { return state_device_; }
   // Of the attachment; a graph made under another is dead.
@@ -206,6 +210,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void EndUnits(bool partial);
   void EnterPass();
   bool AnyUnsharded() const;
+  // The whole model is evaluated at full precision, out of the shards and not their copies: no rank may store into them
+  // before all have read, whether a backward follows or not. Where only some units are, the reduced gradients, which a
+  // step waits for, come after every rank's forward.
+  bool ReadsShardsAlone() const;
   void LeavePass();
   // LeavePass; where the pass has read shards in the place of copies, no rank stores into them before all are done.
   void EndPass();

@@ -34,7 +34,7 @@ void Engine::FollowStream() {
 
 void Engine::AwaitHostState() const {
   if (device_ != state_device_) {
-    c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).synchronize();
+    SynchroniseStream();
   }
 }
 

@@ -104,8 +104,8 @@ std::vector<at::Tensor> Engine::PendingGradients() {
   {
     const NoGil no_gil;
     Check(job().WaitGradients());
-    AwaitHostState();
   }
+  AwaitHostState();
   std::vector<at::Tensor> gradients;
   for (Unit* unit : units_) {
     unit->AddPendingGradients(&gradients);

@@ -114,9 +114,9 @@ void Engine::EnterPass() {
   {
     const NoGil no_gil;
     Check(job().EnterPass(stepped_, stepped_state_));
-    if (copies_) {
-      AwaitHostState();  // the host's stores are in no stream's order
-    }
+  }
+  if (copies_) {
+    AwaitHostState();  // the host's stores are in no stream's order
   }
   inside_pass_ = true;
   paused_ = false;
@@ -140,6 +140,7 @@ void Engine::LeavePass() {
   }
   inside_pass_ = paused_ = pass_by_hand_ = written_ = false;
   if (job().inside_pass()) {
+    const NoGil no_gil;  // a stream may have to be waited for
     Check(job().LeavePass());
   }
 }

@@ -248,6 +248,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("end_waits", &EndWaits);
   m.def("set_slow_map", &SetSlowMap);
   m.def("set_inference_check", &SetInferenceCheck);
+  m.def("set_move_inputs", &SetMoveInputs);
   m.def("place_in", &PlaceIn);
   // The allocator gives back what lies between blocks in use too; it would otherwise keep it for later.
   m.def(

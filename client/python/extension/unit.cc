@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <optional>
@@ -21,6 +22,7 @@ size_t ByteOf(const ManagedParam& param) { return static_cast<size_t>(param.inde
 
 // Never freed: it may be used until the interpreter is gone.
 py::object* inference_check = nullptr;
+py::object* move_inputs = nullptr;
 
 [[noreturn]] void RaiseChanged(const ManagedParam& param) {
   RaiseAssertion("unshard parameter \"" + param.fqn +
@@ -31,6 +33,8 @@ py::object* inference_check = nullptr;
 }  // namespace
 
 void SetInferenceCheck(py::object check) { inference_check = new py::object(std::move(check)); }
+
+void SetMoveInputs(py::object move) { move_inputs = new py::object(std::move(move)); }
 
 Unit::~Unit() {
   // The last reference may be a graph's, which is freed without the GIL.
@@ -223,9 +227,16 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   if (!recomputes) {
     if (state_training_ != Training::kForward || engine_->IsRoot(this)) {
       // What was stepped and written is committed now, so that it may go to a job that trains more.
-      if (engine_->RootPreForward(this) && c10::GradMode::is_enabled() && engine_->WantsExtension()) {
-        lazy_init_(/*extend=*/true);
-        engine_->RootPreForward(this);
+      if (engine_->RootPreForward(this)) {
+        if (c10::GradMode::is_enabled() && engine_->WantsExtension()) {
+          lazy_init_(/*extend=*/true);
+          engine_->RootPreForward(this);
+        }
+        if (!engine_->device().is_cpu() && move_inputs != nullptr) {
+          const py::tuple moved = (*move_inputs)(new_args, new_kwargs, engine_->device());
+          new_args = moved[0];
+          new_kwargs = moved[1];
+        }
       }
     }
     state_training_ = Training::kForward;
@@ -487,7 +498,14 @@ void Unit::Submit(Group& group) {
       params_[index]->shard().LeaveGradientToJob(engine_->steps(), shows_gradients());
     }
   }
-  Check(handle.SubmitGradients(group.present.data(), group.fresh.data()));
+  {
+    const Waiting waiting;  // a stream may have to be waited for
+    std::optional<NoGil> no_gil;
+    if (PyGILState_Check() != 0) {
+      no_gil.emplace();
+    }
+    Check(handle.SubmitGradients(group.present.data(), group.fresh.data()));
+  }
   if (std::exchange(group.stays, false)) {
     Check(handle.Reshard());
   }

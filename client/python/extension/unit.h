@@ -28,6 +28,8 @@ namespace shardd::python {
 
 // `check()` is called before each unit's forward without gradients; what it raises ends the forward.
 void SetInferenceCheck(pybind11::object check);
+// `move(args, kwargs, device)` returns what takes the place of a root's inputs, as a pair. Called on GPUs alone.
+void SetMoveInputs(pybind11::object move);
 
 enum class Training { kIdle, kForward, kPreBackward, kPostBackward };
 
@@ -71,6 +73,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void AddStored(std::shared_ptr<ManagedParam> param);
   void set_full_precision(bool full_precision);
   bool full_precision() const { return full_precision_; }
+  // Of a unit that may be at full precision, and is not.
+  bool reads_casts() const { return !stored_uses_.empty() && !full_precision_; }
   // Back to before registration, the shards' values copied out where the job still has them.
   void Unbind();
   // The sharded parameters get memory of their own, which may be written; LoadMemory of the engine ends that.

@@ -36,8 +36,10 @@ void Unit::SettleGradients(bool stepping) {
       continue;
     }
     if (shard->is_left_to_job()) {
-      const NoGil no_gil;
-      Check(engine_->job().WaitGradients());
+      {
+        const NoGil no_gil;
+        Check(engine_->job().WaitGradients());
+      }
       engine_->AwaitHostState();
     }
     const HeldShard::Shown shown = shard->SettleGradient(engine_->steps(), stepping);

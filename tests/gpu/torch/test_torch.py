@@ -43,7 +43,8 @@ BOTH = ["stock_adamw", "stock_adamw_foreach", "stock_adamw_fused", "stock_sgd_mo
         "stock_kept_unsharded", "stock_offloaded", "stock_clipped", "stock_beside_fully_shard", "stock_on_another_stream", "edited_in_place",
         "edited_beside_the_daemons_optimizer", "stored_inside_a_pass", "stock_state_dicts", "flat",
         "flat_with_the_daemons_optimizer", "wrapped_original_parameters", "wrapped_flat_parameters", "wrapped_not_sharded",
-        "wrapped_from_the_host", "wrapped_bf16", "wrapped_state_dicts", "what_is_refused"]  # fmt: skip
+        "wrapped_from_the_host", "wrapped_bf16", "wrapped_state_dicts", "unfrozen_with_gradients", "inputs_from_the_host",
+        "optimizer_state_on_the_host", "moved_after_it_was_wrapped", "what_is_refused"]  # fmt: skip
 WRITING = {1: [*BOTH, "flat_given_other_storage"], 2: [*BOTH, "stock_hybrid"]}
 NEAR = {"bf16_beside_pytorch": 2e-2, "stock_beside_fully_shard": 2e-2, "wrapped_bf16": 2e-2}
 
@@ -114,6 +115,10 @@ def check(name: str, result: dict[str, Any]) -> None:
         assert len(result["texts"]) == 2
         assert all("dim0" in text and "CPUOffloadPolicy" in text for text in result["texts"]), result
         return
+    if name == "moved_after_it_was_wrapped":
+        assert DEVICE == "cpu" or "move the model before it is wrapped" in result["text"], result
+        return
+    assert result.get("on", ["cpu"]) == ["cpu"], result
     if name in NEAR:
         assert result["losses"] < NEAR[name], result
         return

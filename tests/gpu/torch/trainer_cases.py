@@ -356,6 +356,79 @@ def wrapped_state_dicts(device: str) -> dict[str, Any]:
     return {"differs": differs, "losses": losses, "device": where.pop() if len(where) == 1 else str(where)}
 
 
+def _unfreezing(model: nn.Module, device: str, ranks: list[int]) -> list[float]:
+    """A block is trained from the second of two micro-batches of a step on; a process has the data of ``ranks``."""
+    frozen = list(model.get_submodule("blocks.0").parameters())
+    for param in frozen:
+        param.requires_grad_(False)
+    stepper = _foreach([param for param in model.parameters() if param.requires_grad])
+    losses = []
+    for step in range(4):
+        for micro in range(2):
+            if (step, micro) == (1, 1):
+                for param in frozen:
+                    param.requires_grad_(True)
+                stepper.add_param_group({"params": frozen})
+            total = 0.0
+            for rank in ranks:
+                loss = loss_of(model, batch(step, rank, micro, device))
+                (loss / len(ranks)).backward()
+                total += loss.item() / len(ranks)
+            losses.append(total)
+        stepper.step()
+        stepper.zero_grad()
+    return losses
+
+
+@case
+def unfrozen_with_gradients(device: str) -> dict[str, Any]:
+    """In layout flat, where gradients that are shown move with the pieces."""
+    plain = make(device)
+    want = _unfreezing(plain, device, list(range(dist.get_world_size())))
+    model = make(device)
+    shard(model, mesh=mesh(device), layout="flat")
+    got = [mean_loss(torch.tensor(loss)) for loss in _unfreezing(model, device, [dist.get_rank()])]
+    return {"losses": apart(got, want), "params": params_apart(model, plain)}
+
+
+@case
+def inputs_from_the_host(device: str) -> dict[str, Any]:
+    whole, wrapped = make(device), wrap(make(device), use_orig_params=True)
+    shard(whole, mesh=mesh(device))
+    differs = 0.0
+    with torch.no_grad():
+        for model in (whole, wrapped):
+            near = model(batch(0, dist.get_rank(), 0, device)[0])
+            far = model(batch(0, dist.get_rank(), 0, "cpu")[0])
+            differs = max(differs, (near - far).abs().max().item())
+    return {"differs": differs}
+
+
+@case
+def moved_after_it_was_wrapped(device: str) -> dict[str, Any]:
+    model = FullyShardedDataParallel(make("cpu"), use_orig_params=True)
+    model.to(device)
+    try:
+        model(batch(0, dist.get_rank(), 0, device)[0])
+    except RuntimeError as error:
+        return {"text": str(error)}
+    return {"text": ""}
+
+
+@case
+def optimizer_state_on_the_host(device: str) -> dict[str, Any]:
+    """As torch's default: full and in rows, gathered or read from the job, ``step`` too."""
+    model = wrap(make(device), use_orig_params=True)
+    stepper = _fused(model.parameters())
+    train(model, stepper, device, steps=2)
+    places = set()
+    for kind in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
+        with FullyShardedDataParallel.state_dict_type(model, kind):
+            state = FullyShardedDataParallel.optim_state_dict(model, stepper)["state"]
+        places.update(value.device.type for entry in state.values() for value in entry.values())
+    return {"on": sorted(places)}
+
+
 @case
 def what_is_refused(device: str) -> dict[str, Any]:
     texts = []

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch  # noqa: F401  (loads libtorch_python, which the extension is linked against)
+import torch  # before the extension, which is linked against libtorch_python
+from torch.distributed.utils import _to_kwargs
 
 from shardd import _C, errors
 from shardd.torch._dynamo import check_compilers, no_dynamo
@@ -42,6 +43,13 @@ def _map_slow(value: Any, map_tensors: Callable[[Any], Any]) -> Any:
     return value
 
 
+def _move_inputs(args: Any, kwargs: Any, device: torch.device) -> tuple[Any, Any]:
+    """A root's, to the GPU that it computes on; as torch's units and DistributedDataParallel do, on the current stream."""
+    moved, moved_kwargs = _to_kwargs(args, kwargs, device, False)
+    return moved[0] if moved else (), moved_kwargs[0] if moved_kwargs else {}
+
+
 _C.set_error_factory(errors.from_code)
 _C.set_slow_map(no_dynamo(_map_slow))
 _C.set_inference_check(check_compilers)
+_C.set_move_inputs(no_dynamo(_move_inputs))

@@ -138,6 +138,7 @@ class FlatGroup(ShardGroup):
         for fsdp_param in self.fsdp_params:
             fsdp_param.reset_sharded_param()
         FSDPParamGroup._validate_no_meta_params(self)  # type: ignore[arg-type]
+        self.check_device()
         for fsdp_param in self.fsdp_params:
             fsdp_param.init_dtype_attrs(self.mp_policy)
 

@@ -24,7 +24,7 @@ from shardd.torch._flat_group import RESHARDS, FlatGroup, place_alike
 from shardd.torch._mixed_precision import UnitPrecision, full_precision_in_eval
 from shardd.torch._model_state_dict import install_hooks
 from shardd.torch._state import ShardState
-from shardd.torch._wrapper_init import Ignored, find_ignored, make_mesh, mixed_policy, place, strategy_of, sync
+from shardd.torch._wrapper_init import find_ignored, make_mesh, mixed_policy, place, strategy_of, sync
 
 __all__ = ["FlatOptions", "OlderKeywords", "newer_options", "older_options"]
 
@@ -107,7 +107,8 @@ class OlderKeywords:
 
 def older_options(keywords: OlderKeywords, modules: tuple[nn.Module, ...], may_choose: bool) -> FlatOptions:
     """``may_choose``: hybrid strategies need no groups, as a policy gives all modules the same."""
-    device = device_of(modules, Ignored(set(), set()), keywords.device_id, None)
+    ignored = find_ignored(modules[0], keywords.ignored_modules, keywords.ignored_states)
+    device = device_of(modules, ignored, keywords.device_id, None)
     offloads = keywords.cpu_offload is not None and keywords.cpu_offload.offload_params
     check_offload(offloads, device)
     mesh_info = make_mesh(keywords.process_group, None, keywords.strategy, may_choose, device.type)

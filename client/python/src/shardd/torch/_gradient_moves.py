@@ -88,10 +88,11 @@ class GradientMoves:
 def _show(param: FlatShardParam, whole: torch.Tensor) -> None:
     first, numel = _piece(param)
     sharded = param.sharded_param
+    whole = whole.to(sharded.device)  # it came through where the ranks' messages are
     if param.holder is None:
         sharded.grad = whole[first : first + numel].clone() if numel else None  # as after a backward
         return
     if sharded.grad is None:
-        sharded.grad = torch.zeros(sharded.shape, dtype=whole.dtype)
+        sharded.grad = torch.zeros(sharded.shape, dtype=whole.dtype, device=sharded.device)
     cut = param.holder.slices[id(param)]
     sharded.grad[cut.start : cut.start + cut.numel] = whole[first : first + numel]

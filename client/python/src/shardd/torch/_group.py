@@ -220,9 +220,22 @@ class ShardGroup(_C.Unit):
                 setattr(module, name, fsdp_param.sharded_param)  # load_state_dict(assign=True) unties what was tied
             fsdp_param._init_extensions()
         FSDPParamGroup._validate_no_meta_params(self)  # type: ignore[arg-type]
+        self.check_device()
         for fsdp_param in self.fsdp_params:
             fsdp_param.init_dtype_attrs(self.mp_policy)
         FSDPParamGroup._register_state_dict_hooks(self)  # type: ignore[arg-type]
+
+    def check_device(self) -> None:
+        """Raises where the program has moved parameters since: the job has memory where the unit is."""
+        want = torch.device("cpu") if offloads(self.offload_policy, self.device) else self.device
+        for fsdp_param in self.fsdp_params:
+            got = getattr(fsdp_param.sharded_param, "_local_tensor", fsdp_param.sharded_param).device
+            if got != want:
+                raise RuntimeError(
+                    f'register parameter "{fsdp_param._param_fqn or tuple(fsdp_param._orig_size)}" of '
+                    f"{type(self.modules[0]).__name__}: it is on another device than its unit (got {got}, want {want}); move "
+                    "the model before it is wrapped or sharded, or pass device_id"
+                )
 
     def before_load(self, module: nn.Module) -> None:
         kept = self._kept[module] = []

@@ -299,8 +299,8 @@ class TorchJob:
 
     @property
     def trainers_write(self) -> bool:
-        """No optimizer of the daemon: the program updates its shards between passes."""
-        return self.optimizer is None
+        """No optimizer of the daemon: the program updates its shards between passes, where it may write them."""
+        return self.optimizer is None and self.passes
 
     # What goes with a commit: the program's own state, and where that of torch's optimizers lies.
 

@@ -45,6 +45,16 @@ class _Saving:
     config: Any
     writer: int | None  # the only rank, of the default group, that is to have it; None: all ranks
 
+    @property
+    def on_host(self) -> bool:
+        """torch's default; a GPU has no place for whole state beside the model's."""
+        return bool(getattr(self.config, "offload_to_cpu", True))
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In memory of its own."""
+        tensor = tensor.detach()
+        return tensor.to("cpu", copy=True) if self.on_host else tensor.clone()
+
     def writes(self) -> bool:
         return self.writer is None or dist.get_rank() == self.writer
 
@@ -57,7 +67,8 @@ class _Saving:
 
 
 def _copied(value: Any) -> Any:
-    return value.detach().clone() if torch.is_tensor(value) else value
+    """In host memory, as torch has scalars: ranks send it each other in a message, and may have other GPUs."""
+    return value.detach().to("cpu", copy=True) if torch.is_tensor(value) else value
 
 
 class _InJobs:
@@ -143,7 +154,7 @@ def optim_state_dict(
         if item.param is None:
             plain = state_dict["state"].get(keys[id(item.held)])
             if plain is not None:
-                state[item.fqn] = copy.copy(plain)
+                state[item.fqn] = {n: v.cpu() if saving.on_host and torch.is_tensor(v) else v for n, v in plain.items()}
             continue
         made = _whole_entry(saving, item, entries[item.fqn], said.get(item.fqn), in_jobs)
         if made:
@@ -245,13 +256,16 @@ def _whole_entry(
                     stored = in_jobs.state(item.param, number)
                     assert stored is not None
                     there = stored.view(item.param._orig_size)
-                    made[name] = there.clone() if saving.full or not there.dim() else _rows(saving, item.param, there)
+                    made[name] = (
+                        saving.copied(there) if saving.full or not there.dim() else _rows(saving, item.param, there)
+                    )
                 continue
             ranges = [(of_rank.first, of_rank.numel if name in of_rank.tensors else 0) for of_rank in said]
             piece = state_piece(item, entry.get(name))
             whole = assemble(piece, ranges, item.param._orig_size, tensors[name], group_of(item.param), only)
             if whole is None:
                 continue
+            whole = whole.cpu() if saving.on_host else whole
         made[name] = whole if saving.full else _rows(saving, item.param, whole)
     return made if only is None or dist.get_rank(group_of(item.param)) == only else None
 
@@ -269,7 +283,7 @@ def _own_entry(saving: _Saving, item: Named, entry: dict[str, Any]) -> dict[str,
     for name in entry if item.holder is None else _sorted(saving, {n: _kind_of(v) for n, v in entry.items()}):
         value = entry[name]
         piece = state_piece(item, value)  # of a FlatParameter
-        whole = _copied(value) if piece is None else piece.detach().reshape(item.param._orig_size).clone()
+        whole = _copied(value) if piece is None else saving.copied(piece.detach().reshape(item.param._orig_size))
         made[name] = whole if saving.full or piece is None else _rows(saving, item.param, whole)
     return made
 
@@ -279,6 +293,7 @@ def _rows(saving: _Saving, param: Any, whole: Any) -> Any:
     if not torch.is_tensor(whole) or whole.dim() == 0:
         return whole
     if not getattr(saving.config, "_use_dtensor", False):
-        return rows_as_sharded_tensor(whole, group_of(param))
+        return rows_as_sharded_tensor(whole.cpu() if saving.on_host else whole, group_of(param))
     given = flat_states(saving.model)[0].__dict__.get("_given_mesh")  # the outermost's, as for the model's
-    return rows_as_dtensor_of(whole, param.mesh_info.mesh if given is None else given)
+    rows = rows_as_dtensor_of(whole, param.mesh_info.mesh if given is None else given)
+    return rows.cpu() if saving.on_host and rows.device.type != "cpu" else rows

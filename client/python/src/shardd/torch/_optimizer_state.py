@@ -61,7 +61,7 @@ class _Value:
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()  # of a scalar: () or (1,)
     place: int = 0  # "dtensor", "rows": which state of the job; "scalar": which of the parameter's
-    on_gpu: bool = False  # "scalar": where the parameter is
+    on_gpu: bool = False  # "scalar": it was where the parameter is
 
 
 _Layout = tuple[_Value, ...]
@@ -79,6 +79,15 @@ class _Home:
 def _alone(tensor: torch.Tensor) -> bool:
     size_bytes = tensor.numel() * tensor.element_size()
     return tensor.is_contiguous() and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size_bytes
+
+
+def scalar_device(name: str, param: torch.Tensor, group: dict[str, Any], was_on_gpu: bool) -> torch.device:
+    """Where an optimizer with these options wants a scalar of ``param``: who committed it may have had others.
+
+    A fused or capturable one has all beside the parameter; of others ``step`` is on the host, where reading it waits for nothing.
+    """
+    beside = group.get("fused") or group.get("capturable") or (was_on_gpu and name != "step")
+    return param.device if beside else torch.device("cpu")
 
 
 def _params_of(optimizer: Optimizer) -> list[Any]:
@@ -246,12 +255,12 @@ class OptimizerMemory:
         """Committed state that nobody has taken yet, for parameters of this optimizer."""
         if not self._pending:
             return
-        for param in _params_of(optimizer):
+        for param, group in [(param, g) for g in optimizer.param_groups for param in g["params"]]:
             index = self._index(param)
             if index not in self._pending or (optimizer.state.get(param) and not replace):
                 continue
             home = self._pending[index]
-            state = {v.name: self._made(index, param, v) for v in home.values}
+            state = {v.name: self._made(index, param, v, group) for v in home.values}
             del self._pending[index]
             optimizer.state[param] = state
             home.tensors = [(n, value) for n, value in state.items() if isinstance(value, torch.Tensor)]
@@ -259,16 +268,15 @@ class OptimizerMemory:
             self._packed_homes = None
             self._optimizers.add(optimizer)
 
-    def _made(self, index: int, param: Any, value: _Value) -> Any:
+    def _made(self, index: int, param: Any, value: _Value, group: dict[str, Any]) -> Any:
         assert self._engine is not None
         if value.kind == "copied":
             return self._pending_copied.get(index, {}).get(value.name)
         assert value.dtype is not None
         device = local_of(param).device
         if value.kind == "scalar":
-            return self._scalars.made(
-                index, value.place, value.dtype, value.shape, device if value.on_gpu else torch.device("cpu")
-            )
+            there = scalar_device(value.name, local_of(param), group, value.on_gpu)
+            return self._scalars.made(index, value.place, value.dtype, value.shape, there)
         rows = torch.empty(local_of(param).shape, dtype=value.dtype, device=device)
         self._engine.adopt_state(index, value.place, rows, False)
         return rows if value.kind == "rows" else as_held(self._places[id(param)].fsdp_param(), rows)

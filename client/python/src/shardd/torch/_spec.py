@@ -17,7 +17,7 @@ from shardd.torch._group import offloads
 from shardd.torch._memory import wants_it
 from shardd.torch._placement import shape_in_job
 from shardd.torch._planned_states import optimizers_of, planned_states
-from shardd.torch._writes import config_of_writes
+from shardd.torch._writes import config_of_writes, evaluates_alone
 
 if TYPE_CHECKING:
     from shardd.torch._daemon_optimizer import DaemonOptimizer
@@ -221,14 +221,17 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     factors = {group.divide_factor() for group in groups.values()}
     divide_factor = factors.pop() if len(factors) == 1 else float(world_size)
     on_gpu = gpu_of(root) >= 0
+    evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training)
     config: dict[str, Any] = {
         **_strategy(params[0].group),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
-        "optimizer": _optimizer(params, optimizers, stock, held, root._training),
+        "optimizer": {"kind": "OPTIMIZER_KIND_NONE"}
+        if evaluates
+        else _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
         **config_of_writes(
-            never=not all(optimizer._allows_edits(on_gpu) for optimizer in optimizers),
+            never=evaluates or not all(optimizer._allows_edits(on_gpu) for optimizer in optimizers),
             on_gpu=on_gpu,
             daemon_updates=bool(optimizers),
         ),

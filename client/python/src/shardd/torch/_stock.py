@@ -50,6 +50,11 @@ def _jobs_of(optimizer: Optimizer) -> list[_job.TorchJob]:
 
 
 def _refuse(optimizer: Optimizer, job: _job.TorchJob) -> None:
+    if not job.passes and job.optimizer is None:
+        raise RuntimeError(
+            f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which was registered for '
+            "evaluation alone (got SHARDD_IN_PLACE_EDITS=0 and no optimizer); build the optimizer before the model's first use"
+        )
     if not job.trainers_write:
         raise NotImplementedError(
             f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which the daemon\'s '

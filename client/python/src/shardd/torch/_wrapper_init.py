@@ -232,9 +232,9 @@ def place(
     param_init_fn: Callable[[nn.Module], Any] | None,
 ) -> None:
     """What the unit is made of is on ``device``, with values."""
-    modules = list(own_modules(module, ignored))
-    move(modules, ignored, device)
     materialize(module, ignored, param_init_fn, device)
+    modules = list(own_modules(module, ignored))  # param_init_fn may have put others in their place
+    move(modules, ignored, device)
     check_places(modules, ignored, device)
 
 

@@ -8,8 +8,11 @@ the daemon takes where a pass begins, and shards may be stored into at any time.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from shardd import errors
 from shardd.torch._leaving import wait_for_leaving
@@ -17,7 +20,9 @@ from shardd.torch._leaving import wait_for_leaving
 if TYPE_CHECKING:
     from shardd.torch._job import TorchJob
 
-__all__ = ["DROPPED_S", "RESOURCE_EXHAUSTED", "begin", "config_of_writes", "edits_of", "watch"]
+__all__ = ["DROPPED_S", "RESOURCE_EXHAUSTED", "begin", "config_of_writes", "edits_of", "evaluates_alone", "watch"]
+
+logger = logging.getLogger("shardd.torch")
 
 COPIES = "SHARDD_PASS_COPIES"
 KEEP_EVERY = "SHARDD_KEEP_EVERY"
@@ -41,6 +46,16 @@ def edits_of(given: bool | None) -> tuple[bool, bool]:
     return given, True
 
 
+def evaluates_alone(params: list[Any], training: bool) -> bool:
+    """The program has said that a model without an optimizer is not written: passes need no copies of its parameters.
+
+    ``training``: its first forward is with gradients.
+    """
+    trained = [param for param in params if param.requires_grad]
+    never = os.environ.get("SHARDD_IN_PLACE_EDITS") == "0"
+    return never and not (training and trained) and all(param.dtype != torch.float64 for param in trained)
+
+
 def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[str, Any]:
     """The fields of JobConfig for a model. ``never``: trainers do not write; ``daemon_updates``: its optimizer does."""
     copies, keep_every = _number(COPIES, 1), _number(KEEP_EVERY, 1_000_000)
@@ -49,7 +64,11 @@ def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[st
     config: dict[str, Any] = {"trainersNeverWrite": False}
     if on_gpu or copies:
         config["passCopies"] = True
-    if keep_every and not (daemon_updates and config.get("passCopies")):  # which keeps every one
+    if keep_every and daemon_updates and config.get("passCopies"):
+        if keep_every > 1:
+            logger.warning("%s=%d says nothing of a job with copies for passes and the daemon's optimizer: each is kept",
+                           KEEP_EVERY, keep_every)  # fmt: skip
+    elif keep_every:
         config["keepEvery"] = keep_every
     return config
 
