@@ -95,11 +95,14 @@ absl::Status JobCore::CheckStragglers(int rank, int32_t pid, bool replace) {
 
 absl::StatusOr<int> JobCore::SlotsOfPeer(FdRange range) const {
   const uint32_t rank = range.first - kFdFirstPeerSlots;
-  if (trainers_ == nullptr || range.count != 1 || rank >= static_cast<uint32_t>(world_size()) ||
-      sessions_[rank] == nullptr || sessions_[rank]->memory()->slots == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("fd channel: no gradient slots of rank ", rank, " (got ",
-                                                      range.count, " descriptors, want 1 of a rank of 0 to ",
-                                                      world_size() - 1, " that has a session, with trainer_sums)"));
+  if (trainers_ == nullptr || range.count != 1 || rank >= static_cast<uint32_t>(world_size())) {
+    return absl::InvalidArgumentError(absl::StrCat("fd channel: no such descriptors (got ", range.count, " from ",
+                                                   range.first, ", want 1 of the gradient slots of a rank of 0 to ",
+                                                   world_size() - 1, " of a job with trainer_sums)"));
+  }
+  if (sessions_[rank] == nullptr || sessions_[rank]->memory()->slots == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("fd channel: rank ", rank, " has no session, and so no gradient slots"));
   }
   return sessions_[rank]->memory()->slots->pieces().front().fd;
 }
