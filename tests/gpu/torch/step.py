@@ -90,7 +90,7 @@ class Turns:
             from shardd.torch import fully_shard
             from shardd.torch.optim import AdamW as make
 
-            if name != "shardd":
+            if name.startswith("shardd-torch-"):
                 make = functools.partial(torch.optim.AdamW, **{name.removeprefix("shardd-torch-"): True})
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision == "bf16" else MixedPrecisionPolicy()
         for block in self.model.blocks:
