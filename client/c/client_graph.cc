@@ -235,17 +235,24 @@ absl::Status ClientJob::LaunchGraph(int id, void* exec) {
   }
   session_->set_waits_on_host(false);
   if (status.ok()) {
+    status = order->AwaitLaunch();
+  }
+  if (status.ok()) {
     order->EndGraph();
     return status;
   }
   session_->Close();  // the graph, half of whose calls were made, is let go, and what it computes is void
+  (void)order->AwaitLaunch();
   return Note(absl::Status(status.code(), absl::StrCat("launch_graph: ", status.message())));
 }
 
 absl::Status ClientJob::Replay(const GraphCall& call, GraphWords* words) {
   const WaitFor reason{NameOf(call.kind), call.group < 0 ? nullptr : &group_name(call.group),
                        "the graph's stream to come there"};
-  const auto go_on = session_->GoOn(reason);
+  const auto go_on = [this, on = session_->GoOn(reason)]() -> absl::Status {
+    SHARDD_RETURN_IF_ERROR(session_->stream_order()->launch_status());
+    return on();
+  };
   switch (call.kind) {
     case Kind::kUnshard:
       return Unshard(call.group, call.event);

@@ -9,6 +9,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "client/c/quiet_thread.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
 
@@ -25,17 +26,6 @@ struct LiveStreams {
 LiveStreams& Live() {
   static auto* const live = new LiveStreams;
   return *live;
-}
-
-// A thread that takes no signals: they are the trainer's.
-int StartQuietThread(pthread_t* thread, void* (*main)(void*), void* argument) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(thread, nullptr, main, argument);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return error;
 }
 
 }  // namespace

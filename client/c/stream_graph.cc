@@ -1,6 +1,11 @@
 // CUDA graphs in the program's stream: their words, and their launches.
 
+#include <pthread.h>
+
+#include <memory>
+
 #include "absl/strings/str_cat.h"
+#include "client/c/quiet_thread.h"
 #include "client/c/stream_order.h"
 #include "common/status/status_macros.h"
 
@@ -57,19 +62,62 @@ absl::StatusOr<int> StreamOrder::AddToGraph(GraphWords* words, bool wait) {
   return wait ? words->AddWait(stream_) : words->AddSignal(stream_);
 }
 
+void* StreamOrder::LaunchMain(void* of) {
+  pthread_setname_np(pthread_self(), "shardd-graph");
+  const std::unique_ptr<std::shared_ptr<GraphLaunch>> launch(static_cast<std::shared_ptr<GraphLaunch>*>(of));
+  GraphLaunch& it = **launch;
+  const ScopedCudaContext current(*it.driver, it.context);
+  it.status = it.driver->Check(current.result(), "cuCtxPushCurrent", "");
+  if (it.status.ok()) {
+    it.status =
+        it.driver->Check((*it.driver)->GraphLaunch(it.exec, it.stream), "cuGraphLaunch", "the program's stream");
+  }
+  it.returned.Notify();
+  return nullptr;
+}
+
 absl::Status StreamOrder::LaunchGraph(cu::GraphExec exec, GraphWords* words) {
-  const ScopedCudaContext current(driver_, context_);
-  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
-  SHARDD_RETURN_IF_ERROR(CheckNotCapturing("launch_graph"));
+  if (launch_ != nullptr && !launch_->returned.HasBeenNotified()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the driver has not taken the launch before (rank=", options_.rank, ")"));
+  }
+  {
+    const ScopedCudaContext current(driver_, context_);
+    SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
+    SHARDD_RETURN_IF_ERROR(CheckNotCapturing("launch_graph"));
+  }
   {
     absl::MutexLock lock(&mutex_);  // watched from before it is launched
     graph_ = words;
   }
-  absl::Status status = Check(driver_->GraphLaunch(exec, stream_), "cuGraphLaunch", "the program's stream");
-  if (!status.ok()) {
+  launch_ = std::make_shared<GraphLaunch>();
+  launch_->driver = &driver_;
+  launch_->context = context_;
+  launch_->exec = exec;
+  launch_->stream = stream_;
+  pthread_t thread = 0;
+  auto of = std::make_unique<std::shared_ptr<GraphLaunch>>(launch_);
+  if (StartQuietThread(&thread, &StreamOrder::LaunchMain, of.get()) != 0) {
+    launch_ = nullptr;
     EndGraph();
+    return absl::ResourceExhaustedError(absl::StrCat("no thread for the graph's launch (rank=", options_.rank, ")"));
   }
-  return status;
+  (void)of.release();  // the thread's
+  (void)pthread_detach(thread);
+  return absl::OkStatus();
+}
+
+absl::Status StreamOrder::launch_status() const {
+  return launch_ != nullptr && launch_->returned.HasBeenNotified() ? launch_->status : absl::OkStatus();
+}
+
+absl::Status StreamOrder::AwaitLaunch() {
+  if (launch_ == nullptr || launch_->returned.WaitForNotificationWithTimeout(options_.timeout)) {
+    return launch_status();
+  }
+  return absl::DeadlineExceededError(absl::StrCat("the driver has not taken the graph's launch within ",
+                                                  absl::FormatDuration(options_.timeout), " (rank=", options_.rank,
+                                                  ")"));
 }
 
 void StreamOrder::EndGraph() {

@@ -1,7 +1,6 @@
 #include "client/c/stream_order.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/c/quiet_thread.h"
 #include "common/shm/session_view.h"
 #include "common/status/status_macros.h"
 
@@ -120,12 +120,7 @@ absl::Status StreamOrder::Use(cu::Stream stream) {
   stream_ = stream;
   has_stream_ = true;
   if (by_stream() && !watches_) {
-    // No signal of the host's may be handled there.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    watches_ = pthread_create(&watcher_, nullptr, &StreamOrder::WatchMain, this) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    watches_ = StartQuietThread(&watcher_, &StreamOrder::WatchMain, this) == 0;
     if (!watches_) {
       return absl::ResourceExhaustedError("set_cuda_stream: no thread to watch the stream's waits");
     }
@@ -281,6 +276,9 @@ bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<
   if (!has_stream_ || drained_) {
     drained_ = drained_ || release;
     return true;
+  }
+  if (launch_ != nullptr && !launch_->returned.WaitForNotificationWithTimeout(limit)) {
+    return false;  // any call might wait for it
   }
   const ScopedCudaContext current(driver_, context_);
   // A context that is lost, or gone with the process' driver, runs nothing any more.

@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "client/c/graph_words.h"
 #include "common/cuda/driver.h"
@@ -91,9 +92,14 @@ class StreamOrder {
   // In the graph that the program's stream is captured into.
   absl::StatusOr<int> AddGraphWait(GraphWords* words) { return AddToGraph(words, /*wait=*/true); }
   absl::StatusOr<int> AddGraphSignal(GraphWords* words) { return AddToGraph(words, /*wait=*/false); }
-  // Launches it into the program's stream. From then until EndGraph, and longer where that is never called, its waits
-  // are let go when the session is over.
+  // Has it launched into the program's stream, by a thread of its own: a graph that a GPU's queue cannot hold keeps the
+  // driver's call until the GPU has come far enough, which waits for what the caller does next. From then until
+  // EndGraph, and longer where that is never called, its waits are let go when the session is over.
   absl::Status LaunchGraph(cu::GraphExec exec, GraphWords* words);
+  // What the driver has said of it; OK: nothing yet.
+  absl::Status launch_status() const;
+  // Until the driver's call has returned: DEADLINE_EXCEEDED after `timeout`. What is enqueued then comes behind it.
+  absl::Status AwaitLaunch();
   void EndGraph();
 
   // A wait has taken too long and was ended: of no use any more. One load while that is not so.
@@ -112,6 +118,17 @@ class StreamOrder {
     absl::Time deadline;
     std::string what;
   };
+
+  // Outlives what began it, where the driver never gives it back.
+  struct GraphLaunch {
+    const CudaDriver* driver = nullptr;
+    cu::Context context = nullptr;
+    cu::GraphExec exec = nullptr;
+    cu::Stream stream = nullptr;
+    absl::Notification returned;
+    absl::Status status;  // once it has
+  };
+  static void* LaunchMain(void* launch);
 
   explicit StreamOrder(Options options) : options_(std::move(options)), driver_(*options_.driver) {}
   absl::Status CheckNotCapturing(const char* what, cu::Stream stream) const;
@@ -145,6 +162,7 @@ class StreamOrder {
   uint64_t signalled_ = 0;
   bool drained_ = false;
   std::list<std::unique_ptr<GraphWords>> graphs_;
+  std::shared_ptr<GraphLaunch> launch_;  // the last one; null: none was yet
   pthread_t watcher_ = 0;
   bool watches_ = false;
   // Self-synchronised.

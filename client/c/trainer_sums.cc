@@ -1,7 +1,5 @@
 #include "client/c/trainer_sums.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -10,6 +8,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/c/quiet_thread.h"
 #include "common/cuda/kernel_image.h"
 #include "common/status/status_macros.h"
 
@@ -52,12 +51,7 @@ absl::StatusOr<cu::Kernel> LoadReduceKernel(const CudaDriver& driver) {
 absl::StatusOr<std::unique_ptr<TrainerSums>> TrainerSums::Start(Options options) {
   auto sums = absl::WrapUnique(new TrainerSums(std::move(options)));
   SHARDD_RETURN_IF_ERROR(sums->Init());
-  // No signal of the host's may be handled there.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  sums->runs_ = pthread_create(&sums->thread_, nullptr, &TrainerSums::Main, sums.get()) == 0;
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  sums->runs_ = StartQuietThread(&sums->thread_, &TrainerSums::Main, sums.get()) == 0;
   if (!sums->runs_) {
     return absl::ResourceExhaustedError("attach: no thread for the sums of trainer_sums");
   }

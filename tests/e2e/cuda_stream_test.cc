@@ -129,6 +129,14 @@ TEST_F(ByStream, AStepThatIsAGraphTrainsAsTheUnshardedRunWithEveryLaunch) {
   }
 }
 
+// What does not fit keeps the driver's call, until the GPU has come to it past waits for what the host does meanwhile.
+TEST_F(ByStream, AGraphThatIsLongerThanTheQueueOfItsGpuTrainsAsTheUnshardedRun) {
+  StartOnGpus(1);
+  SetRanks({"FAKE_CUDA_QUEUE_LIMIT=48"});
+  const Args args = kStream.With({{"graph", "1"}, {"micro", "3"}, {"steps", "10"}});
+  ExpectParity(args, RunRanks(args));
+}
+
 TEST_F(ByStream, GraphsOfRanksOnTwoGpusMeetOtherRanksWithoutGraphs) {
   StartOnGpus(2);
   const Args args = kStream.With({{"unshard_mode", "ZERO_COPY"}, {"max_norm", "0.1"}, {"steps", "20"}});

@@ -50,13 +50,11 @@ cu::Result Driver::GraphLaunch(cu::GraphExec exec, cu::Stream stream) {
     items = it->second;
   }
   if (call.stream->Capturing()) return cu::kStreamCaptureUnsupported;  // of a child graph: not done
-  return Enqueue(call, [items](Stream& on) {
-    for (const Stream::Item& item : *items) {
-      if (on.Stopped()) break;
-      if (const cu::Result result = item(on); result != cu::kSuccess) return result;
-    }
-    return cu::kSuccess;
-  });
+  // One by one: a queue that is full keeps the call.
+  for (const Stream::Item& item : *items) {
+    if (const cu::Result result = Enqueue(call, item); result != cu::kSuccess) return result;
+  }
+  return cu::kSuccess;
 }
 cu::Result Driver::GraphExecDestroy(cu::GraphExec exec) {
   const Call call = Enter("cuGraphExecDestroy");
