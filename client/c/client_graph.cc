@@ -58,7 +58,7 @@ absl::StatusOr<int> ClientJob::BeginGraph() {
     return GraphError(
         "begin_graph",
         "gradients are added in the trainers (got trainerSums true, want false): a sum for which the graph "
-        "waits could stand behind the graph in a queue of the GPU");
+        "waits could stand behind the graph in a queue of the GPU; say so in the job's spec");
   }
   SHARDD_ASSIGN_OR_RETURN(GraphWords* const words, session_->stream_order()->MakeGraphWords());
   auto graph = std::make_unique<JobGraph>();

@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/autostart.h"
+#include "client/c/trainer_sums.h"
 #include "client/c/unary_call.h"
 #include "common/cuda/driver.h"
 #include "common/shm/fd_channel.h"
@@ -139,6 +140,7 @@ absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>
   request.set_plan_digest(plan_digest);
   request.set_adopt(adopt);
   request.set_device_memory(device_memory);
+  request.set_adds_gradients(device_memory && CanAddGradients());
   v1::OpenJobResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
                                    interrupt, &response));

@@ -189,13 +189,14 @@ SHARDD_API shardd_status* shardd_clear_cuda_stream(shardd_job* job);
  * backward_done are noted, not made: nothing is sent, nothing runs. Pointers are those of all launches: parameters and
  * gradient slots do not move in a job that unshards without copies. Groups must end as they began. Everything else lies
  * outside: the step, passes (a job whose trainers write enters one before each launch), values. shardd_launch_graph
- * launches `cuda_graph_exec` (a CUgraphExec, cudaGraphExec_t) into the stream and makes the noted calls again on the
- * host while the GPU runs it; it returns when the stream has come to the last of them. Launch it by nothing else: it
- * would wait for ever. An error after the launch ends the session, and lets the graph go: what it computes is void.
- * [waits: for the graph's stream, and as the noted calls do] A graph belongs to its session: after shardd_reattach
- * gradient slots lie elsewhere, so capture it anew. Numbers are not given twice. shardd_free_graph gives its words
- * back; all are with the session. FAILED_PRECONDITION: order is not by a stream, unshardMode is POOLED, trainerSums is
- * true, the stream is not being captured, groups are not as they were at begin; a launch is under way (free). Without
+ * launches `cuda_graph_exec` (a CUgraphExec, cudaGraphExec_t) into the stream, from a thread of the library's, and
+ * makes the noted calls again on the host while the GPU runs it; it returns when the stream has come to the last of
+ * them. Launch it by nothing else: it would wait for ever. An error after the launch ends the session, and lets the
+ * graph go: what it computes is void. [waits: for the graph's stream, and as the noted calls do] A graph belongs to its
+ * session: after shardd_reattach gradient slots lie elsewhere, so capture it anew. Numbers are not given twice.
+ * shardd_free_graph gives its words back; all are with the session. FAILED_PRECONDITION: order is not by a stream,
+ * unshardMode is POOLED, trainerSums is true (a daemon whose GPUs are not under MPS fills that in: say false), the
+ * stream is not being captured, groups are not as they were at begin; a launch is under way (free). Without
  * shardd_begin_graph, every call that would give a captured stream something to wait for is refused with
  * FAILED_PRECONDITION; graphs of what lies between calls need nothing. */
 SHARDD_API shardd_status* shardd_begin_graph(shardd_job* job, int32_t* graph);

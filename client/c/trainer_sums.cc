@@ -22,6 +22,14 @@ cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p)
 
 }  // namespace
 
+bool CanAddGradients() {
+  if (cuda::kKernelImageSizeBytes > 0) {
+    return true;
+  }
+  const absl::StatusOr<CudaDriver> driver = CudaDriver::Load();
+  return driver.ok() && !driver->kernels().empty();
+}
+
 absl::StatusOr<cu::Kernel> LoadReduceKernel(const CudaDriver& driver) {
   static absl::Mutex mutex(absl::kConstInit);
   static auto& loaded = *new std::map<const CudaDriver*, cu::Kernel>;

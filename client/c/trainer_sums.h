@@ -49,6 +49,9 @@ struct SumMemory {
 // INTERNAL: `record` names memory that is none of `memory`'s, or what no kernel does.
 absl::Status CheckSumRecord(const SumRecord& record, const SumMemory& memory);
 
+// This library has the kernel that sums are made with, or its driver has.
+bool CanAddGradients();
+
 // The kernel that sums are made with, loaded once for a driver and never unloaded: kernels of other sessions may run.
 // UNIMPLEMENTED: this build has none.
 absl::StatusOr<cu::Kernel> LoadReduceKernel(const CudaDriver& driver);

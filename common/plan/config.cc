@@ -167,6 +167,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   if (filled.offload() == v1::OFFLOAD_UNSPECIFIED) {
     filled.set_offload(v1::OFFLOAD_NONE);
   }
+  filled.set_trainer_sums(filled.trainer_sums());  // unset is false, unless the daemon has filled it in
   const bool offloaded = filled.offload() == v1::OFFLOAD_HOST;
   if (offloaded && filled.trainer_sums()) {
     return absl::UnimplementedError(

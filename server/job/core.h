@@ -112,9 +112,9 @@ class Core final : public JobsSource {
   // are made with the first such job. With a rank: whose.
   std::vector<std::pair<Device*, int>> HostDevices(int world_size) ABSL_LOCKS_EXCLUDED(host_devices_mutex_);
   // `spec` with what depends on the devices that its ranks are on: over several GPUs, unsharding is pooled unless the
-  // spec says otherwise, with a pool for each GPU; on CPUs there is nothing to offload. FAILED_PRECONDITION: it asks
-  // for another number of pools.
-  absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec) const;
+  // spec says otherwise, with a pool for each GPU; on CPUs there is nothing to offload; who adds gradients
+  // (`ranks_add`: its ranks can). FAILED_PRECONDITION: it asks for another number of pools.
+  absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec, bool ranks_add) const;
   std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
   absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
   absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,

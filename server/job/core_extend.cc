@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/extend.h"
+#include "common/shm/sum_ring.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/local_collective.h"
 #include "server/collective/nccl/nccl_collective.h"
@@ -114,13 +115,25 @@ SlabPlace Core::PlaceOf(int rank, int world_size) const {
   return place;
 }
 
-absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec) const {
+absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec, bool ranks_add) const {
   const bool on_gpus = devices_.front()->memory() != nullptr;
   const bool offloads = spec.config().offload() == v1::OFFLOAD_HOST;
   if (!on_gpus && spec.config().trainer_sums()) {
     return absl::FailedPreconditionError(
         absl::StrCat("trainer_sums: the daemon's devices are no GPUs (got ", devices_.front()->name(),
                      ", want cuda:N); leave it false, or use a daemon with --devices=cuda:all"));
+  }
+  if (spec.config().trainer_sums() && spec.world_size() > kMaxSumRanks) {
+    return absl::UnimplementedError(absl::StrCat("trainer_sums: more ranks than one of them adds gradients of (got ",
+                                                 spec.world_size(), ", want at most ", kMaxSumRanks,
+                                                 "); leave it false"));
+  }
+  if (!spec.config().has_trainer_sums()) {
+    // Under MPS a kernel of the daemon's runs beside a trainer's, and graphs may be had; NCCL is asked for by name.
+    const bool has_turns =
+        std::any_of(options_.gpus.begin(), options_.gpus.end(), [](const GpuFacts& gpu) { return gpu.mps != "on"; });
+    spec.mutable_config()->set_trainer_sums(on_gpus && ranks_add && has_turns && !offloads &&
+                                            options_.communicators == nullptr && spec.world_size() <= kMaxSumRanks);
   }
   if (!on_gpus && offloads) {
     spec.mutable_config()->set_offload(v1::OFFLOAD_NONE);  // all memory is the host's
@@ -190,7 +203,7 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     return;
   }
   const auto extend = [&]() -> absl::StatusOr<Extension> {
-    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, FillIn(request.spec()));
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, FillIn(request.spec(), (*job)->spec().config().trainer_sums()));
     return Extend(spec, (*job)->spec(), *(*job)->plan());
   };
   absl::StatusOr<Extension> extension = extend();

@@ -123,7 +123,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         ", want ", absl::BytesToHexString(plan->digest), "); install the same version of both"));
   }
   // What the rank described may leave to the daemon; the job is what comes of it.
-  const absl::StatusOr<v1::JobSpec> filled_in = FillIn(request.spec());
+  const absl::StatusOr<v1::JobSpec> filled_in = FillIn(request.spec(), request.adds_gradients());
   if (!filled_in.ok()) {
     return absl::Status(filled_in.status().code(), absl::StrCat(what, ": ", filled_in.status().message()));
   }
@@ -131,7 +131,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   const bool is_filled_in = spec.config().unshard_mode() != request.spec().config().unshard_mode() ||
                             spec.config().unsharded_pools() != request.spec().config().unsharded_pools() ||
                             spec.config().offload() != request.spec().config().offload() ||
-                            spec.config().pass_copies() != request.spec().config().pass_copies();
+                            spec.config().pass_copies() != request.spec().config().pass_copies() ||
+                            spec.config().trainer_sums() != request.spec().config().trainer_sums();
   if (is_filled_in) {
     plan = PlanShards(spec);
     if (!plan.ok()) {

@@ -225,7 +225,9 @@ std::string SpecJson(const Args& args) {
   if (args.Int("pass_copies") != 0) fields.push_back({"passCopies", "true"});
   if (args.Int("replica_copies") != 0) fields.push_back({"replicaCopies", "true"});
   if (args.Int("keep_every") != 0) fields.push_back({"keepEvery", args.Text("keep_every")});
-  if (args.Int("trainer_sums") != 0) fields.push_back({"trainerSums", "true"});
+  // 2: as the daemon fills it in.
+  if (args.Int("trainer_sums") != 2)
+    fields.push_back({"trainerSums", args.Int("trainer_sums") != 0 ? "true" : "false"});
   if (args.Int("strict_order") != 0) fields.push_back({"strictOrder", "true"});
   if (args.Int("allow_missing") != 0) fields.push_back({"allowMissingContribution", "true"});
   if (args.Int("silence_ms") != 0) fields.push_back({"silenceTimeoutMs", args.Text("silence_ms")});

@@ -3,9 +3,13 @@
 // descriptors; or on real GPUs.
 
 #include <signal.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -22,10 +26,11 @@ const Args kSums = {{"device_memory", "1"}, {"trainer_sums", "1"}};
 
 class TrainerSums : public Cluster {
  protected:
-  void StartOnGpus(int gpus, const std::vector<std::string>& of_ranks = {}) {
+  void StartOnGpus(int gpus, const std::vector<std::string>& of_ranks = {},
+                   std::vector<std::string> of_daemon = {"FAKE_CUDA_DELAY_SEED=7"}) {
     gpus_ = gpus;
     SetRanks(of_ranks);
-    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, {"FAKE_CUDA_DELAY_SEED=7"}));
+    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, std::move(of_daemon)));
   }
   void SetRanks(const std::vector<std::string>& more) {
     std::vector<std::string> environment = {"FAKE_CUDA_DELAY_SEED=11"};
@@ -92,6 +97,32 @@ INSTANTIATE_TEST_SUITE_P(
         SumsCase{"TwoOrderedByStreams", 2, {{"model", "stream"}, {"micro", "2"}, {"lr", "0.003"}}},
         SumsCase{"TwoOrderedByStreamsPooled", 1, {{"model", "stream"}, {"unshard_mode", "POOLED"}, {"micro", "2"}}}),
     [](const auto& info) { return info.param.name; });
+
+// Who adds where the spec does not say.
+TEST_F(TrainerSums, AreMadeByTheTrainersWhereTheGpusAreNotUnderMpsAndTheSpecDoesNotSay) {
+  SHARDD_NEEDS_GPUS(1);
+  StartOnGpus(1);
+  const Args args = kSums.With({{"trainer_sums", "2"}, {"steps", "5"}});
+  const auto collective_of = [&](const Args& of) {
+    std::string collective;
+    ExpectParity(of, RunRanks(of, {}, [&] { collective = Job(of.Text("name", "job")).collective(); }));
+    return collective;
+  };
+  const char* const mps = getenv("SHARDD_GPU_MPS");
+  const bool under_mps = testing::OnRealGpus() && mps != nullptr && std::string(mps) == "on";
+  EXPECT_EQ(absl::StrContains(collective_of(args), "trainers: each rank's library adds"), !under_mps);
+  const std::string offloaded = collective_of(args.With({{"offload", "HOST"}, {"name", "offloaded"}}));
+  EXPECT_FALSE(absl::StrContains(offloaded, "trainers")) << offloaded;
+}
+
+TEST_F(TrainerSums, AreMadeByTheDaemonUnderMpsWhereTheSpecDoesNotSay) {
+  SHARDD_NEEDS_FAKE_GPUS("MPS");
+  StartOnGpus(1, {}, {"FAKE_CUDA_MPS=1"});
+  std::string collective;
+  const Args args = kSums.With({{"trainer_sums", "2"}, {"steps", "5"}});
+  ExpectParity(args, RunRanks(args, {}, [&] { collective = Job().collective(); }));
+  EXPECT_FALSE(absl::StrContains(collective, "trainers")) << collective;
+}
 
 TEST_F(TrainerSums, AreRefusedByNameWhereTheDaemonHasNoGpus) {
   StartDaemon();

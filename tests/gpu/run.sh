@@ -39,7 +39,7 @@ suite() {
   tally "${PIPESTATUS[0]}"
 }
 # run_jobs SECONDS ARGUMENTS...: jobs on GPUs, the daemon and its ranks as processes, four at a time. The GPUs are these.
-jobs_filter='OnGpus*:*OverGpus*:*SharingOneGpu*:ByStream*:*Offloaded*:OverManyGpus*:ManyPieces*:*ByCopies*'
+jobs_filter='OnGpus*:*OverGpus*:*SharingOneGpu*:ByStream*:*Offloaded*:OverManyGpus*:ManyPieces*:*ByCopies*:*TrainerSums*:*PassesOnGpus*'
 run_jobs() {
   [[ -x $e2e ]] || { echo "jobs: skipped, there is no e2e_test"; ((++skipped)); return; }
   local pids=() i
@@ -62,7 +62,7 @@ run_torch() {
   export PYTHONPATH=$package:${PYTHONPATH:-}
   why=$(python3 -c 'import torch, pytest, shardd.torch; assert torch.cuda.is_available(), "torch sees no GPU"' 2>&1) ||
     { echo "PyTorch: skipped: ${why##*$'\n'}"; ((++skipped)); return; }
-  SHARDD_BIN=$bin timeout -k 10 240 python3 -m pytest -q "$here/torch" 2>&1 | tee "$work/log"
+  SHARDD_BIN=$bin timeout -k 10 280 python3 -m pytest -q "$here/torch" 2>&1 | tee "$work/log"
   status=${PIPESTATUS[0]}
   last() { tail -1 "$work/log" | grep -oE "[0-9]+ $1" | tr -dc 0-9; }
   ((passed += $(last passed || true) + 0, failed += $(last failed || true) + (status > 1), skipped += $(last skipped || true) + 0))
@@ -71,7 +71,7 @@ run_torch() {
 export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps SHARDD_GPU_MPS=off
 mkdir "$work/mps"
 suite 240 "$@"
-run_jobs 150 "$@"
+run_jobs 180 "$@"
 run_torch
 # And once more where processes share the GPU by MPS, with a server of our own.
 mps=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control)
@@ -83,7 +83,7 @@ else
   mps_runs=1
   echo "with MPS:"
   SHARDD_GPU_MPS=on suite 100 --gtest_filter='*DeviceTest*:*DriverTest*:Collectives*:*HandOff*:*Overlap*:*Killed*:Surroundings*' "$@"
-  run_jobs 90 "$@"
+  run_jobs 120 "$@"
 fi
 if ((passed == 0)) && command -v nvidia-smi >/dev/null && [[ -n $(nvidia-smi -L 2>/dev/null) ]]; then
   echo "tests/gpu/run.sh: there is a GPU, and nothing has run on it"

@@ -4,8 +4,8 @@
 
 One rank. Parameters are fp32 and computed with in bf16, gradients are reduced in fp32 (MixedPrecisionPolicy), AdamW with
 fused=True on torch's side; shardd with its own AdamW, and with torch's (foreach and fused), for which passes read copies of
-the parameters. "sums" is shardd with gradients added in the trainer's own context (SHARDD_TRAINER_SUMS=1), beside which
-"shardd" has the daemon add them. Model: GPT with scaled_dot_product_attention, vocabulary 512. Times are of whole turns of steps
+the parameters. "daemon-sums" is shardd with gradients added by the daemon (SHARDD_TRAINER_SUMS=0); else they are added in
+the trainer's own context, unless the GPU is under MPS. Model: GPT with scaled_dot_product_attention, vocabulary 512. Times are of whole turns of steps
 between two synchronisations, after a turn that is not counted; the spread is of the rounds' medians.
 """
 
@@ -30,7 +30,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[3]
 # layers, width, heads, context, batch
 SIZES = {"S": (5, 128, 4, 128, 8), "M": (6, 384, 6, 256, 8), "X": (12, 768, 12, 1024, 8), "L": (24, 1024, 16, 1024, 8)}
-IMPLEMENTATIONS = ["floor", "fsdp2", "shardd", "sums", "shardd-torch-foreach", "shardd-torch-fused"]
+IMPLEMENTATIONS = ["floor", "fsdp2", "shardd", "daemon-sums", "shardd-torch-foreach", "shardd-torch-fused"]
 
 
 class Block(nn.Module):
@@ -121,14 +121,20 @@ class Turns:
         return (time.perf_counter() - start) / steps
 
 
+def _sums_of(name: str) -> None:
+    os.environ.pop("SHARDD_TRAINER_SUMS", None)
+    if name == "daemon-sums":
+        os.environ["SHARDD_TRAINER_SUMS"] = "0"
+
+
 def measure(size: str, precision: str, names: list[str], steps: int, rounds: int) -> dict[str, Any]:
     turns = {}
     for name in names:
-        os.environ["SHARDD_TRAINER_SUMS"] = "1" if name == "sums" else "0"
+        _sums_of(name)
         turns[name] = Turns(name, size, precision)
     memory = {}
     for name, one in turns.items():
-        os.environ["SHARDD_TRAINER_SUMS"] = "1" if name == "sums" else "0"  # the first step opens the job
+        _sums_of(name)  # the first step opens the job
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         one.turn(steps)

@@ -238,8 +238,8 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
     }
     if _offloads(groups):
         config["offload"] = "OFFLOAD_HOST"
-    if gpu_of(root) >= 0 and os.environ.get("SHARDD_TRAINER_SUMS") == "1":
-        config["trainerSums"] = True
+    if on_gpu and (sums := os.environ.get("SHARDD_TRAINER_SUMS")) in ("0", "1"):
+        config["trainerSums"] = sums == "1"
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
     if not on_gpu and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
         config["lateGradients"] = True
