@@ -45,8 +45,9 @@ void OnFault(int signal, siginfo_t* info, void* context) {
       const char* begin = range.begin.load(std::memory_order_acquire);
       ClientJob* job = range.job.load(std::memory_order_acquire);
       if (job == nullptr || begin == nullptr || address < begin ||
-          address >= begin + range.size_bytes.load(std::memory_order_acquire)) {
-        continue;
+          address >= begin + range.size_bytes.load(std::memory_order_acquire) ||
+          range.job.load(std::memory_order_acquire) != job || range.begin.load(std::memory_order_acquire) != begin) {
+        continue;  // also of a range that another thread replaces: this store is into one that stays
       }
       while (busy.test_and_set(std::memory_order_acquire)) {
         sched_yield();
@@ -108,6 +109,9 @@ absl::Status WriteFaults::Watch(ClientJob* job, int which, const void* begin, in
     return absl::ResourceExhaustedError(absl::StrCat("watch writes: too many jobs in this process (got ", kMaxJobs + 1,
                                                      ", want at most ", kMaxJobs,
                                                      "); call shardd_open_window before writing instead"));
+  }
+  if (free->job.load() == job && free->begin.load() == begin && free->size_bytes.load() == size_bytes) {
+    return absl::OkStatus();  // never gone, for a store of another thread
   }
   free->begin.store(nullptr);
   free->size_bytes.store(size_bytes);

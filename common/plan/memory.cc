@@ -193,6 +193,14 @@ void SizeStaging(ShardPlan& plan) {
   plan.memory.gradient_staging_bytes = pools * plan.staging_stride_bytes;
 }
 
+// What passes read is a copy of all that trainers write, as it is stored: a job can go back to that.
+bool KeepsWhatPassesRead(const ShardPlan& plan) {
+  return plan.config.pass_copies() && plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER &&
+         plan.memory.optimizer_bytes == 0 && plan.shard_copies == 1 &&
+         std::all_of(plan.flat_params.begin(), plan.flat_params.end(),
+                     [](const FlatParamPlan& flat) { return flat.unsharded_dtype == flat.dtype; });
+}
+
 }  // namespace
 
 absl::Status LayOutMemory(ShardPlan& plan) {
@@ -203,7 +211,7 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   SizeStaging(plan);
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
-  if (!plan.config.trainers_never_write()) {
+  if (!plan.config.trainers_never_write() && !KeepsWhatPassesRead(plan)) {
     const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
     plan.memory.kept_bytes = plan.memory.shards_bytes + (in_trainers ? plan.memory.optimizer_bytes : 0);
   }

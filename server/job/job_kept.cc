@@ -5,6 +5,9 @@
 // in a call, and every epoch that ends goes back to it. Ranks that live on go on storing until a call tells them that
 // the epoch is over, and their GPUs with what they were given. So nothing is copied back before each of them has asked
 // to attach again, which a client does behind all that its stream has, or its process has ended.
+//
+// Where the plan has no room for it (kept_bytes 0), because passes read copies of all that trainers write, as it is
+// stored, those are the copy: each commit makes them anew, and an epoch that ends meanwhile waits for the commit.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -74,7 +77,13 @@ void JobCore::NoteKept() {
 }
 
 void JobCore::KeepThen(bool due, std::function<void()> commit) {
-  if (!pass_copies() || !due) {
+  // The commit has made what passes read: nothing else of before is left where that is the copy.
+  if (!pass_copies() || (!due && memory_->kept() != nullptr)) {
+    commit();
+    return;
+  }
+  if (memory_->kept() == nullptr) {
+    kept_with_commit_ = true;
     commit();
     return;
   }
@@ -96,8 +105,10 @@ void JobCore::KeepThen(bool due, std::function<void()> commit) {
 // Each device copies what it works on.
 void JobCore::CopyKept(bool back, std::function<void(absl::Status)> done) {
   DeviceOps ops(world_size());
+  // The plan lays out what passes read as the shards where that is the copy.
+  const JobSlab* const kept = memory_->kept() != nullptr ? memory_->kept() : memory_->parameters();
   for (int rank = 0; rank < world_size(); ++rank) {
-    ops[rank] = KeepOps(*plan_, memory_->pointers(), memory_->kept()->At(0), back, rank);
+    ops[rank] = KeepOps(*plan_, memory_->pointers(), kept->At(0), back, rank);
   }
   optimizer_devices_.Submit(absl::StrCat(back ? "go back to step " : "keep step ", back ? kept_step_ : committed_step_),
                             optimizer_devices_.Divide(std::move(ops)),

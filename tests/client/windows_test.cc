@@ -344,6 +344,27 @@ TEST(Windows, FaultsOfOthersAreNotOurs) {
   EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "");
 }
 
+// As it is by the first look at optimizer state, which maps one more range.
+TEST(Windows, AStoreOfAnotherThreadIsSeenWhileTheJobIsWatchedAgain) {
+  World world(TrainersSpec("again"));
+  world.Each([](int, Rank& rank) {
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    for (int i = 1; i <= 300; ++i) {
+      ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));  // protects the shards again
+      ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      std::atomic<bool> stored = false;
+      std::thread stores([&] {
+        Shard(rank, 0)[0] = static_cast<float>(i);
+        stored = true;
+      });
+      while (!stored) {
+        EXPECT_C_OK(shardd_watch_writes(rank.job(), 1));
+      }
+      stores.join();
+    }
+  });
+}
+
 TEST(Windows, TheLastWindowIsCommittedWhereARankFinishes) {
   World world(TrainersSpec("finish"));
   std::atomic<int> written = 0;

@@ -261,3 +261,23 @@ def evaluated() -> dict[str, Any]:
         facts[name] = {"losses": (before, after), "want": (want, wanted), "copies": has_copies(model), "refused": refused,
                        "plan": plan}  # fmt: skip
     return facts
+
+
+def edited_and_evaluated() -> dict[str, Any]:
+    """Models that nothing trains, stored into between and inside passes; what they cost."""
+    from shardd.torch import memory_plan
+
+    facts: dict[str, Any] = {}
+    for name in ("no_grad", "frozen"):
+        model, theirs = model_of("shardd").requires_grad_(name == "no_grad"), model_of("torch")
+        losses, want = [], []
+        for scale in (1.0, 2.0, 0.5):
+            with torch.no_grad():
+                for param in (*model.parameters(), *theirs.parameters()):
+                    param.mul_(scale)
+                want.append(loss_of(theirs, 0, 0, 0).item())
+            with torch.set_grad_enabled(name == "frozen"):
+                losses.append(loss_of(model, 0, 0, 0).item())
+                model.reshard()
+        facts[name] = {"losses": losses, "want": want, "copies": has_copies(model), "plan": memory_plan(model)}
+    return facts

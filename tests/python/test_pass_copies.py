@@ -125,6 +125,16 @@ def test_unfreezing_goes_on_with_copies() -> None:
     test_unfreeze.test_gradual_unfreezing_is_pytorchs_and_costs_nothing_before(2)
 
 
+def test_a_model_that_is_only_evaluated_or_frozen_has_one_copy_and_may_be_edited() -> None:
+    for of_rank in run_ranks(copies_scenarios.edited_and_evaluated, 2):
+        for name, found in of_rank.items():
+            plan = found["plan"].purposes()
+            assert found["copies"] and plan["parameters"] == plan["shards"] > 0, (name, plan)
+            assert not any(plan[purpose] for purpose in ("optimizer", "kept copy")), (name, plan)
+            for got, want in zip(found["losses"], found["want"]):
+                close(got, want)
+
+
 def test_a_model_that_is_only_evaluated_has_its_shards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDD_IN_PLACE_EDITS", "0")
     for of_rank in run_ranks(copies_scenarios.evaluated, 2):

@@ -2,10 +2,8 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -59,6 +57,7 @@ Engine::~Engine() {
   const py::gil_scoped_acquire gil;
   complete_partial_ = py::object();
   replaced_ = py::object();
+  root_ = py::object();
   const NoGil no_gil;
   job_.reset();
 }
@@ -284,77 +283,6 @@ bool Engine::Extend(const std::string& spec_json) {
   return extended != 0;
 }
 
-void Engine::LoseMemory() {
-  ++generation_;
-  lost_ = true;
-  for (Unit* unit : units_) {
-    unit->LoseMemory();
-  }
-}
-
-void Engine::Release() {
-  try {
-    LeavePass();  // of a forward that had no backward
-  } catch (...) {
-    // It was over already, as Finish will say.
-  }
-  ReleaseUnits();
-}
-
-void Engine::ReleaseUnits() {
-  ++generation_;
-  if (!device_.is_cpu()) {
-    try {
-      FollowStream();  // what is copied out is behind what the job's stream waits for
-    } catch (...) {
-      // The session is over, and waits for nothing.
-    }
-  }
-  const std::vector<Unit*> units = units_;  // each takes itself out
-  for (Unit* unit : units) {
-    unit->Unbind();
-  }
-  released_ = true;
-  SynchroniseStream();
-}
-
-void Engine::Detach(bool finished) {
-  if (job_ == nullptr) {
-    return;
-  }
-  std::exception_ptr failure;
-  if (!released_) {
-    try {
-      finished ? Release() : ReleaseUnits();
-    } catch (...) {
-      failure = std::current_exception();  // the others are told all the same
-    }
-  }
-  std::unique_ptr<Job> job = std::move(job_);
-  {
-    const NoGil no_gil;
-    if (finished) {
-      Check(job->Finish());
-    }
-    job.reset();
-  }
-  if (failure != nullptr) {
-    std::rethrow_exception(failure);
-  }
-}
-
-void Engine::FinishApart() {
-  const std::unique_ptr<Job> job = std::move(job_);
-  if (job != nullptr) {
-    const py::gil_scoped_release no_gil;
-    const Undisturbed undisturbed;
-    (void)job->Finish();  // it was over already, or nobody came
-    while (Py_IsInitialized() == 0) {
-      pause();  // the process ends, and there is no interpreter to go back to
-    }
-  }
-}
-
 void Engine::WaitForCommit() {
   if (awaited_) {
     const NoGil no_gil;
@@ -454,11 +382,13 @@ void Engine::QueueFinal() {
   }
   final_queued_ = true;
   gradients_used_ = false;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), generation = generation_] {
-    if (const std::shared_ptr<Engine> engine = weak.lock(); engine != nullptr) {
-      engine->FinalCallback(generation);
-    }
-  });
+  // The model is kept to the end of the backward, also of one that fails.
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this(), generation = generation_, kept = KeepModel()] {
+        if (const std::shared_ptr<Engine> engine = weak.lock(); engine != nullptr) {
+          engine->FinalCallback(generation);
+        }
+      });
 }
 
 void Engine::QueuePartialFinal() {

@@ -146,6 +146,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // in a module) goes into the shards now, in a write window. Nothing where it has not, and inside full parameters.
   // Raises, before anything is taken, what cannot be.
   void TakeChanges();
+  // `root`: a weakref to the model's root.
+  void SetRoot(pybind11::object root) { root_ = std::move(root); }
+  // While what this returns lives, no collector takes the model, its units and the job apart: of another thread, in a
+  // wait that holds no GIL, or of this one, in a hook of the program's. Null: the model is gone. REQUIRES: the GIL is
+  // held; where it is let go it need not be.
+  std::shared_ptr<PyObject> KeepModel() const;
   // `replaced(before, now)` is called when `now` has taken a parameter's place.
   void SetReplaced(pybind11::object replaced) { replaced_ = std::move(replaced); }
   // `state` takes the place of what was committed last, with what was written, where the next pass begins.
@@ -234,6 +240,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Unit*> units_;  // the root's first
   pybind11::object complete_partial_ = pybind11::none();
   pybind11::object replaced_ = pybind11::none();
+  pybind11::object root_ = pybind11::none();  // a weakref
   Unit* forward_root_ = nullptr;
   bool final_queued_ = false;
   bool partial_backward_ = false;  // of what is queued

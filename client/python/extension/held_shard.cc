@@ -102,7 +102,7 @@ void HeldShard::CopyShardOut() {
 }
 
 void HeldShard::CopyGradientOut() {
-  if (gradient_ && gradient_storage_->nbytes() > 0) {
+  if (gradient_ && gradient_storage_->nbytes() > 0 && gradient_storage_.use_count() > 1) {
     CopyOut(gradient_storage_.get(), fqn);
   }
   gradient_ = py::object();
@@ -210,9 +210,7 @@ bool HeldShard::IsOurs(const at::Tensor& shown) {
     return false;
   }
   if (is_plain() && StorageOf(shown) != gradient_storage_.get()) {
-    gradient_ = py::object();  // `p.grad.data = ...`
-    gradient_local_ = py::object();
-    gradient_storage_.reset();
+    CopyGradientOut();  // `p.grad.data = ...`; views of what it was go on showing that
     return false;
   }
   return true;
@@ -245,6 +243,11 @@ bool HeldShard::BeginGradient(int64_t steps) {
   at::Tensor kept = rows.to(at::kFloat).clone();
   if (ours) {
     PointGradient(kept.mutable_data_ptr());  // what autograd adds to it in place meanwhile stays, too
+  } else {
+    if (gradient_ && GradientIsHeldElsewhere()) {
+      CopyGradientOut();  // the program's, which the job's new values are not to be seen in
+    }
+    DropCarry();  // of a backward that an exception ended
   }
   carry_ = std::move(kept);
   carried_from_job_ = at::Tensor();

@@ -13,6 +13,7 @@
 #include "client/python/extension/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/facts.h"
+#include "client/python/extension/keeping.h"
 #include "client/python/extension/managed_param.h"
 #include "client/python/extension/memory.h"
 #include "client/python/extension/tensor_pool.h"
@@ -41,6 +42,7 @@ PyObject* CallHook(PyObject* self, PyObject* const* args, size_t flagged_count, 
   }
   HANDLE_TH_ERRORS
   try {
+    const std::shared_ptr<PyObject> kept = hook->unit->KeepModel();
     py::object result;
     if (hook->kind == HookKind::kPreForward) {
       result = hook->unit->PreForward(args[1], args[2]);
@@ -272,59 +274,61 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def_static("attach", &Engine::Attach)
-      .def("info", &InfoDict)
+      .def("info", Keeping(&InfoDict))
       .def("param_info", &ParamDict)
       .def("find_param", &Engine::FindParam)
       .def("find_group", &Engine::FindGroup)
-      .def("write", &Engine::Write)
-      .def("commit", &Engine::Commit)
+      .def("write", Keeping(&Engine::Write))
+      .def("commit", Keeping(&Engine::Commit))
       .def(
           "enter_full_params",
           [](Engine& engine, bool writeback, int group, bool recurse, bool rank0_only, bool offload_to_cpu,
              bool with_grads) {
+            const std::shared_ptr<PyObject> kept = engine.KeepModel();
             engine.EnterFullParams({group, recurse, writeback, rank0_only, offload_to_cpu, with_grads});
           },
           py::arg("writeback"), py::kw_only(), py::arg("group") = -1, py::arg("recurse") = true,
           py::arg("rank0_only") = false, py::arg("offload_to_cpu") = false, py::arg("with_grads") = false)
-      .def("leave_full_params", &Engine::LeaveFullParams)
-      .def("copy_full_parameter", &Engine::CopyFullParameter)
-      .def("copy_stored", &CopyStored)
+      .def("leave_full_params", Keeping(&Engine::LeaveFullParams))
+      .def("copy_full_parameter", Keeping(&Engine::CopyFullParameter))
+      .def("copy_stored", Keeping(&CopyStored))
       .def("stored_state", &StoredState)
-      .def("copy_full_gradient", &Engine::CopyFullGradient)
-      .def("write_gradient", &Engine::WriteGradient)
-      .def("settle_gradients", &Engine::SettleGradients)
+      .def("copy_full_gradient", Keeping(&Engine::CopyFullGradient))
+      .def("write_gradient", Keeping(&Engine::WriteGradient))
+      .def("settle_gradients", Keeping(&Engine::SettleGradients))
       .def("take_gradient", &Engine::TakeGradient)
       .def("has_gradient", &Engine::HasGradient)
-      .def("pending_gradients", &Engine::PendingGradients)
+      .def("pending_gradients", Keeping(&Engine::PendingGradients))
       .def("shard_range", &RangeDict)
       .def_property_readonly("full_params", &Engine::full_params)
       .def_property_readonly("in_forward_backward", &Engine::in_forward_backward)
       .def("load_memory", &Engine::LoadMemory)
       .def("set_gives_gradients_back", &Engine::SetGivesGradientsBack)
-      .def("step", &StepDict)
+      .def("step", Keeping(&StepDict))
       .def("set_updated", &Engine::SetUpdated)
-      .def("reattach", &Engine::Reattach)
-      .def("extend", &Engine::Extend)
+      .def("reattach", Keeping(&Engine::Reattach))
+      .def("extend", Keeping(&Engine::Extend))
       .def("ask_extension", &Engine::AskExtension)
       .def("watch_writes", &Engine::WatchWrites)
       .def("use_copies", &Engine::UseCopies)
-      .def("synchronise", &Engine::SynchroniseStream)
-      .def("open_window", &Engine::OpenWindow)
-      .def("take_changes", &Engine::TakeChanges)
+      .def("synchronise", Keeping(+[](Engine& engine) { engine.SynchroniseStream(); }))
+      .def("open_window", Keeping(&Engine::OpenWindow))
+      .def("take_changes", Keeping(&Engine::TakeChanges))
       .def("set_replaced", &Engine::SetReplaced)
-      .def("close_window", &Engine::CloseWindow)
-      .def("adopt_state", &Engine::AdoptState)
+      .def("set_root", &Engine::SetRoot)
+      .def("close_window", Keeping(&Engine::CloseWindow))
+      .def("adopt_state", Keeping(&Engine::AdoptState))
       .def("set_update_counts", &Engine::SetUpdateCounts)
-      .def("write_optimizer_state", &Engine::WriteOptimizerState)
-      .def("write_update_count", &Engine::WriteUpdateCount)
+      .def("write_optimizer_state", Keeping(&Engine::WriteOptimizerState))
+      .def("write_update_count", Keeping(&Engine::WriteUpdateCount))
       .def("mark_stepped", &Engine::MarkStepped)
       .def("mark_state", &Engine::MarkState)
       .def("lose_memory", &Engine::LoseMemory)
       .def("release", &Engine::Release)
       .def("detach", &Engine::Detach)
       .def("finish_apart", &Engine::FinishApart)
-      .def("wait_for_commit", &Engine::WaitForCommit)
-      .def("describe", &Engine::Describe)
+      .def("wait_for_commit", Keeping(&Engine::WaitForCommit))
+      .def("describe", Keeping(&Engine::Describe))
       .def("trainer_state", [](Engine& engine) { return py::bytes(engine.trainer_state()); })
       .def("client_counters",
            [](Engine& engine) {
@@ -336,7 +340,7 @@ PYBIND11_MODULE(_C, m) {
              out["wait_ns"] = counters.wait_ns;
              return out;
            })
-      .def("reset_iteration", &Engine::ResetIteration)
+      .def("reset_iteration", Keeping(&Engine::ResetIteration))
       .def("set_complete_partial", &Engine::SetCompletePartial)
       .def_property_readonly("alive", &Engine::alive)
       .def_property_readonly("steps", &Engine::steps);
@@ -373,21 +377,21 @@ PYBIND11_MODULE(_C, m) {
       .def("_add_param", &AddParam)
       .def("_borrow_param", &BorrowParam)
       .def("_unbind", &Unit::Unbind)
-      .def("_copy_shards_out", &Unit::CopyShardsOut)
+      .def("_copy_shards_out", Keeping(&Unit::CopyShardsOut))
       .def("_add_stored", &AddStored)
       .def_property("_full_precision", &Unit::full_precision, &Unit::set_full_precision)
       .def_property_readonly("_bound", &Unit::bound)
       .def("_pre_forward_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kPreForward); })
       .def("_forward_failed_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kForwardFailed); })
       .def("_post_forward_hook", [](py::object self) { return MakeHook(std::move(self), HookKind::kPostForward); })
-      .def("_pre_forward", &Unit::PreForward)
-      .def("_post_forward", &Unit::PostForward)
+      .def("_pre_forward", Keeping(&Unit::PreForward))
+      .def("_post_forward", Keeping(&Unit::PostForward))
       .def("_cast_output", &Unit::CastOutput)
-      .def("_unshard", &Unit::Unshard)
-      .def("_request_unshard", &Unit::RequestUnshard)
-      .def("_wait_for_unshard", &Unit::WaitForUnshard)
-      .def("reshard", &Unit::ReshardByHand)
-      .def("_to_sharded", &Unit::ToSharded)
+      .def("_unshard", Keeping(&Unit::Unshard))
+      .def("_request_unshard", Keeping(&Unit::RequestUnshard))
+      .def("_wait_for_unshard", Keeping(&Unit::WaitForUnshard))
+      .def("reshard", Keeping(&Unit::ReshardByHand))
+      .def("_to_sharded", Keeping(&Unit::ToSharded))
       .def_property_readonly("is_unsharded", &Unit::unsharded)
       .def_property_readonly("is_sharded", [](const Unit& unit) { return !unit.unsharded(); })
       .def_property_readonly("_training", [](const Unit& unit) { return static_cast<int>(unit.group_training()); });

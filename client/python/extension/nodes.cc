@@ -26,15 +26,10 @@ using torch::autograd::variable_list;
   std::abort();  // not reached
 }
 
-std::shared_ptr<Unit> Live(const std::weak_ptr<Unit>& weak, uint64_t generation) {
+std::shared_ptr<Unit> Live(const std::weak_ptr<Unit>& weak) {
   std::shared_ptr<Unit> unit = weak.lock();
-  if (unit == nullptr || !unit->bound()) {
+  if (unit == nullptr) {
     Check(Status(Code::kFailedPrecondition, "backward of a fully sharded module: the module is gone"));
-  }
-  if (generation != 0 && generation != unit->generation()) {
-    Check(Status(Code::kFailedPrecondition,
-                 "backward of a fully sharded module: its forward was run before the job was attached again; run the "
-                 "step from its beginning"));
   }
   return unit;
 }
@@ -42,7 +37,7 @@ std::shared_ptr<Unit> Live(const std::weak_ptr<Unit>& weak, uint64_t generation)
 struct PostBackwardNode : public Node {
   PostBackwardNode(std::weak_ptr<Unit> owner, uint64_t made_in) : unit(std::move(owner)), generation(made_in) {}
   variable_list apply(variable_list&& gradients) override {
-    Live(unit, generation)->BackwardReachedInputs();
+    Live(unit)->BackwardReachedInputs(generation);
     return std::move(gradients);
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { RefuseCompiledAutograd(); }
@@ -57,11 +52,9 @@ struct AccumulatorNode : public Node {
       : Node(std::numeric_limits<uint64_t>::max()), unit(std::move(owner)), param(index) {}
   variable_list apply(variable_list&& gradients) override {
     if (gradients[0].defined()) {
-      const std::shared_ptr<Unit> owner = Live(unit, 0);
-      // The model's output hid its tensors (a generator, an object of the program's): no hook has begun this backward.
-      if (owner->group_training() == Training::kIdle && owner->engine() != nullptr &&
-          !owner->engine()->final_queued()) {
-        owner->PreBackward();
+      const std::shared_ptr<Unit> owner = Live(unit);
+      if (owner->group_training() == Training::kIdle) {
+        owner->BeginHiddenBackward();
       }
       owner->OnGradient(param, gradients[0]);
     }
@@ -76,7 +69,7 @@ struct AccumulatorNode : public Node {
 struct OutputHook : public torch::autograd::FunctionPreHook {
   OutputHook(std::weak_ptr<Unit> owner, uint64_t made_in) : unit(std::move(owner)), generation(made_in) {}
   variable_list operator()(const variable_list& gradients) override {
-    Live(unit, generation)->PreBackward();
+    Live(unit)->PreBackward(generation);
     return gradients;
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { RefuseCompiledAutograd(); }
@@ -104,7 +97,7 @@ void HookOutput(const at::Tensor& output, std::weak_ptr<Unit> unit, uint64_t gen
     return;
   }
   output.register_hook(
-      [unit = std::move(unit), generation](const at::TensorBase&) { Live(unit, generation)->PreBackward(); });
+      [unit = std::move(unit), generation](const at::TensorBase&) { Live(unit)->PreBackward(generation); });
 }
 
 c10::intrusive_ptr<Node> MakeAccumulator(std::weak_ptr<Unit> unit, size_t param) {

@@ -36,30 +36,6 @@ void SetInferenceCheck(py::object check) { inference_check = new py::object(std:
 
 void SetMoveInputs(py::object move) { move_inputs = new py::object(std::move(move)); }
 
-Unit::~Unit() {
-  // The last reference may be a graph's, which is freed without the GIL.
-  const py::gil_scoped_acquire gil;
-  if (engine_ != nullptr) {
-    if (engine_->has_memory()) {
-      try {
-        for (const auto& shard : shards_) {  // the program may hold parameters longer than their module
-          shard->CopyShardOut();
-          shard->ForgetShard();
-        }
-      } catch (...) {
-        // A GPU that is lost: there is nobody to tell.
-      }
-    }
-    engine_->RemoveUnit(this);
-  }
-  uses_.clear();
-  stored_uses_.clear();
-  params_.clear();
-  shards_.clear();
-  lazy_init_ = py::object();
-  engine_.reset();
-}
-
 uint64_t Unit::generation() const { return engine_ == nullptr ? 0 : engine_->generation(); }
 
 void Unit::set_idle() {
@@ -168,43 +144,6 @@ void Unit::HideShards() {
     CheckUnchanged();
     shards_shown_ = false;
     RegisterParams(/*unsharded=*/true);
-  }
-}
-
-void Unit::Unbind() {
-  if (engine_ == nullptr) {
-    return;
-  }
-  if (unsharded_) {
-    unsharded_ = false;
-    for (const Use& use : uses()) {
-      use.param->ClearUnsharded();
-      if (!shards_shown_) {
-        use.param->Register(use.places, /*unsharded=*/false);
-      }
-    }
-    shards_shown_ = false;
-  }
-  for (const auto& shard : shards_) {
-    shard->CopyShardOut();
-    shard->ForgetShard();
-  }
-  engine_->RemoveUnit(this);
-  engine_.reset();
-  uses_.clear();
-  stored_uses_.clear();
-  params_.clear();
-  shards_.clear();
-  groups_.clear();
-  group_ids_.clear();
-  ran_forward_ = false;
-  set_idle();
-}
-
-void Unit::CopyShardsOut() {
-  ToSharded();
-  for (const auto& shard : shards_) {
-    shard->CopyShardOut();
   }
 }
 
@@ -419,8 +358,9 @@ void Unit::ToSharded() {
   }
 }
 
-void Unit::PreBackward() {
+void Unit::PreBackward(uint64_t generation) {
   const py::gil_scoped_acquire gil;
+  CheckInGraph(generation);
   state_training_ = Training::kPreBackward;
   engine_->QueueFinal();
   engine_->set_whole_backward();
@@ -434,9 +374,10 @@ void Unit::PreBackward() {
   Unshard();
 }
 
-void Unit::BackwardReachedInputs() {
+void Unit::BackwardReachedInputs(uint64_t generation) {
   {
     const py::gil_scoped_acquire gil;
+    CheckInGraph(generation);
     engine_->QueuePartialFinal();
   }
   PostBackward();

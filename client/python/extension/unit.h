@@ -91,11 +91,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
     }
   }
   pybind11::object CastOutput(pybind11::handle output);
-  // From autograd; without the GIL or with it.
-  void PreBackward();
-  void BackwardReachedInputs();
+  // From autograd; without the GIL or with it. `generation`: of the forward, 0 where it does not matter. Raise where
+  // the model is gone, or was attached again since: a collector takes it apart with the GIL, until the first of them
+  // has begun the backward, which keeps it (Engine::QueueFinal).
+  void PreBackward(uint64_t generation);
+  void BackwardReachedInputs(uint64_t generation);
   void PostBackward();
   void OnGradient(size_t param, const at::Tensor& gradient);
+  // Before it, where nothing has begun the unit's backward: the model's output hid its tensors (a generator, an object
+  // of the program's).
+  void BeginHiddenBackward();
 
   void Unshard();
   // `unshard(async_op=True)`: the daemon is asked, and modules keep the sharded parameters until Unshard.
@@ -112,6 +117,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Training group_training() const { return group_training_; }
   uint64_t backward_number() const { return backward_number_; }  // of its last PostBackward, among those of all units
   const Engine* engine() const { return engine_.get(); }         // null: not bound
+  std::shared_ptr<PyObject> KeepModel() const { return engine_ == nullptr ? nullptr : engine_->KeepModel(); }
   void set_idle();
 
   // What the program has done to sharded parameters (engine_changes.cc). Adds what is new to `changes`; raises where it
@@ -170,6 +176,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::shared_ptr<ManagedParam> param;
     std::vector<Place> places;
   };
+  void CheckInGraph(uint64_t generation) const;
   void AskDaemon(bool backward);
   void PrepareSlot(Group& group);
   const std::vector<Use>& uses() const { return full_precision_ ? stored_uses_ : uses_; }

@@ -66,6 +66,31 @@ TEST(Memory, ALowerParamDtypeAddsACastCopyForWhatItChangesOnly) {
   EXPECT_EQ(plan.memory.gradients_bytes, (4 + 4) * kMiB) << "and are kept in fp32";
 }
 
+TEST(Memory, CopiesForPassesAreTheCopyToGoBackToWhereTheyAreOfAllThatTrainersWrite) {
+  SpecBuilder b(2);
+  b.config().set_trainers_never_write(false);
+  b.config().set_pass_copies(true);
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  b.Param(0, "a", {kMiB}, {.requires_grad = false});
+  b.Param(0, "b", {kMiB}, {.dtype = v1::DTYPE_BFLOAT16, .requires_grad = false});
+  const ShardPlan plan = b.Plan();
+  EXPECT_EQ(plan.memory.kept_bytes, 0);
+  EXPECT_EQ(plan.memory.parameters_bytes, plan.memory.shards_bytes);
+  for (const FlatParamPlan& flat : plan.flat_params) {
+    EXPECT_EQ(flat.params_offset_bytes, flat.shards_offset_bytes);
+  }
+  b.config().set_pass_copies(false);
+  EXPECT_EQ(b.Plan().memory.kept_bytes, plan.memory.shards_bytes) << "taken before a window opens";
+  b.config().set_pass_copies(true);
+  b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
+  EXPECT_EQ(b.Plan().memory.kept_bytes, plan.memory.shards_bytes) << "a cast cannot be undone";
+  b.config().clear_mixed_precision();
+  b.config().mutable_optimizer()->set_trainer_states(2);
+  b.Param(0, "c", {kMiB});
+  const ShardPlan trained = b.Plan();
+  EXPECT_EQ(trained.memory.kept_bytes, trained.memory.shards_bytes + trained.memory.optimizer_bytes);
+}
+
 TEST(Memory, CopiesForPassesAreOfAllThatIsStoredInTheDtypeThatIsRead) {
   SpecBuilder b(2);
   b.config().set_trainers_never_write(false);

@@ -13,13 +13,13 @@
 namespace shardd {
 namespace {
 
-SpecBuilder PassCopies(int keep_every, v1::OptimizerKind kind = v1::OPTIMIZER_KIND_TRAINER) {
+SpecBuilder PassCopies(int keep_every, v1::OptimizerKind kind = v1::OPTIMIZER_KIND_TRAINER, int states = 1) {
   SpecBuilder builder(2);
   builder.config().set_trainers_never_write(false);
   builder.config().set_pass_copies(true);
   builder.config().set_keep_every(keep_every);
   builder.config().mutable_optimizer()->set_kind(kind);
-  if (kind == v1::OPTIMIZER_KIND_TRAINER) builder.config().mutable_optimizer()->set_trainer_states(1);
+  if (kind == v1::OPTIMIZER_KIND_TRAINER) builder.config().mutable_optimizer()->set_trainer_states(states);
   builder.Param(0, "w", {64});
   return builder;
 }
@@ -238,6 +238,49 @@ TEST_F(KeptRarely, TheCopyIsTakenWithEveryThirdPass) {
   AttachAll();
   EXPECT_EQ(value(), 3);
   EXPECT_EQ(state(), -3);
+}
+
+// Nothing is stored that passes do not read as it is: there is no other copy.
+class KeptAsRead : public PassCopiesTest {
+ protected:
+  KeptAsRead() : PassCopiesTest(PassCopies(3, v1::OPTIMIZER_KIND_TRAINER, /*states=*/0)) {}
+};
+
+TEST_F(KeptAsRead, ADeathGoesBackToWhatTheLastPassReadWhateverWasStoredSince) {
+  EXPECT_EQ(job_->memory().kept(), nullptr);
+  for (int step = 1; step <= 4; ++step) {
+    Store(static_cast<float>(step));
+    Pass(/*stepped=*/true);
+    Store(9);
+    EXPECT_EQ(read(), step);
+    LeaveAll();
+  }
+  Lose(0);
+  EXPECT_EQ(committed(), 4) << "each pass is kept";
+  AttachAll();
+  EXPECT_EQ(value(), 4);
+  Pass();
+  EXPECT_EQ(read(), 4);
+}
+
+TEST_F(KeptAsRead, ADeathWhileThePassIsCopiedGoesBackToIt) {
+  Store(5);
+  Pass();
+  LeaveAll();
+  Store(7);
+  for (const auto& device : devices_) device->Hold();
+  for (int rank = 0; rank < kRanks; ++rank) Enter(rank);
+  Lose(1);
+  Release();
+  AttachAll();
+  EXPECT_EQ(value(), 7) << "all had entered it";
+}
+
+TEST_F(KeptAsRead, ADeathBeforeTheFirstPassGoesBackToTheInitialValues) {
+  Store(9);
+  Lose(0);
+  AttachAll();
+  EXPECT_EQ(value(), 0);
 }
 
 class DaemonUpdates : public PassCopiesTest {

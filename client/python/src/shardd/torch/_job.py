@@ -66,6 +66,7 @@ class TorchJob:
         self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
         self._writing: list[int] = []  # who has opened a write, innermost last
         self._root = weakref.ref(root)
+        engine.set_root(self._root)  # its calls keep the model while they last
         self._rank_thread = rank_thread()
         self.optimizer: weakref.ref[DaemonOptimizer] | None = None
         unit = root._unit
