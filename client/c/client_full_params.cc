@@ -50,7 +50,6 @@ absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
     progress_.full = options;
     progress_.summoned = SummonedParams(spec(), plan_, options.group, options.recurse);
     progress_.writeback = options.writeback;
-    progress_.has_gradients = progress_.has_gradients || (options.writeback && options.with_grads);
     ++progress_.full_params_entered;
   } else if (!Same(options, progress_.full)) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -60,17 +59,26 @@ absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
   const DaemonPage& page = session_->daemon_page().page();
   SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.full_params, progress_.full_params_entered, reason)));
   SHARDD_RETURN_IF_ERROR(Note(session_->Wait(page.version, expected_version_, reason)));
-  if (options.with_grads) {  // the word is there; what it brings follows on the stream
+  if (options.with_grads || options.writeback) {  // the word is there; what it brings follows on the stream
     SHARDD_ASSIGN_OR_RETURN(
         const absl::optional<v1::SessionEvent::FullParams> entered,
         session_->stream().WaitFullParams(progress_.full_params_entered, absl::Now() + options_.timeout, interrupt_));
-    if (!entered.has_value() ||
-        entered->present().size() != static_cast<size_t>(MaskBytes(static_cast<int64_t>(plan_.params.size())))) {
+    const auto masks = static_cast<size_t>(MaskBytes(static_cast<int64_t>(plan_.params.size())));
+    const bool refused = entered.has_value() && entered->code() != 0;
+    if (!entered.has_value() || (!refused && options.with_grads && entered->present().size() != masks)) {
       SHARDD_RETURN_IF_ERROR(Live());
-      return absl::DeadlineExceededError(absl::StrCat(object, "which gradients there are did not come within ",
+      return absl::DeadlineExceededError(absl::StrCat(object, "what became of it did not come within ",
                                                       absl::FormatDuration(options_.timeout), " (rank=", rank(), ")"));
     }
+    if (refused) {  // on all ranks; they go on as before
+      progress_.full_params = FullParams::kOutside;
+      progress_.writeback = false;
+      SHARDD_RETURN_IF_ERROR(ApplyToAll(HandleEvent::kLeaveFullParams));
+      return absl::Status(static_cast<absl::StatusCode>(entered->code()),
+                          absl::StrCat(object, entered->message(), " (rank=", rank(), ")"));
+    }
     progress_.gradients_there = entered->present();
+    progress_.has_gradients = progress_.has_gradients || (options.writeback && options.with_grads);
   }
   progress_.full_params = FullParams::kInside;
   return span.Of(absl::OkStatus());

@@ -91,6 +91,7 @@ absl::Status ClientJob::Establish(absl::Time deadline) {
 }
 
 absl::Status ClientJob::TryEstablish(absl::Time deadline) {
+  SHARDD_RETURN_IF_ERROR(ClientSession::GiveUpStoresOfEnded());  // the daemon takes an attach for that
   if (!attached_before_) {  // later it is this daemon or none: another one does not have the job
     target_.found_here = options_.address.empty();
     SHARDD_ASSIGN_OR_RETURN(
@@ -180,6 +181,7 @@ absl::Status ClientJob::Reattach() {
                                                     "\": the program's stream has not ended what it had within ",
                                                     absl::FormatDuration(options_.timeout), " (rank=", rank(), ")"));
   }
+  SHARDD_RETURN_IF_ERROR(session_->GiveUpStores());
   return Establish(absl::Now() + options_.timeout);
 }
 
@@ -203,6 +205,7 @@ absl::Status ClientJob::Detach(bool finished) {
     while (status.ok() && !session_->Reached(consumed, session_->submitted()) && absl::Now() < deadline) {
       status = session_->WaitBriefly(consumed, session_->submitted(), "detach");
     }
+    status = status.ok() ? session_->GiveUpStores() : status;  // nobody waits for the stores of who has detached
     if (status.ok()) {
       status = session_->Detach(finished, deadline);
     }

@@ -47,6 +47,7 @@ absl::Status EndedWhileAttaching(const absl::Status& status) {
 }  // namespace
 
 ClientSession::~ClientSession() {
+  DelistStores();
   if (order_ == nullptr && sums_ == nullptr) {
     return;
   }
@@ -138,16 +139,17 @@ absl::Status ClientSession::Map(std::vector<UniqueFd> fds, const v1::AttachRankR
                                             absl::Hex(DaemonPage::kMagic), ")"));
   }
   memory_.page().magic = ClientPage::kMagic;
+  EnlistStores();
   return absl::OkStatus();
 }
 
 absl::Status ClientSession::MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan) {
-  const bool trainers_write = !plan.config.trainers_never_write();
+  trainers_write_ = !plan.config.trainers_never_write();
   if (!device_.has(kFdShards)) {
-    SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write,
+    SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write_,
                                   &shards_, /*keep_descriptor=*/true));
     window_ = plan.config.pass_copies();
-    if (trainers_write && !window_ && !shards_.SetWritable(false)) {
+    if (trainers_write_ && !window_ && !shards_.SetWritable(false)) {
       return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
     }
   }
@@ -167,7 +169,7 @@ absl::Status ClientSession::MapOnHost(std::vector<UniqueFd>& fds, const ShardPla
   }
   if (plan.memory.gradients_bytes > 0 && !device_.has(kFdGradients)) {
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdGradients, "the gradient shards", plan.memory.gradients_bytes,
-                                  /*writable=*/true, &gradients_));
+                                  /*writable=*/true, &gradients_, /*keep_descriptor=*/true));
   }
   return absl::OkStatus();
 }
@@ -191,9 +193,11 @@ char* ClientSession::optimizer() {
     return device_.at(kFdOptimizer);
   }
   if (optimizer_fd_.valid()) {
+    absl::MutexLock lock(&stores_mutex_);
     if (auto mapped = MappedSlab::Map(std::move(optimizer_fd_), optimizer_bytes_, optimizer_writable_,
                                       /*keep_descriptor=*/true);
-        mapped.ok() && (!optimizer_writable_ || mapped->SetWritable(window_))) {
+        mapped.ok() &&
+        (!optimizer_writable_ || (stores_given_up_ ? mapped->MakePrivate() : mapped->SetWritable(window_)))) {
       optimizer_ = *std::move(mapped);
     }
     optimizer_fd_.reset();

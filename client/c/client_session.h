@@ -13,8 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/c/client_stream.h"
 #include "client/c/connect.h"
@@ -42,7 +44,7 @@ struct SessionCounters {
   uint64_t wait_ns = 0;
 };
 
-// Thread-compatible. Destroying it cancels the stream and unmaps everything.
+// Thread-compatible, but for what says otherwise. Destroying it cancels the stream and unmaps everything.
 class ClientSession {
  public:
   ~ClientSession();
@@ -86,6 +88,12 @@ class ClientSession {
   // A write window opens or closes: whether stores into the shards, and into state that trainers keep, reach them or
   // fault. Async-signal-safe. REQUIRES: the job's trainers write, and passes read no copies.
   bool SetShardsWritable(bool writable);
+  // From now on no store of this process reaches the job's memory on the host through this session, whatever other
+  // threads do: it goes to a copy of this process. (client_session_stores.cc) INTERNAL: the kernel refuses, and it is
+  // to be called again. Thread-safe.
+  absl::Status GiveUpStores();
+  // The same for all sessions of this process whose epoch has ended, whichever of its ranks have them. Thread-safe.
+  static absl::Status GiveUpStoresOfEnded();
   ClientStream& stream() { return *stream_; }
   const SessionCounters& counters() const { return counters_; }
   // Nothing of the host's may run: the wait is inside a signal handler.
@@ -176,6 +184,8 @@ class ClientSession {
   absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
                    const DeviceSlabs::Fetch& fetch);
   absl::Status MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan);
+  void EnlistStores();
+  void DelistStores();
   absl::Status StartSums(const Target& target, const ShardPlan& plan);
   absl::Status Failure();
   const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : *interrupt_; }
@@ -203,7 +213,10 @@ class ClientSession {
   int64_t optimizer_bytes_ = 0;
   bool optimizer_writable_ = false;  // in windows
   bool window_ = false;              // with pass_copies always
-  MappedSlab optimizer_;
+  MappedSlab optimizer_;             // changes under stores_mutex_
+  bool trainers_write_ = false;
+  absl::Mutex stores_mutex_;
+  bool stores_given_up_ ABSL_GUARDED_BY(stores_mutex_) = false;
   DeviceSlabs device_;
   struct {
     const char* shards = nullptr;

@@ -52,7 +52,7 @@ class ClientStream {
   absl::StatusOr<absl::optional<v1::SessionEvent::Committed>> WaitCommitted(int64_t step, absl::Time deadline,
                                                                             const Interrupt& interrupt);
 
-  // The same for the event of the `number`th EnterFullParams with gradients.
+  // The same for the event of the `number`th EnterFullParams, with gradients or writeback.
   absl::StatusOr<absl::optional<v1::SessionEvent::FullParams>> WaitFullParams(uint64_t number, absl::Time deadline,
                                                                               const Interrupt& interrupt);
 

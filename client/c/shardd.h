@@ -69,7 +69,7 @@ typedef struct shardd_attach_options {
    * (LOCAL_WORLD_SIZE, else the world size), or with device_memory all GPUs where there are some and it
    * has kernels for them. It ends after its last job. */
   const char* address;
-  int32_t replace; /* 1: kill a live holder of this rank and take its place */
+  int32_t replace; /* 1: kill a live holder of this rank, or one that may still store into its shards; take its place */
   /* 1: the job may train more than the spec says, after shardd_extend_job: it is taken as it is, and shardd_param_info
    * tells what it trains. 0: such a job is FAILED_PRECONDITION. */
   int32_t adopt;
@@ -422,7 +422,10 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * A pass is a forward with its backwards. Ranks enter it together, and nobody writes while anybody is inside. Between
  * passes a rank may write its part of the shards once its window is open. What was written becomes the next version
  * where the next pass begins. A rank that dies with its window open takes the job back to the copy that was kept
- * (JobConfig.keep_every); outside of windows nothing is lost.
+ * (JobConfig.keep_every); outside of windows nothing is lost. Before it goes back, no other rank whose window was open
+ * may store any more: shardd_reattach, and shardd_attach of a replacement, wait until its process has attached again or
+ * has ended, and name it while that lasts; attach with `replace` kills it. What a program stores between the end of the
+ * epoch and shardd_reattach is lost.
  *
  * With JobConfig.passCopies, which a daemon on GPUs fills in, passes read a copy of the shards instead, made where
  * shardd_enter_pass lets the ranks in. Shards, and state of an optimizer in the trainers, may then be stored into at
@@ -434,10 +437,9 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * shardd_watch_writes are not needed: shardd_open_window returns at once, shardd_pause_pass and shardd_resume_pass mean
  * nothing. Every shardd_enter_pass makes a version. As no store is seen, an epoch that ends, whenever and for whatever
  * reason, takes the job back to the copy that was kept, with every JobConfig.keep_every-th pass: with 1, to where the
- * current pass began (or to the last commit of the daemon's optimizer, or of written values). shardd_reattach then
- * waits until no other rank of the epoch that ended can store any more, because its process has ended or it attaches
- * again, and names it while that lasts; attach with `replace` kills it. What was stored after the last
- * shardd_enter_pass is no version: enter once more before shardd_detach. */
+ * current pass began (or to the last commit of the daemon's optimizer, or of written values), when none of its ranks
+ * can store any more, as above. What was stored after the last shardd_enter_pass is no version: enter once more before
+ * shardd_detach. */
 
 /* Closes the rank's window and returns when every rank has called it. stepped != 0, equal on all ranks: what was
  * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. Else
@@ -477,7 +479,8 @@ SHARDD_API int32_t shardd_optimizer_state_is_stored(const shardd_job* job);
 
 /* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */
 
-/* Returns when every rank has entered. [waits] */
+/* Returns when every rank has entered. RESOURCE_EXHAUSTED, on all ranks: the daemon's host has no memory for the old
+ * values, which a writeback keeps until its commit; nobody is inside, and the job goes on as before. [waits] */
 SHARDD_API shardd_status* shardd_enter_full_params(shardd_job* job, int writeback);
 /* The same with all that can be said; equal on all ranks. Zero-initialise, set struct_size, group and recurse. */
 typedef struct shardd_full_params_options {

@@ -226,7 +226,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   int64_t SlotOffsetBytes(size_t pool, int slot) const {
     return plan_->pools[pool].offset_bytes + slot * plan_->pool_slot_bytes;
   }
-  absl::Status CheckUndoFits(int rank) const;
+  absl::Status CheckUndoFits() const;
+  absl::Status RefuseFullParams(const absl::Status& why);
+  void SayFullParams(int rank, const std::string& present, const absl::Status& status);
   int64_t reserved_undo_bytes() const;
   absl::Status CompareFullParams(int rank, const FullParams& asked) const;
   absl::Status MaybeGrantFullParams();
@@ -337,6 +339,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void GoBackToKept();
   // ABORTED: it still waits for those that may store.
   absl::Status CheckWriters(int rank, int32_t pid, bool replace);
+  bool MaybeCopyBack();
   void CopyBack();
   bool IsKeptForStores();
   void PollTraceLater();
@@ -430,11 +433,13 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool restoring_ = false;
   bool kept_ = false;
   bool kept_with_commit_ = false;  // pass_copies: of the commit that is under way
-  // pass_copies: processes of the epoch that has ended that may still store.
+  // Processes of the epoch that has ended that may still store: their window was open, or the job has pass_copies.
   struct Writer {
     int rank;
     int pid;
     UniqueFd process;
+    bool told =
+        false;  // its process has been answered since, so what it asks next it asks knowing that the epoch is over
   };
   std::list<Writer> writers_;
   absl::Time writers_since_ = absl::InfinitePast();

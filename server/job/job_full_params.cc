@@ -44,9 +44,6 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
         session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));
   }
   SHARDD_RETURN_IF_ERROR(CompareFullParams(rank, asked));
-  if (asked.writeback) {
-    SHARDD_RETURN_IF_ERROR(CheckUndoFits(rank));
-  }
   ranks_[rank].full_params = true;
   ranks_[rank].done_at_entry = command.done;
   ranks_[rank].full = asked;
@@ -55,20 +52,22 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
 }
 
 // Where there was memory for the old bytes when the job opened, processes beside the daemon may have it now; else other
-// jobs may.
-absl::Status JobCore::CheckUndoFits(int rank) const {
+// jobs may. REQUIRES: ranks have asked for the writeback, so it is among what is reserved.
+absl::Status JobCore::CheckUndoFits() const {
   const int64_t undo_bytes = WritebackUndoBytes(*plan_);
-  const bool promised = reserved_undo_bytes() == undo_bytes;
-  const int64_t others_bytes = promised ? 0 : reserved_by_all_ == nullptr ? reserved_bytes() : reserved_by_all_();
+  const bool promised = PromisedUndoBytes(*plan_, memory_->place()) == undo_bytes;
+  const int64_t want_bytes = promised                      ? undo_bytes
+                             : reserved_by_all_ == nullptr ? reserved_bytes()
+                                                           : reserved_by_all_();
   SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
-  const absl::Status status = CheckMemory(limits, 0, undo_bytes + others_bytes);
+  const absl::Status status = CheckMemory(limits, 0, want_bytes);
   if (status.ok()) {
     return absl::OkStatus();
   }
-  return RankError(
-      status.code(), rank, "EnterFullParams with writeback",
+  return absl::Status(
+      status.code(),
       absl::StrCat(status.message(), " (counted: ", undo_bytes, " bytes of the host for the undo of the writeback, ",
-                   others_bytes, " promised to jobs); without writeback it is served"));
+                   want_bytes - undo_bytes, " promised to jobs); without writeback it is served"));
 }
 
 absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const {
@@ -117,6 +116,11 @@ absl::Status JobCore::MaybeGrantFullParams() {
     };
     return WhenGivenBack(std::move(entry));
   }
+  if (ranks_[0].full.writeback) {
+    if (absl::Status fits = CheckUndoFits(); !fits.ok()) {
+      return RefuseFullParams(fits);
+    }
+  }
   if (!ranks_[0].full.with_grads) {
     GrantFullParams();
     return absl::OkStatus();
@@ -145,6 +149,36 @@ absl::Status JobCore::MaybeGrantFullParams() {
   return WhenGivenBack(std::move(settling));
 }
 
+// All ranks are where they were before they asked.
+absl::Status JobCore::RefuseFullParams(const absl::Status& why) {
+  Event(-1, "full_params", absl::StrCat("refused: ", why.message()));
+  for (int rank = 0; rank < world_size(); ++rank) {
+    Session* session = sessions_[rank].get();
+    for (size_t g = 0; g < session->handles.size(); ++g) {
+      SHARDD_RETURN_IF_ERROR(
+          session->handles[g].Apply(HandleEvent::kLeaveFullParams, group_name(static_cast<int>(g)), rank));
+    }
+    ranks_[rank].full_params = ranks_[rank].writeback = false;
+    SayFullParams(rank, "", why);
+  }
+  MaybeOpenWindows();  // somebody may have waited for one meanwhile
+  return absl::OkStatus();
+}
+
+// `present`: of gradients, empty where they were not asked for.
+void JobCore::SayFullParams(int rank, const std::string& present, const absl::Status& status) {
+  Session* session = sessions_[rank].get();
+  if (session->stream != nullptr) {
+    v1::SessionEvent event;
+    event.mutable_full_params()->set_number(session->next_full_params());
+    event.mutable_full_params()->set_present(present);
+    event.mutable_full_params()->set_code(static_cast<int>(status.code()));
+    event.mutable_full_params()->set_message(std::string(status.message()));
+    session->stream->Send(std::move(event));
+  }
+  session->PublishFullParams();
+}
+
 void JobCore::SettleBehindReductions() {
   DeviceOps zeros = SettleAllPresence();
   auto reduced = JoinGradientWork(world_size(), [this, epoch = epoch_](absl::Status status) {
@@ -170,8 +204,8 @@ void JobCore::GrantFullParams() {
   const FullParams& asked = ranks_[0].full;
   full_params_granted_ = true;
   summoned_ = SummonedParams(spec_, *plan_, asked.group, asked.recurse);
-  std::string present(MaskBytes(static_cast<int64_t>(present_.size())), '\0');
-  for (size_t i = 0; i < present_.size(); ++i) {
+  std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(present_.size())) : 0, '\0');
+  for (size_t i = 0; i < present_.size() && asked.with_grads; ++i) {
     SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), present_[i]);
   }
   Event(-1, "full_params",
@@ -180,14 +214,11 @@ void JobCore::GrantFullParams() {
                      asked.rank0_only ? " on rank 0 only" : ""));
   for (int rank = 0; rank < world_size(); ++rank) {
     ranks_[rank].inside = true;
-    Session* session = sessions_[rank].get();
-    if (asked.with_grads && session->stream != nullptr) {
-      v1::SessionEvent event;
-      event.mutable_full_params()->set_number(session->next_full_params());
-      event.mutable_full_params()->set_present(present);
-      session->stream->Send(std::move(event));
+    if (asked.with_grads || asked.writeback) {
+      SayFullParams(rank, present, absl::OkStatus());
+    } else {
+      sessions_[rank]->PublishFullParams();
     }
-    session->PublishFullParams();
   }
 }
 

@@ -2,9 +2,12 @@
 //
 // With write windows it is taken before one opens, and the job goes back to it where an epoch ends while one is open.
 // With pass_copies trainers may store at any time and no store is seen: it is taken with commits, while every rank is
-// in a call, and every epoch that ends goes back to it. Ranks that live on go on storing until a call tells them that
-// the epoch is over, and their GPUs with what they were given. So nothing is copied back before each of them has asked
-// to attach again, which a client does behind all that its stream has, or its process has ended.
+// in a call, and every epoch that ends goes back to it.
+//
+// Ranks that live on go on storing until a call tells them that the epoch is over, and their GPUs with what they were
+// given: those whose window is open, and with pass_copies all. So nothing is copied back before each of them has asked
+// to attach again, which a client does behind all that its stream has and when no store of its process reaches the
+// shards any more, or its process has ended.
 //
 // Where the plan has no room for it (kept_bytes 0), because passes read copies of all that trainers write, as it is
 // stored, those are the copy: each commit makes them anew, and an epoch that ends meanwhile waits for the commit.
@@ -124,19 +127,25 @@ void JobCore::GoBackToKept() {
   Event(-1, "restore",
         absl::StrCat(pass_copies() ? "shards may have been stored into" : "a write window was open",
                      ": shards go back to the copy of step ", kept_step_));
-  if (!pass_copies()) {
-    CopyBack();
-    return;
-  }
   writers_.clear();
   writers_since_ = MonotonicNow();
   for (const auto& session : sessions_) {
-    if (session != nullptr) {
+    if (session != nullptr && (pass_copies() || ranks_[session->rank()].window) && !HasEnded(session->pidfd)) {
       UniqueFd process(session->pidfd.valid() ? fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
       writers_.push_back({session->rank(), session->peer.pid, std::move(process)});
     }
   }
   waits_for_writers_ = true;
+  MaybeCopyBack();
+}
+
+bool JobCore::MaybeCopyBack() {
+  if (!writers_.empty() || undoing_) {
+    return false;
+  }
+  waits_for_writers_ = false;
+  CopyBack();
+  return true;
 }
 
 // The rank asks to attach: what its process had enqueued before has run.
@@ -151,18 +160,17 @@ absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
     if (replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid)) {
       syscall(SYS_pidfd_send_signal, it->process.get(), SIGKILL, nullptr, 0);
     }
-    const bool is_back =
-        (it->rank == rank && (it->pid == pid || !it->process.valid())) || (of_all && pid != 0 && it->pid == pid);
+    const bool is_back = (it->rank == rank && (it->pid == pid || !it->process.valid())) ||
+                         (of_all && it->told && pid != 0 && it->pid == pid);
     if (is_back || HasEnded(it->process)) {
       it = writers_.erase(it);
       continue;
     }
+    it->told = it->told || it->pid == pid;
     absl::StrAppend(&others, others.empty() ? "" : ", ", "rank ", it->rank, " (pid ", it->pid, ")");
     ++it;
   }
-  if (writers_.empty() && !undoing_) {
-    waits_for_writers_ = false;
-    CopyBack();
+  if (MaybeCopyBack()) {
     return absl::OkStatus();
   }
   return absl::AbortedError(absl::StrCat(

@@ -365,6 +365,40 @@ TEST(Windows, AStoreOfAnotherThreadIsSeenWhileTheJobIsWatchedAgain) {
   });
 }
 
+class LateStores : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Windows, LateStores, ::testing::Bool());
+
+TEST_P(LateStores, OfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProcessHasAttachedAgain) {
+  v1::JobSpec spec = TrainersSpec("looks-away");
+  spec.mutable_config()->set_pass_copies(GetParam());
+  World world(spec);
+  Rank& other = world.ranks[1];
+  world.Each([](int, Rank& rank) {
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+  ASSERT_C_OK(shardd_open_window(world.ranks[0].job()));
+  ASSERT_C_OK(shardd_detach(other.Release(), 0));
+  std::atomic<bool> stop = false;
+  volatile float* const shard = Shard(world.ranks[0], 0);
+  volatile float* const state = static_cast<float*>(shardd_optimizer_state_data(world.ranks[0].job(), 0, 0));
+  std::thread stores([&] {
+    while (!stop) {
+      *shard = 9;
+      *state = 9;
+    }
+  });
+  ASSERT_C_OK(other.Attach(world.daemon.address(), spec, 1));
+  const volatile float* const seen = Shard(other, 0);
+  const volatile float* const seen_state = static_cast<float*>(shardd_optimizer_state_data(other.job(), 0, 0));
+  EXPECT_FALSE(Eventually([&] { return *seen != 1 || *seen_state != 0; }, absl::Milliseconds(100)));
+  stop = true;
+  stores.join();
+  EXPECT_EQ(*shard, 9) << "its own copy";
+  ASSERT_C_OK(shardd_reattach(world.ranks[0].job()));
+  EXPECT_EQ(*Shard(world.ranks[0], 0), 1);
+}
+
 TEST(Windows, TheLastWindowIsCommittedWhereARankFinishes) {
   World world(TrainersSpec("finish"));
   std::atomic<int> written = 0;

@@ -1,6 +1,7 @@
 // Jobs whose passes read copies (JobConfig.pass_copies), as processes that update their shards themselves
-// (pass_trainer.h): on CPUs, and on GPUs, by the trainers' streams and by the host; on the fake driver every operation
-// of every stream late by a seed. Ranks die at all moments, and the values are right in the end.
+// (pass_trainer.h): on CPUs, there with write windows too, and on GPUs, by the trainers' streams and by the host; on
+// the fake driver every operation of every stream late by a seed. Ranks die at all moments, and the values are right in
+// the end.
 
 #include <signal.h>
 
@@ -28,9 +29,10 @@ class Passes : public Cluster {
  protected:
   // SIGKILL of the last rank at every moment of a step; it is replaced, the others come back by themselves.
   void KillEverywhere(const Args& args_in, int64_t most_steps_lost) {
+    const char* const between = args_in.Int("midway") != 0 ? "midway" : "updating";
     const int world = args_in.Int("world", 2);
     const Args args = args_in.With({{"recover", "1"}});
-    for (const char* moment : {"before_pass", "entered", "midway", "before_update", "updated"}) {
+    for (const char* moment : {"before_pass", "entered", between, "before_update", "updated"}) {
       SCOPED_TRACE(moment);
       const std::string at = absl::StrCat(moment, "@4");
       std::vector<Child> survivors;
@@ -81,6 +83,13 @@ TEST_F(Passes, ARankThatIsKilledAnywhereTakesTheJobBackToTheCopyThatWasKept) {
   StartDaemon({}, "cpu:3");
   KillEverywhere(kPass.With({{"pass_copies", "1"}, {"keep_every", "1"}, {"trained", "adam"}}), 1);
   KillEverywhere(kPass.With({{"pass_copies", "1"}, {"keep_every", "3"}, {"world", "3"}}), 4);
+}
+
+TEST_F(Passes, ARankThatIsKilledAnywhereInAJobWithWriteWindowsTakesItBackToo) {
+  StartDaemon({}, "cpu:3");
+  const Args args = kPass.With({{"midway", "0"}});
+  KillEverywhere(args.With({{"keep_every", "1"}, {"trained", "adam"}}), 1);
+  KillEverywhere(args.With({{"keep_every", "3"}, {"world", "3"}}), 4);
 }
 
 class PassesOnGpus : public Passes {

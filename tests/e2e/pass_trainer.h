@@ -2,12 +2,13 @@
 #define SHARDD_TESTS_E2E_PASS_TRAINER_H_
 
 // One rank that updates its shard itself, in a job whose passes read copies (JobConfig.pass_copies), on CPUs and on
-// GPUs: there it never waits for its stream (or, with ordered=0, before every call that gives something back), and what
-// it computes are functions in its stream. The gradient of a parameter is the parameter, as it was unsharded. Argument
-// model=pass chooses it; the model is that of blocks.h, without nested=; trained=sgd (with momentum) or adam is the
-// optimizer in the trainer.
+// GPUs, or (without pass_copies, on CPUs) in its write window: on GPUs it never waits for its stream (or, with
+// ordered=0, before every call that gives something back), and what it computes are functions in its stream. The
+// gradient of a parameter is the parameter, as it was unsharded. Argument model=pass chooses it; the model is that of
+// blocks.h, without nested=; trained=sgd (with momentum) or adam is the optimizer in the trainer.
 //
 // What it does besides (and moments.h):
+//   exact=1        looks for all bits of the model without a service; for sgd and ranks that are a power of two
 //   midway=1       stores into its shards between forward and backward: they are made 3/4 of what they were
 //   ahead=STEP     its stream stands still from before that pass is entered until the host has enqueued its forward
 //   stuck=STEP     its stream stands still for some seconds before that pass
@@ -64,6 +65,7 @@ class PassTrainer {
   const Args args_;
   const Moments moments_;
   const bool bf16_;
+  const bool windows_;
   const int states_;
   std::unique_ptr<Job> job_;
   std::unique_ptr<RankGpu> gpu_;  // null: on a CPU

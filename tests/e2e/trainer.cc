@@ -111,7 +111,13 @@ Status Trainer::Train() {
     RETURN_IF_ERROR(job_->WaitStep());
   }
   if (args_.Int("writeback_at_end") != 0 || !Odd("odd_writeback", steps).empty()) {
-    RETURN_IF_ERROR(Writeback(steps));
+    Status written = Writeback(steps);
+    if (written.code() == Code::kResourceExhausted && args_.Int("writeback_again") != 0) {
+      report_.AddNote("refused " + written.message());
+      moments_.Reach("refused", steps);
+      written = Writeback(steps);
+    }
+    RETURN_IF_ERROR(written);
   }
   if (args_.Int("read_values", 1) == 0) {
     return Status();

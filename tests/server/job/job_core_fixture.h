@@ -120,6 +120,10 @@ class Events final : public SessionStream {
     absl::MutexLock lock(&mutex_);
     return events_.empty() ? v1::SessionEvent::Aborted() : events_.back().aborted();
   }
+  v1::SessionEvent::FullParams FullParams() const {
+    absl::MutexLock lock(&mutex_);
+    return events_.empty() ? v1::SessionEvent::FullParams() : events_.back().full_params();
+  }
 
  private:
   mutable absl::Mutex mutex_;

@@ -1,8 +1,12 @@
 // Passes and write windows: who waits for whom, what becomes a version, and what a death in a window leaves.
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "tests/server/job/job_core_fixture.h"
+#include "tests/testing/process.h"
 
 namespace shardd {
 namespace {
@@ -68,12 +72,26 @@ class WindowsTest : public JobCoreTest {
       Leave(rank);
     }
   }
+  // The rank's process is `process`.
+  void HoldBy(int rank, const testing::Child& process) {
+    OnLoop([&] {
+      job_->session(rank)->peer.pid = process.pid();
+      job_->WatchProcess(job_->session(rank), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process.pid(), 0))));
+    });
+  }
+  void Die(int rank) {
+    const uint64_t before = epoch();
+    const testing::Child process([] { return 0; });
+    HoldBy(rank, process);
+    ASSERT_TRUE(Until([&] { return job_->epoch() == before + 1; }));
+  }
   virtual void Write(float value) {
     std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
     std::fill_n(SlabAt<float>(job_->memory().optimizer(), 0), 64, -value);
   }
   float state() { return *SlabAt<float>(job_->memory().optimizer(), 0); }
   uint64_t seen_ = 0;  // windows of this epoch
+  uint64_t tries_ = 1000;
 
  private:
   uint64_t Word(int rank, TimelineWord DaemonPage::*word) {
@@ -141,7 +159,7 @@ TEST_F(WindowsTest, DeathInAWindowGoesBackToTheKeptCopyStatesIncluded) {
   Ask(0);
   ASSERT_TRUE(Until([&] { return Windows(0) == 3; }));
   Write(99);  // torn
-  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  Die(0);
   ASSERT_TRUE(Until([&] { return job_->version() == 4; }));
   EXPECT_EQ(committed(), 0) << "at most keep_every steps are lost";
   EXPECT_EQ(value(), 0.0f);
@@ -156,7 +174,7 @@ TEST_F(WindowsTest, CopyIsRenewedAfterKeepEveryWindows) {
   Ask(0);
   ASSERT_TRUE(Until([&] { return Windows(0) == 4; }));
   Write(99);
-  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  Die(0);
   ASSERT_TRUE(Until([&] { return job_->version() == 5; }));
   EXPECT_EQ(committed(), 3);
   EXPECT_EQ(value(), 3.0f);
@@ -170,7 +188,7 @@ TEST_F(WindowsTest, DeathOutsideOfWindowsLosesNothing) {
   Enter(1);
   ASSERT_TRUE(Until([&] { return Passes(0) == 2; }));
   const uint64_t before = epoch();
-  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  Die(0);
   EXPECT_EQ(epoch(), before + 1);
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(value(), 1.0f);
@@ -183,7 +201,7 @@ TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
   for (const auto& device : devices_) {
     device->Hold();
   }
-  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  Die(0);
   auto session = Session::Create(plan_, 77, 0, epoch());
   ASSERT_TRUE(session.ok());
   OnLoop([&] {
@@ -193,6 +211,34 @@ TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
   Release();
   ASSERT_TRUE(Until([&] { return job_->version() == 3; }));
   Attach(0);
+}
+
+TEST_F(WindowsTest, NothingGoesBackWhileTheProcessOfAnotherOpenWindowLives) {
+  StepTo(1);
+  Ask(0);
+  Ask(1);
+  ASSERT_TRUE(Until([&] { return Windows(0) == 2 && Windows(1) == 2; }));
+  testing::Child survivor([] { return pause(); });
+  HoldBy(0, survivor);
+  Die(1);
+  const auto attach = [&] {
+    auto session = Session::Create(plan_, ++tries_, 1, epoch());
+    absl::Status status = session.status();
+    OnLoop([&] { status = job_->AddSession(*std::move(session)); });
+    return status;
+  };
+  const absl::Status refused = attach();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
+  EXPECT_NE(refused.message().find(absl::StrCat("the process of rank 0 (pid ", survivor.pid(), ") lives")),
+            std::string::npos)
+      << refused;
+  EXPECT_EQ(version(), 2u);
+  Write(99);  // it stores on
+  survivor.Kill();
+  ASSERT_TRUE(testing::PollUntil([&] { return attach().ok(); }, kPatience));
+  EXPECT_EQ(version(), 3u);
+  EXPECT_EQ(committed(), 0);
+  EXPECT_EQ(value(), 0.0f);
 }
 
 // Two replicas with copies of their own of shards and states.
@@ -227,7 +273,7 @@ TEST_F(CopiesTest, DeathInAWindowGoesBackInEveryCopyOfShardsAndStates) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return Windows(1) == 2; }));
   Write(99);
-  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  Die(1);
   ASSERT_TRUE(Until([&] { return job_->version() == 3; }));
   EXPECT_EQ(committed(), 1);
   for (int copy = 0; copy < 2; ++copy) {
@@ -306,7 +352,7 @@ TEST_F(EditsTest, ARankThatHasSteppedKeepsNobodyFromWritingBeforeItsOwnStep) {
 TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
-  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  Die(1);
   ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
   for (int rank = 0; rank < kRanks; ++rank) {
     Attach(rank);
@@ -324,7 +370,7 @@ TEST_F(EditsTest, SecondDeathInAnEditGoesBackToTheStepBeforeItAndNoFurther) {
   Ask(0);
   ASSERT_TRUE(Until([&] { return Windows(0) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
-  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
+  Die(0);
   ASSERT_TRUE(Until([&] { return job_->version() == before + 1; }));
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(shards[1], -0.5f);
@@ -334,7 +380,7 @@ TEST_F(EditsTest, DeathInAnEditLosesTheEditAndNoStep) {
   Ask(1);
   ASSERT_TRUE(Until([&] { return Windows(1) == 1; }));
   std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, 4.0f);
-  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  Die(1);
   ASSERT_TRUE(Until([&] { return job_->version() == 2; }));
   EXPECT_EQ(value(), 0.0f);
   EXPECT_EQ(Cast(), 0.0f);
