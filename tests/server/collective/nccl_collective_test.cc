@@ -54,6 +54,7 @@ class NcclCollectiveTest : public testing::Test {
     slots_.clear();
     gradients_.clear();
     BytesMemory() = std::pmr::new_delete_resource();
+    AwaitEnds(gpus_.machine());
   }
   absl::Status Reduce(std::vector<bool> of_rank_1 = {true, true}) {
     ReduceScatterRequest request;

@@ -78,6 +78,7 @@ class NcclWindowTest : public testing::Test {
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> Make() {
     NcclCommunicator::Options options;
     options.takes_window = true;
+    options.limit = limit_;
     return NcclCommunicator::Create(NcclLibrary(table_, 22809), gpus_.driver(), {0, 1, 2}, options);
   }
   std::shared_ptr<const DeviceSlab> NewSlab(int rank, int64_t size_bytes = kSlotsBytes) {
@@ -96,6 +97,7 @@ class NcclWindowTest : public testing::Test {
     devices_.clear();
     gradients_.clear();
     BytesMemory() = std::pmr::new_delete_resource();
+    AwaitEnds(gpus_.machine());
   }
   // Of the ranks' slots at `at` bytes of their slabs.
   ReduceScatterRequest Request(const std::vector<int64_t>& at = {0, 0, 0}) {
@@ -144,6 +146,7 @@ class NcclWindowTest : public testing::Test {
 
   FakeCudaWorld gpus_{/*delay_seed=*/3, /*gpus=*/kRanks, /*queue_limit=*/1024};
   nccl::Table table_ = fake_nccl::Table();
+  absl::Duration limit_ = absl::Seconds(30);
   ShardPlan plan_;
   std::vector<std::unique_ptr<Device>> devices_;
   NcclCommunicator* communicator_ = nullptr;
@@ -266,6 +269,20 @@ TEST_F(NcclWindowTest, ARegistrationThatFailsLeavesSumsAlongRingsAndStatusSaysWh
   collective_->SetSlots(1, slabs_[1]);  // once is enough
   ASSERT_TRUE(Reduce().ok());
   EXPECT_THAT(collective_->Describe(), HasSubstr("768 gradient elements summed by it"));
+}
+
+// As where NCCL loses the message of a member.
+TEST_F(NcclWindowTest, ARegistrationThatNeverEndsIsGivenUpInTime) {
+  table_.CommWindowRegister = [](nccl::Comm comm, void* p, size_t size_bytes, nccl::Window* window, int flags) {
+    if (++Library().registrations == kRanks) return nccl::kSuccess;
+    return fake_nccl::Table().CommWindowRegister(comm, p, size_bytes, window, flags);
+  };
+  limit_ = absl::Milliseconds(500);
+  Start(/*rows=*/6, v1::LAYOUT_FLAT, /*remakes=*/true);
+  ASSERT_TRUE(Reduce().ok());
+  ExpectSums();
+  EXPECT_THAT(collective_->Describe(), HasSubstr("ncclCommWindowRegister on cuda:0: not done after 500ms"));
+  EXPECT_THAT(collective_->Describe(), HasSubstr("384 gradient elements summed by it, 0 by copies"));
 }
 
 TEST_F(NcclWindowTest, WhereNcclHasNoSymmetricMemoryTheCommunicatorGoesOn) {
