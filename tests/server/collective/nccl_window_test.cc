@@ -17,6 +17,8 @@ using testing::Not;
 struct Asked {
   std::atomic<int> registrations = 0, deregistrations = 0;
   std::atomic<bool> hold = false;
+  std::atomic<int> sums = 0;
+  std::atomic<bool> hold_sums = false;  // but the first member's
 };
 Asked& Library() {
   static Asked asked;
@@ -30,7 +32,7 @@ class NcclWindowTest : public testing::Test {
 
   void SetUp() override {
     Library().registrations = Library().deregistrations = 0;
-    Library().hold = false;
+    Library().hold = Library().hold_sums = false;
     table_.CommWindowRegister = [](nccl::Comm comm, void* p, size_t size_bytes, nccl::Window* window, int flags) {
       ++Library().registrations;
       while (Library().hold) absl::SleepFor(absl::Milliseconds(1));
@@ -87,7 +89,7 @@ class NcclWindowTest : public testing::Test {
     return *users[static_cast<size_t>(rank)]->MakeSlab("slots", size_bytes, users);
   }
   void TearDown() override {
-    Library().hold = false;
+    Library().hold = Library().hold_sums = false;
     collective_.reset();
     {
       absl::MutexLock lock(&mutex_);
@@ -201,8 +203,41 @@ TEST_F(NcclWindowTest, SlotsThatAreReplacedAreRegisteredAnewAndTheOldOnesGo) {
   EXPECT_TRUE(communicator_->broken().ok());
 }
 
-// A window in use is never deregistered: the fake refuses it, which would break the communicator.
-TEST_F(NcclWindowTest, AWindowStaysWhileSumsAreUnderWay) {
+// A window in use is never deregistered: the fake refuses it, which would break the communicator. Two members' sums
+// are not enqueued yet, the third's waits for them.
+TEST_F(NcclWindowTest, AWindowStaysUntilTheLastSumHasLeft) {
+  table_.ReduceScatter = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
+                            nccl::Comm comm, nccl::Stream stream) {
+    if (++Library().sums > 1) {
+      while (Library().hold_sums) absl::SleepFor(absl::Milliseconds(1));
+    }
+    return fake_nccl::Table().ReduceScatter(send, receive, count, dtype, op, comm, stream);
+  };
+  Library().sums = 0;
+  Library().hold_sums = true;
+  Start(/*rows=*/6);
+  absl::Notification first, second;
+  absl::Status status;
+  collective_->ReduceScatter(Request(), [&](absl::Status ended) {
+    status = std::move(ended);
+    first.Notify();
+  });
+  for (int i = 0; i < 10000 && Library().sums < kRanks; ++i) absl::SleepFor(absl::Milliseconds(1));
+  collective_->SetSlots(2, nullptr);
+  collective_->ReduceScatter(Request({4096, 4096, 4096}), [&](const absl::Status&) { second.Notify(); });
+  EXPECT_FALSE(second.WaitForNotificationWithTimeout(absl::Milliseconds(50)));
+  EXPECT_EQ(Library().deregistrations, 0);
+  EXPECT_EQ(Library().sums, kRanks) << "the second waits for the window";
+  Library().hold_sums = false;
+  ASSERT_TRUE(first.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  EXPECT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(second.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  ExpectSums();
+  EXPECT_EQ(Library().deregistrations, kRanks);
+  EXPECT_TRUE(communicator_->broken().ok()) << communicator_->broken();
+}
+
+TEST_F(NcclWindowTest, SlotsMayChangeBetweenAnySums) {
   Start(/*rows=*/6);
   for (int round = 0; round < 30; ++round) {
     std::vector<std::unique_ptr<absl::Notification>> done;
