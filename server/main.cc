@@ -47,6 +47,10 @@ ABSL_FLAG(
     "threads that update what jobs on GPUs keep in host memory (JobConfig.offload), of all jobs together; 0: half "
     "of the CPUs, 16 at most");
 ABSL_FLAG(std::string, nccl_library, shardd::NcclLibrary::kDefault, "NCCL, 2.28 or later: a name or a path");
+ABSL_FLAG(
+    bool, nccl_windows, false,
+    "with --collective=nccl: register gradient slots as symmetric windows, for NCCL's kernels that read all GPUs' "
+    "gradients in place; takes effect where GPUs have NVLink, and costs each job a communicator of its own");
 ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
@@ -91,7 +95,8 @@ absl::StatusOr<std::shared_ptr<NcclCommunicators>> MakeCommunicators(const Devic
   SHARDD_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load(absl::GetFlag(FLAGS_nccl_library)));
   std::vector<int> ordinals;
   for (const GpuFacts& gpu : devices.gpus) ordinals.push_back(gpu.ordinal);
-  return std::make_shared<NcclCommunicators>(library, *devices.driver, std::move(ordinals));
+  return std::make_shared<NcclCommunicators>(library, *devices.driver, std::move(ordinals),
+                                             absl::GetFlag(FLAGS_nccl_windows));
 }
 
 // Makes devices on a thread that blocks `signals`, as then do the threads that it starts, the driver's among them: they

@@ -112,7 +112,7 @@ set_target_properties(shardd_fake_libnvml PROPERTIES OUTPUT_NAME nvidia-ml VERSI
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
 # And NCCL, over that driver.
 shardd_folder(shardd_fake_nccl tests/fakes/nccl shardd_fake_cuda)
-add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc)
+add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc tests/fakes/nccl/windows.cc)
 target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_fake_libcuda)
 set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 SOVERSION 2
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)

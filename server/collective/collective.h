@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,7 @@ struct AllGatherRequest {
   const char* parameters = nullptr;
 };
 
+class DeviceSlab;
 class TrainerCollective;
 
 // Thread-safe. `done` runs once, on a thread of a device, with the first error.
@@ -81,6 +83,9 @@ class Collective {
   virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;
   // Runs on `unshard`, spread over all devices or on the reader's.
   virtual void AllGather(AllGatherRequest request, Done done) = 0;
+  // Where the rank's gradient slots lie from now on, on its device; null: it has none. Requests name memory of slabs
+  // that were told, or none were. What needs to know keeps them for as long as it does.
+  virtual void SetSlots(int /*rank*/, std::shared_ptr<const DeviceSlab> /*slots*/) {}
   // Not null: sums are made by ranks' sessions, which it is to be told of.
   virtual TrainerCollective* trainers() { return nullptr; }
 };

@@ -23,6 +23,8 @@
 
 namespace shardd {
 
+class NcclCommunicator;
+
 struct CoreOptions {
   std::string state_dir;                             // tmpfs; for slabs and journals
   bool embedded = false;                             // ends (on_idle) after its last job
@@ -35,7 +37,7 @@ struct CoreOptions {
   std::vector<std::string> device_warnings;
   // Null: every job's ranks are summed by copies. Else asked with a job's world size, on the setup thread; an error is
   // why that job is summed by copies all the same.
-  std::function<absl::StatusOr<std::shared_ptr<Communicator>>(int ranks)> communicators;
+  std::function<absl::StatusOr<std::shared_ptr<NcclCommunicator>>(int ranks)> communicators;
   std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
 };
 

@@ -24,12 +24,14 @@
 namespace shardd {
 
 void JobCore::SessionHasSums(int rank) {
+  collective_->SetSlots(rank, sessions_[rank]->memory()->slots);
   if (trainers_ != nullptr) {
     trainers_->SetSession(rank, sessions_[rank]->id(), sessions_[rank]->sums());
   }
 }
 
 void JobCore::SessionHasNoSums(int rank) {
+  collective_->SetSlots(rank, nullptr);
   if (trainers_ == nullptr) {
     return;
   }

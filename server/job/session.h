@@ -56,8 +56,10 @@ struct SessionMemory {
       memory->Discard();
     }
   }
-  std::unique_ptr<Slab> memory;       // the client writes: page, ring, masks, payload, gradient slots on the host
-  std::unique_ptr<DeviceSlab> slots;  // gradient slots on a device; null: in `memory`, or there are none
+  std::unique_ptr<Slab> memory;  // the client writes: page, ring, masks, payload, gradient slots on the host
+  // Gradient slots on a device; null: in `memory`, or there are none. Shared with the collective, which may have to
+  // keep them longer.
+  std::shared_ptr<DeviceSlab> slots;
   std::unique_ptr<Slab> daemon_page;  // the daemon writes
 };
 

@@ -93,7 +93,7 @@ TEST_F(OverManyGpus, AJobThatTrainsMoreFromAStepOnTakesOverWhatEveryGpuHas) {
 TEST_F(OverManyGpus, ACommunicatorThatBreaksIsMadeAnewForTheNextEpochAndStatusSaysSo) {
   SHARDD_NEEDS_FAKE_GPUS("a call of NCCL fails");
   RanksFind(testing::FakeCudaEnvironment(2));
-  StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_NCCL_FAIL=Reduce:40"}));
+  StartDaemon({"--collective=nccl"}, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_NCCL_FAIL=ReduceScatter:40"}));
   const Args args = {{"device_memory", "1"}, {"steps", "50"}, {"recover", "1"}};
   v1::Job job;
   const std::vector<TrainerReport> reports = RunRanks(args, {}, [&] { job = Job(); });
@@ -105,6 +105,69 @@ TEST_F(OverManyGpus, ACommunicatorThatBreaksIsMadeAnewForTheNextEpochAndStatusSa
     EXPECT_TRUE(absl::StrContains(job.collective(), part)) << part << ": " << job.collective();
   }
   EXPECT_FALSE(absl::StrContains(job.collective(), "all by copies")) << job.collective();
+}
+
+// What a replacement brings is other memory: the window of before ends, and there is one with its slots. Sums are
+// NCCL's throughout, so all ends with the bits of the run that nobody disturbed.
+TEST_F(OverManyGpus, WindowsFollowTheSlotsOfRanksThatAreKilledAndReplaced) {
+  SHARDD_NEEDS_FAKE_GPUS("real ones would need NVLink");
+  RanksFind(testing::FakeCudaEnvironment(4, {"FAKE_CUDA_DELAY_SEED=11"}));
+  StartDaemon({"--collective=nccl", "--nccl_windows"}, "cuda:all",
+              testing::FakeCudaEnvironment(4, {"FAKE_CUDA_DELAY_SEED=7"}));
+  const Footprint before = DaemonFootprint();
+  const Args args = {{"device_memory", "1"}, {"world", "4"}, {"steps", "8"}, {"recover", "1"}};
+  const std::vector<TrainerReport> want = RunRanks(args.With({{"name", "undisturbed"}}));
+  ExpectAllOk(want);
+  for (const char* moment : {"some_gradients@3", "before_step@4"}) {
+    SCOPED_TRACE(moment);
+    std::vector<Child> ranks;
+    for (int rank = 0; rank < 4; ++rank) {
+      ranks.push_back(StartRank(rank, rank == 1 ? args.With({{"kill", moment}}) : args));
+    }
+    EXPECT_EQ(ranks[1].Wait(), 1000 + SIGKILL);
+    Child replacement = StartRank(1, args.With({{"pause", "end"}}));
+    AwaitPause(args, "end", 1);
+    const std::string status = Job().collective();  // others may have left already, and the window with them
+    EXPECT_TRUE(absl::StrContains(status, "registered 2 time(s)")) << status;
+    EXPECT_TRUE(absl::StrContains(status, "; sums in it: ")) << status;
+    for (const char* part : {"along rings", "made anew"}) EXPECT_FALSE(absl::StrContains(status, part)) << status;
+    LetGo(args, "end", 1);
+    std::vector<TrainerReport> reports;
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ((rank == 1 ? replacement : ranks[static_cast<size_t>(rank)]).Wait(), 0);
+      reports.push_back(Report(args, rank));
+    }
+    ExpectAllOk(reports);
+    EXPECT_FALSE(reports[0].Note("aborted").empty());
+    ExpectSame(reports, want);
+    ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+  }
+  EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
+}
+
+TEST_F(OverManyGpus, ACommunicatorThatIsMadeAnewHasAWindowAgainAndOneThatRefusesItSumsWithout) {
+  SHARDD_NEEDS_FAKE_GPUS("a call of NCCL fails");
+  const std::vector<std::string> flags = {"--collective=nccl", "--nccl_windows"};
+  RanksFind(testing::FakeCudaEnvironment(2));
+  StartDaemon(flags, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_NCCL_FAIL=ReduceScatter:40"}));
+  const Args args = {{"device_memory", "1"}, {"steps", "50"}, {"recover", "1"}};
+  v1::Job job;
+  std::vector<TrainerReport> reports = RunRanks(args, {}, [&] { job = Job(); });
+  ExpectParity(args, reports);
+  EXPECT_TRUE(absl::StrContains(reports[0].Note("aborted"), "ncclReduceScatter")) << reports[0].Note("aborted");
+  for (const char* part : {"aborted and made anew 1 time(s)", "symmetric window of ", "; sums in it: "}) {
+    EXPECT_TRUE(absl::StrContains(job.collective(), part)) << part << ": " << job.collective();
+  }
+  EXPECT_EQ(StopDaemon(), 0);
+  StartDaemon(flags, "cuda:all", testing::FakeCudaEnvironment(2, {"FAKE_NCCL_FAIL=CommWindowRegister:2"}));
+  reports = RunRanks(args, {}, [&] { job = Job(); });
+  ExpectParity(args, reports);
+  EXPECT_EQ(job.counters().aborts(), 0);
+  for (const char* part :
+       {"no symmetric window, registered 0 time(s): ncclCommWindowRegister cuda:1", "along rings: "}) {
+    EXPECT_TRUE(absl::StrContains(job.collective(), part)) << part << ": " << job.collective();
+  }
+  EXPECT_TRUE(absl::StrContains(job.collective(), " 0 by copies")) << job.collective();
 }
 
 // Jobs whose slabs would be of hundreds of pieces, each of which is open files.

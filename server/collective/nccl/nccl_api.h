@@ -30,7 +30,8 @@ using RedOp = int;
 inline constexpr RedOp kSum = 0;
 
 using Comm = struct CommOpaque*;
-using Stream = void*;  // a CUstream
+using Window = struct WindowOpaque*;  // a member's; null also where a registration succeeds: no symmetric memory here
+using Stream = void*;                 // a CUstream
 
 struct UniqueId {
   char internal[128];
@@ -42,6 +43,10 @@ inline constexpr int kUndefined = INT_MIN;  // of a config's numbers: the librar
 inline constexpr int kCtaPolicyEfficiency = 1;
 inline constexpr int kCtaPolicyZero = 2;
 inline constexpr int kPoliciesTogetherVersion = 23100;
+// Flags of a window: every member's buffers lie at the same offset of it. A window's start is a multiple of that many
+// bytes.
+inline constexpr int kWinCollSymmetric = 1;
+inline constexpr size_t kWinAlignmentBytes = 4096;
 
 // The front part of ncclConfig_t as it was in 2.27: the library fills in what came later by `size` and `version`.
 struct Config {
@@ -77,9 +82,15 @@ struct Config {
   X(GroupStart, ())                                                                                              \
   X(GroupEnd, ())
 
+// Likewise; null where the library has not both, which costs windows alone.
+#define SHARDD_NCCL_WINDOW_FUNCTIONS(X)                                                                      \
+  X(CommWindowRegister, (nccl::Comm comm, void* buffer, size_t size_bytes, nccl::Window* window, int flags)) \
+  X(CommWindowDeregister, (nccl::Comm comm, nccl::Window window))
+
 struct Table {
 #define SHARDD_NCCL_MEMBER(name, parameters) Result(*name) parameters = nullptr;
   SHARDD_NCCL_FUNCTIONS(SHARDD_NCCL_MEMBER)
+  SHARDD_NCCL_WINDOW_FUNCTIONS(SHARDD_NCCL_MEMBER)
 #undef SHARDD_NCCL_MEMBER
   const char* (*GetErrorString)(Result result) = nullptr;
   const char* (*GetLastError)(Comm comm) = nullptr;

@@ -1,9 +1,12 @@
 #include "server/collective/nccl/nccl_collective.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
+#include "absl/container/btree_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/collective/local/fan_out.h"
 
 namespace shardd {
@@ -12,6 +15,7 @@ namespace {
 // NCCL's share of a request: the runs that are summed there, each with the rank whose part it is.
 struct Summed {
   std::vector<std::pair<ReduceRun, int>> runs;
+  absl::btree_set<int> copied;  // flat parameters of which something is added by copies
   int64_t numel = 0;
 };
 
@@ -26,37 +30,85 @@ float* InSlot(const ReduceScatterRequest& request, const ReduceRun& run, size_t 
   return reinterpret_cast<float*>(request.sources[rank].slot + SlotOffsetBytes(*request.plan, run));
 }
 
-// One part per rank, equal, and one behind the other: NCCL has one operation for that.
-bool Scatters(const ReduceScatterRequest& request, const Summed& summed, size_t ranks) {
-  if (summed.runs.size() != ranks) return false;
-  const ReduceRun& first = summed.runs.front().first;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    const auto& [run, root] = summed.runs[rank];
-    if (root != static_cast<int>(rank) || run.numel != first.numel ||
-        SlotOffsetBytes(*request.plan, run) !=
-            SlotOffsetBytes(*request.plan, first) + static_cast<int64_t>(rank * sizeof(float)) * first.numel) {
-      return false;
+// What NCCL adds, of every rank's slot, in the slot's order.
+struct SlotPart {
+  int64_t offset_bytes = 0;
+  int64_t numel = 0;
+  int root = 0;
+};
+
+// A flat parameter that is cut into as many equal pieces as ranks, each of a rank's own runs, is summed as a whole:
+// NCCL has one operation for that. What lies between the runs, padding and what no rank has, goes along into the slot
+// of its root, which nobody reads there. Else every run is a part.
+std::vector<SlotPart> PartsOf(const ShardPlan& plan, const Summed& summed, int ranks) {
+  absl::btree_map<int, std::vector<const std::pair<ReduceRun, int>*>> by_flat_param;
+  for (const auto& item : summed.runs) by_flat_param[item.first.flat_param].push_back(&item);
+  std::vector<SlotPart> parts;
+  for (const auto& [index, runs] : by_flat_param) {
+    const FlatParamPlan& flat = plan.flat_params[static_cast<size_t>(index)];
+    const int64_t piece_numel = flat.padded_numel / ranks;
+    const bool whole = flat.padded_numel % ranks == 0 && !summed.copied.contains(index) &&
+                       std::all_of(runs.begin(), runs.end(), [piece_numel](const auto* item) {
+                         const auto& [run, root] = *item;
+                         return run.offset >= root * piece_numel && run.offset + run.numel <= (root + 1) * piece_numel;
+                       });
+    for (int root = 0; whole && root < ranks; ++root) {
+      parts.push_back(
+          {flat.slot_offset_bytes + root * piece_numel * DTypeSizeBytes(v1::DTYPE_FLOAT32), piece_numel, root});
+    }
+    for (const auto* item : runs) {
+      if (!whole) parts.push_back({SlotOffsetBytes(plan, item->first), item->first.numel, item->second});
     }
   }
-  return true;
+  std::sort(parts.begin(), parts.end(),
+            [](const SlotPart& a, const SlotPart& b) { return a.offset_bytes < b.offset_bytes; });
+  return parts;
 }
 
 }  // namespace
 
-NcclCollective::NcclCollective(std::vector<Device*> devices, std::shared_ptr<Communicator> communicator, Remake remake)
-    : devices_(devices), remake_(std::move(remake)), local_(std::move(devices)) {
+NcclCollective::NcclCollective(std::vector<Device*> devices, std::shared_ptr<NcclCommunicator> communicator,
+                               Remake remake)
+    : devices_(devices),
+      remake_(std::move(remake)),
+      local_(std::move(devices)),
+      windows_(communicator->takes_window()
+                   ? std::make_shared<NcclWindows>(
+                         communicator, [current = current_, make = remake_] { return Replace(*current, make); })
+                   : nullptr) {
   absl::MutexLock lock(&current_->mutex);
   current_->communicator = std::move(communicator);
+}
+
+NcclCollective::~NcclCollective() {
+  if (windows_ != nullptr) windows_->Stop();
+}
+
+std::shared_ptr<NcclCommunicator> NcclCollective::Replace(Current& current, const Remake& remake) {
+  if (remake == nullptr) return nullptr;
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = remake();
+  absl::MutexLock lock(&current.mutex);
+  if (!made.ok()) {
+    current.is_given_up = true;
+    current.why = absl::StrCat("it cannot be made without a window: ", made.status().message());
+    return nullptr;
+  }
+  current.communicator = *made;
+  return *std::move(made);
+}
+
+void NcclCollective::SetSlots(int rank, std::shared_ptr<const DeviceSlab> slots) {
+  if (windows_ != nullptr) windows_->SetSlots(rank, std::move(slots));
 }
 
 std::string NcclCollective::Describe() const {
   absl::MutexLock lock(&current_->mutex);
   const Communicator& communicator = *current_->communicator;
   const absl::Status broken = communicator.broken();
-  std::string text =
-      absl::StrCat(communicator.name(), ": ", by_nccl_.load(), " gradient elements summed by it, ", by_copies_.load(),
-                   " by copies, because they are not reduced in fp32 or not every rank has submitted them; ",
-                   communicator.details());
+  std::string text = absl::StrCat(
+      communicator.name(), ": ", by_nccl_.load(), " gradient elements summed by it, ", by_copies_.load(),
+      " by copies, because they are not reduced in fp32 or not every rank has submitted them; ", communicator.details(),
+      "; ", windows_ != nullptr ? windows_->Describe() : "symmetric windows are off", DescribePaths());
   if (current_->made_anew > 0) {
     absl::StrAppend(&text, "; aborted and made anew ", current_->made_anew, " time(s), last because ", current_->why);
   }
@@ -68,7 +120,45 @@ std::string NcclCollective::Describe() const {
   return text;
 }
 
-std::shared_ptr<Communicator> NcclCollective::Usable() {
+void NcclCollective::Note(const ReduceScatterRequest& request, const SumOp& sum) {
+  Path path;
+  path.parts = sum.parts.size();
+  for (size_t i = 0; i < sum.parts.size();) {
+    const bool scatters = ScattersAt(sum, i);
+    path.rooted += scatters ? 0 : 1;
+    i += scatters ? devices_.size() : 1;
+  }
+  path.in_window = windows_ != nullptr && windows_->registered() && path.rooted < path.parts;
+  absl::MutexLock lock(&paths_mutex_);
+  paths_[request.plan->groups[static_cast<size_t>(request.group)].name] = path;
+}
+
+std::string NcclCollective::DescribePaths() const {
+  constexpr size_t kMostNames = 8;
+  std::vector<std::string> inside, outside, copied;
+  absl::MutexLock lock(&paths_mutex_);
+  for (const auto& [name, path] : paths_) {
+    std::string rooted;
+    if (path.rooted > 0) {
+      rooted =
+          absl::StrCat(path.rooted, " of ", path.parts, " parts are not equal ones of all ranks, one behind the other");
+    }
+    (path.parts == 0  ? copied
+     : path.in_window ? inside
+                      : outside)
+        .push_back(absl::StrCat("\"", name, "\"", rooted.empty() ? "" : " (", rooted, rooted.empty() ? "" : ")"));
+  }
+  const auto list = [](std::vector<std::string>& names) {
+    const size_t more = names.size() > kMostNames ? names.size() - kMostNames : 0;
+    names.resize(names.size() - more);
+    return absl::StrCat(absl::StrJoin(names, ", "), more > 0 ? absl::StrCat(" and ", more, " more") : "");
+  };
+  return absl::StrCat(inside.empty() ? "" : "; sums in it: ", list(inside),
+                      outside.empty() ? "" : "; along rings: ", list(outside),
+                      copied.empty() ? "" : "; by copies: ", list(copied));
+}
+
+std::shared_ptr<NcclCommunicator> NcclCollective::Usable() {
   absl::MutexLock lock(&current_->mutex);
   const absl::Status broken = current_->communicator->broken();
   if (broken.ok()) return current_->communicator;
@@ -79,8 +169,9 @@ std::shared_ptr<Communicator> NcclCollective::Usable() {
     return nullptr;
   }
   current_->is_making = true;
-  std::thread([current = current_, remake = remake_, why = std::string(broken.message())] {
-    absl::StatusOr<std::shared_ptr<Communicator>> made = remake();
+  std::thread([current = current_, remake = remake_, windows = windows_, why = std::string(broken.message())] {
+    absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = remake();
+    if (made.ok() && windows != nullptr) windows->Use(*made);  // its first sum waits for its window
     absl::MutexLock made_lock(&current->mutex);
     current->is_making = false;
     if (!made.ok()) {
@@ -96,8 +187,28 @@ std::shared_ptr<Communicator> NcclCollective::Usable() {
 }
 
 void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
+  if (windows_ == nullptr) return Issue(std::move(request), std::move(done));
+  struct Waiting {
+    ReduceScatterRequest request;
+    Done done;
+  };
+  // Shared: one of two callbacks has it.
+  auto waiting = std::make_shared<Waiting>(Waiting{std::move(request), std::move(done)});
+  windows_->Enter(
+      [this, waiting] {
+        Issue(std::move(waiting->request), [windows = windows_, done = std::move(waiting->done)](absl::Status status) {
+          windows->Leave();
+          if (done) done(std::move(status));
+        });
+      },
+      [waiting] {
+        if (waiting->done) waiting->done(absl::CancelledError("reduce: the job has ended"));
+      });
+}
+
+void NcclCollective::Issue(ReduceScatterRequest request, Done done) {
   const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = local_.RunsByRank(request);
-  const std::shared_ptr<Communicator> communicator = runs.ok() ? Usable() : nullptr;
+  const std::shared_ptr<NcclCommunicator> communicator = runs.ok() ? Usable() : nullptr;
   if (communicator == nullptr) {
     local_.ReduceScatter(std::move(request), std::move(done));
     return;
@@ -113,11 +224,14 @@ void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
         summed.numel += run.numel;
       } else {
         AddReduceOps(request, run, rank, SourcesOf(request, run), own[rank]);
+        summed.copied.insert(run.flat_param);
         by_copies_ += static_cast<uint64_t>(run.numel);
       }
     }
   }
   by_nccl_ += static_cast<uint64_t>(summed.numel);
+  const std::vector<SlotPart> slot_parts = PartsOf(*request.plan, summed, static_cast<int>(ranks));
+  if (summed.runs.empty()) Note(request, {});
   std::vector<DevicePart> parts;
   for (size_t rank = 0; rank < ranks; ++rank) {
     std::vector<DeviceOp> ops;
@@ -125,18 +239,22 @@ void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
       SumOp sum;
       sum.communicator = communicator.get();
       sum.member = static_cast<int>(rank);
-      sum.scatter = Scatters(request, summed, ranks);
-      sum.numel = summed.numel;
-      for (const auto& [run, root] : summed.runs) {
-        float* const slot = InSlot(request, run, rank);
-        sum.parts.push_back({slot, slot, run.numel, root});
+      for (const SlotPart& part : slot_parts) {
+        float* const in_slot = reinterpret_cast<float*>(request.sources[rank].slot + part.offset_bytes);
+        sum.parts.push_back({in_slot, in_slot, part.numel, part.root});
+        sum.numel += part.numel;
       }
+      sum.scatter = slot_parts.size() == ranks && ScattersAt(sum, 0);
+      if (rank == 0) Note(request, sum);
       ops.emplace_back(std::move(sum));
     }
     std::move(own[rank].begin(), own[rank].end(), std::back_inserter(ops));
     parts.push_back({devices_[rank], std::move(ops)});
   }
-  // The communicator lives as long as what names it.
+  // The communicator lives as long as what names it. Sums that have waited come from another thread than the loop: all
+  // devices get the operations of all communicators in one order.
+  static absl::Mutex issue_mutex(absl::kConstInit);
+  absl::MutexLock lock(&issue_mutex);
   FanOut(
       std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), absl::OkStatus(),
       [keep = communicator, done = std::move(done)](absl::Status status) { done(std::move(status)); },

@@ -15,6 +15,21 @@ constexpr absl::Duration kAskInterval = absl::Microseconds(50);
 
 }  // namespace
 
+bool ScattersAt(const SumOp& op, size_t first) {
+  const size_t members = static_cast<size_t>(op.communicator->members());
+  if (op.scatter) return first == 0;
+  if (members < 2 || op.parts.size() - first < members) return false;
+  const SumPart& begin = op.parts[first];
+  for (size_t member = 0; member < members; ++member) {
+    const SumPart& part = op.parts[first + member];
+    if (part.root != static_cast<int>(member) || part.numel != begin.numel ||
+        part.src != begin.src + static_cast<int64_t>(member) * begin.numel) {
+      return false;
+    }
+  }
+  return true;
+}
+
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(const NcclLibrary& library,
                                                                            const CudaDriver& driver,
                                                                            const std::vector<int>& ordinals,
@@ -85,18 +100,22 @@ absl::Status NcclCommunicator::Await(const std::string& device, nccl::Comm comm,
 
 absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream) {
   const auto numel = [](const SumPart& part) { return static_cast<size_t>(part.numel); };
-  if (op.scatter) {
-    const SumPart& own = op.parts[static_cast<size_t>(op.member)];
-    return library_.Check(
-        library_->ReduceScatter(op.parts[0].src, own.dst, numel(own), nccl::kFloat32, nccl::kSum, comm, stream),
-        "ncclReduceScatter", member.device);
-  }
   SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", member.device));
   absl::Status status;
-  for (const SumPart& part : op.parts) {
+  for (size_t i = 0; i < op.parts.size();) {
+    const SumPart& part = op.parts[i];
+    if (ScattersAt(op, i)) {
+      const SumPart& own = op.parts[i + static_cast<size_t>(op.member)];
+      status.Update(library_.Check(
+          library_->ReduceScatter(part.src, own.dst, numel(own), nccl::kFloat32, nccl::kSum, comm, stream),
+          "ncclReduceScatter", member.device));
+      i += static_cast<size_t>(members());
+      continue;
+    }
     status.Update(library_.Check(library_->Reduce(part.src, part.root == op.member ? part.dst : nullptr, numel(part),
                                                   nccl::kFloat32, nccl::kSum, part.root, comm, stream),
                                  "ncclReduce", member.device));
+    ++i;
   }
   status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", member.device));
   return status;
@@ -110,6 +129,103 @@ absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* stream) {
   SHARDD_RETURN_IF_ERROR(EnqueueParts(member, member.comm, op, stream));
   // The stream must not be touched while NCCL is still putting its work there.
   return Await(member.device, member.comm, op.scatter ? "ncclReduceScatter" : "ncclReduce");
+}
+
+bool NcclCommunicator::BeginChange() {
+  absl::MutexLock lock(&mutex_);
+  is_changing_ = broken_.ok();
+  return is_changing_;
+}
+
+void NcclCommunicator::EndChange() {
+  absl::MutexLock lock(&mutex_);
+  is_changing_ = false;
+}
+
+absl::Status NcclCommunicator::RegisterWindow(Slabs slabs) {
+  const auto refuse = [](const auto&... why) { return absl::FailedPreconditionError(absl::StrCat(why...)); };
+  if (!library_.has_windows()) return refuse("NCCL ", library_.version(), " has no ncclCommWindowRegister");
+  if (slabs.size() != members_.size()) return refuse("got ", slabs.size(), " slabs for ", members(), " GPUs");
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    const std::string what = absl::StrCat("the slab on ", members_[i]->device);
+    if (slabs[i] == nullptr) return refuse(what, " is not there");
+    if (slabs[i]->size_bytes() != slabs[0]->size_bytes()) {
+      return refuse(what, " is of another size than the first (got ", slabs[i]->size_bytes(), " bytes, want ",
+                    slabs[0]->size_bytes(), ")");
+    }
+    if (reinterpret_cast<uintptr_t>(slabs[i]->data()) % nccl::kWinAlignmentBytes != 0) {
+      return refuse(what, " begins at no multiple of ", nccl::kWinAlignmentBytes, " bytes");
+    }
+  }
+  if (!BeginChange()) return broken();
+  {
+    absl::MutexLock lock(&mutex_);
+    slabs_ = slabs;
+  }
+  const absl::Status status = RegisterOnAll(slabs);
+  if (absl::IsFailedPrecondition(status)) {
+    absl::MutexLock lock(&mutex_);
+    slabs_.clear();
+  }
+  EndChange();
+  return status;
+}
+
+// All members in one group: each waits for what the others register.
+absl::Status NcclCommunicator::RegisterOnAll(const Slabs& slabs) {
+  SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", name_));
+  absl::Status status;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    Member& member = *members_[i];
+    const ScopedCudaContext current(driver_, member.context);
+    absl::MutexLock lock(&member.mutex);
+    status.Update(driver_.Check(current.result(), "cuCtxPushCurrent", "", member.device));
+    status.Update(library_.Check(
+        library_->CommWindowRegister(member.comm, slabs[i]->data(), static_cast<size_t>(slabs[i]->size_bytes()),
+                                     &member.window, nccl::kWinCollSymmetric),
+        "ncclCommWindowRegister", member.device));
+  }
+  status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", name_));
+  SHARDD_RETURN_IF_ERROR(status);
+  size_t windows = 0;
+  for (const auto& member : members_) {
+    absl::MutexLock lock(&member->mutex);
+    SHARDD_RETURN_IF_ERROR(Await(member->device, member->comm, "ncclCommWindowRegister"));
+    windows += member->window != nullptr ? 1 : 0;
+  }
+  if (windows == members_.size()) return absl::OkStatus();
+  if (windows > 0) {
+    return absl::InternalError(absl::StrCat("ncclCommWindowRegister: ", windows, " of ", members(), " windows"));
+  }
+  return absl::FailedPreconditionError(
+      "NCCL has no symmetric memory over these GPUs (they do not all reach each other, or NCCL_WIN_ENABLE or "
+      "NCCL_CUMEM_ENABLE is 0)");
+}
+
+absl::Status NcclCommunicator::DeregisterWindow() {
+  if (!BeginChange()) return absl::OkStatus();  // the abort has it, or will
+  const absl::Status status = DeregisterOnAll();
+  Slabs slabs;  // let go without the lock
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    slabs.swap(slabs_);
+  }
+  EndChange();
+  return status;
+}
+
+absl::Status NcclCommunicator::DeregisterOnAll() {
+  for (const auto& member : members_) {
+    const ScopedCudaContext current(driver_, member->context);
+    absl::MutexLock lock(&member->mutex);
+    if (member->window == nullptr) continue;
+    SHARDD_RETURN_IF_ERROR(driver_.Check(current.result(), "cuCtxPushCurrent", "", member->device));
+    SHARDD_RETURN_IF_ERROR(library_.Check(library_->CommWindowDeregister(member->comm, member->window),
+                                          "ncclCommWindowDeregister", member->device));
+    member->window = nullptr;
+    SHARDD_RETURN_IF_ERROR(Await(member->device, member->comm, "ncclCommWindowDeregister"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::broken() const {
@@ -129,6 +245,11 @@ void NcclCommunicator::Break(const absl::Status& why) {
 
 // All members at once: NCCL may wait in one for the others.
 void NcclCommunicator::AbortAll() {
+  {
+    absl::MutexLock lock(&mutex_);  // who changes the window sees that it is broken, and leaves
+    mutex_.Await(absl::Condition(
+        +[](bool* changing) { return !*changing; }, &is_changing_));
+  }
   std::vector<std::thread> threads;
   threads.reserve(members_.size());
   for (const auto& member : members_) {
@@ -137,9 +258,13 @@ void NcclCommunicator::AbortAll() {
       absl::MutexLock lock(&member->mutex);  // whoever is in a call sees that it is broken, and leaves
       if (member->comm != nullptr) (void)library_->CommAbort(member->comm);
       member->comm = nullptr;
+      member->window = nullptr;
     });
   }
   for (std::thread& thread : threads) thread.join();
+  Slabs slabs;  // let go without the lock
+  absl::MutexLock lock(&mutex_);
+  slabs.swap(slabs_);
 }
 
 NcclCommunicator::~NcclCommunicator() {

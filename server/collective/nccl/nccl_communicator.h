@@ -13,8 +13,13 @@
 #include "common/cuda/driver.h"
 #include "server/collective/nccl/nccl_library.h"
 #include "server/device/device.h"
+#include "server/device/device_memory.h"
 
 namespace shardd {
+
+// Whether the sum's parts from `first` on, one for each member, are one reduce-scatter: equal, in the members' order,
+// one behind the other. It is all that NCCL's symmetric kernels do of sums; what has a root each goes along a ring.
+bool ScattersAt(const SumOp& op, size_t first);
 
 // NCCL over GPUs of this process, one member each. Communicators are non-blocking, so that they can be aborted, and
 // calls of one member come one at a time. Sums are of fp32 in NCCL's order, not in that of ranks.
@@ -25,7 +30,10 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
     absl::Duration limit = absl::Seconds(30);
     // A ring kernel holds so many multiprocessors at most, whatever the policy: trainers compute beside it.
     int max_ctas = 8;
+    // It is one job's, which may register a window.
+    bool takes_window = false;
   };
+  using Slabs = std::vector<std::shared_ptr<const DeviceSlab>>;  // by member
   // One member per ordinal, in that order. Blocks, seconds on real GPUs. DEADLINE_EXCEEDED, INTERNAL: what NCCL said.
   static absl::StatusOr<std::shared_ptr<NcclCommunicator>> Create(const NcclLibrary& library, const CudaDriver& driver,
                                                                   const std::vector<int>& ordinals,
@@ -46,6 +54,16 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   void Break(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status broken() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
+  bool takes_window() const { return options_.takes_window; }
+  // The slabs, each on its member's GPU and all of one size, become the symmetric window, of which there is one at a
+  // time. It keeps them until it is deregistered, or aborted: NCCL finds a window by its addresses, which must not
+  // become another slab's. Blocks for options.limit at most. FAILED_PRECONDITION: there is none to be had, the text is
+  // the reason that status shows, and all else works on. Other errors leave it in no state to sum: Break is due.
+  // REQUIRES: for these two, no sum of any member is under way or enqueued meanwhile.
+  absl::Status RegisterWindow(Slabs slabs) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Also without one. An error: Break is due, and takes the window along. OK where it is broken.
+  absl::Status DeregisterWindow() ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   struct Member {
     std::string device;  // "cuda:0"
@@ -53,11 +71,17 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
     cu::Context context = nullptr;
     absl::Mutex mutex;  // NCCL takes one call of a communicator at a time; an abort none beside it
     nccl::Comm comm ABSL_GUARDED_BY(mutex) = nullptr;  // null: aborted
+    nccl::Window window ABSL_GUARDED_BY(mutex) = nullptr;
   };
   NcclCommunicator(const NcclLibrary& library, const CudaDriver& driver, const Options& options)
       : library_(library), driver_(driver), options_(options) {}
   absl::Status Init(const std::vector<int>& ordinals);
   absl::Status EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream);
+  absl::Status RegisterOnAll(const Slabs& slabs) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status DeregisterOnAll() ABSL_LOCKS_EXCLUDED(mutex_);
+  // False: it is broken. Else no abort begins until EndChange.
+  bool BeginChange() ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndChange() ABSL_LOCKS_EXCLUDED(mutex_);
   // Until the library has done what was called; DEADLINE_EXCEEDED after the limit, CANCELLED when it is broken
   // meanwhile.
   absl::Status Await(const std::string& device, nccl::Comm comm, const char* operation) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -74,6 +98,8 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   // Guarded.
   mutable absl::Mutex mutex_;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+  bool is_changing_ ABSL_GUARDED_BY(mutex_) = false;  // the window
+  Slabs slabs_ ABSL_GUARDED_BY(mutex_);               // of the window; empty: there is none
 };
 
 }  // namespace shardd

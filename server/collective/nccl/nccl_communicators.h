@@ -13,21 +13,24 @@
 namespace shardd {
 
 // The communicators of this daemon: one for every number of ranks, as rank r is on the daemon's r-th GPU, made when the
-// first job of that size is opened and shared by all of them. Thread-safe.
+// first job of that size is opened and shared by all of them. With windows every job has one of its own: a registration
+// that fails costs all who share the communicator theirs. Thread-safe.
 class NcclCommunicators {
  public:
   // `ordinals`: of the daemon's GPUs, in their order.
-  NcclCommunicators(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals)
-      : library_(library), driver_(driver), ordinals_(std::move(ordinals)) {}
+  NcclCommunicators(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals,
+                    bool windows = false)
+      : library_(library), driver_(driver), ordinals_(std::move(ordinals)), windows_(windows) {}
 
   // May block for seconds. FAILED_PRECONDITION: NCCL has nothing to do, or refuses it; the text is the reason that
   // status shows. One that was given up is made anew.
-  absl::StatusOr<std::shared_ptr<Communicator>> For(int ranks) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> For(int ranks) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   const NcclLibrary library_;
   const CudaDriver driver_;
   const std::vector<int> ordinals_;
+  const bool windows_;
   absl::Mutex mutex_;
   absl::flat_hash_map<int, std::shared_ptr<NcclCommunicator>> by_ranks_ ABSL_GUARDED_BY(mutex_);
 };

@@ -42,6 +42,9 @@ absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
   resolve("ncclGetErrorString", &table.GetErrorString);
   resolve("ncclGetLastError", &table.GetLastError);
   if (!missing.empty()) return refuse(absl::StrCat("it has no ", missing));
+#define SHARDD_NCCL_RESOLVE(name, parameters) resolve("nccl" #name, &table.name);
+  SHARDD_NCCL_WINDOW_FUNCTIONS(SHARDD_NCCL_RESOLVE)  // what is missing here is no reason to refuse it
+#undef SHARDD_NCCL_RESOLVE
   int version = 0;
   if (table.GetVersion(&version) != nccl::kSuccess || version < nccl::kLeastVersion) {
     return refuse(absl::StrCat("it is too old (got ", VersionText(version), ", want ", VersionText(nccl::kLeastVersion),
@@ -58,6 +61,10 @@ int NcclLibrary::cta_policy() const {
 
 std::string NcclLibrary::cta_policy_text() const {
   return (cta_policy() & nccl::kCtaPolicyEfficiency) != 0 ? "zero and efficiency" : "zero";
+}
+
+bool NcclLibrary::has_windows() const {
+  return table_.CommWindowRegister != nullptr && table_.CommWindowDeregister != nullptr;
 }
 
 absl::Status NcclLibrary::Check(nccl::Result result, absl::string_view operation, absl::string_view object) const {

@@ -19,7 +19,7 @@ class NcclLibrary {
   // loaded, NCCL_RAS_ENABLE=0 is set unless it has a value: its service for diagnosis listens on one port of the
   // machine, which belongs to trainers' jobs. REQUIRES: no other thread reads the environment.
   static absl::StatusOr<NcclLibrary> Load(const std::string& library = kDefault);
-  // REQUIRES: every pointer is set.
+  // REQUIRES: every pointer is set, but for windows' perhaps.
   NcclLibrary(const nccl::Table& table, int version) : table_(table), version_(version) {}
 
   const nccl::Table* operator->() const { return &table_; }
@@ -28,6 +28,7 @@ class NcclLibrary {
   // library can do without, and as few as do elsewhere, which are both named to libraries that take both.
   int cta_policy() const;
   std::string cta_policy_text() const;  // "zero and efficiency"
+  bool has_windows() const;
 
   // OK for kSuccess and kInProgress. Else INTERNAL, "ncclReduce on cuda:1: unhandled cuda error: ... (result 1)", with
   // the library's last words.

@@ -12,12 +12,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/cuda/driver_api.h"
+#include "tests/fakes/nccl/windows.h"
 
 // Of the fake driver: this process' or the library's. (NCCL finds the driver at run time; so much alike it need not
 // be.)
@@ -31,11 +33,14 @@ namespace {
 
 // One call of a member: what it sends, and where the sum goes if it is the root.
 struct Call {
+  bool scatters = false;  // of a reduce-scatter, which symmetric kernels do
   const float* send = nullptr;
   float* receive = nullptr;
   size_t count = 0;
   int root = 0;
-  bool operator==(const Call& other) const { return count == other.count && root == other.root; }
+  bool operator==(const Call& other) const {
+    return scatters == other.scatters && count == other.count && root == other.root;
+  }
 };
 
 // The members' calls between two ends of groups: on the GPU one kernel each, which waits for the others'.
@@ -46,7 +51,7 @@ struct Launch {
 };
 
 struct Clique {
-  explicit Clique(int size) : ranks(size) {}
+  explicit Clique(int size) : ranks(size), windows(size) {}
   const int ranks;
   std::mutex mutex;
   std::condition_variable changed;
@@ -55,6 +60,7 @@ struct Clique {
   bool aborted = false;
   bool mismatched = false;
   std::map<uint64_t, std::shared_ptr<Launch>> launches;  // by number
+  Windows windows;
 
   // On a member's stream. Every member has to come; the last adds.
   void Run(uint64_t number, int rank, std::vector<Call> calls) {
@@ -68,12 +74,24 @@ struct Clique {
     launch->by_rank[static_cast<size_t>(rank)] = std::move(calls);
     if (++launch->arrived == ranks && !aborted) {
       for (const auto& other : launch->by_rank) mismatched = mismatched || other != launch->by_rank[0];
+      mismatched = mismatched || !IsSymmetric(*launch);
       if (!mismatched) Add(*launch);
       launch->done = true;
       launches.erase(number);
       changed.notify_all();
     }
     changed.wait(lock, [&] { return launch->done || aborted; });
+    for (const Call& call : launch->by_rank[static_cast<size_t>(rank)]) windows.Use(rank, call.send, -1);
+  }
+  // What the real one reads at wrong addresses: symmetric kernels trust that offsets are equal.
+  bool IsSymmetric(const Launch& launch) const {
+    for (size_t i = 0; i < launch.by_rank[0].size(); ++i) {
+      std::vector<const void*> sends;
+      for (const auto& calls : launch.by_rank) sends.push_back(calls[i].send);
+      if (launch.by_rank[0][i].scatters && !windows.Fits(sends, launch.by_rank[0][i].count * sizeof(float)))
+        return false;
+    }
+    return true;
   }
   // Along a ring that ends at the root.
   void Add(const Launch& launch) const {
@@ -99,6 +117,15 @@ struct Communicator {
 std::mutex g_mutex;
 std::map<std::string, std::weak_ptr<Clique>> g_cliques;  // by id
 uint64_t g_next_id = 1;
+std::set<Comm> g_comms;  // neither destroyed nor aborted
+bool IsThere(Comm comm) {
+  const std::lock_guard lock(g_mutex);
+  return g_comms.count(comm) > 0;
+}
+void IsGone(Comm comm) {
+  const std::lock_guard lock(g_mutex);
+  g_comms.erase(comm);
+}
 
 // Of this thread, until it has others.
 std::string& LastError() {
@@ -109,7 +136,7 @@ std::string& LastError() {
 struct Group {
   int depth = 0;
   std::map<Communicator*, std::pair<Stream, std::vector<Call>>> calls;
-  bool makes = false;  // communicators
+  bool makes = false;  // communicators, or windows
 };
 Group& ThisGroup() {
   thread_local Group group;
@@ -153,6 +180,10 @@ void RunItem(void* data) {
 }
 
 Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
+  {
+    const std::lock_guard lock(comm->clique->mutex);
+    for (const Call& call : calls) comm->clique->windows.Use(comm->rank, call.send, 1);
+  }
   auto item = std::make_unique<Item>(Item{comm->clique, comm->launches, comm->rank, std::move(calls)});
   const cu::Result result = cuLaunchHostFunc(static_cast<cu::Stream>(stream), RunItem, item.get());
   if (result != cu::kSuccess) return kUnhandledCudaError;
@@ -163,7 +194,7 @@ Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
 }
 
 Result Add(Communicator* comm, Stream stream, const std::vector<Call>& calls) {
-  if (comm == nullptr || stream == nullptr) return kInvalidArgument;
+  if (comm == nullptr || stream == nullptr || !IsThere(reinterpret_cast<Comm>(comm))) return kInvalidArgument;
   for (const Call& call : calls) {
     const bool writes = call.root == comm->rank;
     if (call.send == nullptr || (writes && call.receive == nullptr) || call.root < 0 ||
@@ -230,20 +261,26 @@ FAKE_NCCL Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int 
     }
   }
   *comm = reinterpret_cast<Comm>(made);
+  g_comms.insert(*comm);
   return kInProgress;
 }
 FAKE_NCCL Result ncclCommGetAsyncError(Comm comm, Result* result) {
+  if (!IsThere(comm)) return kInvalidArgument;
   Clique& clique = *Of(comm)->clique;
   const std::lock_guard lock(clique.mutex);
   const bool asked = Of(comm)->asks.exchange(0) == 0;
-  *result = clique.mismatched ? kInvalidUsage : !asked || clique.joined < clique.ranks ? kInProgress : kSuccess;
+  const Result windows = clique.windows.State(Of(comm)->rank);
+  if (windows == kInvalidArgument) LastError() = clique.windows.why();
+  *result = clique.mismatched ? kInvalidUsage : !asked || clique.joined < clique.ranks ? kInProgress : windows;
   return kSuccess;
 }
 FAKE_NCCL Result ncclCommDestroy(Comm comm) {
+  IsGone(comm);
   delete Of(comm);
   return kSuccess;
 }
 FAKE_NCCL Result ncclCommAbort(Comm comm) {
+  IsGone(comm);
   {
     Clique& clique = *Of(comm)->clique;
     const std::lock_guard lock(clique.mutex);
@@ -257,18 +294,45 @@ FAKE_NCCL Result ncclReduce(const void* send, void* receive, size_t count, DataT
                             Comm comm, Stream stream) {
   if (Fails("Reduce")) return kInternalError;
   if (dtype != kFloat32 || op != kSum) return kInvalidArgument;
-  return Add(Of(comm), stream, {{static_cast<const float*>(send), static_cast<float*>(receive), count, root}});
+  return Add(Of(comm), stream, {{false, static_cast<const float*>(send), static_cast<float*>(receive), count, root}});
 }
 FAKE_NCCL Result ncclReduceScatter(const void* send, void* receive, size_t count, DataType dtype, RedOp op, Comm comm,
                                    Stream stream) {
   if (Fails("ReduceScatter")) return kInternalError;
-  if (dtype != kFloat32 || op != kSum || comm == nullptr) return kInvalidArgument;
+  if (dtype != kFloat32 || op != kSum || !IsThere(comm)) return kInvalidArgument;
   std::vector<Call> calls;
   for (int root = 0; root < Of(comm)->clique->ranks; ++root) {
-    calls.push_back({static_cast<const float*>(send) + static_cast<size_t>(root) * count, static_cast<float*>(receive),
-                     count, root});
+    calls.push_back({true, static_cast<const float*>(send) + static_cast<size_t>(root) * count,
+                     static_cast<float*>(receive), count, root});
   }
   return Add(Of(comm), stream, calls);
+}
+FAKE_NCCL Result ncclCommWindowRegister(Comm comm, void* buffer, size_t size_bytes, Window* window, int flags) {
+  if (!IsThere(comm) || window == nullptr) return kInvalidArgument;
+  *window = nullptr;
+  if (buffer == nullptr || size_bytes == 0) return kInvalidArgument;
+  Clique& clique = *Of(comm)->clique;
+  const std::lock_guard lock(clique.mutex);
+  if (Fails("CommWindowRegister")) {
+    clique.mismatched = true;  // as after any error of a group
+    return kInternalError;
+  }
+  const char* const symmetric = std::getenv("FAKE_NCCL_SYMMETRIC");
+  if (symmetric != nullptr && std::string(symmetric) == "0") return kSuccess;
+  // The members' registrations wait for each other: from one thread only in a group.
+  if (ThisGroup().depth == 0 && clique.ranks > 1) return kInvalidUsage;
+  ThisGroup().makes = ThisGroup().depth > 0;
+  clique.windows.Register(Of(comm)->rank, buffer, size_bytes, flags, window);
+  Of(comm)->asks = 1;
+  return ThisGroup().depth > 0 ? kSuccess : kInProgress;
+}
+FAKE_NCCL Result ncclCommWindowDeregister(Comm comm, Window window) {
+  if (!IsThere(comm)) return kInvalidArgument;
+  if (Fails("CommWindowDeregister")) return kInternalError;
+  if (window == nullptr) return kSuccess;
+  Clique& clique = *Of(comm)->clique;
+  const std::lock_guard lock(clique.mutex);
+  return clique.windows.Deregister(Of(comm)->rank, window);
 }
 FAKE_NCCL Result ncclGroupStart() {
   ++ThisGroup().depth;
@@ -297,6 +361,7 @@ nccl::Table Table() {
   nccl::Table table;
 #define SHARDD_FAKE_NCCL_SET(name, parameters) table.name = &nccl::nccl##name;
   SHARDD_NCCL_FUNCTIONS(SHARDD_FAKE_NCCL_SET)
+  SHARDD_NCCL_WINDOW_FUNCTIONS(SHARDD_FAKE_NCCL_SET)
 #undef SHARDD_FAKE_NCCL_SET
   table.GetErrorString = &nccl::ncclGetErrorString;
   table.GetLastError = &nccl::ncclGetLastError;

@@ -28,6 +28,10 @@ class CollectiveWorld {
   virtual ~CollectiveWorld() = default;
   virtual std::vector<std::unique_ptr<Device>> MakeDevices() = 0;
   virtual std::pmr::memory_resource* memory() { return std::pmr::new_delete_resource(); }
+  // Where the rank's gradient slots are to lie.
+  virtual std::pmr::memory_resource* slot_memory(int /*rank*/) { return memory(); }
+  // The collective is gone, and so is all that requests named; devices are there.
+  virtual void CollectiveIsGone() {}
   // of_ranks: those of MakeDevices, by rank.
   virtual std::unique_ptr<Collective> Make(std::vector<Device*> of_ranks) = 0;
 };
@@ -62,6 +66,7 @@ class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {
   // Before what is in the devices' memory ends.
   virtual void Stop() {
     collective_.reset();
+    if (world_ != nullptr) world_->CollectiveIsGone();
     wrapped_.clear();
     devices_.clear();
     BytesMemory() = std::pmr::new_delete_resource();

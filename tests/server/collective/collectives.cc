@@ -29,6 +29,7 @@ CollectiveImplementation Local() {
 std::vector<CollectiveImplementation> Collectives() {
   return {Local(),
           {"nccl", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks); }},
+          {"ncclWindow", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks, /*window=*/true); }},
           {"trainers", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/1); },
            [] { return std::string(); }, /*devices_add=*/false},
           {"trainersAndDevices", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/2); }}};

@@ -26,6 +26,9 @@ static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
 static_assert(nccl::kUndefined == NCCL_CONFIG_UNDEF_INT && nccl::kCtaPolicyEfficiency == NCCL_CTA_POLICY_EFFICIENCY &&
               nccl::kCtaPolicyZero == NCCL_CTA_POLICY_ZERO);
 
+static_assert(sizeof(nccl::Window) == sizeof(ncclWindow_t) && nccl::kWinCollSymmetric == NCCL_WIN_COLL_SYMMETRIC &&
+              nccl::kWinAlignmentBytes == NCCL_WIN_REQUIRED_ALIGNMENT);
+
 // Ours ends where the members of 2.27 do.
 static_assert(offsetof(nccl::Config, size) == offsetof(ncclConfig_t, size) &&
               offsetof(nccl::Config, magic) == offsetof(ncclConfig_t, magic) &&
@@ -59,6 +62,7 @@ struct SameCall<nccl::Result (*)(Ours...), ncclResult_t (*)(Theirs...)> {
 #define SHARDD_NCCL_COMPARE(name, parameters) \
   static_assert(SameCall<decltype(nccl::Table::name), decltype(&nccl##name)>::value, "nccl" #name);
 SHARDD_NCCL_FUNCTIONS(SHARDD_NCCL_COMPARE)
+SHARDD_NCCL_WINDOW_FUNCTIONS(SHARDD_NCCL_COMPARE)
 #undef SHARDD_NCCL_COMPARE
 
 TEST(NcclAbiTest, IsThatOfTheHeader) {

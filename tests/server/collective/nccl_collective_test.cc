@@ -19,9 +19,10 @@ class NcclCollectiveTest : public testing::Test {
  protected:
   static constexpr int kRanks = 3;
 
-  // Group "a" of two parameters that make three equal parts, or three that do not.
-  ShardPlan Plan(bool even, DType param_dtype = v1::DTYPE_UNSPECIFIED) {
+  // Group "a" of two parameters that make three equal parts, or three that do so with two elements of padding.
+  ShardPlan Plan(bool even, DType param_dtype = v1::DTYPE_UNSPECIFIED, v1::Layout layout = v1::LAYOUT_FLAT) {
     SpecBuilder builder(kRanks);
+    builder.config().set_layout(layout);
     builder.config().mutable_mixed_precision()->set_param_dtype(param_dtype);
     const int a = builder.AddSharded(0, "a");
     builder.Param(a, "w", {even ? 192 : 190});
@@ -53,6 +54,7 @@ class NcclCollectiveTest : public testing::Test {
     slots_.clear();
     gradients_.clear();
     BytesMemory() = std::pmr::new_delete_resource();
+    AwaitEnds(gpus_.machine());
   }
   absl::Status Reduce(std::vector<bool> of_rank_1 = {true, true}) {
     ReduceScatterRequest request;
@@ -126,12 +128,44 @@ TEST_F(NcclCollectiveTest, EqualPartsAreOneReduceScatter) {
               HasSubstr("nccl 2.28.9 over cuda:0, cuda:1, cuda:2: 384 gradient elements summed by it, 0 by copies"));
 }
 
-TEST_F(NcclCollectiveTest, UnequalPartsHaveARootEach) {
+// Padding lies in the last part: what is there in slots, NaN here, gets nowhere.
+TEST_F(NcclCollectiveTest, PartsThatPaddingMakesEqualAreOneReduceScatter) {
   Start(Plan(/*even=*/false));
   ASSERT_TRUE(Reduce().ok());
   ExpectSums();
   ASSERT_EQ(Sums(2).size(), 1u);
+  EXPECT_TRUE(Sums(2)[0].scatter);
+  EXPECT_EQ(Sums(2)[0].numel, 384);
+  EXPECT_THAT(collective_->Describe(), HasSubstr("382 gradient elements summed by it"));
+}
+
+// Of the two parameters one has as many rows for each rank, the other 64, 64 and 62.
+TEST_F(NcclCollectiveTest, PartsOfOneParameterAreOneReduceScatterAndUnequalOnesHaveARootEach) {
+  nccl::Table table = fake_nccl::Table();
+  static std::atomic<int> reduces, scatters;
+  reduces = scatters = 0;
+  table.Reduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, int root,
+                    nccl::Comm comm, nccl::Stream stream) {
+    ++reduces;
+    return fake_nccl::Table().Reduce(send, receive, count, dtype, op, root, comm, stream);
+  };
+  table.ReduceScatter = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
+                           nccl::Comm comm, nccl::Stream stream) {
+    ++scatters;
+    return fake_nccl::Table().ReduceScatter(send, receive, count, dtype, op, comm, stream);
+  };
+  Start(Plan(/*even=*/false, v1::DTYPE_UNSPECIFIED, v1::LAYOUT_DIM0));
+  communicator_ = *NcclCommunicator::Create(NcclLibrary(table, 22809), gpus_.driver(), {0, 1, 2});
+  collective_ = std::make_unique<NcclCollective>(
+      std::vector<Device*>{wrapped_[0].get(), wrapped_[1].get(), wrapped_[2].get()}, communicator_);
+  ASSERT_TRUE(Reduce().ok());
+  ExpectSums();
+  ASSERT_EQ(Sums(2).size(), 1u);
   EXPECT_FALSE(Sums(2)[0].scatter);
+  EXPECT_EQ(scatters, kRanks);
+  EXPECT_EQ(reduces, kRanks * 3);
+  EXPECT_THAT(collective_->Describe(),
+              HasSubstr("symmetric windows are off; along rings: \"a\" (3 of 6 parts are not "));
 }
 
 TEST_F(NcclCollectiveTest, WhatNotEveryRankHasAndWhatIsNotFp32IsAddedByCopies) {
@@ -144,6 +178,7 @@ TEST_F(NcclCollectiveTest, WhatNotEveryRankHasAndWhatIsNotFp32IsAddedByCopies) {
   Start(Plan(/*even=*/true, v1::DTYPE_BFLOAT16));
   ASSERT_TRUE(Reduce().ok());
   EXPECT_TRUE(Sums(0).empty());
+  EXPECT_THAT(collective_->Describe(), HasSubstr("symmetric windows are off; by copies: \"a\""));
 }
 
 TEST_F(NcclCollectiveTest, AMemberThatFailsReleasesTheOthersAndLaterSumsAreCopies) {
@@ -164,7 +199,7 @@ TEST_F(NcclCollectiveTest, ACommunicatorThatIsBrokenIsMadeAnewForTheRequestsAfte
   std::atomic<int> made = 0;
   collective_ = std::make_unique<NcclCollective>(
       std::vector<Device*>{wrapped_[0].get(), wrapped_[1].get(), wrapped_[2].get()}, communicator_,
-      [&]() -> absl::StatusOr<std::shared_ptr<Communicator>> {
+      [&]() -> absl::StatusOr<std::shared_ptr<NcclCommunicator>> {
         ++made;
         auto communicator = NcclCommunicator::Create(library_, gpus_.driver(), {0, 1, 2});
         if (communicator.ok()) made_anew_.push_back(*communicator);
@@ -194,10 +229,10 @@ TEST_F(NcclCollectiveTest, OneThatBreaksAgainAndAgainIsGivenUp) {
   Start(Plan(/*even=*/true));
   std::atomic<int> made = 0;
   absl::Mutex mutex;
-  std::shared_ptr<Communicator> last = communicator_;
+  std::shared_ptr<NcclCommunicator> last = communicator_;
   collective_ = std::make_unique<NcclCollective>(
       std::vector<Device*>{wrapped_[0].get(), wrapped_[1].get(), wrapped_[2].get()}, communicator_,
-      [&]() -> absl::StatusOr<std::shared_ptr<Communicator>> {
+      [&]() -> absl::StatusOr<std::shared_ptr<NcclCommunicator>> {
         auto communicator = NcclCommunicator::Create(library_, gpus_.driver(), {0, 1, 2});
         if (!communicator.ok()) return communicator.status();
         absl::MutexLock lock(&mutex);
@@ -237,7 +272,7 @@ TEST_F(NcclCollectiveTest, OneThatCannotBeMadeAnewIsNotTriedAgainAndStatusSaysWh
   std::atomic<int> tried = 0;
   collective_ =
       std::make_unique<NcclCollective>(std::vector<Device*>{wrapped_[0].get(), wrapped_[1].get(), wrapped_[2].get()},
-                                       communicator_, [&]() -> absl::StatusOr<std::shared_ptr<Communicator>> {
+                                       communicator_, [&]() -> absl::StatusOr<std::shared_ptr<NcclCommunicator>> {
                                          ++tried;
                                          return absl::InternalError("no communicators left");
                                        });

@@ -48,7 +48,9 @@ class ReduceScatterTest : public CollectiveTest {
     const GroupPlan& group = plan_.groups[group_];
     slots_.clear();
     for (size_t rank = 0; rank < present.size(); ++rank) {
+      BytesMemory() = world_->slot_memory(static_cast<int>(rank));
       slots_.emplace_back(group.gradient_bytes, 0xff);
+      BytesMemory() = world_->memory();
       for (size_t i = 0; i < group.params.size(); ++i) {
         if (present[rank][i]) {
           WriteSlot(plan_, slots_.back(), group.params[i],

@@ -1,0 +1,141 @@
+#include "server/collective/nccl/nccl_windows.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+NcclWindows::NcclWindows(std::shared_ptr<NcclCommunicator> communicator, Replace replace)
+    : replace_(std::move(replace)), communicator_(std::move(communicator)), slots_(communicator_->members()) {}
+
+NcclWindows::Slabs NcclWindows::WantedLocked() const {
+  const bool whole = std::find(slots_.begin(), slots_.end(), nullptr) == slots_.end();
+  return whole && !is_stopped_ && refused_.empty() && communicator_->broken().ok() ? slots_ : Slabs();
+}
+
+void NcclWindows::MaybeStartLocked() {
+  if (is_working_ || inside_ > 0 || (waiting_.empty() && WantedLocked() == registered_)) return;
+  is_working_ = true;
+  std::thread([self = shared_from_this()] { self->Work(); }).detach();
+}
+
+void NcclWindows::SetSlots(int rank, std::shared_ptr<const DeviceSlab> slots) {
+  absl::MutexLock lock(&mutex_);
+  slots_[static_cast<size_t>(rank)].swap(slots);  // what was there ends without the lock, if here
+  MaybeStartLocked();
+}
+
+void NcclWindows::Use(std::shared_ptr<NcclCommunicator> communicator) {
+  Slabs before;
+  absl::MutexLock lock(&mutex_);
+  communicator_.swap(communicator);
+  before.swap(registered_);
+  MaybeStartLocked();
+}
+
+void NcclWindows::Enter(std::function<void()> issue, std::function<void()> cancel) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (is_working_ || !waiting_.empty() || WantedLocked() != registered_) {
+      waiting_.push_back({std::move(issue), std::move(cancel)});
+      MaybeStartLocked();
+      return;
+    }
+    ++inside_;
+  }
+  issue();
+}
+
+void NcclWindows::Leave() {
+  absl::MutexLock lock(&mutex_);
+  --inside_;
+  MaybeStartLocked();
+}
+
+void NcclWindows::Stop() {
+  std::deque<Sum> cancelled;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_stopped_ = true;
+    cancelled.swap(waiting_);
+    mutex_.Await(absl::Condition(
+        +[](bool* issuing) { return !*issuing; }, &is_issuing_));
+    std::move(waiting_.begin(), waiting_.end(), std::back_inserter(cancelled));
+    waiting_.clear();
+    MaybeStartLocked();
+  }
+  for (const Sum& sum : cancelled) sum.cancel();
+}
+
+void NcclWindows::Work() {
+  mutex_.Lock();
+  while (true) {
+    const bool is_due = WantedLocked() != registered_;
+    if (is_due && inside_ == 0) {
+      // Who lets go of the last of them waits for the GPU, or for NCCL: without the lock.
+      std::shared_ptr<NcclCommunicator> communicator = communicator_;
+      Slabs from = registered_, to = WantedLocked();
+      mutex_.Unlock();
+      Change(communicator, from, to);
+      from.clear();
+      to.clear();
+      communicator.reset();
+      mutex_.Lock();
+    } else if (!is_due && !waiting_.empty()) {
+      Sum sum = std::move(waiting_.front());
+      waiting_.pop_front();
+      ++inside_;
+      is_issuing_ = true;
+      mutex_.Unlock();
+      sum.issue();
+      sum = {};
+      mutex_.Lock();
+      is_issuing_ = false;
+    } else {
+      break;
+    }
+  }
+  is_working_ = false;
+  mutex_.Unlock();
+}
+
+void NcclWindows::Change(const std::shared_ptr<NcclCommunicator>& communicator, const Slabs& from, const Slabs& to) {
+  const bool registers = from.empty();
+  const absl::Status status = registers ? communicator->RegisterWindow(to) : communicator->DeregisterWindow();
+  const bool was_broken = !communicator->broken().ok();  // by another: the next one may have a window
+  std::shared_ptr<NcclCommunicator> instead;
+  if (!status.ok() && !absl::IsFailedPrecondition(status) && !was_broken) {
+    communicator->Break(status);
+    if (registers && replace_ != nullptr) instead = replace_();
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!status.ok() && registers && !was_broken) refused_ = std::string(status.message());
+  if (communicator_ != communicator) return;  // meanwhile
+  if (instead != nullptr) communicator_ = std::move(instead);
+  registered_ = registers && status.ok() ? to : Slabs();
+  if (registers && status.ok()) ++registrations_;
+}
+
+std::string NcclWindows::Describe() const {
+  absl::MutexLock lock(&mutex_);
+  const std::string times = absl::StrCat("registered ", registrations_, " time(s)");
+  if (!registered_.empty()) {
+    return absl::StrCat("symmetric window of ", registered_[0]->size_bytes(), " bytes on each GPU, ", times);
+  }
+  if (!refused_.empty()) return absl::StrCat("no symmetric window, ", times, ": ", refused_);
+  const bool whole = std::find(slots_.begin(), slots_.end(), nullptr) == slots_.end();
+  return absl::StrCat("no symmetric window now, ", times, ": ",
+                      !whole                          ? "not every rank has gradient slots"
+                      : !communicator_->broken().ok() ? "the communicator is broken"
+                                                      : "it is being registered");
+}
+
+bool NcclWindows::registered() const {
+  absl::MutexLock lock(&mutex_);
+  return !registered_.empty();
+}
+
+}  // namespace shardd
