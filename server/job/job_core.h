@@ -438,8 +438,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     int rank;
     int pid;
     UniqueFd process;
-    bool told =
-        false;  // its process has been answered since, so what it asks next it asks knowing that the epoch is over
+    // It has been answered since: what it asks next it asks knowing that the epoch is over.
+    bool told = false;
   };
   std::list<Writer> writers_;
   absl::Time writers_since_ = absl::InfinitePast();

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/job/job_core.h"
 #include "server/observe/log.h"
 
@@ -34,6 +35,12 @@ constexpr absl::Duration kMostWaitForOwnRanks = absl::Seconds(5);
 bool HasEnded(const UniqueFd& process) {
   pollfd ended{process.get(), POLLIN, 0};
   return process.valid() && poll(&ended, 1, 0) == 1;
+}
+
+std::string NamesOf(const auto& writers) {
+  return absl::StrJoin(writers, ", ", [](std::string* out, const auto& writer) {
+    absl::StrAppend(out, "rank ", writer.rank, " (pid ", writer.pid, ")");
+  });
 }
 
 }  // namespace
@@ -124,9 +131,6 @@ void JobCore::GoBackToKept() {
   committed_step_ = kept_step_;
   trainer_states_ = kept_states_;
   kept_age_ = 0;
-  Event(-1, "restore",
-        absl::StrCat(pass_copies() ? "shards may have been stored into" : "a write window was open",
-                     ": shards go back to the copy of step ", kept_step_));
   writers_.clear();
   writers_since_ = MonotonicNow();
   for (const auto& session : sessions_) {
@@ -136,6 +140,11 @@ void JobCore::GoBackToKept() {
     }
   }
   waits_for_writers_ = true;
+  const std::string others = NamesOf(writers_);
+  Event(-1, "restore",
+        absl::StrCat(pass_copies() ? "shards may have been stored into" : "a write window was open",
+                     ": shards go back to the copy of step ", kept_step_,
+                     others.empty() ? "" : absl::StrCat(", when the process of ", others, " can store no more")));
   MaybeCopyBack();
 }
 
@@ -154,7 +163,6 @@ absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
     return absl::OkStatus();
   }
   const bool of_all = MonotonicNow() - writers_since_ >= kMostWaitForOwnRanks;
-  std::string others;
   for (auto it = writers_.begin(); it != writers_.end();) {
     // Who is replaced may be stopped, or not know yet: it must not store again.
     if (replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid)) {
@@ -167,12 +175,12 @@ absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
       continue;
     }
     it->told = it->told || it->pid == pid;
-    absl::StrAppend(&others, others.empty() ? "" : ", ", "rank ", it->rank, " (pid ", it->pid, ")");
     ++it;
   }
   if (MaybeCopyBack()) {
     return absl::OkStatus();
   }
+  const std::string others = NamesOf(writers_);
   return absl::AbortedError(absl::StrCat(
       "attach rank ", rank, " of job \"", name(), "\": its shards go back to the copy of step ", kept_step_,
       others.empty()

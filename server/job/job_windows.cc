@@ -5,8 +5,8 @@
 // What a reader sees never changes under it: windows open when no rank is inside, passes begin when no window is open.
 // A rank that has paused (PassWord) reads nothing: a window that another rank waits for ends its pass. Where a pass
 // begins, what was written becomes the next version. A rank that dies in between leaves torn shards: the job goes back
-// to the copy that was kept before a window opened, when the others can store no more (job_kept.cc). Where passes read copies there is nothing to wait for
-// but the copies (job_passes.cc).
+// to the copy that was kept before a window opened, when the others can store no more (job_kept.cc). Where passes read
+// copies there is nothing to wait for but the copies (job_passes.cc).
 
 #include <algorithm>
 #include <utility>

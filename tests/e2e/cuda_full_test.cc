@@ -1,6 +1,8 @@
 // GPUs without room: a job that does not fit beside another one, one that would fit without its ranks' gradient slots,
 // and copies for which there is none.
 
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 
 #include "absl/strings/match.h"
@@ -80,6 +82,27 @@ TEST_F(FullGpu, AJobWhoseRanksWouldHaveNoGradientSlotsIsRefusedWhenItIsOpened) {
   EXPECT_EQ(StopDaemon(), 0);
   StartOnGpusOf(all - slots / 2);
   ExpectRefused(args_, {"cuda:1 has no room for its slabs and gradient slots"});
+}
+
+// All that a job takes of a GPU is there when it is open: nothing is asked for at its end, of daemon or ranks.
+TEST_F(FullGpu, AJobThatLeavesNothingOfItsGpusTrainsAndIsReadAndWrittenBackAtItsEnd) {
+  const Args args = args_.With({{"writeback_at_end", "1"}});
+  StartOnGpus({});
+  int64_t most = 0;
+  const std::vector<TrainerReport> roomy =
+      RunRanks(args, {}, [&] { most = std::max(BytesOn("cuda:0"), BytesOn("cuda:1")); });
+  EXPECT_EQ(StopDaemon(), 0);
+  RanksFind(testing::FakeCudaEnvironment(2, {"FAKE_CUDA_MEMORY_BYTES=1"}));
+  StartOnGpusOf(most);
+  EXPECT_EQ(StartRank(0, args).Wait(), 0);
+  const std::string refused = Report(args, 0).message;  // what is free: the rest is the daemon's own
+  const size_t free = refused.find("(got ");
+  ASSERT_NE(free, std::string::npos) << refused;
+  EXPECT_EQ(StopDaemon(), 0);
+  StartOnGpusOf(2 * most - std::atoll(refused.c_str() + free + 5));
+  const std::vector<TrainerReport> full = RunRanks(args);
+  ExpectAllOk(full);
+  ExpectSame(full, roomy);
 }
 
 // The driver takes memory for copies too, of values and in steps. Which copy it is depends on what ranks and GPUs do

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "tests/e2e/cluster.h"
 
@@ -34,7 +35,9 @@ class LateStores : public Cluster, public ::testing::WithParamInterface<Case> {
     AwaitPause(args_, "updated", 1);
     victim.Kill();
     EXPECT_EQ(victim.Wait(), 1000 + SIGKILL);
-    ASSERT_TRUE(PollUntil([&] { return HasEvent("job", "restore", "go back to the copy of step 4"); }));
+    const std::string restore =
+        absl::StrCat("go back to the copy of step 4, when the process of rank 0 (pid ", survivor_->pid(), ")");
+    ASSERT_TRUE(PollUntil([&] { return HasEvent("job", "restore", restore); }));
   }
   bool AnybodyAttaches(absl::Duration limit) {
     return PollUntil([&] { return Job().counters().attaches() > 2; }, limit);
