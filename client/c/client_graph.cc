@@ -58,7 +58,8 @@ absl::StatusOr<int> ClientJob::BeginGraph() {
     return GraphError(
         "begin_graph",
         "gradients are added in the trainers (got trainerSums true, want false): a sum for which the graph "
-        "waits could stand behind the graph in a queue of the GPU; say so in the job's spec");
+        "waits could stand behind the graph in a queue of the GPU; open the job with trainerSums false in its spec's "
+        "config");
   }
   SHARDD_ASSIGN_OR_RETURN(GraphWords* const words, session_->stream_order()->MakeGraphWords());
   auto graph = std::make_unique<JobGraph>();
@@ -234,15 +235,16 @@ absl::Status ClientJob::LaunchGraph(int id, void* exec) {
     if (!status.ok()) break;
   }
   session_->set_waits_on_host(false);
+  const auto slice = [this] { return interrupt_.Check("launch_graph"); };
   if (status.ok()) {
-    status = order->AwaitLaunch();
+    status = order->AwaitLaunch(slice);
   }
   if (status.ok()) {
     order->EndGraph();
     return status;
   }
-  session_->Close();  // the graph, half of whose calls were made, is let go, and what it computes is void
-  (void)order->AwaitLaunch();
+  session_->Close();                // the graph, half of whose calls were made, is let go, and what it computes is void
+  (void)order->AwaitLaunch(slice);  // the program may drop the graph then
   return Note(absl::Status(status.code(), absl::StrCat("launch_graph: ", status.message())));
 }
 

@@ -5,11 +5,19 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "client/c/quiet_thread.h"
 #include "client/c/stream_order.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
+namespace {
+
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+// A launch that the driver refuses it refuses sooner, and then nothing has been sent.
+constexpr absl::Duration kRefusal = absl::Microseconds(500);
+
+}  // namespace
 
 absl::Status StreamOrder::CheckNotCapturing(const char* what, cu::Stream stream) const {
   int capturing = cu::kCaptureNone;
@@ -104,6 +112,10 @@ absl::Status StreamOrder::LaunchGraph(cu::GraphExec exec, GraphWords* words) {
   }
   (void)of.release();  // the thread's
   (void)pthread_detach(thread);
+  if (launch_->returned.WaitForNotificationWithTimeout(kRefusal) && !launch_->status.ok()) {
+    EndGraph();
+    return launch_->status;
+  }
   return absl::OkStatus();
 }
 
@@ -111,13 +123,17 @@ absl::Status StreamOrder::launch_status() const {
   return launch_ != nullptr && launch_->returned.HasBeenNotified() ? launch_->status : absl::OkStatus();
 }
 
-absl::Status StreamOrder::AwaitLaunch() {
-  if (launch_ == nullptr || launch_->returned.WaitForNotificationWithTimeout(options_.timeout)) {
-    return launch_status();
+absl::Status StreamOrder::AwaitLaunch(const std::function<absl::Status()>& slice) {
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  while (launch_ != nullptr && !launch_->returned.WaitForNotificationWithTimeout(kSlice)) {
+    SHARDD_RETURN_IF_ERROR(slice());
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("the driver has not taken the graph's launch within ",
+                                                      absl::FormatDuration(options_.timeout), " (rank=", options_.rank,
+                                                      ")"));
+    }
   }
-  return absl::DeadlineExceededError(absl::StrCat("the driver has not taken the graph's launch within ",
-                                                  absl::FormatDuration(options_.timeout), " (rank=", options_.rank,
-                                                  ")"));
+  return launch_status();
 }
 
 void StreamOrder::EndGraph() {

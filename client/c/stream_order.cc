@@ -277,15 +277,17 @@ bool StreamOrder::Drain(bool release, absl::Duration limit, const std::function<
     drained_ = drained_ || release;
     return true;
   }
-  if (launch_ != nullptr && !launch_->returned.WaitForNotificationWithTimeout(limit)) {
-    return false;  // any call might wait for it
+  const absl::Time deadline = Now() + limit;
+  while (launch_ != nullptr && !launch_->returned.WaitForNotificationWithTimeout(kLook)) {
+    if (Now() >= deadline || (stop != nullptr && stop())) {
+      return false;  // any call of the driver's might wait for that one
+    }
   }
   const ScopedCudaContext current(driver_, context_);
   // A context that is lost, or gone with the process' driver, runs nothing any more.
   if (current.result() != cu::kSuccess || !RecordAll().ok()) {
     return drained_ = true;
   }
-  const absl::Time deadline = Now() + limit;
   cu::Result result = cu::kNotReady;
   while ((result = driver_->EventQuery(event_)) == cu::kNotReady && Now() < deadline && (stop == nullptr || !stop())) {
     absl::SleepFor(kPoll);

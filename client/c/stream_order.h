@@ -94,12 +94,14 @@ class StreamOrder {
   absl::StatusOr<int> AddGraphSignal(GraphWords* words) { return AddToGraph(words, /*wait=*/false); }
   // Has it launched into the program's stream, by a thread of its own: a graph that a GPU's queue cannot hold keeps the
   // driver's call until the GPU has come far enough, which waits for what the caller does next. From then until
-  // EndGraph, and longer where that is never called, its waits are let go when the session is over.
+  // EndGraph, and longer where that is never called, its waits are let go when the session is over. An error that comes
+  // at once is returned, as if it had not been asked for; a later one is launch_status().
   absl::Status LaunchGraph(cu::GraphExec exec, GraphWords* words);
   // What the driver has said of it; OK: nothing yet.
   absl::Status launch_status() const;
-  // Until the driver's call has returned: DEADLINE_EXCEEDED after `timeout`. What is enqueued then comes behind it.
-  absl::Status AwaitLaunch();
+  // Until the driver's call has returned: DEADLINE_EXCEEDED after `timeout`, and what `slice`, which is called now and
+  // then, says. What is enqueued then comes behind it.
+  absl::Status AwaitLaunch(const std::function<absl::Status()>& slice);
   void EndGraph();
 
   // A wait has taken too long and was ended: of no use any more. One load while that is not so.

@@ -162,14 +162,18 @@ absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
   if (!waits_for_writers_) {
     return absl::OkStatus();
   }
-  const bool of_all = MonotonicNow() - writers_since_ >= kMostWaitForOwnRanks;
+  // On GPUs an attach speaks for the rank's own stream alone: the others' may still run what they were given.
+  const bool of_all = memory_->place().memory == nullptr && MonotonicNow() - writers_since_ >= kMostWaitForOwnRanks;
   for (auto it = writers_.begin(); it != writers_.end();) {
     // Who is replaced may be stopped, or not know yet: it must not store again.
-    if (replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid)) {
+    const bool kills = replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid);
+    if (kills) {
       syscall(SYS_pidfd_send_signal, it->process.get(), SIGKILL, nullptr, 0);
     }
-    const bool is_back = (it->rank == rank && (it->pid == pid || !it->process.valid())) ||
-                         (of_all && it->told && pid != 0 && it->pid == pid);
+    // With replace it may be a process whose session was live until this very call, and that has not given it up yet.
+    const bool gave_up = it->told || !replace;
+    const bool is_back = !kills && ((it->rank == rank && ((it->pid == pid && gave_up) || !it->process.valid())) ||
+                                    (of_all && it->told && pid != 0 && it->pid == pid));
     if (is_back || HasEnded(it->process)) {
       it = writers_.erase(it);
       continue;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/job/job_core.h"
 
 namespace shardd {
@@ -69,6 +70,12 @@ JobCore::Wait JobCore::WaitingFor(int rank) const {
 std::string JobCore::WaitText(int rank) const {
   if (const Session* session = sessions_[rank].get(); session != nullptr && session->held) {
     return absl::StrCat(device_name(rank), ": values are copied");
+  }
+  if (sessions_[rank] == nullptr && waits_for_writers_ && !writers_.empty()) {
+    const auto name = [](std::string* out, const Writer& writer) {
+      absl::StrAppend(out, "rank ", writer.rank, " (pid ", writer.pid, ")");
+    };
+    return absl::StrCat("the process of ", absl::StrJoin(writers_, ", ", name), ": attach, or its end");
   }
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
@@ -136,6 +143,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     const Session* session = sessions_[rank].get();
     if (session == nullptr) {
       r->set_state(ranks_[rank].finished ? v1::RANK_STATE_FINISHED : v1::RANK_STATE_ABSENT);
+      r->set_waiting_for(WaitText(rank));
       continue;
     }
     v1::RankState state = v1::RANK_STATE_IDLE;

@@ -202,6 +202,32 @@ TEST_F(PassCopiesTest, WhoIsReplacedIsKilledBeforeAnythingIsCopiedBack) {
   EXPECT_EQ(value(), 5);
 }
 
+// A daemon in a PID namespace of its own: all processes are 0, and only their descriptors tell them apart.
+TEST_F(PassCopiesTest, WhoIsReplacedHasEndedBeforeAnythingIsCopiedBackWherePidsSayNothing) {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  OnLoop([&] {
+    job_->session(0)->peer.pid = 0;
+    job_->WatchProcess(job_->session(0), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0))));
+  });
+  Store(5);
+  Pass();
+  Lose(1);
+  absl::Status refused = absl::UnknownError("not asked");
+  for (int i = 0; i < 10000 && !refused.ok(); ++i) {
+    OnLoop([&] { refused = job_->CheckMayAttach(0, /*pid=*/0, /*replace=*/true); });
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, WNOHANG), child) << "it could still store";
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_TRUE(refused.ok()) << refused;
+  AttachAll();
+  EXPECT_EQ(value(), 5);
+}
+
 TEST_F(PassCopiesTest, ADeathBeforeTheFirstPassGoesBackToTheInitialValues) {
   Store(9);
   Lose(0);
