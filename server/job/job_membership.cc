@@ -158,15 +158,13 @@ void JobCore::Detach(int rank, bool finished) {
     EndFinishedLater();  // another may have waited for this one to close a backward
     return;              // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
-  // Whoever was let in to read full parameters needs nobody any more; everything else that ranks do together does.
-  // So do ranks that have paused in their pass.
+  // Whoever was let in to read, full parameters or in a pass, needs nobody any more; everything else that ranks do
+  // together does. So a rank may be the first to leave the pass that its last step was committed with, or that was a
+  // forward alone: whoever goes on to a backward, or to another pass, is told then (CheckNobodyFinished).
   bool midway = gradients_seen_;
-  for (int other = 0; other < world_size(); ++other) {
-    const RankStep& r = ranks_[other];
+  for (const RankStep& r : ranks_) {
     const bool only_reads = r.inside && !r.writeback && !r.finished;
-    const bool paused = r.pass == Pass::kInside && sessions_[other] != nullptr && sessions_[other]->pass_paused() &&
-                        !sessions_[other]->HasCommands();
-    midway = midway || r.stepped || r.window || (r.pass != Pass::kOutside && !paused) || r.committed_params ||
+    midway = midway || r.stepped || r.window || r.pass == Pass::kEntering || r.committed_params ||
              r.closed_backwards > 0 || (r.full_params && !only_reads);
   }
   if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -59,6 +60,31 @@ def ends(how: str) -> None:
         sys.exit(3)
     elif how == "exception":
         raise ArithmeticError("mine")
+
+
+def finishes_first(stock: bool, kind: str) -> dict[str, Any]:
+    """The last forward of all; rank 0 is still in the middle of it when rank 1 has finished."""
+    from shardd.torch import finish
+
+    rank = dist.get_rank()
+    model, optimizer = trainer(stock)
+    train(model, optimizer, range(2))
+    if rank == 0:
+        model.layers[1].register_forward_hook(lambda *_: dist.barrier())
+    with torch.set_grad_enabled(kind == "backward"):
+        loss = loss_of(model, 2, 0, 0)
+    text = ""
+    if rank == 1:
+        del loss  # its backward never comes
+        finish(model)
+        dist.barrier()
+        return {"text": text}
+    if kind == "backward":
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            text = f"{type(error).__name__}: {error}"
+    return {"loss": loss.item(), "text": text, "counters": counters_of(model)}
 
 
 # Forks.

@@ -107,6 +107,19 @@ def test_the_interpreter_ends_well(how: str, status: int) -> None:
 
 
 @both
+def test_a_rank_finishes_while_another_is_still_in_its_last_forward(stock: bool) -> None:
+    first, _ = run_ranks(end_scenarios.finishes_first, 2, stock, "forward")
+    assert first["counters"]["aborts"] == 0
+    _close([first["loss"]], [train_alone(Case(steps=3), 2)["losses"][0][2]])
+
+
+@both
+def test_a_rank_whose_backward_comes_after_another_has_finished_is_told_who(stock: bool) -> None:
+    first, _ = run_ranks(end_scenarios.finishes_first, 2, stock, "backward")
+    assert first["text"].startswith("StepAborted") and "rank 1 has finished" in first["text"]
+
+
+@both
 def test_a_forked_child_gets_errors_by_name_and_harms_nothing(stock: bool) -> None:
     expected = _expected()
     for rank, result in enumerate(run_ranks(end_scenarios.fork_while_registered, 2, stock)):

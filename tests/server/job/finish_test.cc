@@ -1,0 +1,116 @@
+// Ranks do not leave a pass at the same moment: whom it troubles that one of them has finished while others are inside.
+
+#include <algorithm>
+#include <string>
+
+#include "tests/server/job/job_core_fixture.h"
+
+namespace shardd {
+namespace {
+
+SpecBuilder TrainersWrite() {
+  SpecBuilder builder(2);
+  builder.config().set_trainers_never_write(false);
+  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
+  builder.config().mutable_optimizer()->set_trainer_states(1);
+  builder.Param(0, "w", {64});
+  return builder;
+}
+
+class FinishTest : public JobCoreTest {
+ protected:
+  FinishTest() : JobCoreTest(TrainersWrite()) {}
+
+  void Enter(int rank, bool stepped = false) {
+    v1::Command command;
+    command.mutable_enter_pass()->set_stepped(stepped);
+    Send(rank, command);
+  }
+  void Leave(int rank) {
+    v1::Command command;
+    command.mutable_leave_pass();
+    Send(rank, command);
+  }
+  void Finish(int rank) {
+    OnLoop([&] { job_->Detach(rank, /*finished=*/true); });
+  }
+  uint64_t Of(int rank, TimelineWord DaemonPage::*word) {
+    return TimelineSequence((job_->session(rank)->memory()->daemon_page->At<DaemonPage>(0)->*word).load());
+  }
+  // A step of an optimizer in the trainers; returns when the pass that commits it has begun.
+  void StepTo(float value) {
+    v1::Command command;
+    command.mutable_open_window();
+    Send(0, command);
+    Send(1, command);
+    ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::windows) == 1 && Of(1, &DaemonPage::windows) == 1; }));
+    std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
+    Enter(0, /*stepped=*/true);
+    Enter(1, /*stepped=*/true);
+    ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::passes) == 1 && Of(1, &DaemonPage::passes) == 1; }));
+  }
+  int Aborts(int rank) { return streams_[rank]->Count(v1::SessionEvent::kAborted); }
+};
+
+TEST_F(FinishTest, BeforeAnotherHasLeftThePassOfTheLastCommitCostsNothing) {
+  StepTo(5);
+  Leave(0);
+  Finish(0);
+  EXPECT_EQ(streams_[0]->Count(v1::SessionEvent::kDetached), 1);
+  ASSERT_EQ(Aborts(1), 0) << streams_[1]->Aborted().message();
+  Leave(1);
+  OnLoop([&] { EXPECT_FALSE(job_->finished()); });
+  Finish(1);
+  OnLoop([&] { EXPECT_TRUE(job_->finished()); });
+  EXPECT_EQ(Aborts(1), 0);
+  EXPECT_EQ(epoch(), 1u);
+  EXPECT_EQ(committed(), 1);
+  EXPECT_EQ(value(), 5.0f);
+}
+
+TEST_F(FinishTest, LeavesOthersTheirForwardAndSaysWhoIsMissingInTheirBackward) {
+  Enter(0);
+  Enter(1);
+  Leave(0);
+  Finish(0);
+  v1::Command command;
+  command.mutable_unshard()->set_phase(v1::PHASE_FORWARD);
+  Send(1, command);
+  command.mutable_reshard()->set_group(0);
+  Send(1, command);
+  ASSERT_EQ(Aborts(1), 0) << streams_[1]->Aborted().message();
+  Backward(1);
+  ASSERT_EQ(Aborts(1), 1);
+  EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 has finished"), std::string::npos);
+}
+
+TEST_F(FinishTest, EndsTheWaitOfWhoEntersAnotherPassAtOnce) {
+  Enter(0);
+  Enter(1);
+  Leave(0);
+  Leave(1);
+  Enter(1);
+  Finish(0);
+  ASSERT_EQ(Aborts(1), 1) << "that pass would never begin";
+  EXPECT_NE(streams_[1]->Aborted().message().find("finished while others were in a step (rank=0"), std::string::npos);
+}
+
+TEST_F(FinishTest, ASuccessorMeetsTheOthersInTheNextPass) {
+  Enter(0);
+  Enter(1);
+  Leave(0);
+  Finish(0);
+  Attach(0);
+  Enter(0);
+  OnLoop([&] { EXPECT_EQ(Of(0, &DaemonPage::passes), 0u) << "rank 1 is in the one before"; });
+  Leave(1);
+  Enter(1);
+  OnLoop([&] { EXPECT_EQ(Of(0, &DaemonPage::passes), 1u); });
+  Backward(0);
+  Backward(1);
+  EXPECT_EQ(Aborts(0) + Aborts(1), 0);
+  EXPECT_EQ(epoch(), 1u);
+}
+
+}  // namespace
+}  // namespace shardd
