@@ -47,8 +47,8 @@ struct ReduceScatterRequest {
   float scale = 1;                             // 1 / divide factor
   bool keep_low_precision = false;             // gradients are of reduce_dtype, not of their parameter's
   std::string label;
-  // By rank: of the gradient shards, before the sums. Empty but for a collective with `trainers`: others are given them
-  // as work of the ranks' devices.
+  // By rank, or empty: of the gradient shards, before the rank's sums. Only for a collective that may_hold_requests:
+  // others are given them as work of the ranks' devices.
   std::vector<std::vector<DeviceOp>> zeros;
 };
 
@@ -88,6 +88,9 @@ class Collective {
   virtual void SetSlots(int /*rank*/, std::shared_ptr<const DeviceSlab> /*slots*/) {}
   // Not null: sums are made by ranks' sessions, which it is to be told of.
   virtual TrainerCollective* trainers() { return nullptr; }
+  // A reduction may reach its devices later than ReduceScatter returns, or is not theirs at all. So what is submitted
+  // to them behind it is in no order with it: who needs one waits for `done`, or sends it along (`zeros`).
+  virtual bool may_hold_requests() const { return false; }
 };
 
 }  // namespace shardd

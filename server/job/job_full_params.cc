@@ -134,8 +134,8 @@ absl::Status JobCore::MaybeGrantFullParams() {
                                     " on rank 0)"));
     }
   }
-  if (trainers_ != nullptr && pending_reductions_ > 0) {
-    return absl::OkStatus();  // no stream of ours is in order with them; the last one asks again
+  if (collective_->may_hold_requests() && pending_reductions_ > 0) {
+    return absl::OkStatus();  // no stream of ours need be in order with them; the last one asks again
   }
   // Behind all reductions, which are issued by now because every backward is closed everywhere.
   full_params_granted_ = true;

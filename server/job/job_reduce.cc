@@ -253,7 +253,7 @@ std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const Pair& pai
 }
 
 void JobCore::SubmitReduction(Reduction reduction) {
-  if (trainers_ != nullptr) {
+  if (collective_->may_hold_requests()) {
     reduction.request.zeros = std::exchange(reduction.zeros, {});
   }
   DeviceOps& zeros = reduction.zeros;

@@ -1,6 +1,7 @@
 #include "server/collective/local/local_collective.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,6 +59,9 @@ void LocalCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = RunsByRank(request);
   for (size_t rank = 0; runs.ok() && rank < devices_.size(); ++rank) {
     std::vector<DeviceOp>& ops = PartOf(parts, devices_[rank]).ops;
+    if (!request.zeros.empty()) {
+      std::move(request.zeros[rank].begin(), request.zeros[rank].end(), std::back_inserter(ops));
+    }
     for (const ReduceRun& run : (*runs)[rank]) AddReduceOps(request, run, rank, SourcesOf(request, run), ops);
   }
   FanOut(std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), runs.status(), std::move(done));

@@ -40,6 +40,9 @@ absl::Status CheckReduceScatter(const ReduceScatterRequest& request, size_t rank
   if (request.reduce_dtype != v1::DTYPE_UNSPECIFIED && !IsTrainable(request.reduce_dtype)) {
     return refuse("reduce_dtype is not served (got ", DTypeName(request.reduce_dtype), ")");
   }
+  if (!request.zeros.empty() && request.zeros.size() != ranks) {
+    return refuse("zeros are not of every rank (got ", request.zeros.size(), ", want ", ranks, ")");
+  }
   int last_rank = -1;
   for (const GradientSource& source : request.sources) {
     if (source.rank <= last_rank || source.rank >= static_cast<int>(ranks)) {

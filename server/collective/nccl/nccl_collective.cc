@@ -88,6 +88,7 @@ std::shared_ptr<NcclCommunicator> NcclCollective::Replace(Current& current, cons
   if (remake == nullptr) return nullptr;
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = remake();
   absl::MutexLock lock(&current.mutex);
+  if (current.communicator->broken().ok()) return nullptr;
   if (!made.ok()) {
     current.is_given_up = true;
     current.why = absl::StrCat("it cannot be made without a window: ", made.status().message());
@@ -169,17 +170,20 @@ std::shared_ptr<NcclCommunicator> NcclCollective::Usable() {
     return nullptr;
   }
   current_->is_making = true;
-  std::thread([current = current_, remake = remake_, windows = windows_, why = std::string(broken.message())] {
+  std::thread([current = current_, before = current_->communicator, remake = remake_, windows = windows_,
+               why = std::string(broken.message())] {
     absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = remake();
     if (made.ok() && windows != nullptr) windows->Use(*made);  // its first sum waits for its window
     absl::MutexLock made_lock(&current->mutex);
     current->is_making = false;
-    if (!made.ok()) {
+    // Else its registration has failed already, and it was replaced (Replace).
+    const bool is_first = current->communicator == before;
+    if (is_first && !made.ok()) {
       current->is_given_up = true;
       current->why = absl::StrCat(why, "; it cannot be made anew: ", made.status().message());
       return;
     }
-    current->communicator = *std::move(made);
+    if (is_first) current->communicator = *std::move(made);
     ++current->made_anew;
     current->why = why;
   }).detach();
@@ -235,6 +239,7 @@ void NcclCollective::Issue(ReduceScatterRequest request, Done done) {
   std::vector<DevicePart> parts;
   for (size_t rank = 0; rank < ranks; ++rank) {
     std::vector<DeviceOp> ops;
+    if (!request.zeros.empty()) ops = std::move(request.zeros[rank]);
     if (!summed.runs.empty()) {
       SumOp sum;
       sum.communicator = communicator.get();

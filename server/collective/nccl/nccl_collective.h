@@ -44,6 +44,7 @@ class NcclCollective final : public Collective {
     local_.AllGather(std::move(request), std::move(done));
   }
   void SetSlots(int rank, std::shared_ptr<const DeviceSlab> slots) override;
+  bool may_hold_requests() const override { return windows_ != nullptr; }
 
  private:
   // What the thread that makes another one needs, and this may be gone before it.
@@ -63,7 +64,8 @@ class NcclCollective final : public Collective {
   };
   // To be used, or null: local/ adds.
   std::shared_ptr<NcclCommunicator> Usable();
-  // One in place of `current`, to use from now on; null: it cannot be made, or nobody knows how.
+  // One in place of `current`, which is broken, to use from now on; null: it cannot be made, or nobody knows how, or
+  // there is another one meanwhile.
   static std::shared_ptr<NcclCommunicator> Replace(Current& current, const Remake& remake);
   void Issue(ReduceScatterRequest request, Done done);
   void Note(const ReduceScatterRequest& request, const SumOp& sum) ABSL_LOCKS_EXCLUDED(paths_mutex_);

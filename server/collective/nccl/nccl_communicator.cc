@@ -133,13 +133,18 @@ absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* stream) {
 
 bool NcclCommunicator::BeginChange() {
   absl::MutexLock lock(&mutex_);
-  is_changing_ = broken_.ok();
-  return is_changing_;
+  if (!broken_.ok()) return false;
+  is_changing_ = true;
+  return true;
 }
 
 void NcclCommunicator::EndChange() {
-  absl::MutexLock lock(&mutex_);
-  is_changing_ = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_changing_ = false;
+    if (broken_.ok()) return;
+  }
+  BeginAbort();
 }
 
 absl::Status NcclCommunicator::RegisterWindow(Slabs slabs) {
@@ -238,18 +243,20 @@ void NcclCommunicator::Break(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (!broken_.ok()) return;
     broken_ = absl::AbortedError(absl::StrCat(name_.empty() ? "nccl" : name_, " is given up: ", why.message()));
+    // NCCL takes no abort beside a call over the same members: who changes the window sees that it is broken, leaves,
+    // and begins the abort. Where the call does not return there is none, and nobody waits for one: no sum is
+    // under way.
+    if (is_changing_) return;
   }
-  // An abort may wait for GPUs, and for ever where one hangs: then its thread is left, and this with it.
+  BeginAbort();
+}
+
+void NcclCommunicator::BeginAbort() {
   std::thread([self = shared_from_this()] { self->AbortAll(); }).detach();
 }
 
 // All members at once: NCCL may wait in one for the others.
 void NcclCommunicator::AbortAll() {
-  {
-    absl::MutexLock lock(&mutex_);  // who changes the window sees that it is broken, and leaves
-    mutex_.Await(absl::Condition(
-        +[](bool* changing) { return !*changing; }, &is_changing_));
-  }
   std::vector<std::thread> threads;
   threads.reserve(members_.size());
   for (const auto& member : members_) {

@@ -55,11 +55,13 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   absl::Status broken() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
   bool takes_window() const { return options_.takes_window; }
+  absl::Duration limit() const { return options_.limit; }
   // The slabs, each on its member's GPU and all of one size, become the symmetric window, of which there is one at a
   // time. It keeps them until it is deregistered, or aborted: NCCL finds a window by its addresses, which must not
-  // become another slab's. Blocks for options.limit at most. FAILED_PRECONDITION: there is none to be had, the text is
-  // the reason that status shows, and all else works on. Other errors leave it in no state to sum: Break is due.
-  // REQUIRES: for these two, no sum of any member is under way or enqueued meanwhile.
+  // become another slab's. NCCL has options.limit to get done; a call of it that does not return blocks for ever, and
+  // so does the abort that Break has due. FAILED_PRECONDITION: there is none to be had, the text is the reason that
+  // status shows, and all else works on. Other errors leave it in no state to sum: Break is due. REQUIRES: for these
+  // two, no sum of any member is under way or enqueued meanwhile.
   absl::Status RegisterWindow(Slabs slabs) ABSL_LOCKS_EXCLUDED(mutex_);
   // Also without one. An error: Break is due, and takes the window along. OK where it is broken.
   absl::Status DeregisterWindow() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -79,12 +81,14 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   absl::Status EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream);
   absl::Status RegisterOnAll(const Slabs& slabs) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status DeregisterOnAll() ABSL_LOCKS_EXCLUDED(mutex_);
-  // False: it is broken. Else no abort begins until EndChange.
+  // False: it is broken. Else no abort begins until EndChange, which begins one that has become due meanwhile.
   bool BeginChange() ABSL_LOCKS_EXCLUDED(mutex_);
   void EndChange() ABSL_LOCKS_EXCLUDED(mutex_);
   // Until the library has done what was called; DEADLINE_EXCEEDED after the limit, CANCELLED when it is broken
   // meanwhile.
   absl::Status Await(const std::string& device, nccl::Comm comm, const char* operation) ABSL_LOCKS_EXCLUDED(mutex_);
+  // An abort may wait for GPUs, and for ever where one hangs: then its thread is left, and this with it.
+  void BeginAbort();
   void AbortAll();
 
   // Constant after Create.

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 
 namespace shardd {
 
@@ -77,9 +79,10 @@ void NcclWindows::Work() {
     if (is_due && inside_ == 0) {
       // Who lets go of the last of them waits for the GPU, or for NCCL: without the lock.
       std::shared_ptr<NcclCommunicator> communicator = communicator_;
-      Slabs from = registered_, to = WantedLocked();
+      Slabs from = registered_;
+      Slabs to = from.empty() ? WantedLocked() : Slabs();
       mutex_.Unlock();
-      Change(communicator, from, to);
+      Change(communicator, to);
       from.clear();
       to.clear();
       communicator.reset();
@@ -102,21 +105,50 @@ void NcclWindows::Work() {
   mutex_.Unlock();
 }
 
-void NcclWindows::Change(const std::shared_ptr<NcclCommunicator>& communicator, const Slabs& from, const Slabs& to) {
-  const bool registers = from.empty();
-  const absl::Status status = registers ? communicator->RegisterWindow(to) : communicator->DeregisterWindow();
-  const bool was_broken = !communicator->broken().ok();  // by another: the next one may have a window
-  std::shared_ptr<NcclCommunicator> instead;
-  if (!status.ok() && !absl::IsFailedPrecondition(status) && !was_broken) {
-    communicator->Break(status);
-    if (registers && replace_ != nullptr) instead = replace_();
+NcclWindows::Outcome NcclWindows::Ask(NcclCommunicator& communicator, const Slabs& to, const Replace& replace) {
+  const bool registers = !to.empty();
+  Outcome outcome;
+  outcome.status = registers ? communicator.RegisterWindow(to) : communicator.DeregisterWindow();
+  const bool was_broken = !communicator.broken().ok();  // by another: the next one may have a window
+  outcome.refuses = !outcome.status.ok() && registers && !was_broken;
+  if (!outcome.status.ok() && !absl::IsFailedPrecondition(outcome.status) && !was_broken) {
+    communicator.Break(outcome.status);
+    if (registers && replace != nullptr) outcome.instead = replace();
+  }
+  return outcome;
+}
+
+void NcclWindows::Change(const std::shared_ptr<NcclCommunicator>& communicator, const Slabs& to) {
+  struct Asked {
+    absl::Notification ended;
+    Outcome outcome;
+  };
+  const auto asked = std::make_shared<Asked>();
+  // NCCL bounds what it does behind a call's back, not the call: one that does not return keeps this thread alone.
+  std::thread([asked, communicator = communicator, to = to, replace = replace_]() mutable {
+    asked->outcome = Ask(*communicator, to, replace);
+    to.clear();
+    communicator.reset();
+    asked->ended.Notify();
+  }).detach();
+  Outcome outcome;
+  if (asked->ended.WaitForNotificationWithTimeout(kLimits * communicator->limit())) {
+    outcome = std::move(asked->outcome);
+  } else {
+    outcome.status = absl::DeadlineExceededError(
+        absl::StrCat(to.empty() ? "ncclCommWindowDeregister" : "ncclCommWindowRegister, or a communicator instead,",
+                     " has not come back after ", absl::FormatDuration(kLimits * communicator->limit()), " (",
+                     communicator->name(), "); until it does it keeps memory of gradient slots"));
+    outcome.refuses = true;
+    communicator->Break(outcome.status);
   }
   absl::MutexLock lock(&mutex_);
-  if (!status.ok() && registers && !was_broken) refused_ = std::string(status.message());
+  if (outcome.refuses) refused_ = std::string(outcome.status.message());
   if (communicator_ != communicator) return;  // meanwhile
-  if (instead != nullptr) communicator_ = std::move(instead);
-  registered_ = registers && status.ok() ? to : Slabs();
-  if (registers && status.ok()) ++registrations_;
+  if (outcome.instead != nullptr) communicator_ = std::move(outcome.instead);
+  const bool registered = !to.empty() && outcome.status.ok();
+  registered_ = registered ? to : Slabs();
+  if (registered) ++registrations_;
 }
 
 std::string NcclWindows::Describe() const {

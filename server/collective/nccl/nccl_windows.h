@@ -14,11 +14,14 @@
 namespace shardd {
 
 // The gradient slots of one job's ranks as the window of its communicator: registered once every rank has slots, and
-// anew whenever one has others or the communicator is another. Both block, on a thread that comes and goes; sums wait
-// meanwhile, in order, so that who adds does not depend on when a rank was there. Thread-safe.
+// anew whenever one has others or the communicator is another. Both block, on threads that come and go; sums wait
+// meanwhile, in order, so that who adds does not depend on when a rank was there. What has not come back after
+// kLimits times the communicator's limit keeps its thread: the communicator is given up, and sums go on. Thread-safe.
 class NcclWindows : public std::enable_shared_from_this<NcclWindows> {
  public:
   using Slabs = NcclCommunicator::Slabs;
+  // One for what NCCL is asked of, one for another communicator that is made instead.
+  static constexpr int kLimits = 2;
   // Instead of a communicator that has refused its window and is broken since; null: there is none.
   using Replace = std::function<std::shared_ptr<NcclCommunicator>()>;
   NcclWindows(std::shared_ptr<NcclCommunicator> communicator, Replace replace);
@@ -42,12 +45,19 @@ class NcclWindows : public std::enable_shared_from_this<NcclWindows> {
   struct Sum {
     std::function<void()> issue, cancel;
   };
+  // What became of a change.
+  struct Outcome {
+    absl::Status status;
+    bool refuses = false;                       // no window from now on
+    std::shared_ptr<NcclCommunicator> instead;  // of the one that was asked
+  };
   Slabs WantedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeStartLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Until the window is what is wanted and nobody waits, or who is inside has to leave first.
   void Work() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Change(const std::shared_ptr<NcclCommunicator>& communicator, const Slabs& from, const Slabs& to)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // `to` is registered; empty: what is there is deregistered.
+  void Change(const std::shared_ptr<NcclCommunicator>& communicator, const Slabs& to) ABSL_LOCKS_EXCLUDED(mutex_);
+  static Outcome Ask(NcclCommunicator& communicator, const Slabs& to, const Replace& replace);
 
   const Replace replace_;
 

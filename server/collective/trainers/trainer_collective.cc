@@ -113,10 +113,6 @@ void TrainerCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   if (status.ok() && !request.staging.empty()) {
     status = absl::UnimplementedError("reduce-scatter: trainers add in place, and gradient shards are the host's");
   }
-  if (status.ok() && !request.zeros.empty() && request.zeros.size() != ranks_.size()) {
-    status = absl::InvalidArgumentError(absl::StrCat("reduce-scatter: zeros are not of every rank (got ",
-                                                     request.zeros.size(), ", want ", ranks_.size(), ")"));
-  }
   Request told = {request.label, Now(), std::vector<uint64_t>(ranks_.size(), 0), nullptr};
   std::vector<std::pair<size_t, std::vector<DeviceOp>>> by_device;
   bool by_session = false;

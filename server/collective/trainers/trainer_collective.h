@@ -37,6 +37,7 @@ class TrainerCollective final : public Collective {
     local_.AllGather(std::move(request), std::move(done));
   }
   TrainerCollective* trainers() override { return this; }
+  bool may_hold_requests() const override { return true; }
 
   // From now on rank's part is its session's; null: its device's. What the session before has not come to the end of is
   // done with ABORTED; whoever ends it sees to it that it writes nowhere any more (SumChannel::idle).

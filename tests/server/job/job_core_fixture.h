@@ -139,10 +139,12 @@ T* SlabAt(const JobSlab* slab, int64_t offset_bytes) {
 class JobCoreTest : public ::testing::Test {
  protected:
   JobCoreTest() : JobCoreTest(SgdJob()) {}
+  using MakeCollective = std::function<std::unique_ptr<Collective>(std::vector<Device*>)>;
   // `copies_off_loop`: as where slabs are a device's, by a copier: `shared_copier`, which another job has too, or one
   // of its own. `place`: where slabs are, if not on the host; this thread writes and reads them all the same.
+  // `collective`: makes another than the configuration asks for.
   explicit JobCoreTest(const SpecBuilder& builder_in, bool copies_off_loop = false, CoreLoop* shared_copier = nullptr,
-                       SlabPlace place = {})
+                       SlabPlace place = {}, const MakeCollective& collective = nullptr)
       : place_(std::move(place)) {
     SpecBuilder builder = builder_in;
     plan_ = std::make_shared<const ShardPlan>(builder.Plan());
@@ -162,7 +164,9 @@ class JobCoreTest : public ::testing::Test {
       devices_.push_back(std::make_unique<HeldDevice>(std::move(device)));
       init.devices.push_back(devices_.back().get());
     }
-    if (plan_->config.trainer_sums()) {
+    if (collective != nullptr) {
+      init.collective = collective(init.devices);
+    } else if (plan_->config.trainer_sums()) {
       init.collective = std::make_unique<TrainerCollective>(init.devices);
     } else {
       init.collective = std::make_unique<LocalCollective>(init.devices);
