@@ -83,7 +83,15 @@ def _train(impl: str, number: int) -> dict[str, Any]:
 
 def trained(impls: list[str], world: int) -> dict[str, list[Any]]:
     """By implementation and rank: what two models, made one after the other, have come to."""
-    return _isolated(lambda: {impl: _in_threads(lambda i=impl: [_train(i, 0), _train(i, 1)], world) for impl in impls})  # type: ignore[misc]
+
+    def train(impl: str) -> list[Any]:
+        found = _in_threads(lambda: [_train(impl, 0), _train(impl, 1)], world)
+        for rank, one in enumerate(found):
+            if isinstance(one, BaseException):
+                raise RuntimeError(f"rank {rank} of {impl}") from one
+        return found
+
+    return _isolated(lambda: {impl: train(impl) for impl in impls})
 
 
 def _isolated(run: Callable[[], Any]) -> Any:
