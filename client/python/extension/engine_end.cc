@@ -10,6 +10,17 @@
 #include "client/python/extension/unit.h"
 
 namespace shardd::python {
+namespace {
+
+bool InterpreterEnds() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace
 
 std::shared_ptr<PyObject> Engine::KeepModel() const {
   PyObject* const root = root_.is_none() ? Py_None : PyWeakref_GetObject(root_.ptr());
@@ -17,6 +28,9 @@ std::shared_ptr<PyObject> Engine::KeepModel() const {
     return nullptr;
   }
   return {Py_NewRef(root), [](PyObject* kept) {
+            if (InterpreterEnds()) {
+              return;  // who asks for the GIL now ends its thread, which a destructor must not
+            }
             const py::gil_scoped_acquire gil;
             Py_DECREF(kept);
           }};
