@@ -1,7 +1,11 @@
+#include <algorithm>
 #include <cmath>
 
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/plan/config_internal.h"
 #include "common/plan/placement_internal.h"
 #include "common/plan/plan.h"
@@ -15,6 +19,7 @@ namespace {
 constexpr int kMaxInflightUnshards = 1024;
 constexpr int kMaxOptimizerGroups = 1024;
 constexpr int kMaxTrainerStates = 8;
+constexpr size_t kMaxAddressBytes = 256;
 constexpr int kMaxKeepEvery = 1'000'000;
 constexpr int64_t kMaxTimeoutMs = int64_t{365} * 24 * 3600 * 1000;
 
@@ -134,6 +139,8 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
     if (field.is_repeated() && field.number() == v1::JobConfig::kShardGroupsFieldNumber &&
         &descriptor == v1::JobConfig::descriptor()) {
       fields.emplace_back(path, ShardGroupsText(static_cast<const v1::JobConfig&>(message)));
+    } else if (&descriptor == v1::Nodes::descriptor()) {
+      fields.emplace_back(path, absl::StrJoin(static_cast<const v1::Nodes&>(message).addresses(), ", "));
     } else if (field.is_repeated()) {
       // optimizer.groups: how many there are is how many hyperparameters a Step carries.
       fields.emplace_back(path + ".size", absl::StrCat(message.GetReflection()->FieldSize(message, &field)));
@@ -143,6 +150,45 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
       fields.emplace_back(path, FieldText(message, field));
     }
   }
+}
+
+// Several nodes: what the daemons of one job can do together.
+absl::Status CheckNodes(const v1::JobConfig& config) {
+  const int count = config.nodes().addresses_size();
+  if (!config.has_nodes()) {
+    return absl::OkStatus();
+  }
+  if (count < 2 || count > kMaxNodes) {
+    return ConfigError("nodes.addresses", "out of range (got ", count, " addresses, want 2 to ", kMaxNodes, ")");
+  }
+  absl::flat_hash_set<absl::string_view> seen;
+  for (const std::string& address : config.nodes().addresses()) {
+    if (address.empty() || address.size() > kMaxAddressBytes || !seen.insert(address).second) {
+      return ConfigError("nodes.addresses", address.size() > kMaxAddressBytes ? "too long" : "empty or given twice",
+                         " (got \"", absl::CHexEscape(address.substr(0, kMaxAddressBytes)),
+                         "\", want \"host:port\" of each node's daemon)");
+    }
+  }
+  const auto refuse = [](const auto&... text) {
+    return absl::UnimplementedError(absl::StrCat("plan config nodes: ", text...));
+  };
+  const v1::Strategy strategy = config.strategy();
+  if (strategy != v1::STRATEGY_HYBRID_SHARD && strategy != v1::STRATEGY_HYBRID_SHARD_ZERO2 &&
+      strategy != v1::STRATEGY_NO_SHARD) {
+    return refuse("a copy of the parameters is not cut over several nodes (got ", v1::Strategy_Name(strategy),
+                  ", want STRATEGY_HYBRID_SHARD: cut over the ranks of a node, replicated over nodes)");
+  }
+  if (!config.trainers_never_write()) {
+    return refuse("trainers that write their shards are not served on several nodes (got trainers_never_write false, ",
+                  "want true, with an optimizer of the daemon's)");
+  }
+  if (config.offload() == v1::OFFLOAD_HOST) {
+    return refuse("offload to the host is not served on several nodes (got OFFLOAD_HOST, want OFFLOAD_NONE)");
+  }
+  if (config.trainer_sums()) {
+    return refuse("gradients of several nodes are added by the daemons (got trainer_sums true, want false)");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -168,6 +214,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
     filled.set_offload(v1::OFFLOAD_NONE);
   }
   filled.set_trainer_sums(filled.trainer_sums());  // unset is false, unless the daemon has filled it in
+  SHARDD_RETURN_IF_ERROR(CheckNodes(filled));
   const bool offloaded = filled.offload() == v1::OFFLOAD_HOST;
   if (offloaded && filled.trainer_sums()) {
     return absl::UnimplementedError(
@@ -212,7 +259,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
                        ", want 0 or 1)");
   }
   if (filled.gradient_divide_factor() == 0) {  // also -0.0
-    filled.set_gradient_divide_factor(world_size);
+    filled.set_gradient_divide_factor(world_size * std::max(1, filled.nodes().addresses_size()));
   }
   if (filled.silence_timeout_ms() == 0) {
     filled.set_silence_timeout_ms(120'000);

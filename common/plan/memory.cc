@@ -193,6 +193,31 @@ void SizeStaging(ShardPlan& plan) {
   plan.memory.gradient_staging_bytes = pools * plan.staging_stride_bytes;
 }
 
+// Several nodes: where sums over this node's ranks are made, before they are added to the others'.
+void SizeNodeStaging(ShardPlan& plan) {
+  if (plan.nodes() == 1) {
+    return;
+  }
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    for (const GroupPlan& group : plan.groups) {
+      int64_t bytes = 0;
+      for (int f : group.flat_params) {
+        for (const Segment& segment :
+             plan.flat_params[f].requires_grad ? WorkSegments(plan, f, rank) : std::vector<Segment>()) {
+          bytes += RoundUp(segment.numel * kFp32Bytes, kSlabAlignmentBytes);
+        }
+      }
+      plan.node_slot_bytes = std::max(plan.node_slot_bytes, RoundUp(bytes, kPageBytes));
+    }
+  }
+  plan.staging_bytes = kNodeSlots * plan.node_slot_bytes;
+  plan.staging_stride_bytes = RoundUp(plan.staging_bytes, kPoolAlignmentBytes);
+  plan.memory.gradient_staging_bytes = plan.world_size * plan.staging_stride_bytes;
+  // Each node adds its part of what all have, a node's part at a time.
+  const int64_t part_bytes = RoundUp(plan.world_size * plan.node_slot_bytes / plan.nodes() + 1, kPageBytes);
+  plan.memory.node_receive_bytes = kNodeSlots * (plan.nodes() - 1) * part_bytes;
+}
+
 // What passes read is a copy of all that trainers write, as it is stored: a job can go back to that.
 bool KeepsWhatPassesRead(const ShardPlan& plan) {
   return plan.config.pass_copies() && plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER &&
@@ -209,6 +234,7 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   AssignGradientSlots(plan);
   SHARDD_RETURN_IF_ERROR(SizePool(plan));
   SizeStaging(plan);
+  SizeNodeStaging(plan);
   const SessionLayout session = MakeSessionLayout(plan);
   plan.memory.session_bytes = session.memory_bytes + session.daemon_page_bytes;
   if (!plan.config.trainers_never_write() && !KeepsWhatPassesRead(plan)) {
@@ -265,7 +291,7 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {
   return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes +
-         gradient_staging_bytes + kept_bytes + journal_bytes + world_size * session_bytes;
+         gradient_staging_bytes + node_receive_bytes + kept_bytes + journal_bytes + world_size * session_bytes;
 }
 
 }  // namespace shardd

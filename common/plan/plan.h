@@ -111,7 +111,8 @@ struct MemoryPlan {
   int64_t gradients_bytes = 0;
   int64_t optimizer_bytes = 0;
   int64_t unsharded_pool_bytes = 0;
-  int64_t gradient_staging_bytes = 0;  // OFFLOAD_HOST: of all pools
+  int64_t gradient_staging_bytes = 0;  // OFFLOAD_HOST: of all pools; several nodes: of all ranks
+  int64_t node_receive_bytes = 0;      // several nodes: of host memory, what the others send to be added
   int64_t gradient_slots_bytes = 0;    // of one rank
   int64_t session_bytes = 0;           // of one rank: session memory (gradient slots included) and daemon page
   int64_t kept_bytes = 0;              // jobs whose trainers write: the copy to go back to
@@ -152,8 +153,12 @@ struct ShardMetadata {
   int64_t padding_numel = 0;  // elements of the shard that belong to no parameter
 };
 
+// Of groups that are added between nodes at a time.
+inline constexpr int kNodeSlots = 2;
+inline constexpr int kMaxNodes = 64;
+
 struct ShardPlan {
-  int world_size = 0;
+  int world_size = 0;    // of this node
   v1::JobConfig config;  // with defaults filled in
   Placement placement;
   // How often shards, optimizer state and gradient shards lie in their slabs: once, or once per replica
@@ -179,13 +184,20 @@ struct ShardPlan {
   int64_t pool_slot_bytes = 0;
   // OFFLOAD_HOST: sums are made here before they are copied to the host, a piece at a time. One for the ranks of each
   // pool, so many bytes apart: each GPU adds in the order of one stream, so one serves all its groups. Else 0.
+  // Several nodes: sums over this node's ranks, which are then added to those of the others; one for each rank.
   int64_t staging_stride_bytes = 0;
-  int64_t staging_bytes = 0;  // of one: no more than the largest flat parameter takes in fp32, nor 32 MiB
-  int optimizer_states = 0;   // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
+  int64_t staging_bytes = 0;    // of one: no more than the largest flat parameter takes in fp32, nor 32 MiB
+                                // Several nodes: kNodeSlots of node_slot_bytes
+  int64_t node_slot_bytes = 0;  // several nodes: the largest part of a group that one rank adds, in fp32, each of its
+                                // segments padded to kSlabAlignmentBytes; whole pages
+  int optimizer_states = 0;     // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
   MemoryPlan memory;
   std::string digest;                                   // 32 bytes, SHA-256 over everything that must agree
   absl::flat_hash_map<std::string, int> param_by_fqn;   // clean names and aliases
   absl::flat_hash_map<std::string, int> group_by_name;  // clean names; "(root)"
+  int nodes() const { return config.nodes().addresses().empty() ? 1 : config.nodes().addresses_size(); }
+  // How many stagings of staging_stride_bytes there are; rank r uses number r mod this.
+  int staging_count() const { return nodes() > 1 ? world_size : static_cast<int>(pools.size()); }
   // -1 when unknown; cleans the name first. The root group is "(root)" or "".
   int FindParam(absl::string_view fqn) const;
   int FindGroup(absl::string_view name) const;

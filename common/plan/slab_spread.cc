@@ -40,9 +40,8 @@ std::vector<Near> NearOfPool(const ShardPlan& plan, int gpus) {
 
 std::vector<Near> NearOfStaging(const ShardPlan& plan, int gpus) {
   std::vector<Near> all;
-  for (size_t pool = 0; pool < plan.pools.size(); ++pool) {
-    all.push_back({static_cast<int64_t>(pool) * plan.staging_stride_bytes, plan.staging_stride_bytes,
-                   static_cast<int>(pool) % gpus});
+  for (int place = 0; place < plan.staging_count(); ++place) {
+    all.push_back({place * plan.staging_stride_bytes, plan.staging_stride_bytes, place % gpus});
   }
   return all;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,14 @@ struct ReduceScatterRequest {
   // By rank, or empty: of the gradient shards, before the rank's sums. Only for a collective that may_hold_requests:
   // others are given them as work of the ranks' devices.
   std::vector<std::vector<DeviceOp>> zeros;
+  // Several nodes (collective/nodes): which sum this is on all of them, and what it comes of. `sources` may be empty,
+  // where only other nodes give; `modes` are those of what any node gives.
+  struct NodeSum {
+    uint64_t generation = 0;    // of the nodes' common attempt; a later one ends what is under way of earlier ones
+    uint64_t sequence = 0;      // from 0 in each generation, without gaps, the same on all nodes
+    std::vector<bool> present;  // by index_in_group: given by some node
+  };
+  std::optional<NodeSum> nodes;
 };
 
 struct AllGatherRequest {

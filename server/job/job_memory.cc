@@ -99,8 +99,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   if (on_host || offloaded) {
     tmpfs += (trainers_write ? 0 : want.shards_bytes) + (in_trainers ? 0 : want.optimizer_bytes);
     memfd += (trainers_write ? want.shards_bytes : 0) + (in_trainers ? want.optimizer_bytes : 0) +
-             want.gradients_bytes + want.parameters_bytes + (on_host ? want.unsharded_pool_bytes : 0);
+             want.gradients_bytes + want.parameters_bytes +
+             (on_host ? want.unsharded_pool_bytes + want.gradient_staging_bytes : 0);
   }
+  memfd += want.node_receive_bytes;
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
   const int64_t undo = PromisedUndoBytes(plan, place);
   if (absl::Status status = CheckMemory(limits, tmpfs, memfd + undo + reserved_bytes); !status.ok()) {
@@ -227,7 +229,7 @@ SlabPointers JobMemory::pointers() const {
 std::vector<char*> JobMemory::StagingByRank(const ShardPlan& plan) const {
   std::vector<char*> staging;
   for (int rank = 0; staging_ != nullptr && rank < plan.world_size; ++rank) {
-    staging.push_back(staging_->At(rank % static_cast<int>(plan.pools.size()) * plan.staging_stride_bytes));
+    staging.push_back(staging_->At(rank % plan.staging_count() * plan.staging_stride_bytes));
   }
   return staging;
 }
@@ -262,6 +264,10 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   add("unsharded pool", plan.memory.unsharded_pool_bytes, pool());
   if (plan.memory.gradient_staging_bytes > 0) {
     add("gradient staging", plan.memory.gradient_staging_bytes, staging());
+  }
+  if (plan.memory.node_receive_bytes > 0) {  // the exchange's own
+    add("node receive", plan.memory.node_receive_bytes, nullptr);
+    out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
   }
   if (plan.memory.kept_bytes > 0) {
     add("kept copy", plan.memory.kept_bytes, kept());

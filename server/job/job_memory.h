@@ -66,7 +66,8 @@ class JobMemory {
   const JobSlab* gradients() const { return gradients_.get(); }
   const JobSlab* optimizer() const { return optimizer_.get(); }
   const JobSlab* pool() const { return pool_.get(); }
-  // Where the device of each rank makes sums before they are copied to the host, by rank; empty: there is none.
+  // Where the device of each rank makes sums before they are copied to the host, or added to those of other nodes, by
+  // rank; empty: there is none.
   std::vector<char*> StagingByRank(const ShardPlan& plan) const;
   const JobSlab* staging() const { return staging_.get(); }
   // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
