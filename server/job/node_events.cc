@@ -29,7 +29,13 @@ void NodeEvents::Deliver(std::function<void(Listener*)> event) {
   });
 }
 
-absl::Status NodeEvents::CheckHello(int /*node*/, const v1::PeerHello& hello) { return same_job_(hello); }
+absl::Status NodeEvents::CheckHello(int node, const v1::PeerHello& hello) {
+  absl::Status same = same_job_(hello);
+  if (!same.ok()) {
+    Deliver([node, same](Listener* listener) { listener->OnRefused(node, same); });
+  }
+  return same;
+}
 
 void NodeEvents::OnUp(int node) {
   Deliver([node](Listener* listener) { listener->OnUp(node); });

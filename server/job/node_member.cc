@@ -52,6 +52,8 @@ void NodeMember::Say(v1::PeerMessage message) {
     return;
   }
   message.set_generation(generation_);
+  promised_values_ = promised_values_ || message.has_values();
+  promised_ = promised_ || promised_values_ || message.has_reduced();
   if (coordinator_ == nullptr) {
     links_->Send(0, std::move(message));
     return;
@@ -76,14 +78,12 @@ void NodeMember::Closed(v1::PeerMessage::Closed closed) {
 }
 
 void NodeMember::Reduced(v1::PeerMessage::Reduced reduced) {
-  promised_ = true;
   v1::PeerMessage message;
   *message.mutable_reduced() = std::move(reduced);
   Say(std::move(message));
 }
 
 void NodeMember::Values(v1::PeerMessage::Values values) {
-  promised_ = promised_values_ = true;
   v1::PeerMessage message;
   *message.mutable_values() = std::move(values);
   Say(std::move(message));
@@ -183,6 +183,15 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
     told_ = true;  // nobody is there to be told
     job_->NodeAbort(
         absl::AbortedError(absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ") is lost: ", why.message())));
+  }
+}
+
+// Its own ranks are told over there; the ones here would wait for it.
+void NodeMember::OnRefused(int node, const absl::Status& why) {
+  links_state_[static_cast<size_t>(node)].why = std::string(why.message());
+  if (!promised_) {
+    job_->NodeAbort(absl::FailedPreconditionError(
+        absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message())));
   }
 }
 

@@ -55,7 +55,7 @@ class NodeMember final : public NodeEvents::Listener {
   // The job says:
   void Ready(v1::PeerMessage::Ready ready);
   void Closed(v1::PeerMessage::Closed closed);
-  void Reduced(v1::PeerMessage::Reduced reduced);        // promised from here on
+  void Reduced(v1::PeerMessage::Reduced reduced);        // promised, once it is on its way
   void Values(v1::PeerMessage::Values values);           // likewise
   void Decide(const v1::PeerMessage::Decided& decided);  // node 0
   // It wants to give the attempt up and is promised.
@@ -75,6 +75,7 @@ class NodeMember final : public NodeEvents::Listener {
   void OnUp(int node) override;
   void OnMessage(int node, const v1::PeerMessage& message) override;
   void OnDown(int node, const absl::Status& why) override;
+  void OnRefused(int node, const absl::Status& why) override;
 
  private:
   void Say(v1::PeerMessage message);
