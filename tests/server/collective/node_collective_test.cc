@@ -129,13 +129,13 @@ TEST_P(NodeCollectiveTest, NodesGiveDifferentParametersAndSomeNothing) {
   }
 }
 
-TEST_P(NodeCollectiveTest, ASumOfNothingIsOneOfTheSequence) {
+TEST_P(NodeCollectiveTest, ASumOfNothingIsOneOfTheSequenceButNotExchanged) {
   Start(OddModel(2), 2);
   Given given = Everything(Group("a"));
   for (auto& node : given.present) node.assign(2, Mask(given.group, false));
   for (Pending* pending : Submit(given)) EXPECT_TRUE(Await(pending).ok());
   ExpectUntouched();
-  EXPECT_EQ(switch_->calls(0).size(), 1u);
+  EXPECT_TRUE(switch_->calls(0).empty());
   Check({Everything(Group("a"))});
 }
 
