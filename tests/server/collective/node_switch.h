@@ -46,7 +46,7 @@ class NodeSwitch {
     absl::MutexLock lock(&mutex_);
     ignores_begin_ = true;
   }
-  // The sum of that number fails, on all nodes.
+  // The sum of that number fails, on all nodes, and so do those behind it on each as they come.
   void FailAt(uint64_t sequence, absl::Status status) {
     absl::MutexLock lock(&mutex_);
     failures_[sequence] = std::move(status);
@@ -140,10 +140,14 @@ class NodeSwitch {
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&ended), absl::Seconds(60)));
   }
 
+  absl::Status FailureOf(uint64_t sequence) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return failures_.empty() || sequence < failures_.begin()->first ? absl::OkStatus() : failures_.begin()->second;
+  }
   std::vector<std::pair<uint64_t, uint64_t>> Ready() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     std::vector<std::pair<uint64_t, uint64_t>> ready;
     for (const auto& [key, sum] : sums_) {
-      if (!holds_ && sum.size() == nodes_.size()) ready.push_back(key);
+      const bool fails = !FailureOf(key.second).ok();
+      if (!holds_ && (sum.size() == nodes_.size() || (fails && !sum.empty()))) ready.push_back(key);
     }
     return ready;
   }
@@ -168,8 +172,7 @@ class NodeSwitch {
       out_of_order_ += key == ready.front() ? 0 : 1;
       Sum sum = std::move(sums_.at(key));
       sums_.erase(key);
-      const auto failure = failures_.find(key.second);
-      const absl::Status status = failure == failures_.end() ? absl::OkStatus() : failure->second;
+      const absl::Status status = FailureOf(key.second);
       if (status.ok()) Add(sum);
       std::vector<size_t> order;
       for (const auto& [node, given] : sum) order.push_back(node);
