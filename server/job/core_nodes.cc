@@ -85,7 +85,7 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
     hears.on_data = [peers = peers.get()](int from, const v1::PeerData& header, absl::string_view elements) {
       peers->OnData(from, header, elements);
     };
-    hears.on_down = [peers = peers.get()](int from, const absl::Status&) { peers->OnDown(from); };
+    hears.on_down = [peers = peers.get()](int from, const absl::Status& why) { peers->OnDown(from, why); };
     exchange = peers;
   } else {
     SHARDD_ASSIGN_OR_RETURN(exchange, MakeNcclExchange(node, *init, nodes->links.get()));
