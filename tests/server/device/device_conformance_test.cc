@@ -189,7 +189,7 @@ TEST_P(DeviceTest, ReduceRoundsTheResultAndWhatItIsAddedTo) {
 }
 
 TEST_P(DeviceTest, ReduceOfOneSourceMayBeInItsPlace) {
-  constexpr int64_t kNumel = (int64_t{1} << 20) + 5;  // a part of a slice at the end, and larger than any cache's share
+  constexpr int64_t kNumel = (int64_t{1} << 20) + 5;  // written past the cache, and no whole number of blocks
   Vec<float> sums = Floats(kNumel), want = Floats(kNumel);
   for (int64_t i = 0; i < kNumel; ++i) {
     sums[static_cast<size_t>(i)] = static_cast<float>(i % 1013) * (1 + 0x1p-9f);
@@ -200,7 +200,8 @@ TEST_P(DeviceTest, ReduceOfOneSourceMayBeInItsPlace) {
   }
   // Also from an address that is aligned to nothing but the element.
   for (const int64_t first : {int64_t{0}, int64_t{1}}) {
-    Vec<float> in_place = sums;
+    Vec<float> in_place = Floats(kNumel);  // a copy would be elsewhere
+    std::copy(sums.begin(), sums.end(), in_place.begin());
     ReduceOp op{{in_place.data() + first}, v1::DTYPE_FLOAT32, v1::DTYPE_FLOAT32, 1.0f / 3, false,
                 in_place.data() + first,   kNumel - first};
     op.keep = v1::DTYPE_BFLOAT16;
