@@ -189,10 +189,8 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 // Its own ranks are told over there; the ones here would wait for it.
 void NodeMember::OnRefused(int node, const absl::Status& why) {
   links_state_[static_cast<size_t>(node)].why = std::string(why.message());
-  if (!promised_) {
-    job_->NodeAbort(absl::FailedPreconditionError(
-        absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message())));
-  }
+  Tell(absl::FailedPreconditionError(
+      absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message())));
 }
 
 void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {

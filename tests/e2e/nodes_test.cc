@@ -1,11 +1,12 @@
 // Jobs over several nodes: daemons of their own, linked by sockets. Training is that of one process over all ranks'
 // batches; a death on one node is everybody's abort and nobody's loss; what nodes do not agree on is named.
 
+#include "tests/e2e/nodes.h"
+
 #include <signal.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/nodes.h"
 
 namespace shardd::e2e {
 namespace {
@@ -41,15 +42,14 @@ TEST_P(NodesParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
 
 INSTANTIATE_TEST_SUITE_P(
     Jobs, NodesParity,
-    ::testing::Values(std::pair{"TwoByTwo", Args{}}, std::pair{"TwoByOne", Args{{"world", "1"}}},
-                      std::pair{"ThreeNodes", Args{{"node_count", "3"}, {"world", "1"}}},
-                      std::pair{"Dim0", Args{{"layout", "DIM0"}, {"world", "3"}}},
-                      std::pair{"Zero2Accumulated",
-                                Args{{"strategy", "HYBRID_SHARD_ZERO2"}, {"micro", "3"}, {"max_norm", "0.1"}}},
-                      std::pair{"NoShardSgd",
-                                Args{{"strategy", "NO_SHARD"}, {"optimizer", "sgd"}, {"momentum", "0.9"}}},
-                      std::pair{"Pooled", Args{{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}}},
-                      std::pair{"InGroupsOfTheNode", Args{{"world", "4"}, {"group_size", "2"}}}),
+    ::testing::Values(
+        std::pair{"TwoByTwo", Args{}}, std::pair{"TwoByOne", Args{{"world", "1"}}},
+        std::pair{"ThreeNodes", Args{{"node_count", "3"}, {"world", "1"}}},
+        std::pair{"Dim0", Args{{"layout", "DIM0"}, {"world", "3"}}},
+        std::pair{"Zero2Accumulated", Args{{"strategy", "HYBRID_SHARD_ZERO2"}, {"micro", "3"}, {"max_norm", "0.1"}}},
+        std::pair{"NoShardSgd", Args{{"strategy", "NO_SHARD"}, {"optimizer", "sgd"}, {"momentum", "0.9"}}},
+        std::pair{"Pooled", Args{{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}}},
+        std::pair{"InGroupsOfTheNode", Args{{"world", "4"}, {"group_size", "2"}}}),
     [](const auto& info) { return std::string(info.param.first); });
 
 class NodesTest : public Nodes {
