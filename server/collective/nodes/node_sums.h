@@ -49,13 +49,14 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
     kExchanged,  // and it is to be written behind those before it
     kWriting,    // devices write gradient shards; nothing ends it any more
   };
+  // State and status are guarded by mutex_; the rest is its who takes its next step.
   struct Sum {
     ReduceScatterRequest request;
     Done done;
     State state = State::kWaiting;
     int slot = -1;
-    NodeSumOps ops;  // from kAdding on
-    absl::Status status;
+    NodeSumOps ops;       // from kAdding on; each part until it is submitted
+    absl::Status status;  // its first error
     uint64_t generation() const { return request.nodes->generation; }
   };
   using SumPtr = std::shared_ptr<Sum>;
