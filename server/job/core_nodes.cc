@@ -28,9 +28,9 @@ absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized
     return absl::OkStatus();
   }
   const std::string difference = FirstDifference(other, spec);
-  return absl::FailedPreconditionError(absl::StrCat("it describes another job than node ",
-                                                    hello.node() == 0 ? "this" : "the other",
-                                                    " one: ", difference.empty() ? "plans differ" : difference));
+  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(),
+                                                    " describes another job under this name: ",
+                                                    difference.empty() ? "plans differ" : difference));
 }
 
 }  // namespace

@@ -59,6 +59,12 @@ void NodeEvents::OnDown(int node, absl::Status why) {
 }
 
 void NodeEvents::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
+  if (header.slab() != v1::SLAB_UNSPECIFIED) {
+    Deliver([node, header, bytes = std::string(elements)](Listener* listener) {
+      listener->OnState(node, header, bytes);
+    });
+    return;
+  }
   has_exchange_.WaitForNotification();
   if (exchange_.on_data) {
     exchange_.on_data(node, header, elements);
