@@ -190,8 +190,9 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 // Its own ranks are told over there; the ones here would wait for it.
 void NodeMember::OnRefused(int node, const absl::Status& why) {
   links_state_[static_cast<size_t>(node)].why = std::string(why.message());
-  Tell(absl::FailedPreconditionError(
-      absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message())));
+  if (coordinator_ != nullptr) {
+    coordinator_->OnRefused(node, why);
+  }
 }
 
 void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
