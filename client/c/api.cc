@@ -16,7 +16,26 @@
 namespace shardd::api {
 namespace {
 
-constexpr int64_t kDefaultTimeoutMs = 300000;
+absl::StatusOr<int> ReadNode(const shardd_attach_options& options, const v1::JobSpec& spec,
+                             const LaunchEnvironment& environment) {
+  const int nodes = spec.config().nodes().addresses_size();
+  if (nodes == 0 && options.node == -1) {
+    return 0;
+  }
+  const int node = options.node == -1 ? environment.node : options.node;
+  if (options.node == -1 && node < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attach job \"", spec.name(),
+                     "\": this process does not know its node (got node -1 and neither SHARDD_NODE nor "
+                     "GROUP_RANK); give one of them"));
+  }
+  if (node < 0 || node >= std::max(nodes, 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("attach job \"", spec.name(), "\": node is out of range (got ", node,
+                                                   ", want 0 to ", std::max(nodes, 1) - 1, ", of ", nodes,
+                                                   " in config.nodes)"));
+  }
+  return node;
+}
 
 absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) {
   SHARDD_RETURN_IF_ERROR(CheckStruct("attach", options));
@@ -32,21 +51,19 @@ absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) 
     return absl::InvalidArgumentError(
         absl::StrCat("attach: rank is out of range (got ", options->rank, ", want -1 or more)"));
   }
-  result.rank = options->rank >= 0 ? options->rank : environment.rank;
+  const bool several = result.spec.config().has_nodes();
+  result.rank = options->rank >= 0 ? options->rank : several ? environment.local_rank : environment.rank;
   if (result.rank < 0) {
-    return absl::InvalidArgumentError(
-        "attach: this process does not know its rank (got rank -1 and no RANK); give one of them");
+    return absl::InvalidArgumentError(absl::StrCat("attach: this process does not know its rank (got rank -1 and no ",
+                                                   several ? "LOCAL_RANK" : "RANK", "); give one of them"));
   }
+  SHARDD_ASSIGN_OR_RETURN(result.node, ReadNode(*options, result.spec, environment));
   result.local_world = environment.local_world_size > 0 ? environment.local_world_size : result.spec.world_size();
   result.address = options->address == nullptr ? "" : options->address;
   result.replace = options->replace != 0;
   result.adopt = options->adopt != 0;
   result.device_memory = options->device_memory != 0;
-  if (options->timeout_ms < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("attach: timeout_ms is out of range (got ", options->timeout_ms, ", want 0 or more)"));
-  }
-  result.timeout = absl::Milliseconds(options->timeout_ms == 0 ? kDefaultTimeoutMs : options->timeout_ms);
+  SHARDD_ASSIGN_OR_RETURN(result.timeout, TimeoutOf("attach", options->timeout_ms));
   return result;
 }
 

@@ -140,6 +140,17 @@ absl::Status DescribeJob(shardd_job* job, char** json) {
   return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("describe_job: out of memory");
 }
 
+absl::Status DescribeDaemon(const char* address, int64_t timeout_ms, char** json) {
+  SHARDD_RETURN_IF_ERROR(CheckNotNull("describe_daemon", "json", json));
+  *json = nullptr;
+  SHARDD_RETURN_IF_ERROR(CheckNotForked("describe_daemon"));
+  SHARDD_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf("describe_daemon", timeout_ms));
+  InitProcess();
+  SHARDD_ASSIGN_OR_RETURN(const std::string text, DescribeDaemonJson(address == nullptr ? "" : address, timeout));
+  *json = strdup(text.c_str());
+  return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("describe_daemon: out of memory");
+}
+
 absl::Status GetCounters(const shardd_job* job, shardd_counters* counters) {
   SHARDD_RETURN_IF_ERROR(CheckJob("get_counters", job));
   SHARDD_RETURN_IF_ERROR(CheckStruct("get_counters", counters));
@@ -186,6 +197,9 @@ int32_t shardd_find_group(const shardd_job* job, const char* name) {
 shardd_status* shardd_plan_json(const char* spec_json, char** json) { return ToC(api::PlanJson(spec_json, json)); }
 void shardd_string_free(char* text) { free(text); }
 shardd_status* shardd_describe_job(shardd_job* job, char** json) { return ToC(api::DescribeJob(job, json)); }
+shardd_status* shardd_describe_daemon(const char* address, int64_t timeout_ms, char** json) {
+  return ToC(api::DescribeDaemon(address, timeout_ms, json));
+}
 shardd_status* shardd_get_counters(const shardd_job* job, shardd_counters* counters) {
   return ToC(api::GetCounters(job, counters));
 }

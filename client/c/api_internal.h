@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/c/client_job.h"
 #include "client/c/process.h"
 #include "client/c/shardd.h"
@@ -50,6 +52,16 @@ inline shardd_status* ToC(const absl::Status& status) {
 inline absl::Status CheckNotNull(const char* call, const char* name, const void* pointer) {
   return pointer != nullptr ? absl::OkStatus()
                             : absl::InvalidArgumentError(absl::StrCat(call, ": `", name, "` is NULL"));
+}
+
+// 0: the default.
+inline absl::StatusOr<absl::Duration> TimeoutOf(const char* call, int64_t timeout_ms) {
+  constexpr int64_t kDefaultTimeoutMs = 300'000;
+  if (timeout_ms < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(call, ": timeout_ms is out of range (got ", timeout_ms, ", want 0 or more)"));
+  }
+  return absl::Milliseconds(timeout_ms == 0 ? kDefaultTimeoutMs : timeout_ms);
 }
 
 inline absl::Status CheckJob(const char* call, const shardd_job* job) {

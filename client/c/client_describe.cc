@@ -1,4 +1,4 @@
-// What the daemon says of the job, for trainers and tests that want its own count of the work done.
+// What the daemon says of the job, and of itself, for trainers and tests that want its own count of the work done.
 
 #include <google/protobuf/util/json_util.h>
 
@@ -11,6 +11,32 @@
 
 namespace shardd {
 
+namespace {
+
+absl::StatusOr<std::string> ToJson(absl::string_view what, const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions print;
+  print.always_print_primitive_fields = true;
+  print.preserve_proto_field_names = true;
+  std::string json;
+  if (!google::protobuf::util::MessageToJsonString(message, &json, print).ok()) {
+    return absl::InternalError(absl::StrCat("describe ", what, ": cannot be written as JSON"));
+  }
+  return json;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> DescribeDaemonJson(absl::string_view address, absl::Duration timeout) {
+  const Interrupt interrupt;
+  SHARDD_ASSIGN_OR_RETURN(const Target target, GivenTarget(address));
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target, interrupt));
+  auto stub = v1::JobsService::NewStub(channel);
+  v1::Daemon daemon;
+  SHARDD_RETURN_IF_ERROR(UnaryCall("describe_daemon", stub.get(), &v1::JobsService::Stub::AsyncGetDaemon,
+                                   v1::GetDaemonRequest(), absl::Now() + timeout, interrupt, &daemon));
+  return ToJson("daemon", daemon);
+}
+
 absl::StatusOr<std::string> ClientJob::DescribeJson() {
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
   auto stub = v1::JobsService::NewStub(channel);
@@ -21,14 +47,7 @@ absl::StatusOr<std::string> ClientJob::DescribeJson() {
     if (job.name() != spec().name()) {
       continue;
     }
-    google::protobuf::util::JsonPrintOptions print;
-    print.always_print_primitive_fields = true;
-    print.preserve_proto_field_names = true;
-    std::string json;
-    if (!google::protobuf::util::MessageToJsonString(job, &json, print).ok()) {
-      return absl::InternalError(absl::StrCat("describe job \"", spec().name(), "\": cannot be written as JSON"));
-    }
-    return json;
+    return ToJson(absl::StrCat("job \"", spec().name(), "\""), job);
   }
   return absl::NotFoundError(absl::StrCat("describe job \"", spec().name(), "\": the daemon does not have it"));
 }

@@ -98,9 +98,9 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
         target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
-  SHARDD_ASSIGN_OR_RETURN(
-      const v1::OpenJobResponse opened,
-      OpenJob(channel, options_.spec, options_.adopt, options_.device_memory, plan_.digest, deadline, interrupt_));
+  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
+                          OpenJob(channel, options_.spec, options_.node, options_.adopt, options_.device_memory,
+                                  plan_.digest, deadline, interrupt_));
   if (opened.has_spec()) {
     if (session_ != nullptr) {  // pointers and indices of the old plan are in use
       return absl::FailedPreconditionError(

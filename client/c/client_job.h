@@ -27,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/c/client_graph.h"
@@ -47,6 +48,7 @@ struct AttachOptions {
   bool replace = false;
   bool adopt = false;
   bool device_memory = false;
+  int node = 0;  // of the spec's nodes
   absl::Duration timeout;
 };
 
@@ -64,6 +66,9 @@ struct StepResult {
   double clip_factor = 1;
   bool skipped = false;
 };
+
+// What the daemon of a GivenTarget says of itself, as JSON. None is started.
+absl::StatusOr<std::string> DescribeDaemonJson(absl::string_view address, absl::Duration timeout);
 
 // Thread-compatible. ABORTED, UNAVAILABLE and whatever else ended the session are sticky until Reattach.
 class ClientJob {

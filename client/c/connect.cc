@@ -82,15 +82,29 @@ bool HasGpu() {
          count > 0;
 }
 
+// `address`, else what the environment says; empty: nothing.
+absl::string_view OrEnvironment(absl::string_view address) {
+  const char* from_environment = address.empty() ? getenv("SHARDD_ADDRESS") : nullptr;
+  return from_environment == nullptr ? address : from_environment;
+}
+
 }  // namespace
+
+absl::StatusOr<Target> GivenTarget(absl::string_view address) {
+  Target target;
+  address = OrEnvironment(address);
+  target.socket_path = kSystemSocket;
+  if (!address.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
+  }
+  target.address = absl::StrCat("unix:", target.socket_path);
+  return target;
+}
 
 absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
                                      absl::Time deadline, const Interrupt& interrupt) {
   Target target;
-  if (address.empty()) {
-    const char* from_environment = getenv("SHARDD_ADDRESS");
-    address = from_environment == nullptr ? "" : from_environment;
-  }
+  address = OrEnvironment(address);
   if (!address.empty()) {
     SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
   } else {
@@ -131,13 +145,14 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, con
 }
 
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            bool adopt, bool device_memory, const std::string& plan_digest,
+                                            int node, bool adopt, bool device_memory, const std::string& plan_digest,
                                             absl::Time deadline, const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
   v1::OpenJobRequest request;
   request.set_protocol_version(kProtocolVersion);
   *request.mutable_spec() = spec;
   request.set_plan_digest(plan_digest);
+  request.set_node(node);
   request.set_adopt(adopt);
   request.set_device_memory(device_memory);
   request.set_adds_gradients(device_memory && CanAddGradients());

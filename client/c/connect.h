@@ -34,6 +34,9 @@ struct Target {
 absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
                                      absl::Time deadline, const Interrupt& interrupt);
 
+// `address`, else SHARDD_ADDRESS, else the system's daemon, whether or not one listens there.
+absl::StatusOr<Target> GivenTarget(absl::string_view address);
+
 // A connected socket. UNAVAILABLE naming path and error when nobody listens there.
 // At most 10 s: while a live daemon's backlog is full.
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& interrupt = Interrupt::Never());
@@ -42,10 +45,10 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& i
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt);
 
 // Blocks until the daemon has opened the job, at most until `deadline`. FAILED_PRECONDITION where it describes another
-// one. `adopt`: where that trains more, it is answered with its spec. `device_memory`:
-// the job may lie on GPUs.
+// one. `node`: which of the spec's nodes this one is. `adopt`: where that trains more, it is answered with its spec.
+// `device_memory`: the job may lie on GPUs.
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            bool adopt, bool device_memory, const std::string& plan_digest,
+                                            int node, bool adopt, bool device_memory, const std::string& plan_digest,
                                             absl::Time deadline, const Interrupt& interrupt);
 // FAILED_PRECONDITION where the daemon's digest of a job is not the client's own.
 absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs, const std::string& ours);

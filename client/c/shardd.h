@@ -58,9 +58,11 @@ typedef enum shardd_dtype { /* numerically equal to shardd.v1.DType */
 typedef struct shardd_attach_options {
   size_t struct_size; /* sizeof(shardd_attach_options) */
   /* shardd.v1.JobSpec in proto3 JSON (proto/shardd/v1/model.proto): name, worldSize, tree, policy, config. worldSize 0
-   * or absent: WORLD_SIZE from the environment. */
+   * or absent: WORLD_SIZE from the environment; with config.nodes, of which each has ranks of its own,
+   * LOCAL_WORLD_SIZE.
+   */
   const char* spec_json;
-  int32_t rank; /* -1: RANK from the environment */
+  int32_t rank; /* -1: RANK from the environment; with config.nodes LOCAL_RANK */
   /* 1: the job may lie on GPUs, and this program takes pointers into their memory (see "Memory of GPUs"). 0: a daemon
    * with GPUs refuses the job with FAILED_PRECONDITION. */
   int32_t device_memory;
@@ -74,6 +76,9 @@ typedef struct shardd_attach_options {
    * tells what it trains. 0: such a job is FAILED_PRECONDITION. */
   int32_t adopt;
   int64_t timeout_ms; /* bound of attach and of every wait; 0: 300 000 */
+  /* Which of config.nodes this one is, from 0; 0 where there are none. -1: SHARDD_NODE, else GROUP_RANK (torchrun) from
+   * the environment where there are some, else 0. */
+  int32_t node;
 } shardd_attach_options;
 
 /* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */
@@ -518,6 +523,11 @@ SHARDD_API void shardd_string_free(char* text);
 /* What the daemon says of the job, shardd.v1.Job as JSON (names as in proto/shardd/v1/jobs.proto; 64-bit numbers are
  * strings): state, committed step, counters of the work it has done. Free with shardd_string_free. [waits: one call] */
 SHARDD_API shardd_status* shardd_describe_job(shardd_job* job, char** json);
+
+/* What the daemon says of itself, shardd.v1.Daemon as JSON likewise: its peer_address is what config.nodes has of its
+ * node. `address`: as shardd_attach_options.address, but none is started: UNAVAILABLE where none listens. timeout_ms 0:
+ * 300 000. Free with shardd_string_free. [waits: one call] */
+SHARDD_API shardd_status* shardd_describe_daemon(const char* address, int64_t timeout_ms, char** json);
 
 /* Of this attachment. */
 typedef struct shardd_counters {

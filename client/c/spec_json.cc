@@ -41,13 +41,17 @@ std::string Word(const std::string& name, size_t prefix) {
 absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment() {
   LaunchEnvironment result;
   SHARDD_ASSIGN_OR_RETURN(result.rank, EnvironmentNumber("RANK", 0));
-  SHARDD_ASSIGN_OR_RETURN(const int local_rank, EnvironmentNumber("LOCAL_RANK", 0));
+  SHARDD_ASSIGN_OR_RETURN(result.local_rank, EnvironmentNumber("LOCAL_RANK", 0));
+  SHARDD_ASSIGN_OR_RETURN(result.node, EnvironmentNumber("SHARDD_NODE", 0));
+  if (result.node < 0) {
+    SHARDD_ASSIGN_OR_RETURN(result.node, EnvironmentNumber("GROUP_RANK", 0));
+  }
   SHARDD_ASSIGN_OR_RETURN(const int world, EnvironmentNumber("WORLD_SIZE", 1));
   SHARDD_ASSIGN_OR_RETURN(const int local_world, EnvironmentNumber("LOCAL_WORLD_SIZE", 1));
   result.world_size = std::max(world, 0);
   result.local_world_size = std::max(local_world, 0);
   if (result.rank < 0 && local_world > 0 && local_world == world) {
-    result.rank = local_rank;
+    result.rank = result.local_rank;
   }
   return result;
 }
@@ -63,12 +67,14 @@ absl::StatusOr<v1::JobSpec> ParseSpecJson(const char* json, const LaunchEnvironm
                                                    std::string(status.message().data(), status.message().size())));
   }
   if (spec.world_size() == 0) {
-    if (environment.world_size == 0) {
+    const bool several = spec.config().has_nodes();
+    const int world_size = several ? environment.local_world_size : environment.world_size;
+    if (world_size == 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("parse spec_json: job \"", spec.name(),
-                       "\" has no world size (got worldSize 0 and no WORLD_SIZE); give one of them"));
+          absl::StrCat("parse spec_json: job \"", spec.name(), "\" has no world size (got worldSize 0 and no ",
+                       several ? "LOCAL_WORLD_SIZE" : "WORLD_SIZE", "); give one of them"));
     }
-    spec.set_world_size(environment.world_size);
+    spec.set_world_size(world_size);
   }
   return spec;
 }

@@ -14,13 +14,15 @@ namespace shardd {
 // Where a launcher (torchrun, mpirun wrappers) says who this process is.
 struct LaunchEnvironment {
   int rank = -1;             // RANK, else LOCAL_RANK where all ranks are on this node; -1: neither
+  int local_rank = -1;       // LOCAL_RANK; -1: not set
+  int node = -1;             // SHARDD_NODE, else GROUP_RANK; -1: neither
   int world_size = 0;        // WORLD_SIZE; 0: not set
   int local_world_size = 0;  // LOCAL_WORLD_SIZE; 0: not set
 };
 // INVALID_ARGUMENT naming a variable that is no number in range.
 absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment();
 
-// INVALID_ARGUMENT with the parser's text. A world size of 0 is taken from `environment`.
+// INVALID_ARGUMENT with the parser's text. A world size of 0 is taken from `environment`: with nodes, of this one.
 absl::StatusOr<v1::JobSpec> ParseSpecJson(const char* json, const LaunchEnvironment& environment);
 
 // Groups, parameters and bytes by purpose, indented.

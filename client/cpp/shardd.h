@@ -131,6 +131,7 @@ class Job {
     bool adopt = false;
     int64_t timeout_ms = 0;
     bool device_memory = false;
+    int32_t node = -1;
   };
   static Status Attach(const Options& options, std::unique_ptr<Job>* job) {
     shardd_attach_options c{};
@@ -142,6 +143,7 @@ class Job {
     c.adopt = options.adopt ? 1 : 0;
     c.timeout_ms = options.timeout_ms;
     c.device_memory = options.device_memory ? 1 : 0;
+    c.node = options.node;
     shardd_job* raw = nullptr;
     Status status = Status::Take(shardd_attach(&c, &raw));
     if (status.ok()) {
