@@ -29,6 +29,7 @@
 #include "server/job/state_dir.h"
 #include "server/observe/log.h"
 #include "server/observe/notify.h"
+#include "server/peer/peer_network.h"
 #include "server/service/grpc_server.h"
 #include "server/service/jobs_service.h"
 #include "server/service/listener.h"
@@ -51,6 +52,20 @@ ABSL_FLAG(
     bool, nccl_windows, false,
     "with --collective=nccl: register gradient slots as symmetric windows, for NCCL's kernels that read all GPUs' "
     "gradients in place; takes effect where GPUs have NVLink, and costs each job a communicator of its own");
+ABSL_FLAG(
+    std::string, peer_listen, "",
+    "where the daemons of other nodes reach this one, for jobs that span several: host:port; empty: there are none");
+ABSL_FLAG(
+    std::string, peer_address, "",
+    "what stands for this daemon in a job's nodes, where it is not --peer_listen: host:port as the others resolve it");
+ABSL_FLAG(std::string, peer_cert, "",
+          "this daemon's certificate for other daemons, a PEM file; with --peer_key and "
+          "--peer_ca: links between daemons are mutual TLS");
+ABSL_FLAG(std::string, peer_key, "", "its key, a PEM file");
+ABSL_FLAG(std::string, peer_ca, "", "the authority of all daemons' certificates, a PEM file");
+ABSL_FLAG(bool, peer_insecure, false,
+          "links between daemons without certificates on an address that is not loopback: whoever reaches the port can "
+          "take part in jobs");
 ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
@@ -72,6 +87,27 @@ std::string DefaultStateDir() { return absl::StrCat("/dev/shm/shardd-", geteuid(
 void Notify(absl::string_view state) {
   if (absl::GetFlag(FLAGS_embedded)) return;
   if (const absl::Status status = NotifyServiceManager(state); !status.ok()) LogWarning(status.message());
+}
+
+// What --peer_listen asks for; null: nothing.
+absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* address) {
+  PeerNetwork::Options options;
+  options.listen = absl::GetFlag(FLAGS_peer_listen);
+  *address = absl::GetFlag(FLAGS_peer_address);
+  if (options.listen.empty()) {
+    if (address->empty()) return nullptr;
+    return absl::InvalidArgumentError("--peer_address: nothing listens there (got no --peer_listen, want host:port)");
+  }
+  options.certificate = absl::GetFlag(FLAGS_peer_cert);
+  options.key = absl::GetFlag(FLAGS_peer_key);
+  options.ca = absl::GetFlag(FLAGS_peer_ca);
+  options.insecure = absl::GetFlag(FLAGS_peer_insecure);
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> network, PeerNetwork::Create(options));
+  if (address->empty()) {  // with the port that was found, where any would do
+    *address = absl::StrCat(options.listen.substr(0, options.listen.rfind(':') + 1), network->port());
+  }
+  LogInfo(absl::StrCat("other nodes reach this daemon at ", *address, " (listens on ", network->Describe(), ")"));
+  return network;
 }
 
 absl::StatusOr<int> OffloadThreads(int asked) {
@@ -144,6 +180,14 @@ absl::Status Run() {
   options.device_warnings = std::move(made.warnings);
   if (communicators != nullptr) {
     options.communicators = [communicators](int ranks) { return communicators->For(ranks); };
+  }
+  // Outlives the core, which is never destroyed.
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> made_network, MakePeerNetwork(&options.peer_address));
+  if (PeerNetwork* const network = made_network.release(); network != nullptr) {
+    options.join_nodes = [network](PeerJoin join, PeerLinks::Events* events) {
+      return network->Join({std::move(join.job), join.uid, join.node, std::move(join.addresses), std::move(join.spec)},
+                           events);
+    };
   }
   options.on_idle = [] { kill(getpid(), SIGTERM); };
   // Never destroyed: the process ends once it is shut down, and a GPU that hangs would keep it from giving back what it

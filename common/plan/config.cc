@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -161,11 +162,19 @@ absl::Status CheckNodes(const v1::JobConfig& config) {
   if (count < 2 || count > kMaxNodes) {
     return ConfigError("nodes.addresses", "out of range (got ", count, " addresses, want 2 to ", kMaxNodes, ")");
   }
+  // Without commas: lists that differ are to read differently.
+  const auto is_address = [](absl::string_view address) {
+    return !address.empty() && std::all_of(address.begin(), address.end(),
+                                           [](unsigned char c) { return absl::ascii_isgraph(c) && c != ','; });
+  };
   absl::flat_hash_set<absl::string_view> seen;
   for (const std::string& address : config.nodes().addresses()) {
-    if (address.empty() || address.size() > kMaxAddressBytes || !seen.insert(address).second) {
-      return ConfigError("nodes.addresses", address.size() > kMaxAddressBytes ? "too long" : "empty or given twice",
-                         " (got \"", absl::CHexEscape(address.substr(0, kMaxAddressBytes)),
+    const char* const fact = address.size() > kMaxAddressBytes ? "too long"
+                             : !is_address(address)            ? "empty, or no address"
+                             : !seen.insert(address).second    ? "given twice"
+                                                               : nullptr;
+    if (fact != nullptr) {
+      return ConfigError("nodes.addresses", fact, " (got \"", absl::CHexEscape(address.substr(0, kMaxAddressBytes)),
                          "\", want \"host:port\" of each node's daemon)");
     }
   }
@@ -273,6 +282,10 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
 std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfig& filled) {
   std::vector<std::pair<std::string, std::string>> fields;
   AppendFields(filled, "", fields);
+  // First: how many nodes there are is in another field's default, which would differ first and say nothing.
+  const auto nodes =
+      std::find_if(fields.begin(), fields.end(), [](const auto& field) { return field.first == "nodes.addresses"; });
+  std::rotate(fields.begin(), nodes, nodes + 1);
   return fields;
 }
 

@@ -132,6 +132,7 @@ if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INC
 endif()
 shardd_tests(server/optimizer unit shardd_optimizer)
 shardd_tests(server/observe unit shardd_observe)
+shardd_tests(server/peer multiproc shardd_peer)
 shardd_tests(server/schedule unit shardd_schedule)
 shardd_tests(server/job unit shardd_job shardd_fake_cuda)
 shardd_tests(service service shardd_service shardd_health_proto)

@@ -51,6 +51,7 @@ void Core::Shutdown() {
   shut_down_ = true;
   stopping_ = true;
   status_.Stop();
+  node_values_.Stop();
   StopWithin(attach_, "attach");
   StopWithin(setup_, "setup");
   loop_.RunAndWait([this] {

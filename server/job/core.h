@@ -25,6 +25,15 @@ namespace shardd {
 
 class NcclCommunicator;
 
+// A job's part in the links between nodes.
+struct PeerJoin {
+  std::string job;  // its name
+  uint32_t uid = 0;
+  int node = 0;
+  std::vector<std::string> addresses;  // by node
+  std::string spec;                    // JobSpec, serialized
+};
+
 struct CoreOptions {
   std::string state_dir;                             // tmpfs; for slabs and journals
   bool embedded = false;                             // ends (on_idle) after its last job
@@ -38,6 +47,9 @@ struct CoreOptions {
   // Null: every job's ranks are summed by copies. Else asked with a job's world size, on the setup thread; an error is
   // why that job is summed by copies all the same.
   std::function<absl::StatusOr<std::shared_ptr<NcclCommunicator>>(int ranks)> communicators;
+  // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
+  std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(PeerJoin, PeerLinks::Events*)> join_nodes;
+  std::string peer_address;       // where others reach this daemon: what stands in JobConfig.nodes
   std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
 };
 
@@ -102,7 +114,11 @@ class Core final : public JobsSource {
   // Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes the place of a
   // job whose ranks have gradient slots.
   absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
-                                         int64_t reserved_bytes, bool extends);
+                                         int64_t reserved_bytes, bool extends, int node = 0);
+  // Several nodes (core_nodes.cc). FAILED_PRECONDITION: the daemon has no address for others, or another one.
+  absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
+  absl::Status AddNodes(int node, JobCore::Init* init);
+  absl::StatusOr<std::shared_ptr<NodeExchange>> MakeNcclExchange(int node, const JobCore::Init& init, PeerLinks* links);
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
   // Until what was posted to the reaper before has run: memory that others have let go is free. Not for long where a
   // driver keeps it from running, and then not again until it runs.
@@ -183,6 +199,7 @@ class Core final : public JobsSource {
   std::unique_ptr<CoreLoop> copier_;  // of jobs on GPUs, also of those whose state is the host's; null: there are none
   std::atomic<bool> reaper_stuck_ = false;  // AwaitReaper gave up
   CoreLoop reaper_;
+  CoreLoop node_values_;  // reads initial values of jobs that span several nodes
   CoreLoop status_;
   CoreLoop setup_;
   CoreLoop attach_;

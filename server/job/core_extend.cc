@@ -31,7 +31,7 @@ absl::Status Core::CheckQuota(absl::string_view what, uint32_t uid, int64_t held
 }
 
 absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
-                                             int64_t reserved_bytes, bool extends) {
+                                             int64_t reserved_bytes, bool extends, int node) {
   JobCore::Init init;
   init.id = id;
   init.uid = uid;
@@ -62,6 +62,9 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   }
   init.collective = shared_plan->config.trainer_sums() ? std::make_unique<TrainerCollective>(init.devices)
                                                        : MakeCollective(init.devices);
+  if (shared_plan->nodes() > 1) {
+    SHARDD_RETURN_IF_ERROR(AddNodes(node, &init));
+  }
   init.loop = &loop_;
   init.reaper = &reaper_;
   init.copier = copier_.get();
@@ -133,7 +136,8 @@ absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec, bool ranks_add) const
     const bool has_turns =
         std::any_of(options_.gpus.begin(), options_.gpus.end(), [](const GpuFacts& gpu) { return gpu.mps != "on"; });
     spec.mutable_config()->set_trainer_sums(on_gpus && ranks_add && has_turns && !offloads &&
-                                            options_.communicators == nullptr && spec.world_size() <= kMaxSumRanks);
+                                            options_.communicators == nullptr && spec.world_size() <= kMaxSumRanks &&
+                                            !spec.config().has_nodes());
   }
   if (!on_gpus && offloads) {
     spec.mutable_config()->set_offload(v1::OFFLOAD_NONE);  // all memory is the host's
@@ -203,6 +207,11 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
     return;
   }
   const auto extend = [&]() -> absl::StatusOr<Extension> {
+    if ((*job)->plan()->nodes() > 1) {
+      return absl::UnimplementedError(
+          absl::StrCat("extend job \"", (*job)->name(),
+                       "\": more to train is not served on several nodes; say so when the job is opened"));
+    }
     SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec spec, FillIn(request.spec(), (*job)->spec().config().trainer_sums()));
     return Extend(spec, (*job)->spec(), *(*job)->plan());
   };

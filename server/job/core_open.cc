@@ -139,6 +139,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
       return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
     }
   }
+  SHARDD_RETURN_IF_ERROR(CheckNode(what, *plan, request.node()));
   struct Found {
     bool exists = false;
     std::shared_ptr<JobCore> other;  // of this name, with another plan
@@ -186,6 +187,11 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
           fill(job, &result.response);
           return result;
         }
+        if (job.node() != request.node()) {
+          return absl::FailedPreconditionError(absl::StrCat(what,
+                                                            ": this rank is of another node than the first one (got ",
+                                                            request.node(), ", want ", job.node(), ")"));
+        }
         it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
         result.exists = true;
         fill(job, &result.response);
@@ -224,10 +230,11 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
   SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
   AwaitReaper();  // what closed jobs held is free by now
   SHARDD_ASSIGN_OR_RETURN(JobCore::Init init, MakeInit(found.new_id, peer.uid, spec, *std::move(plan),
-                                                       found.reserved_bytes, /*extends=*/false));
+                                                       found.reserved_bytes, /*extends=*/false, request.node()));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
     Entry entry;
     entry.job = MakeJob(std::move(init));
+    entry.job->StartNodes();
     had_job_ = true;
     v1::OpenJobResponse response;
     fill(*entry.job, &response);

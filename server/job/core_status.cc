@@ -22,6 +22,7 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
     }
     daemon.set_state_dir(options_.state_dir);
     daemon.set_embedded(options_.embedded);
+    daemon.set_peer_address(options_.peer_address);
     daemon.set_jobs(static_cast<int>(jobs_.size()));
     int64_t bytes = 0;
     bool huge = false;

@@ -39,6 +39,15 @@ absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
   if (backward == kAllBackwards) {
     return absl::OkStatus();  // it has stepped: only the next forward had begun
   }
+  if (nodes_ != nullptr) {
+    for (auto it = pairs_.lower_bound({backward, 0}); it != pairs_.end() && it->first.first == backward; ++it) {
+      if (it->second.submitted[rank] > 0) {
+        return RankError(absl::StatusCode::kFailedPrecondition, rank, "AbandonBackward",
+                         absl::StrCat("gradients of group \"", group_name(it->first.second),
+                                      "\" were given to other nodes; the step begins anew on all of them"));
+      }
+    }
+  }
   int taken_back = 0;
   int stays = 0;
   for (auto it = pairs_.lower_bound({backward, 0}); it != pairs_.end() && it->first.first == backward; ++it) {

@@ -16,7 +16,7 @@ void JobCore::Decide() {
   const bool zeroed = std::any_of(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); });
   const bool wants_norm = ranks_[0].step.max_grad_norm() > 0 || ranks_[0].step.loss_scale() > 0;
   if (!wants_norm && !zeroed) {
-    Apply(0);
+    Measured(0);
     return;
   }
   const auto norms = std::make_shared<std::vector<Norm>>(optimizer_devices_.count(), Norm(NormType(ranks_[0].step)));
@@ -32,7 +32,7 @@ void JobCore::Decide() {
     for (const Norm& norm : *norms) {  // in the order of ranks, and of what was taken apart
       total.Add(norm);
     }
-    Apply(total.value());
+    Measured(total.value());
   };
   const int count = optimizer_devices_.count();
   const auto done = zeroed ? JoinGradientWork(count, measured) : Join(count, measured);
@@ -51,6 +51,15 @@ void JobCore::Decide() {
   optimizer_devices_.Submit(absl::StrCat("norm step ", committed_step_ + 1), std::move(ops), done);
 }
 
+void JobCore::Measured(double norm) {
+  if (nodes_ == nullptr) {
+    Apply(norm);
+    return;
+  }
+  own_norm_ = norm;
+  SayReduced();
+}
+
 void JobCore::Apply(double norm) {
   const v1::Step& step = ranks_[0].step;
   const double unscale = step.loss_scale() > 0 ? 1 / step.loss_scale() : 1;
@@ -58,9 +67,15 @@ void JobCore::Apply(double norm) {
   skipped_ = step.loss_scale() > 0 && !std::isfinite(norm);
   norm *= unscale;
   grad_norm_ = norm;
-  decided_.groups.assign(step.groups().begin(), step.groups().end());
   clip_factor_ = ClipFactor(norm, step.max_grad_norm());
-  decided_.clip_factor = clip_factor_ * unscale;
+  ApplyDecided();
+}
+
+// On several nodes, node 0 has measured, and all update with what it has found.
+void JobCore::ApplyDecided() {
+  const v1::Step& step = ranks_[0].step;
+  decided_.groups.assign(step.groups().begin(), step.groups().end());
+  decided_.clip_factor = clip_factor_ * (step.loss_scale() > 0 ? 1 / step.loss_scale() : 1);
   decided_.present = skipped_ ? std::vector<bool>(present_.size(), false) : present_;
   decided_.step_counts = step_counts_;
   v1::DecidedStepRecord record;
@@ -68,7 +83,7 @@ void JobCore::Apply(double norm) {
   record.set_step(committed_step_ + 1);
   *record.mutable_groups() = step.groups();
   record.set_clip_factor(decided_.clip_factor);
-  record.set_grad_norm(norm);
+  record.set_grad_norm(grad_norm_);
   std::string present(MaskBytes(static_cast<int64_t>(present_.size())), '\0');
   for (size_t i = 0; i < present_.size(); ++i) {
     SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), decided_.present[i]);
@@ -79,8 +94,20 @@ void JobCore::Apply(double norm) {
     record.add_trainer_states(rank.step.trainer_state());
   }
   if (absl::Status status = journal_->WriteDecided(record); !status.ok()) {
+    if (nodes_ != nullptr && nodes_->node() != 0) {
+      Close(absl::StrCat("step ", committed_step_ + 1, " is decided on all nodes: ", status.message()));
+      return;
+    }
     Abort(std::move(status), {});  // nothing has changed yet
     return;
+  }
+  if (nodes_ != nullptr && nodes_->node() == 0) {
+    v1::PeerMessage::Decided decided;
+    decided.set_step(committed_step_ + 1);
+    decided.set_grad_norm(grad_norm_);
+    decided.set_clip_factor(clip_factor_);
+    decided.set_skipped(skipped_);
+    nodes_->Decide(decided);
   }
   committing_ = true;
   auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
@@ -158,6 +185,7 @@ void JobCore::EndStep() {
   deciding_ = false;
   NoteWindowCommitted();
   pairs_.clear();
+  nodes_closed_ = said_closed_ = 0;
   gradients_seen_ = false;
   departures_told_ = 0;
   abandons_told_ = 0;

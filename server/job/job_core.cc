@@ -40,6 +40,8 @@ JobCore::JobCore(Init init)
       loop_(init.loop),
       reaper_(init.reaper),
       copier_(init.copier),
+      node_sums_(init.nodes == nullptr ? nullptr : init.nodes->collective),
+      node_worker_(init.nodes == nullptr ? nullptr : init.nodes->worker),
       events_(init.events),
       reserved_by_all_(std::move(init.reserved_by_all)),
       created_(absl::Now()),
@@ -68,9 +70,18 @@ JobCore::JobCore(Init init)
       LogError(absl::StrCat("job ", name(), ": ", status.message()));
     }
   }
+  if (init.nodes != nullptr) {
+    node_events_ = std::move(init.nodes->events);
+    node_links_ = std::move(init.nodes->links);
+    nodes_ = std::make_unique<NodeMember>(plan_, init.nodes->node, loop_, node_links_.get(), node_events_, this);
+  }
   Event(-1, "open",
         absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),
                      " bytes of slabs"));
+}
+
+JobCore::~JobCore() {
+  node_links_.reset();  // what was said leaves; then nothing reaches the exchange any more, which is the collective's
 }
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {
@@ -322,7 +333,14 @@ void JobCore::CheckSilence(absl::Time now) {
     Abort(std::move(stuck), {hangs});
     return;
   }
-  if (closed_ || committing_ || attached() < world_size()) {
+  if (nodes_ != nullptr && !closed_ && !committing_) {
+    const uint64_t epoch = epoch_;
+    nodes_->CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
+    if (epoch != epoch_) {
+      return;
+    }
+  }
+  if (closed_ || committing_ || promised() || attached() < world_size()) {
     return;
   }
   if (absl::Status stuck = CheckStuckWindows(now); !stuck.ok()) {

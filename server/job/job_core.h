@@ -24,6 +24,7 @@
 #include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
+#include "server/collective/nodes/node_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/core_loop.h"
 #include "server/job/given_back.h"
@@ -31,6 +32,8 @@
 #include "server/job/job_memory.h"
 #include "server/job/job_trace.h"
 #include "server/job/journal.h"
+#include "server/job/node_events.h"
+#include "server/job/node_member.h"
 #include "server/job/optimizer_devices.h"
 #include "server/job/session.h"
 #include "server/job/step_state.h"
@@ -42,7 +45,7 @@
 namespace shardd {
 
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
-class JobCore : public std::enable_shared_from_this<JobCore> {
+class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
  public:
   struct Init {
     uint64_t id = 0;
@@ -62,8 +65,20 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     EventLog* events = nullptr;
     std::function<int64_t()> reserved_by_all;  // the sum of reserved_bytes() of all jobs; null: this is the only one
     CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
+    // Several nodes (job_nodes.cc); else null.
+    struct Nodes {
+      int node = 0;
+      std::shared_ptr<NodeEvents> events;
+      std::unique_ptr<PeerLinks> links;      // of `events`; used by the exchange of `collective`
+      NodeCollective* collective = nullptr;  // it is `collective`
+      CoreLoop* worker = nullptr;            // reads initial values
+    };
+    std::unique_ptr<Nodes> nodes;
   };
   explicit JobCore(Init init);
+  ~JobCore() override;
+  // Several nodes: hears of the others from here on. To be called once, on the loop.
+  void StartNodes();
 
   // Membership -------------------------------------------------------------------------------------
   // (job_membership.cc)
@@ -82,6 +97,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
   DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
   int attached() const;
+  int node() const { return nodes_ == nullptr ? 0 : nodes_->node(); }
   // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
   // (on GPUs when one begins), gradients that trainers have given back until the next come.
   int64_t reserved_bytes() const;
@@ -143,6 +159,27 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
 
  private:
   int world_size() const { return plan_->world_size; }
+  // Several nodes (job_nodes.cc). NodeJob:
+  int64_t NodeStep() const override { return committed_step_ + (committing_ && deciding_ ? 1 : 0); }
+  bool NodeInitialized() const override { return version_ > 0 || committing_; }
+  void NodeGo(const v1::PeerMessage::Go& go) override;
+  void NodesClosed(int backwards) override;
+  void NodesReduced() override;
+  void NodeDecided(const v1::PeerMessage::Decided& decided) override;
+  void NodeValuesAgreed() override;
+  void NodeAbort(const absl::Status& cause) override;
+  void NodeGeneration(uint64_t generation) override;
+  void NodeClose(const std::string& why) override;
+  // Says to node 0 that the group's next occurrence is complete here; it is added when all nodes have it (NodeGo).
+  void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
+  void MaybeSayClosed();
+  void SayReduced();
+  void SayValues();
+  // Any thread, while nobody writes them.
+  absl::Status ReadValues(const std::vector<int64_t>& step_counts, v1::PeerMessage::Values* values) const;
+  bool promised() const { return nodes_ != nullptr && nodes_->promised(); }
+  // What has been said to node 0 and not been added.
+  bool AwaitsNodes() const;
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void Event(int rank, absl::string_view kind, std::string text);
   absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
@@ -244,6 +281,9 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
     int64_t element_bytes = 0;
   };
   Written WrittenPart(const ParamPlan& param, int what) const;
+  // Initial values of an attempt that was given up, with how many elements: to be zeroed.
+  std::vector<std::pair<Written, int64_t>> StaleValues() const;
+  absl::Status CommitValues();
   void SubmitParametersCommit();
   // Copies of values (job_copies.cc): each runs to its end before the next, at once where there is no copier, else on
   // it, where it may touch nothing of the job but slabs and `undo_`.
@@ -273,8 +313,14 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
   const std::vector<bool>& GradientHolders(int param);  // by rank (job_presence.cc)
+  // What nodes give together, this one included, by index_in_group.
+  struct OfOthers {
+    std::vector<bool> present;
+    std::vector<bool> fresh;
+    uint64_t sequence = 0;
+  };
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
-                           std::vector<GradientMode>* modes);
+                           const OfOthers* others, std::vector<GradientMode>* modes);
   // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
   // the gradients before anything else.
   DeviceOps SettlePresence(const std::vector<int>& params, int backward);
@@ -282,7 +328,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void SettleParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* ops) const;
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
-  absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks);
+  absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks, const OfOthers* others = nullptr);
   // All that the daemon's devices are told of one reduction.
   struct Reduction {
     int group = 0;
@@ -303,7 +349,10 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   absl::Status CompareSteps() const;
   absl::Status CompareOrders();
   void Decide();
+  // The norm is there: decides, or says that the step is reduced here.
+  void Measured(double norm);
   void Apply(double norm);
+  void ApplyDecided();
   void Commit();
   void EndStep();
   void AfterCommit();
@@ -368,6 +417,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   CoreLoop* const loop_;
   CoreLoop* const reaper_;
   CoreLoop* const copier_;
+  NodeCollective* const node_sums_;  // collective_, on several nodes; else null
+  CoreLoop* const node_worker_;
   EventLog* const events_;
   const std::function<int64_t()> reserved_by_all_;
   const absl::Time created_;
@@ -426,6 +477,15 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   bool skipped_ = false;
   bool full_params_granted_ = false;
   std::vector<bool> summoned_;  // by parameter, while granted
+  // Several nodes. How many backwards of the step all nodes have closed, and this one has said that it has; the node's
+  // own measure of the norm.
+  std::shared_ptr<NodeEvents> node_events_;
+  std::unique_ptr<PeerLinks> node_links_;
+  std::unique_ptr<NodeMember> nodes_;
+  int nodes_closed_ = 0;
+  int said_closed_ = 0;
+  double own_norm_ = 0;
+  bool reading_values_ = false;
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version
   bool keeping_ = false;

@@ -34,6 +34,10 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
                      "with_grads: no parameter of the job is trained");
   }
+  if (asked.writeback && nodes_ != nullptr) {
+    return RankError(absl::StatusCode::kUnimplemented, rank, "EnterFullParams",
+                     "writeback is not served on several nodes; write values before version 1, into a new job");
+  }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterFullParams"));
   if (window_open_ || ranks_[rank].wants_window || ranks_[rank].pass != Pass::kOutside) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
@@ -99,7 +103,7 @@ absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const
 absl::Status JobCore::MaybeGrantFullParams() {
   const bool all =
       std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params && !r.stepped; });
-  if (!all || full_params_granted_ || committing_ || undoing_ || closed_ || entry_held_) {
+  if (!all || full_params_granted_ || committing_ || undoing_ || closed_ || entry_held_ || AwaitsNodes()) {
     return absl::OkStatus();
   }
   Held entry;  // inside, ranks write what others' GPUs may still read

@@ -129,6 +129,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
     ForgetIfClosed(key);
   }
+  MaybeSayClosed();
   PublishReduced();
   ReadmitLate();
   return MaybeFold();
@@ -139,6 +140,9 @@ void JobCore::PublishReduced() {
   int closed = std::numeric_limits<int>::max();
   for (const RankStep& rank : ranks_) {
     closed = std::min(closed, rank.closed_backwards);
+  }
+  if (nodes_ != nullptr) {
+    closed = std::min(closed, nodes_closed_);
   }
   for (const auto& session : sessions_) {
     if (session != nullptr) {

@@ -1,6 +1,7 @@
 // Who is there: sessions come, detach and are lost; the epoch advances; the job ends.
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -55,6 +56,11 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
   if (undoing_) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
+  }
+  if (reading_values_) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": initial values of the epoch that ended are still being read; attach "
+                                           "again"));
   }
   if (gradient_work_ > 0) {  // it would write into what the rank is about to give
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
@@ -203,7 +209,8 @@ bool JobCore::LeavesInOrder(int rank) const {
 }
 
 bool JobCore::OthersNeedGradientsOf(int rank) const {
-  return pending_reductions_ > 0 || std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& other) {
+  return pending_reductions_ > 0 || AwaitsNodes() ||
+         std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& other) {
            return !other.finished && other.closed_backwards < ranks_[rank].closed_backwards;
          });
 }
@@ -265,12 +272,16 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
     return;
   }
-  if (committing_) {
-    // A decided step always completes forward; those who died in between are found out afterwards.
+  if (committing_ || promised()) {
+    // A decided step always completes forward; those who died in between are found out afterwards. On several nodes it
+    // may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
     if (!pending_abort_.has_value()) {
       pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
     } else {
       pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
+    }
+    if (!committing_) {
+      nodes_->WantsToEnd(pending_abort_->first);
     }
     return;
   }
@@ -278,6 +289,9 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   ++epoch_;
   counters_.set_aborts(counters_.aborts() + 1);
   Event(-1, "abort", std::string(cause.message()));
+  if (nodes_ != nullptr) {
+    nodes_->AttemptEnded(cause);
+  }
   UndoWrites();
   if (closed_) {
     Answer(extensions, cause);
@@ -332,6 +346,7 @@ void JobCore::ResetStep() {
   DropGivenBack();
   gradients_seen_ = false;
   presence_said_ = false;
+  nodes_closed_ = said_closed_ = 0;
   departures_told_ = 0;
   abandons_told_ = 0;
   present_.assign(plan_->params.size(), false);
@@ -371,6 +386,11 @@ void JobCore::Close(const std::string& why) {
       }
       EndSession(rank);
     }
+  }
+  if (nodes_ != nullptr) {
+    nodes_->Closing(why, finished());
+    nodes_->Stop();
+    node_sums_->Begin(std::numeric_limits<uint64_t>::max());  // nothing of it needs the links any more
   }
   DropGivenBack();
   trace_.EndAll(why);

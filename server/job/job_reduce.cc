@@ -33,6 +33,12 @@ absl::Status JobCore::TryReduce(PairKey key) {
     if (!any) {
       return absl::OkStatus();
     }
+    if (nodes_ != nullptr) {
+      if (!ranks.empty() && !pair.said) {
+        SayReady(key, pair, ranks);
+      }
+      return absl::OkStatus();  // NodeGo goes on
+    }
     if (!ranks.empty()) {
       SHARDD_RETURN_IF_ERROR(IssueReduce(key, pair, ranks));
     }
@@ -130,7 +136,8 @@ void JobCore::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ran
 }
 
 absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks,
-                                  const std::vector<bool>& again, std::vector<GradientMode>* modes) {
+                                  const std::vector<bool>& again, const OfOthers* others,
+                                  std::vector<GradientMode>* modes) {
   const GroupPlan& plan = plan_->groups[key.second];
   modes->assign(plan.params.size(), GradientMode::kAccumulate);
   for (size_t i = 0; i < plan.params.size(); ++i) {
@@ -157,10 +164,11 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
         adding_rank = contribution.present[i] ? rank : adding_rank;
       }
     }
-    if (fresh_rank < 0 && adding_rank < 0) {
+    if (others == nullptr ? fresh_rank < 0 && adding_rank < 0 : !others->present[i]) {
       continue;
     }
-    const bool replaces = fresh_rank >= 0 && pair.touched[i] == 0;
+    const bool fresh = others == nullptr ? fresh_rank >= 0 : others->fresh[i];
+    const bool replaces = fresh && pair.touched[i] == 0;
     if (replaces || !present_[param]) {
       (*modes)[i] = GradientMode::kOverwrite;
       pair.own[i] = 1;
@@ -171,7 +179,7 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
   return absl::OkStatus();
 }
 
-absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks) {
+absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks, const OfOthers* others) {
   const int group = key.second;
   const GroupPlan& plan = plan_->groups[group];
   DeviceOps zeros = SettlePresence(plan.params, key.first);
@@ -190,7 +198,12 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = gradient_scale_;
   request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
-  SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, &request.modes));
+  SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, others, &request.modes));
+  if (others != nullptr) {
+    request.nodes = {nodes_->generation(), others->sequence, others->present};
+    request.staging.clear();  // it is where the nodes' sums are made, and the collective's
+    request.staging_bytes = 0;
+  }
   Held reduction;
   reduction.order = Held::Order::kGradients;
   reduction.what = absl::StrCat("SubmitGradients group \"", group_name(group), "\"");
@@ -317,8 +330,14 @@ absl::Status JobCore::MaybeFold() {
       return absl::OkStatus();
     }
   }
-  if (!blocked) {
+  if (!blocked || AwaitsNodes()) {
     return absl::OkStatus();
+  }
+  if (nodes_ != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("SubmitGradients: the ranks of this node run groups in orders in which each waits for another's "
+                     "gradient slot; submit groups in the same order on all ranks (step=",
+                     committed_step_ + 1, ")"));
   }
   const auto older_open = [this](int backward) {
     return std::any_of(ranks_.begin(), ranks_.end(),

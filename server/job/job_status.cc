@@ -79,7 +79,9 @@ std::string JobCore::WaitText(int rank) const {
   }
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
-    return "";
+    const RankStep& state = ranks_[rank];
+    const bool waits = state.stepped || state.blocked_slot >= 0 || state.closed_backwards > 0 || state.committed_params;
+    return nodes_ != nullptr && waits ? nodes_->WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
                       sessions_[wait.rank] == nullptr ? " (it is not attached)" : "");
@@ -128,6 +130,9 @@ void JobCore::Describe(v1::Job* out) const {
   *out->mutable_config() = plan_->config;
   *out->mutable_counters() = counters_;
   out->set_collective(collective_->Describe());
+  if (nodes_ != nullptr) {
+    nodes_->Describe(out);
+  }
   out->set_created_unix_ms(UnixMillis(created_));
   out->set_plan_digest(absl::BytesToHexString(plan_->digest));
   if (std::any_of(step_counts_.begin(), step_counts_.end(), [](int64_t count) { return count > 0; })) {

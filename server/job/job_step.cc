@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/job/job_core.h"
+#include "server/job/step_difference.h"
 
 namespace shardd {
 
@@ -71,6 +72,7 @@ absl::Status JobCore::CloseStep(Session* session) {
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
     ForgetIfClosed(key);
   }
+  MaybeSayClosed();
   PublishReduced();
   return MaybeFold();
 }
@@ -79,22 +81,7 @@ absl::Status JobCore::CompareSteps() const {
   const v1::Step& first = ranks_[0].step;
   for (int rank = 1; rank < world_size(); ++rank) {
     const v1::Step& other = ranks_[rank].step;
-    std::string difference;
-    if (other.loss_scale() != first.loss_scale()) {
-      difference = absl::StrCat("loss_scale (got ", other.loss_scale(), ", want ", first.loss_scale(), ")");
-    }
-    if (other.max_grad_norm() != first.max_grad_norm()) {
-      difference = absl::StrCat("max_grad_norm (got ", other.max_grad_norm(), ", want ", first.max_grad_norm(), ")");
-    }
-    if (NormType(other) != NormType(first)) {
-      difference = absl::StrCat("norm_type (got ", NormType(other), ", want ", NormType(first), ")");
-    }
-    for (int g = 0; difference.empty() && g < first.groups_size(); ++g) {
-      if (other.groups(g).SerializeAsString() != first.groups(g).SerializeAsString()) {
-        difference = absl::StrCat("optimizer group ", g, " (got {", other.groups(g).ShortDebugString(), "}, want {",
-                                  first.groups(g).ShortDebugString(), "})");
-      }
-    }
+    const std::string difference = StepDifference(other, first);
     if (!difference.empty()) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
                        absl::StrCat("hyperparameters of rank ", rank, " differ from rank 0's: ", difference));
@@ -133,6 +120,7 @@ absl::Status JobCore::CompareOrders() {
 
 absl::Status JobCore::MaybeDecide() {
   if (deciding_ || committing_ || pending_reductions_ > 0 || pending_fills_ > 0 ||
+      (nodes_ != nullptr && nodes_closed_ != kAllBackwards) ||
       !std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.stepped; })) {
     return absl::OkStatus();
   }

@@ -140,6 +140,14 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.committed_params; })) {
     return absl::OkStatus();
   }
+  if (nodes_ != nullptr) {
+    SayValues();  // CommitValues comes when all nodes have the same
+    return absl::OkStatus();
+  }
+  return CommitValues();
+}
+
+std::vector<std::pair<JobCore::Written, int64_t>> JobCore::StaleValues() const {
   std::vector<std::pair<Written, int64_t>> stale;
   for (const auto& [part, written_in] : initial_writes_) {
     if (written_in != epoch_) {
@@ -147,6 +155,11 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
       stale.emplace_back(WrittenPart(param, part.second), param.numel);
     }
   }
+  return stale;
+}
+
+absl::Status JobCore::CommitValues() {
+  std::vector<std::pair<Written, int64_t>> stale = StaleValues();
   initial_writes_.clear();
   committing_ = true;  // from here on it completes forward
   undo_counts_.clear();

@@ -80,6 +80,8 @@ struct Pair {
   std::vector<int> folded;       // by rank: occurrences added ahead of their turn, from the current one
   std::vector<uint8_t> touched;  // by index_in_group: written by a part of this occurrence
   std::vector<uint8_t> own;      // by index_in_group: the sum began in this backward, which gave all of it
+  int occurrence = 0;            // of the current one
+  bool said = false;             // several nodes: to node 0 that it is complete
 };
 using PairKey = std::pair<int, int>;  // (backward, group)
 inline constexpr int kAllBackwards = std::numeric_limits<int>::max();

@@ -1,0 +1,68 @@
+#ifndef SHARDD_SERVER_JOB_NODE_EVENTS_H_
+#define SHARDD_SERVER_JOB_NODE_EVENTS_H_
+
+// What the links of a job's nodes say, brought from the network's threads to the loop; and gradients, straight to the
+// exchange.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
+#include "server/collective/nodes/node_exchange.h"
+#include "server/job/core_loop.h"
+#include "server/peer/peer_links.h"
+
+namespace shardd {
+
+// Held by the links' owner and by what is posted to the loop. Thread-safe, but for what says "loop-confined".
+class NodeEvents final : public PeerLinks::Events, public std::enable_shared_from_this<NodeEvents> {
+ public:
+  using SameJob = std::function<absl::Status(const v1::PeerHello&)>;
+  // `same_job`: whether another node describes this job; any thread.
+  NodeEvents(CoreLoop* loop, SameJob same_job) : loop_(loop), same_job_(std::move(same_job)) {}
+
+  // Where gradients and lost links go on the network's threads. To be called once, right after the links were asked
+  // for, which they need: what comes earlier waits.
+  struct Exchange {
+    NodeExchange* exchange = nullptr;  // outlives the links
+    std::function<void(int node, const v1::PeerData&, absl::string_view elements)> on_data;
+    std::function<void(int node, const absl::Status&)> on_down;
+  };
+  void SetExchange(Exchange exchange);
+
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual void OnUp(int node) = 0;
+    virtual void OnMessage(int node, const v1::PeerMessage& message) = 0;
+    virtual void OnDown(int node, const absl::Status& why) = 0;
+  };
+  // Loop-confined. What has come before comes now. Null: nothing comes any more.
+  void SetListener(Listener* listener);
+
+  absl::Status CheckHello(int node, const v1::PeerHello& hello) override;
+  void OnUp(int node) override;
+  void OnMessage(int node, v1::PeerMessage message) override;
+  void OnDown(int node, absl::Status why) override;
+  void OnData(int node, const v1::PeerData& header, absl::string_view elements) override;
+
+ private:
+  void Deliver(std::function<void(Listener*)> event);
+
+  CoreLoop* const loop_;
+  const SameJob same_job_;
+  absl::Notification has_exchange_;
+  Exchange exchange_;  // constant behind has_exchange_
+  // Loop-confined.
+  Listener* listener_ = nullptr;
+  bool listened_ = false;  // somebody did
+  std::vector<std::function<void(Listener*)>> early_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_NODE_EVENTS_H_

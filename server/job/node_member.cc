@@ -1,0 +1,319 @@
+#include "server/job/node_member.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+
+NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop* loop, PeerLinks* links,
+                       std::shared_ptr<NodeEvents> events, NodeJob* job)
+    : plan_(std::move(plan)),
+      node_(node),
+      loop_(loop),
+      links_(links),
+      events_(std::move(events)),
+      job_(job),
+      links_state_(static_cast<size_t>(plan_->nodes())) {
+  if (node_ == 0) {
+    coordinator_ = std::make_unique<NodeCoordinator>(
+        plan_, [this](int to, v1::PeerMessage message) { ToMember(to, std::move(message)); },
+        // Behind what the coordinator was called with.
+        [this] {
+          loop_->Post([this, alive = alive_, generation = coordinator_->generation()] {
+            if (*alive && generation == generation_ && !ended_ && promised_) {
+              job_->NodesReduced();
+            }
+          });
+        });
+  }
+}
+
+void NodeMember::Stop() {
+  *alive_ = false;
+  events_->SetListener(nullptr);
+}
+
+void NodeMember::Start() {
+  unheard_since_ = MonotonicNow();
+  links_state_[static_cast<size_t>(node_)].up = true;
+  if (coordinator_ != nullptr) {
+    coordinator_->OnUp(0);
+  }
+  events_->SetListener(this);
+}
+
+// What the job says -------------------------------------------------------------------------------------------------
+
+void NodeMember::Say(v1::PeerMessage message) {
+  if (!heard_ || ended_ || adopting_ != 0) {
+    kept_.push_back(std::move(message));
+    return;
+  }
+  message.set_generation(generation_);
+  if (coordinator_ == nullptr) {
+    links_->Send(0, std::move(message));
+    return;
+  }
+  loop_->Post([this, alive = alive_, message = std::move(message)] {
+    if (*alive) {
+      coordinator_->OnMessage(0, message);
+    }
+  });
+}
+
+void NodeMember::Ready(v1::PeerMessage::Ready ready) {
+  v1::PeerMessage message;
+  *message.mutable_ready() = std::move(ready);
+  Say(std::move(message));
+}
+
+void NodeMember::Closed(v1::PeerMessage::Closed closed) {
+  v1::PeerMessage message;
+  *message.mutable_closed() = std::move(closed);
+  Say(std::move(message));
+}
+
+void NodeMember::Reduced(v1::PeerMessage::Reduced reduced) {
+  promised_ = true;
+  v1::PeerMessage message;
+  *message.mutable_reduced() = std::move(reduced);
+  Say(std::move(message));
+}
+
+void NodeMember::Values(v1::PeerMessage::Values values) {
+  promised_ = promised_values_ = true;
+  v1::PeerMessage message;
+  *message.mutable_values() = std::move(values);
+  Say(std::move(message));
+}
+
+void NodeMember::Decide(const v1::PeerMessage::Decided& decided) {
+  promised_ = false;
+  coordinator_->Decide(decided);
+}
+
+// Once in a generation.
+void NodeMember::Tell(const absl::Status& cause) {
+  if (std::exchange(told_, true) || !heard_) {
+    return;
+  }
+  v1::PeerMessage message;
+  message.mutable_abandoned()->set_code(static_cast<int>(cause.code()));
+  message.mutable_abandoned()->set_message(std::string(cause.message()));
+  Say(std::move(message));
+}
+
+void NodeMember::WantsToEnd(const absl::Status& cause) { Tell(cause); }
+
+void NodeMember::AttemptEnded(const absl::Status& cause) {
+  kept_.clear();
+  promised_ = promised_values_ = false;
+  if (adopting_ != 0) {
+    Adopt(std::exchange(adopting_, 0));
+    return;
+  }
+  if (!ended_) {
+    Tell(cause);
+    ended_ = true;
+    job_->NodeGeneration(generation_ + 1);  // whichever comes next is that, or later
+  }
+}
+
+void NodeMember::Adopt(uint64_t generation) {
+  generation_ = generation;
+  ended_ = told_ = false;
+  job_->NodeGeneration(generation);
+  for (v1::PeerMessage& message : std::exchange(kept_, {})) {
+    Say(std::move(message));
+  }
+}
+
+void NodeMember::Closing(const std::string& why, bool finished) {
+  v1::PeerMessage message;
+  message.mutable_closing()->set_why(why);
+  message.mutable_closing()->set_finished(finished);
+  for (int node = 0; node < plan_->nodes(); ++node) {
+    if (node != node_) {
+      links_->Send(node, message);
+    }
+  }
+}
+
+// What others say ---------------------------------------------------------------------------------------------------
+
+void NodeMember::ToMember(int node, v1::PeerMessage message) {
+  if (node != 0) {
+    links_->Send(node, std::move(message));
+    return;
+  }
+  loop_->Post([this, alive = alive_, message = std::move(message)] {
+    if (*alive) {
+      FromCoordinator(message);
+    }
+  });
+}
+
+void NodeMember::OnUp(int node) {
+  links_state_[static_cast<size_t>(node)] = {true, ""};
+  if (coordinator_ != nullptr) {
+    coordinator_->OnUp(node);
+  }
+}
+
+void NodeMember::OnDown(int node, const absl::Status& why) {
+  Link& link = links_state_[static_cast<size_t>(node)];
+  const bool was_up = std::exchange(link.up, false);
+  link.why = std::string(why.message());
+  if (absl::IsFailedPrecondition(why) || absl::IsPermissionDenied(why)) {
+    job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message()));
+    return;
+  }
+  if (coordinator_ != nullptr) {
+    coordinator_->OnDown(node, why);
+    return;
+  }
+  if (node != 0 || !was_up) {
+    return;  // sums that it was needed for fail, and node 0 hears of it
+  }
+  heard_ = false;
+  unheard_since_ = MonotonicNow();
+  if (!ended_ && !promised_ && generation_ != 0 && !node0_finished_) {
+    told_ = true;  // nobody is there to be told
+    job_->NodeAbort(
+        absl::AbortedError(absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ") is lost: ", why.message())));
+  }
+}
+
+void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
+  if (message.kind_case() == v1::PeerMessage::kClosing) {
+    if (!message.closing().finished()) {
+      job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node),
+                                   ") has closed it: ", message.closing().why()));
+      return;
+    }
+    node0_finished_ = node0_finished_ || node == 0;
+    if (coordinator_ != nullptr) {
+      coordinator_->OnFinished(node);
+    }
+    return;
+  }
+  if (coordinator_ != nullptr) {
+    coordinator_->OnMessage(node, message);
+  } else if (node == 0) {
+    FromCoordinator(message);
+  }
+}
+
+void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
+  if (message.kind_case() == v1::PeerMessage::kBegin) {
+    OnBegin(message.begin());
+    return;
+  }
+  if (message.generation() != generation_ || ended_ || adopting_ != 0) {
+    return;
+  }
+  switch (message.kind_case()) {
+    case v1::PeerMessage::kGo:
+      job_->NodeGo(message.go());
+      return;
+    case v1::PeerMessage::kAllClosed:
+      job_->NodesClosed(message.all_closed().backwards());
+      return;
+    case v1::PeerMessage::kDecided:
+      if (promised_ && message.decided().step() == job_->NodeStep() + 1) {
+        promised_ = false;
+        job_->NodeDecided(message.decided());
+      }
+      return;
+    case v1::PeerMessage::kValuesAgreed:
+      if (promised_values_) {
+        promised_ = promised_values_ = false;
+        job_->NodeValuesAgreed();
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
+  const bool answers = !std::exchange(heard_, true);  // a link, and not an end
+  if (answers) {
+    node0_finished_ = false;
+    if (promised_ && !promised_values_ && begin.decided_step() == job_->NodeStep() + 1) {
+      promised_ = false;
+      job_->NodeDecided(begin.decided());
+    } else if (promised_values_ && begin.initialized()) {
+      promised_ = promised_values_ = false;
+      job_->NodeValuesAgreed();
+    } else if (begin.decided_step() != job_->NodeStep() || begin.initialized() != job_->NodeInitialized()) {
+      job_->NodeClose(
+          absl::StrCat("the nodes' states do not belong together: this node has ",
+                       job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters",
+                       " and node 0 ", begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
+                       "; a daemon that ended has lost its part: open the job anew on all nodes, from a checkpoint"));
+      return;
+    }
+  }
+  const uint64_t counts = std::max(generation_, adopting_);
+  if (begin.generation() <= counts && !(answers && begin.generation() == counts)) {
+    return;
+  }
+  if (ended_ || generation_ == 0) {
+    Adopt(begin.generation());
+    return;
+  }
+  if (answers && !promised_) {  // its attempt was given up with the link, or behind a decided step nothing has begun
+    Adopt(begin.generation());
+    return;
+  }
+  adopting_ = begin.generation();
+  told_ = true;
+  promised_ = promised_values_ = false;
+  job_->NodeAbort(absl::Status(static_cast<absl::StatusCode>(begin.code()), begin.message()));
+}
+
+void NodeMember::Describe(v1::Job* out) const {
+  for (int node = 0; node < plan_->nodes(); ++node) {
+    const Link& link = links_state_[static_cast<size_t>(node)];
+    v1::Node* described = out->add_nodes();
+    described->set_index(node);
+    described->set_address(plan_->config.nodes().addresses(node));
+    described->set_state(link.up ? "up" : absl::StrCat("down: ", link.why.empty() ? "not reached yet" : link.why));
+    described->set_here(node == node_);
+  }
+}
+
+void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
+  if (coordinator_ != nullptr) {
+    coordinator_->CheckSilence(now, limit);
+    return;
+  }
+  if (heard_ || now - unheard_since_ < limit || (kept_.empty() && !promised_)) {
+    return;
+  }
+  if (promised_) {
+    job_->NodeClose(absl::StrCat(WaitText(), ", and may have committed step ", job_->NodeStep() + 1,
+                                 "; open the job anew on all nodes, from a checkpoint"));
+  } else {
+    unheard_since_ = now;
+    job_->NodeAbort(
+        absl::DeadlineExceededError(absl::StrCat(WaitText(), " (limit ", absl::FormatDuration(limit), ")")));
+  }
+}
+
+std::string NodeMember::WaitText() const {
+  if (coordinator_ != nullptr) {
+    return coordinator_->Waiting();
+  }
+  if (heard_) {
+    return "";
+  }
+  return absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ") has not been reached for ",
+                      absl::FormatDuration(absl::Trunc(MonotonicNow() - unheard_since_, absl::Milliseconds(100))),
+                      links_state_[0].why.empty() ? "" : ": ", links_state_[0].why);
+}
+
+}  // namespace shardd

@@ -1,0 +1,115 @@
+#ifndef SHARDD_SERVER_JOB_NODE_MEMBER_H_
+#define SHARDD_SERVER_JOB_NODE_MEMBER_H_
+
+// A node's part in a job that spans several: what its job says goes to node 0 (node_coordinator.h; on node 0 over the
+// loop instead of a link), what node 0 decides comes to the job, each in the generation that counts.
+//
+// A job that gives its attempt up says so and waits for the next generation; what it has to say of the next attempt by
+// then is kept and sent in that. Between Reduced and what node 0 decides nothing is given up here (promised): the step
+// may be decided already, and then it is committed on every node. Likewise with initial values.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/plan/plan.h"
+#include "server/job/core_loop.h"
+#include "server/job/node_coordinator.h"
+#include "server/job/node_events.h"
+#include "server/peer/peer_links.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// What a member asks of its job.
+class NodeJob {
+ public:
+  virtual ~NodeJob() = default;
+  virtual int64_t NodeStep() const = 0;      // committed, or about to be
+  virtual bool NodeInitialized() const = 0;  // likewise version 1
+  virtual void NodeGo(const v1::PeerMessage::Go& go) = 0;
+  virtual void NodesClosed(int backwards) = 0;
+  virtual void NodesReduced() = 0;  // node 0: Decide is to follow
+  virtual void NodeDecided(const v1::PeerMessage::Decided& decided) = 0;
+  virtual void NodeValuesAgreed() = 0;
+  // The attempt has ended on all nodes; AttemptEnded is to follow when it has here, behind a commit under way.
+  virtual void NodeAbort(const absl::Status& cause) = 0;
+  // Exchanges of earlier generations are to be ended.
+  virtual void NodeGeneration(uint64_t generation) = 0;
+  virtual void NodeClose(const std::string& why) = 0;
+};
+
+// Loop-confined.
+class NodeMember final : public NodeEvents::Listener {
+ public:
+  // All outlive it; `job` hears nothing after Stop.
+  NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop* loop, PeerLinks* links,
+             std::shared_ptr<NodeEvents> events, NodeJob* job);
+  void Start();
+  void Stop();  // the job hears nothing any more, and nothing is said
+
+  // The job says:
+  void Ready(v1::PeerMessage::Ready ready);
+  void Closed(v1::PeerMessage::Closed closed);
+  void Reduced(v1::PeerMessage::Reduced reduced);        // promised from here on
+  void Values(v1::PeerMessage::Values values);           // likewise
+  void Decide(const v1::PeerMessage::Decided& decided);  // node 0
+  // It wants to give the attempt up and is promised.
+  void WantsToEnd(const absl::Status& cause);
+  // It has given the attempt up.
+  void AttemptEnded(const absl::Status& cause);
+  void Closing(const std::string& why, bool finished);
+
+  bool promised() const { return promised_; }
+  int node() const { return node_; }
+  uint64_t generation() const { return generation_; }
+  // Nodes that others wait for, and node 0 that cannot be reached.
+  void CheckSilence(absl::Time now, absl::Duration limit);
+  void Describe(v1::Job* out) const;
+  std::string WaitText() const;  // empty: for nobody
+
+  void OnUp(int node) override;
+  void OnMessage(int node, const v1::PeerMessage& message) override;
+  void OnDown(int node, const absl::Status& why) override;
+
+ private:
+  void Say(v1::PeerMessage message);
+  void Tell(const absl::Status& cause);
+  void ToMember(int node, v1::PeerMessage message);  // of the coordinator
+  void FromCoordinator(const v1::PeerMessage& message);
+  void OnBegin(const v1::PeerMessage::Begin& begin);
+  void Adopt(uint64_t generation);
+
+  const std::shared_ptr<const ShardPlan> plan_;
+  const int node_;
+  CoreLoop* const loop_;
+  PeerLinks* const links_;
+  const std::shared_ptr<NodeEvents> events_;
+  NodeJob* const job_;
+  std::unique_ptr<NodeCoordinator> coordinator_;  // of node 0
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+
+  uint64_t generation_ = 0;  // of what is said; 0: none known yet
+  bool heard_ = false;       // Begin has come over the present link to node 0
+  bool ended_ = false;       // the job has given the generation up
+  bool told_ = false;        // node 0 knows that it has, or wants to
+  uint64_t adopting_ = 0;    // counts when the job has ended its attempt; 0: none
+  bool promised_ = false;
+  bool promised_values_ = false;  // of these
+  bool node0_finished_ = false;
+  std::vector<v1::PeerMessage> kept_;  // for the next generation
+  absl::Time unheard_since_ = absl::InfiniteFuture();
+  struct Link {
+    bool up = false;
+    std::string why;  // not
+  };
+  std::vector<Link> links_state_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_NODE_MEMBER_H_

@@ -1,0 +1,173 @@
+// What travels on links that are there, and their end with the job's (link_loop.h).
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/observe/log.h"
+#include "server/peer/link_loop.h"
+#include "server/peer/peer_wire.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kMaxQueuedBytes = int64_t{64} << 20;
+constexpr absl::Duration kFarewell = absl::Seconds(2);       // for what is queued at the end
+constexpr absl::Duration kLongFarewell = absl::Seconds(30);  // gRPC not being done by then is worth a line
+constexpr absl::Duration kLook = absl::Milliseconds(1);
+
+}  // namespace
+
+LinkLoop::LinkPtr LinkLoop::UpLink(int node) const {
+  absl::MutexLock lock(&mutex_);
+  return node >= 0 && node < static_cast<int>(up_.size()) ? up_[node] : nullptr;
+}
+
+void LinkLoop::Send(int node, const v1::PeerMessage& message) {
+  const LinkPtr link = UpLink(node);
+  if (link == nullptr) {
+    return;
+  }
+  absl::StatusOr<grpc::ByteBuffer> bytes = EncodePeer(message, kMaxPeerMessageBytes);
+  absl::Status status = bytes.status();
+  if (status.ok() && !link->control->Write(*std::move(bytes), kMaxQueuedBytes)) {
+    status = absl::UnavailableError(
+        absl::StrCat("it does not read what it is sent (", kMaxQueuedBytes >> 20, " MiB are waiting)"));
+  }
+  if (!status.ok()) {  // what it was not told it cannot go on without
+    Post([self = shared_from_this(), link, status] { self->End(link, status); });
+  }
+}
+
+void LinkLoop::SendData(int node, const v1::PeerData& header, absl::string_view elements, PeerStream::Sent sent) {
+  {
+    absl::MutexLock lock(&mutex_);
+    ++unsent_;
+  }
+  PeerStream::Sent counted = [self = shared_from_this(), sent = std::move(sent)](absl::Status status) {
+    sent(std::move(status));
+    absl::MutexLock lock(&self->mutex_);
+    --self->unsent_;
+  };
+  absl::Status status = absl::UnavailableError("there is no link");
+  if (elements.empty() || elements.size() > static_cast<size_t>(PeerLinks::kMaxDataBytes)) {
+    status = absl::InvalidArgumentError(absl::StrCat("send gradients to node ", node, ": a piece of ", elements.size(),
+                                                     " bytes (want 1 to ", PeerLinks::kMaxDataBytes, ")"));
+  } else if (const LinkPtr link = UpLink(node);
+             link != nullptr && link->data->WritePiece(EncodeDataHeader(header, static_cast<int64_t>(elements.size())),
+                                                       elements, counted)) {
+    return;
+  }
+  if (!Post([counted, status] { counted(status); })) {
+    counted(status);
+  }
+}
+
+void LinkLoop::ReadControl(const LinkPtr& link) {
+  link->control->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> bytes) {
+    v1::PeerMessage message;
+    absl::Status status = bytes.ok() ? DecodePeer(*bytes, kMaxPeerMessageBytes, &message) : bytes.status();
+    if (status.ok() && (message.has_hello() || message.kind_case() == v1::PeerMessage::KIND_NOT_SET)) {
+      status = absl::InvalidArgumentError("it sent a message of no known kind, or a second hello");
+    }
+    if (!status.ok()) {
+      self->Post([self, link, status] { self->End(link, status); });
+      return;
+    }
+    {
+      Peer& peer = *self->peers_[link->node];
+      absl::MutexLock lock(&peer.events_mutex);
+      if (peer.told_up == link.get()) {
+        self->events_->OnMessage(link->node, std::move(message));
+      }
+    }
+    self->ReadControl(link);
+  });
+}
+
+void LinkLoop::ReadData(const LinkPtr& link) {
+  link->data->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> bytes) {
+    absl::Status status = bytes.status();
+    grpc::Slice slice;
+    if (status.ok() && !bytes->TrySingleSlice(&slice).ok() && !bytes->DumpToSingleSlice(&slice).ok()) {
+      status = absl::InvalidArgumentError("its data cannot be read");
+    }
+    v1::PeerData header;
+    absl::string_view elements;
+    if (status.ok()) {
+      status = DecodeData(slice, &header, &elements);
+    }
+    if (!status.ok()) {
+      self->Post([self, link, status] { self->End(link, status); });
+      return;
+    }
+    {
+      Peer& peer = *self->peers_[link->node];
+      absl::MutexLock lock(&peer.events_mutex);
+      if (peer.told_up == link.get()) {
+        self->events_->OnData(link->node, header, elements);
+      }
+    }
+    self->ReadData(link);
+  });
+}
+
+void LinkLoop::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  thread_.join();
+  // No event from here on. The loop's state is this thread's.
+  std::vector<LinkPtr> up;
+  for (std::unique_ptr<Peer>& peer : peers_) {
+    {
+      absl::MutexLock lock(&peer->events_mutex);
+      peer->told_up = nullptr;
+    }
+    if (peer->link != nullptr && peer->up) {
+      up.push_back(peer->link);
+    } else if (peer->link != nullptr) {
+      peer->link->control->Abort(absl::AbortedError("the job is closed on this node"));
+    }
+  }
+  const absl::Time end = absl::Now() + kFarewell;
+  const auto wait = [](const auto& done, absl::Time until) {
+    while (!done() && absl::Now() < until) {
+      absl::SleepFor(kLook);
+    }
+    return done();
+  };
+  // Gradients first: the other side ends both streams when it sees the end of messages.
+  wait([&] { return std::all_of(up.begin(), up.end(), [](const LinkPtr& link) { return link->data->idle(); }); }, end);
+  for (const LinkPtr& link : up) {
+    link->control->Finish(absl::AbortedError(absl::StrCat("node ", join_.node, " has ended its links of the job")));
+  }
+  wait([&] { return std::all_of(up.begin(), up.end(), [](const LinkPtr& link) { return link->control->gone(); }); },
+       end);
+  std::deque<std::function<void()>> tasks;
+  {
+    absl::MutexLock lock(&mutex_);
+    tasks.swap(tasks_);
+  }
+  stopped_ = true;
+  for (std::function<void()>& task : tasks) {  // calls to be refused, `sent` to be run
+    task();
+  }
+  for (const std::shared_ptr<PeerStream>& stream : streams_) {
+    stream->Abort(absl::AbortedError("the job is closed on this node"));
+  }
+  const auto quiet = [this] {
+    absl::MutexLock lock(&mutex_);
+    return unsent_ == 0 && std::all_of(streams_.begin(), streams_.end(),
+                                       [](const std::shared_ptr<PeerStream>& stream) { return stream->gone(); });
+  };
+  if (!wait(quiet, absl::Now() + kLongFarewell)) {
+    LogError(absl::StrCat("job \"", join_.job, "\": links to other nodes have not ended within ",
+                          absl::FormatDuration(kLongFarewell), "; waiting on"));
+    wait(quiet, absl::InfiniteFuture());
+  }
+}
+
+}  // namespace shardd

@@ -1,0 +1,373 @@
+#include "server/peer/link_loop.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/version.h"
+#include "server/observe/log.h"
+#include "server/peer/peer_wire.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kHandshakePatience = absl::Seconds(10);
+constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
+constexpr absl::Duration kLongestBackoff = absl::Seconds(1);
+constexpr absl::Duration kMoment = absl::Seconds(1);  // without a link, until it is told
+constexpr size_t kTokenBytes = 16;
+constexpr char kLinkMethod[] = "/shardd.v1.PeerService/Link";
+constexpr char kDataMethod[] = "/shardd.v1.PeerService/Data";
+
+std::string RandomBytes(size_t count) {
+  std::random_device device;  // the kernel's
+  std::string bytes;
+  while (bytes.size() < count) {
+    bytes.push_back(static_cast<char>(device()));
+  }
+  return bytes;
+}
+
+bool ForGood(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
+}
+
+}  // namespace
+
+std::shared_ptr<LinkLoop> LinkLoop::Start(PeerJoin join, PeerLinks::Events* events, MakeChannel make_channel) {
+  std::shared_ptr<LinkLoop> loop(new LinkLoop(std::move(join), events, std::move(make_channel)));
+  loop->thread_ = std::thread([loop = loop.get()] { loop->Run(); });  // Stop joins it
+  return loop;
+}
+
+LinkLoop::LinkLoop(PeerJoin join, PeerLinks::Events* events, MakeChannel make_channel)
+    : join_(std::move(join)),
+      events_(events),
+      make_channel_(std::move(make_channel)),
+      token_(RandomBytes(kTokenBytes / 2)),
+      up_(join_.addresses.size()) {
+  for (size_t node = 0; node < join_.addresses.size(); ++node) {
+    peers_.push_back(std::make_unique<Peer>());
+    peers_.back()->down_since = peers_.back()->next_call = absl::Now();
+    peers_.back()->backoff = kFirstBackoff;
+    peers_.back()->last_error = absl::UnavailableError(
+        static_cast<int>(node) < join_.node ? "it has not answered yet"
+                                            : "it has not called yet: the job is not open there, or not reachable");
+  }
+}
+
+LinkLoop::~LinkLoop() = default;
+
+std::string LinkLoop::Name(int node) const {
+  return absl::StrCat("job \"", join_.job, "\": link to node ", node, " (", join_.addresses[node], ")");
+}
+
+bool LinkLoop::Post(std::function<void()> task) {
+  absl::MutexLock lock(&mutex_);
+  if (!stopping_) {
+    tasks_.push_back(std::move(task));
+  }
+  return !stopping_;
+}
+
+void LinkLoop::Run() {
+  absl::Time next = absl::Now();
+  for (;;) {
+    std::deque<std::function<void()>> tasks;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto awake = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !tasks_.empty(); };
+      mutex_.AwaitWithDeadline(absl::Condition(&awake), next);
+      if (stopping_) {
+        return;  // Stop runs what is left
+      }
+      tasks.swap(tasks_);
+    }
+    for (std::function<void()>& task : tasks) {
+      task();
+    }
+    next = Tend();
+  }
+}
+
+// What time brings. When to look again.
+absl::Time LinkLoop::Tend() {
+  const absl::Time now = absl::Now();
+  absl::Time next = now + absl::Seconds(10);
+  std::erase_if(streams_, [](const std::shared_ptr<PeerStream>& stream) { return stream->gone(); });
+  for (int node = 0; node < static_cast<int>(peers_.size()); ++node) {
+    Peer& peer = *peers_[node];
+    if (node == join_.node || peer.up || peer.refused) {
+      continue;
+    }
+    if (peer.link != nullptr && now >= peer.link->deadline) {
+      End(peer.link,
+          absl::UnavailableError(absl::StrCat("no answer within ", absl::FormatDuration(kHandshakePatience))));
+    }
+    if (!peer.told.has_value() && now >= peer.down_since + kMoment) {
+      TellDown(peer, node, peer.last_error);
+    }
+    if (peer.link == nullptr && node < join_.node && now >= peer.next_call) {
+      Call(node);
+    }
+    if (!peer.told.has_value()) {
+      next = std::min(next, peer.down_since + kMoment);
+    }
+    if (peer.link != nullptr) {
+      next = std::min(next, peer.link->deadline);
+    } else if (node < join_.node) {
+      next = std::min(next, peer.next_call);
+    }
+  }
+  return next;
+}
+
+v1::PeerHello LinkLoop::Hello(absl::string_view token) const {
+  v1::PeerHello hello;
+  hello.set_protocol_version(kProtocolVersion);
+  hello.set_job(join_.job);
+  hello.set_uid(join_.uid);
+  hello.set_node(join_.node);
+  hello.set_token(std::string(token));
+  return hello;
+}
+
+void LinkLoop::Keep(std::shared_ptr<PeerStream> stream) { streams_.push_back(std::move(stream)); }
+
+void LinkLoop::Call(int node) {
+  auto link = std::make_shared<Link>();
+  link->node = node;
+  link->token = token_ + RandomBytes(kTokenBytes / 2);
+  link->calls = true;
+  link->deadline = absl::Now() + kHandshakePatience;
+  v1::PeerMessage message;
+  *message.mutable_hello() = Hello(link->token);
+  message.mutable_hello()->set_spec(join_.spec);
+  absl::StatusOr<grpc::ByteBuffer> bytes = EncodePeer(message, kMaxPeerHelloBytes);
+  if (!bytes.ok()) {  // Join has looked
+    LogError(absl::StrCat(Name(node), ": ", bytes.status().ToString()));
+    return;
+  }
+  peers_[node]->link = link;
+  link->control = CallPeer(make_channel_(join_.addresses[node]), kLinkMethod);
+  Keep(link->control);
+  link->control->Write(*std::move(bytes), kMaxPeerHelloBytes);
+  link->control->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> answer) {
+    self->Post([self, link, answer = std::move(answer)] { self->HandleAnswer(link, answer); });
+  });
+}
+
+void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer> bytes) {
+  if (!Current(link)) {
+    return;
+  }
+  v1::PeerMessage message;
+  absl::Status status = bytes.ok() ? DecodePeer(*bytes, kMaxPeerHelloBytes, &message) : bytes.status();
+  if (status.ok()) {
+    status =
+        !message.has_hello() ? absl::InvalidArgumentError("it did not begin with hello") : CheckHello(message.hello());
+  }
+  if (status.ok() && message.hello().node() != link->node) {
+    status = absl::FailedPreconditionError(absl::StrCat("another node answers there (got node ", message.hello().node(),
+                                                        "); nodes.addresses must be in the order of nodes"));
+  }
+  if (status.ok()) {
+    status = AskEvents(message.hello());
+  }
+  if (!status.ok()) {
+    End(link, status);
+    return;
+  }
+  v1::PeerData first;
+  *first.mutable_hello() = Hello(link->token);
+  link->data = CallPeer(make_channel_(join_.addresses[link->node]), kDataMethod);
+  Keep(link->data);
+  link->data->Write(*EncodePeer(first, kMaxPeerHeaderBytes), kMaxPeerHeaderBytes);
+  link->data->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> answer) {
+    self->Post([self, link, answer = std::move(answer)] { self->HandleDataAnswer(link, answer); });
+  });
+}
+
+void LinkLoop::HandleDataAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer> bytes) {
+  if (!Current(link)) {
+    return;
+  }
+  v1::PeerData answer;
+  absl::Status status = bytes.ok() ? DecodePeer(*bytes, kMaxPeerHeaderBytes, &answer) : bytes.status();
+  if (status.ok() && (!answer.has_hello() || answer.hello().token() != link->token)) {
+    status = absl::InvalidArgumentError("it did not begin its data with hello");
+  }
+  if (!status.ok()) {
+    End(link, status);
+    return;
+  }
+  Up(link, nullptr);
+  ReadControl(link);
+  ReadData(link);
+}
+
+void LinkLoop::Accept(std::shared_ptr<PeerStream> control, v1::PeerHello hello) {
+  if (!Post([self = shared_from_this(), control, hello = std::move(hello)] { self->HandleCall(control, hello); })) {
+    control->Abort(absl::NotFoundError("the job is being closed here"));
+  }
+}
+
+void LinkLoop::AcceptData(std::shared_ptr<PeerStream> data, const v1::PeerHello& hello) {
+  if (!Post([self = shared_from_this(), data, hello] { self->HandleDataCall(data, hello); })) {
+    data->Abort(absl::NotFoundError("the job is being closed here"));
+  }
+}
+
+void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::PeerHello& hello) {
+  Keep(control);
+  absl::Status status = stopped_ ? absl::NotFoundError("the job is being closed here") : CheckHello(hello);
+  if (status.ok() && hello.node() < join_.node) {
+    status = absl::FailedPreconditionError(absl::StrCat("nodes call those with smaller numbers (got node ",
+                                                        hello.node(), " calling node ", join_.node, ")"));
+  }
+  if (status.ok() && hello.token().size() != kTokenBytes) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("token is not one (got ", hello.token().size(), " bytes, want ", kTokenBytes, ")"));
+  }
+  if (!status.ok()) {  // it has no place here: whose link it is nobody knows
+    LogWarning(absl::StrCat("job \"", join_.job, "\": a link was refused: ", status.message()));
+    control->Abort(status);
+    return;
+  }
+  const int node = hello.node();
+  Peer& peer = *peers_[node];
+  if (peer.link != nullptr) {
+    if (peer.link->token.substr(0, kTokenBytes / 2) != hello.token().substr(0, kTokenBytes / 2)) {
+      control->Abort(absl::AlreadyExistsError(
+          absl::StrCat("node ", node, " has a link to node ", join_.node, " of job \"", join_.job,
+                       "\" already, of another daemon, or of one whose end is not known yet; it is tried again")));
+      return;
+    }
+    End(peer.link, absl::AbortedError("the node has made a new link"));
+  }
+  if (status = AskEvents(hello); !status.ok()) {
+    control->Abort(status);
+    // Not this node's end: who calls may be left over from an earlier job, and the right one may call yet.
+    const absl::Status refused = absl::UnavailableError(absl::StrCat("its call was refused: ", status.message()));
+    if (const absl::Status before = std::exchange(peer.last_error, refused); before != refused) {
+      TellDown(peer, node, refused);
+    }
+    return;
+  }
+  auto link = std::make_shared<Link>();
+  link->node = node;
+  link->token = hello.token();
+  link->deadline = absl::Now() + kHandshakePatience;
+  link->control = control;
+  v1::PeerMessage answer;
+  *answer.mutable_hello() = Hello(link->token);
+  answer.mutable_hello()->set_spec(join_.spec);
+  peer.link = link;
+  control->Write(*EncodePeer(answer, kMaxPeerHelloBytes), kMaxPeerHelloBytes);
+  ReadControl(link);  // to see it end; nothing comes before Data is answered
+}
+
+void LinkLoop::HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1::PeerHello& hello) {
+  Keep(data);
+  const bool in_range = hello.node() > join_.node && hello.node() < static_cast<int>(peers_.size());
+  const LinkPtr link = in_range ? peers_[hello.node()]->link : nullptr;
+  if (link == nullptr || !Current(link) || link->calls || link->data != nullptr || link->token != hello.token()) {
+    data->Abort(
+        absl::UnauthenticatedError(absl::StrCat("no link of job \"", join_.job, "\" waits for this data stream")));
+    return;
+  }
+  link->data = data;
+  v1::PeerData answer;
+  *answer.mutable_hello() = Hello(link->token);
+  const grpc::ByteBuffer bytes = *EncodePeer(answer, kMaxPeerHeaderBytes);
+  Up(link, &bytes);
+  ReadData(link);
+}
+
+absl::Status LinkLoop::CheckHello(const v1::PeerHello& hello) const {
+  const std::string job = absl::StrCat("job \"", join_.job, "\" on node ", join_.node);
+  if (hello.protocol_version() != kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(job, ": daemons of different versions (got protocol ",
+                                                      hello.protocol_version(), ", want ", kProtocolVersion,
+                                                      "); run the same shardd on all nodes"));
+  }
+  if (hello.job() != join_.job) {
+    return absl::FailedPreconditionError(absl::StrCat(job, ": another job"));
+  }
+  if (hello.uid() != join_.uid) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(job, ": it belongs to another user here (got uid ", hello.uid(), ", want ", join_.uid, ")"));
+  }
+  if (hello.node() < 0 || hello.node() >= static_cast<int>(peers_.size()) || hello.node() == join_.node) {
+    return absl::FailedPreconditionError(absl::StrCat(job, ": no such other node (got node ", hello.node(), " of ",
+                                                      peers_.size(), "); give every node its own number"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LinkLoop::AskEvents(const v1::PeerHello& hello) {
+  absl::MutexLock lock(&peers_[hello.node()]->events_mutex);
+  return events_->CheckHello(hello.node(), hello);
+}
+
+void LinkLoop::Up(const LinkPtr& link, const grpc::ByteBuffer* answer) {
+  Peer& peer = *peers_[link->node];
+  peer.up = true;
+  peer.up_since = absl::Now();
+  peer.told.reset();
+  // From the answer on messages may come: they wait for OnUp to be told. Before it nothing is sent.
+  absl::MutexLock lock(&peer.events_mutex);
+  if (answer != nullptr) {
+    link->data->Write(*answer, kMaxPeerHeaderBytes);
+  }
+  {
+    absl::MutexLock up_lock(&mutex_);
+    up_[link->node] = link;
+  }
+  peer.told_up = link.get();
+  events_->OnUp(link->node);
+}
+
+void LinkLoop::End(const LinkPtr& link, const absl::Status& why) {
+  if (!Current(link)) {
+    return;
+  }
+  Peer& peer = *peers_[link->node];
+  const absl::Time now = absl::Now();
+  const bool was_up = std::exchange(peer.up, false);
+  peer.link.reset();
+  {
+    absl::MutexLock lock(&mutex_);
+    up_[link->node].reset();
+  }
+  for (const std::shared_ptr<PeerStream>& stream : {link->data, link->control}) {
+    if (stream != nullptr) {
+      stream->Abort(absl::AbortedError(absl::StrCat("the link has ended: ", why.message())));
+    }
+  }
+  if (was_up) {
+    peer.down_since = now;
+    if (now - peer.up_since > kLongestBackoff) {
+      peer.backoff = kFirstBackoff;
+    }
+  }
+  peer.next_call = now + peer.backoff;
+  peer.backoff = std::min(2 * peer.backoff, kLongestBackoff);
+  peer.last_error = why;
+  peer.refused = link->calls && ForGood(why);
+  if (was_up || peer.refused || (peer.told.has_value() && *peer.told != why.code())) {
+    TellDown(peer, link->node, why);
+  }
+}
+
+void LinkLoop::TellDown(Peer& peer, int node, const absl::Status& why) {
+  peer.told = why.code();
+  const absl::Status named(why.code(), absl::StrCat(Name(node), ": ", why.message()));
+  absl::MutexLock lock(&peer.events_mutex);
+  peer.told_up = nullptr;
+  events_->OnDown(node, named);
+}
+
+}  // namespace shardd

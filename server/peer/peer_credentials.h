@@ -1,0 +1,28 @@
+#ifndef SHARDD_SERVER_PEER_PEER_CREDENTIALS_H_
+#define SHARDD_SERVER_PEER_PEER_CREDENTIALS_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "grpcpp/grpcpp.h"
+#include "server/peer/peer_network.h"
+
+namespace shardd {
+
+struct PeerCredentials {
+  std::shared_ptr<grpc::ServerCredentials> server;
+  std::shared_ptr<grpc::ChannelCredentials> client;
+  bool tls = false;
+};
+
+// Mutual TLS, or none where that is allowed. As PeerNetwork::Create.
+absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& options);
+
+// "host:port", with an IPv6 address in brackets. INVALID_ARGUMENT, beginning with `what`: it is none.
+absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_PEER_PEER_CREDENTIALS_H_

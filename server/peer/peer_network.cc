@@ -1,0 +1,154 @@
+#include "server/peer/peer_network.h"
+
+#include <functional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "common/status/status_macros.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/resource_quota.h"
+#include "server/peer/link_loop.h"
+#include "server/peer/peer_credentials.h"
+#include "server/peer/peer_service.h"
+#include "server/peer/peer_wire.h"
+
+namespace shardd {
+namespace {
+
+constexpr size_t kMaxBufferBytes = size_t{2} << 30;  // of all connections, for messages that are being received
+constexpr int kMaxStreams = 1024;                    // of one connection, and each carries one
+constexpr int kMinPingIntervalMs = 500;
+constexpr int kConnectPatienceMs = 5'000;
+constexpr int kFrameBytes = 1 << 20;
+constexpr int kWindowBytes = 4 << 20;
+
+void SetKeepalive(int keepalive_ms, const std::function<void(const char*, int)>& set) {
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
+  set(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  set(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
+  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
+}
+
+class JoinedLinks final : public PeerLinks {
+ public:
+  JoinedLinks(std::shared_ptr<LinkLoop> loop, std::shared_ptr<PeerService> service)
+      : loop_(std::move(loop)), service_(std::move(service)) {}
+  ~JoinedLinks() override {
+    service_->Remove(loop_->join().job);
+    loop_->Stop();
+  }
+  int node() const override { return loop_->join().node; }
+  int nodes() const override { return static_cast<int>(loop_->join().addresses.size()); }
+  void Send(int node, v1::PeerMessage message) override { loop_->Send(node, message); }
+  void SendData(int node, const v1::PeerData& header, absl::string_view elements,
+                std::function<void(absl::Status)> sent) override {
+    loop_->SendData(node, header, elements, std::move(sent));
+  }
+
+ private:
+  const std::shared_ptr<LinkLoop> loop_;
+  const std::shared_ptr<PeerService> service_;
+};
+
+class GrpcPeerNetwork final : public PeerNetwork {
+ public:
+  GrpcPeerNetwork(const Options& options, PeerCredentials credentials)
+      : options_(options), credentials_(std::move(credentials)), service_(std::make_shared<PeerService>()) {}
+  ~GrpcPeerNetwork() override {
+    if (server_ != nullptr) {
+      server_->Shutdown(absl::ToChronoTime(absl::Now()));  // what has not said hello yet
+    }
+  }
+
+  absl::Status Listen() {
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(static_cast<int>(kMaxPeerHelloBytes));
+    builder.SetMaxSendMessageSize(static_cast<int>(kMaxPeerHelloBytes));
+    builder.SetResourceQuota(grpc::ResourceQuota("shardd peers").Resize(kMaxBufferBytes));
+    SetKeepalive(options_.keepalive_ms,
+                 [&builder](const char* name, int value) { builder.AddChannelArgument(name, value); });
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons on one port would share its calls
+    builder.SetOption(WithoutPlugins());
+    builder.RegisterService(service_.get());
+    builder.AddListeningPort(options_.listen, credentials_.server, &port_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ <= 0) {
+      return absl::UnavailableError(absl::StrCat("listen for other nodes on \"", options_.listen,
+                                                 "\": gRPC cannot (its reason is on standard error): the address is "
+                                                 "taken or not this host's, or a certificate or key is none"));
+    }
+    return absl::OkStatus();
+  }
+
+  int port() const override { return port_; }
+  std::string Describe() const override {
+    return absl::StrCat(options_.listen, absl::EndsWith(options_.listen, ":0") ? absl::StrCat(" (", port_, ")") : "",
+                        credentials_.tls ? ", mutual TLS" : ", without TLS");
+  }
+
+  absl::StatusOr<std::unique_ptr<PeerLinks>> Join(JoinOptions options, PeerLinks::Events* events) override {
+    const std::string job = absl::StrCat("join nodes of job \"", options.job, "\": ");
+    if (options.node < 0 || options.node >= static_cast<int>(options.addresses.size())) {
+      return absl::InvalidArgumentError(absl::StrCat(job, "no such node (got ", options.node, ", want 0 to ",
+                                                     options.addresses.size(), " exclusive)"));
+    }
+    if (options.spec.size() > static_cast<size_t>(kMaxPeerSpecBytes)) {
+      return absl::InvalidArgumentError(absl::StrCat(job, "its description is too large for other nodes (got ",
+                                                     options.spec.size(), " bytes, want at most ", kMaxPeerSpecBytes,
+                                                     ")"));
+    }
+    for (const std::string& address : options.addresses) {
+      SHARDD_RETURN_IF_ERROR(CheckPeerAddress(absl::StrCat(job, "nodes.addresses"), address));
+    }
+    PeerJoin join = {.job = std::move(options.job),
+                     .uid = options.uid,
+                     .node = options.node,
+                     .addresses = std::move(options.addresses),
+                     .spec = std::move(options.spec)};
+    std::shared_ptr<LinkLoop> loop =
+        service_->Add(std::move(join), events, [this](const std::string& address) { return MakeChannel(address); });
+    if (loop == nullptr) {
+      return absl::AlreadyExistsError(absl::StrCat(job, "a job of that name has links on this node already"));
+    }
+    return std::make_unique<JoinedLinks>(std::move(loop), service_);
+  }
+
+ private:
+  // A connection of its own for each stream: what is said does not wait behind gradients, nor one job behind another.
+  std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) const {
+    grpc::ChannelArguments arguments;
+    SetKeepalive(options_.keepalive_ms, [&arguments](const char* name, int value) { arguments.SetInt(name, value); });
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectPatienceMs);  // how long a connection may take, too
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxPeerHelloBytes));
+    arguments.SetMaxSendMessageSize(static_cast<int>(kMaxPeerHelloBytes));
+    // With its scheme: an address is a host's, never a path or another kind of name.
+    return grpc::CreateCustomChannel(absl::StrCat("dns:///", address), credentials_.client, arguments);
+  }
+
+  const Options options_;
+  const PeerCredentials credentials_;
+  const std::shared_ptr<PeerService> service_;  // outlives server_
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerNetwork>> PeerNetwork::Create(const Options& options) {
+  SHARDD_ASSIGN_OR_RETURN(PeerCredentials credentials, MakePeerCredentials(options));
+  auto network = std::make_unique<GrpcPeerNetwork>(options, std::move(credentials));
+  SHARDD_RETURN_IF_ERROR(network->Listen());
+  return network;
+}
+
+}  // namespace shardd

@@ -1,0 +1,116 @@
+#include "server/peer/peer_service.h"
+
+#include <grpcpp/alarm.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/version.h"
+#include "grpcpp/impl/server_builder_plugin.h"
+#include "server/peer/peer_stream.h"
+#include "server/peer/peer_wire.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kHelloPatience = absl::Seconds(10);
+
+class PluginRemover final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override { plugins->clear(); }
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::ServerBuilderOption> WithoutPlugins() { return std::make_unique<PluginRemover>(); }
+
+std::shared_ptr<LinkLoop> PeerService::Add(PeerJoin join, PeerLinks::Events* events,
+                                           LinkLoop::MakeChannel make_channel) {
+  absl::MutexLock lock(&mutex_);
+  const std::string job = join.job;
+  auto [place, added] = jobs_.try_emplace(job, nullptr);
+  if (!added) {
+    return nullptr;
+  }
+  place->second = LinkLoop::Start(std::move(join), events, std::move(make_channel));
+  return place->second;
+}
+
+void PeerService::Remove(const std::string& job) {
+  std::shared_ptr<LinkLoop> loop;
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = jobs_.find(job); found != jobs_.end()) {
+    loop = std::move(found->second);
+    jobs_.erase(found);
+  }
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Link(grpc::CallbackServerContext* context) {
+  return Take<v1::PeerMessage>(context, kMaxPeerHelloBytes);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Data(grpc::CallbackServerContext* context) {
+  return Take<v1::PeerData>(context, kMaxPeerHeaderBytes);
+}
+
+template <typename Message>
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(grpc::CallbackServerContext* context,
+                                                                               int64_t max_bytes) {
+  const std::shared_ptr<ServedPeerStream> stream = ServedPeerStream::Make(context);
+  // Who connects and says nothing.
+  auto alarm = std::make_shared<grpc::Alarm>();
+  alarm->Set(absl::ToChronoTime(absl::Now() + kHelloPatience),
+             [weak = std::weak_ptr<PeerStream>(stream)](bool expired) {
+               if (const std::shared_ptr<PeerStream> late = expired ? weak.lock() : nullptr; late != nullptr) {
+                 late->Abort(absl::DeadlineExceededError("no hello"));
+               }
+             });
+  stream->Read([this, stream, alarm, max_bytes](absl::StatusOr<grpc::ByteBuffer> bytes) {
+    alarm->Cancel();
+    if (!bytes.ok()) {
+      return;
+    }
+    Message message;
+    absl::Status status = DecodePeer(*bytes, max_bytes, &message);
+    if (status.ok() && !message.has_hello()) {
+      status = absl::InvalidArgumentError("a stream between nodes begins with hello");
+    }
+    if (!status.ok()) {
+      stream->Abort(status);
+      return;
+    }
+    Place(stream, std::move(*message.mutable_hello()), std::is_same_v<Message, v1::PeerData>);
+  });
+  return stream.get();
+}
+
+void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, bool data) {
+  // Before the name: what another version means by it is not known.
+  if (hello.protocol_version() != kProtocolVersion) {
+    stream->Abort(absl::FailedPreconditionError(absl::StrCat("daemons of different versions (got protocol ",
+                                                             hello.protocol_version(), ", want ", kProtocolVersion,
+                                                             "); run the same shardd on all nodes")));
+    return;
+  }
+  std::shared_ptr<LinkLoop> loop;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = jobs_.find(hello.job()); found != jobs_.end()) {
+      loop = found->second;
+    }
+  }
+  if (loop == nullptr) {
+    stream->Abort(absl::NotFoundError(
+        absl::StrCat("job \"", absl::CHexEscape(hello.job()), "\" is not open on this node yet; it is tried again")));
+  } else if (data) {
+    loop->AcceptData(stream, hello);
+  } else {
+    loop->Accept(stream, std::move(hello));
+  }
+}
+
+}  // namespace shardd

@@ -1,0 +1,47 @@
+#ifndef SHARDD_SERVER_PEER_PEER_SERVICE_H_
+#define SHARDD_SERVER_PEER_PEER_SERVICE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "server/peer/link_loop.h"
+#include "shardd/v1/peer.grpc.pb.h"
+
+namespace shardd {
+
+using RawPeerService =
+    v1::PeerService::WithRawCallbackMethod_Link<v1::PeerService::WithRawCallbackMethod_Data<v1::PeerService::Service>>;
+
+// shardd.v1.PeerService: reads the first message of each stream and hands it to the links of the job that it names.
+// Thread-safe.
+class PeerService final : public RawPeerService {
+ public:
+  // Null: a job of that name is there.
+  std::shared_ptr<LinkLoop> Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::MakeChannel make_channel)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // No stream is handed to it any more.
+  void Remove(const std::string& job) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Link(grpc::CallbackServerContext* context) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Data(grpc::CallbackServerContext* context) override;
+
+ private:
+  template <typename Message>
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Take(grpc::CallbackServerContext* context,
+                                                                    int64_t max_bytes);
+  void Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, bool data) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, std::shared_ptr<LinkLoop>> jobs_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Takes out of a builder what linking the library's reflection and channelz puts in: other daemons need neither.
+std::unique_ptr<grpc::ServerBuilderOption> WithoutPlugins();
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_PEER_PEER_SERVICE_H_
