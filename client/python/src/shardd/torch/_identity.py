@@ -107,7 +107,8 @@ def identify(index: str, ranks: JobRanks) -> Identity:
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", run)[:40]
         key = hashlib.sha256(f"{run}\0{os.getuid()}\0{_launcher(run)}\0{host}".encode()).hexdigest()[:12]
         name = f"torch-{readable}-{key}{suffix}"
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if ranks.several:
-            name = ranks.agree_on_name(index, name)
-        return Identity(name, resumes=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0)
+            name, restarts = ranks.agree(index, name, restarts)
+        return Identity(name, resumes=restarts > 0)
     return Identity(f"torch-{_agree(index, mesh_ranks)}{suffix}", resumes=False)

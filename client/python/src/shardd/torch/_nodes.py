@@ -59,14 +59,14 @@ class JobRanks:
         keys = [f"{key}/node/{node}" for node in range(len(self.addresses))]
         return "|".join(bytes(store.get(k)).decode() if store.check([k]) else "?" for k in keys)
 
-    def agree_on_name(self, index: str, own: str) -> str:
-        """The first rank's, of the registration ``index``."""
-        first = self.members[0]
-        if self.rank == 0:
-            self.said.update({f"name {index}": own})
-            _say(first, self.said)
-            return own
-        return next(iter(_told_by([first], f"name {index}", "named the job")))[f"name {index}"]
+    def agree(self, index: str, name: str, restarts: int) -> tuple[str, int]:
+        """The first rank's name for the registration ``index``, and the most restarts of any node: a launcher counts those
+        of its own workers' failures only, and restarts them with another node's as well."""
+        self.said.update({f"restarts {index}": str(restarts)} | ({f"name {index}": name} if self.rank == 0 else {}))
+        _say(self.members[self.rank], self.said)
+        firsts = self.members[:: self.local_world]
+        told = list(_told_by(firsts, f"restarts {index}", "said how often it was restarted"))
+        return told[0][f"name {index}"], max(int(facts[f"restarts {index}"]) for facts in told)
 
     def publish(self) -> None:
         """For a process that takes the place of another in the job, where the program has made its groups anew."""
