@@ -73,7 +73,8 @@ JobCore::JobCore(Init init)
   if (init.nodes != nullptr) {
     node_events_ = std::move(init.nodes->events);
     node_links_ = std::move(init.nodes->links);
-    nodes_ = std::make_unique<NodeMember>(plan_, init.nodes->node, loop_, node_links_.get(), node_events_, this);
+    NodeJob* const job = this;
+    nodes_ = std::make_unique<NodeMember>(plan_, init.nodes->node, loop_, node_links_.get(), node_events_, job);
   }
   Event(-1, "open",
         absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),

@@ -1,6 +1,5 @@
 #include "server/peer/peer_wire.h"
 
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -89,6 +88,10 @@ absl::Status DecodeData(const grpc::Slice& slice, v1::PeerData* header, absl::st
         ok = in.ReadVarint64(&number);
         header->set_offset(static_cast<int64_t>(number));
         break;
+      case NumberTag(v1::PeerData::kNumelFieldNumber):
+        ok = in.ReadVarint64(&number);
+        header->set_numel(static_cast<int64_t>(number));
+        break;
       case kElementsTag: {
         uint32_t length = 0;
         ok = in.ReadVarint32(&length);
@@ -114,8 +117,10 @@ absl::Status DecodeData(const grpc::Slice& slice, v1::PeerData* header, absl::st
     return NoPiece(absl::StrCat("elements are not whole (got ", size_bytes, " bytes, want a multiple of ",
                                 kElementBytes, ", at most ", PeerLinks::kMaxDataBytes, ")"));
   }
-  if (header->offset() < 0 || header->offset() > std::numeric_limits<int64_t>::max() / 8) {
-    return NoPiece(absl::StrCat("offset is out of range (got ", header->offset(), ")"));
+  if (header->offset() < 0 || header->numel() < size_bytes / kElementBytes ||
+      header->offset() > header->numel() - size_bytes / kElementBytes) {
+    return NoPiece(absl::StrCat("elements lie outside of the sum (got ", size_bytes / kElementBytes, " at ",
+                                header->offset(), " of ", header->numel(), ")"));
   }
   return absl::OkStatus();
 }

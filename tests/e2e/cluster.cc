@@ -238,6 +238,10 @@ std::string SpecJson(const Args& args) {
         {"shardGroups",
          absl::StrCat("[{\"ranks\":[", absl::StrReplaceAll(args.Text("groups"), {{";", "]},{\"ranks\":["}}), "]}]")});
   }
+  if (!args.Text("nodes").empty()) {  // "localhost:4711,localhost:4712"
+    fields.push_back({"nodes", absl::StrCat("{\"addresses\":[\"",
+                                            absl::StrReplaceAll(args.Text("nodes"), {{",", "\",\""}}), "\"]}")});
+  }
   std::string placement;
   for (const char* what : {"parameters", "gradients", "optimizer"}) {
     if (const std::string spread = args.Text(absl::StrCat("place_", what)); !spread.empty()) {

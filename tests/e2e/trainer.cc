@@ -18,6 +18,7 @@ Trainer::Trainer(const Args& args)
       moments_(args_),
       folder_(args_.Text("folder")),
       rank_(args.Int("rank")),
+      data_rank_(args.Int("first_rank") + rank_),
       seen_(Zeros()),
       gradient_(Zeros()) {
   for (int g = 0; g < kGroupCount; ++g) dtype_[g] = PrecisionOf(args_, kGroupNames[g]).param_dtype;
@@ -82,7 +83,10 @@ Status Trainer::Attach() {
 }
 
 Status Trainer::Initialize() {
-  const Values values = InitialValues();
+  Values values = InitialValues();
+  for (int p = 0; p < kParamCount; ++p) {
+    if (kParamNames[p] == args_.Text("odd_initial")) values[p].back() += 1;
+  }
   const int world = job_->info().world_size;
   for (int p = rank_; p < kParamCount; p += world) {  // together, each its part
     const int half = kNumel[p] / 2;

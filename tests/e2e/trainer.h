@@ -6,6 +6,7 @@
 //   orphan=1             leaves a forked child behind that holds every descriptor of it
 //   order=head,mid,...   runs and submits the groups in this order
 //   skip=GROUP@STEP      leaves out the group's gradients
+//   odd_initial=PARAMETER  its initial value ends otherwise
 //   odd_order, odd_lr (of the last optimizer group), odd_max_norm, odd_norm_type, odd_writeback (at the end)
 //   =VALUE@STEP
 //                        what this rank does otherwise than the others, in that step, once
@@ -62,6 +63,7 @@ class Trainer {
   const std::string folder_;
   std::string dtype_[kGroupCount];  // of what is read and submitted
   int rank_ = 0;
+  int data_rank_ = 0;  // of all ranks of all nodes
   std::unique_ptr<Job> job_;
   DeviceValues unsharded_, state_;  // parameters and gradients; what may be offloaded
   int32_t param_[kParamCount] = {};

@@ -42,7 +42,7 @@ Status Trainer::Submit(int group, int64_t step, int micro) {
   uint8_t present = 0, fresh = 0;
   const shardd_group_info info = handle.info();
   for (int p = 0; p < kParamCount; ++p) {
-    if (kGroupOfParam[p] != group || !IsPresent(args_.Text("absent"), rank_, step, p)) {
+    if (kGroupOfParam[p] != group || !IsPresent(args_.Text("absent"), data_rank_, step, p)) {
       continue;
     }
     for (int bit = 0; bit < info.param_count; ++bit) {
@@ -79,7 +79,7 @@ Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
     RETURN_IF_ERROR(OutOfOrder(odd.empty() ? order_ : odd, step, micro));
     return job_->BackwardDone(last);
   }
-  Pass pass(MakeBatch(rank_, step, micro));
+  Pass pass(MakeBatch(data_rank_, step, micro));
   gradient_ = Zeros();
   RETURN_IF_ERROR(ReadGroup(kRoot, SHARDD_FORWARD, /*hold=*/true));
   RETURN_IF_ERROR(ReadGroup(kEmbedGroup, SHARDD_FORWARD, !raf_[kEmbedGroup]));
@@ -125,7 +125,7 @@ Status Trainer::ForwardBackward(int64_t step, int micro, bool last) {
 
 Status Trainer::OutOfOrder(const std::vector<int>& order, int64_t step, int micro) {
   for (int group : order) RETURN_IF_ERROR(ReadGroup(group, SHARDD_FORWARD, /*hold=*/false));
-  Pass pass(MakeBatch(rank_, step, micro));
+  Pass pass(MakeBatch(data_rank_, step, micro));
   gradient_ = Zeros();
   pass.ForwardEmbed(seen_[kEmbed]);
   pass.ForwardMid(seen_[kW1], seen_[kB1], seen_[kFrozen], seen_[kW2]);

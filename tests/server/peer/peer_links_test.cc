@@ -70,6 +70,7 @@ TEST(PeerLinksTest, PiecesOfGradientsArriveWhole) {
       header.set_sequence(i);
       header.set_is_sum(i % 2 == 1);
       header.set_offset(static_cast<int64_t>(i) << 40);
+      header.set_numel(int64_t{1} << 50);
       nodes.links[from]->SendData(1 - from, header, pieces[i], [&taken](absl::Status status) {
         EXPECT_TRUE(status.ok()) << status;
         ++taken;
@@ -310,11 +311,13 @@ TEST(PeerLinksTest, EndUnderLoadHasToldEveryPiece) {
     Nodes nodes(2);
     nodes.JoinAll();
     const std::string piece(256 << 10, 'g');
+    v1::PeerData header;
+    header.set_numel(64 << 10);
     std::atomic<int> told = 0;
     constexpr int kPieces = 64;
     for (const int from : {0, 1}) {
       for (int i = 0; i < kPieces; ++i) {
-        nodes.links[from]->SendData(1 - from, {}, piece, [&told](absl::Status) { ++told; });
+        nodes.links[from]->SendData(1 - from, header, piece, [&told](absl::Status) { ++told; });
         nodes.links[from]->Send(1 - from, Step(i));
       }
     }

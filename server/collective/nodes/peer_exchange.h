@@ -1,0 +1,124 @@
+#ifndef SHARDD_SERVER_COLLECTIVE_NODES_PEER_EXCHANGE_H_
+#define SHARDD_SERVER_COLLECTIVE_NODES_PEER_EXCHANGE_H_
+
+// Sums over nodes in memory of the host, by the daemons' own connections. The concatenation of a sum's parts is cut
+// into one piece for each node, equal but for the last ones, of whole cache lines. Each node sends every other one its
+// bytes of that one's piece, adds its own piece of all nodes in their order, a chunk as soon as all have sent it, and
+// sends the sums to all others: each byte is sent and received about 2 (n-1)/n times, and added once, so all nodes have
+// the same bits. A sum begins when the one `slots` before it is done here; that is what bounds the memory for what is
+// received.
+
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "server/collective/nodes/node_exchange.h"
+#include "server/collective/nodes/piece_cut.h"
+#include "server/peer/peer_links.h"
+
+namespace shardd {
+
+// Thread-safe. Adds and sends on a thread of its own.
+class PeerExchange final : public NodeExchange {
+ public:
+  // `max_numel`: of one sum's parts together. Receives into slots * (nodes - 1) * CutOf(max_numel) of its own.
+  // REQUIRES: `links` outlives it.
+  PeerExchange(PeerLinks* links, int64_t max_numel, int slots);
+  // REQUIRES: OnData and OnDown are not called any more. Waits for bytes that links have been given: for a node that
+  // has stopped, until its link is lost.
+  ~PeerExchange() override;
+
+  const char* name() const override { return "peers"; }
+  std::string Describe() const override;
+  void AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                 Done done) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void Begin(uint64_t generation) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnMessage(int, const v1::PeerMessage::Exchange&) override {}
+
+  // PeerLinks::Events. Data of a newer generation than Begin has named ends older ones as Begin does: it comes by
+  // another link than node 0's word, and node 0 has spoken. Data that no sum can be waiting for ends the generation
+  // with INVALID_ARGUMENT, a node that is gone with UNAVAILABLE.
+  void OnData(int node, const v1::PeerData& header, absl::string_view elements) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDown(int node, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Sum;
+  using SumPtr = std::shared_ptr<Sum>;
+  // Where the others' bytes of this node's piece are received, of one sum at a time.
+  struct Slot {
+    bool used = false;
+    uint64_t sequence = 0;
+    int64_t numel = 0;              // of the sum
+    std::vector<int64_t> received;  // by node: so many elements of this node's piece, from its beginning
+    bool added = true;              // all of it: another sum may have the slot
+  };
+  // On its way to a node.
+  struct Outgoing {
+    SumPtr sum;
+    int64_t offset = 0;
+    int64_t numel = 0;
+    bool is_sum = false;
+  };
+  struct Peer {
+    std::deque<Outgoing> queue;
+    int64_t unsent_bytes = 0;  // given to the links
+    bool touched = false;      // something of this generation has come from it or was sent to it
+  };
+
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Each does one thing that is to be done, dropping the mutex for it. False: there was none.
+  bool FinishOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool StartOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool SendOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AddOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // An answer to a sum's owner, or null.
+  SumPtr TakeFinishedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AdvanceLocked(uint64_t generation, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndSumsLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The slot of a sum, begun where it was free.
+  absl::StatusOr<Slot*> SlotLocked(uint64_t sequence, int64_t numel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ReceivePart(int node, const v1::PeerData& header, absl::string_view elements)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ReceiveSum(int node, const v1::PeerData& header, absl::string_view elements)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  float* Received(uint64_t sequence, int node) const;
+
+  // Constant after construction.
+  PeerLinks* const links_;
+  const int node_;
+  const int nodes_;
+  const int64_t max_numel_;
+  const int slot_count_;
+  const int64_t slot_numel_;                                   // what one other node sends of a piece, at most
+  const std::unique_ptr<float, decltype(&std::free)> memory_;  // slots by nodes - 1; who writes where: Slot::received
+  std::thread thread_;
+
+  mutable absl::Mutex mutex_;
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t next_ ABSL_GUARDED_BY(mutex_) = 0;                // sequence of the next AllReduce
+  std::map<uint64_t, SumPtr> sums_ ABSL_GUARDED_BY(mutex_);  // of the generation, not done
+  std::vector<SumPtr> ended_ ABSL_GUARDED_BY(mutex_);        // done, or given up: to be told when nothing is touched
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);
+  size_t next_peer_ ABSL_GUARDED_BY(mutex_) = 0;                // nodes are sent to in turn
+  std::optional<absl::Status> failed_ ABSL_GUARDED_BY(mutex_);  // of the generation
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_COLLECTIVE_NODES_PEER_EXCHANGE_H_

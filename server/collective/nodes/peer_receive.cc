@@ -1,0 +1,107 @@
+// What other nodes send to sums (peer_exchange.h).
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/collective/nodes/peer_exchange.h"
+#include "server/collective/nodes/peer_sum.h"
+
+namespace shardd {
+
+void PeerExchange::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
+  absl::MutexLock lock(&mutex_);
+  if (header.generation() > generation_) {
+    AdvanceLocked(header.generation(), absl::AbortedError("the nodes have begun another attempt"));
+  }
+  if (header.generation() < generation_ || failed_.has_value() || stopping_) {
+    return;
+  }
+  peers_[node].touched = true;
+  const auto numel = static_cast<int64_t>(elements.size() / sizeof(float));
+  absl::Status status;
+  if (header.numel() < 1 || header.numel() > max_numel_ || header.offset() < 0 ||
+      header.offset() > header.numel() - numel) {
+    status = absl::InvalidArgumentError(absl::StrCat("elements out of range (got ", numel, " at ", header.offset(),
+                                                     " of ", header.numel(), ", want at most ", max_numel_, ")"));
+  } else {
+    status = header.is_sum() ? ReceiveSum(node, header, elements) : ReceivePart(node, header, elements);
+  }
+  if (!status.ok()) {
+    FailLocked(absl::Status(status.code(), absl::StrCat("node ", node, ", sum ", header.sequence(), ": ",
+                                                        status.message(), "; nodes must add the same")));
+  }
+  woken_ = true;
+}
+
+absl::StatusOr<PeerExchange::Slot*> PeerExchange::SlotLocked(uint64_t sequence, int64_t numel) {
+  Slot& slot = slots_[sequence % slot_count_];
+  if (slot.used && slot.sequence == sequence) {
+    if (slot.numel != numel) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("nodes have different numbers of elements (got ", numel, " and ", slot.numel, ")"));
+    }
+    return &slot;
+  }
+  // A node begins a sum when it is done with the one so many before: of this one all that it gave was added here.
+  if (slot.used && (!slot.added || sequence < slot.sequence)) {
+    return absl::InvalidArgumentError(absl::StrCat("sum ", sequence, " is not at hand (sum ", slot.sequence,
+                                                   " is, and ", slot_count_, " at a time)"));
+  }
+  slot = {.used = true,
+          .sequence = sequence,
+          .numel = numel,
+          .received = std::vector<int64_t>(nodes_),
+          .added = PieceCut{numel, nodes_}.Numel(node_) == 0};
+  return &slot;
+}
+
+absl::Status PeerExchange::ReceivePart(int node, const v1::PeerData& header, absl::string_view elements) {
+  absl::StatusOr<Slot*> slot = SlotLocked(header.sequence(), header.numel());
+  if (!slot.ok()) {
+    return slot.status();
+  }
+  const PieceCut cut{header.numel(), nodes_};
+  const auto numel = static_cast<int64_t>(elements.size() / sizeof(float));
+  const int64_t received = (*slot)->received[node];
+  if (header.offset() != cut.Begin(node_) + received || numel > cut.Numel(node_) - received) {
+    return absl::InvalidArgumentError(absl::StrCat("another part was to be sent (got ", numel, " elements at ",
+                                                   header.offset(), ", want at most ", cut.Numel(node_) - received,
+                                                   " at ", cut.Begin(node_) + received, ")"));
+  }
+  // Behind what was received nobody reads, and nobody else writes: each node has its own place, and this is the one
+  // call for it. So the mutex is not needed.
+  float* to = Received(header.sequence(), node) + received;
+  mutex_.Unlock();
+  memcpy(to, elements.data(), elements.size());
+  mutex_.Lock();
+  if (header.generation() == generation_) {
+    (*slot)->received[node] += numel;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PeerExchange::ReceiveSum(int node, const v1::PeerData& header, absl::string_view elements) {
+  const auto found = sums_.find(header.sequence());
+  if (found == sums_.end() || !found->second->started || found->second->cut.numel != header.numel()) {
+    return absl::InvalidArgumentError(absl::StrCat("no such sum of ", header.numel(), " elements is waited for"));
+  }
+  const SumPtr sum = found->second;
+  const auto numel = static_cast<int64_t>(elements.size() / sizeof(float));
+  const int64_t received = sum->received[node];
+  if (header.offset() != sum->cut.Begin(node) + received || numel > sum->cut.Numel(node) - received) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("another part of the sum was to be sent (got ", numel, " elements at ", header.offset(),
+                     ", want at most ", sum->cut.Numel(node) - received, " at ", sum->cut.Begin(node) + received, ")"));
+  }
+  ++sum->users;
+  mutex_.Unlock();
+  sum->CopyIn(header.offset(), elements.data(), numel);
+  mutex_.Lock();
+  --sum->users;
+  sum->received[node] += numel;
+  sum->summed += numel;
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

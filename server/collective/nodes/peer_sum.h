@@ -1,0 +1,64 @@
+#ifndef SHARDD_SERVER_COLLECTIVE_NODES_PEER_SUM_H_
+#define SHARDD_SERVER_COLLECTIVE_NODES_PEER_SUM_H_
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/collective/nodes/peer_exchange.h"
+
+namespace shardd {
+
+// One sum, under the exchange's mutex but for what is constant and the elements.
+struct PeerExchange::Sum {
+  Sum(uint64_t sequence, int nodes, std::vector<NodePart> parts, std::string label, Done done)
+      : sequence(sequence), parts(std::move(parts)), label(std::move(label)), done(std::move(done)), received(nodes) {
+    begins.push_back(0);
+    for (const NodePart& part : this->parts) {
+      begins.push_back(begins.back() + part.numel);
+    }
+    cut = {.numel = begins.back(), .nodes = nodes};
+  }
+
+  // Of the concatenation of parts.
+  float* At(int64_t offset) const {
+    const size_t part = PartOf(offset);
+    return parts[part].data + (offset - begins[part]);
+  }
+  // How many elements from `offset` lie side by side, up to `end`.
+  int64_t Contiguous(int64_t offset, int64_t end) const { return std::min(begins[PartOf(offset) + 1], end) - offset; }
+  void CopyIn(int64_t offset, const char* bytes, int64_t numel) const {
+    for (const int64_t end = offset + numel; offset < end;) {
+      const int64_t count = Contiguous(offset, end);
+      memcpy(At(offset), bytes, static_cast<size_t>(count) * sizeof(float));
+      bytes += static_cast<size_t>(count) * sizeof(float);
+      offset += count;
+    }
+  }
+
+  const uint64_t sequence;
+  const std::vector<NodePart> parts;
+  const std::string label;
+  Done done;
+  std::vector<int64_t> begins;  // of each part in the concatenation, and its end
+  PieceCut cut;
+  bool started = false;
+  int64_t added = 0;              // of this node's piece
+  std::vector<int64_t> received;  // by node: sums of its piece
+  int64_t summed = 0;             // of all pieces
+  int queued = 0;                 // not given to the links yet
+  int users = 0;                  // who touch its parts now
+  std::optional<absl::Status> ended;
+
+ private:
+  size_t PartOf(int64_t offset) const {
+    return static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), offset) - begins.begin()) - 1;
+  }
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_COLLECTIVE_NODES_PEER_SUM_H_

@@ -1,0 +1,28 @@
+#ifndef SHARDD_SERVER_COLLECTIVE_NODES_PIECE_CUT_H_
+#define SHARDD_SERVER_COLLECTIVE_NODES_PIECE_CUT_H_
+
+#include <algorithm>
+#include <cstdint>
+
+namespace shardd {
+
+// A sum of `numel` elements, cut into one piece for each node: [Begin(p), End(p)), of whole cache lines but for the
+// last one that is not empty.
+struct PieceCut {
+  static constexpr int64_t kAlignNumel = 16;
+
+  int64_t numel = 0;
+  int nodes = 1;
+
+  int64_t PieceNumel() const {  // the most that one has
+    const int64_t even = (numel + nodes - 1) / nodes;
+    return (even + kAlignNumel - 1) / kAlignNumel * kAlignNumel;
+  }
+  int64_t Begin(int piece) const { return std::min(numel, piece * PieceNumel()); }
+  int64_t End(int piece) const { return std::min(numel, (piece + 1) * PieceNumel()); }
+  int64_t Numel(int piece) const { return End(piece) - Begin(piece); }
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_COLLECTIVE_NODES_PIECE_CUT_H_

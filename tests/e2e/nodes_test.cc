@@ -1,0 +1,183 @@
+// Jobs over several nodes: daemons of their own, linked by sockets. Training is that of one process over all ranks'
+// batches; a death on one node is everybody's abort and nobody's loss; what nodes do not agree on is named.
+
+#include <signal.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/nodes.h"
+
+namespace shardd::e2e {
+namespace {
+
+using testing::Child;
+using testing::PollUntil;
+
+constexpr int kKilled = 1000 + SIGKILL;
+
+class NodesParity : public Nodes, public ::testing::WithParamInterface<std::pair<const char*, Args>> {};
+
+TEST_P(NodesParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
+  const Args& args = GetParam().second;
+  Start(args.Int("node_count", 2), args.Int("world", 2));
+  std::vector<v1::Job> jobs;
+  const std::vector<TrainerReport> reports = RunAll(args, {}, [&] {
+    for (int k = 0; k < count(); ++k) jobs.push_back(node(k).Job());
+  });
+  ExpectParity(World(args), reports);
+  for (const TrainerReport& report : reports) {
+    EXPECT_EQ(report.values, reports[0].values) << "replicas have the same bits";
+  }
+  for (int k = 0; k < count(); ++k) {
+    EXPECT_EQ(jobs[k].committed_step(), 50);
+    EXPECT_EQ(jobs[k].counters().commits(), 50);
+    EXPECT_EQ(jobs[k].counters().reductions(), 50u * args.Int("micro", 1) * kGroupCount);
+    ASSERT_EQ(jobs[k].nodes_size(), count());
+    EXPECT_EQ(jobs[k].nodes(k).here(), true);
+    EXPECT_EQ(jobs[k].nodes(1 - (k > 0)).state(), "up");
+    EXPECT_TRUE(absl::StrContains(jobs[k].collective(), "nodes")) << jobs[k].collective();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, NodesParity,
+    ::testing::Values(std::pair{"TwoByTwo", Args{}}, std::pair{"TwoByOne", Args{{"world", "1"}}},
+                      std::pair{"ThreeNodes", Args{{"node_count", "3"}, {"world", "1"}}},
+                      std::pair{"Dim0", Args{{"layout", "DIM0"}, {"world", "3"}}},
+                      std::pair{"Zero2Accumulated",
+                                Args{{"strategy", "HYBRID_SHARD_ZERO2"}, {"micro", "3"}, {"max_norm", "0.1"}}},
+                      std::pair{"NoShardSgd",
+                                Args{{"strategy", "NO_SHARD"}, {"optimizer", "sgd"}, {"momentum", "0.9"}}},
+                      std::pair{"Pooled", Args{{"unshard_mode", "POOLED"}, {"forward_prefetch", "1"}}},
+                      std::pair{"InGroupsOfTheNode", Args{{"world", "4"}, {"group_size", "2"}}}),
+    [](const auto& info) { return std::string(info.param.first); });
+
+class NodesTest : public Nodes {
+ protected:
+  // Rank `dies` of node `on` does so at `moment`, is replaced, and all ends as if nothing had been.
+  void KillAndReplace(const std::string& moment, int on, int dies, const Args& extra = {}) {
+    Start(2);
+    const Args args = Args({{"steps", "10"}, {"recover", "1"}}).With(extra);
+    std::vector<std::pair<int, int>> others;
+    std::vector<Child> children;
+    for (int k = 0; k < 2; ++k) {
+      for (int rank = 0; rank < 2; ++rank) {
+        if (k == on && rank == dies) continue;
+        others.emplace_back(k, rank);
+        children.push_back(StartRank(k, rank, args));
+      }
+    }
+    Child victim = StartRank(on, dies, args.With({{"kill", moment}}));
+    EXPECT_EQ(victim.Wait(), kKilled);
+    Child replacement = StartRank(on, dies, args);
+    EXPECT_EQ(replacement.Wait(), 0);
+    for (Child& child : children) EXPECT_EQ(child.Wait(), 0);
+    std::vector<TrainerReport> reports;
+    for (int k = 0; k < 2; ++k) {
+      for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
+    }
+    ExpectAllOk(reports);
+    for (const auto& [k, rank] : others) {
+      const std::string note = Report(k, rank, args).Note("aborted");
+      EXPECT_TRUE(absl::StrContains(note, absl::StrCat("rank ", dies, " is lost"))) << k << " " << rank << note;
+      EXPECT_EQ(absl::StrContains(note, absl::StrCat("node ", on)), k != on) << note;
+    }
+    ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+  }
+};
+
+TEST_F(NodesTest, ARankOfNode1DiesBetweenItsBackwardAndItsStep) { KillAndReplace("backward_done@4", 1, 1); }
+TEST_F(NodesTest, ARankOfNode0DiesBetweenItsBackwardAndItsStep) { KillAndReplace("backward_done@4", 0, 0); }
+TEST_F(NodesTest, ARankDiesBehindItsStep) { KillAndReplace("step_sent@6", 1, 0); }
+TEST_F(NodesTest, ARankOfNode0DiesBehindItsStep) { KillAndReplace("step_sent@6", 0, 1); }
+TEST_F(NodesTest, ARankDiesBeforeTheInitialValues) { KillAndReplace("initial@0", 1, 0); }
+
+TEST_F(NodesTest, DeathsOnBothNodesInTurnLoseNothing) {
+  Start(2);
+  const Args args = {{"steps", "12"}, {"recover", "1"}};
+  Child a = StartRank(0, 0, args);
+  Child b = StartRank(1, 1, args);
+  Child first = StartRank(0, 1, args.With({{"kill", "backward_done@3"}}));
+  Child second = StartRank(1, 0, args.With({{"kill", "step_sent@7"}}));
+  EXPECT_EQ(first.Wait(), kKilled);
+  Child first_again = StartRank(0, 1, args);
+  EXPECT_EQ(second.Wait(), kKilled);
+  Child second_again = StartRank(1, 0, args);
+  for (Child* child : {&a, &b, &first_again, &second_again}) EXPECT_EQ(child->Wait(), 0);
+  std::vector<TrainerReport> reports;
+  for (int k = 0; k < 2; ++k) {
+    for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
+  }
+  ExpectAllOk(reports);
+  ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+}
+
+TEST_F(NodesTest, GradientsThatOneNodeAloneHasCountOnAll) {
+  Start(2);
+  const Args args = {{"steps", "12"}, {"absent", "mixed"}, {"micro", "2"}, {"fresh", "b1"}};
+  ExpectParity(World(args), RunAll(args));
+}
+
+TEST_F(NodesTest, InitialValuesThatDifferAreNamed) {
+  Start(2, 1);
+  const Args args = {{"steps", "2"}};
+  const std::vector<TrainerReport> reports = RunAll(args, {{{1, 0}, {{"odd_initial", "mid.w1"}}}});
+  EXPECT_TRUE(OneIsRefused(reports, "initial value of \"mid.w1\" on node 1"));
+}
+
+TEST_F(NodesTest, HyperparametersThatDifferAreNamed) {
+  Start(2, 1);
+  const std::vector<TrainerReport> reports = RunAll({{"steps", "2"}}, {{{1, 0}, {{"odd_lr", "0.5@1"}}}});
+  EXPECT_TRUE(OneIsRefused(reports, "hyperparameters of node 1"));
+}
+
+TEST_F(NodesTest, AnotherJobOfTheSameNameIsNamed) {
+  Start(2, 1);
+  const std::vector<TrainerReport> reports = RunAll({{"steps", "2"}}, {{{1, 0}, {{"layout", "DIM0"}}}});
+  for (const TrainerReport& report : reports) EXPECT_NE(report.code, 0);
+  const auto names = [](const TrainerReport& report) { return absl::StrContains(report.message, "layout"); };
+  EXPECT_TRUE(names(reports[0]) || names(reports[1])) << reports[0].message << "\n" << reports[1].message;
+}
+
+TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
+  Start(2, 1);
+  const Args args = {{"steps", "6"}, {"silence_ms", "1500"}};
+  Child waits = StartRank(0, 0, args);
+  Child silent = StartRank(1, 0, args.With({{"pause", "before_step@3"}}));
+  EXPECT_EQ(waits.Wait(), 0);
+  EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "node 1")) << Report(0, 0, args).message;
+  EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "step 4")) << Report(0, 0, args).message;
+  node(1).LetGo(Of(1, args), "before_step", 0);
+  EXPECT_EQ(silent.Wait(), 0);
+}
+
+TEST_F(NodesTest, ADaemonThatIsKilledIsNamedAndItsJobEndsWhereItComesBackWithNothing) {
+  Start(2, 1);
+  const Args args = {{"steps", "400"}, {"recover", "1"}, {"timeout_ms", "20000"}};
+  Child survivor = StartRank(0, 0, args.With({{"pause", "before_step@5"}}));
+  Child victim = StartRank(1, 0, args.With({{"recover", "0"}}));
+  node(0).AwaitPause(Of(0, args), "before_step", 0);
+  ASSERT_EQ(kill(node(1).daemon_pid(), SIGKILL), 0);
+  EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "node 1 (" + addresses()[1] + ") is lost"); }));
+  node(0).LetGo(Of(0, args), "before_step", 0);
+  victim.Kill(SIGKILL);
+  victim.Wait();
+  StartAgain(1);
+  Child again = StartRank(1, 0, args.With({{"recover", "0"}}));
+  EXPECT_EQ(again.Wait(), 0);
+  EXPECT_EQ(survivor.Wait(), 0);
+  EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "do not belong together")) << Report(0, 0, args).message;
+}
+
+TEST_F(NodesTest, ADaemonWithoutAnAddressForOthersSaysSo) {
+  Node alone;
+  alone.StartDaemon({}, "cpu:1");
+  const Args args = {{"world", "1"}, {"strategy", "HYBRID_SHARD"}, {"nodes", "localhost:1,localhost:2"}};
+  Child child = alone.StartRank(0, args);
+  EXPECT_EQ(child.Wait(), 0);
+  const TrainerReport report = alone.Report(args, 0);
+  EXPECT_TRUE(absl::StrContains(report.message, "--peer_listen")) << report.message;
+}
+
+}  // namespace
+}  // namespace shardd::e2e
