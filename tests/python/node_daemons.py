@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster, RankFailed, free_port
+from cluster import PACKAGE, Cluster, RankFailed, free_port
 
 
 class Nodes:
@@ -87,6 +90,56 @@ class NodesCluster(Cluster):
     def logs(self) -> str:
         ranks = [self.log(rank) for rank in self.processes]
         return "\n".join([*ranks, *(self.over.log(node) for node in range(self.over.count))])
+
+
+def torchrun_on_nodes(
+    over: Nodes, function: Callable[..., Any], *arguments: Any, local: int = 2, restarts: int = 0, limit_s: float = 200
+) -> dict[int, Any]:
+    """``function(*arguments)`` on every rank, under a torchrun for each node; its results by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(over.count * local):
+            packed = pickle.dumps((function.__module__, function.__qualname__, arguments))
+            Path(f"{folder}/{rank}.args").write_bytes(packed)
+        port = free_port()
+        agents = []
+        for node in range(over.count):
+            env = dict(
+                os.environ,
+                SHARDD_ADDRESS=over.address(node),
+                OMP_NUM_THREADS="1",
+                GLOO_SOCKET_IFNAME="lo",
+                TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # else restarted workers may find the dead ones' addresses
+                PYTHONPATH=f"{PACKAGE}:{Path(__file__).parent}",
+                SHARDD_TIMEOUT_MS="60000",
+            )
+            for name in ("TORCHELASTIC_RUN_ID", "SHARDD_JOB"):
+                env.pop(name, None)
+            command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={over.count}", f"--nproc-per-node={local}",
+                       f"--max-restarts={restarts}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+                       f"--rdzv-id=nodes-{port}", str(Path(__file__).with_name("rank_main.py")), folder]  # fmt: skip
+            with open(f"{folder}/agent-{node}.log", "wb") as log:
+                agents.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT,
+                                               stdin=subprocess.DEVNULL, start_new_session=True))  # fmt: skip
+        deadline = time.monotonic() + limit_s
+        try:
+            codes = [agent.wait(timeout=max(0.1, deadline - time.monotonic())) for agent in agents]
+        except subprocess.TimeoutExpired:
+            codes = [agent.poll() for agent in agents]
+        finally:
+            for agent in agents:
+                if agent.poll() is None:
+                    os.killpg(agent.pid, signal.SIGINT)  # it ends its workers
+                    try:
+                        agent.wait(timeout=10)
+                    except subprocess.TimeoutExpired:
+                        os.killpg(agent.pid, signal.SIGKILL)
+                        agent.wait()
+        if any(code != 0 for code in codes):
+            logs = [
+                Path(f"{folder}/agent-{node}.log").read_text(errors="replace")[-6000:] for node in range(over.count)
+            ]
+            raise RankFailed("\n".join([f"torchruns ended with {codes}", *logs, *map(over.log, range(over.count))]))
+        return {int(path.stem): pickle.loads(path.read_bytes()) for path in Path(folder).glob("*.result")}
 
 
 def run_on_nodes(

@@ -42,11 +42,19 @@ def _job_of(model: nn.Module) -> dict[str, Any]:
     return {**described, "info": state._job.engine.info()}
 
 
+def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    """From the daemon: no collective of torch's."""
+    from shardd.torch import summon_full_params
+
+    with summon_full_params(model, writeback=False):
+        return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
 def facts(steps: int) -> dict[str, Any]:
     """What daemon and face say of the job, and the norm that the daemon clips by."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    from shardd.torch import clip_grad_norm_, finish, memory_plan, summon_full_params
+    from shardd.torch import clip_grad_norm_, finish, memory_plan
 
     model, optimizer = _trainer()
     plan = memory_plan(model, quiet=True)
@@ -57,8 +65,7 @@ def facts(steps: int) -> dict[str, Any]:
         optimizer.step(max_grad_norm=1e9)
         optimizer.zero_grad()
         norms.append((norm, optimizer.last_grad_norm))
-    with summon_full_params(model, writeback=False):
-        summoned = {n: p.detach().clone() for n, p in model.named_parameters()}
+    summoned = _whole(model)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     job = _job_of(model)
     dist.barrier()
@@ -137,8 +144,8 @@ def refused_meshes() -> dict[str, str]:
     def text(mesh: Any, optimizer: Any = AdamW, **options: Any) -> str:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         fully_shard(model, mesh=mesh)
-        if optimizer is not None:
-            optimizer(model.parameters(), lr=0.1, **options)
+        kept = None if optimizer is None else optimizer(model.parameters(), lr=0.1, **options)
+        assert (kept is None) == (optimizer is None)
         return _text_of(lambda: model(torch.ones(1, 4)).sum())
 
     dims = ("replicate", "shard")
@@ -156,13 +163,14 @@ def refused_meshes() -> dict[str, str]:
 
 def one_mesh() -> str:
     """The first use of a model on a (2, 2) mesh."""
-    model, _ = _trainer()
+    model, optimizer = _trainer()
+    assert optimizer.param_groups  # whom nobody holds is gone
     return _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
 
 
 def refused_calls() -> dict[str, str]:
     """Of a registered model, whose training goes on afterwards."""
-    from shardd.torch import finish, open_window, summon_full_params
+    from shardd.torch import open_window, summon_full_params
 
     model, optimizer = _trainer()
     rank = dist.get_rank()
@@ -188,13 +196,13 @@ def refused_calls() -> dict[str, str]:
         "optimizer": _text_of(lambda: optimizer.load_state_dict(kept)),
         "summon": _text_of(summon),
         "window": _text_of(lambda: open_window(model)),
-        "edit": _text_of(lambda: _edit(model)),
     }
     step(1)
     alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]
+    texts["losses"] = str([abs(a - b) < 1e-6 for a, b in zip(losses, alone)])
     dist.barrier()
-    finish(model)
-    return {**texts, "losses": str([abs(a - b) < 1e-6 for a, b in zip(losses, alone)])}
+    texts["edit"] = _text_of(lambda: _edit(model))  # an error from here on
+    return texts
 
 
 def _edit(model: Model) -> None:
@@ -213,15 +221,17 @@ def other_values() -> str:
         with torch.no_grad():
             model.layers[1].up.weight[3, 2] += 1.0
     shard(model, MESH, fully_shard)
-    AdamW(model.parameters(), lr=1e-2)
-    return _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    text = _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+    del optimizer
+    return text
 
 
 # A rank dies.
 
 
 def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
-    """One rank dies in its first life; the others, on both nodes, go on in their processes."""
+    """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it."""
     import shardd.torch
     from shardd.torch import counters, ride
 
@@ -237,6 +247,7 @@ def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> 
         generation += 1
         dist.destroy_process_group()
         make_group()
+        _mesh(2, 2)  # who was started anew makes its groups
 
     def dies(now: str, step: int) -> None:
         if life == 0 and (rank, at_step, moment) == (victim, step, now):
@@ -265,5 +276,35 @@ def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> 
         "losses": losses,
         "resumed": resumed,
         "counters": counters(model),
-        "parameters": {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()},
+        "parameters": _whole(model),
+    }
+
+
+def restarted(steps: int, folder: str, victim: int, at_step: int) -> dict[str, Any]:
+    """Under torchrun: a rank is killed once, all ranks of all nodes are started again."""
+    from shardd.torch import counters, finish, resume, ride
+
+    rank, mark = dist.get_rank(), f"{folder}/killed"
+    model, optimizer = _trainer()
+    first, losses = resume(model)
+    losses = losses or []
+    for step in range(first, steps):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        ride([*losses, loss.item()])
+        if (rank, step) == (victim, at_step) and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses = [*losses, loss.item()]
+    counts = counters(model)
+    dist.barrier()
+    finish(model)
+    return {
+        "first": first,
+        "losses": losses,
+        "commits": counts["commits"],
+        "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+        "node": int(os.environ["GROUP_RANK"]),
     }

@@ -13,7 +13,7 @@ import torch
 
 import nodes_scenarios
 from models import Case, compare, train_alone
-from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes
+from node_daemons import Nodes, NodesCluster, nodes, run_on_nodes, torchrun_on_nodes
 from test_parity import check_results
 
 _STEPS = 12
@@ -171,7 +171,6 @@ def test_a_rank_that_dies_on_one_node_costs_no_step_on_any(two: Nodes, victim: i
     def life(restarts: int) -> dict[str, str]:
         return {"SHARDD_JOB": name, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
 
-    arguments = (_STEPS, "", victim, 5, moment)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (_STEPS, folder, victim, 5, moment)
         with NodesCluster(two, 2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
@@ -191,3 +190,16 @@ def test_a_rank_that_dies_on_one_node_costs_no_step_on_any(two: Nodes, victim: i
             _close(result["parameters"][name], value)
             assert torch.equal(result["parameters"][name], results[0]["parameters"][name]), name
         assert result["counters"]["commits"] == _STEPS and result["counters"]["aborts"] == 1
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_torchruns_restart_a_killed_rank_of_one_node_into_the_job_of_both(two: Nodes, victim: int) -> None:
+    expected = train_alone(Case(steps=_STEPS), 4)["losses"]
+    with tempfile.TemporaryDirectory() as folder:
+        results = torchrun_on_nodes(two, nodes_scenarios.restarted, _STEPS, folder, victim, 5, restarts=2)
+    assert sorted(results) == [0, 1, 2, 3]
+    # A torchrun counts its own workers' failures only: both nodes resume all the same.
+    assert {result["restarts"] for result in results.values()} == {0, 1}
+    for rank, result in results.items():
+        assert result["first"] == 5 and result["commits"] == _STEPS and result["node"] == rank // 2
+        _close(result["losses"], expected[rank])
