@@ -28,9 +28,9 @@ absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized
     return absl::OkStatus();
   }
   const std::string difference = FirstDifference(other, spec);
-  return absl::FailedPreconditionError(absl::StrCat("it describes another job than node ",
-                                                    hello.node() == 0 ? "this" : "the other",
-                                                    " one: ", difference.empty() ? "plans differ" : difference));
+  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(),
+                                                    " describes another job under this name: ",
+                                                    difference.empty() ? "plans differ" : difference));
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
     hears.on_data = [peers = peers.get()](int from, const v1::PeerData& header, absl::string_view elements) {
       peers->OnData(from, header, elements);
     };
-    hears.on_down = [peers = peers.get()](int from, const absl::Status&) { peers->OnDown(from); };
+    hears.on_down = [peers = peers.get()](int from, const absl::Status& why) { peers->OnDown(from, why); };
     exchange = peers;
   } else {
     SHARDD_ASSIGN_OR_RETURN(exchange, MakeNcclExchange(node, *init, nodes->links.get()));

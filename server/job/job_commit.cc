@@ -218,6 +218,9 @@ void JobCore::AfterCommit() {
       session->PublishVersion(version_);
     }
   }
+  for (int node : std::exchange(wait_for_state_, {})) {
+    NodeSendState(node);
+  }
   if (pending_abort_.has_value()) {
     auto [cause, lost] = *std::move(pending_abort_);
     pending_abort_.reset();

@@ -170,6 +170,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
+  void NodeSendState(int node) override;  // (job_restore.cc)
+  void NodeBeginFetch() override { restore_ = std::make_shared<Restore>(); }
+  void NodeTakeState(const v1::PeerMessage::State& state) override;
+  void NodeTakeBytes(const v1::PeerData& header, const std::string& bytes) override;
+  const JobSlab* SlabOf(v1::Slab slab) const;
+  int64_t StateBytes(v1::Slab slab) const;
+  void MaybeRestored();
+  void FinishRestore();
   // Says to node 0 that the group's next occurrence is complete here; it is added when all nodes have it (NodeGo).
   void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void MaybeSayClosed();
@@ -486,6 +494,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int said_closed_ = 0;
   double own_norm_ = 0;
   bool reading_values_ = false;
+  std::vector<int> wait_for_state_;  // nodes that are sent it behind a commit
+  // What comes from node 0.
+  struct Restore {
+    absl::Time began = MonotonicNow();
+    std::optional<v1::PeerMessage::State> state;
+    int64_t received_bytes = 0;
+  };
+  std::shared_ptr<Restore> restore_;  // of nodes_->fetching(); else null, or older
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version
   bool keeping_ = false;

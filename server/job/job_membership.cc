@@ -57,6 +57,10 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
   }
+  if (nodes_ != nullptr && nodes_->fetching()) {
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": the node's state is being brought from node 0; attach again"));
+  }
   if (reading_values_) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": initial values of the epoch that ended are still being read; attach "

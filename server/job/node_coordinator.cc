@@ -69,7 +69,7 @@ void NodeCoordinator::NextGeneration(const absl::Status& cause) {
 
 void NodeCoordinator::OnUp(int node) {
   nodes_[static_cast<size_t>(node)].up = true;
-  nodes_[static_cast<size_t>(node)].finished = false;
+  nodes_[static_cast<size_t>(node)].finished = nodes_[static_cast<size_t>(node)].fetching = false;
   SendBegin(node, absl::OkStatus());
 }
 
@@ -98,6 +98,7 @@ void NodeCoordinator::OnMessage(int node, const v1::PeerMessage& message) {
     return;  // of an attempt that has ended; nobody can know of a later one
   }
   progress_ = MonotonicNow();
+  nodes_[static_cast<size_t>(node)].fetching = false;
   if (message.kind_case() == v1::PeerMessage::kAbandoned) {
     NextGeneration(absl::Status(static_cast<absl::StatusCode>(message.abandoned().code()),
                                 absl::StrCat(NodeText(node), ": ", message.abandoned().message())));
@@ -381,6 +382,9 @@ std::string NodeCoordinator::Waiting() const {
 
 void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
   std::string waiting = Waiting();
+  if (std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; })) {
+    progress_ = now;
+  }
   if (waiting.empty() || now - progress_ < limit) {
     return;
   }

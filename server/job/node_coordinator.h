@@ -36,6 +36,8 @@ class NodeCoordinator {
   void OnDown(int node, const absl::Status& why);
   // All its ranks have finished: its link may go.
   void OnFinished(int node);
+  // It is sent what it has lost: others wait for as long as that takes.
+  void OnFetch(int node) { nodes_[static_cast<size_t>(node)].fetching = true; }
   // Of the kinds that go to node 0; anything else, and what does not fit the plan or the node's place in the step, ends
   // the generation.
   void OnMessage(int node, const v1::PeerMessage& message);
@@ -53,6 +55,7 @@ class NodeCoordinator {
   struct Node {
     bool up = false;
     bool finished = false;
+    bool fetching = false;
     // Of the step:
     int closed = 0;  // backwards
     std::optional<v1::Step> step;

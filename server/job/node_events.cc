@@ -29,7 +29,13 @@ void NodeEvents::Deliver(std::function<void(Listener*)> event) {
   });
 }
 
-absl::Status NodeEvents::CheckHello(int /*node*/, const v1::PeerHello& hello) { return same_job_(hello); }
+absl::Status NodeEvents::CheckHello(int node, const v1::PeerHello& hello) {
+  absl::Status same = same_job_(hello);
+  if (!same.ok()) {
+    Deliver([node, same](Listener* listener) { listener->OnRefused(node, same); });
+  }
+  return same;
+}
 
 void NodeEvents::OnUp(int node) {
   Deliver([node](Listener* listener) { listener->OnUp(node); });
@@ -53,6 +59,12 @@ void NodeEvents::OnDown(int node, absl::Status why) {
 }
 
 void NodeEvents::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
+  if (header.slab() != v1::SLAB_UNSPECIFIED) {
+    Deliver([node, header, bytes = std::string(elements)](Listener* listener) {
+      listener->OnState(node, header, bytes);
+    });
+    return;
+  }
   has_exchange_.WaitForNotification();
   if (exchange_.on_data) {
     exchange_.on_data(node, header, elements);

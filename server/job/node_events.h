@@ -40,6 +40,9 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
     virtual void OnUp(int node) = 0;
     virtual void OnMessage(int node, const v1::PeerMessage& message) = 0;
     virtual void OnDown(int node, const absl::Status& why) = 0;
+    // Bytes of a slab.
+    virtual void OnState(int node, const v1::PeerData& header, const std::string& bytes) = 0;
+    virtual void OnRefused(int node, const absl::Status& why) = 0;  // it wanted a link, for another job
   };
   // Loop-confined. What has come before comes now. Null: nothing comes any more.
   void SetListener(Listener* listener);

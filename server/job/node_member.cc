@@ -52,6 +52,8 @@ void NodeMember::Say(v1::PeerMessage message) {
     return;
   }
   message.set_generation(generation_);
+  promised_values_ = promised_values_ || message.has_values();
+  promised_ = promised_ || promised_values_ || message.has_reduced();
   if (coordinator_ == nullptr) {
     links_->Send(0, std::move(message));
     return;
@@ -76,14 +78,12 @@ void NodeMember::Closed(v1::PeerMessage::Closed closed) {
 }
 
 void NodeMember::Reduced(v1::PeerMessage::Reduced reduced) {
-  promised_ = true;
   v1::PeerMessage message;
   *message.mutable_reduced() = std::move(reduced);
   Say(std::move(message));
 }
 
 void NodeMember::Values(v1::PeerMessage::Values values) {
-  promised_ = promised_values_ = true;
   v1::PeerMessage message;
   *message.mutable_values() = std::move(values);
   Say(std::move(message));
@@ -178,12 +178,20 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
     return;  // sums that it was needed for fail, and node 0 hears of it
   }
   heard_ = false;
+  fetching_ = false;  // the next link begins it anew
   unheard_since_ = MonotonicNow();
   if (!ended_ && !promised_ && generation_ != 0 && !node0_finished_) {
     told_ = true;  // nobody is there to be told
     job_->NodeAbort(
         absl::AbortedError(absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ") is lost: ", why.message())));
   }
+}
+
+// Its own ranks are told over there; the ones here would wait for it.
+void NodeMember::OnRefused(int node, const absl::Status& why) {
+  links_state_[static_cast<size_t>(node)].why = std::string(why.message());
+  Tell(absl::FailedPreconditionError(
+      absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message())));
 }
 
 void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
@@ -199,8 +207,13 @@ void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
     }
     return;
   }
-  if (coordinator_ != nullptr) {
+  if (coordinator_ != nullptr && message.has_fetch()) {
+    coordinator_->OnFetch(node);
+    job_->NodeSendState(node);
+  } else if (coordinator_ != nullptr) {
     coordinator_->OnMessage(node, message);
+  } else if (node == 0 && message.has_state()) {
+    if (fetching_) job_->NodeTakeState(message.state());
   } else if (node == 0) {
     FromCoordinator(message);
   }
@@ -238,6 +251,28 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
   }
 }
 
+// This daemon is a new one: what its ranks have begun is another job's beginning.
+void NodeMember::Fetch(uint64_t generation) {
+  fetching_ = told_ = true;
+  fetched_generation_ = generation;
+  job_->NodeAbort(absl::AbortedError("the node's state is being brought from node 0; attach again"));
+  job_->NodeBeginFetch();
+  v1::PeerMessage message;
+  message.mutable_fetch();
+  links_->Send(0, std::move(message));
+}
+
+void NodeMember::Restored() {
+  fetching_ = false;
+  Adopt(fetched_generation_);
+}
+
+void NodeMember::OnState(int node, const v1::PeerData& header, const std::string& bytes) {
+  if (fetching_ && node == 0) {
+    job_->NodeTakeBytes(header, bytes);
+  }
+}
+
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   const bool answers = !std::exchange(heard_, true);  // a link, and not an end
   if (answers) {
@@ -248,14 +283,21 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
     } else if (promised_values_ && begin.initialized()) {
       promised_ = promised_values_ = false;
       job_->NodeValuesAgreed();
+    } else if (begin.initialized() && !job_->NodeInitialized()) {
+      Fetch(begin.generation());
+      return;
     } else if (begin.decided_step() != job_->NodeStep() || begin.initialized() != job_->NodeInitialized()) {
       job_->NodeClose(
           absl::StrCat("the nodes' states do not belong together: this node has ",
                        job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters",
                        " and node 0 ", begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
-                       "; a daemon that ended has lost its part: open the job anew on all nodes, from a checkpoint"));
+                       "; the daemon of node 0 has ended, and its part is lost: open the job anew on all nodes, from a checkpoint"));
       return;
     }
+  }
+  if (fetching_) {
+    fetched_generation_ = std::max(fetched_generation_, begin.generation());
+    return;
   }
   const uint64_t counts = std::max(generation_, adopting_);
   if (begin.generation() <= counts && !(answers && begin.generation() == counts)) {

@@ -41,6 +41,13 @@ class NodeJob {
   // Exchanges of earlier generations are to be ended.
   virtual void NodeGeneration(uint64_t generation) = 0;
   virtual void NodeClose(const std::string& why) = 0;
+  // The state of a node that has lost its own (job_restore.cc). Node 0: to be sent to `node`, as soon as no commit is
+  // under way; nothing is decided until that node takes part again.
+  virtual void NodeSendState(int node) = 0;
+  // That node: is to be taken, and NodeMember::Restored called; until then no rank is there.
+  virtual void NodeBeginFetch() = 0;
+  virtual void NodeTakeState(const v1::PeerMessage::State& state) = 0;
+  virtual void NodeTakeBytes(const v1::PeerData& header, const std::string& bytes) = 0;
 };
 
 // Loop-confined.
@@ -55,7 +62,7 @@ class NodeMember final : public NodeEvents::Listener {
   // The job says:
   void Ready(v1::PeerMessage::Ready ready);
   void Closed(v1::PeerMessage::Closed closed);
-  void Reduced(v1::PeerMessage::Reduced reduced);        // promised from here on
+  void Reduced(v1::PeerMessage::Reduced reduced);        // promised, once it is on its way
   void Values(v1::PeerMessage::Values values);           // likewise
   void Decide(const v1::PeerMessage::Decided& decided);  // node 0
   // It wants to give the attempt up and is promised.
@@ -63,6 +70,8 @@ class NodeMember final : public NodeEvents::Listener {
   // It has given the attempt up.
   void AttemptEnded(const absl::Status& cause);
   void Closing(const std::string& why, bool finished);
+  void Restored();
+  bool fetching() const { return fetching_; }
 
   bool promised() const { return promised_; }
   int node() const { return node_; }
@@ -75,6 +84,8 @@ class NodeMember final : public NodeEvents::Listener {
   void OnUp(int node) override;
   void OnMessage(int node, const v1::PeerMessage& message) override;
   void OnDown(int node, const absl::Status& why) override;
+  void OnRefused(int node, const absl::Status& why) override;
+  void OnState(int node, const v1::PeerData& header, const std::string& bytes) override;
 
  private:
   void Say(v1::PeerMessage message);
@@ -82,6 +93,7 @@ class NodeMember final : public NodeEvents::Listener {
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
   void FromCoordinator(const v1::PeerMessage& message);
   void OnBegin(const v1::PeerMessage::Begin& begin);
+  void Fetch(uint64_t generation);
   void Adopt(uint64_t generation);
 
   const std::shared_ptr<const ShardPlan> plan_;
@@ -101,6 +113,8 @@ class NodeMember final : public NodeEvents::Listener {
   bool promised_ = false;
   bool promised_values_ = false;  // of these
   bool node0_finished_ = false;
+  bool fetching_ = false;           // the state comes from node 0
+  uint64_t fetched_generation_ = 0;  // what counts when it is there
   std::vector<v1::PeerMessage> kept_;  // for the next generation
   absl::Time unheard_since_ = absl::InfiniteFuture();
   struct Link {

@@ -92,6 +92,10 @@ absl::Status DecodeData(const grpc::Slice& slice, v1::PeerData* header, absl::st
         ok = in.ReadVarint64(&number);
         header->set_numel(static_cast<int64_t>(number));
         break;
+      case NumberTag(v1::PeerData::kSlabFieldNumber):
+        ok = in.ReadVarint64(&number) && number <= v1::Slab_MAX;
+        header->set_slab(static_cast<v1::Slab>(number));
+        break;
       case kElementsTag: {
         uint32_t length = 0;
         ok = in.ReadVarint32(&length);

@@ -105,7 +105,8 @@ Status Trainer::Train() {
   const int64_t first = job_->info().committed_step;
   const std::string want = "step " + std::to_string(first) + " rank " + std::to_string(rank_) + ";";
   const std::string state = job_->trainer_state();
-  if (first > 0 && state.compare(0, want.size(), want) != 0) {
+  // "of_any_rank": the state of this node went with its daemon, and a replica's came.
+  if (first > 0 && args_.Int("of_any_rank") == 0 && state.compare(0, want.size(), want) != 0) {
     return Status(Code::kDataLoss, "trainer state is of another step (got " + state.substr(0, 64) + ", want " + want);
   }
   for (int64_t step = first; step < steps; ++step) {

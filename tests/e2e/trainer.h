@@ -12,6 +12,7 @@
 //                        what this rank does otherwise than the others, in that step, once
 //   fail=MOMENT@STEP     its user code fails at that moment of a forward or backward (moments.h), once: it gives the
 //                        backward up and does it again
+//   of_any_rank=1        the trainer state may be that of another node's rank
 //   recover=1            attaches again after ABORTED and goes on at the committed step
 // Results go to the folder: "rank.R" when it has ended (TrainerReport).
 

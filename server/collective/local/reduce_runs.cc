@@ -122,9 +122,8 @@ void AddCopies(const ShardPlan& plan, const char* sum, char* dst, int64_t numel,
 }  // namespace
 
 void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, size_t rank,
-                  std::vector<const void*> sources, std::vector<DeviceOp>& ops, DType source_dtype) {
+                  std::vector<const void*> sources, std::vector<DeviceOp>& ops) {
   ReduceOp op = SumOf(request, run, std::move(sources));
-  if (source_dtype != v1::DTYPE_UNSPECIFIED) op.source_dtype = source_dtype;
   if (request.staging.empty()) {
     op.dst_file = request.gradients_file;
     op.dst_file_offset_bytes = reinterpret_cast<char*>(op.dst) - request.gradients;

@@ -41,11 +41,9 @@ std::vector<const void*> SourcesOf(const ReduceScatterRequest& request, const Re
 // Adds to `ops`, of the device of `rank`: the sum of `sources`, each the run's own bytes, into the gradient shards, and
 // its copies to replicas that have gradient shards of their own, from the device that made it. With staging: in pieces
 // that fit into it, each of which begins with the older sum where it is added to, and is copied when it is there; the
-// bytes and the order of the sums are the same. source_dtype: unspecified is what gradients are submitted in; what
-// becomes of the sum depends on that, not on it.
+// bytes and the order of the sums are the same.
 void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, size_t rank,
-                  std::vector<const void*> sources, std::vector<DeviceOp>& ops,
-                  DType source_dtype = v1::DTYPE_UNSPECIFIED);
+                  std::vector<const void*> sources, std::vector<DeviceOp>& ops);
 
 }  // namespace shardd
 

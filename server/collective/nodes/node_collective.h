@@ -23,7 +23,7 @@ class NodeSums;
 //    once to the request's reduce_dtype (else the sources'), over or onto what is there, with the copies for replicas.
 // At most kNodeSlots sums are in staging at a time. Others wait, and so do 2 and 3 of a sum for those of the one before
 // it, so the callers' order of `sequence` is the order of sums on every node. A sum of which no node gives a trainable
-// parameter is exchanged too, without parts.
+// parameter is not exchanged, nor counted there.
 //
 // Over one node the bits are those of `local/`, but where reduce_dtype is narrower than what the sources hold: they are
 // not rounded before they are added; and fp64 sources are rounded to fp32 before the scale. Over more the addends are

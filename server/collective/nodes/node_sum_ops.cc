@@ -2,6 +2,7 @@
 
 #include <iterator>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
@@ -68,6 +69,31 @@ std::vector<DeviceOp> AddOps(const ReduceScatterRequest& request, const std::vec
   return ops;
 }
 
+// A reduction rounds its sources to reduce_dtype before it scales them. This one was no source, and is rounded once,
+// when it is scaled: as what it is kept in, where that comes to the same, else before it is written.
+void AddFinish(const ReduceScatterRequest& all, const ReduceRun& run, size_t rank, char* sum,
+               std::vector<DeviceOp>& ops) {
+  std::vector<DeviceOp> written;
+  AddReduceOps(all, run, rank, {sum}, written);
+  ReduceOp& op = std::get<ReduceOp>(written.front());
+  op.source_dtype = v1::DTYPE_FLOAT32;
+  const DType rounds_to = std::exchange(op.reduce_dtype, v1::DTYPE_FLOAT32);
+  if (rounds_to != v1::DTYPE_FLOAT32 && op.keep != rounds_to) {
+    if (op.keep == v1::DTYPE_FLOAT32 && !op.accumulate) {
+      op.keep = rounds_to;
+    } else {
+      ReduceOp rounded = op;
+      rounded.accumulate = false;
+      rounded.keep = rounds_to;
+      rounded.dst = reinterpret_cast<float*>(sum);
+      rounded.dst_file = -1;
+      ops.emplace_back(std::move(rounded));
+      op.scale = 1;
+    }
+  }
+  std::move(written.begin(), written.end(), std::back_inserter(ops));
+}
+
 }  // namespace
 
 absl::Status CheckNodeSum(const ReduceScatterRequest& request, size_t ranks) {
@@ -126,7 +152,7 @@ absl::StatusOr<NodeSumOps> MakeNodeSumOps(LocalCollective& local, ReduceScatterR
     ops.parts.push_back(
         {static_cast<int>(rank), reinterpret_cast<float*>(staging[rank]), part.size_bytes / kFp32Bytes});
     for (const PlacedRun& placed : part.runs) {
-      AddReduceOps(all, placed.run, rank, {staging[rank] + placed.offset_bytes}, ops.finish[rank], v1::DTYPE_FLOAT32);
+      AddFinish(all, placed.run, rank, staging[rank] + placed.offset_bytes, ops.finish[rank]);
     }
   }
   return ops;

@@ -12,6 +12,7 @@ void NodeSums::BeginLocked(uint64_t generation) {
   if (generation_.has_value() && generation <= *generation_) return;
   generation_ = generation;
   next_sequence_ = 0;
+  next_exchanged_ = 0;
   broken_ = absl::OkStatus();
   tells_generation_ = true;
 }
@@ -120,9 +121,10 @@ NodeSums::Step NodeSums::StepOfLocked(const SumPtr& of, State before) {
     sum->state = State::kAdding;
     return [self, sum] { self->Add(sum); };
   }
+  if (sum->state == State::kAdded && sum->ops.parts.empty()) sum->state = State::kExchanged;
   if (sum->state == State::kAdded && before >= State::kExchanging) {
     sum->state = State::kExchanging;
-    return [self, sum, exchange = exchange_] { self->Exchange(sum, exchange); };
+    return [self, sum, exchange = exchange_, sequence = next_exchanged_++] { self->Exchange(sum, exchange, sequence); };
   }
   if (sum->state == State::kExchanged && before == State::kWriting) {
     sum->state = State::kWriting;
@@ -167,9 +169,8 @@ void NodeSums::Add(const SumPtr& sum) {
       [self = shared_from_this(), sum](absl::Status status) { self->Reached(sum, State::kAdded, std::move(status)); });
 }
 
-void NodeSums::Exchange(const SumPtr& sum, NodeExchange* exchange) {
-  const ReduceScatterRequest::NodeSum& of = *sum->request.nodes;
-  exchange->AllReduce(of.generation, of.sequence, std::move(sum->ops.parts), sum->request.label,
+void NodeSums::Exchange(const SumPtr& sum, NodeExchange* exchange, uint64_t sequence) {
+  exchange->AllReduce(sum->generation(), sequence, std::move(sum->ops.parts), sum->request.label,
                       [self = shared_from_this(), sum](absl::Status status) {
                         self->Reached(sum, State::kExchanged, std::move(status));
                       });

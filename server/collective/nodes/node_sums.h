@@ -21,9 +21,12 @@
 
 namespace shardd {
 
-// The requests that are not done. Whoever changes one's state calls Advance, which takes every step that can be taken.
+// A node's sums (NodeCollective) that are not done. Thread-safe. Whoever changes one's state calls Advance, which takes
+// every step that can be taken.
 class NodeSums final : public std::enable_shared_from_this<NodeSums> {
  public:
+  using Done = Collective::Done;
+
   NodeSums(std::vector<Device*> devices, NodeExchange* exchange, std::vector<char*> staging, int64_t slot_bytes)
       : devices_(std::move(devices)),
         staging_(std::move(staging)),
@@ -32,7 +35,6 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
         exchange_(exchange) {}
 
   LocalCollective& local() { return local_; }
-  using Done = Collective::Done;
   void Enter(ReduceScatterRequest request, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
   // The exchange is not called any more.
@@ -47,13 +49,14 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
     kExchanged,  // and it is to be written behind those before it
     kWriting,    // devices write gradient shards; nothing ends it any more
   };
+  // State and status are guarded by mutex_; the rest is its who takes its next step.
   struct Sum {
     ReduceScatterRequest request;
     Done done;
     State state = State::kWaiting;
     int slot = -1;
-    NodeSumOps ops;  // from kAdding on
-    absl::Status status;
+    NodeSumOps ops;       // from kAdding on; each part until it is submitted
+    absl::Status status;  // its first error
     uint64_t generation() const { return request.nodes->generation; }
   };
   using SumPtr = std::shared_ptr<Sum>;
@@ -72,7 +75,7 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
 
   // Steps, and what comes of them.
   void Add(const SumPtr& sum) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Exchange(const SumPtr& sum, NodeExchange* exchange) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Exchange(const SumPtr& sum, NodeExchange* exchange, uint64_t sequence) ABSL_LOCKS_EXCLUDED(mutex_);
   void Write(const SumPtr& sum) ABSL_LOCKS_EXCLUDED(mutex_);
   void Reached(const SumPtr& sum, State state, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Written(const SumPtr& sum, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -97,7 +100,8 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
   bool tells_generation_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<uint64_t> generation_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status broken_ ABSL_GUARDED_BY(mutex_);  // the generation's first error
+  uint64_t next_exchanged_ ABSL_GUARDED_BY(mutex_) = 0;  // the same without those of nothing
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);          // the generation's first error
   std::array<bool, kNodeSlots> is_taken_ ABSL_GUARDED_BY(mutex_) = {};
   std::deque<SumPtr> sums_ ABSL_GUARDED_BY(mutex_);  // in the order of requests
 };

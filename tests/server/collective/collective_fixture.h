@@ -42,7 +42,8 @@ struct CollectiveImplementation {
   std::function<std::unique_ptr<CollectiveWorld>(int ranks, int devices)> make;
   // Empty, or why its tests are skipped here.
   std::function<std::string()> why_not = [] { return std::string(); };
-  bool devices_add = true;  // else sessions do
+  bool devices_add = true;     // else sessions do
+  bool rounds_sources = true;  // to a narrower reduce_dtype, before it adds them
 };
 
 class CollectiveTest : public testing::TestWithParam<CollectiveImplementation> {

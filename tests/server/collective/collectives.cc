@@ -1,6 +1,7 @@
 // What the collectives' suite runs on without a GPU.
 
 #include "tests/server/collective/fake_nccl_world.h"
+#include "tests/server/collective/node_world.h"
 #include "tests/server/collective/trainer_world.h"
 
 namespace shardd {
@@ -30,6 +31,8 @@ std::vector<CollectiveImplementation> Collectives() {
   return {Local(),
           {"nccl", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks); }},
           {"ncclWindow", [](int ranks, int) { return std::make_unique<NcclWorld>(ranks, /*window=*/true); }},
+          {"nodes", [](int, int devices) { return std::make_unique<NodeWorld>(devices); }, [] { return std::string(); },
+           /*devices_add=*/true, /*rounds_sources=*/false},
           {"trainers", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/1); },
            [] { return std::string(); }, /*devices_add=*/false},
           {"trainersAndDevices", [](int, int devices) { return std::make_unique<TrainerWorld>(devices, /*nth=*/2); }}};

@@ -188,6 +188,30 @@ TEST_P(DeviceTest, ReduceRoundsTheResultAndWhatItIsAddedTo) {
   EXPECT_THAT(dst, ElementsAre(1 + 0x1p-8f));
 }
 
+TEST_P(DeviceTest, ReduceOfOneSourceMayBeInItsPlace) {
+  constexpr int64_t kNumel = (int64_t{1} << 20) + 5;  // written past the cache, and no whole number of blocks
+  Vec<float> sums = Floats(kNumel), want = Floats(kNumel);
+  for (int64_t i = 0; i < kNumel; ++i) {
+    sums[static_cast<size_t>(i)] = static_cast<float>(i % 1013) * (1 + 0x1p-9f);
+    const float scaled = sums[static_cast<size_t>(i)] * (1.0f / 3);
+    uint16_t narrow = 0;
+    Cast(&scaled, v1::DTYPE_FLOAT32, &narrow, v1::DTYPE_BFLOAT16, 1);
+    Cast(&narrow, v1::DTYPE_BFLOAT16, &want[static_cast<size_t>(i)], v1::DTYPE_FLOAT32, 1);
+  }
+  // Also from an address that is aligned to nothing but the element.
+  for (const int64_t first : {int64_t{0}, int64_t{1}}) {
+    Vec<float> in_place = Floats(kNumel);  // a copy would be elsewhere
+    std::copy(sums.begin(), sums.end(), in_place.begin());
+    ReduceOp op{{in_place.data() + first}, v1::DTYPE_FLOAT32, v1::DTYPE_FLOAT32, 1.0f / 3, false,
+                in_place.data() + first,   kNumel - first};
+    op.keep = v1::DTYPE_BFLOAT16;
+    ASSERT_TRUE(RunOp(op).ok());
+    for (int64_t i = first; i < kNumel; ++i) {
+      ASSERT_EQ(in_place[static_cast<size_t>(i)], want[static_cast<size_t>(i)]) << i;
+    }
+  }
+}
+
 TEST_P(DeviceTest, ZeroWritesItsRangeAndNothingElse) {
   Vec<float> values = Floats(5, 7);
   ASSERT_TRUE(RunOp(ZeroOp{values.data() + 1, 3 * sizeof(float)}).ok());
