@@ -280,8 +280,8 @@ def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> 
     }
 
 
-def restarted(steps: int, folder: str, victim: int, at_step: int) -> dict[str, Any]:
-    """Under torchrun: a rank is killed once, all ranks of all nodes are started again."""
+def restarted(steps: int, folder: str, victim: int, at_step: int, daemon: int = 0) -> dict[str, Any]:
+    """Under torchrun: a rank is killed once, or the process ``daemon``; all ranks of all nodes are started again."""
     from shardd.torch import counters, finish, resume, ride
 
     rank, mark = dist.get_rank(), f"{folder}/killed"
@@ -294,17 +294,18 @@ def restarted(steps: int, folder: str, victim: int, at_step: int) -> dict[str, A
         ride([*losses, loss.item()])
         if (rank, step) == (victim, at_step) and not os.path.exists(mark):
             open(mark, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(daemon or os.getpid(), signal.SIGKILL)
         optimizer.step()
         optimizer.zero_grad()
         losses = [*losses, loss.item()]
-    counts = counters(model)
+    counts, parameters = counters(model), _whole(model)
     dist.barrier()
     finish(model)
     return {
         "first": first,
         "losses": losses,
         "commits": counts["commits"],
+        "parameters": parameters,
         "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
         "node": int(os.environ["GROUP_RANK"]),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -203,3 +204,26 @@ def test_torchruns_restart_a_killed_rank_of_one_node_into_the_job_of_both(two: N
     for rank, result in results.items():
         assert result["first"] == 5 and result["commits"] == _STEPS and result["node"] == rank // 2
         _close(result["losses"], expected[rank])
+
+
+def test_a_node_whose_daemon_was_killed_gets_the_state_from_another() -> None:
+    expected = train_alone(Case(steps=_STEPS), 4)
+    with nodes() as own, tempfile.TemporaryDirectory() as folder:
+        killed = own.processes[1]
+
+        def start_again() -> None:
+            killed.wait()
+            own.start(1)
+
+        starter = threading.Thread(target=start_again)
+        starter.start()
+        results = torchrun_on_nodes(own, nodes_scenarios.restarted, _STEPS, folder, 3, 5, killed.pid, restarts=2)
+        starter.join()
+    node = next(result["node"] for rank, result in results.items() if result["commits"] < _STEPS)
+    for rank, result in results.items():
+        assert result["first"] == 5
+        # The new daemon has not counted what the dead one did; ranks there ride with the state of node 0's.
+        assert result["commits"] == (_STEPS - 5 if rank // 2 == node else _STEPS)
+        _close(result["losses"][5:], expected["losses"][rank][5:])
+        for name, value in expected["parameters"].items():
+            _close(result["parameters"][name], value)

@@ -28,7 +28,7 @@ from shardd.torch._gradient_moves import GradientMoves
 from shardd.torch._identity import Identity, identify
 from shardd.torch._leaving import leave_beside, wait_for_leaving
 from shardd.torch._memory import give_memory_back
-from shardd.torch._nodes import JobRanks, ranks_of, refuse_on_nodes
+from shardd.torch._nodes import JobRanks, opened, ranks_of, refuse_on_nodes
 from shardd.torch._optimizer_state import OptimizerMemory
 from shardd.torch._progress import Progress
 
@@ -101,7 +101,7 @@ class TorchJob:
         description = _spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
         tell(identity.name, ranks.rank, root.attributes)
         with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
-            job = cls._open(root, identity, description, ranks, optimizers, progress)
+            job = opened(ranks, lambda: cls._open(root, identity, description, ranks, optimizers, progress))
         for before in [other for other in _jobs if other._retired is not None and other.root() is root]:
             before._end(finished=True)  # all ranks have left it: they have given the new one its values
         return job

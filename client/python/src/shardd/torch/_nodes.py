@@ -8,16 +8,18 @@ in those of torch's groups and meshes. This is where one becomes the other.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
+from shardd.errors import StepAborted
 from shardd.torch._agreement import speaks
 from shardd.torch._counts import rank_thread, threads_prefix
 from shardd.torch._extension import _C
@@ -26,7 +28,9 @@ from shardd.torch._group import members_of
 if TYPE_CHECKING:
     from shardd.torch._job import TorchJob
 
-__all__ = ["NODES", "JobRanks", "planned_ranks", "ranks_of", "refuse_on_nodes"]
+__all__ = ["NODES", "JobRanks", "opened", "planned_ranks", "ranks_of", "refuse_on_nodes"]
+
+logger = logging.getLogger("shardd.torch")
 
 NODES = "SHARDD_NODES"  # "host:port,host:port": where the daemons of the mesh's rows are reached by each other
 _POLL_S = 0.01
@@ -97,6 +101,18 @@ def refuse_on_nodes(job: TorchJob, what: str, instead: str) -> None:
             f'{what}: job "{job.name}" spans {len(job.ranks.addresses)} nodes, where only optimizer steps change it; '
             f"{instead}"
         )
+
+
+def opened(ranks: JobRanks, open_job: Callable[[], TorchJob]) -> TorchJob:
+    """``open_job()``; on several nodes again where it was aborted: the daemon may be a new one, which another node's gives
+    the job's state first."""
+    while True:
+        try:
+            return open_job()
+        except StepAborted as error:
+            if not ranks.several:
+                raise
+            logger.warning("register model: %s; attaching again", error)
 
 
 def _split(mesh_info: FSDPMeshInfo, nodes: list[str], addresses_of: Any) -> JobRanks:
