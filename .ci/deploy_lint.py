@@ -118,9 +118,14 @@ def commands():
     """The daemon takes every line that starts it; shardctl takes every line that asks it (and finds no daemon: status 4)."""
     shardd, shardctl, findings = binary("shardd"), binary("shardctl"), []
     unit = re.sub(r"\\\n", "", (DEPLOY / "systemd" / "shardd.service").read_text())
-    environment = dict(re.findall(r"^Environment=(\w+)=(\S+)", unit, flags=re.M))
     start = re.search(r"^ExecStart=/\S+(.*)", unit, flags=re.M).group(1)
-    lines = [("shardd.service", shlex.split(re.sub(r"\$\{(\w+)\}", lambda match: environment[match[1]], start)))]
+    lines = []
+    for conf in (None, *sorted((DEPLOY / "systemd").glob("*.conf"))):
+        settings = unit + (re.sub(r"\\\n", "", conf.read_text()) if conf else "")
+        environment = dict(re.findall(r'^Environment="?(\w+)=([^"\n]+)', settings, flags=re.M))
+        # ${X} is one argument, $X as many as it has words.
+        given = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: environment[m[1]] if m[1] else environment.get(m[2], ""), start)
+        lines.append((conf.name if conf else "shardd.service", shlex.split(given.replace("%H", "node"))))
     image = (DEPLOY / "docker" / "Dockerfile").read_text()
     lines.append(("Dockerfile", json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))))
     asks = [("Dockerfile", json.loads(re.search(r"^HEALTHCHECK .*CMD (\[.*)", image, flags=re.M).group(1)))]

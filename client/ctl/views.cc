@@ -97,6 +97,32 @@ std::string FormatShards(const v1::ParameterInfo& parameter) {
                        [](std::string* out, const v1::ShardRange& shard) { absl::StrAppend(out, shard.numel()); });
 }
 
+Cell NodeStateCell(const v1::Node& node) {
+  return Cell(OrDash(node.state()), node.state() == "up" ? Tone::kGood : Tone::kBad);
+}
+
+std::string ShowNodes(const v1::Job& job, const View& view) {
+  Table table({{"NODE", Align::kRight},
+               {"ADDRESS"},
+               {"SENT", Align::kRight},
+               {"RECEIVED", Align::kRight},
+               {"HERE"},
+               {"STATE"}});
+  for (const v1::Node& node : job.nodes()) {
+    table.AddRow({absl::StrCat(node.index()), node.address(), FormatMiB(node.bytes_sent()),
+                  FormatMiB(node.bytes_received()), YesNo(node.here()), NodeStateCell(node)});
+  }
+  return table.Render(view.color);
+}
+
+// Of all nodes as this one sees them: "2, 1 down".
+Cell NodesCell(const v1::Job& job) {
+  const auto down =
+      std::count_if(job.nodes().begin(), job.nodes().end(), [](const v1::Node& node) { return node.state() != "up"; });
+  return down == 0 ? Cell(absl::StrCat(job.nodes_size()))
+                   : Cell(absl::StrCat(job.nodes_size(), ", ", down, " down"), Tone::kBad);
+}
+
 }  // namespace
 
 std::string Show(const v1::Daemon& daemon, const std::string& address, const View& view) {
@@ -104,6 +130,9 @@ std::string Show(const v1::Daemon& daemon, const std::string& address, const Vie
   out.Add("daemon", absl::StrCat("shardd ", daemon.version(), ", protocol ", daemon.protocol_version()));
   out.Add("address", address);
   out.Add("pid", absl::StrCat(daemon.pid()));
+  if (!daemon.peer_address().empty()) {
+    out.Add("other nodes reach it at", daemon.peer_address());
+  }
   out.Add("up", Age(daemon.start_time_unix_ms(), view));
   out.Add("devices", absl::StrJoin(daemon.devices(), " "));
   for (const v1::Gpu& gpu : daemon.gpus()) {
@@ -156,7 +185,11 @@ std::string Show(const v1::Job& job, const View& view) {
   KeyValues out;
   out.Add("job", absl::StrCat(job.name(), " (id ", job.job_id(), ", uid ", job.uid(), ")"));
   out.Add("state", StateCell(job.state()));
-  out.Add("ranks", absl::StrCat(job.attached_ranks(), " of ", job.world_size(), " attached"));
+  out.Add("ranks", absl::StrCat(job.attached_ranks(), " of ", job.world_size(), " attached",
+                                job.nodes().empty() ? "" : ", on this node"));
+  if (!job.nodes().empty()) {
+    out.Add("nodes", NodesCell(job));
+  }
   out.Add("committed step", absl::StrCat(job.committed_step()));
   out.Add("version", absl::StrCat(job.version()));
   out.Add("epoch", absl::StrCat(job.epoch()));
@@ -167,7 +200,11 @@ std::string Show(const v1::Job& job, const View& view) {
   out.Add("gradients added by", OrDash(job.collective()));
   AddConfig(job.config(), &out);
   AddCounters(job.counters(), &out);
-  return out.Render(view.color);
+  std::string text = out.Render(view.color);
+  if (!job.nodes().empty()) {
+    absl::StrAppend(&text, "\n", ShowNodes(job, view));
+  }
+  return text;
 }
 
 std::string Show(const v1::ListRanksResponse& ranks, const View& view) {

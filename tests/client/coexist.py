@@ -128,6 +128,7 @@ class AttachOptions(ctypes.Structure):
         ("address", ctypes.c_char_p),
         ("replace", ctypes.c_int32),
         ("timeout_ms", ctypes.c_int64),
+        ("node", ctypes.c_int32),
     ]
 
 

@@ -137,6 +137,8 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_full_parameter_data", [&] { return shardd_full_parameter_data(job, param) == nullptr; }},
       {"shardd_leave_full_params", [&] { return refused(shardd_leave_full_params(job)); }},
       {"shardd_plan_json", [&] { return refused(shardd_plan_json(json.c_str(), &text)) && text == nullptr; }},
+      {"shardd_describe_daemon",
+       [&] { return refused(shardd_describe_daemon(address.c_str(), 0, &text)) && text == nullptr; }},
       {"shardd_describe_job", [&] { return refused(shardd_describe_job(job, &text)) && text == nullptr; }},
       {"shardd_get_counters", [&] { return refused(shardd_get_counters(job, &counters)); }},
   };

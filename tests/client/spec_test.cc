@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/c/shardd.h"
 #include "nlohmann/json.hpp"
@@ -16,7 +17,8 @@ namespace {
 class SpecTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SHARDD_ADDRESS"}) {
+    for (const char* name :
+         {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SHARDD_ADDRESS", "SHARDD_NODE", "GROUP_RANK"}) {
       unsetenv(name);
     }
   }
@@ -45,6 +47,16 @@ class SpecTest : public ::testing::Test {
     options.spec_json = json_.c_str();
     options.address = "unix:/nonexistent/shardd.sock";
     return options;
+  }
+
+  v1::JobSpec SpecOnNodes(int count) {
+    v1::JobSpec spec = SmallSpec("spec", 2);
+    spec.mutable_config()->set_strategy(v1::STRATEGY_HYBRID_SHARD);
+    spec.mutable_config()->set_trainers_never_write(true);
+    for (int node = 0; node < count; ++node) {
+      spec.mutable_config()->mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7100"));
+    }
+    return spec;
   }
 
   const std::string json_ = ToJson(SmallSpec("spec", 2));
@@ -102,6 +114,68 @@ TEST_F(SpecTest, ARankIsNeededFromOptionsOrEnvironment) {
   EXPECT_C_ERROR(Attach(options), kInvalidArgument, "rank is out of range (got 7, want 0 to 1)");
   setenv("RANK", "-3", 1);
   EXPECT_C_ERROR(Attach(options), kInvalidArgument, "RANK is out of range");
+}
+
+TEST_F(SpecTest, ANodeIsOneOfTheSpecs) {
+  shardd_attach_options options = Options();
+  options.node = 1;
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "node is out of range (got 1, want 0 to 0, of 0 in config.nodes)");
+  options.node = -1;  // there are none: what the environment says is of others
+  setenv("SHARDD_NODE", "7", 1);
+  EXPECT_C_ERROR(Attach(options), kUnavailable, "/nonexistent");
+  unsetenv("SHARDD_NODE");
+
+  const std::string json = ToJson(SpecOnNodes(2));
+  options.spec_json = json.c_str();
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "got node -1 and neither SHARDD_NODE nor GROUP_RANK");
+  setenv("GROUP_RANK", "2", 1);
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "node is out of range (got 2, want 0 to 1, of 2 in config.nodes)");
+  setenv("SHARDD_NODE", "1", 1);
+  EXPECT_C_ERROR(Attach(options), kUnavailable, "/nonexistent");
+  setenv("SHARDD_NODE", "one", 1);
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "SHARDD_NODE is out of range (got \"one\"");
+  unsetenv("SHARDD_NODE");
+  options.node = -2;
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "node is out of range (got -2, want 0 to 1");
+  options.node = 2;
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "node is out of range (got 2, want 0 to 1");
+}
+
+TEST_F(SpecTest, OnSeveralNodesRankAndWorldSizeOfTheEnvironmentAreTheNodes) {
+  setenv("RANK", "5", 1);
+  setenv("WORLD_SIZE", "6", 1);
+  v1::JobSpec spec = SpecOnNodes(2);
+  spec.set_world_size(0);
+  const std::string json = ToJson(spec);
+  EXPECT_C_ERROR(Plan(json), kInvalidArgument, "no LOCAL_WORLD_SIZE");
+  setenv("LOCAL_WORLD_SIZE", "3", 1);
+  nlohmann::json plan;
+  ASSERT_C_OK(Plan(json, &plan));
+  EXPECT_EQ(plan["world_size"], 3);
+  shardd_attach_options options = Options();
+  options.spec_json = json.c_str();
+  options.rank = -1;
+  options.node = 1;
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "got rank -1 and no LOCAL_RANK");
+  setenv("LOCAL_RANK", "2", 1);
+  EXPECT_C_ERROR(Attach(options), kUnavailable, "/nonexistent");
+  setenv("LOCAL_RANK", "3", 1);
+  EXPECT_C_ERROR(Attach(options), kInvalidArgument, "rank is out of range (got 3, want 0 to 2)");
+}
+
+TEST_F(SpecTest, ADaemonIsDescribedAndNoneIsStartedForIt) {
+  char* text = nullptr;
+  EXPECT_C_ERROR(shardd_describe_daemon("unix:/nonexistent/shardd.sock", 0, &text), kUnavailable, "/nonexistent");
+  EXPECT_C_ERROR(shardd_describe_daemon("tcp:1.2.3.4:5", 0, &text), kInvalidArgument, "1.2.3.4");
+  EXPECT_C_ERROR(shardd_describe_daemon(nullptr, -1, &text), kInvalidArgument, "timeout_ms is out of range");
+  EXPECT_C_ERROR(shardd_describe_daemon(nullptr, 0, nullptr), kInvalidArgument, "NULL");
+  EXPECT_EQ(text, nullptr);
+  Daemon daemon;
+  ASSERT_C_OK(shardd_describe_daemon(daemon.address().c_str(), 0, &text));
+  const auto told = nlohmann::json::parse(text);
+  shardd_string_free(text);
+  EXPECT_EQ(told["version"], shardd_version());
+  EXPECT_EQ(told["peer_address"], "");
 }
 
 TEST_F(SpecTest, NobodyAtTheGivenAddressIsSaidAtOnce) {

@@ -285,5 +285,31 @@ TEST(ViewsTest, JobSaysItsDefaultsInWords) {
                     HasSubstr("world size\n"), HasSubstr("3, 1.0 MiB updated\n")));
 }
 
+TEST(ViewsTest, AJobOverSeveralNodesShowsThemAndWhyOneIsDown) {
+  const auto job = Parse<v1::Job>(R"pb(
+    name: "gpt"
+    world_size: 2
+    attached_ranks: 1
+    state: JOB_STATE_WAITING
+    nodes { index: 0 address: "a:7100" state: "up" here: true }
+    nodes { index: 1 address: "b:7100" state: "up" bytes_sent: 2097152 bytes_received: 3145728 }
+    nodes { index: 2 address: "c:7100" state: "down: connection refused" }
+  )pb");
+  EXPECT_THAT(Show(job, kView), AllOf(HasSubstr("1 of 2 attached, on this node\n"), HasSubstr("3, 1 down\n"),
+                                      HasSubstr("NODE  ADDRESS     SENT  RECEIVED  HERE  STATE\n"
+                                                "   0  a:7100   0.0 MiB   0.0 MiB  yes   up\n"
+                                                "   1  b:7100   2.0 MiB   3.0 MiB  no    up\n"
+                                                "   2  c:7100   0.0 MiB   0.0 MiB  no    down: connection refused\n")));
+  View view = kView;
+  view.color = true;
+  EXPECT_THAT(Show(job, view), AllOf(HasSubstr("\x1b[31mdown: connection refused"), HasSubstr("\x1b[31m3, 1 down")));
+}
+
+TEST(ViewsTest, ADaemonThatServesOtherNodesSaysWhereTheyReachIt) {
+  const auto daemon = Parse<v1::Daemon>(R"pb(peer_address: "10.0.0.1:7100")pb");
+  EXPECT_THAT(Show(daemon, "", kView), HasSubstr("10.0.0.1:7100\n"));
+  EXPECT_THAT(Show(v1::Daemon(), "", kView), Not(HasSubstr("other nodes")));
+}
+
 }  // namespace
 }  // namespace shardd::ctl

@@ -18,11 +18,12 @@ Status Take(shardd_status* status) { return Status::Take(status); }
 
 }  // namespace
 
-std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, const std::string& address, bool resumes,
-                                       int64_t timeout_ms, int gpu) {
+std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, int node, const std::string& address,
+                                       bool resumes, int64_t timeout_ms, int gpu) {
   Job::Options options;
   options.spec_json = spec_json;
   options.rank = rank;
+  options.node = node;
   options.address = address;
   options.replace = options.adopt = resumes;
   options.timeout_ms = timeout_ms;

@@ -32,7 +32,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Releases the GIL while it waits; signal handlers run. Raises what the library refuses. `resumes`: a holder of the
   // rank is replaced, and the job is taken as it is where it trains more than the spec says. `gpu`: the GPU that the
   // model is on, as torch numbers them, which must be the rank's in the daemon; -1: the host.
-  static std::shared_ptr<Engine> Attach(const std::string& spec_json, int rank, const std::string& address,
+  // `node`: which of the spec's this one is, with ranks of its own.
+  static std::shared_ptr<Engine> Attach(const std::string& spec_json, int rank, int node, const std::string& address,
                                         bool resumes, int64_t timeout_ms, int gpu);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -264,6 +264,18 @@ PYBIND11_MODULE(_C, m) {
     out["pages_given_back"] = facts.pages_given_back;
     return out;
   });
+  m.def("describe_daemon", [](int64_t timeout_ms) {
+    char* json = nullptr;
+    Status status;
+    {
+      const NoGil no_gil;
+      status = Status::Take(shardd_describe_daemon(nullptr, timeout_ms, &json));
+    }
+    Check(status);
+    std::string text = json;
+    shardd_string_free(json);
+    return text;
+  });
   m.def("plan_json", [](const std::string& spec) {
     char* json = nullptr;
     Check(Status::Take(shardd_plan_json(spec.c_str(), &json)));

@@ -45,7 +45,7 @@ def _count_into(path: str) -> None:
 
     def count(job: _job.TorchJob) -> None:
         assert job.engine is not None
-        if job.engine.info()["rank"] != 0:
+        if job.ranks.rank != 0:
             return
         with contextlib.suppress(RuntimeError):  # the daemon is gone
             counts = json.loads(job.engine.describe())["counters"]

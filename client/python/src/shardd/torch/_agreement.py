@@ -2,7 +2,8 @@
 
 A round is told from others by what all ranks know alike: of a registered model the daemon's epoch and how many sessions its
 job has had, which change where a rank is replaced, and within those by a count that each rank keeps. So a process that
-takes another's place counts with the ones that went on in theirs, from 0.
+takes another's place counts with the ones that went on in theirs, from 0. On several nodes each daemon has its own epoch and
+sessions: a round is told by all of them, as their ranks say last.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ class Meeting:
         job = json.loads(engine.describe())
         if int(job["epoch"]) != engine.info()["epoch"]:
             raise StepAborted(f'job "{self.job.name}": a rank is gone; attach again (shardd.torch.reattach)')
-        return f"shardd/meeting/{self.job.name}/{job['epoch']}/{job['counters']['attaches']}/{self.key}"
+        begins = f"shardd/meeting/{self.job.name}"
+        return f"{begins}/{self.job.ranks.across(begins, job['epoch'] + '/' + job['counters']['attaches'])}/{self.key}"
 
 
 class _Round:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from shardd.torch import _job
+from shardd.torch._nodes import refuse_on_nodes
 from shardd.torch._progress import Progress
 from shardd.torch._state import ShardState, root_states, state_of
 
@@ -57,7 +58,7 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
     """After ``shardd.StepAborted`` or ``shardd.Unavailable``: attaches again; as ``resume``. Gradients are dropped."""
     job = _job_of(module)
     assert job.engine is not None
-    with Progress(f'job "{job.name}"', shown=job.engine.info()["rank"] == 0) as progress:
+    with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
         progress.doing("attaching again, with every rank")
         job.reattach()
     return resume(module)
@@ -84,6 +85,7 @@ def open_window(module: nn.Module | None = None) -> None:
     with ``SHARDD_PASS_COPIES=1``: what is written there at any time is in the next pass.
     """
     job = _job_of(module)
+    refuse_on_nodes(job, "open a write window", "use torch.no_grad arithmetic on copies (full_tensor())")
     if not job.passes:
         raise RuntimeError(
             f'open a write window of job "{job.name}": its parameters may not be written, as its optimizer was built with '

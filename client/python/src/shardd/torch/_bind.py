@@ -18,6 +18,7 @@ from shardd.torch._placement import first_element, shard_dim
 from shardd.torch._spec import unwrapped
 
 if TYPE_CHECKING:
+    from shardd.torch._nodes import JobRanks
     from shardd.torch._spec import Description
 
 __all__ = ["Place", "bind", "given_by", "local_of", "own_uses"]
@@ -56,16 +57,17 @@ class Place:
         return found
 
 
-def given_by(fsdp_param: Any, rank: int) -> tuple[int, torch.Tensor] | None:
-    """First element and values that this rank, ``rank`` of the job, gives to it; ``None``: another one does."""
+def given_by(fsdp_param: Any, ranks: JobRanks) -> tuple[int, torch.Tensor] | None:
+    """First element and values that this rank of the job gives to its daemon; ``None``: another one does."""
     if isinstance(fsdp_param, FlatShardParam):
         first, rows = fsdp_param.given()
-        if fsdp_param.whole and rank != 0:
+        if fsdp_param.whole and ranks.local_rank != 0:
             return None
     else:
         first, rows = first_element(fsdp_param), fsdp_param.sharded_param._local_tensor.detach()
-    # Replicas hold the same; the first gives it.
-    if not rows.numel() or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) != 0:
+    # Replicas hold the same; the first of each daemon's gives it.
+    first_replica = ranks.several or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0
+    if not rows.numel() or not first_replica:
         return None
     return first, rows
 

@@ -8,10 +8,14 @@ import re
 import time
 import uuid
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from shardd.torch._counts import threads_prefix
+
+if TYPE_CHECKING:
+    from shardd.torch._nodes import JobRanks
 
 __all__ = ["Identity", "identify"]
 
@@ -85,12 +89,13 @@ def _agreed(index: str, mesh_ranks: list[int]) -> str:
     return bytes(store.get(key)).decode()
 
 
-def identify(index: str, mesh_ranks: list[int]) -> Identity:
+def identify(index: str, ranks: JobRanks) -> Identity:
     """For the model that ``index`` tells apart in the process, on the ranks of its mesh. May wait for the first of those ranks.
 
-    Under torchrun: run id, uid and the launcher's process; memory is resumed after a restart by it. With SHARDD_JOB:
-    that name, on request. Otherwise a name of its own for every run.
+    Under torchrun: run id, uid and the launcher's process (with several nodes the first rank's); memory is resumed after a
+    restart by it. With SHARDD_JOB: that name, on request. Otherwise a name of its own for every run.
     """
+    mesh_ranks = ranks.members
     members = "" if len(mesh_ranks) == dist.get_world_size() else "-r" + "_".join(map(str, mesh_ranks[:1]))
     suffix = f"-{index}{members}"
     given = os.environ.get("SHARDD_JOB")
@@ -101,7 +106,9 @@ def identify(index: str, mesh_ranks: list[int]) -> Identity:
         host = os.environ.get("GROUP_RANK", "0")
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", run)[:40]
         key = hashlib.sha256(f"{run}\0{os.getuid()}\0{_launcher(run)}\0{host}".encode()).hexdigest()[:12]
-        return Identity(
-            f"torch-{readable}-{key}{suffix}", resumes=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        )
+        name = f"torch-{readable}-{key}{suffix}"
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        if ranks.several:
+            name, restarts = ranks.agree(index, name, restarts)
+        return Identity(name, resumes=restarts > 0)
     return Identity(f"torch-{_agree(index, mesh_ranks)}{suffix}", resumes=False)

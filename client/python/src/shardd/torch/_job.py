@@ -25,10 +25,10 @@ from shardd.torch._bind import Place, bind, forget_given, given_by
 from shardd.torch._counts import at_end_of_thread, rank_thread
 from shardd.torch._extension import _C
 from shardd.torch._gradient_moves import GradientMoves
-from shardd.torch._group import members_of
 from shardd.torch._identity import Identity, identify
 from shardd.torch._leaving import leave_beside, wait_for_leaving
 from shardd.torch._memory import give_memory_back
+from shardd.torch._nodes import JobRanks, opened, ranks_of, refuse_on_nodes
 from shardd.torch._optimizer_state import OptimizerMemory
 from shardd.torch._progress import Progress
 
@@ -49,7 +49,8 @@ RIDE_BYTES = 1 << 20  # what a commit takes of this rank's own (kMaxTrainerState
 class TorchJob:
     """Attached from construction to ``retire`` or ``close``. Not thread-safe, as the job itself."""
 
-    def __init__(self, root: ShardState, engine: _C.Engine, description: _spec.Description) -> None:
+    def __init__(self, root: ShardState, engine: _C.Engine, description: _spec.Description, ranks: JobRanks) -> None:
+        self.ranks = ranks
         self.engine: _C.Engine | None = engine
         self._retired: _C.Engine | None = None
         self.name: str = description.spec["name"]
@@ -82,9 +83,7 @@ class TorchJob:
 
     def meeting(self, purpose: str) -> Meeting:
         """Of the ranks of the job."""
-        assert self.engine is not None
-        info = self.engine.info()
-        return Meeting(purpose, range(info["world_size"]), info["rank"], self)
+        return Meeting(purpose, self.ranks.members, self.ranks.rank, self)
 
     @classmethod
     def register(cls, root: ShardState) -> TorchJob:
@@ -96,14 +95,13 @@ class TorchJob:
             state._unit.lazy_init()
         unit = root._unit
         assert unit is not None
-        members = members_of(unit.mesh_info)
-        identity = identify(root._next_registration(), members.ranks)
+        ranks = ranks_of(unit.mesh_info)
+        identity = identify(root._next_registration(), ranks)
         optimizers = _optimizers_of(root)
-        rank = members.rank
-        description = _spec.describe(root, identity.name, len(members.ranks), optimizers)
-        tell(identity.name, rank, root.attributes)
-        with Progress(f'job "{identity.name}"', shown=rank == 0) as progress:
-            job = cls._open(root, identity, description, rank, optimizers, progress)
+        description = _spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
+        tell(identity.name, ranks.rank, root.attributes)
+        with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
+            job = opened(ranks, lambda: cls._open(root, identity, description, ranks, optimizers, progress))
         for before in [other for other in _jobs if other._retired is not None and other.root() is root]:
             before._end(finished=True)  # all ranks have left it: they have given the new one its values
         return job
@@ -113,13 +111,13 @@ class TorchJob:
 
         Values, optimizer state and committed steps stay; gradients that are shown stay with their parameters.
         """
+        refuse_on_nodes(self, "unfreeze parameters", "freeze and unfreeze them before the first forward")
         engine, memory = self.engine, self.memory
         assert engine is not None and memory is not None
-        info = engine.info()
         optimizers = _optimizers_of(root)
         gradients = GradientMoves((fqn, ref()) for fqn, ref in self._params)
-        description = _spec.describe(root, self.name, info["world_size"], optimizers)
-        with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
+        description = _spec.describe(root, self.name, self.ranks.local_world, optimizers)
+        with Progress(f'job "{self.name}"', shown=self.ranks.rank == 0) as progress:
             progress.doing("waiting for the other ranks to unfreeze parameters")
             if not engine.extend(json.dumps(description.spec)):
                 for optimizer in optimizers:  # its groups have changed
@@ -128,7 +126,7 @@ class TorchJob:
             self._end(finished=False)
             identity = Identity(self.name, resumes=True)
             try:
-                job = self._open(root, identity, description, info["rank"], optimizers, progress, memory)
+                job = self._open(root, identity, description, self.ranks, optimizers, progress, memory)
                 gradients.place()
                 return job
             except BaseException:
@@ -141,7 +139,7 @@ class TorchJob:
         root: ShardState,
         identity: Identity,
         description: _spec.Description,
-        rank: int,
+        ranks: JobRanks,
         optimizers: list[DaemonOptimizer],
         progress: Progress,
         memory: OptimizerMemory | None = None,
@@ -156,15 +154,16 @@ class TorchJob:
                 "register model: it is on a GPU and ranks are threads of this process, whose streams would wait for one "
                 "another; make ranks processes"
             )
+        who = (json.dumps(description.spec), ranks.local_rank, ranks.node, "", identity.resumes, timeout_ms, gpu)
         try:
-            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms, gpu)
+            engine = _C.Engine.attach(*who)
         except errors.Error as error:
             if error.code != _writes.RESOURCE_EXHAUSTED:
                 raise
             gc.collect()  # the memory may be that of models which nobody holds any more
             wait_for_leaving(_writes.DROPPED_S)
-            engine = _C.Engine.attach(json.dumps(description.spec), rank, "", identity.resumes, timeout_ms, gpu)
-        job = cls(root, engine, description)
+            engine = _C.Engine.attach(*who)
+        job = cls(root, engine, description, ranks)
         try:
             job._fill(identity, description, optimizers, progress, memory)
         except BaseException:
@@ -283,7 +282,7 @@ class TorchJob:
         given = [
             (fqn, *values)
             for fqn, ref in self._params
-            if (fsdp_param := ref()) is not None and (values := given_by(fsdp_param, engine.info()["rank"])) is not None
+            if (fsdp_param := ref()) is not None and (values := given_by(fsdp_param, self.ranks)) is not None
         ]
         total = sum(rows.nbytes for _, _, rows in given)
         done = 0
@@ -354,6 +353,7 @@ class TorchJob:
 
     def reattach(self) -> None:
         assert self.engine is not None
+        self.ranks.publish()
         self.engine.reattach()
         if self.trainers_write:
             self.restore_optimizers()
@@ -368,6 +368,7 @@ class TorchJob:
             return
         if self.engine.full_params:
             return  # into what summon_full_params shows, which it writes back
+        refuse_on_nodes(self, "load into a registered model", "load before the first forward")
         if id(who) in self._writing:  # an exception ended what it began then
             del self._writing[self._writing.index(id(who)) :]
         if self.passes:
@@ -390,7 +391,7 @@ class TorchJob:
         if self.passes:  # where the next pass begins
             self._log_load(info["committed_step"])
             return
-        with Progress(f'job "{self.name}"', shown=info["rank"] == 0) as progress:
+        with Progress(f'job "{self.name}"', shown=self.ranks.rank == 0) as progress:
             progress.doing("waiting for the other ranks to load")
             self.engine.enter_full_params(True)
             self._write_all(progress)

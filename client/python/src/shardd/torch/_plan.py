@@ -10,6 +10,7 @@ from torch import nn
 
 from shardd.torch import _job
 from shardd.torch._extension import _C
+from shardd.torch._nodes import planned_ranks
 from shardd.torch._spec import describe
 from shardd.torch._state import ShardState, state_of
 
@@ -73,7 +74,7 @@ def _mib(size: float) -> str:
 def memory_plan(module: nn.Module, world_size: int | None = None, *, quiet: bool = False) -> MemoryPlan:
     """Prints (unless ``quiet``) what a model that ``fully_shard`` was applied to needs on a node, by purpose.
 
-    ``world_size``: number of ranks; by default that of its mesh. Nothing is allocated and nobody is waited for. These are
+    ``world_size``: number of ranks on it; by default that of its mesh. Nothing is allocated and nobody is waited for. These are
     the numbers that the daemon reports; to admit the job it wants as much as the shards beside them free, for the undo of a
     writeback of full parameters. Build the optimizer first: its state is part of the plan.
     """
@@ -86,12 +87,15 @@ def memory_plan(module: nn.Module, world_size: int | None = None, *, quiet: bool
     for inner in root._state_ctx.all_states:
         assert isinstance(inner, ShardState) and inner._unit is not None
         inner._unit.lazy_init()
+    nodes: tuple[str, ...] = ()
     if world_size is None:
         assert root._unit is not None
-        world_size = root._unit.mesh_info.mesh.size() if root._unit.fsdp_params else dist.get_world_size()
+        ranks = planned_ranks(root._unit.mesh_info) if root._unit.fsdp_params else None
+        world_size = dist.get_world_size() if ranks is None else ranks.local_world
+        nodes = () if ranks is None else ranks.addresses
     owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
     optimizers = [o for o in _job._optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
-    description = describe(root, "memory_plan", world_size, optimizers)
+    description = describe(root, "memory_plan", world_size, optimizers, nodes)
     plan = MemoryPlan(json.loads(_C.plan_json(json.dumps(description.spec))))
     if not quiet:
         print(plan, flush=True)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from shardd.torch._agreement import Meeting
+from shardd.torch._nodes import refuse_on_nodes
 from shardd.torch._pieces import Piece, jobs_of, meeting_of, pieces_of
 from shardd.torch._safetensors_format import INDEX, SINGLE, Stored, Target, encode_header, plan_files, read_directory
 
@@ -222,6 +223,8 @@ def _check(model: nn.Module, folder: str, strict: bool) -> tuple[_IncompatibleKe
 
 def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
     jobs = jobs_of(model)
+    for job in jobs:
+        refuse_on_nodes(job, "load_safetensors", "load before the first forward")
     streamed = [
         job for job in jobs if not job.passes
     ]  # their shards are read-only here: the daemon is given the values

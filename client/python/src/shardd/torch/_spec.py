@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -183,8 +183,13 @@ def _tree(
     return {"modules": modules}, list(found.values()), names
 
 
-def describe(root: ShardState, name: str, world_size: int, optimizers: list[DaemonOptimizer]) -> Description:
-    """Describes the model as it is now. Raises for what the daemon cannot do, by name."""
+def describe(
+    root: ShardState, name: str, world_size: int, optimizers: list[DaemonOptimizer], nodes: Sequence[str] = ()
+) -> Description:
+    """Describes the model as it is now. Raises for what the daemon cannot do, by name.
+
+    ``world_size``: ranks of this node. ``nodes``: addresses of all nodes' daemons, where there are several.
+    """
     states: list[ShardState] = list(root._state_ctx.all_states)
     sharded = [p.sharded_param for state in states if state._unit is not None for p in state._unit.fsdp_params]
     stock = [] if optimizers else stock_optimizers(sharded)
@@ -219,11 +224,13 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
             "(fully_shard); use one for the whole model"
         )
     factors = {group.divide_factor() for group in groups.values()}
-    divide_factor = factors.pop() if len(factors) == 1 else float(world_size)
+    divide_factor = factors.pop() if len(factors) == 1 else float(world_size * max(1, len(nodes)))
     on_gpu = gpu_of(root) >= 0
-    evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training)
+    evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training, bool(nodes))
+    if nodes and not evaluates:
+        _check_on_nodes(optimizers, stock)
     config: dict[str, Any] = {
-        **_strategy(params[0].group),
+        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(nodes)),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
         "optimizer": {"kind": "OPTIMIZER_KIND_NONE"}
@@ -231,7 +238,7 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         else _optimizer(params, optimizers, stock, held, root._training),
         "gradientDivideFactor": divide_factor,
         **config_of_writes(
-            never=evaluates or not all(optimizer._allows_edits(on_gpu) for optimizer in optimizers),
+            never=bool(nodes) or evaluates or not all(optimizer._allows_edits(on_gpu) for optimizer in optimizers),
             on_gpu=on_gpu,
             daemon_updates=bool(optimizers),
         ),
@@ -245,6 +252,30 @@ def describe(root: ShardState, name: str, world_size: int, optimizers: list[Daem
         config["lateGradients"] = True
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor, names)
+
+
+def _strategy_on_nodes(nodes: Sequence[str]) -> dict[str, Any]:
+    """A replica on each node, cut over its ranks."""
+    return {"strategy": "STRATEGY_HYBRID_SHARD", "nodes": {"addresses": list(nodes)}}
+
+
+def _check_on_nodes(optimizers: list[DaemonOptimizer], stock: list[torch.optim.Optimizer]) -> None:
+    """Daemons keep their nodes' copies alike, so nobody else may write them."""
+    if stock:
+        raise NotImplementedError(
+            f"register model: torch.optim.{type(stock[0]).__name__} has its parameters and it spans several nodes, where "
+            "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD)"
+        )
+    if not optimizers:
+        raise NotImplementedError(
+            "register model: it is trained on several nodes without an optimizer of shardd; build one of shardd.torch.optim "
+            "(AdamW, Adam, SGD) before the first forward"
+        )
+    if any(optimizer.in_place_edits and optimizer._edits_said for optimizer in optimizers):
+        raise NotImplementedError(
+            "register model: in_place_edits=True (or SHARDD_IN_PLACE_EDITS) is not served on several nodes; leave it out: "
+            "optimizer steps alone change parameters there"
+        )
 
 
 def _offloads(groups: dict[str, ShardGroup]) -> bool:

@@ -46,13 +46,13 @@ def edits_of(given: bool | None) -> tuple[bool, bool]:
     return given, True
 
 
-def evaluates_alone(params: list[Any], training: bool) -> bool:
+def evaluates_alone(params: list[Any], training: bool, never: bool = False) -> bool:
     """The program has said that a model without an optimizer is not written: passes need no copies of its parameters.
 
-    ``training``: its first forward is with gradients.
+    ``training``: its first forward is with gradients. ``never``: no model is written by the program.
     """
     trained = [param for param in params if param.requires_grad]
-    never = os.environ.get("SHARDD_IN_PLACE_EDITS") == "0"
+    never = never or os.environ.get("SHARDD_IN_PLACE_EDITS") == "0"
     return never and not (training and trained) and all(param.dtype != torch.float64 for param in trained)
 
 
