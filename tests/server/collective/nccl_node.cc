@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,9 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/nccl_exchange.h"
-#include "tests/fakes/nccl/nccl.h"
+#include "server/device/device_memory.h"
 #include "tests/server/collective/node_values.h"
-#include "tests/server/device/fake_cuda_world.h"
 
 namespace shardd {
 namespace {
@@ -32,14 +32,15 @@ uint64_t Digest(uint64_t digest, const float* data, int64_t numel) {
 
 class Node {
  public:
-  Node(int node, int nodes, int fd) : node_(node), nodes_(nodes), fd_(fd), gpus_(/*delay_seed=*/7, NcclNodes::kRanks) {
-    devices_ = gpus_.MakeAll();
+  Node(int node, int nodes, int fd, CudaWorld& world, const NcclLibrary& library)
+      : node_(node), nodes_(nodes), fd_(fd), devices_(world.MakeAll()) {
     NcclExchange::Options options;
     options.node = node;
     options.nodes = nodes;
-    for (int rank = 0; rank < NcclNodes::kRanks; ++rank) {
-      options.devices.push_back(devices_[static_cast<size_t>(rank)].get());
-      options.ordinals.push_back(rank);
+    for (const auto& device : devices_) {
+      options.ordinals.push_back(static_cast<int>(options.devices.size()));
+      options.devices.push_back(device.get());
+      slabs_.push_back(*device->memory()->MakeSlab("staging", kSlots * kSlotBytes, {device->memory()}));
     }
     options.send = [this](int to, v1::PeerMessage message) {
       NodePacket packet;
@@ -48,10 +49,16 @@ class Node {
       packet.bytes = message.exchange().SerializeAsString();
       (void)packet.Send(fd_);
     };
-    exchange_ = std::make_unique<NcclExchange>(NcclLibrary(fake_nccl::Table(), 22809), gpus_.driver(), options);
+    exchange_ = std::make_unique<NcclExchange>(library, world.driver(), options);
   }
   int Run() {
-    while (const std::optional<NodePacket> packet = NodePacket::Receive(fd_)) {
+    while (true) {
+      pollfd polled[] = {{fd_, POLLIN, 0}, {done_event_.get(), POLLIN, 0}};
+      (void)poll(polled, 2, -1);
+      if (polled[1].revents != 0) Tell();
+      if (polled[0].revents == 0) continue;
+      const std::optional<NodePacket> packet = NodePacket::Receive(fd_);
+      if (!packet.has_value()) _exit(0);  // the test is over
       const NodePacket::Fixed& fixed = packet->fixed;
       v1::PeerMessage::Exchange message;
       switch (fixed.kind) {
@@ -69,40 +76,73 @@ class Node {
           return 3;
       }
     }
-    _exit(0);  // the test is over
   }
 
  private:
+  static constexpr int64_t kSlots = 64;  // sums that are there at a time
+  static constexpr int64_t kSlotBytes = int64_t{512} << 10;
+  static int64_t Numel(uint64_t sequence) { return 3 + static_cast<int64_t>(sequence % 5) * 20'001; }
+  char* Slot(size_t rank, uint64_t sequence) {
+    return slabs_[rank]->data() + static_cast<int64_t>(sequence) % kSlots * kSlotBytes;
+  }
   void Sum(uint64_t generation, uint64_t sequence) {
-    const int64_t numel = 3 + static_cast<int64_t>(sequence % 5) * 20'001;
     std::vector<NodePart> parts;
-    for (int rank = 0; rank < NcclNodes::kRanks; ++rank) {
-      auto* const data = static_cast<float*>(gpus_.memory()->allocate(static_cast<size_t>(numel) * 4, 64));
-      FillNodeValues(node_, rank, sequence, data, numel);
-      parts.push_back({rank, data, numel});
+    std::vector<float> values(static_cast<size_t>(Numel(sequence)));
+    for (size_t rank = 0; rank < devices_.size(); ++rank) {
+      FillNodeValues(node_, static_cast<int>(rank), sequence, values.data(), Numel(sequence));
+      char* const data = Slot(rank, sequence);
+      if (!devices_[rank]->memory()->Write(data, values.data(), Numel(sequence) * 4).ok()) _exit(4);
+      parts.push_back({static_cast<int>(rank), reinterpret_cast<float*>(data), Numel(sequence)});
     }
     exchange_->AllReduce(generation, sequence, parts, absl::StrCat("sum ", sequence),
-                         [this, generation, sequence, parts](absl::Status status) {
-                           NodePacket packet;
-                           packet.fixed.kind = NodePacket::Kind::kDone;
-                           packet.fixed.generation = generation;
-                           packet.fixed.sequence = sequence;
-                           packet.fixed.code = static_cast<int>(status.code());
-                           packet.bytes = std::string(status.message());
-                           uint64_t digest = 0xcbf29ce484222325;
-                           for (const NodePart& part : parts) {
-                             if (!status.ok()) break;
-                             packet.fixed.wrong += WrongNodeSums(nodes_, part.rank, sequence, part.data, part.numel);
-                             digest = Digest(digest, part.data, part.numel);
-                             packet.bytes = absl::StrCat(digest);
+                         [this, generation, sequence](absl::Status status) {
+                           {
+                             absl::MutexLock lock(&mutex_);
+                             done_.push_back({generation, sequence, std::move(status)});
                            }
-                           (void)packet.Send(fd_);
+                           const uint64_t one = 1;
+                           (void)!write(done_event_.get(), &one, sizeof(one));
                          });
   }
+  // Not where a sum is done: a thread of the driver's calls no function of it.
+  void Tell() {
+    uint64_t count = 0;
+    (void)!read(done_event_.get(), &count, sizeof(count));
+    std::vector<Ended> all;
+    {
+      absl::MutexLock lock(&mutex_);
+      all.swap(done_);
+    }
+    for (const Ended& ended : all) {
+      NodePacket packet;
+      packet.fixed.kind = NodePacket::Kind::kDone;
+      packet.fixed.generation = ended.generation;
+      packet.fixed.sequence = ended.sequence;
+      packet.fixed.code = static_cast<int>(ended.status.code());
+      packet.bytes = std::string(ended.status.message());
+      const int64_t numel = Numel(ended.sequence);
+      std::vector<float> values(static_cast<size_t>(numel));
+      uint64_t digest = 0xcbf29ce484222325;
+      for (size_t rank = 0; ended.status.ok() && rank < devices_.size(); ++rank) {
+        if (!devices_[rank]->memory()->Read(values.data(), Slot(rank, ended.sequence), numel * 4).ok()) _exit(4);
+        packet.fixed.wrong += WrongNodeSums(nodes_, static_cast<int>(rank), ended.sequence, values.data(), numel);
+        digest = Digest(digest, values.data(), numel);
+        packet.bytes = absl::StrCat(digest);
+      }
+      (void)packet.Send(fd_);
+    }
+  }
 
+  struct Ended {
+    uint64_t generation, sequence;
+    absl::Status status;
+  };
   const int node_, nodes_, fd_;
-  FakeCudaWorld gpus_;
-  std::vector<std::unique_ptr<Device>> devices_;
+  const UniqueFd done_event_{eventfd(0, EFD_CLOEXEC)};
+  const std::vector<std::unique_ptr<Device>> devices_;
+  std::vector<std::unique_ptr<DeviceSlab>> slabs_;
+  absl::Mutex mutex_;
+  std::vector<Ended> done_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<NcclExchange> exchange_;
 };
 
@@ -124,9 +164,10 @@ std::optional<NodePacket> NodePacket::Receive(int fd) {
   return packet;
 }
 
-int RunNcclNode(int argc, char** argv) {
-  if (argc != 5 || std::strcmp(argv[1], kFlag) != 0) return -1;
-  return Node(std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4])).Run();
+bool IsNcclNode(int argc, char** argv) { return argc == 5 && std::strcmp(argv[1], kFlag) == 0; }
+
+int RunNcclNode(char** argv, CudaWorld& world, const NcclLibrary& library) {
+  return Node(std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), world, library).Run();
 }
 
 NcclNodes::NcclNodes(std::vector<std::string> hosts) : hosts_(std::move(hosts)), nodes_(hosts_.size()) {

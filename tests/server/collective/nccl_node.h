@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "common/shm/unique_fd.h"
+#include "server/collective/nccl/nccl_library.h"
+#include "tests/server/device/device_world.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -36,13 +38,14 @@ struct NodePacket {
   static std::optional<NodePacket> Receive(int fd);  // blocks; nullopt: likewise
 };
 
-// What main has to call first: -1 where this process is none.
-int RunNcclNode(int argc, char** argv);
+// Whether NcclNodes has started this process: then main is to run one, on the devices of `world`, one for each rank,
+// and to return its result.
+bool IsNcclNode(int argc, char** argv);
+int RunNcclNode(char** argv, CudaWorld& world, const NcclLibrary& library);
 
 // Of the test. Calls come from one thread; what nodes say is passed on while something is awaited.
 class NcclNodes {
  public:
-  static constexpr int kRanks = 2;
   struct Done {
     int code = 0;
     int64_t wrong = 0;  // elements that are not the sum
