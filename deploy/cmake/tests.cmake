@@ -125,7 +125,7 @@ find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/loca
 if(TARGET server_device_test AND SHARDD_CUDA_INCLUDE_DIR) # driver_abi_test.cc compares with it; nothing else includes it
   target_include_directories(server_device_test SYSTEM PRIVATE ${SHARDD_CUDA_INCLUDE_DIR})
 endif()
-shardd_tests(server/collective unit shardd_collective_nodes shardd_collective_trainers shardd_fake_nccl)
+shardd_tests(server/collective unit shardd_collective_nodes shardd_collective_nccl shardd_collective_trainers shardd_fake_nccl)
 file(GLOB nccl_packages ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/nccl/include)
 find_path(SHARDD_NCCL_INCLUDE_DIR nccl.h HINTS ${nccl_packages} ${SHARDD_CUDA_INCLUDE_DIR} NO_DEFAULT_PATH)
 if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INCLUDE_DIR) # for nccl_abi_test.cc alone
