@@ -255,21 +255,25 @@ TEST_F(NcclExchangeTest, RanksThatShareAGpuHaveACommunicatorEach) {
 TEST_F(NcclExchangeTest, SumsAreIssuedInTheirOrderHoweverTheyComeAndRanksInTheirs) {
   Start(/*nodes=*/2, /*ranks=*/2, /*gpus_of_each=*/1);
   BeginOnAll(1);
+  ExpectSums(1, 0);
   std::vector<std::vector<std::shared_ptr<Pending>>> sums(4);
-  for (const uint64_t sequence : {2, 0, 3, 1}) sums[sequence].push_back(Sum(0, 1, sequence));
-  for (const uint64_t sequence : {1, 0, 2, 3}) sums[sequence].push_back(Sum(1, 1, sequence));
-  for (uint64_t sequence = 0; sequence < 4; ++sequence) ExpectSums(sums[sequence], sequence);
+  for (int node = 0; node < 2; ++node) sums[3].push_back(Sum(node, 1, 3));
+  absl::SleepFor(absl::Milliseconds(50));
+  for (const auto& pending : sums[3]) EXPECT_FALSE(pending->done.HasBeenNotified()) << "others come before it";
+  for (const uint64_t sequence : {2, 1}) sums[sequence].push_back(Sum(0, 1, sequence));
+  for (const uint64_t sequence : {1, 2}) sums[sequence].push_back(Sum(1, 1, sequence));
+  for (uint64_t sequence = 1; sequence < 4; ++sequence) ExpectSums(sums[sequence], sequence);
   for (int node = 0; node < 2; ++node) {
     std::vector<std::string> labels;
-    std::vector<std::string> communicators;
+    std::vector<int> members;
     for (const auto& record : daemon(node).devices[0]->records()) {
       EXPECT_EQ(record.stream, StreamId::kPostBackward);
       labels.push_back(record.label);
       ASSERT_EQ(record.ops.size(), 1u);
-      communicators.push_back(absl::StrCat(std::get<SumOp>(record.ops[0]).member));
+      members.push_back(std::get<SumOp>(record.ops[0]).member);
     }
     EXPECT_THAT(labels, testing::ElementsAre("sum 0", "sum 0", "sum 1", "sum 1", "sum 2", "sum 2", "sum 3", "sum 3"));
-    EXPECT_THAT(communicators, testing::Each(absl::StrCat(node)));
+    EXPECT_THAT(members, testing::Each(node));
   }
 }
 
