@@ -49,7 +49,8 @@ TEST_P(NodesParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
 INSTANTIATE_TEST_SUITE_P(
     OnGpus, NodesParity,
     ::testing::Values(std::pair{"TwoByTwo", Args{{"gpus", "2"}}},
-                      std::pair{"TwoRanksOnOneGpu", Args{{"gpus", "1"}, {"micro", "2"}, {"max_norm", "0.1"}}},
+                      std::pair{"TwoRanksOnOneGpu",
+                                Args{{"gpus", "1"}, {"micro", "2"}, {"max_norm", "0.1"}, {"lr", "0.003"}}},
                       std::pair{"ThreeNodesDim0", Args{{"gpus", "2"}, {"node_count", "3"}, {"layout", "DIM0"}}},
                       std::pair{"Bf16", Args{{"gpus", "2"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}}}),
     [](const auto& info) { return std::string(info.param.first); });
