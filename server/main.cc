@@ -217,8 +217,7 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> made_network, MakePeerNetwork(&options.peer_address));
   if (PeerNetwork* const network = made_network.release(); network != nullptr) {
     options.join_nodes = [network](PeerJoin join, PeerLinks::Events* events) {
-      return network->Join({std::move(join.job), join.uid, join.node, std::move(join.addresses), std::move(join.spec)},
-                           events);
+      return network->Join(std::move(join), events);
     };
   }
   options.on_idle = [] { kill(getpid(), SIGTERM); };

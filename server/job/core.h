@@ -25,15 +25,6 @@ namespace shardd {
 
 class NcclCommunicator;
 
-// A job's part in the links between nodes.
-struct PeerJoin {
-  std::string job;  // its name
-  uint32_t uid = 0;
-  int node = 0;
-  std::vector<std::string> addresses;  // by node
-  std::string spec;                    // JobSpec, serialized
-};
-
 struct CoreOptions {
   std::string state_dir;                             // tmpfs; for slabs and journals
   bool embedded = false;                             // ends (on_idle) after its last job

@@ -326,6 +326,11 @@ void NodeMember::Describe(v1::Job* out) const {
     described->set_address(plan_->config.nodes().addresses(node));
     described->set_state(link.up ? "up" : absl::StrCat("down: ", link.why.empty() ? "not reached yet" : link.why));
     described->set_here(node == node_);
+    if (node != node_) {
+      const PeerTraffic traffic = links_->traffic(node);
+      described->set_bytes_sent(traffic.sent_bytes);
+      described->set_bytes_received(traffic.received_bytes);
+    }
   }
 }
 

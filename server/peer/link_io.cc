@@ -57,6 +57,7 @@ void LinkLoop::SendData(int node, const v1::PeerData& header, absl::string_view 
   } else if (const LinkPtr link = UpLink(node);
              link != nullptr && link->data->WritePiece(EncodeDataHeader(header, static_cast<int64_t>(elements.size())),
                                                        elements, counted)) {
+    peers_[node]->sent_bytes += static_cast<int64_t>(elements.size());
     return;
   }
   if (!Post([counted, status] { counted(status); })) {
@@ -104,6 +105,7 @@ void LinkLoop::ReadData(const LinkPtr& link) {
     }
     {
       Peer& peer = *self->peers_[link->node];
+      peer.received_bytes += static_cast<int64_t>(elements.size());
       absl::MutexLock lock(&peer.events_mutex);
       if (peer.told_up == link.get()) {
         self->events_->OnData(link->node, header, elements);

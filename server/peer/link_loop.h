@@ -13,6 +13,7 @@
 // believes to be that node; it gets ALREADY_EXISTS, to be tried again, until the old link has ended, which takes as
 // long as a keepalive where no word of its end has come.
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -34,14 +35,6 @@
 
 namespace shardd {
 
-struct PeerJoin {
-  std::string job;
-  uint32_t uid = 0;
-  int node = 0;
-  std::vector<std::string> addresses;  // "host:port", by node
-  std::string spec;                    // JobSpec, serialized
-};
-
 // Thread-safe. A shared_ptr, because streams that are on their way out still refer to it; Stop is its end.
 class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
  public:
@@ -50,6 +43,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   ~LinkLoop();
 
   const PeerJoin& join() const { return join_; }
+  PeerTraffic traffic(int node) const { return {peers_[node]->sent_bytes, peers_[node]->received_bytes}; }
   // PeerLinks.
   void Send(int node, const v1::PeerMessage& message);
   void SendData(int node, const v1::PeerData& header, absl::string_view elements, PeerStream::Sent sent);
@@ -80,7 +74,8 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     absl::Time next_call;
     absl::Duration backoff;
     absl::Status last_error;
-    std::optional<absl::StatusCode> told;  // of this time without a link
+    std::optional<absl::StatusCode> told;                     // of this time without a link
+    std::atomic<int64_t> sent_bytes = 0, received_bytes = 0;  // any thread
     // One event at a time.
     absl::Mutex events_mutex;
     const Link* told_up ABSL_GUARDED_BY(events_mutex) = nullptr;

@@ -82,12 +82,12 @@ absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& 
     return PeerCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials(), false};
   }
   if (given != 3) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--peer_cert, --peer_key and --peer_ca: TLS between nodes is mutual and takes all three (got ", given,
-        "); give the missing ",
-        options.certificate.empty() ? "--peer_cert"
-        : options.key.empty()       ? "--peer_key"
-                                    : "--peer_ca"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--peer_cert, --peer_key and --peer_ca: TLS between nodes is mutual and takes all three (got ",
+                     given, "); give the missing ",
+                     options.certificate.empty() ? "--peer_cert"
+                     : options.key.empty()       ? "--peer_key"
+                                                 : "--peer_ca"));
   }
   if (options.insecure) {
     return absl::InvalidArgumentError(

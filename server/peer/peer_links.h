@@ -16,6 +16,21 @@
 
 namespace shardd {
 
+// What a daemon wants links for: its part in one job.
+struct PeerJoin {
+  std::string job;  // its name
+  uint32_t uid = 0;
+  int node = 0;                        // this one
+  std::vector<std::string> addresses;  // "host:port", by node
+  std::string spec;                    // JobSpec, serialized, at most 64 MiB
+};
+
+// Bytes of gradients, and of states, since the links are there.
+struct PeerTraffic {
+  int64_t sent_bytes = 0;
+  int64_t received_bytes = 0;
+};
+
 // Thread-safe.
 class PeerLinks {
  public:
@@ -40,6 +55,7 @@ class PeerLinks {
   virtual ~PeerLinks() = default;
   virtual int node() const = 0;   // this one
   virtual int nodes() const = 0;  // how many
+  virtual PeerTraffic traffic(int /*node*/) const { return {}; }
   // Sent in order; dropped where there is no link. Never blocks. A node that does not read for long (64 MiB) loses its
   // link.
   virtual void Send(int node, v1::PeerMessage message) = 0;

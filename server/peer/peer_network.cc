@@ -44,6 +44,7 @@ class JoinedLinks final : public PeerLinks {
   }
   int node() const override { return loop_->join().node; }
   int nodes() const override { return static_cast<int>(loop_->join().addresses.size()); }
+  PeerTraffic traffic(int node) const override { return loop_->traffic(node); }
   void Send(int node, v1::PeerMessage message) override { loop_->Send(node, message); }
   void SendData(int node, const v1::PeerData& header, absl::string_view elements,
                 std::function<void(absl::Status)> sent) override {
@@ -93,7 +94,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
                         credentials_.tls ? ", mutual TLS" : ", without TLS");
   }
 
-  absl::StatusOr<std::unique_ptr<PeerLinks>> Join(JoinOptions options, PeerLinks::Events* events) override {
+  absl::StatusOr<std::unique_ptr<PeerLinks>> Join(PeerJoin options, PeerLinks::Events* events) override {
     const std::string job = absl::StrCat("join nodes of job \"", options.job, "\": ");
     if (options.node < 0 || options.node >= static_cast<int>(options.addresses.size())) {
       return absl::InvalidArgumentError(absl::StrCat(job, "no such node (got ", options.node, ", want 0 to ",
@@ -107,13 +108,8 @@ class GrpcPeerNetwork final : public PeerNetwork {
     for (const std::string& address : options.addresses) {
       SHARDD_RETURN_IF_ERROR(CheckPeerAddress(absl::StrCat(job, "nodes.addresses"), address));
     }
-    PeerJoin join = {.job = std::move(options.job),
-                     .uid = options.uid,
-                     .node = options.node,
-                     .addresses = std::move(options.addresses),
-                     .spec = std::move(options.spec)};
     std::shared_ptr<LinkLoop> loop =
-        service_->Add(std::move(join), events, [this](const std::string& address) { return MakeChannel(address); });
+        service_->Add(std::move(options), events, [this](const std::string& address) { return MakeChannel(address); });
     if (loop == nullptr) {
       return absl::AlreadyExistsError(absl::StrCat(job, "a job of that name has links on this node already"));
     }

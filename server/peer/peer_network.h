@@ -29,13 +29,6 @@ class PeerNetwork {
     // A daemon that says nothing for so long, twice, is lost. Its end is known at once where its host lives.
     int keepalive_ms = 8'000;
   };
-  struct JoinOptions {
-    std::string job;  // its name
-    uint32_t uid = 0;
-    int node = 0;                        // this one
-    std::vector<std::string> addresses;  // by node
-    std::string spec;                    // JobSpec, serialized, at most 64 MiB
-  };
 
   // Serves when it returns. INVALID_ARGUMENT: options; NOT_FOUND: a file cannot be read; UNAVAILABLE: the address
   // cannot be listened on, or gRPC takes the certificates for none.
@@ -52,7 +45,7 @@ class PeerNetwork {
   // UNAVAILABLE, for another may come yet.
   // `events` outlives the links; it may be called before this returns. ALREADY_EXISTS: a job of that name is joined.
   // INVALID_ARGUMENT: options.
-  virtual absl::StatusOr<std::unique_ptr<PeerLinks>> Join(JoinOptions options, PeerLinks::Events* events) = 0;
+  virtual absl::StatusOr<std::unique_ptr<PeerLinks>> Join(PeerJoin options, PeerLinks::Events* events) = 0;
 
  protected:
   PeerNetwork() = default;

@@ -45,11 +45,11 @@ class Nodes {
       EXPECT_EQ(recorders[node]->broken(), "") << "node " << node;
     }
   }
-  PeerNetwork::JoinOptions Options(int node) const {
+  PeerJoin Options(int node) const {
     return {.job = "llm", .uid = 1000, .node = node, .addresses = addresses, .spec = "what it is made of"};
   }
   void Join(int node) { Join(node, Options(node)); }
-  void Join(int node, const PeerNetwork::JoinOptions& options) {
+  void Join(int node, const PeerJoin& options) {
     absl::StatusOr<std::unique_ptr<PeerLinks>> joined = networks[node]->Join(options, recorders[node].get());
     ASSERT_TRUE(joined.ok()) << joined.status();
     links[node] = *std::move(joined);

@@ -168,7 +168,7 @@ TEST(PeerLinksTest, NodeThatComesBackHasItsLinkAgain) {
 TEST(PeerLinksTest, OtherUserIsRefusedForGood) {
   Nodes nodes(2);
   nodes.Join(0);
-  PeerNetwork::JoinOptions options = nodes.Options(1);
+  PeerJoin options = nodes.Options(1);
   options.uid = 1001;
   nodes.Join(1, options);
   ASSERT_TRUE(nodes.at(1).WaitDowns(0, 1));
@@ -201,7 +201,7 @@ TEST(PeerLinksTest, NumbersAreChecked) {
   Nodes nodes(3);
   nodes.Join(0);
   {
-    PeerNetwork::JoinOptions options = nodes.Options(2);  // knows of one node more than node 0
+    PeerJoin options = nodes.Options(2);  // knows of one node more than node 0
     options.addresses.push_back("127.0.0.1:1");
     options.node = 3;
     auto recorder = std::make_unique<Recorder>(4);
@@ -215,7 +215,7 @@ TEST(PeerLinksTest, NumbersAreChecked) {
   // Where another node than that answers.
   nodes.Join(1);
   ASSERT_TRUE(nodes.at(1).WaitUp(0));
-  PeerNetwork::JoinOptions swapped = nodes.Options(2);
+  PeerJoin swapped = nodes.Options(2);
   std::swap(swapped.addresses[0], swapped.addresses[1]);
   nodes.Join(2, swapped);
   ASSERT_TRUE(nodes.at(2).WaitDowns(0, 1));
@@ -246,7 +246,7 @@ TEST(PeerLinksTest, NameIsJoinedOnce) {
   nodes.Join(0);
   Recorder recorder(2);
   EXPECT_TRUE(absl::IsAlreadyExists(nodes.networks[0]->Join(nodes.Options(0), &recorder).status()));
-  PeerNetwork::JoinOptions options = nodes.Options(0);
+  PeerJoin options = nodes.Options(0);
   options.job = "another";
   EXPECT_TRUE(nodes.networks[0]->Join(options, &recorder).ok());
   options.node = 2;
@@ -262,7 +262,7 @@ TEST(PeerLinksTest, NameIsJoinedOnce) {
 TEST(PeerLinksTest, DescriptionsOfSixtyFourMebibytesAreExchanged) {
   Nodes nodes(2);
   for (const int node : {0, 1}) {
-    PeerNetwork::JoinOptions options = nodes.Options(node);
+    PeerJoin options = nodes.Options(node);
     options.spec = std::string(64 << 20, static_cast<char>('a' + node));
     nodes.Join(node, options);
   }
