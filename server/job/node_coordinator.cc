@@ -177,11 +177,11 @@ absl::Status NodeCoordinator::OnReady(int node, const v1::PeerMessage::Ready& re
   const Key key(sum.backward(), sum.group(), sum.occurrence());
   const auto found = pending_.find(key);
   const bool twice = found != pending_.end() && found->second[static_cast<size_t>(node)].has_value();
-  if (sum.occurrence() < next || sum.backward() < nodes_[static_cast<size_t>(node)].closed || twice) {
-    return absl::FailedPreconditionError(absl::StrCat(what, " of group \"", group.name, "\", backward ", sum.backward(),
-                                                      ": it is closed, or was given already (got "
-                                                      "occurrence ",
-                                                      sum.occurrence(), ", want ", next, " or more)"));
+  if (sum.occurrence() != next || sum.backward() < nodes_[static_cast<size_t>(node)].closed || twice) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " of group \"", group.name, "\", backward ", sum.backward(),
+                     ": it is closed, was given already, or is not the next (got occurrence ", sum.occurrence(),
+                     ", want ", next, ")"));
   }
   Gives& gives = pending_.try_emplace(key, Gives(nodes_.size())).first->second;
   gives[static_cast<size_t>(node)] = ready.gives();

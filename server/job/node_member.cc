@@ -19,10 +19,12 @@ NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop
   if (node_ == 0) {
     coordinator_ = std::make_unique<NodeCoordinator>(
         plan_, [this](int to, v1::PeerMessage message) { ToMember(to, std::move(message)); },
-        // Behind what the coordinator was called with.
+        // Behind what the coordinator was called with. What came in between may have ended the generation, also where
+        // the member has yet to hear of that.
         [this] {
           loop_->Post([this, alive = alive_, generation = coordinator_->generation()] {
-            if (*alive && generation == generation_ && !ended_ && promised_) {
+            if (*alive && generation == coordinator_->generation() && generation == generation_ && !ended_ &&
+                promised_) {
               job_->NodesReduced();
             }
           });
