@@ -65,6 +65,13 @@ def test_bf16_over_two_nodes(two: Nodes) -> None:
         _close(result["shardd"]["losses"], result["torch"]["losses"], 5e-3)
 
 
+def test_gradient_memory_that_is_given_back_between_steps(two: Nodes) -> None:
+    case = Case(mesh=(2, 2), steps=4)
+    results = run_on_nodes(two, compare, case, environment={"SHARDD_GIVE_BACK": "1"})
+    for result in results:
+        _close(result["shardd"]["losses"], result["torch"]["losses"])
+
+
 def test_what_is_said_of_the_job_is_global_and_what_the_daemon_knows_is_the_nodes(two: Nodes) -> None:
     results = run_on_nodes(two, nodes_scenarios.facts, 3)
     addresses = [f"127.0.0.1:{port}" for port in two.ports]
