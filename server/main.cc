@@ -24,6 +24,7 @@
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/collective/nccl/nccl_communicators.h"
+#include "server/collective/nodes/nccl_exchanges.h"
 #include "server/device/device.h"
 #include "server/job/core.h"
 #include "server/job/state_dir.h"
@@ -88,6 +89,28 @@ void Notify(absl::string_view state) {
   if (absl::GetFlag(FLAGS_embedded)) return;
   if (const absl::Status status = NotifyServiceManager(state); !status.ok()) LogWarning(status.message());
 }
+
+// Of jobs that span several nodes, by NCCL, which is looked for when the first is opened. Lives as long as the process.
+class NodeExchanges {
+ public:
+  NodeExchanges(const CudaDriver& driver, const std::vector<GpuFacts>& gpus) : driver_(driver) {
+    for (const GpuFacts& gpu : gpus) ordinals_.push_back(gpu.ordinal);
+  }
+  absl::StatusOr<NcclExchanges*> Get() {
+    absl::MutexLock lock(&mutex_);
+    if (exchanges_ == nullptr) {
+      SHARDD_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load(absl::GetFlag(FLAGS_nccl_library)));
+      exchanges_ = std::make_unique<NcclExchanges>(library, driver_, ordinals_);
+    }
+    return exchanges_.get();
+  }
+
+ private:
+  const CudaDriver driver_;
+  std::vector<int> ordinals_;
+  absl::Mutex mutex_;
+  std::unique_ptr<NcclExchanges> exchanges_ ABSL_GUARDED_BY(mutex_);
+};
 
 // What --peer_listen asks for; null: nothing.
 absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* address) {
@@ -176,6 +199,15 @@ absl::Status Run() {
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
+  if (on_gpus) {
+    options.node_exchanges =
+        [exchanges = new NodeExchanges(*made.driver, made.gpus)](
+            const std::string& job, int node, int nodes, std::vector<Device*> devices,
+            std::function<void(int, v1::PeerMessage)> send) -> absl::StatusOr<std::unique_ptr<NodeExchange>> {
+      SHARDD_ASSIGN_OR_RETURN(NcclExchanges * of_daemon, exchanges->Get());
+      return of_daemon->Make(job, node, nodes, std::move(devices), std::move(send));
+    };
+  }
   options.gpus = std::move(made.gpus);
   options.device_warnings = std::move(made.warnings);
   if (communicators != nullptr) {

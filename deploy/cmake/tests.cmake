@@ -112,7 +112,8 @@ set_target_properties(shardd_fake_libnvml PROPERTIES OUTPUT_NAME nvidia-ml VERSI
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
 # And NCCL, over that driver.
 shardd_folder(shardd_fake_nccl tests/fakes/nccl shardd_fake_cuda)
-add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc tests/fakes/nccl/windows.cc)
+add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc tests/fakes/nccl/shared_clique.cc
+  tests/fakes/nccl/windows.cc)
 target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_fake_libcuda)
 set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 SOVERSION 2
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
@@ -147,7 +148,7 @@ if(TARGET shardd_client)
     set_property(TARGET e2e_test APPEND PROPERTY BUILD_RPATH "$ORIGIN")
   endif()
   shardd_tests(faults multiproc shardd_cpp shardd_common shardd_grpc)
-  shardd_benches(shardd_job shardd_cpp shardd_common shardd_grpc)
+  shardd_benches(shardd_job shardd_peer shardd_cpp shardd_common shardd_grpc)
   if(TARGET shardd_torch)
     shardd_tests(torch multiproc shardd_torch shardd_common)
   endif()
@@ -182,7 +183,7 @@ file(GLOB gpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/*.
   ${CMAKE_CURRENT_SOURCE_DIR}/tests/server/device/kernel_*_test.cc)
 list(APPEND gpu_sources tests/server/device/device_conformance_test.cc tests/server/device/driver_conformance_test.cc
   tests/server/collective/all_gather_test.cc tests/server/collective/local_collective_test.cc
-  tests/server/collective/reduce_scatter_test.cc tests/testing/process.cc)
+  tests/server/collective/nccl_node.cc tests/server/collective/reduce_scatter_test.cc tests/testing/process.cc)
 if(SHARDD_KERNEL_FATBIN)
   set(load_fatbin ${CMAKE_BINARY_DIR}/gen/shardd_test_load.fatbin) # what trainers compute, for tests alone
   add_custom_command(OUTPUT ${load_fatbin} DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/load.cu
@@ -192,7 +193,7 @@ if(SHARDD_KERNEL_FATBIN)
   set_source_files_properties(tests/gpu/gpu.cc PROPERTIES OBJECT_DEPENDS ${load_fatbin}
     COMPILE_DEFINITIONS SHARDD_TEST_LOAD_FATBIN="${load_fatbin}")
   add_executable(gpu_test ${gpu_sources})
-  target_link_libraries(gpu_test PRIVATE shardd_collective_nccl shardd_device shardd_options GTest::gmock)
+  target_link_libraries(gpu_test PRIVATE shardd_collective_nodes shardd_device shardd_options GTest::gmock)
   set_target_properties(gpu_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   shardd_portable(gpu_test)
   gtest_discover_tests(gpu_test TEST_PREFIX "gpu/" PROPERTIES LABELS gpu TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON

@@ -49,6 +49,11 @@ struct CoreOptions {
   std::function<absl::StatusOr<std::shared_ptr<NcclCommunicator>>(int ranks)> communicators;
   // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
   std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(PeerJoin, PeerLinks::Events*)> join_nodes;
+  // On GPUs: what adds a job's gradients over its nodes (NcclExchanges::Make).
+  std::function<absl::StatusOr<std::unique_ptr<NodeExchange>>(const std::string& job, int node, int nodes,
+                                                              std::vector<Device*> devices,
+                                                              std::function<void(int node, v1::PeerMessage)> send)>
+      node_exchanges;
   std::string peer_address;       // where others reach this daemon: what stands in JobConfig.nodes
   std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
 };
@@ -118,7 +123,6 @@ class Core final : public JobsSource {
   // Several nodes (core_nodes.cc). FAILED_PRECONDITION: the daemon has no address for others, or another one.
   absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
   absl::Status AddNodes(int node, JobCore::Init* init);
-  absl::StatusOr<std::shared_ptr<NodeExchange>> MakeNcclExchange(int node, const JobCore::Init& init, PeerLinks* links);
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
   // Until what was posted to the reaper before has run: memory that others have let go is free. Not for long where a
   // driver keeps it from running, and then not again until it runs.

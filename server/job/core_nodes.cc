@@ -28,8 +28,7 @@ absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized
     return absl::OkStatus();
   }
   const std::string difference = FirstDifference(other, spec);
-  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(),
-                                                    " describes another job under this name: ",
+  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(), " describes another job under this name: ",
                                                     difference.empty() ? "plans differ" : difference));
 }
 
@@ -88,7 +87,15 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
     hears.on_down = [peers = peers.get()](int from, const absl::Status& why) { peers->OnDown(from, why); };
     exchange = peers;
   } else {
-    SHARDD_ASSIGN_OR_RETURN(exchange, MakeNcclExchange(node, *init, nodes->links.get()));
+    absl::StatusOr<std::unique_ptr<NodeExchange>> made = options_.node_exchanges(
+        init->spec.name(), node, plan.nodes(), init->devices,
+        [links = nodes->links.get()](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); });
+    if (!made.ok()) {
+      nodes->events->SetExchange({});
+      return absl::Status(made.status().code(),
+                          absl::StrCat("open job \"", init->spec.name(), "\": ", made.status().message()));
+    }
+    exchange = *std::move(made);
   }
   hears.exchange = exchange.get();
   nodes->events->SetExchange(std::move(hears));
@@ -98,10 +105,6 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
   init->collective = std::move(collective);
   init->nodes = std::move(nodes);
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<NodeExchange>> Core::MakeNcclExchange(int, const JobCore::Init&, PeerLinks*) {
-  return absl::UnimplementedError("open job: several nodes are served on CPUs");
 }
 
 }  // namespace shardd

@@ -82,7 +82,11 @@ JobCore::JobCore(Init init)
 }
 
 JobCore::~JobCore() {
-  node_links_.reset();  // what was said leaves; then nothing reaches the exchange any more, which is the collective's
+  if (node_events_ != nullptr) {  // the exchange is the collective's, and uses the links
+    node_events_->ForgetExchange();
+    collective_.reset();
+    node_links_.reset();  // what was said leaves
+  }
 }
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {

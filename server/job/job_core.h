@@ -420,7 +420,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const std::vector<std::unique_ptr<Device>> own_devices_;
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
-  const std::unique_ptr<Collective> collective_;
+  std::unique_ptr<Collective> collective_;  // constant, until the end
   TrainerCollective* const trainers_;  // it, or null
   CoreLoop* const loop_;
   CoreLoop* const reaper_;

@@ -120,12 +120,13 @@ void JobCore::NodeTakeBytes(const v1::PeerData& header, const std::string& bytes
     return;
   }
   restore_->received_bytes += size;
-  node_worker_->Post([self = shared_from_this(), restore = restore_, slab, at = header.offset() * kElementBytes, bytes] {
-    const absl::Status written = slab->Write(at, bytes.data(), static_cast<int64_t>(bytes.size()));
-    if (!written.ok()) {
-      self->loop_->Post([self, written] { self->Close(absl::StrCat("state from node 0: ", written.message())); });
-    }
-  });
+  node_worker_->Post(
+      [self = shared_from_this(), restore = restore_, slab, at = header.offset() * kElementBytes, bytes] {
+        const absl::Status written = slab->Write(at, bytes.data(), static_cast<int64_t>(bytes.size()));
+        if (!written.ok()) {
+          self->loop_->Post([self, written] { self->Close(absl::StrCat("state from node 0: ", written.message())); });
+        }
+      });
   MaybeRestored();
 }
 

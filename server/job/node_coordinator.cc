@@ -69,6 +69,7 @@ void NodeCoordinator::NextGeneration(const absl::Status& cause) {
 
 void NodeCoordinator::OnUp(int node) {
   nodes_[static_cast<size_t>(node)].up = true;
+  nodes_[static_cast<size_t>(node)].refused.clear();
   nodes_[static_cast<size_t>(node)].finished = nodes_[static_cast<size_t>(node)].fetching = false;
   SendBegin(node, absl::OkStatus());
 }
@@ -105,13 +106,28 @@ void NodeCoordinator::OnMessage(int node, const v1::PeerMessage& message) {
     return;
   }
   absl::Status status = Handle(node, message);
-  if (status.ok() && std::any_of(nodes_.begin(), nodes_.end(), [](const Node& n) { return n.finished; })) {
-    const int gone = Missing([](const Node& n) { return !n.finished; });
-    status =
-        absl::FailedPreconditionError(absl::StrCat(NodeText(gone), " has finished and takes part in nothing any more"));
-  }
+  status.Update(CheckAllCanCome());
   if (!status.ok()) {
     NextGeneration(status);
+  }
+}
+
+// Whoever says something waits for all nodes.
+absl::Status NodeCoordinator::CheckAllCanCome() const {
+  if (const int gone = Missing([](const Node& n) { return !n.finished; }); gone >= 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(NodeText(gone), " has finished and takes part in nothing any more"));
+  }
+  if (const int gone = Missing([](const Node& n) { return n.refused.empty(); }); gone >= 0) {
+    return absl::FailedPreconditionError(absl::StrCat(NodeText(gone), ": ", nodes_[static_cast<size_t>(gone)].refused));
+  }
+  return absl::OkStatus();
+}
+
+void NodeCoordinator::OnRefused(int node, const absl::Status& why) {
+  nodes_[static_cast<size_t>(node)].refused = std::string(why.message());
+  if (!Waiting().empty()) {
+    NextGeneration(CheckAllCanCome());
   }
 }
 

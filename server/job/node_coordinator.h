@@ -34,6 +34,8 @@ class NodeCoordinator {
 
   void OnUp(int node);
   void OnDown(int node, const absl::Status& why);
+  // It wanted a link for another job of this name: whoever waits for it is told so, until it comes with this one.
+  void OnRefused(int node, const absl::Status& why);
   // All its ranks have finished: its link may go.
   void OnFinished(int node);
   // It is sent what it has lost: others wait for as long as that takes.
@@ -56,6 +58,7 @@ class NodeCoordinator {
     bool up = false;
     bool finished = false;
     bool fetching = false;
+    std::string refused;  // why
     // Of the step:
     int closed = 0;  // backwards
     std::optional<v1::Step> step;
@@ -70,6 +73,7 @@ class NodeCoordinator {
   absl::Status OnClosed(int node, const v1::PeerMessage::Closed& closed);
   absl::Status OnReduced(int node, const v1::PeerMessage::Reduced& reduced);
   absl::Status OnValues(int node, const v1::PeerMessage::Values& values);
+  absl::Status CheckAllCanCome() const;
   absl::Status CheckStep(absl::string_view what, int64_t step) const;
   absl::Status TryGo(const Key& key);
   absl::Status MaybeAllClosed();

@@ -5,8 +5,14 @@
 namespace shardd {
 
 void NodeEvents::SetExchange(Exchange exchange) {
+  absl::MutexLock lock(&mutex_);
   exchange_ = std::move(exchange);
-  has_exchange_.Notify();
+  has_exchange_ = true;
+}
+
+void NodeEvents::WithExchange(absl::FunctionRef<void(const Exchange&)> call) {
+  absl::ReaderMutexLock lock(&mutex_, absl::Condition(&has_exchange_));
+  call(exchange_);
 }
 
 void NodeEvents::SetListener(Listener* listener) {
@@ -43,32 +49,30 @@ void NodeEvents::OnUp(int node) {
 
 void NodeEvents::OnMessage(int node, v1::PeerMessage message) {
   if (message.kind_case() == v1::PeerMessage::kExchange) {
-    has_exchange_.WaitForNotification();
-    exchange_.exchange->OnMessage(node, message.exchange());
+    WithExchange([&](const Exchange& to) {
+      if (to.exchange != nullptr) to.exchange->OnMessage(node, message.exchange());
+    });
     return;
   }
   Deliver([node, message = std::move(message)](Listener* listener) { listener->OnMessage(node, message); });
 }
 
 void NodeEvents::OnDown(int node, absl::Status why) {
-  has_exchange_.WaitForNotification();
-  if (exchange_.on_down) {
-    exchange_.on_down(node, why);
-  }
+  WithExchange([&](const Exchange& to) {
+    if (to.on_down) to.on_down(node, why);
+  });
   Deliver([node, why = std::move(why)](Listener* listener) { listener->OnDown(node, why); });
 }
 
 void NodeEvents::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
   if (header.slab() != v1::SLAB_UNSPECIFIED) {
-    Deliver([node, header, bytes = std::string(elements)](Listener* listener) {
-      listener->OnState(node, header, bytes);
-    });
+    Deliver(
+        [node, header, bytes = std::string(elements)](Listener* listener) { listener->OnState(node, header, bytes); });
     return;
   }
-  has_exchange_.WaitForNotification();
-  if (exchange_.on_data) {
-    exchange_.on_data(node, header, elements);
-  }
+  WithExchange([&](const Exchange& to) {
+    if (to.on_data) to.on_data(node, header, elements);
+  });
 }
 
 }  // namespace shardd

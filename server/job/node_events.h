@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/notification.h"
+#include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/node_exchange.h"
 #include "server/job/core_loop.h"
 #include "server/peer/peer_links.h"
@@ -25,14 +27,16 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   // `same_job`: whether another node describes this job; any thread.
   NodeEvents(CoreLoop* loop, SameJob same_job) : loop_(loop), same_job_(std::move(same_job)) {}
 
-  // Where gradients and lost links go on the network's threads. To be called once, right after the links were asked
-  // for, which they need: what comes earlier waits.
+  // Where gradients and lost links go on the network's threads. To be called right after the links were asked for, which
+  // they need: what comes earlier waits. Without one where none could be made.
   struct Exchange {
-    NodeExchange* exchange = nullptr;  // outlives the links
+    NodeExchange* exchange = nullptr;  // until ForgetExchange
     std::function<void(int node, const v1::PeerData&, absl::string_view elements)> on_data;
     std::function<void(int node, const absl::Status&)> on_down;
   };
-  void SetExchange(Exchange exchange);
+  void SetExchange(Exchange exchange) ABSL_LOCKS_EXCLUDED(mutex_);
+  // When it returns nothing reaches the exchange any more, which may then go: before the links.
+  void ForgetExchange() ABSL_LOCKS_EXCLUDED(mutex_) { SetExchange({}); }
 
   class Listener {
    public:
@@ -54,12 +58,15 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   void OnData(int node, const v1::PeerData& header, absl::string_view elements) override;
 
  private:
+  // Waits for SetExchange.
+  void WithExchange(absl::FunctionRef<void(const Exchange&)> call) ABSL_LOCKS_EXCLUDED(mutex_);
   void Deliver(std::function<void(Listener*)> event);
 
   CoreLoop* const loop_;
   const SameJob same_job_;
-  absl::Notification has_exchange_;
-  Exchange exchange_;  // constant behind has_exchange_
+  absl::Mutex mutex_;
+  bool has_exchange_ ABSL_GUARDED_BY(mutex_) = false;
+  Exchange exchange_ ABSL_GUARDED_BY(mutex_);  // called with the lock shared
   // Loop-confined.
   Listener* listener_ = nullptr;
   bool listened_ = false;  // somebody did

@@ -190,8 +190,9 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
 // Its own ranks are told over there; the ones here would wait for it.
 void NodeMember::OnRefused(int node, const absl::Status& why) {
   links_state_[static_cast<size_t>(node)].why = std::string(why.message());
-  Tell(absl::FailedPreconditionError(
-      absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message())));
+  if (coordinator_ != nullptr) {
+    coordinator_->OnRefused(node, why);
+  }
 }
 
 void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
@@ -287,11 +288,11 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
       Fetch(begin.generation());
       return;
     } else if (begin.decided_step() != job_->NodeStep() || begin.initialized() != job_->NodeInitialized()) {
-      job_->NodeClose(
-          absl::StrCat("the nodes' states do not belong together: this node has ",
-                       job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters",
-                       " and node 0 ", begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
-                       "; the daemon of node 0 has ended, and its part is lost: open the job anew on all nodes, from a checkpoint"));
+      job_->NodeClose(absl::StrCat(
+          "the nodes' states do not belong together: this node has ",
+          job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters", " and node 0 ",
+          begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
+          "; the daemon of node 0 has ended, and its part is lost: open the job anew on all nodes, from a checkpoint"));
       return;
     }
   }

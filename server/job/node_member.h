@@ -113,8 +113,8 @@ class NodeMember final : public NodeEvents::Listener {
   bool promised_ = false;
   bool promised_values_ = false;  // of these
   bool node0_finished_ = false;
-  bool fetching_ = false;           // the state comes from node 0
-  uint64_t fetched_generation_ = 0;  // what counts when it is there
+  bool fetching_ = false;              // the state comes from node 0
+  uint64_t fetched_generation_ = 0;    // what counts when it is there
   std::vector<v1::PeerMessage> kept_;  // for the next generation
   absl::Time unheard_since_ = absl::InfiniteFuture();
   struct Link {

@@ -144,8 +144,19 @@ void LinkLoop::Stop() {
   for (const LinkPtr& link : up) {
     link->control->Finish(absl::AbortedError(absl::StrCat("node ", join_.node, " has ended its links of the job")));
   }
-  wait([&] { return std::all_of(up.begin(), up.end(), [](const LinkPtr& link) { return link->control->gone(); }); },
-       end);
+  // The side that called knows when the other one has read all: its control stream is answered. The other side sees it
+  // from the data stream, which whoever has read the end of messages ends, and which must not end before.
+  const auto parted = [&up] {
+    bool all = true;
+    for (const LinkPtr& link : up) {
+      if (link->calls && link->control->gone() && !link->data->gone()) {
+        link->data->Abort(absl::AbortedError("the link has ended"));
+      }
+      all = all && link->data->gone();
+    }
+    return all;
+  };
+  wait(parted, end);
   std::deque<std::function<void()>> tasks;
   {
     absl::MutexLock lock(&mutex_);

@@ -76,16 +76,16 @@ absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& 
     if (!options.insecure && !IsLoopback(HostOf(options.listen))) {
       return absl::InvalidArgumentError(
           absl::StrCat("--peer_listen: without TLS only this host may reach it (got \"", options.listen,
-                       "\", want a loopback address); give --peer_certificate, --peer_key and --peer_ca, or "
+                       "\", want a loopback address); give --peer_cert, --peer_key and --peer_ca, or "
                        "--peer_insecure on a network that nobody else can reach"));
     }
     return PeerCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials(), false};
   }
   if (given != 3) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--peer_certificate, --peer_key and --peer_ca: TLS between nodes is mutual and takes all three (got ", given,
+        "--peer_cert, --peer_key and --peer_ca: TLS between nodes is mutual and takes all three (got ", given,
         "); give the missing ",
-        options.certificate.empty() ? "--peer_certificate"
+        options.certificate.empty() ? "--peer_cert"
         : options.key.empty()       ? "--peer_key"
                                     : "--peer_ca"));
   }
@@ -93,7 +93,7 @@ absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& 
     return absl::InvalidArgumentError(
         "--peer_insecure: certificates are given too (want one or the other); leave out --peer_insecure");
   }
-  SHARDD_ASSIGN_OR_RETURN(const std::string certificate, ReadPem("--peer_certificate", options.certificate));
+  SHARDD_ASSIGN_OR_RETURN(const std::string certificate, ReadPem("--peer_cert", options.certificate));
   SHARDD_ASSIGN_OR_RETURN(const std::string key, ReadPem("--peer_key", options.key));
   SHARDD_ASSIGN_OR_RETURN(const std::string ca, ReadPem("--peer_ca", options.ca));
   grpc::SslServerCredentialsOptions server(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);

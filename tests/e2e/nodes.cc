@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
 namespace {
@@ -26,10 +27,9 @@ int FreePort() {
 
 }  // namespace
 
-void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags, const std::string& devices) {
+void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags) {
   ranks_ = ranks;
   flags_ = flags;
-  devices_ = devices;
   for (int node = 0; node < nodes; ++node) {
     addresses_.push_back(absl::StrCat("localhost:", FreePort()));
     nodes_.push_back(std::make_unique<Node>());
@@ -47,11 +47,21 @@ void Nodes::StartAgain(int node) {
 void Nodes::StartDaemon(int node) {
   std::vector<std::string> flags = {"--peer_listen=" + addresses_[static_cast<size_t>(node)]};
   flags.insert(flags.end(), flags_.begin(), flags_.end());
-  nodes_[static_cast<size_t>(node)]->StartDaemon(flags, devices_ == "cpu" ? absl::StrCat("cpu:", ranks_) : devices_);
+  Node& started = *nodes_[static_cast<size_t>(node)];
+  if (gpus_ == 0) {
+    started.StartDaemon(flags, absl::StrCat("cpu:", ranks_));
+    return;
+  }
+  started.RanksFind(testing::FakeCudaEnvironment(gpus_));
+  std::vector<std::string> environment =
+      testing::FakeCudaEnvironment(gpus_, {absl::StrCat("FAKE_CUDA_DELAY_SEED=", 7 + node)});
+  environment.push_back(
+      absl::StrCat("NCCL_HOSTID=shardd-test-node-", node));  // NCCL takes no two members on one GPU of a host
+  started.StartDaemon(flags, "cuda:all", environment);
 }
 
 Args Nodes::Of(int node, const Args& args) const {
-  return Args({{"strategy", "HYBRID_SHARD"}, {"world", absl::StrCat(ranks_)}})
+  return Args({{"strategy", "HYBRID_SHARD"}, {"world", absl::StrCat(ranks_)}, {"device_memory", gpus_ > 0 ? "1" : "0"}})
       .With(args)
       .With({{"node", absl::StrCat(node)},
              {"nodes", absl::StrJoin(addresses_, ",")},

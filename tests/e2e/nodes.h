@@ -28,6 +28,7 @@ class Node final : public Cluster {
   using Cluster::Job;
   using Cluster::LetGo;
   using Cluster::Ranks;
+  using Cluster::RanksFind;
   using Cluster::Report;
   using Cluster::StartDaemon;
   using Cluster::StartRank;
@@ -39,7 +40,10 @@ class Node final : public Cluster {
 class Nodes : public ::testing::Test {
  protected:
   // `flags`, for every node: behind those that make it one. Each has devices for `ranks` ranks.
-  void Start(int nodes, int ranks = 2, const std::vector<std::string>& flags = {}, const std::string& devices = "cpu");
+  void Start(int nodes, int ranks = 2, const std::vector<std::string>& flags = {});
+  // Before Start: every node has so many GPUs, of the fake driver where those are not real, and takes itself for a host
+  // of its own.
+  void OnGpus(int gpus) { gpus_ = gpus; }
   // The daemon of a node that has ended.
   void StartAgain(int node);
   Node& node(int node) { return *nodes_[static_cast<size_t>(node)]; }
@@ -61,7 +65,7 @@ class Nodes : public ::testing::Test {
  private:
   void StartDaemon(int node);
   int ranks_ = 0;
-  std::string devices_;
+  int gpus_ = 0;
   std::vector<std::string> flags_;
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<Node>> nodes_;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/testing/fake_cuda.h"
 
 namespace shardd::e2e {
 namespace {
@@ -20,6 +21,10 @@ class NodesParity : public Nodes, public ::testing::WithParamInterface<std::pair
 
 TEST_P(NodesParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
   const Args& args = GetParam().second;
+  if (args.Int("gpus") > 0) {
+    SHARDD_NEEDS_GPUS(args.Int("gpus"));
+    OnGpus(args.Int("gpus"));
+  }
   Start(args.Int("node_count", 2), args.Int("world", 2));
   std::vector<v1::Job> jobs;
   const std::vector<TrainerReport> reports = RunAll(args, {}, [&] {
@@ -36,9 +41,18 @@ TEST_P(NodesParity, FiftyStepsOfAllNodesEqualTheUnshardedRun) {
     ASSERT_EQ(jobs[k].nodes_size(), count());
     EXPECT_EQ(jobs[k].nodes(k).here(), true);
     EXPECT_EQ(jobs[k].nodes(1 - (k > 0)).state(), "up");
-    EXPECT_TRUE(absl::StrContains(jobs[k].collective(), "nodes")) << jobs[k].collective();
+    const char* by = args.Int("gpus") > 0 ? "nodes: nccl" : "nodes: peers";
+    EXPECT_TRUE(absl::StrContains(jobs[k].collective(), by)) << jobs[k].collective();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    OnGpus, NodesParity,
+    ::testing::Values(std::pair{"TwoByTwo", Args{{"gpus", "2"}}},
+                      std::pair{"TwoRanksOnOneGpu", Args{{"gpus", "1"}, {"micro", "2"}, {"max_norm", "0.1"}}},
+                      std::pair{"ThreeNodesDim0", Args{{"gpus", "2"}, {"node_count", "3"}, {"layout", "DIM0"}}},
+                      std::pair{"Bf16", Args{{"gpus", "2"}, {"param_dtype", "bf16"}, {"optimizer", "sgd"}}}),
+    [](const auto& info) { return std::string(info.param.first); });
 
 INSTANTIATE_TEST_SUITE_P(
     Jobs, NodesParity,
@@ -94,6 +108,42 @@ class NodesTest : public Nodes {
     }
     ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
   }
+
+  // Node 1's daemon and ranks are gone; another daemon takes the place, other processes those of its ranks.
+  void KillDaemonOfNode1() {
+    Start(2);
+    const Args args = {{"steps", "12"}, {"recover", "1"}, {"optimizer", "adamw"}, {"param_dtype", "bf16"}};
+    std::vector<Child> survivors;
+    for (int rank = 0; rank < 2; ++rank)
+      survivors.push_back(StartRank(0, rank, args.With({{"pause", "before_step@5"}})));
+    std::vector<Child> victims;
+    for (int rank = 0; rank < 2; ++rank) victims.push_back(StartRank(1, rank, args));
+    for (int rank = 0; rank < 2; ++rank) node(0).AwaitPause(Of(0, args), "before_step", rank);
+    ASSERT_EQ(kill(node(1).daemon_pid(), SIGKILL), 0);
+    EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "node 1 (" + addresses()[1] + ") is lost"); }));
+    for (int rank = 0; rank < 2; ++rank) node(0).LetGo(Of(0, args), "before_step", rank);
+    for (Child& victim : victims) {
+      victim.Kill(SIGKILL);
+      victim.Wait();
+    }
+    StartAgain(1);
+    std::vector<Child> again;
+    for (int rank = 0; rank < 2; ++rank) {
+      again.push_back(StartRank(1, rank, args.With({{"of_any_rank", "1"}, {"pause", "end@12"}})));
+    }
+    for (int rank = 0; rank < 2; ++rank) node(1).AwaitPause(Of(1, args), "end", rank);
+    EXPECT_TRUE(node(1).HasEvent("job", "state", "step 5 came from node 0"));
+    EXPECT_EQ(node(1).Job().committed_step(), 12);
+    for (int rank = 0; rank < 2; ++rank) node(1).LetGo(Of(1, args), "end", rank);
+    for (Child& child : again) EXPECT_EQ(child.Wait(), 0);
+    for (Child& child : survivors) EXPECT_EQ(child.Wait(), 0);
+    std::vector<TrainerReport> reports;
+    for (int k = 0; k < 2; ++k) {
+      for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
+    }
+    ExpectAllOk(reports);
+    ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+  }
 };
 
 TEST_F(NodesTest, ARankOfNode1DiesBetweenItsBackwardAndItsStep) { KillAndReplace("backward_done@4", 1, 1); }
@@ -101,6 +151,17 @@ TEST_F(NodesTest, ARankOfNode0DiesBetweenItsBackwardAndItsStep) { KillAndReplace
 TEST_F(NodesTest, ARankDiesBehindItsStep) { KillAndReplace("step_sent@6", 1, 0); }
 TEST_F(NodesTest, ARankOfNode0DiesBehindItsStep) { KillAndReplace("step_sent@6", 0, 1); }
 TEST_F(NodesTest, ARankDiesBeforeTheInitialValues) { KillAndReplace("initial@0", 1, 0); }
+
+TEST_F(NodesTest, ARankOnAGpuDiesWhileNcclMayAdd) {
+  SHARDD_NEEDS_GPUS(2);
+  OnGpus(2);
+  KillAndReplace("backward_done@4", 1, 1);
+}
+TEST_F(NodesTest, ARankOnAGpuDiesBehindItsStep) {
+  SHARDD_NEEDS_GPUS(2);
+  OnGpus(2);
+  KillAndReplace("step_sent@6", 0, 1);
+}
 
 TEST_F(NodesTest, DeathsOnBothNodesInTurnLoseNothing) {
   Start(2);
@@ -161,39 +222,11 @@ TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
   EXPECT_EQ(silent.Wait(), 0);
 }
 
-// Node 1's daemon and ranks are gone; another daemon takes the place, another process of its ranks too.
-TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) {
-  Start(2);
-  const Args args = {{"steps", "12"}, {"recover", "1"}, {"optimizer", "adamw"}, {"param_dtype", "bf16"}};
-  std::vector<Child> survivors;
-  for (int rank = 0; rank < 2; ++rank) survivors.push_back(StartRank(0, rank, args.With({{"pause", "before_step@5"}})));
-  std::vector<Child> victims;
-  for (int rank = 0; rank < 2; ++rank) victims.push_back(StartRank(1, rank, args));
-  for (int rank = 0; rank < 2; ++rank) node(0).AwaitPause(Of(0, args), "before_step", rank);
-  ASSERT_EQ(kill(node(1).daemon_pid(), SIGKILL), 0);
-  EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "node 1 (" + addresses()[1] + ") is lost"); }));
-  for (int rank = 0; rank < 2; ++rank) node(0).LetGo(Of(0, args), "before_step", rank);
-  for (Child& victim : victims) {
-    victim.Kill(SIGKILL);
-    victim.Wait();
-  }
-  StartAgain(1);
-  std::vector<Child> again;
-  for (int rank = 0; rank < 2; ++rank) {
-    again.push_back(StartRank(1, rank, args.With({{"of_any_rank", "1"}, {"pause", "end@12"}})));
-  }
-  for (int rank = 0; rank < 2; ++rank) node(1).AwaitPause(Of(1, args), "end", rank);
-  EXPECT_TRUE(node(1).HasEvent("job", "state", "step 5 came from node 0"));
-  EXPECT_EQ(node(1).Job().committed_step(), 12);
-  for (int rank = 0; rank < 2; ++rank) node(1).LetGo(Of(1, args), "end", rank);
-  for (Child& child : again) EXPECT_EQ(child.Wait(), 0);
-  for (Child& child : survivors) EXPECT_EQ(child.Wait(), 0);
-  std::vector<TrainerReport> reports;
-  for (int k = 0; k < 2; ++k) {
-    for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
-  }
-  ExpectAllOk(reports);
-  ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) { KillDaemonOfNode1(); }
+TEST_F(NodesTest, ADaemonWithGpusThatIsKilledGetsTheStateFromAReplica) {
+  SHARDD_NEEDS_GPUS(2);
+  OnGpus(2);
+  KillDaemonOfNode1();
 }
 
 // Nobody else has decided steps' journal, so node 0's daemon takes the job along.

@@ -14,6 +14,7 @@
 #include "server/collective/nccl/nccl_communicator.h"
 #include "server/collective/nccl/nccl_communicators.h"
 #include "tests/gpu/real_cuda_world.h"
+#include "tests/server/collective/nccl_node.h"
 
 namespace shardd {
 namespace {
@@ -147,6 +148,61 @@ TEST_F(RealNcclTest, TwoMembersOnOneGpuAreRefusedWithItsWordsAndSoIsAJobOfTwoRan
   auto one = Make({0});
   ASSERT_TRUE(one.ok()) << one.status();
   ExpectSums(one->get());
+}
+
+// A communicator of several processes, of which this one has all members: what it calls is ncclAllReduce.
+TEST_F(RealNcclTest, OneMemberOfAllNodesSumsToItsOwnBitsAlsoAfterAnAbort) {
+  for (int times = 0; times < 2; ++times) {
+    NcclCommunicator::Share share;
+    const absl::Status id = library_->Check((*library_)->GetUniqueId(&share.id), "ncclGetUniqueId", "");
+    ASSERT_TRUE(id.ok()) << id;
+    share.members = 1;
+    share.ordinals = {0};
+    const auto communicator = NcclCommunicator::Prepare(*library_, world_.driver(), share, {});
+    made_.push_back(communicator);
+    const absl::Status joined = NcclCommunicator::Join({communicator});
+    ASSERT_TRUE(joined.ok()) << joined;
+    ExpectSums(communicator.get());
+    EXPECT_TRUE(communicator->Ask().ok()) << communicator->Ask();
+    communicator->Break(absl::UnavailableError("enough"));
+  }
+}
+
+// Two daemons on this one GPU: NCCL takes their members for those of two machines, which meet over its sockets. Kernels
+// of the two share the GPU by turns, so what this takes says nothing of nodes.
+TEST_F(RealNcclTest, TwoNodesOnOneGpuSumAndOneThatIsKilledComesBack) {
+  NcclNodes nodes({"shardd-node-0", "shardd-node-1"});
+  const auto sum = [&](uint64_t generation, uint64_t sequences) {
+    for (int node = 0; node < 2; ++node) {
+      nodes.Begin(node, generation);
+      for (uint64_t sequence = 0; sequence < sequences; ++sequence) nodes.Sum(node, generation, sequence);
+    }
+    for (uint64_t sequence = 0; sequence < sequences; ++sequence) {
+      const auto first = nodes.Await(0, generation, sequence);
+      const auto second = nodes.Await(1, generation, sequence);
+      if (!first.has_value() || !second.has_value()) return std::string("a sum does not end");
+      if (first->code != 0 || second->code != 0) return first->bytes + "; " + second->bytes;
+      EXPECT_EQ(first->wrong + second->wrong, 0);
+      EXPECT_EQ(first->bytes, second->bytes) << "other bits";
+    }
+    return std::string();
+  };
+  if (const std::string refused = sum(1, 1); !refused.empty()) {
+    GTEST_SKIP() << "NCCL does not sum between two processes on this machine's GPU: " << refused;
+  }
+  EXPECT_EQ(sum(2, 20), "");
+  nodes.Sum(0, 2, 20);
+  nodes.PassOn(absl::Milliseconds(200));
+  nodes.Kill(1);
+  const absl::Time begin = absl::Now();
+  nodes.Begin(0, 3);
+  const auto aborted = nodes.Await(0, 2, 20);
+  ASSERT_TRUE(aborted.has_value()) << "its abort does not end";
+  EXPECT_EQ(static_cast<absl::StatusCode>(aborted->code), absl::StatusCode::kAborted) << aborted->bytes;
+  std::printf("[ GPU      ] a sum whose other node was killed: ended %.0f ms after it was told\n",
+              absl::ToDoubleMilliseconds(absl::Now() - begin));
+  nodes.Start(1);
+  EXPECT_EQ(sum(4, 5), "");
 }
 
 }  // namespace

@@ -68,18 +68,20 @@ struct Config {
 };
 
 // X(name, (parameters)): every function returns nccl::Result but GetErrorString and GetLastError.
-#define SHARDD_NCCL_FUNCTIONS(X)                                                                                 \
-  X(GetVersion, (int* version))                                                                                  \
-  X(GetUniqueId, (nccl::UniqueId * id))                                                                          \
-  X(CommInitRankConfig, (nccl::Comm * comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config))       \
-  X(CommGetAsyncError, (nccl::Comm comm, nccl::Result * result))                                                 \
-  X(CommDestroy, (nccl::Comm comm))                                                                              \
-  X(CommAbort, (nccl::Comm comm))                                                                                \
-  X(Reduce, (const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, int root,      \
-             nccl::Comm comm, nccl::Stream stream))                                                              \
-  X(ReduceScatter, (const void* send, void* receive, size_t receive_count, nccl::DataType dtype, nccl::RedOp op, \
-                    nccl::Comm comm, nccl::Stream stream))                                                       \
-  X(GroupStart, ())                                                                                              \
+#define SHARDD_NCCL_FUNCTIONS(X)                                                                                      \
+  X(GetVersion, (int* version))                                                                                       \
+  X(GetUniqueId, (nccl::UniqueId * id))                                                                               \
+  X(CommInitRankConfig, (nccl::Comm * comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config))            \
+  X(CommGetAsyncError, (nccl::Comm comm, nccl::Result * result))                                                      \
+  X(CommDestroy, (nccl::Comm comm))                                                                                   \
+  X(CommAbort, (nccl::Comm comm))                                                                                     \
+  X(Reduce, (const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, int root,           \
+             nccl::Comm comm, nccl::Stream stream))                                                                   \
+  X(AllReduce, (const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op, nccl::Comm comm, \
+                nccl::Stream stream))                                                                                 \
+  X(ReduceScatter, (const void* send, void* receive, size_t receive_count, nccl::DataType dtype, nccl::RedOp op,      \
+                    nccl::Comm comm, nccl::Stream stream))                                                            \
+  X(GroupStart, ())                                                                                                   \
   X(GroupEnd, ())
 
 // Likewise; null where the library has not both, which costs windows alone.

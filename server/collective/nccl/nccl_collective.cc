@@ -258,8 +258,7 @@ void NcclCollective::Issue(ReduceScatterRequest request, Done done) {
   }
   // The communicator lives as long as what names it. Sums that have waited come from another thread than the loop: all
   // devices get the operations of all communicators in one order.
-  static absl::Mutex issue_mutex(absl::kConstInit);
-  absl::MutexLock lock(&issue_mutex);
+  absl::MutexLock lock(&NcclIssueMutex());
   FanOut(
       std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), absl::OkStatus(),
       [keep = communicator, done = std::move(done)](absl::Status status) { done(std::move(status)); },

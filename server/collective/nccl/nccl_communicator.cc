@@ -1,6 +1,7 @@
 #include "server/collective/nccl/nccl_communicator.h"
 
 #include <thread>
+#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -30,12 +31,40 @@ bool ScattersAt(const SumOp& op, size_t first) {
   return true;
 }
 
+absl::Mutex& NcclIssueMutex() {
+  static absl::Mutex mutex(absl::kConstInit);
+  return mutex;
+}
+
+NcclCommunicator::NcclCommunicator(const NcclLibrary& library, const CudaDriver& driver, Share share, bool is_shared,
+                                   const Options& options)
+    : library_(library), driver_(driver), share_(std::move(share)), is_shared_(is_shared), options_(options) {
+  std::vector<std::string> devices;
+  for (const int ordinal : share_.ordinals) {
+    auto member = std::make_unique<Member>();
+    member->device = absl::StrCat("cuda:", ordinal);
+    member->ordinal = ordinal;
+    devices.push_back(member->device);
+    members_.push_back(std::move(member));
+  }
+  name_ = absl::StrCat("nccl ", library_.version(), " over ", absl::StrJoin(devices, ", "));
+  if (is_shared_) {
+    absl::StrAppend(&name_, " (member ", share_.first_member, " of ", share_.members, ", others of other processes)");
+  }
+  details_ = absl::StrCat("at most ", options_.max_ctas, " CTAs on each GPU, CTA policy ", library_.cta_policy_text());
+}
+
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(const NcclLibrary& library,
                                                                            const CudaDriver& driver,
                                                                            const std::vector<int>& ordinals,
                                                                            const Options& options) {
-  std::shared_ptr<NcclCommunicator> result(new NcclCommunicator(library, driver, options));
-  if (absl::Status status = result->Init(ordinals); !status.ok()) {
+  Share share;
+  share.members = static_cast<int>(ordinals.size());
+  share.ordinals = ordinals;
+  SHARDD_RETURN_IF_ERROR(library.Check(library->GetUniqueId(&share.id), "ncclGetUniqueId", "nccl"));
+  std::shared_ptr<NcclCommunicator> result(
+      new NcclCommunicator(library, driver, std::move(share), /*is_shared=*/false, options));
+  if (absl::Status status = Join({result}); !status.ok()) {
     // What hangs while it is made may hang while it is given up, and this thread has others to serve.
     result->Break(status);
     return status;
@@ -43,43 +72,57 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(const
   return result;
 }
 
-absl::Status NcclCommunicator::Init(const std::vector<int>& ordinals) {
-  std::vector<std::string> devices;
-  for (const int ordinal : ordinals) {
-    auto member = std::make_unique<Member>();
-    member->device = absl::StrCat("cuda:", ordinal);
-    member->ordinal = ordinal;
-    devices.push_back(member->device);
-    SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->DevicePrimaryCtxRetain(&member->context, ordinal),
-                                         "cuDevicePrimaryCtxRetain", "", member->device));
-    members_.push_back(std::move(member));
+std::shared_ptr<NcclCommunicator> NcclCommunicator::Prepare(const NcclLibrary& library, const CudaDriver& driver,
+                                                            Share share, const Options& options) {
+  return std::shared_ptr<NcclCommunicator>(
+      new NcclCommunicator(library, driver, std::move(share), /*is_shared=*/true, options));
+}
+
+absl::Status NcclCommunicator::Join(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators) {
+  size_t begun = 0;  // of these no abort comes before the group has ended
+  while (begun < communicators.size() && communicators[begun]->BeginChange()) ++begun;
+  absl::Status status = begun == communicators.size() ? JoinGroup(communicators) : communicators[begun]->broken();
+  for (size_t i = 0; i < begun; ++i) communicators[i]->EndChange();
+  return status;
+}
+
+// A group, because of one process's members each waits for the others; what is of several communicators does not, and
+// is made at the same time.
+absl::Status NcclCommunicator::JoinGroup(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators) {
+  if (communicators.empty()) return absl::OkStatus();
+  const NcclLibrary& library = communicators[0]->library_;
+  SHARDD_RETURN_IF_ERROR(library.Check(library->GroupStart(), "ncclGroupStart", communicators[0]->name_));
+  absl::Status status;
+  for (const auto& communicator : communicators) status.Update(communicator->JoinMembers());
+  status.Update(library.Check(library->GroupEnd(), "ncclGroupEnd", communicators[0]->name_));
+  SHARDD_RETURN_IF_ERROR(status);
+  for (const auto& communicator : communicators) {
+    for (const auto& member : communicator->members_) {
+      absl::MutexLock lock(&member->mutex);
+      SHARDD_RETURN_IF_ERROR(communicator->Await(member->device, member->comm, "ncclCommInitRankConfig"));
+    }
   }
-  name_ = absl::StrCat("nccl ", library_.version(), " over ", absl::StrJoin(devices, ", "));
-  details_ = absl::StrCat("at most ", options_.max_ctas, " CTAs on each GPU, CTA policy ", library_.cta_policy_text());
-  nccl::UniqueId id;
-  SHARDD_RETURN_IF_ERROR(library_.Check(library_->GetUniqueId(&id), "ncclGetUniqueId", name_));
-  SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", name_));
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::JoinMembers() {
   absl::Status status;
   for (size_t i = 0; i < members_.size(); ++i) {
     Member& member = *members_[i];
+    absl::MutexLock lock(&member.mutex);
+    SHARDD_RETURN_IF_ERROR(driver_.Check(driver_->DevicePrimaryCtxRetain(&member.context, member.ordinal),
+                                         "cuDevicePrimaryCtxRetain", "", member.device));
     const ScopedCudaContext current(driver_, member.context);
     nccl::Config config;
     config.blocking = 0;
     config.max_ctas = options_.max_ctas;
     config.cta_policy = library_.cta_policy();
-    absl::MutexLock lock(&member.mutex);
     status.Update(driver_.Check(current.result(), "cuCtxPushCurrent", "", member.device));
-    status.Update(
-        library_.Check(library_->CommInitRankConfig(&member.comm, members(), id, static_cast<int>(i), &config),
-                       "ncclCommInitRankConfig", member.device));
+    status.Update(library_.Check(library_->CommInitRankConfig(&member.comm, share_.members, share_.id,
+                                                              share_.first_member + static_cast<int>(i), &config),
+                                 "ncclCommInitRankConfig", member.device));
   }
-  status.Update(library_.Check(library_->GroupEnd(), "ncclGroupEnd", name_));
-  SHARDD_RETURN_IF_ERROR(status);
-  for (const auto& member : members_) {
-    absl::MutexLock lock(&member->mutex);
-    SHARDD_RETURN_IF_ERROR(Await(member->device, member->comm, "ncclCommInitRankConfig"));
-  }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status NcclCommunicator::Await(const std::string& device, nccl::Comm comm, const char* operation) {
@@ -104,6 +147,13 @@ absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm com
   absl::Status status;
   for (size_t i = 0; i < op.parts.size();) {
     const SumPart& part = op.parts[i];
+    if (is_shared_) {
+      status.Update(
+          library_.Check(library_->AllReduce(part.src, part.dst, numel(part), nccl::kFloat32, nccl::kSum, comm, stream),
+                         "ncclAllReduce", member.device));
+      ++i;
+      continue;
+    }
     if (ScattersAt(op, i)) {
       const SumPart& own = op.parts[i + static_cast<size_t>(op.member)];
       status.Update(library_.Check(
@@ -122,13 +172,40 @@ absl::Status NcclCommunicator::EnqueueParts(const Member& member, nccl::Comm com
 }
 
 absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* stream) {
-  Member& member = *members_[static_cast<size_t>(op.member)];
+  const int index = op.member - share_.first_member;
+  if (index < 0 || static_cast<size_t>(index) >= members_.size()) {
+    return absl::InternalError(absl::StrCat("sum: member ", op.member, " is not of this process (", name_, ")"));
+  }
+  for (const SumPart& part : op.parts) {
+    if (!is_shared_ || part.root == op.member) continue;
+    return absl::InternalError(absl::StrCat("sum: an all-reduce has no root (got ", part.root, "; ", name_, ")"));
+  }
+  Member& member = *members_[static_cast<size_t>(index)];
   absl::MutexLock lock(&member.mutex);
   SHARDD_RETURN_IF_ERROR(broken());
   if (member.comm == nullptr) return absl::InternalError(absl::StrCat("sum on ", member.device, ": no communicator"));
   SHARDD_RETURN_IF_ERROR(EnqueueParts(member, member.comm, op, stream));
   // The stream must not be touched while NCCL is still putting its work there.
-  return Await(member.device, member.comm, op.scatter ? "ncclReduceScatter" : "ncclReduce");
+  return Await(member.device, member.comm,
+               is_shared_   ? "ncclAllReduce"
+               : op.scatter ? "ncclReduceScatter"
+                            : "ncclReduce");
+}
+
+absl::Status NcclCommunicator::Ask() {
+  for (const auto& member : members_) {
+    if (!member->mutex.TryLock()) continue;
+    nccl::Result result = nccl::kSuccess;
+    absl::Status status;
+    if (member->comm != nullptr) {
+      status =
+          library_.Check(library_->CommGetAsyncError(member->comm, &result), "ncclCommGetAsyncError", member->device);
+    }
+    member->mutex.Unlock();
+    status.Update(library_.Check(result, "a sum on", member->device));
+    if (!status.ok()) return absl::UnavailableError(absl::StrCat(status.message(), " (", name_, ")"));
+  }
+  return absl::OkStatus();
 }
 
 bool NcclCommunicator::BeginChange() {
@@ -243,9 +320,9 @@ void NcclCommunicator::Break(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (!broken_.ok()) return;
     broken_ = absl::AbortedError(absl::StrCat(name_.empty() ? "nccl" : name_, " is given up: ", why.message()));
-    // NCCL takes no abort beside a call over the same members: who changes the window sees that it is broken, leaves,
-    // and begins the abort. Where the call does not return there is none, and nobody waits for one: no sum is
-    // under way.
+    // NCCL takes no abort beside a call over the same members: who makes it, or changes the window, sees that it is
+    // broken, leaves, and begins the abort. Where the call does not return there is none, and nobody waits for one: no
+    // sum is under way.
     if (is_changing_) return;
   }
   BeginAbort();
@@ -279,7 +356,10 @@ NcclCommunicator::~NcclCommunicator() {
     {
       const ScopedCudaContext current(driver_, member->context);
       absl::MutexLock lock(&member->mutex);
-      if (member->comm != nullptr) (void)library_->CommDestroy(member->comm);
+      // What has members elsewhere is not to wait for them.
+      if (member->comm != nullptr) {
+        (void)(is_shared_ ? library_->CommAbort(member->comm) : library_->CommDestroy(member->comm));
+      }
     }
     if (member->context != nullptr) (void)driver_->DevicePrimaryCtxRelease(member->ordinal);
   }

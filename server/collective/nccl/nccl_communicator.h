@@ -21,8 +21,13 @@ namespace shardd {
 // one behind the other. It is all that NCCL's symmetric kernels do of sums; what has a root each goes along a ring.
 bool ScattersAt(const SumOp& op, size_t first);
 
-// NCCL over GPUs of this process, one member each. Communicators are non-blocking, so that they can be aborted, and
-// calls of one member come one at a time. Sums are of fp32 in NCCL's order, not in that of ranks.
+// Held while one sum's operations are submitted to their devices: all devices get those of all communicators in one
+// order, so no two of these wait for each other.
+absl::Mutex& NcclIssueMutex();
+
+// NCCL over GPUs, one member each: all of this process, or some of it and the others of other processes (Share).
+// Communicators are non-blocking, so that they can be aborted, and calls of one member come one at a time. Sums are of
+// fp32 in NCCL's order, not in that of ranks.
 class NcclCommunicator final : public Communicator, public std::enable_shared_from_this<NcclCommunicator> {
  public:
   struct Options {
@@ -42,6 +47,21 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
                                                                   const std::vector<int>& ordinals) {
     return Create(library, driver, ordinals, Options());
   }
+  // This process's part of a communicator over several processes. Its sums end on every member: it takes operations of
+  // which each member's parts name that member as their root, and makes all-reduces of them.
+  struct Share {
+    nccl::UniqueId id = {};     // that one process has made, for all of them
+    int members = 0;            // of all processes
+    int first_member = 0;       // of this one's, which follow each other
+    std::vector<int> ordinals;  // this one's GPUs
+  };
+  // Not made yet, and takes no sum until Join. May be broken meanwhile, from any thread, which ends Join.
+  static std::shared_ptr<NcclCommunicator> Prepare(const NcclLibrary& library, const CudaDriver& driver, Share share,
+                                                   const Options& options);
+  // Makes them, in one group of calls, each by an id of its own. Blocks until every process has joined its members, or
+  // one is broken, or it is late: DEADLINE_EXCEEDED. INTERNAL: what NCCL said. An error: Break of all is due. REQUIRES:
+  // the same library and driver.
+  static absl::Status Join(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   // REQUIRES: nothing is under way on the members' streams, or it is broken.
@@ -49,10 +69,13 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
 
   const std::string& name() const override { return name_; }
   const std::string& details() const override { return details_; }
-  int members() const override { return static_cast<int>(members_.size()); }
+  int members() const override { return share_.members; }
   absl::Status Enqueue(const SumOp& op, void* stream) override;
   void Break(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status broken() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  // What the library has found out by itself of what is under way: UNAVAILABLE, a member of another process is gone, as
+  // far as its network notices, or something else is wrong; Break is due. Does not block: OK where a member is busy.
+  absl::Status Ask() ABSL_LOCKS_EXCLUDED(mutex_);
 
   bool takes_window() const { return options_.takes_window; }
   absl::Duration limit() const { return options_.limit; }
@@ -75,9 +98,10 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
     nccl::Comm comm ABSL_GUARDED_BY(mutex) = nullptr;  // null: aborted
     nccl::Window window ABSL_GUARDED_BY(mutex) = nullptr;
   };
-  NcclCommunicator(const NcclLibrary& library, const CudaDriver& driver, const Options& options)
-      : library_(library), driver_(driver), options_(options) {}
-  absl::Status Init(const std::vector<int>& ordinals);
+  NcclCommunicator(const NcclLibrary& library, const CudaDriver& driver, Share share, bool is_shared,
+                   const Options& options);
+  static absl::Status JoinGroup(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators);
+  absl::Status JoinMembers();
   absl::Status EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream);
   absl::Status RegisterOnAll(const Slabs& slabs) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status DeregisterOnAll() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -91,9 +115,11 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   void BeginAbort();
   void AbortAll();
 
-  // Constant after Create.
+  // Constant after Prepare, but for the members' contexts, which are there after Join.
   const NcclLibrary library_;
   const CudaDriver driver_;
+  const Share share_;     // all of it, where
+  const bool is_shared_;  // this is false
   const Options options_;
   std::string name_;
   std::string details_;
@@ -102,7 +128,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   // Guarded.
   mutable absl::Mutex mutex_;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
-  bool is_changing_ ABSL_GUARDED_BY(mutex_) = false;  // the window
+  bool is_changing_ ABSL_GUARDED_BY(mutex_) = false;  // it is made, or its window is changed
   Slabs slabs_ ABSL_GUARDED_BY(mutex_);               // of the window; empty: there is none
 };
 

@@ -3,9 +3,10 @@
 
 #include "tests/fakes/nccl/nccl.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +20,9 @@
 #include <vector>
 
 #include "common/cuda/driver_api.h"
-#include "tests/fakes/nccl/windows.h"
+#include "tests/fakes/nccl/call.h"
+#include "tests/fakes/nccl/clique.h"
+#include "tests/fakes/nccl/shared_clique.h"
 
 // Of the fake driver: this process' or the library's. (NCCL finds the driver at run time; so much alike it need not
 // be.)
@@ -31,85 +34,11 @@ extern "C" shardd::cu::Result cuCtxPushCurrent(shardd::cu::Context context);
 namespace shardd::nccl {
 namespace {
 
-// One call of a member: what it sends, and where the sum goes if it is the root.
-struct Call {
-  bool scatters = false;  // of a reduce-scatter, which symmetric kernels do
-  const float* send = nullptr;
-  float* receive = nullptr;
-  size_t count = 0;
-  int root = 0;
-  bool operator==(const Call& other) const {
-    return scatters == other.scatters && count == other.count && root == other.root;
-  }
-};
-
-// The members' calls between two ends of groups: on the GPU one kernel each, which waits for the others'.
-struct Launch {
-  std::vector<std::vector<Call>> by_rank;
-  int arrived = 0;
-  bool done = false;
-};
-
-struct Clique {
-  explicit Clique(int size) : ranks(size), windows(size) {}
-  const int ranks;
-  std::mutex mutex;
-  std::condition_variable changed;
-  int joined = 0;
-  std::map<cu::Context, int> members;  // the rank by the GPU
-  bool aborted = false;
-  bool mismatched = false;
-  std::map<uint64_t, std::shared_ptr<Launch>> launches;  // by number
-  Windows windows;
-
-  // On a member's stream. Every member has to come; the last adds.
-  void Run(uint64_t number, int rank, std::vector<Call> calls) {
-    std::unique_lock lock(mutex);
-    std::shared_ptr<Launch>& entry = launches[number];
-    if (entry == nullptr) {
-      entry = std::make_shared<Launch>();
-      entry->by_rank.resize(static_cast<size_t>(ranks));
-    }
-    const std::shared_ptr<Launch> launch = entry;
-    launch->by_rank[static_cast<size_t>(rank)] = std::move(calls);
-    if (++launch->arrived == ranks && !aborted) {
-      for (const auto& other : launch->by_rank) mismatched = mismatched || other != launch->by_rank[0];
-      mismatched = mismatched || !IsSymmetric(*launch);
-      if (!mismatched) Add(*launch);
-      launch->done = true;
-      launches.erase(number);
-      changed.notify_all();
-    }
-    changed.wait(lock, [&] { return launch->done || aborted; });
-    for (const Call& call : launch->by_rank[static_cast<size_t>(rank)]) windows.Use(rank, call.send, -1);
-  }
-  // What the real one reads at wrong addresses: symmetric kernels trust that offsets are equal.
-  bool IsSymmetric(const Launch& launch) const {
-    for (size_t i = 0; i < launch.by_rank[0].size(); ++i) {
-      std::vector<const void*> sends;
-      for (const auto& calls : launch.by_rank) sends.push_back(calls[i].send);
-      if (launch.by_rank[0][i].scatters && !windows.Fits(sends, launch.by_rank[0][i].count * sizeof(float)))
-        return false;
-    }
-    return true;
-  }
-  // Along a ring that ends at the root.
-  void Add(const Launch& launch) const {
-    for (size_t i = 0; i < launch.by_rank[0].size(); ++i) {
-      const Call& call = launch.by_rank[0][i];
-      std::vector<float> sum(call.count, 0.0f);
-      for (int hop = 1; hop <= ranks; ++hop) {
-        const float* const from = launch.by_rank[static_cast<size_t>((call.root + hop) % ranks)][i].send;
-        for (size_t k = 0; k < call.count; ++k) sum[k] += from[k];
-      }
-      std::memcpy(launch.by_rank[static_cast<size_t>(call.root)][i].receive, sum.data(), call.count * sizeof(float));
-    }
-  }
-};
-
 struct Communicator {
   std::shared_ptr<Clique> clique;
+  std::shared_ptr<SharedMember> shared;  // others of the clique are of other processes; what `clique` has is not used
   int rank = 0;
+  uint64_t gpu = 0;  // the fake driver's context: the same in every process
   uint64_t launches = 0;
   std::atomic<int> asks = 0;  // the first question after a call is answered with kInProgress
 };
@@ -136,7 +65,8 @@ std::string& LastError() {
 struct Group {
   int depth = 0;
   std::map<Communicator*, std::pair<Stream, std::vector<Call>>> calls;
-  bool makes = false;  // communicators, or windows
+  bool makes = false;                                      // communicators, or windows
+  std::map<std::string, std::vector<Communicator*>> made;  // by id
 };
 Group& ThisGroup() {
   thread_local Group group;
@@ -170,12 +100,14 @@ Result CheckConfig(const Config& config) {
 
 struct Item {
   std::shared_ptr<Clique> clique;
+  std::shared_ptr<SharedMember> shared;
   uint64_t number;
   int rank;
   std::vector<Call> calls;
 };
 void RunItem(void* data) {
   const std::unique_ptr<Item> item(static_cast<Item*>(data));
+  if (item->shared != nullptr) return item->shared->Run(item->calls);
   item->clique->Run(item->number, item->rank, std::move(item->calls));
 }
 
@@ -184,7 +116,7 @@ Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
     const std::lock_guard lock(comm->clique->mutex);
     for (const Call& call : calls) comm->clique->windows.Use(comm->rank, call.send, 1);
   }
-  auto item = std::make_unique<Item>(Item{comm->clique, comm->launches, comm->rank, std::move(calls)});
+  auto item = std::make_unique<Item>(Item{comm->clique, comm->shared, comm->launches, comm->rank, std::move(calls)});
   const cu::Result result = cuLaunchHostFunc(static_cast<cu::Stream>(stream), RunItem, item.get());
   if (result != cu::kSuccess) return kUnhandledCudaError;
   (void)item.release();
@@ -196,7 +128,7 @@ Result Put(Communicator* comm, Stream stream, std::vector<Call> calls) {
 Result Add(Communicator* comm, Stream stream, const std::vector<Call>& calls) {
   if (comm == nullptr || stream == nullptr || !IsThere(reinterpret_cast<Comm>(comm))) return kInvalidArgument;
   for (const Call& call : calls) {
-    const bool writes = call.root == comm->rank;
+    const bool writes = call.all || call.root == comm->rank;
     if (call.send == nullptr || (writes && call.receive == nullptr) || call.root < 0 ||
         call.root >= comm->clique->ranks) {
       return kInvalidArgument;
@@ -212,6 +144,17 @@ Result Add(Communicator* comm, Stream stream, const std::vector<Call>& calls) {
 }
 
 Communicator* Of(Comm comm) { return reinterpret_cast<Communicator*>(comm); }
+
+// What the group has made. Where one group has all members, they are of this process; else they meet in shared memory,
+// also those of other threads here.
+Result JoinOthers(const std::string& id, const std::vector<Communicator*>& made) {
+  if (made.size() == static_cast<size_t>(made[0]->clique->ranks)) return kSuccess;
+  for (Communicator* const comm : made) {
+    comm->shared = SharedMember::Join(id, comm->clique->ranks, comm->rank, comm->gpu);
+    if (comm->shared == nullptr) return kInvalidUsage;
+  }
+  return kSuccess;
+}
 
 }  // namespace
 
@@ -231,7 +174,9 @@ FAKE_NCCL Result ncclGetUniqueId(UniqueId* id) {
   if (Fails("GetUniqueId")) return kInternalError;
   const std::lock_guard lock(g_mutex);
   std::memset(id->internal, 0, sizeof(id->internal));
-  std::snprintf(id->internal, sizeof(id->internal), "fake-%llu", static_cast<unsigned long long>(g_next_id++));
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();  // processes' numbers come again
+  std::snprintf(id->internal, sizeof(id->internal), "fake-nccl-%d-%lld-%llu", static_cast<int>(getpid()),
+                static_cast<long long>(now), static_cast<unsigned long long>(g_next_id++));
   return kSuccess;
 }
 FAKE_NCCL Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int rank, Config* config) {
@@ -250,6 +195,8 @@ FAKE_NCCL Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int 
   made->asks = 1;
   cu::Context context = nullptr;
   const bool has_context = cuCtxPopCurrent(&context) == cu::kSuccess && cuCtxPushCurrent(context) == cu::kSuccess;
+  made->gpu = reinterpret_cast<uintptr_t>(context);
+  ThisGroup().made[id.internal].push_back(made);
   {
     const std::lock_guard joining(clique->mutex);
     ++clique->joined;
@@ -269,6 +216,10 @@ FAKE_NCCL Result ncclCommGetAsyncError(Comm comm, Result* result) {
   Clique& clique = *Of(comm)->clique;
   const std::lock_guard lock(clique.mutex);
   const bool asked = Of(comm)->asks.exchange(0) == 0;
+  if (const auto& shared = Of(comm)->shared; shared != nullptr) {
+    *result = asked ? shared->State(&LastError()) : kInProgress;
+    return kSuccess;
+  }
   const Result windows = clique.windows.State(Of(comm)->rank);
   if (windows == kInvalidArgument) LastError() = clique.windows.why();
   *result = clique.mismatched ? kInvalidUsage : !asked || clique.joined < clique.ranks ? kInProgress : windows;
@@ -284,9 +235,10 @@ FAKE_NCCL Result ncclCommAbort(Comm comm) {
   {
     Clique& clique = *Of(comm)->clique;
     const std::lock_guard lock(clique.mutex);
-    clique.aborted = true;
+    clique.aborted = Of(comm)->shared == nullptr;
     clique.changed.notify_all();
   }
+  if (Of(comm)->shared != nullptr) Of(comm)->shared->Leave();
   delete Of(comm);
   return kSuccess;
 }
@@ -294,7 +246,15 @@ FAKE_NCCL Result ncclReduce(const void* send, void* receive, size_t count, DataT
                             Comm comm, Stream stream) {
   if (Fails("Reduce")) return kInternalError;
   if (dtype != kFloat32 || op != kSum) return kInvalidArgument;
-  return Add(Of(comm), stream, {{false, static_cast<const float*>(send), static_cast<float*>(receive), count, root}});
+  return Add(Of(comm), stream,
+             {{false, false, static_cast<const float*>(send), static_cast<float*>(receive), count, root}});
+}
+FAKE_NCCL Result ncclAllReduce(const void* send, void* receive, size_t count, DataType dtype, RedOp op, Comm comm,
+                               Stream stream) {
+  if (Fails("AllReduce")) return kInternalError;
+  if (dtype != kFloat32 || op != kSum) return kInvalidArgument;
+  return Add(Of(comm), stream,
+             {{false, true, static_cast<const float*>(send), static_cast<float*>(receive), count, 0}});
 }
 FAKE_NCCL Result ncclReduceScatter(const void* send, void* receive, size_t count, DataType dtype, RedOp op, Comm comm,
                                    Stream stream) {
@@ -302,7 +262,7 @@ FAKE_NCCL Result ncclReduceScatter(const void* send, void* receive, size_t count
   if (dtype != kFloat32 || op != kSum || !IsThere(comm)) return kInvalidArgument;
   std::vector<Call> calls;
   for (int root = 0; root < Of(comm)->clique->ranks; ++root) {
-    calls.push_back({true, static_cast<const float*>(send) + static_cast<size_t>(root) * count,
+    calls.push_back({true, false, static_cast<const float*>(send) + static_cast<size_t>(root) * count,
                      static_cast<float*>(receive), count, root});
   }
   return Add(Of(comm), stream, calls);
@@ -318,7 +278,7 @@ FAKE_NCCL Result ncclCommWindowRegister(Comm comm, void* buffer, size_t size_byt
     return kInternalError;
   }
   const char* const symmetric = std::getenv("FAKE_NCCL_SYMMETRIC");
-  if (symmetric != nullptr && std::string(symmetric) == "0") return kSuccess;
+  if (Of(comm)->shared != nullptr || (symmetric != nullptr && std::string(symmetric) == "0")) return kSuccess;
   // The members' registrations wait for each other: from one thread only in a group.
   if (ThisGroup().depth == 0 && clique.ranks > 1) return kInvalidUsage;
   ThisGroup().makes = ThisGroup().depth > 0;
@@ -344,6 +304,10 @@ FAKE_NCCL Result ncclGroupEnd() {
   if (--group.depth > 0) return kSuccess;
   auto calls = std::exchange(group.calls, {});
   Result result = std::exchange(group.makes, false) ? kInProgress : kSuccess;
+  for (const auto& [id, made] : std::exchange(group.made, {})) {
+    const std::lock_guard lock(g_mutex);
+    if (const Result joined = JoinOthers(id, made); joined != kSuccess) return joined;
+  }
   for (auto& [comm, put] : calls) {
     result = Put(comm, put.first, std::move(put.second));
     if (result != kInProgress) return result;

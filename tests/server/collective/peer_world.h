@@ -47,6 +47,10 @@ class Router final : public PeerLinks::Events {
     absl::MutexLock lock(&mutex_);
     exchange_ = exchange;
   }
+  void Forget() {  // no event says that links have gone with their owner
+    absl::MutexLock lock(&mutex_);
+    up_.assign(up_.size(), false);
+  }
   bool up(int node) const {
     absl::ReaderMutexLock lock(&mutex_);
     return up_[node];
@@ -185,6 +189,7 @@ class PeerWorld {
     routers[node]->Set(nullptr);
     exchanges[node].reset();
     links[node].reset();
+    routers[node]->Forget();
   }
   void Add(int node, uint64_t generation, uint64_t sequence, Given& given) {
     exchanges[node]->AllReduce(generation, sequence, given.parts, absl::StrCat("layer.", sequence), given.Done());

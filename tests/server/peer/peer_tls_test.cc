@@ -21,7 +21,7 @@ TEST(PeerOptionsTest, WithoutTlsOnlyThisHostMayReachIt) {
     options.listen = listen;
     const absl::Status status = PeerNetwork::Create(options).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << listen << ": " << status;
-    EXPECT_THAT(status.message(), AllOf(HasSubstr("--peer_listen"), HasSubstr("--peer_certificate")));
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("--peer_listen"), HasSubstr("--peer_cert")));
   }
   PeerNetwork::Options open;
   open.listen = "0.0.0.0:0";
@@ -59,7 +59,7 @@ TEST(PeerOptionsTest, CertificatesAreAllOrNone) {
   options.key = options.ca = options.certificate;
   status = PeerNetwork::Create(options).status();
   EXPECT_TRUE(absl::IsNotFound(status)) << status;
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("--peer_certificate"), HasSubstr("/nowhere/node.pem")));
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("--peer_cert"), HasSubstr("/nowhere/node.pem")));
   const TempDir dir;
   dir.Write("x.pem", "no certificate");
   options.certificate = options.key = options.ca = dir.File("x.pem");

@@ -1,0 +1,379 @@
+#include "server/collective/nodes/nccl_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "server/collective/local/fan_out.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kAskInterval = absl::Milliseconds(100);
+
+}  // namespace
+
+NcclExchange::NcclExchange(const NcclLibrary& library, const CudaDriver& driver, Options options)
+    : library_(library),
+      driver_(driver),
+      options_(std::move(options)),
+      said_(static_cast<size_t>(options_.nodes)),
+      thread_([this] { Run(); }) {}
+
+NcclExchange::~NcclExchange() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ends_ = true;
+    const absl::Status why = absl::AbortedError("sums between nodes: the job ends here");
+    RefuseLocked(why);
+    DropLocked(why);
+  }
+  thread_.join();
+  absl::MutexLock lock(&mutex_);
+  const auto all_done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return to_tell_ == 0; };
+  mutex_.Await(absl::Condition(&all_done));
+}
+
+absl::Status NcclExchange::Check(uint64_t sequence, const std::vector<NodePart>& parts) const {
+  if (sequence < next_ || waiting_.contains(sequence)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sum between nodes: the sequence has been (got ", sequence, ", want ", next_, " or later)"));
+  }
+  for (const NodePart& part : parts) {
+    if (part.rank < 0 || static_cast<size_t>(part.rank) >= options_.devices.size() || part.data == nullptr ||
+        part.numel < 1) {
+      return absl::InvalidArgumentError(absl::StrCat("sum between nodes: no such part (got rank ", part.rank, ", ",
+                                                     part.numel, " elements, want rank 0 to ",
+                                                     options_.devices.size() - 1, " and at least one element)"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void NcclExchange::AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                             Done done) {
+  absl::MutexLock lock(&mutex_);
+  BeginLocked(generation);
+  absl::Status refused = failed_;
+  if (generation < generation_) {
+    refused = absl::AbortedError(
+        absl::StrCat(label, ": the generation has ended (got ", generation, ", want ", generation_, ")"));
+  }
+  if (refused.ok()) refused = Check(sequence, parts);
+  if (!refused.ok()) {
+    refused_.emplace_back(std::move(done), std::move(refused));
+    return;
+  }
+  // All nodes' order is that of ranks, and of one rank's parts the caller's.
+  std::stable_sort(parts.begin(), parts.end(), [](const NodePart& a, const NodePart& b) { return a.rank < b.rank; });
+  waiting_[sequence] = std::make_shared<Sum>(Sum{generation, std::move(parts), std::move(label), std::move(done)});
+}
+
+void NcclExchange::Begin(uint64_t generation) {
+  absl::MutexLock lock(&mutex_);
+  BeginLocked(generation);
+}
+
+void NcclExchange::BeginLocked(uint64_t generation) {
+  if (generation <= generation_) return;
+  const absl::Status why =
+      absl::AbortedError(absl::StrCat("sums between nodes: generation ", generation, " has begun"));
+  RefuseLocked(why);
+  // What was under way may have ended on other nodes, or never will: they say what they have, as this one does.
+  if (under_way_ > 0 || !being_made_.empty() || UsableAttemptLocked() == 0) DropLocked(why);
+  generation_ = generation;
+  phase_ = Phase::kUnasked;
+  failed_ = absl::OkStatus();
+  next_ = 0;
+}
+
+void NcclExchange::RefuseLocked(const absl::Status& why) {
+  for (auto& [sequence, sum] : waiting_) refused_.emplace_back(std::move(sum->done), why);
+  waiting_.clear();
+}
+
+void NcclExchange::DropLocked(const absl::Status& why) {
+  if (!communicators_.empty() || !being_made_.empty()) dropped_ = std::string(why.message());
+  for (const auto& communicator : communicators_) communicator->Break(why);
+  for (const auto& communicator : being_made_) communicator->Break(why);
+  communicators_.clear();
+  being_made_.clear();
+  attempt_ = 0;
+}
+
+void NcclExchange::FailLocked(const absl::Status& why) {
+  phase_ = Phase::kFailed;
+  // Of this code only that a generation has ended; here it has to, yet.
+  failed_ = absl::Status(absl::IsAborted(why) ? absl::StatusCode::kUnavailable : why.code(),
+                         absl::StrCat("sums between nodes: ", why.message()));
+  LogWarning(failed_.message());
+  RefuseLocked(failed_);
+  DropLocked(failed_);
+}
+
+uint64_t NcclExchange::UsableAttemptLocked() const {
+  const bool works = std::all_of(communicators_.begin(), communicators_.end(),
+                                 [](const auto& communicator) { return communicator->broken().ok(); });
+  return works ? attempt_ : 0;
+}
+
+void NcclExchange::OnMessage(int node, const v1::PeerMessage::Exchange& message) {
+  if (node < 0 || node >= options_.nodes || node == options_.node || (options_.node != 0 && node != 0)) return;
+  Said said;
+  said.generation = message.generation();
+  said.attempt = message.attempt();
+  for (const std::string& bytes : message.nccl_ids()) {
+    if (bytes.size() != sizeof(nccl::UniqueId)) {
+      said.malformed = absl::InvalidArgumentError(absl::StrCat("an id of NCCL's is malformed (got ", bytes.size(),
+                                                               " bytes, want ", sizeof(nccl::UniqueId), ")"));
+      break;
+    }
+    std::memcpy(said.ids.emplace_back().internal, bytes.data(), bytes.size());
+  }
+  if (said.malformed.ok() && !said.ids.empty() && said.ids.size() != options_.devices.size()) {
+    said.malformed = absl::InvalidArgumentError(absl::StrCat("nodes have other numbers of ranks (got ", said.ids.size(),
+                                                             " ids, want ", options_.devices.size(), ")"));
+  }
+  absl::MutexLock lock(&mutex_);
+  // May be of a generation that this node has not begun yet; an older one's says nothing any more.
+  Said& last = said_[static_cast<size_t>(node)];
+  if (said.generation >= generation_ && said.generation >= last.generation) last = std::move(said);
+}
+
+bool NcclExchange::HaveAllAskedLocked() const {
+  return std::all_of(said_.begin(), said_.end(), [this](const Said& said) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return said.generation == generation_;
+  });
+}
+
+bool NcclExchange::HasWorkLocked() const {
+  if (ends_ || !refused_.empty()) return true;
+  if (waiting_.empty()) return false;
+  switch (phase_) {
+    case Phase::kUnasked:
+      return true;
+    case Phase::kAsked:
+      return options_.node == 0 ? HaveAllAskedLocked() : said_[0].generation == generation_;
+    case Phase::kAgreed:
+      return waiting_.begin()->first == next_;
+    case Phase::kFailed:
+      return false;  // what came then was refused
+  }
+  return false;
+}
+
+void NcclExchange::Run() {
+  absl::MutexLock lock(&mutex_);
+  while (!ends_ || !refused_.empty()) {
+    const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return HasWorkLocked(); };
+    mutex_.AwaitWithTimeout(absl::Condition(&has_work), under_way_ > 0 ? kAskInterval : absl::InfiniteDuration());
+    RefuseWaiting();
+    if (under_way_ > 0 && absl::Now() - asked_library_ > kAskInterval) AskLibrary();
+    if (!ends_ && refused_.empty() && HasWorkLocked()) Step();
+  }
+}
+
+void NcclExchange::RefuseWaiting() {
+  const auto refused = std::exchange(refused_, {});
+  if (refused.empty()) return;
+  mutex_.Unlock();
+  for (const auto& [done, why] : refused) done(why);
+  mutex_.Lock();
+}
+
+void NcclExchange::AskLibrary() {
+  asked_library_ = absl::Now();
+  const Communicators asked = communicators_;
+  mutex_.Unlock();
+  absl::Status status;
+  for (const auto& communicator : asked) status.Update(communicator->Ask());
+  mutex_.Lock();
+  if (!status.ok() && !asked.empty() && asked == communicators_) FailLocked(status);
+}
+
+void NcclExchange::Step() {
+  switch (phase_) {
+    case Phase::kUnasked:
+      return SayWhatIsHere();
+    case Phase::kAsked:
+      return options_.node == 0 ? Decide() : UseOrMake();
+    case Phase::kAgreed:
+      return IssueNext();
+    case Phase::kFailed:
+      return;
+  }
+}
+
+void NcclExchange::SayWhatIsHere() {
+  phase_ = Phase::kAsked;
+  Said own;
+  own.generation = generation_;
+  own.attempt = UsableAttemptLocked();
+  if (options_.node == 0) {
+    said_[0] = std::move(own);
+    return;
+  }
+  v1::PeerMessage message;
+  message.set_generation(own.generation);
+  message.mutable_exchange()->set_generation(own.generation);
+  message.mutable_exchange()->set_attempt(own.attempt);
+  mutex_.Unlock();
+  options_.send(0, std::move(message));
+  mutex_.Lock();
+}
+
+// On node 0.
+void NcclExchange::Decide() {
+  const uint64_t generation = generation_;
+  bool all_have_them = true;
+  for (const Said& said : said_) {
+    highest_ = std::max(highest_, said.attempt);
+    all_have_them = all_have_them && said.attempt != 0 && said.attempt == said_[0].attempt;
+  }
+  Said decided;
+  decided.generation = generation;
+  decided.attempt = all_have_them ? said_[0].attempt : ++highest_;
+  v1::PeerMessage message;
+  message.set_generation(generation);
+  message.mutable_exchange()->set_generation(generation);
+  message.mutable_exchange()->set_attempt(decided.attempt);
+  mutex_.Unlock();
+  absl::Status status;
+  for (size_t rank = 0; !all_have_them && status.ok() && rank < options_.devices.size(); ++rank) {
+    nccl::UniqueId& id = decided.ids.emplace_back();
+    status = library_.Check(library_->GetUniqueId(&id), "ncclGetUniqueId", absl::StrCat("of rank ", rank));
+    message.mutable_exchange()->add_nccl_ids(id.internal, sizeof(id.internal));
+  }
+  for (int node = 1; status.ok() && node < options_.nodes; ++node) options_.send(node, message);
+  mutex_.Lock();
+  if (generation != generation_ || ends_) return;
+  if (!status.ok()) return FailLocked(status);
+  said_[0] = std::move(decided);
+  UseOrMake();
+}
+
+void NcclExchange::UseOrMake() {
+  const Said& told = said_[0];
+  if (!told.malformed.ok()) return FailLocked(told.malformed);
+  if (told.ids.empty()) {
+    if (told.attempt != 0 && told.attempt == UsableAttemptLocked()) {
+      phase_ = Phase::kAgreed;
+      return;
+    }
+    return FailLocked(
+        absl::UnavailableError(absl::StrCat("communicators broke as they were to be used (got those of attempt ",
+                                            UsableAttemptLocked(), ", want ", told.attempt, ")")));
+  }
+  const uint64_t attempt = told.attempt;
+  DropLocked(absl::AbortedError(absl::StrCat("attempt ", attempt, " replaces it")));
+  for (size_t rank = 0; rank < options_.ordinals.size(); ++rank) {
+    NcclCommunicator::Share share;
+    share.id = told.ids[rank];
+    share.members = options_.nodes;
+    share.first_member = options_.node;
+    share.ordinals = {options_.ordinals[rank]};
+    being_made_.push_back(NcclCommunicator::Prepare(library_, driver_, std::move(share), options_.communicators));
+  }
+  const Communicators made = being_made_;
+  mutex_.Unlock();
+  const absl::Time begin = absl::Now();
+  absl::Status status = NcclCommunicator::Join(made);
+  const absl::Duration took = absl::Now() - begin;
+  mutex_.Lock();
+  if (being_made_ != made) return;  // dropped: it was to end, and so it has
+  being_made_.clear();
+  if (!status.ok()) {
+    for (const auto& communicator : made) communicator->Break(status);
+    if (absl::IsDeadlineExceeded(status)) {
+      status = absl::UnavailableError(absl::StrCat(status.message(), ": not all nodes have joined"));
+    }
+    return FailLocked(status);
+  }
+  communicators_ = made;
+  attempt_ = attempt;
+  ++made_;
+  took_ = took;
+  phase_ = Phase::kAgreed;
+}
+
+void NcclExchange::IssueNext() {
+  const std::shared_ptr<Sum> sum = waiting_.begin()->second;
+  waiting_.erase(waiting_.begin());
+  ++next_;
+  ++under_way_;
+  ++to_tell_;
+  const Communicators on = communicators_;
+  mutex_.Unlock();
+  std::vector<DevicePart> parts;  // in the order of ranks, also of those that share a device
+  for (size_t i = 0; i < sum->parts.size();) {
+    const int rank = sum->parts[i].rank;
+    SumOp op;
+    op.communicator = on[static_cast<size_t>(rank)].get();
+    op.member = options_.node;
+    for (; i < sum->parts.size() && sum->parts[i].rank == rank; ++i) {
+      op.parts.push_back({sum->parts[i].data, sum->parts[i].data, sum->parts[i].numel, options_.node});
+      op.numel += sum->parts[i].numel;
+    }
+    parts.push_back({options_.devices[static_cast<size_t>(rank)], {std::move(op)}});
+  }
+  {
+    absl::MutexLock lock(&NcclIssueMutex());
+    FanOut(
+        std::move(parts), StreamId::kPostBackward, sum->label, options_.devices.front(), absl::OkStatus(),
+        [this, sum, on](absl::Status status) { SumIsDone(sum, on, std::move(status)); },
+        [on](const absl::Status& why) {
+          for (const auto& communicator : on) communicator->Break(why);
+        });
+  }
+  mutex_.Lock();
+}
+
+void NcclExchange::SumIsDone(const std::shared_ptr<Sum>& sum, const Communicators& on, absl::Status status) {
+  // A stream tells nothing of an abort: what it has behind it then is no sum.
+  for (const auto& communicator : on) status.Update(communicator->broken());
+  {
+    absl::MutexLock lock(&mutex_);
+    --under_way_;
+    if (ends_ || sum->generation != generation_) {
+      status = absl::AbortedError(absl::StrCat(sum->label, ": the generation has ended (", sum->generation, ")"));
+    } else if (!status.ok()) {
+      if (failed_.ok()) FailLocked(status);
+      status = failed_;
+    } else {
+      ++sums_;
+    }
+  }
+  std::exchange(sum->done, nullptr)(std::move(status));
+  absl::MutexLock lock(&mutex_);
+  --to_tell_;
+}
+
+std::string NcclExchange::Describe() const {
+  std::vector<std::string> devices;
+  for (const int ordinal : options_.ordinals) devices.push_back(absl::StrCat("cuda:", ordinal));
+  absl::MutexLock lock(&mutex_);
+  const uint64_t usable = UsableAttemptLocked();
+  std::string text =
+      absl::StrCat("nccl ", library_.version(), ", a communicator for each rank over ", options_.nodes,
+                   " nodes (this is ", options_.node, "), members here ", absl::StrJoin(devices, ", "), ": ");
+  if (!failed_.ok()) {
+    absl::StrAppend(&text, "not in this generation, ", failed_.message());
+  } else if (!being_made_.empty()) {
+    absl::StrAppend(&text, "being made");
+  } else if (usable == 0) {
+    absl::StrAppend(&text, "made with the next sum");
+  } else {
+    absl::StrAppend(&text, "attempt ", usable, ", made in ",
+                    absl::FormatDuration(absl::Trunc(took_, absl::Milliseconds(1))), ", ",
+                    communicators_[0]->details());
+  }
+  absl::StrAppend(&text, "; ", sums_, " sum(s)");
+  if (made_ > 1 || (made_ == 1 && usable == 0)) absl::StrAppend(&text, "; made ", made_, " time(s)");
+  if (!dropped_.empty()) absl::StrAppend(&text, "; last given up because ", dropped_);
+  return text;
+}
+
+}  // namespace shardd
