@@ -65,6 +65,13 @@ def test_bf16_over_two_nodes(two: Nodes) -> None:
         _close(result["shardd"]["losses"], result["torch"]["losses"], 5e-3)
 
 
+def test_gradient_memory_that_is_given_back_between_steps(two: Nodes) -> None:
+    case = Case(mesh=(2, 2), steps=4)
+    results = run_on_nodes(two, compare, case, environment={"SHARDD_GIVE_BACK": "1"})
+    for result in results:
+        _close(result["shardd"]["losses"], result["torch"]["losses"])
+
+
 def test_what_is_said_of_the_job_is_global_and_what_the_daemon_knows_is_the_nodes(two: Nodes) -> None:
     results = run_on_nodes(two, nodes_scenarios.facts, 3)
     addresses = [f"127.0.0.1:{port}" for port in two.ports]
@@ -75,8 +82,7 @@ def test_what_is_said_of_the_job_is_global_and_what_the_daemon_knows_is_the_node
         assert (info["rank"], info["world_size"]) == (rank % 2, 2)
         assert [node["address"] for node in job["nodes"]] == addresses
         assert [node["here"] for node in job["nodes"]] == [rank < 2, rank >= 2]
-        other = job["nodes"][1 - rank // 2]
-        assert other["state"] == "up" and int(other["bytes_sent"]) > 0 and int(other["bytes_received"]) > 0
+        assert [node["state"] for node in job["nodes"]] == ["up", "up"]
         assert result["plan"] == {"world_size": 2, "replicas": 1}
         for norm, daemons in result["norms"]:
             assert norm == pytest.approx(daemons, rel=1e-5)
@@ -85,6 +91,13 @@ def test_what_is_said_of_the_job_is_global_and_what_the_daemon_knows_is_the_node
         for name, value in alone.items():
             _close(result["summoned"][name], value)
             assert torch.equal(result["summoned"][name], result["whole"][name])
+
+
+def test_bytes_between_nodes_are_counted(two: Nodes) -> None:
+    for rank, result in enumerate(run_on_nodes(two, nodes_scenarios.facts, 3)):
+        here, other = result["job"]["nodes"][rank // 2], result["job"]["nodes"][1 - rank // 2]
+        assert int(other["bytes_sent"]) > 0 and int(other["bytes_received"]) > 0
+        assert int(here["bytes_sent"]) == int(here["bytes_received"]) == 0
 
 
 def test_the_wrapper_takes_its_rows_from_the_launcher(two: Nodes) -> None:

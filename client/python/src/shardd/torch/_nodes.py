@@ -34,6 +34,7 @@ logger = logging.getLogger("shardd.torch")
 
 NODES = "SHARDD_NODES"  # "host:port,host:port": where the daemons of the mesh's rows are reached by each other
 _POLL_S = 0.01
+_OPENS = 3
 _REMEDY = "give the mesh a row for each node: init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=...)"
 
 
@@ -104,15 +105,16 @@ def refuse_on_nodes(job: TorchJob, what: str, instead: str) -> None:
 
 
 def opened(ranks: JobRanks, open_job: Callable[[], TorchJob]) -> TorchJob:
-    """``open_job()``; on several nodes again where it was aborted: the daemon may be a new one, which another node's gives
-    the job's state first."""
-    while True:
+    """``open_job()``; on several nodes a few times where it is aborted: the daemon may be a new one, which another node's
+    gives the job's state first. What ends each of them, such as initial values that differ, is raised."""
+    for left in reversed(range(_OPENS if ranks.several else 1)):
         try:
             return open_job()
         except StepAborted as error:
-            if not ranks.several:
+            if left == 0:
                 raise
             logger.warning("register model: %s; attaching again", error)
+    raise AssertionError("unreachable")
 
 
 def _split(mesh_info: FSDPMeshInfo, nodes: list[str], addresses_of: Any) -> JobRanks:
