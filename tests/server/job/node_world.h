@@ -15,6 +15,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "gtest/gtest.h"
 #include "server/job/node_member.h"
 #include "tests/common/plan/spec_builder.h"
 
@@ -64,6 +67,11 @@ class RandomJob final : public NodeJob {
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
+  // No daemon of these schedules loses its state (tests/e2e/nodes_test.cc).
+  void NodeSendState(int) override { ADD_FAILURE() << "nobody has lost its state"; }
+  void NodeBeginFetch() override { ADD_FAILURE() << "nobody has lost its state"; }
+  void NodeTakeState(const v1::PeerMessage::State&) override {}
+  void NodeTakeBytes(const v1::PeerData&, const std::string&) override {}
 
  private:
   struct Give {
