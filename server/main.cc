@@ -126,6 +126,12 @@ absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* addres
   options.ca = absl::GetFlag(FLAGS_peer_ca);
   options.insecure = absl::GetFlag(FLAGS_peer_insecure);
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> network, PeerNetwork::Create(options));
+  const std::string host = options.listen.substr(0, options.listen.rfind(':'));
+  if (address->empty() && (host == "0.0.0.0" || host == "[::]" || host.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat("--peer_listen: others cannot reach a wildcard (got ",
+                                                   options.listen,
+                                                   " and no --peer_address, want this host's name there)"));
+  }
   if (address->empty()) {  // with the port that was found, where any would do
     *address = absl::StrCat(options.listen.substr(0, options.listen.rfind(':') + 1), network->port());
   }

@@ -274,7 +274,8 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
     filled.set_silence_timeout_ms(120'000);
   }
   if (filled.grace_ms() == 0) {
-    filled.set_grace_ms(60'000);
+    // The daemon of a node that is being replaced comes back with its trainers.
+    filled.set_grace_ms(filled.has_nodes() ? 900'000 : 60'000);
   }
   return filled;
 }

@@ -12,11 +12,18 @@
 namespace shardd {
 namespace {
 
+constexpr size_t kMoreOfSpecBytes = size_t{64} << 10;
+
 // Whether another node's spec describes the job of `spec` and `plan`.
 absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized, const ShardPlan& plan,
                           const v1::PeerHello& hello) {
   if (hello.spec() == serialized) {
     return absl::OkStatus();
+  }
+  if (hello.spec().size() > serialized.size() + kMoreOfSpecBytes) {  // planning it would take long, and say the same
+    return absl::FailedPreconditionError(
+        absl::StrCat("node ", hello.node(), " describes another job under this name: a larger one (got ",
+                     hello.spec().size(), " bytes of description, want ", serialized.size(), ")"));
   }
   v1::JobSpec other;
   if (!other.ParseFromString(hello.spec())) {

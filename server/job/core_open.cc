@@ -384,7 +384,7 @@ void Core::CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(ab
         done(absl::PermissionDeniedError(absl::StrCat("close job ", job_id, ": it belongs to another user")));
         return;
       }
-      job->Close(absl::StrCat("closed by pid ", peer.pid));
+      job->Close(absl::StrCat("closed by pid ", peer.pid), JobCore::CloseOn::kAllNodes);
       ReviewJobs();
     }
     done(absl::OkStatus());

@@ -173,7 +173,7 @@ void Core::CloseJobByName(const Caller& caller, const std::string& job, Done<v1:
     v1::CloseJobByNameResponse response;
     if (absl::StatusOr<JobCore*> found = FindJobByName(caller, job); found.ok()) {
       response.set_existed(true);
-      (*found)->Close(absl::StrCat("closed by uid ", caller.uid));
+      (*found)->Close(absl::StrCat("closed by uid ", caller.uid), JobCore::CloseOn::kAllNodes);
       ReviewJobs();
     }
     done(std::move(response));

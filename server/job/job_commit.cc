@@ -13,6 +13,10 @@ namespace shardd {
 
 void JobCore::Decide() {
   DeviceOps zeros = SettleAllPresence();
+  if (!uneven_gradient_.ok()) {
+    Abort(std::exchange(uneven_gradient_, absl::OkStatus()), {});
+    return;
+  }
   const bool zeroed = std::any_of(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); });
   const bool wants_norm = ranks_[0].step.max_grad_norm() > 0 || ranks_[0].step.loss_scale() > 0;
   if (!wants_norm && !zeroed) {
@@ -218,8 +222,8 @@ void JobCore::AfterCommit() {
       session->PublishVersion(version_);
     }
   }
-  for (int node : std::exchange(wait_for_state_, {})) {
-    NodeSendState(node);
+  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) {
+    NodeSendState(node, transfer);
   }
   if (pending_abort_.has_value()) {
     auto [cause, lost] = *std::move(pending_abort_);

@@ -34,6 +34,7 @@
 #include "server/job/journal.h"
 #include "server/job/node_events.h"
 #include "server/job/node_member.h"
+#include "server/job/node_restore.h"
 #include "server/job/optimizer_devices.h"
 #include "server/job/session.h"
 #include "server/job/step_state.h"
@@ -123,8 +124,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::StatusOr<int> SlotsOfPeer(FdRange range) const;
   // The rank is gone without a word.
   void SessionLost(int rank, const std::string& why);
-  // Ends all sessions and frees the memory as soon as device work in flight has ended.
-  void Close(const std::string& why);
+  // Ends all sessions and frees the memory as soon as device work in flight has ended. Of several nodes: here, where
+  // the others wait for another daemon or job to take this one's place, or on all of them.
+  enum class CloseOn { kThisNode, kAllNodes };
+  void Close(const std::string& why, CloseOn on = CloseOn::kThisNode);
   // The epoch advances; see the top.
   void Abort(absl::Status cause, std::vector<int> lost_ranks);
 
@@ -170,14 +173,13 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
-  void NodeSendState(int node) override;  // (job_restore.cc)
-  void NodeBeginFetch() override { restore_ = std::make_shared<Restore>(); }
+  void NodeSendState(int node, uint64_t transfer) override;  // (job_restore.cc)
+  void NodeStopSending(int node) override;
+  void NodeBeginFetch(uint64_t transfer) override;
   void NodeTakeState(const v1::PeerMessage::State& state) override;
-  void NodeTakeBytes(const v1::PeerData& header, const std::string& bytes) override;
-  const JobSlab* SlabOf(v1::Slab slab) const;
-  int64_t StateBytes(v1::Slab slab) const;
-  void MaybeRestored();
-  void FinishRestore();
+  void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
+  StateSlabs SlabsOfState() const;
+  void MaybeFinishRestore();
   // Says to node 0 that the group's next occurrence is complete here; it is added when all nodes have it (NodeGo).
   void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void MaybeSayClosed();
@@ -421,7 +423,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
   std::unique_ptr<Collective> collective_;  // constant, until the end
-  TrainerCollective* const trainers_;  // it, or null
+  TrainerCollective* const trainers_;       // it, or null
   CoreLoop* const loop_;
   CoreLoop* const reaper_;
   CoreLoop* const copier_;
@@ -494,12 +496,17 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int said_closed_ = 0;
   double own_norm_ = 0;
   bool reading_values_ = false;
-  std::vector<int> wait_for_state_;  // nodes that are sent it behind a commit
+  // Node 0: nodes that are sent the state behind a commit, and the numbers of their transfers; who sends.
+  std::map<int, uint64_t> wait_for_state_;
+  std::map<int, std::shared_ptr<StateSender>> senders_;
+  absl::Status uneven_gradient_;  // of several nodes: ranks of this one have dropped it and others have not
   // What comes from node 0.
   struct Restore {
     absl::Time began = MonotonicNow();
+    std::shared_ptr<NodeRestore> slabs;
+    bool all_slabs = false;
     std::optional<v1::PeerMessage::State> state;
-    int64_t received_bytes = 0;
+    std::vector<std::string> trainer_states;  // by rank
   };
   std::shared_ptr<Restore> restore_;  // of nodes_->fetching(); else null, or older
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.

@@ -351,6 +351,7 @@ void JobCore::ResetStep() {
   gradients_seen_ = false;
   presence_said_ = false;
   nodes_closed_ = said_closed_ = 0;
+  uneven_gradient_ = absl::OkStatus();
   departures_told_ = 0;
   abandons_told_ = 0;
   present_.assign(plan_->params.size(), false);
@@ -368,7 +369,7 @@ void JobCore::ResetStep() {
   }
 }
 
-void JobCore::Close(const std::string& why) {
+void JobCore::Close(const std::string& why, CloseOn on) {
   if (closed_) {
     return;
   }
@@ -392,8 +393,11 @@ void JobCore::Close(const std::string& why) {
     }
   }
   if (nodes_ != nullptr) {
-    nodes_->Closing(why, finished());
+    if (finished() || on == CloseOn::kAllNodes) {
+      nodes_->Closing(why, finished());
+    }
     nodes_->Stop();
+    while (!senders_.empty()) NodeStopSending(senders_.begin()->first);
     node_sums_->Begin(std::numeric_limits<uint64_t>::max());  // nothing of it needs the links any more
   }
   DropGivenBack();

@@ -102,7 +102,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
              want.gradients_bytes + want.parameters_bytes +
              (on_host ? want.unsharded_pool_bytes + want.gradient_staging_bytes : 0);
   }
-  memfd += want.node_receive_bytes;
+  memfd += on_host ? want.node_receive_bytes : 0;
   SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
   const int64_t undo = PromisedUndoBytes(plan, place);
   if (absl::Status status = CheckMemory(limits, tmpfs, memfd + undo + reserved_bytes); !status.ok()) {
@@ -265,7 +265,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   if (plan.memory.gradient_staging_bytes > 0) {
     add("gradient staging", plan.memory.gradient_staging_bytes, staging());
   }
-  if (plan.memory.node_receive_bytes > 0) {  // the exchange's own
+  if (plan.memory.node_receive_bytes > 0 && place_.memory == nullptr) {  // the exchange's own
     add("node receive", plan.memory.node_receive_bytes, nullptr);
     out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
   }

@@ -112,6 +112,13 @@ DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) 
     }
     const auto having = std::count(has.begin(), has.end(), true);
     present_[param] = having > 0;
+    if (having > 0 && having < holding && nodes_ != nullptr) {
+      uneven_gradient_ = absl::FailedPreconditionError(
+          absl::StrCat("SetGradientPresence \"", plan_->params[param].fqn, "\": ", holding - having, " of ", holding,
+                       " ranks of this node that hold some of it have dropped it, and other nodes do not know; on "
+                       "several nodes all ranks must drop the same (step=",
+                       committed_step_ + 1, ")"));
+    }
     if (having > 0 && having < holding) {
       lacking.emplace(param, std::move(has));
     }

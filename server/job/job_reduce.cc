@@ -183,6 +183,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   const int group = key.second;
   const GroupPlan& plan = plan_->groups[group];
   DeviceOps zeros = SettlePresence(plan.params, key.first);
+  SHARDD_RETURN_IF_ERROR(std::exchange(uneven_gradient_, absl::OkStatus()));
   FollowHolders(key, pair, ranks);
   std::vector<bool> again;
   DropWhatStays(key, pair, ranks, &again);

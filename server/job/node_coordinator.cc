@@ -12,8 +12,29 @@
 
 namespace shardd {
 
-NodeCoordinator::NodeCoordinator(std::shared_ptr<const ShardPlan> plan, Send send, std::function<void()> decide)
-    : plan_(std::move(plan)), send_(std::move(send)), decide_(std::move(decide)), nodes_(plan_->nodes()) {}
+absl::StatusCode NodeErrorCode(int code) {
+  const auto known = static_cast<absl::StatusCode>(code);
+  switch (known) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnavailable:
+      return known;
+    default:
+      return absl::StatusCode::kAborted;
+  }
+}
+
+NodeCoordinator::NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t generation, Send send,
+                                 std::function<void()> decide)
+    : plan_(std::move(plan)),
+      send_(std::move(send)),
+      decide_(std::move(decide)),
+      nodes_(plan_->nodes()),
+      generation_(generation) {}
 
 std::string NodeCoordinator::NodeText(int node) const {
   return absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), ")");
@@ -99,9 +120,8 @@ void NodeCoordinator::OnMessage(int node, const v1::PeerMessage& message) {
     return;  // of an attempt that has ended; nobody can know of a later one
   }
   progress_ = MonotonicNow();
-  nodes_[static_cast<size_t>(node)].fetching = false;
   if (message.kind_case() == v1::PeerMessage::kAbandoned) {
-    NextGeneration(absl::Status(static_cast<absl::StatusCode>(message.abandoned().code()),
+    NextGeneration(absl::Status(NodeErrorCode(message.abandoned().code()),
                                 absl::StrCat(NodeText(node), ": ", message.abandoned().message())));
     return;
   }

@@ -24,13 +24,17 @@
 
 namespace shardd {
 
+// What a node has said of why it gave up, as others may be told it: no loss of data of theirs.
+absl::StatusCode NodeErrorCode(int code);
+
 // Loop-confined.
 class NodeCoordinator {
  public:
   using Send = std::function<void(int node, v1::PeerMessage)>;
   // `send` may be called within any call, also for node 0, and must not come back here before that returns. `decide`:
   // all nodes have reduced the step, Decide is to follow, later or never.
-  NodeCoordinator(std::shared_ptr<const ShardPlan> plan, Send send, std::function<void()> decide);
+  // `generation`: the first; above those of an earlier life of this daemon, which others may still be in.
+  NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t generation, Send send, std::function<void()> decide);
 
   void OnUp(int node);
   void OnDown(int node, const absl::Status& why);
@@ -39,7 +43,7 @@ class NodeCoordinator {
   // All its ranks have finished: its link may go.
   void OnFinished(int node);
   // It is sent what it has lost: others wait for as long as that takes.
-  void OnFetch(int node) { nodes_[static_cast<size_t>(node)].fetching = true; }
+  void SetFetching(int node, bool fetching) { nodes_[static_cast<size_t>(node)].fetching = fetching; }
   // Of the kinds that go to node 0; anything else, and what does not fit the plan or the node's place in the step, ends
   // the generation.
   void OnMessage(int node, const v1::PeerMessage& message);
@@ -91,7 +95,7 @@ class NodeCoordinator {
   const std::function<void()> decide_;
 
   std::vector<Node> nodes_;
-  uint64_t generation_ = 1;
+  uint64_t generation_;
   uint64_t sequence_ = 0;  // of the next Go
   bool initialized_ = false;
   v1::PeerMessage::Decided decided_;  // the last; step 0: none

@@ -10,6 +10,16 @@ void NodeEvents::SetExchange(Exchange exchange) {
   has_exchange_ = true;
 }
 
+void NodeEvents::SetState(TakeState take) {
+  absl::MutexLock lock(&mutex_);
+  take_state_ = std::move(take);
+}
+
+void NodeEvents::ForgetExchange() {
+  SetState(nullptr);
+  SetExchange({});
+}
+
 void NodeEvents::WithExchange(absl::FunctionRef<void(const Exchange&)> call) {
   absl::ReaderMutexLock lock(&mutex_, absl::Condition(&has_exchange_));
   call(exchange_);
@@ -66,8 +76,10 @@ void NodeEvents::OnDown(int node, absl::Status why) {
 
 void NodeEvents::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
   if (header.slab() != v1::SLAB_UNSPECIFIED) {
-    Deliver(
-        [node, header, bytes = std::string(elements)](Listener* listener) { listener->OnState(node, header, bytes); });
+    absl::ReaderMutexLock lock(&mutex_);
+    if (take_state_) {
+      take_state_(node, header, elements);
+    }
     return;
   }
   WithExchange([&](const Exchange& to) {

@@ -27,8 +27,8 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   // `same_job`: whether another node describes this job; any thread.
   NodeEvents(CoreLoop* loop, SameJob same_job) : loop_(loop), same_job_(std::move(same_job)) {}
 
-  // Where gradients and lost links go on the network's threads. To be called right after the links were asked for, which
-  // they need: what comes earlier waits. Without one where none could be made.
+  // Where gradients and lost links go on the network's threads. To be called right after the links were asked for,
+  // which they need: what comes earlier waits. Without one where none could be made.
   struct Exchange {
     NodeExchange* exchange = nullptr;  // until ForgetExchange
     std::function<void(int node, const v1::PeerData&, absl::string_view elements)> on_data;
@@ -36,7 +36,11 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   };
   void SetExchange(Exchange exchange) ABSL_LOCKS_EXCLUDED(mutex_);
   // When it returns nothing reaches the exchange any more, which may then go: before the links.
-  void ForgetExchange() ABSL_LOCKS_EXCLUDED(mutex_) { SetExchange({}); }
+  void ForgetExchange() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Where bytes of the job's state go, on the network's threads too; null: nowhere. ForgetExchange forgets it as well.
+  using TakeState = std::function<void(int node, const v1::PeerData&, absl::string_view elements)>;
+  void SetState(TakeState take) ABSL_LOCKS_EXCLUDED(mutex_);
 
   class Listener {
    public:
@@ -44,8 +48,6 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
     virtual void OnUp(int node) = 0;
     virtual void OnMessage(int node, const v1::PeerMessage& message) = 0;
     virtual void OnDown(int node, const absl::Status& why) = 0;
-    // Bytes of a slab.
-    virtual void OnState(int node, const v1::PeerData& header, const std::string& bytes) = 0;
     virtual void OnRefused(int node, const absl::Status& why) = 0;  // it wanted a link, for another job
   };
   // Loop-confined. What has come before comes now. Null: nothing comes any more.
@@ -66,7 +68,8 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   const SameJob same_job_;
   absl::Mutex mutex_;
   bool has_exchange_ ABSL_GUARDED_BY(mutex_) = false;
-  Exchange exchange_ ABSL_GUARDED_BY(mutex_);  // called with the lock shared
+  Exchange exchange_ ABSL_GUARDED_BY(mutex_);     // called with the lock shared
+  TakeState take_state_ ABSL_GUARDED_BY(mutex_);  // likewise
   // Loop-confined.
   Listener* listener_ = nullptr;
   bool listened_ = false;  // somebody did

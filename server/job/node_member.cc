@@ -18,7 +18,8 @@ NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop
       links_state_(static_cast<size_t>(plan_->nodes())) {
   if (node_ == 0) {
     coordinator_ = std::make_unique<NodeCoordinator>(
-        plan_, [this](int to, v1::PeerMessage message) { ToMember(to, std::move(message)); },
+        plan_, static_cast<uint64_t>(absl::ToUnixMillis(absl::Now())),
+        [this](int to, v1::PeerMessage message) { ToMember(to, std::move(message)); },
         // Behind what the coordinator was called with. What came in between may have ended the generation, also where
         // the member has yet to hear of that.
         [this] {
@@ -173,6 +174,7 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
     return;
   }
   if (coordinator_ != nullptr) {
+    job_->NodeStopSending(node);
     coordinator_->OnDown(node, why);
     return;
   }
@@ -210,13 +212,15 @@ void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
     }
     return;
   }
-  if (coordinator_ != nullptr && message.has_fetch()) {
-    coordinator_->OnFetch(node);
-    job_->NodeSendState(node);
+  if (coordinator_ != nullptr && (message.has_fetch() || message.has_fetched())) {
+    coordinator_->SetFetching(node, message.has_fetch());
+    if (message.has_fetch()) job_->NodeSendState(node, message.fetch().transfer());
   } else if (coordinator_ != nullptr) {
     coordinator_->OnMessage(node, message);
   } else if (node == 0 && message.has_state()) {
     if (fetching_) job_->NodeTakeState(message.state());
+  } else if (node == 0 && message.has_rank_state()) {
+    if (fetching_) job_->NodeTakeRankState(message.rank_state());
   } else if (node == 0) {
     FromCoordinator(message);
   }
@@ -259,21 +263,19 @@ void NodeMember::Fetch(uint64_t generation) {
   fetching_ = told_ = true;
   fetched_generation_ = generation;
   job_->NodeAbort(absl::AbortedError("the node's state is being brought from node 0; attach again"));
-  job_->NodeBeginFetch();
+  const auto transfer = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  job_->NodeBeginFetch(transfer);
   v1::PeerMessage message;
-  message.mutable_fetch();
+  message.mutable_fetch()->set_transfer(transfer);
   links_->Send(0, std::move(message));
 }
 
 void NodeMember::Restored() {
   fetching_ = false;
+  v1::PeerMessage message;
+  message.mutable_fetched();
+  links_->Send(0, std::move(message));
   Adopt(fetched_generation_);
-}
-
-void NodeMember::OnState(int node, const v1::PeerData& header, const std::string& bytes) {
-  if (fetching_ && node == 0) {
-    job_->NodeTakeBytes(header, bytes);
-  }
 }
 
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
@@ -317,7 +319,8 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   adopting_ = begin.generation();
   told_ = true;
   promised_ = promised_values_ = false;
-  job_->NodeAbort(absl::Status(static_cast<absl::StatusCode>(begin.code()), begin.message()));
+  job_->NodeAbort(begin.code() == 0 ? absl::AbortedError("the link to node 0 was lost before the step was decided")
+                                    : absl::Status(NodeErrorCode(begin.code()), begin.message()));
 }
 
 void NodeMember::Describe(v1::Job* out) const {

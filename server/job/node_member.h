@@ -41,13 +41,15 @@ class NodeJob {
   // Exchanges of earlier generations are to be ended.
   virtual void NodeGeneration(uint64_t generation) = 0;
   virtual void NodeClose(const std::string& why) = 0;
-  // The state of a node that has lost its own (job_restore.cc). Node 0: to be sent to `node`, as soon as no commit is
-  // under way; nothing is decided until that node takes part again.
-  virtual void NodeSendState(int node) = 0;
-  // That node: is to be taken, and NodeMember::Restored called; until then no rank is there.
-  virtual void NodeBeginFetch() = 0;
+  // The state of a node that has lost its own (job_restore.cc). Node 0: is to be sent to `node`, as soon as no commit
+  // is under way; nothing is decided until that node takes part again.
+  virtual void NodeSendState(int node, uint64_t transfer) = 0;
+  // The link is lost.
+  virtual void NodeStopSending(int node) = 0;
+  // That node: is about to come, and NodeMember::Restored to be called; until then no rank is there.
+  virtual void NodeBeginFetch(uint64_t transfer) = 0;
   virtual void NodeTakeState(const v1::PeerMessage::State& state) = 0;
-  virtual void NodeTakeBytes(const v1::PeerData& header, const std::string& bytes) = 0;
+  virtual void NodeTakeRankState(const v1::PeerMessage::RankState& state) = 0;
 };
 
 // Loop-confined.
@@ -69,6 +71,7 @@ class NodeMember final : public NodeEvents::Listener {
   void WantsToEnd(const absl::Status& cause);
   // It has given the attempt up.
   void AttemptEnded(const absl::Status& cause);
+  // `finished`: all its ranks have; else it is to be closed on all nodes.
   void Closing(const std::string& why, bool finished);
   void Restored();
   bool fetching() const { return fetching_; }
@@ -85,7 +88,6 @@ class NodeMember final : public NodeEvents::Listener {
   void OnMessage(int node, const v1::PeerMessage& message) override;
   void OnDown(int node, const absl::Status& why) override;
   void OnRefused(int node, const absl::Status& why) override;
-  void OnState(int node, const v1::PeerData& header, const std::string& bytes) override;
 
  private:
   void Say(v1::PeerMessage message);

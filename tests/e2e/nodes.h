@@ -26,6 +26,7 @@ class Node final : public Cluster {
   using Cluster::Folder;
   using Cluster::HasEvent;
   using Cluster::Job;
+  using Cluster::jobs;
   using Cluster::LetGo;
   using Cluster::Ranks;
   using Cluster::RanksFind;

@@ -112,7 +112,7 @@ class NodesTest : public Nodes {
   }
 
   // Node 1's daemon and ranks are gone; another daemon takes the place, other processes those of its ranks.
-  void KillDaemonOfNode1() {
+  void EndDaemonOfNode1(int signal) {
     Start(2);
     const Args args = {{"steps", "12"}, {"recover", "1"}, {"optimizer", "adamw"}, {"param_dtype", "bf16"}};
     std::vector<Child> survivors;
@@ -121,7 +121,7 @@ class NodesTest : public Nodes {
     std::vector<Child> victims;
     for (int rank = 0; rank < 2; ++rank) victims.push_back(StartRank(1, rank, args));
     for (int rank = 0; rank < 2; ++rank) node(0).AwaitPause(Of(0, args), "before_step", rank);
-    ASSERT_EQ(kill(node(1).daemon_pid(), SIGKILL), 0);
+    ASSERT_EQ(kill(node(1).daemon_pid(), signal), 0);
     EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "node 1 (" + addresses()[1] + ") is lost"); }));
     for (int rank = 0; rank < 2; ++rank) node(0).LetGo(Of(0, args), "before_step", rank);
     for (Child& victim : victims) {
@@ -224,11 +224,12 @@ TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
   EXPECT_EQ(silent.Wait(), 0);
 }
 
-TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) { KillDaemonOfNode1(); }
+TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemonOfNode1(SIGKILL); }
+TEST_F(NodesTest, ADaemonThatIsStoppedGetsTheStateFromAReplica) { EndDaemonOfNode1(SIGTERM); }
 TEST_F(NodesTest, ADaemonWithGpusThatIsKilledGetsTheStateFromAReplica) {
   SHARDD_NEEDS_GPUS(2);
   OnGpus(2);
-  KillDaemonOfNode1();
+  EndDaemonOfNode1(SIGKILL);
 }
 
 // Nobody else has decided steps' journal, so node 0's daemon takes the job along.
@@ -245,9 +246,28 @@ TEST_F(NodesTest, WhereNode0sDaemonIsKilledTheJobEndsOnAllNodes) {
   StartAgain(0);
   Child again = StartRank(0, 0, args.With({{"recover", "0"}}));
   node(1).LetGo(Of(1, args), "before_step", 0);
-  EXPECT_EQ(again.Wait(), 0);
   EXPECT_EQ(survivor.Wait(), 0);
+  again.Kill(SIGKILL);  // it waits for the other node to open a job that begins as this one does
+  again.Wait();
   EXPECT_TRUE(absl::StrContains(Report(1, 0, args).message, "do not belong together")) << Report(1, 0, args).message;
+}
+
+TEST_F(NodesTest, AJobThatIsClosedOnOneNodeIsClosedOnAll) {
+  Start(2, 1);
+  const Args args = {{"steps", "400"}, {"pause", "before_step@3"}};
+  Child a = StartRank(0, 0, args);
+  Child b = StartRank(1, 0, args);
+  for (int k = 0; k < 2; ++k) node(k).AwaitPause(Of(k, args), "before_step", 0);
+  v1::JobRef ref;
+  ref.set_job("job");
+  grpc::ClientContext context;
+  v1::CloseJobByNameResponse closed;
+  ASSERT_TRUE(node(1).jobs().CloseJobByName(&context, ref, &closed).ok());
+  EXPECT_TRUE(PollUntil([&] { return node(0).Job().name().empty(); }));
+  for (int k = 0; k < 2; ++k) node(k).LetGo(Of(k, args), "before_step", 0);
+  EXPECT_EQ(a.Wait(), 0);
+  EXPECT_EQ(b.Wait(), 0);
+  EXPECT_TRUE(absl::StrContains(Report(0, 0, args).message, "node 1")) << Report(0, 0, args).message;
 }
 
 TEST_F(NodesTest, ADaemonWithoutAnAddressForOthersSaysSo) {

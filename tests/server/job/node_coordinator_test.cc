@@ -39,7 +39,8 @@ class NodeCoordinatorTest : public ::testing::Test {
     sent_.clear();
     decides_ = 0;
     coordinator_ = std::make_unique<NodeCoordinator>(
-        plan_, [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
+        plan_, /*generation=*/1,
+        [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
         [this] { ++decides_; });
     for (int node = 0; node < plan_->nodes(); ++node) coordinator_->OnUp(node);
     sent_.clear();

@@ -68,10 +68,11 @@ class RandomJob final : public NodeJob {
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
   // No daemon of these schedules loses its state (tests/e2e/nodes_test.cc).
-  void NodeSendState(int) override { ADD_FAILURE() << "nobody has lost its state"; }
-  void NodeBeginFetch() override { ADD_FAILURE() << "nobody has lost its state"; }
+  void NodeSendState(int, uint64_t) override { ADD_FAILURE() << "nobody has lost its state"; }
+  void NodeStopSending(int) override {}
+  void NodeBeginFetch(uint64_t) override { ADD_FAILURE() << "nobody has lost its state"; }
   void NodeTakeState(const v1::PeerMessage::State&) override {}
-  void NodeTakeBytes(const v1::PeerData&, const std::string&) override {}
+  void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
 
  private:
   struct Give {
