@@ -49,8 +49,13 @@ void NodeMember::Start() {
 
 // What the job says -------------------------------------------------------------------------------------------------
 
+// Whoever says that it gives waits for a Go, with which all send to all. Node 0 has heard from every other by then.
+bool NodeMember::ReachesOthers() const {
+  return node_ == 0 || std::all_of(links_state_.begin(), links_state_.end(), [](const Link& link) { return link.up; });
+}
+
 void NodeMember::Say(v1::PeerMessage message) {
-  if (!heard_ || ended_ || adopting_ != 0) {
+  if (!heard_ || ended_ || adopting_ != 0 || (!message.has_abandoned() && !ReachesOthers())) {
     kept_.push_back(std::move(message));
     return;
   }
@@ -160,6 +165,9 @@ void NodeMember::ToMember(int node, v1::PeerMessage message) {
 
 void NodeMember::OnUp(int node) {
   links_state_[static_cast<size_t>(node)] = {true, ""};
+  for (v1::PeerMessage& message : std::exchange(kept_, {})) {
+    Say(std::move(message));
+  }
   if (coordinator_ != nullptr) {
     coordinator_->OnUp(node);
   }

@@ -90,6 +90,7 @@ class NodeMember final : public NodeEvents::Listener {
   void OnRefused(int node, const absl::Status& why) override;
 
  private:
+  bool ReachesOthers() const;
   void Say(v1::PeerMessage message);
   void Tell(const absl::Status& cause);
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
