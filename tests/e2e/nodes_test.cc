@@ -122,7 +122,7 @@ class NodesTest : public Nodes {
     for (int rank = 0; rank < 2; ++rank) victims.push_back(StartRank(1, rank, args));
     for (int rank = 0; rank < 2; ++rank) node(0).AwaitPause(Of(0, args), "before_step", rank);
     ASSERT_EQ(kill(node(1).daemon_pid(), signal), 0);
-    EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "node 1 (" + addresses()[1] + ") is lost"); }));
+    EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "link to node 1 (" + addresses()[1] + ")"); }));
     for (int rank = 0; rank < 2; ++rank) node(0).LetGo(Of(0, args), "before_step", rank);
     for (Child& victim : victims) {
       victim.Kill(SIGKILL);
@@ -240,7 +240,7 @@ TEST_F(NodesTest, WhereNode0sDaemonIsKilledTheJobEndsOnAllNodes) {
   Child survivor = StartRank(1, 0, args.With({{"pause", "before_step@5"}}));
   node(1).AwaitPause(Of(1, args), "before_step", 0);
   ASSERT_EQ(kill(node(0).daemon_pid(), SIGKILL), 0);
-  EXPECT_TRUE(PollUntil([&] { return node(1).HasEvent("job", "abort", "node 0 (" + addresses()[0] + ") is lost"); }));
+  EXPECT_TRUE(PollUntil([&] { return node(1).HasEvent("job", "abort", "link to node 0 (" + addresses()[0] + ")"); }));
   victim.Kill(SIGKILL);
   victim.Wait();
   StartAgain(0);
