@@ -123,8 +123,12 @@ def commands():
     for conf in (None, *sorted((DEPLOY / "systemd").glob("*.conf"))):
         settings = unit + (re.sub(r"\\\n", "", conf.read_text()) if conf else "")
         environment = dict(re.findall(r'^Environment="?(\w+)=([^"\n]+)', settings, flags=re.M))
+
         # ${X} is one argument, $X as many as it has words.
-        given = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: environment[m[1]] if m[1] else environment.get(m[2], ""), start)
+        def value(match: re.Match, of: dict = environment) -> str:
+            return of[match[1]] if match[1] else of.get(match[2], "")
+
+        given = re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, start)
         lines.append((conf.name if conf else "shardd.service", shlex.split(given.replace("%H", "node"))))
     image = (DEPLOY / "docker" / "Dockerfile").read_text()
     lines.append(("Dockerfile", json.loads(re.search(r"^CMD (\[.*)", image, flags=re.M).group(1))))
