@@ -68,9 +68,7 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   send_(node, std::move(message));
 }
 
-void NodeCoordinator::NextGeneration(const absl::Status& cause) {
-  ++generation_;
-  sequence_ = 0;
+void NodeCoordinator::ForgetStep() {
   pending_.clear();
   gone_.clear();
   all_closed_ = 0;
@@ -81,6 +79,12 @@ void NodeCoordinator::NextGeneration(const absl::Status& cause) {
     node.reduced.reset();
     node.values.reset();
   }
+}
+
+void NodeCoordinator::NextGeneration(const absl::Status& cause) {
+  ++generation_;
+  sequence_ = 0;
+  ForgetStep();
   for (size_t node = nodes_.size(); node-- > 0;) {
     if (nodes_[node].up) {
       SendBegin(static_cast<int>(node), cause);
@@ -334,15 +338,7 @@ void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
   v1::PeerMessage message;
   message.set_generation(generation_);
   *message.mutable_decided() = decided;
-  pending_.clear();
-  gone_.clear();
-  all_closed_ = 0;
-  deciding_ = false;
-  for (Node& node : nodes_) {
-    node.closed = 0;
-    node.step.reset();
-    node.reduced.reset();
-  }
+  ForgetStep();
   for (size_t node = 1; node < nodes_.size(); ++node) {
     if (nodes_[node].up) {
       send_(static_cast<int>(node), message);

@@ -83,6 +83,7 @@ class NodeCoordinator {
   absl::Status MaybeAllClosed();
   absl::Status CompareSteps() const;
   absl::Status CompareValues() const;
+  void ForgetStep();
   void NextGeneration(const absl::Status& cause);
   void SendBegin(int node, const absl::Status& cause);
   void SendAll(const v1::PeerMessage& message);  // to nodes that are up, node 0 last
