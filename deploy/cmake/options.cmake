@@ -33,6 +33,19 @@ if(SHARDD_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUN
     CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1 ${SHARDD_CCACHE})
 endif()
 
+# A sanitizer's objects are built where nobody waits for one of them: a compiler's run takes twelve sources of a library, reads
+# gRPC's and protobuf's headers and instantiates their templates once (shardd_job: 10 s of a core where eight sources by
+# themselves take 30). What two files of a folder both name in anonymous namespaces clashes here: rename it, or list the
+# file. Tests are not built so: their helpers have the same short names everywhere.
+function(shardd_few_objects target)
+  if(SHARDD_SANITIZE)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  endif()
+endfunction()
+set_source_files_properties(client/c/graph_words.cc client/c/stream_graph.cc client/c/trainer_sums.cc
+  server/device/cuda/engine_ops.cc server/service/listener.cc server/service/trainer_service.cc
+  tests/fakes/cuda/calls_work.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+
 # What the numeric kernels need to vectorise; the rest is built as its preset says.
 function(shardd_vectorise target)
   get_target_property(type ${target} TYPE)

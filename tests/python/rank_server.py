@@ -7,6 +7,7 @@ that was started afresh, but what is read when a process starts or torch is impo
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -21,13 +22,19 @@ from typing import Any
 
 __all__ = ["Rank", "serve", "start"]
 
+# Modules of torch's that its fully_shard or shardd's import, or the first step of an optimizer.
+_IMPORTS = ("torch.distributed.fsdp", "torch._dynamo", "torch.distributed.checkpoint.state_dict")
+
 
 def serve() -> str:
     """Reads ``{"path", "log", "env"}`` lines, answers with pids, reports ends. Returns in each rank, with its path."""
-    for name in ("torch.distributed.fsdp", "torch._dynamo"):  # fully_shard, torch's too, imports the second
+    for name in _IMPORTS:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) != 1:
         raise RuntimeError("rank server: importing torch started a thread, which a fork would lose")
+    # The collector passes over what is there now, in ranks too: else each of them copies all of torch's pages when it ends.
+    gc.collect()
+    gc.freeze()
     ended, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)

@@ -2,6 +2,7 @@
 # Builds the extension of the Python package against a build of the project, and runs tests/python with it. The last lines
 # count test cases: `N passed, N failed` or `N passed, N failed, N skipped`.
 # Usage: tests/python/run.sh <build folder> [--build-only | pytest arguments]
+# Without arguments all cases run, several at a time (pytest-xdist).
 # Status 77, with the reason: something that deploy/bootstrap.sh installs is missing.
 set -euo pipefail
 
@@ -32,5 +33,12 @@ log=$build/python_extension.log
 [[ ${1:-} != --build-only ]] || exit 0
 
 export SHARDD_DAEMON=$build/bin/shardd
-(($#)) || set -- tests/python --durations=8
+unset PYTHONDONTWRITEBYTECODE # every rank would compile the package anew
+if ((!$#)); then
+  set -- tests/python --durations=8
+  # Cases wait for each other and for limits most of the time that they do not compute: one more than cores.
+  workers=$(($(nproc) + 1))
+  "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('xdist') is None)" &&
+    set -- "$@" -n "$((workers < 8 ? workers : 8))"
+fi
 exec "$python" -m pytest -q -o cache_dir="$build/pytest_cache" "$@"

@@ -5,7 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
+
+#include "gtest/gtest.h"
+#include "tests/testing/files.h"
 
 namespace shardd::testing {
 namespace {
@@ -16,6 +20,17 @@ std::vector<char*> Pointers(const std::vector<std::string>& words) {
   return pointers;
 }
 
+// From the first report of a sanitizer on; "": none.
+std::string SanitizerReport(const std::string& log) {
+  size_t first = std::string::npos;
+  for (const char* beginning :
+       {"WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "ERROR: LeakSanitizer", ": runtime error: "}) {
+    first = std::min(first, log.find(beginning));
+  }
+  constexpr size_t kShown = 8000;
+  return first == std::string::npos ? "" : log.substr(log.rfind('\n', first) + 1, kShown);
+}
+
 }  // namespace
 
 Child::Child(const std::function<int()>& body) : pid_(fork()) {
@@ -24,12 +39,17 @@ Child::Child(const std::function<int()>& body) : pid_(fork()) {
   }
 }
 
-Child::Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)), code_(other.code_) {}
+Child::Child(Child&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), code_(other.code_), log_(std::exchange(other.log_, {})) {}
 
 Child::~Child() {
   if (pid_ > 0 && !code_.has_value()) {
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
+  }
+  if (!log_.empty()) {
+    const std::string report = SanitizerReport(ReadWholeFile(log_));
+    EXPECT_EQ(report, "") << "process " << pid_ << ", " << log_;
   }
 }
 
@@ -61,7 +81,7 @@ Child Spawn(const std::vector<std::string>& argv, const SpawnOptions& options) {
   const char* log = options.log.empty() ? nullptr : options.log.c_str();
   const bool own_group = options.own_group;
   // Other threads may have held any lock at the fork: system calls and nothing else from here on.
-  return Child([&] {
+  Child child([&] {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (own_group) setpgid(0, 0);
     if (const int fd = log == nullptr ? -1 : open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600); fd >= 0) {
@@ -71,6 +91,8 @@ Child Spawn(const std::vector<std::string>& argv, const SpawnOptions& options) {
     execve(arguments[0], arguments.data(), environment.data());
     return 127;
   });
+  child.log_ = options.log;
+  return child;
 }
 
 }  // namespace shardd::testing

@@ -14,7 +14,10 @@
 
 namespace shardd::testing {
 
-// A process that a test has started. Killed and reaped with this object at the latest.
+struct SpawnOptions;
+
+// A process that a test has started. Killed and reaped with this object at the latest. Then what a sanitizer has
+// reported into the log of one that was spawned fails the test: a daemon that is killed has no exit code that could.
 class Child {
  public:
   // A forked process that runs `body` and leaves with its result.
@@ -31,8 +34,10 @@ class Child {
   int Wait(absl::Duration limit = kLimit);
 
  private:
+  friend Child Spawn(const std::vector<std::string>& argv, const SpawnOptions& options);
   pid_t pid_;
   std::optional<int> code_;  // as Wait gives it
+  std::string log_;          // of one that was spawned
 };
 
 struct SpawnOptions {
