@@ -81,13 +81,14 @@ absl::Status ParamInfo(const shardd_job* job, int32_t index, shardd_param_info* 
 absl::Status ShardInfo(const shardd_job* job, shardd_shard_info* info) {
   SHARDD_RETURN_IF_ERROR(CheckJob("get_shard_info", job));
   SHARDD_RETURN_IF_ERROR(CheckStruct("get_shard_info", info));
-  const Placement& placement = job->impl->plan().placement;
-  const auto rank = static_cast<size_t>(job->impl->rank());
+  const ShardPlan& plan = job->impl->plan();
+  const Placement& placement = plan.placement;
+  const auto place = static_cast<size_t>(plan.PlaceOf(job->impl->rank()));
   shardd_shard_info value = {};
   value.shard_world_size = placement.shard_world_size;
-  value.shard_index = placement.shard_index[rank];
+  value.shard_index = placement.shard_index[place];
   value.replicas = placement.replicas;
-  value.replica_index = placement.replica_index[rank];
+  value.replica_index = placement.replica_index[place];
   Fill(info, value);
   return absl::OkStatus();
 }

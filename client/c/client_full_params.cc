@@ -26,6 +26,12 @@ absl::Status ClientJob::EnterFullParams(const FullParamsOptions& options) {
       return absl::InvalidArgumentError(
           absl::StrCat(object, "recurse 0 names no module (got group -1, want one; rank=", rank(), ")"));
     }
+    if (plan_.cut_over_nodes) {
+      return absl::UnimplementedError(
+          absl::StrCat(object, "full parameters are not served where they are cut over nodes (got ",
+                       v1::Strategy_Name(plan_.config.strategy()), " over ", plan_.nodes(), " nodes; rank=", rank(),
+                       "); read shards, or use STRATEGY_HYBRID_SHARD"));
+    }
     if (expected_version_ == 0) {
       return absl::FailedPreconditionError(absl::StrCat(object, "the parameters have no values yet (version 0; rank=",
                                                         rank(), "); call shardd_commit_parameters first"));

@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<ClientJob>> ClientJob::Attach(AttachOptions optio
 }
 
 absl::Status ClientJob::UseSpec(v1::JobSpec spec) {
-  SHARDD_ASSIGN_OR_RETURN(plan_, PlanShards(spec));
+  SHARDD_ASSIGN_OR_RETURN(plan_, PlanShards(spec, options_.node));
   options_.spec = std::move(spec);
   layout_ = MakeSessionLayout(plan_);
   trainable_masks_.clear();

@@ -104,10 +104,10 @@ std::string PlanToJson(const v1::JobSpec& spec, const ShardPlan& plan) {
   root["unshard_mode"] = Word(v1::UnshardMode_Name(plan.config.unshard_mode()), sizeof("UNSHARD_MODE_") - 1);
   root["offload"] = Word(v1::Offload_Name(plan.config.offload()), sizeof("OFFLOAD_") - 1);
   root["digest"] = absl::BytesToHexString(plan.digest);
-  root["bytes"] = {{"shards", plan.memory.shards_bytes},
+  root["bytes"] = {{"shards", plan.memory.held_shards_bytes},
                    {"parameters", plan.memory.parameters_bytes},
-                   {"gradients", plan.memory.gradients_bytes},
-                   {"optimizer", plan.memory.optimizer_bytes},
+                   {"gradients", plan.memory.held_gradients_bytes},
+                   {"optimizer", plan.memory.held_optimizer_bytes},
                    {"unsharded_pool", plan.memory.unsharded_pool_bytes},
                    {"gradient_staging", plan.memory.gradient_staging_bytes},
                    {"node_receive", plan.memory.node_receive_bytes},

@@ -154,7 +154,7 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
 }
 
 // Several nodes: what the daemons of one job can do together.
-absl::Status CheckNodes(const v1::JobConfig& config) {
+absl::Status CheckNodes(const v1::JobConfig& config, int world_size) {
   const int count = config.nodes().addresses_size();
   if (!config.has_nodes()) {
     return absl::OkStatus();
@@ -182,10 +182,24 @@ absl::Status CheckNodes(const v1::JobConfig& config) {
     return absl::UnimplementedError(absl::StrCat("plan config nodes: ", text...));
   };
   const v1::Strategy strategy = config.strategy();
-  if (strategy != v1::STRATEGY_HYBRID_SHARD && strategy != v1::STRATEGY_HYBRID_SHARD_ZERO2 &&
-      strategy != v1::STRATEGY_NO_SHARD) {
-    return refuse("a copy of the parameters is not cut over several nodes (got ", v1::Strategy_Name(strategy),
-                  ", want STRATEGY_HYBRID_SHARD: cut over the ranks of a node, replicated over nodes)");
+  if (IsCutOverWorld(strategy)) {
+    if (int64_t{count} * world_size > kMaxPlaces) {
+      return ConfigError("nodes.addresses", "too many ranks to be cut over (got ", count, " nodes of ", world_size,
+                         ", want at most ", kMaxPlaces, " together)");
+    }
+    const v1::Placement& placement = config.placement();
+    for (const v1::Spread spread : {placement.parameters(), placement.gradients(), placement.optimizer()}) {
+      if (spread == v1::SPREAD_REPLICATED) {
+        return refuse("what is cut over nodes is cut alike (got placement SPREAD_REPLICATED with ",
+                      v1::Strategy_Name(strategy), ", want none)");
+      }
+    }
+    if (config.unshard_mode() == v1::UNSHARD_MODE_ZERO_COPY) {
+      return refuse(
+          "what other nodes hold is gathered into the unsharded pool (got unshard_mode "
+          "UNSHARD_MODE_ZERO_COPY with ",
+          v1::Strategy_Name(strategy), ", want UNSHARD_MODE_POOLED or none)");
+    }
   }
   if (!config.trainers_never_write()) {
     return refuse("trainers that write their shards are not served on several nodes (got trainers_never_write false, ",
@@ -201,6 +215,8 @@ absl::Status CheckNodes(const v1::JobConfig& config) {
 }
 
 }  // namespace
+
+bool IsCutOverWorld(v1::Strategy strategy) { return RowOf(strategy).groups == StrategyRow::Groups::kWorld; }
 
 absl::Status CheckMixedPrecision(absl::string_view where, const v1::MixedPrecision& precision) {
   SHARDD_RETURN_IF_ERROR(CheckLowPrecision(where, "param_dtype", precision.param_dtype()));
@@ -223,7 +239,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
     filled.set_offload(v1::OFFLOAD_NONE);
   }
   filled.set_trainer_sums(filled.trainer_sums());  // unset is false, unless the daemon has filled it in
-  SHARDD_RETURN_IF_ERROR(CheckNodes(filled));
+  SHARDD_RETURN_IF_ERROR(CheckNodes(filled, world_size));
   const bool offloaded = filled.offload() == v1::OFFLOAD_HOST;
   if (offloaded && filled.trainer_sums()) {
     return absl::UnimplementedError(
@@ -231,7 +247,8 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
         "OFFLOAD_HOST, want false)");
   }
   if (filled.unshard_mode() == v1::UNSHARD_MODE_UNSPECIFIED) {
-    filled.set_unshard_mode(offloaded ? v1::UNSHARD_MODE_POOLED : v1::UNSHARD_MODE_ZERO_COPY);
+    const bool gathers = offloaded || (filled.has_nodes() && IsCutOverWorld(filled.strategy()));
+    filled.set_unshard_mode(gathers ? v1::UNSHARD_MODE_POOLED : v1::UNSHARD_MODE_ZERO_COPY);
   }
   if (offloaded && filled.unshard_mode() != v1::UNSHARD_MODE_POOLED) {
     return ConfigError("offload", "OFFLOAD_HOST gathers parameters into the unsharded pool (got unshard_mode ",

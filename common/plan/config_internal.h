@@ -17,6 +17,10 @@ namespace shardd::plan_internal {
 // INVALID_ARGUMENT for values out of range, UNIMPLEMENTED for what is not served; both name the field.
 absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_size);
 
+// One copy of everything is cut over all ranks, of all nodes where there are several. REQUIRES: a strategy of the
+// table.
+bool IsCutOverWorld(v1::Strategy strategy);
+
 // INVALID_ARGUMENT for a dtype that nothing is computed in: `<where>mixed_precision.param_dtype: ...`.
 absl::Status CheckMixedPrecision(absl::string_view where, const v1::MixedPrecision& precision);
 

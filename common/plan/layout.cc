@@ -146,9 +146,9 @@ namespace {
 // The first holder, of all or, where replicas have copies, in its replica.
 bool IsFirstInCopy(const ShardPlan& plan, Purpose purpose, int copies, int rank) {
   if (copies == 1) {
-    return plan.placement.IsFirstHolder(purpose, rank);
+    return plan.placement.IsFirstHolder(purpose, plan.PlaceOf(rank));
   }
-  return plan.placement.pieces(purpose) > 1 || plan.placement.shard_index[rank] == 0;
+  return plan.placement.pieces(purpose) > 1 || plan.placement.shard_index[plan.PlaceOf(rank)] == 0;
 }
 
 bool MayWrite(const ShardPlan& plan, int rank) {
@@ -200,12 +200,21 @@ std::vector<Segment> EvenPart(const ShardPlan& plan, const FlatParamPlan& flat,
 
 }  // namespace
 
+std::vector<Segment> plan_internal::PlaceSegments(const ShardPlan& plan, int flat_param, int place) {
+  if (flat_param < 0 || flat_param >= static_cast<int>(plan.flat_params.size()) || place < 0 ||
+      place >= plan.places()) {
+    return {};
+  }
+  return PieceSegments(plan, plan.flat_params[flat_param], plan.places(),
+                       plan.placement.shard_index[static_cast<size_t>(place)]);
+}
+
 std::vector<Segment> OwnedSegments(const ShardPlan& plan, Purpose purpose, int flat_param, int rank) {
   if (!InRange(plan, flat_param, rank)) {
     return {};
   }
   return PieceSegments(plan, plan.flat_params[flat_param], plan.placement.pieces(purpose),
-                       plan.placement.PieceOf(purpose, rank));
+                       plan.placement.PieceOf(purpose, plan.PlaceOf(rank)));
 }
 
 std::vector<Segment> RankSegments(const ShardPlan& plan, int flat_param, int rank) {
@@ -236,11 +245,12 @@ std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int ran
   const FlatParamPlan& flat = plan.flat_params[flat_param];
   // Where nothing is cut over the shard groups, nothing need end where their shards do.
   const int shards = plan.placement.pieces(Purpose::kOptimizer) == 1 ? 1 : plan.placement.shard_world_size;
-  if (shards == plan.world_size) {
-    return PieceSegments(plan, flat, shards, plan.placement.shard_index[rank]);
+  const int place = plan.PlaceOf(rank);
+  if (shards == plan.places()) {
+    return PieceSegments(plan, flat, shards, plan.placement.shard_index[place]);
   }
-  const int parts = plan.world_size / shards;
-  const int work = plan.placement.shard_index[rank] * plan.placement.replicas + plan.placement.replica_index[rank];
+  const int parts = plan.places() / shards;
+  const int work = plan.placement.shard_index[place] * plan.placement.replicas + plan.placement.replica_index[place];
   const int shard = work / parts;
   std::vector<std::pair<int64_t, int64_t>> spans;
   if (shards == 1 || plan.config.layout() != v1::LAYOUT_DIM0) {
@@ -255,9 +265,13 @@ std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int ran
 }
 
 ParamRange OwnedRange(const ShardPlan& plan, Purpose purpose, int param, int rank) {
+  return plan_internal::PlaceRange(plan, purpose, param, plan.PlaceOf(rank));
+}
+
+ParamRange plan_internal::PlaceRange(const ShardPlan& plan, Purpose purpose, int param, int place) {
   const ParamPlan& of = plan.params[param];
   const int pieces = plan.placement.pieces(purpose);
-  const int piece = plan.placement.PieceOf(purpose, rank);
+  const int piece = plan.placement.PieceOf(purpose, place);
   if (pieces == 1) {
     return {0, of.numel};
   }

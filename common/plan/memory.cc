@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/layout_internal.h"
+#include "common/plan/node_part.h"
 #include "common/plan/session_layout.h"
 #include "common/status/status_macros.h"
 
@@ -198,15 +199,26 @@ void SizeNodeStaging(ShardPlan& plan) {
   if (plan.nodes() == 1) {
     return;
   }
-  for (int rank = 0; rank < plan.world_size; ++rank) {
-    for (const GroupPlan& group : plan.groups) {
-      int64_t bytes = 0;
-      for (int f : group.flat_params) {
-        for (const Segment& segment :
-             plan.flat_params[f].requires_grad ? WorkSegments(plan, f, rank) : std::vector<Segment>()) {
-          bytes += RoundUp(segment.numel * kFp32Bytes, kSlabAlignmentBytes);
+  // Of one rank, and of one node's piece of what all ranks have, the most of any group.
+  const int pieces = plan.cut_over_nodes ? plan.nodes() : 1;
+  for (const GroupPlan& group : plan.groups) {
+    std::vector<int64_t> of_rank(static_cast<size_t>(plan.world_size));
+    for (int node = 0; node < pieces; ++node) {
+      int64_t piece_bytes = 0;
+      for (int rank = 0; rank < plan.world_size; ++rank) {
+        int64_t bytes = 0;
+        for (int f : group.flat_params) {
+          for (const Segment& segment :
+               plan.flat_params[f].requires_grad ? WorkSegmentsOn(plan, f, rank, node) : std::vector<Segment>()) {
+            bytes += RoundUp(segment.numel * kFp32Bytes, kSlabAlignmentBytes);
+          }
         }
+        of_rank[static_cast<size_t>(rank)] += bytes;
+        piece_bytes += bytes;
       }
+      plan.node_piece_bytes = std::max(plan.node_piece_bytes, piece_bytes);
+    }
+    for (const int64_t bytes : of_rank) {
       plan.node_slot_bytes = std::max(plan.node_slot_bytes, RoundUp(bytes, kPageBytes));
     }
   }
@@ -214,8 +226,23 @@ void SizeNodeStaging(ShardPlan& plan) {
   plan.staging_stride_bytes = RoundUp(plan.staging_bytes, kPoolAlignmentBytes);
   plan.memory.gradient_staging_bytes = plan.world_size * plan.staging_stride_bytes;
   // Each node adds its part of what all have, a node's part at a time.
-  const int64_t part_bytes = RoundUp(plan.world_size * plan.node_slot_bytes / plan.nodes() + 1, kPageBytes);
+  if (!plan.cut_over_nodes) {
+    plan.node_piece_bytes = plan.world_size * plan.node_slot_bytes / plan.nodes() + 1;
+  }
+  const int64_t part_bytes = RoundUp(plan.node_piece_bytes, kPageBytes);
   plan.memory.node_receive_bytes = kNodeSlots * (plan.nodes() - 1) * part_bytes;
+  if (plan.cut_over_nodes) {  // and what parts of parameters are cast in, before they are sent
+    plan.memory.node_receive_bytes += (plan.nodes() - 1) * kGatherBytes;
+  }
+}
+
+int64_t HeldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {
+  if (!plan.cut_over_nodes) {
+    return size_bytes;
+  }
+  int64_t bytes = 0;
+  for (const ByteRange& range : HeldRanges(plan, which)) bytes += range.end - range.first;
+  return bytes;
 }
 
 // What passes read is a copy of all that trainers write, as it is stored: a job can go back to that.
@@ -245,6 +272,9 @@ absl::Status LayOutMemory(ShardPlan& plan) {
   const int64_t decided = kPageBytes + plan.world_size * (kMaxTrainerStateBytes + 16) +
                           static_cast<int64_t>(plan.params.size()) * 11 + (int64_t{128} << 10);
   plan.memory.journal_bytes = 2 * RoundUp(decided, kPageBytes);
+  plan.memory.held_shards_bytes = HeldBytes(plan, HeldSlab::kShards, plan.memory.shards_bytes);
+  plan.memory.held_gradients_bytes = HeldBytes(plan, HeldSlab::kGradients, plan.memory.gradients_bytes);
+  plan.memory.held_optimizer_bytes = HeldBytes(plan, HeldSlab::kOptimizer, plan.memory.optimizer_bytes);
   return absl::OkStatus();
 }
 
@@ -290,7 +320,7 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
 }
 
 int64_t MemoryPlan::TotalBytes(int world_size) const {
-  return shards_bytes + parameters_bytes + gradients_bytes + optimizer_bytes + unsharded_pool_bytes +
+  return held_shards_bytes + parameters_bytes + held_gradients_bytes + held_optimizer_bytes + unsharded_pool_bytes +
          gradient_staging_bytes + node_receive_bytes + kept_bytes + journal_bytes + world_size * session_bytes;
 }
 

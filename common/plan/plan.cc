@@ -226,7 +226,7 @@ absl::Status CheckTrained(const ShardPlan& plan) {
 
 }  // namespace
 
-absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
+absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
   SHARDD_RETURN_IF_ERROR(plan_internal::CheckJobName(spec.name()));
   if (spec.world_size() < 1 || spec.world_size() > kMaxWorldSize) {
     return absl::InvalidArgumentError(absl::StrCat("plan job ", Quoted(spec.name()),
@@ -236,7 +236,13 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec) {
   ShardPlan plan;
   plan.world_size = spec.world_size();
   SHARDD_ASSIGN_OR_RETURN(plan.config, plan_internal::FillConfig(spec.config(), spec.world_size()));
-  plan.placement = MakePlacement(plan.config, plan.world_size);
+  if (node < 0 || node >= plan.nodes()) {
+    return absl::InvalidArgumentError(absl::StrCat("plan job ", Quoted(spec.name()), ": no such node (got ", node,
+                                                   ", want 0 <= node < ", plan.nodes(), ")"));
+  }
+  plan.cut_over_nodes = plan.nodes() > 1 && plan_internal::IsCutOverWorld(plan.config.strategy());
+  plan.node = plan.cut_over_nodes ? node : 0;
+  plan.placement = MakePlacement(plan.config, plan.places());
   plan.optimizer_states = plan_internal::OptimizerStates(plan.config.optimizer());
 
   SHARDD_ASSIGN_OR_RETURN(const ManagedTree managed, plan_internal::ReadTree(spec.tree()));

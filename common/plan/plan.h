@@ -112,11 +112,16 @@ struct MemoryPlan {
   int64_t optimizer_bytes = 0;
   int64_t unsharded_pool_bytes = 0;
   int64_t gradient_staging_bytes = 0;  // OFFLOAD_HOST: of all pools; several nodes: of all ranks
-  int64_t node_receive_bytes = 0;      // several nodes: of host memory, what the others send to be added
+  int64_t node_receive_bytes = 0;      // several nodes: of host memory, what the others send to be added and are sent
   int64_t gradient_slots_bytes = 0;    // of one rank
   int64_t session_bytes = 0;           // of one rank: session memory (gradient slots included) and daemon page
   int64_t kept_bytes = 0;              // jobs whose trainers write: the copy to go back to
   int64_t journal_bytes = 0;           // two decided steps, trainers' states included
+  // What is there of shards, gradients and optimizer: all, but where parameters are cut over nodes. There the slabs
+  // are as large as ever, and of memory have what the ranks of this node hold, in whole pages (node_part.h).
+  int64_t held_shards_bytes = 0;
+  int64_t held_gradients_bytes = 0;
+  int64_t held_optimizer_bytes = 0;
   int64_t TotalBytes(int world_size) const;
 };
 
@@ -156,9 +161,17 @@ struct ShardMetadata {
 // Of groups that are added between nodes at a time.
 inline constexpr int kNodeSlots = 2;
 inline constexpr int kMaxNodes = 64;
+inline constexpr int kMaxPlaces = 4096;  // ranks of all nodes that one copy is cut over
+// Where parameters are cut over nodes: of pieces on their way to one other node.
+inline constexpr int64_t kGatherBytes = int64_t{4} << 20;
 
 struct ShardPlan {
-  int world_size = 0;    // of this node
+  int world_size = 0;  // of this node
+  // Several nodes and FULL_SHARD or SHARD_GRAD_OP: one copy of everything is cut over the ranks of all nodes. Then the
+  // plan is that of one `node`, whose rank r is place node * world_size + r of the placement: what functions below say
+  // of a rank is of a rank of this node. Else 0, and all nodes have the same plan. The digest is the same on all.
+  bool cut_over_nodes = false;
+  int node = 0;
   v1::JobConfig config;  // with defaults filled in
   Placement placement;
   // How often shards, optimizer state and gradient shards lie in their slabs: once, or once per replica
@@ -186,16 +199,20 @@ struct ShardPlan {
   // pool, so many bytes apart: each GPU adds in the order of one stream, so one serves all its groups. Else 0.
   // Several nodes: sums over this node's ranks, which are then added to those of the others; one for each rank.
   int64_t staging_stride_bytes = 0;
-  int64_t staging_bytes = 0;    // of one: no more than the largest flat parameter takes in fp32, nor 32 MiB
-                                // Several nodes: kNodeSlots of node_slot_bytes
-  int64_t node_slot_bytes = 0;  // several nodes: the largest part of a group that one rank adds, in fp32, each of its
-                                // segments padded to kSlabAlignmentBytes; whole pages
-  int optimizer_states = 0;     // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
+  int64_t staging_bytes = 0;     // of one: no more than the largest flat parameter takes in fp32, nor 32 MiB
+                                 // Several nodes: kNodeSlots of node_slot_bytes
+  int64_t node_slot_bytes = 0;   // several nodes: the largest part of a group that one rank adds, in fp32, each of its
+                                 // segments padded to kSlabAlignmentBytes; whole pages
+  int64_t node_piece_bytes = 0;  // several nodes: the most that one node adds of what all ranks have of a group
+  int optimizer_states = 0;      // fp32 tensors per parameter: AdamW 2, SGD 0 or 1
   MemoryPlan memory;
   std::string digest;                                   // 32 bytes, SHA-256 over everything that must agree
   absl::flat_hash_map<std::string, int> param_by_fqn;   // clean names and aliases
   absl::flat_hash_map<std::string, int> group_by_name;  // clean names; "(root)"
   int nodes() const { return config.nodes().addresses().empty() ? 1 : config.nodes().addresses_size(); }
+  // Of a rank of this node in the placement, and how many there are.
+  int PlaceOf(int rank) const { return cut_over_nodes ? node * world_size + rank : rank; }
+  int places() const { return cut_over_nodes ? nodes() * world_size : world_size; }
   // How many stagings of staging_stride_bytes there are; rank r uses number r mod this.
   int staging_count() const { return nodes() > 1 ? world_size : static_cast<int>(pools.size()); }
   // -1 when unknown; cleans the name first. The root group is "(root)" or "".
@@ -205,9 +222,9 @@ struct ShardPlan {
   int ParamAt(int flat_param, int64_t offset) const;
 };
 
-// INVALID_ARGUMENT (the text names module or parameter, got and want) for a malformed spec; UNIMPLEMENTED for what is
-// not served yet. A tree with nothing to manage is an error (S1: empty list).
-absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec);
+// INVALID_ARGUMENT (the text names module or parameter, got and want) for a malformed spec, and for a node out of
+// range; UNIMPLEMENTED for what is not served yet. A tree with nothing to manage is an error (S1: empty list).
+absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node = 0);
 
 // The pieces of flat parameter `flat_param` that `rank` holds of what is placed for `purpose`, in offset order; empty
 // shards give none. What is replicated, every rank holds.
@@ -222,8 +239,8 @@ std::vector<Segment> RankSegments(const ShardPlan& plan, int flat_param, int ran
 // the shard group, so that the ranks of replica 0 together write every row once. The others have nothing to write.
 std::vector<Segment> WriteSegments(const ShardPlan& plan, int flat_param, int rank);
 
-// A partition among the ranks in every placement: who does the daemon's work (sums, norms, updates) for which element.
-// Within the rank's shard, evenly over its replicas.
+// A partition among the ranks (of all nodes, where parameters are cut over them) in every placement: who does the
+// daemon's work (sums, norms, updates) for which element. Within the rank's shard, evenly over its replicas.
 std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int rank);
 
 // What the rank, as a trainer, may change of the reduced gradient of one parameter: what it holds, where no rank before

@@ -93,11 +93,12 @@ bool IsTmpfs(int fd) {
   return fstatfs(fd, &volume) == 0 && volume.f_type == TMPFS_MAGIC;
 }
 
-// Reserves every page. ENOSPC shows up here as an error, where a touch of the mapping would be SIGBUS.
-absl::Status Reserve(absl::string_view name, int fd, int64_t size_bytes, const std::string& path) {
+// Reserves every page of the range. ENOSPC shows up here as an error, where a touch of the mapping would be SIGBUS.
+absl::Status Reserve(absl::string_view name, int fd, Slab::Range range, const std::string& path) {
+  const int64_t size_bytes = range.end - range.first;
   int result;
   do {
-    result = fallocate(fd, 0, 0, size_bytes);
+    result = fallocate(fd, 0, range.first, size_bytes);
   } while (result != 0 && errno == EINTR);
   if (result == 0) {
     return absl::OkStatus();
@@ -150,53 +151,76 @@ absl::string_view SlabBackingName(SlabBacking backing) {
   return "unknown";
 }
 
-absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
-                                                   const std::string& path) {
+absl::Status Slab::Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes,
+                        const std::string& path) {
   if (size_bytes <= 0 || size_bytes > INT64_MAX - 2 * kHugePageBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("create slab \"", name, "\": size is out of range (got ", size_bytes, " bytes, want 1 or more)"));
   }
   const bool is_file = backing == SlabBacking::kTmpfsFile;
-  std::unique_ptr<Slab> slab(new Slab());
-  slab->name_ = std::string(name);
-  slab->backing_ = backing;
-  SHARDD_ASSIGN_OR_RETURN(slab->fd_, is_file ? CreateFile(name, path) : CreateMemfd(name));
+  name_ = std::string(name);
+  backing_ = backing;
+  SHARDD_ASSIGN_OR_RETURN(fd_, is_file ? CreateFile(name, path) : CreateMemfd(name));
   if (is_file) {
-    slab->path_ = path;  // from here on the destructor removes the file
+    path_ = path;  // from here on the destructor removes the file
   }
-  const int fd = slab->fd_.get();
-  const int64_t mapped_bytes = RoundUpToPage(size_bytes);
+  const int fd = fd_.get();
   if (is_file) {
     struct statvfs volume {};
     if (fstatvfs(fd, &volume) == 0 && volume.f_blocks > 0 &&
-        mapped_bytes / static_cast<int64_t>(volume.f_frsize) > static_cast<int64_t>(volume.f_bavail)) {
-      return NoSpace(name, fd, mapped_bytes, path);  // at once, and without filling what others need meanwhile
+        held_bytes / static_cast<int64_t>(volume.f_frsize) > static_cast<int64_t>(volume.f_bavail)) {
+      return NoSpace(name, fd, held_bytes, path);  // at once, and without filling what others need meanwhile
     }
   }
-  const bool is_memory = IsTmpfs(fd);
-  if (is_memory && mapped_bytes >= kHugePageBytes) {
-    SHARDD_RETURN_IF_ERROR(CheckFreeMemory(name, mapped_bytes));
+  if (IsTmpfs(fd) && held_bytes >= kHugePageBytes) {
+    SHARDD_RETURN_IF_ERROR(CheckFreeMemory(name, held_bytes));
   }
+  const int64_t mapped_bytes = RoundUpToPage(size_bytes);
   if (ftruncate(fd, mapped_bytes) != 0) {
     return errno == EFBIG || errno == ENOSPC ? NoSpace(name, fd, mapped_bytes, path)
                                              : ErrnoStatus(errno, "size slab", name);
   }
-  SHARDD_ASSIGN_OR_RETURN(slab->data_, MapShared(fd, mapped_bytes, /*writable=*/true, name));
-  slab->size_bytes_ = mapped_bytes;
+  SHARDD_ASSIGN_OR_RETURN(data_, MapShared(fd, mapped_bytes, /*writable=*/true, name));
+  size_bytes_ = mapped_bytes;
+  return absl::OkStatus();
+}
 
-  const bool huge = is_memory && ProbeHugePages(slab->data_, mapped_bytes);
+absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
+                                                   const std::string& path) {
+  std::unique_ptr<Slab> slab(new Slab());
+  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, RoundUpToPage(size_bytes), path));
+  const int fd = slab->fd_.get();
+  const int64_t mapped_bytes = slab->size_bytes_;
+  const bool huge = IsTmpfs(fd) && ProbeHugePages(slab->data_, mapped_bytes);
   absl::Status populated = absl::OkStatus();
   if (huge) {
     populated = PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name);
   }
   if (!huge || !populated.ok()) {  // also: says better than the fault what is missing
-    SHARDD_RETURN_IF_ERROR(Reserve(name, fd, mapped_bytes, path));
+    SHARDD_RETURN_IF_ERROR(Reserve(name, fd, {0, mapped_bytes}, path));
     SHARDD_RETURN_IF_ERROR(PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name));
   }
   // Some of a large slab may still have come in small pages; only the kernel's own account says.
   slab->huge_pages_ = huge && HugeMappedBytes(slab->data_) >= mapped_bytes / kHugePageBytes * kHugePageBytes;
-  if (!is_file) {
+  if (backing != SlabBacking::kTmpfsFile) {
     SHARDD_RETURN_IF_ERROR(Seal(name, backing, fd));
+  }
+  return slab;
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, SlabBacking backing, int64_t size_bytes,
+                                                        const std::vector<Range>& held, const std::string& path) {
+  int64_t held_bytes = 0;
+  for (const Range& range : held) held_bytes += range.end - range.first;
+  std::unique_ptr<Slab> slab(new Slab());
+  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, held_bytes, path));
+  for (const Range& range : held) {
+    SHARDD_RETURN_IF_ERROR(Reserve(name, slab->fd_.get(), range, path));
+    SHARDD_RETURN_IF_ERROR(
+        PopulatePages(slab->At<char>(range.first), range.end - range.first, /*writable=*/true, name));
+  }
+  if (backing != SlabBacking::kTmpfsFile) {
+    SHARDD_RETURN_IF_ERROR(Seal(name, backing, slab->fd_.get()));
   }
   return slab;
 }

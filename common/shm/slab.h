@@ -34,6 +34,16 @@ class Slab {
   // Blocks about 1 s per GiB (4 KiB pages). RESOURCE_EXHAUSTED: no space (names free and wanted bytes and the remedy).
   static absl::StatusOr<std::unique_ptr<Slab>> Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
                                                       const std::string& path = "");
+  // Bytes [first, end) of a slab, whole pages.
+  struct Range {
+    int64_t first = 0;
+    int64_t end = 0;
+  };
+  // The same with memory for `held` alone, ascending and within size_bytes rounded up to pages, in small pages; the
+  // rest reads zeros, and gets memory where it is touched. Whoever holds the descriptor can do that.
+  static absl::StatusOr<std::unique_ptr<Slab>> CreateParts(absl::string_view name, SlabBacking backing,
+                                                           int64_t size_bytes, const std::vector<Range>& held,
+                                                           const std::string& path = "");
   ~Slab();  // unmaps, closes, unlinks the file
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
@@ -59,6 +69,9 @@ class Slab {
 
  private:
   Slab() = default;
+  // Descriptor, size and mapping; `held_bytes` of it are to be allocated.
+  absl::Status Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes,
+                    const std::string& path);
   std::string name_;
   SlabBacking backing_ = SlabBacking::kMemfd;
   std::string path_;

@@ -132,7 +132,7 @@ void Core::ReviewJobs() {
       job.Close("all ranks have finished");
     }
     if (!job.closed()) {
-      if (job.attached() > 0 || entry.arriving > 0) {
+      if (job.attached() > 0 || entry.arriving > 0 || job.ServesOthers()) {
         entry.empty_since = absl::InfiniteFuture();
       } else if (entry.empty_since == absl::InfiniteFuture()) {
         entry.empty_since = now;

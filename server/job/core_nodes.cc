@@ -87,12 +87,31 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
   NodeEvents::Exchange hears;
   if (devices_.front()->memory() == nullptr) {
     const auto peers = std::make_shared<PeerExchange>(
-        nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots);
+        nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
+        plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)));
     hears.on_data = [peers = peers.get()](int from, const v1::PeerData& header, absl::string_view elements) {
       peers->OnData(from, header, elements);
     };
     hears.on_down = [peers = peers.get()](int from, const absl::Status& why) { peers->OnDown(from, why); };
     exchange = peers;
+    if (plan.cut_over_nodes) {
+      nodes->gather = std::make_unique<NodeGather>(init->plan, nodes->links.get(), init->memory->shards()->At(0));
+      NodeEvents::Gather asks;
+      NodeGather* const gather = nodes->gather.get();
+      asks.on_up = [gather](int from) { gather->OnUp(from); };
+      asks.on_pull = [gather](int from, const v1::PeerMessage& message) { gather->OnPull(from, message); };
+      asks.on_data = [gather](int from, const v1::PeerData& header, absl::string_view elements) {
+        gather->OnData(from, header, elements);
+      };
+      asks.on_down = [gather](int from, const absl::Status& why) { gather->OnDown(from, why); };
+      nodes->events->SetGather(std::move(asks));
+    }
+  } else if (plan.cut_over_nodes) {
+    nodes->events->SetExchange({});
+    return absl::UnimplementedError(
+        absl::StrCat("open job \"", init->spec.name(), "\": parameters are cut over the ranks of several nodes on CPU ",
+                     "devices alone (got ", v1::Strategy_Name(plan.config.strategy()), " on ", devices_.front()->name(),
+                     ", want STRATEGY_HYBRID_SHARD: cut over the ranks of a node, replicated over nodes)"));
   } else {
     absl::StatusOr<std::unique_ptr<NodeExchange>> made = options_.node_exchanges(
         init->spec.name(), node, plan.nodes(), init->devices,

@@ -94,6 +94,15 @@ void Core::AwaitReaper() {
   }
 }
 
+namespace {
+
+// A node out of range is CheckNode's to name.
+absl::StatusOr<ShardPlan> PlanOf(const v1::JobSpec& spec, int node) {
+  return PlanShards(spec, node >= 0 && node < spec.config().nodes().addresses_size() ? node : 0);
+}
+
+}  // namespace
+
 absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
                                                          bool create) {
   const std::string& name = request.spec().name();
@@ -113,7 +122,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                      " and this trainer takes host memory alone (got device_memory false, want true); use a daemon "
                      "with --devices=cpu:N, or a trainer that is written for pointers into a GPU's memory"));
   }
-  absl::StatusOr<ShardPlan> plan = PlanShards(request.spec());
+  absl::StatusOr<ShardPlan> plan = PlanOf(request.spec(), request.node());
   if (!plan.ok()) {
     return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
   }
@@ -134,7 +143,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                             spec.config().pass_copies() != request.spec().config().pass_copies() ||
                             spec.config().trainer_sums() != request.spec().config().trainer_sums();
   if (is_filled_in) {
-    plan = PlanShards(spec);
+    plan = PlanOf(spec, request.node());
     if (!plan.ok()) {
       return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
     }
@@ -301,6 +310,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
     uint64_t session_id = 0;
     UniqueFd killed;  // who had the rank
   };
+  absl::Status last;
   for (int attempt = 0; attempt < 3; ++attempt) {
     SHARDD_ASSIGN_OR_RETURN(
         Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
@@ -373,8 +383,9 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
     if (!absl::IsAborted(response.status())) {
       return response;
     }
+    last = response.status();  // the epoch advanced, or what the rank waits for
   }
-  return absl::AbortedError(absl::StrCat(what, ": the epoch keeps advancing; attach again"));
+  return last;
 }
 
 void Core::CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done) {

@@ -20,7 +20,7 @@ void JobCore::Decide() {
   const bool zeroed = std::any_of(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); });
   const bool wants_norm = ranks_[0].step.max_grad_norm() > 0 || ranks_[0].step.loss_scale() > 0;
   if (!wants_norm && !zeroed) {
-    Measured(0);
+    Measured(Norm(NormType(ranks_[0].step)));
     return;
   }
   const auto norms = std::make_shared<std::vector<Norm>>(optimizer_devices_.count(), Norm(NormType(ranks_[0].step)));
@@ -36,7 +36,7 @@ void JobCore::Decide() {
     for (const Norm& norm : *norms) {  // in the order of ranks, and of what was taken apart
       total.Add(norm);
     }
-    Measured(total.value());
+    Measured(total);
   };
   const int count = optimizer_devices_.count();
   const auto done = zeroed ? JoinGradientWork(count, measured) : Join(count, measured);
@@ -55,9 +55,9 @@ void JobCore::Decide() {
   optimizer_devices_.Submit(absl::StrCat("norm step ", committed_step_ + 1), std::move(ops), done);
 }
 
-void JobCore::Measured(double norm) {
+void JobCore::Measured(const Norm& norm) {
   if (nodes_ == nullptr) {
-    Apply(norm);
+    Apply(norm.value());
     return;
   }
   own_norm_ = norm;
@@ -111,9 +111,16 @@ void JobCore::ApplyDecided() {
     decided.set_grad_norm(grad_norm_);
     decided.set_clip_factor(clip_factor_);
     decided.set_skipped(skipped_);
+    if (plan_->cut_over_nodes) {
+      decided.mutable_present()->assign(static_cast<size_t>(MaskBytes(static_cast<int64_t>(present_.size()))), '\0');
+      for (size_t i = 0; i < present_.size(); ++i) {
+        SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i), present_[i]);
+      }
+    }
     nodes_->Decide(decided);
   }
   committing_ = true;
+  SetReadable(0);
   auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
       // Device work fails only when the daemon is going down; shards may be torn.
@@ -147,7 +154,7 @@ void JobCore::Commit() {
     if (decided_.present[i]) {
       ++step_counts_[i];
       counters_.set_bytes_updated(counters_.bytes_updated() +
-                                  plan_->params[i].numel * DTypeSizeBytes(plan_->params[i].dtype));
+                                  HeldOf(static_cast<int>(i)).numel * DTypeSizeBytes(plan_->params[i].dtype));
     }
   }
   present_.assign(present_.size(), false);
@@ -217,6 +224,7 @@ void JobCore::AfterCommit() {
   if (std::exchange(kept_with_commit_, false)) {
     NoteKept();
   }
+  SetReadable(version_);
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       session->PublishVersion(version_);

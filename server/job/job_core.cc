@@ -73,6 +73,7 @@ JobCore::JobCore(Init init)
   if (init.nodes != nullptr) {
     node_events_ = std::move(init.nodes->events);
     node_links_ = std::move(init.nodes->links);
+    node_gather_ = std::move(init.nodes->gather);
     NodeJob* const job = this;
     nodes_ = std::make_unique<NodeMember>(plan_, init.nodes->node, loop_, node_links_.get(), node_events_, job);
   }
@@ -85,6 +86,7 @@ JobCore::~JobCore() {
   if (node_events_ != nullptr) {  // the exchange is the collective's, and uses the links
     node_events_->ForgetExchange();
     collective_.reset();
+    node_gather_.reset();
     node_links_.reset();  // what was said leaves
   }
 }
@@ -345,7 +347,18 @@ void JobCore::CheckSilence(absl::Time now) {
       return;
     }
   }
-  if (closed_ || committing_ || promised() || attached() < world_size()) {
+  if (absl::Status gone = CheckUnreached(now); !closed_ && !gone.ok()) {
+    Close(std::string(gone.message()));
+    return;
+  }
+  if (closed_ || committing_ || promised()) {
+    return;
+  }
+  if (absl::Status late = CheckGathers(now); !late.ok()) {
+    Abort(std::move(late), {});
+    return;
+  }
+  if (attached() < world_size()) {
     return;
   }
   if (absl::Status stuck = CheckStuckWindows(now); !stuck.ok()) {

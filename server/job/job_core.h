@@ -23,8 +23,10 @@
 #include "absl/time/time.h"
 #include "common/plan/extend.h"
 #include "common/plan/plan.h"
+#include "common/tensor/norm.h"
 #include "server/collective/collective.h"
 #include "server/collective/nodes/node_collective.h"
+#include "server/collective/nodes/node_gather.h"
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/core_loop.h"
 #include "server/job/given_back.h"
@@ -72,7 +74,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
       std::shared_ptr<NodeEvents> events;
       std::unique_ptr<PeerLinks> links;      // of `events`; used by the exchange of `collective`
       NodeCollective* collective = nullptr;  // it is `collective`
+      std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
       CoreLoop* worker = nullptr;            // reads initial values
+      ~Nodes() {
+        if (events != nullptr && links != nullptr) events->ForgetExchange();  // it came to no job
+      }
     };
     std::unique_ptr<Nodes> nodes;
   };
@@ -102,7 +108,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
   // (on GPUs when one begins), gradients that trainers have given back until the next come.
   int64_t reserved_bytes() const;
-  bool finished() const;  // every rank has said that it needs the job no more
+  // Every rank has said that it needs the job no more; where parameters are cut over nodes, of all nodes, which are
+  // given what they need of this one until then.
+  bool finished() const;
+  // Its own ranks have finished, and other nodes need what this one holds.
+  bool ServesOthers() const { return node_gather_ != nullptr && RanksFinished() && !finished(); }
   bool closed() const { return closed_; }
 
   // ABORTED: the epoch went on while the session was being made. REQUIRES: the rank has no session.
@@ -167,15 +177,17 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool NodeInitialized() const override { return version_ > 0 || committing_; }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
-  void NodesReduced() override;
+  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
+  void NodeIsUp() override;  // (job_gather.cc)
   void NodeClose(const std::string& why) override;
   void NodeSendState(int node, uint64_t transfer) override;  // (job_restore.cc)
   void NodeStopSending(int node) override;
-  void NodeBeginFetch(uint64_t transfer) override;
+  void NodeBeginFetch(int from, uint64_t transfer) override;
+  void AskForState(int from, uint64_t transfer);
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
   StateSlabs SlabsOfState() const;
@@ -190,6 +202,29 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool promised() const { return nodes_ != nullptr && nodes_->promised(); }
   // What has been said to node 0 and not been added.
   bool AwaitsNodes() const;
+  // Parameters cut over nodes (job_gather.cc). What other nodes hold of a group that is being unsharded into a slot.
+  struct Gathered {
+    int group = 0;
+    uint64_t version = 0;
+    uint64_t epoch = 0;
+    char* destination = nullptr;
+    std::string label;
+    std::function<void(absl::Status)> done;  // any thread
+    absl::Time since = MonotonicNow();
+  };
+  void GatherFromNodes(Gathered gathered);
+  void KeepGather(Gathered gathered);
+  void GatherAgain();
+  void DropGathers();
+  absl::Status CheckGathers(absl::Time now) const;
+  absl::Status CheckUnreached(absl::Time now);
+  // By parameter, where some nodes hold none of it: as those say that do.
+  std::string PresentOnHolders(const std::vector<v1::PeerMessage::Reduced>& reduced) const;
+  void MaybeSayFinished();
+  bool RanksFinished() const;  // of this node
+  void SetReadable(uint64_t version);
+  // What this node holds of a parameter: elements of it.
+  ParamRange HeldOf(int param) const;
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void Event(int rank, absl::string_view kind, std::string text);
   absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
@@ -291,6 +326,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     int64_t element_bytes = 0;
   };
   Written WrittenPart(const ParamPlan& param, int what) const;
+  // Where what this node holds of it begins, and how many elements that are.
+  static std::pair<Written, int64_t> HeldPart(Written written, const ParamRange& held) {
+    written.offset_bytes += held.first * written.element_bytes;
+    return {written, held.numel};
+  }
   // Initial values of an attempt that was given up, with how many elements: to be zeroed.
   std::vector<std::pair<Written, int64_t>> StaleValues() const;
   absl::Status CommitValues();
@@ -360,7 +400,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status CompareOrders();
   void Decide();
   // The norm is there: decides, or says that the step is reduced here.
-  void Measured(double norm);
+  void Measured(const Norm& norm);
   void Apply(double norm);
   void ApplyDecided();
   void Commit();
@@ -494,14 +534,19 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<NodeMember> nodes_;
   int nodes_closed_ = 0;
   int said_closed_ = 0;
-  double own_norm_ = 0;
+  Norm own_norm_;
+  std::unique_ptr<NodeGather> node_gather_;  // null: nothing is cut over nodes
+  uint64_t gather_generation_ = 0;
+  absl::Time unreached_since_ = absl::InfiniteFuture();  // some other node
+  std::vector<Gathered> next_gathers_;                   // for the next generation, or until all nodes are reached
   bool reading_values_ = false;
-  // Node 0: nodes that are sent the state behind a commit, and the numbers of their transfers; who sends.
+  // Nodes that are sent the state behind a commit, and the numbers of their transfers; who sends.
   std::map<int, uint64_t> wait_for_state_;
   std::map<int, std::shared_ptr<StateSender>> senders_;
   absl::Status uneven_gradient_;  // of several nodes: ranks of this one have dropped it and others have not
-  // What comes from node 0.
+  // What comes from another node.
   struct Restore {
+    int from = 0;
     absl::Time began = MonotonicNow();
     std::shared_ptr<NodeRestore> slabs;
     bool all_slabs = false;

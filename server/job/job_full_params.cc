@@ -34,6 +34,11 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
                      "with_grads: no parameter of the job is trained");
   }
+  if (plan_->cut_over_nodes) {
+    return RankError(absl::StatusCode::kUnimplemented, rank, "EnterFullParams",
+                     "full parameters are not served where they are cut over nodes; read shards, or use "
+                     "STRATEGY_HYBRID_SHARD");
+  }
   if (asked.writeback && nodes_ != nullptr) {
     return RankError(absl::StatusCode::kUnimplemented, rank, "EnterFullParams",
                      "writeback is not served on several nodes; write values before version 1, into a new job");

@@ -25,7 +25,9 @@ int JobCore::attached() const {
       std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
 }
 
-bool JobCore::finished() const {
+bool JobCore::finished() const { return RanksFinished() && (!plan_->cut_over_nodes || nodes_->OthersFinished()); }
+
+bool JobCore::RanksFinished() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return rank.finished; });
 }
 
@@ -44,6 +46,11 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false));
+  if (node_gather_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
+    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
+                                           "\": all ranks of this node have finished, and its daemon serves the "
+                                           "other nodes until theirs have, too; attach again, or use another name"));
+  }
   if (restoring_) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": its shards go back to the copy of step ", kept_step_,
@@ -57,9 +64,9 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
   }
-  if (nodes_ != nullptr && nodes_->fetching()) {
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": the node's state is being brought from node 0; attach again"));
+  if (const std::string lacking = nodes_ == nullptr ? "" : nodes_->Lacking(); !lacking.empty()) {
+    return absl::AbortedError(
+        absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ", lacking, "; attach again"));
   }
   if (reading_values_) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
@@ -164,6 +171,7 @@ void JobCore::Detach(int rank, bool finished) {
   Event(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
   ranks_[rank].finished = finished;
+  MaybeSayFinished();
   if (in_order) {
     EndFinishedLater();  // another may have waited for this one to close a backward
     return;              // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
@@ -348,6 +356,7 @@ void JobCore::ResetStep() {
   }
   pairs_.clear();
   DropGivenBack();
+  DropGathers();
   gradients_seen_ = false;
   presence_said_ = false;
   nodes_closed_ = said_closed_ = 0;
@@ -393,14 +402,16 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     }
   }
   if (nodes_ != nullptr) {
-    if (finished() || on == CloseOn::kAllNodes) {
+    if (RanksFinished() || on == CloseOn::kAllNodes || plan_->cut_over_nodes) {  // of that, a part is no job
       nodes_->Closing(why, finished());
     }
     nodes_->Stop();
     while (!senders_.empty()) NodeStopSending(senders_.begin()->first);
     node_sums_->Begin(std::numeric_limits<uint64_t>::max());  // nothing of it needs the links any more
+    if (node_gather_ != nullptr) node_gather_->Begin(std::numeric_limits<uint64_t>::max());
   }
   DropGivenBack();
+  DropGathers();
   trace_.EndAll(why);
   Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/plan/slab_spread.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
@@ -69,6 +70,27 @@ absl::StatusOr<std::vector<DeviceMemory::Part>> PartsOnDevices(const ShardPlan& 
 
 }  // namespace
 
+namespace {
+
+// Where parameters are cut over nodes, with memory for what this one holds alone.
+absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
+                                                   SlabBacking backing, int64_t size_bytes, const std::string& path) {
+  const bool is_cut =
+      which == SpreadSlab::kShards || which == SpreadSlab::kGradients || which == SpreadSlab::kOptimizer;
+  if (!plan.cut_over_nodes || !is_cut) {
+    return Slab::Create(name, backing, size_bytes, path);
+  }
+  std::vector<Slab::Range> held;
+  for (const ByteRange& range : HeldRanges(plan, which == SpreadSlab::kShards      ? HeldSlab::kShards
+                                                 : which == SpreadSlab::kGradients ? HeldSlab::kGradients
+                                                                                   : HeldSlab::kOptimizer)) {
+    held.push_back({range.first, range.end});
+  }
+  return Slab::CreateParts(name, backing, size_bytes, held, path);
+}
+
+}  // namespace
+
 void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
   std::map<std::string, int64_t> bytes;
   for (const v1::DeviceBytes& before : purpose->devices()) bytes[before.device()] = before.allocated_bytes();
@@ -97,9 +119,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   int64_t memfd = (on_host || offloaded ? want.kept_bytes : 0) +
                   HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
   if (on_host || offloaded) {
-    tmpfs += (trainers_write ? 0 : want.shards_bytes) + (in_trainers ? 0 : want.optimizer_bytes);
-    memfd += (trainers_write ? want.shards_bytes : 0) + (in_trainers ? want.optimizer_bytes : 0) +
-             want.gradients_bytes + want.parameters_bytes +
+    tmpfs += (trainers_write ? 0 : want.held_shards_bytes) + (in_trainers ? 0 : want.held_optimizer_bytes);
+    memfd += (trainers_write ? want.held_shards_bytes : 0) + (in_trainers ? want.held_optimizer_bytes : 0) +
+             want.held_gradients_bytes + want.parameters_bytes +
              (on_host ? want.unsharded_pool_bytes + want.gradient_staging_bytes : 0);
   }
   memfd += on_host ? want.node_receive_bytes : 0;
@@ -177,8 +199,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
       continue;
     }
-    auto slab = Slab::Create(
-        purpose.name, purpose.backing, purpose.size_bytes,
+    auto slab = MakeHostSlab(
+        plan, purpose.spread, purpose.name, purpose.backing, purpose.size_bytes,
         purpose.backing == SlabBacking::kTmpfsFile ? absl::StrCat(directory, "/", purpose.name) : std::string());
     if (!slab.ok()) {
       return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
@@ -205,6 +227,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
     if (i > 0) memory->shards_boundaries_.push_back(end_bytes);
     end_bytes += spread->pieces()[i].size_bytes;
   }
+  memory->elsewhere_bytes_ = want.shards_bytes - want.held_shards_bytes + want.gradients_bytes -
+                             want.held_gradients_bytes + want.optimizer_bytes - want.held_optimizer_bytes;
+  memory->elsewhere_gradients_bytes_ = want.gradients_bytes - want.held_gradients_bytes;
   return memory;
 }
 
@@ -239,11 +264,15 @@ int64_t JobMemory::allocated_bytes() const {
   for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), staging(), kept()}) {
     total += slab == nullptr ? 0 : slab->size_bytes();
   }
-  return total;
+  return total - elsewhere_bytes_;
 }
 
 int64_t JobMemory::given_back_bytes() const {
-  return gradients_ == nullptr ? 0 : gradients_->size_bytes() - gradients_->allocated_bytes();
+  if (gradients_ == nullptr) {
+    return 0;
+  }
+  // Trainers may have touched what is other nodes'.
+  return std::max<int64_t>(0, gradients_->size_bytes() - elsewhere_gradients_bytes_ - gradients_->allocated_bytes());
 }
 
 void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
@@ -257,10 +286,10 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
       if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), purpose);
     }
   };
-  add("shards", plan.memory.shards_bytes, shards());
+  add("shards", plan.memory.held_shards_bytes, shards());
   add("parameters", plan.memory.parameters_bytes, parameters());
-  add("gradients", plan.memory.gradients_bytes, gradients());
-  add("optimizer", plan.memory.optimizer_bytes, optimizer());
+  add("gradients", plan.memory.held_gradients_bytes, gradients());
+  add("optimizer", plan.memory.held_optimizer_bytes, optimizer());
   add("unsharded pool", plan.memory.unsharded_pool_bytes, pool());
   if (plan.memory.gradient_staging_bytes > 0) {
     add("gradient staging", plan.memory.gradient_staging_bytes, staging());

@@ -20,6 +20,7 @@ namespace shardd {
 // A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards, and
 // all state of the daemon's optimizer. It is allocated as it is needed.
 inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
+  if (plan.cut_over_nodes) return 0;  // there are none
   const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
   return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
 }
@@ -97,6 +98,9 @@ class JobMemory {
   const SlabPlace place_;
   std::string directory_;
   std::vector<int64_t> shards_boundaries_;
+  // Of the slabs' sizes, what is other nodes'.
+  int64_t elsewhere_bytes_ = 0;
+  int64_t elsewhere_gradients_bytes_ = 0;
   std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_;
 };
 

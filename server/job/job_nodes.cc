@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/shm/session_view.h"
 #include "common/status/status_macros.h"
 #include "server/job/job_core.h"
@@ -91,10 +92,20 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   for (size_t i = 0; i < params; ++i) {
     int fresh_node = -1;
     int adding_node = -1;
-    for (int node = 0; node < go.gives_size(); ++node) {
-      if (HasBit(go.gives(node).present(), i)) {
-        (HasBit(go.gives(node).fresh(), i) ? fresh_node : adding_node) = node;
+    const auto hear = [&](const auto& counts) {
+      for (int node = 0; node < go.gives_size(); ++node) {
+        if (HasBit(go.gives(node).present(), i) && counts(node)) {
+          (HasBit(go.gives(node).fresh(), i) ? fresh_node : adding_node) = node;
+        }
       }
+    };
+    hear([](int) { return true; });
+    if (fresh_node >= 0 && adding_node >= 0 && plan_->cut_over_nodes) {
+      // As ranks of one node: who holds nothing of it cannot tell.
+      const int either = fresh_node;
+      fresh_node = adding_node = -1;
+      hear([&](int node) { return NodeRangeOf(*plan_, plan_->groups[group].params[i], node).numel > 0; });
+      if (fresh_node < 0 && adding_node < 0) fresh_node = either;
     }
     if (fresh_node >= 0 && adding_node >= 0) {
       status = absl::FailedPreconditionError(absl::StrCat(
@@ -178,12 +189,29 @@ void JobCore::SayReduced() {
   for (size_t i = 0; i < present_.size(); ++i) {
     if (present_[i]) SetBit(reduced.mutable_present(), i);
   }
+  reduced.set_norm_scale(own_norm_.state().scale);
+  reduced.set_norm_sum(own_norm_.state().sum);
   nodes_->Reduced(std::move(reduced));
 }
 
-void JobCore::NodesReduced() { Apply(own_norm_); }
+void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) {
+  if (!plan_->cut_over_nodes) {
+    Apply(own_norm_.value());  // all nodes have the same gradients
+    return;
+  }
+  const std::string present = PresentOnHolders(reduced);
+  for (size_t i = 0; i < present_.size(); ++i) present_[i] = HasBit(present, i);
+  Norm total(own_norm_.order());
+  for (const v1::PeerMessage::Reduced& of_node : reduced) {
+    Norm part(total.order());
+    part.set_state({of_node.norm_scale(), of_node.norm_sum()});
+    total.Add(part);
+  }
+  Apply(total.value());
+}
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
+  for (size_t i = 0; plan_->cut_over_nodes && i < present_.size(); ++i) present_[i] = HasBit(decided.present(), i);
   skipped_ = decided.skipped();
   grad_norm_ = decided.grad_norm();
   clip_factor_ = decided.clip_factor();
@@ -195,6 +223,13 @@ void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
 absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::PeerMessage::Values* values) const {
   std::string piece;
   for (size_t p = 0; p < plan_->params.size(); ++p) {
+    if (plan_->cut_over_nodes) {
+      // Each node has its own part, but of the updates of a parameter all count the same. 0: it has nothing of it.
+      ValueDigest counts;
+      counts.AddWord(static_cast<uint64_t>(step_counts[p]));
+      values->add_digests(HeldOf(static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
+      continue;
+    }
     const ParamPlan& param = plan_->params[p];
     ValueDigest digest;
     for (int what = 0; what <= plan_->optimizer_states; ++what) {
@@ -255,7 +290,15 @@ void JobCore::NodeAbort(const absl::Status& cause) {
   Abort(cause, {});
 }
 
-void JobCore::NodeGeneration(uint64_t generation) { node_sums_->Begin(generation); }
+void JobCore::NodeGeneration(uint64_t generation) {
+  node_sums_->Begin(generation);
+  if (node_gather_ == nullptr) {
+    return;
+  }
+  gather_generation_ = generation;
+  node_gather_->Begin(generation);
+  GatherAgain();
+}
 
 void JobCore::NodeClose(const std::string& why) { Close(why); }
 

@@ -145,25 +145,30 @@ void JobCore::SubmitFill(size_t pool, int slot, int group) {
     request.boundaries = memory_->shards_boundaries();
   }
   request.label = absl::StrCat("unshard ", group_name(group), " version ", version_);
-  collective_->AllGather(std::move(request),
-                         Join(1, [this, pool, slot, group, epoch = epoch_](const absl::Status& status) {
-                           // Also when the epoch went on: until now the slot could not be given to another group.
-                           (void)pools_[pool].Filled(slot);
-                           if (closed_) {
-                             return;
-                           }
-                           if (epoch == epoch_) {
-                             --pending_fills_;
-                             if (!status.ok()) {
-                               Abort(status, {});
-                               return;
-                             }
-                             PublishFilled(pool, slot, group);
-                           }
-                           if (absl::Status freed = SlotIsFree(pool); !freed.ok()) {
-                             Abort(std::move(freed), {});
-                           }
-                         }));
+  const bool cut_over_nodes = node_gather_ != nullptr;
+  const auto filled =
+      Join(cut_over_nodes ? 2 : 1, [this, pool, slot, group, epoch = epoch_](const absl::Status& status) {
+        // Also when the epoch went on: until now the slot could not be given to another group.
+        (void)pools_[pool].Filled(slot);
+        if (closed_) {
+          return;
+        }
+        if (epoch == epoch_) {
+          --pending_fills_;
+          if (!status.ok()) {
+            Abort(status, {});
+            return;
+          }
+          PublishFilled(pool, slot, group);
+        }
+        if (absl::Status freed = SlotIsFree(pool); !freed.ok()) {
+          Abort(std::move(freed), {});
+        }
+      });
+  if (cut_over_nodes) {
+    GatherFromNodes({group, version_, epoch_, request.destination, request.label, filled});
+  }
+  collective_->AllGather(std::move(request), filled);
 }
 
 // For all who have asked, also who has resharded it by now, because its stream waits for the word. A slot that was

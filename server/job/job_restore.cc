@@ -1,5 +1,6 @@
-// A node whose daemon was lost with its slabs gets what is committed from node 0, a replica: shards, the optimizer's
-// state, counts. Node 0's own cannot change meanwhile, because no step is decided without the node.
+// A node whose daemon was lost with its slabs gets what is committed from another, a replica: shards, the optimizer's
+// state, counts. Node 0 gives it to the others, and gets it from one of them where it has lost its own. What is sent
+// cannot change meanwhile, because no step is decided without the node.
 
 #include <algorithm>
 #include <utility>
@@ -50,8 +51,29 @@ void JobCore::NodeStopSending(int node) {
   }
 }
 
-void JobCore::NodeBeginFetch(uint64_t transfer) {
+void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
+  if (closed_) {
+    return;
+  }
+  if (committing_) {  // a node is never so far behind
+    Close("its state does not belong to the other nodes', which have another step");
+    return;
+  }
+  // From here on slabs are torn. Should the state not come, and nobody have any: as what an attempt at initial values
+  // wrote that was given up, for the next to clear.
+  version_ = 0;
+  committed_step_ = 0;
+  step_counts_.assign(step_counts_.size(), 0);
+  trainer_states_.assign(trainer_states_.size(), "");
+  for (size_t p = 0; p < plan_->params.size(); ++p) {
+    for (int what = 0; what <= plan_->optimizer_states; ++what) {
+      if (WrittenPart(plan_->params[p], what).slab != nullptr) {
+        initial_writes_[{static_cast<int>(p), what}] = epoch_ - 1;
+      }
+    }
+  }
   restore_ = std::make_shared<Restore>();
+  restore_->from = from;
   restore_->trainer_states.resize(world_size());
   const auto done = [weak = weak_from_this(), loop = loop_,
                      of = std::weak_ptr<Restore>(restore_)](absl::Status status) {
@@ -70,9 +92,30 @@ void JobCore::NodeBeginFetch(uint64_t transfer) {
     });
   };
   restore_->slabs = std::make_shared<NodeRestore>(transfer, SlabsOfState(), done);
-  node_events_->SetState([slabs = restore_->slabs](int node, const v1::PeerData& header, absl::string_view elements) {
-    if (node == 0) slabs->Take(header, elements);
-  });
+  node_events_->SetState(
+      [slabs = restore_->slabs, from](int node, const v1::PeerData& header, absl::string_view elements) {
+        if (node == from) slabs->Take(header, elements);
+      });
+  AskForState(from, transfer);
+}
+
+// Behind what still writes initial values of an attempt that has ended.
+void JobCore::AskForState(int from, uint64_t transfer) {
+  auto ask = [self = shared_from_this(), restore = restore_, from, transfer] {
+    if (!self->closed_ && self->restore_ == restore && self->nodes_->fetching()) {
+      v1::PeerMessage message;
+      message.mutable_fetch()->set_transfer(transfer);
+      self->node_links_->Send(from, std::move(message));
+    }
+  };
+  auto behind_worker = [self = shared_from_this(), ask = std::move(ask)] {
+    self->node_worker_->Post([self, ask] { self->loop_->Post(ask); });
+  };
+  if (copier_ == nullptr) {
+    behind_worker();
+  } else {
+    copier_->Post(std::move(behind_worker));
+  }
 }
 
 void JobCore::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
@@ -87,8 +130,9 @@ void JobCore::NodeTakeState(const v1::PeerMessage::State& state) {
     return;
   }
   if (state.step() < 0 || state.version() == 0 || state.step_counts_size() != static_cast<int>(plan_->params.size())) {
-    Close(absl::StrCat("state from node 0: it does not fit the plan (got step ", state.step(), ", version ",
-                       state.version(), ", ", state.step_counts_size(), " counts, want ", plan_->params.size(), ")"));
+    Close(absl::StrCat("state from node ", restore_->from, ": it does not fit the plan (got step ", state.step(),
+                       ", version ", state.version(), ", ", state.step_counts_size(), " counts, want ",
+                       plan_->params.size(), ")"));
     return;
   }
   restore_->state = state;
@@ -104,7 +148,7 @@ void JobCore::MaybeFinishRestore() {
       return;
     }
     if (!status.ok()) {
-      Close(absl::StrCat("state from node 0: ", status.message()));
+      Close(absl::StrCat("state from node ", restore->from, ": ", status.message()));
       return;
     }
     const v1::PeerMessage::State& state = *restore->state;
@@ -117,7 +161,7 @@ void JobCore::MaybeFinishRestore() {
       LogError(absl::StrCat("job ", name(), ": ", written.message()));
     }
     Event(-1, "state",
-          absl::StrCat("step ", committed_step_, " came from node 0, in ",
+          absl::StrCat("step ", committed_step_, " came from node ", restore->from, ", in ",
                        absl::FormatDuration(absl::Trunc(MonotonicNow() - restore->began, absl::Milliseconds(1)))));
     node_events_->SetState(nullptr);
     restore_ = nullptr;

@@ -104,7 +104,16 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
                      return slab->Write(gradient + offset, source, size);
                    });
   }
-  const int64_t offset_bytes = written.offset_bytes + command.arg0 * element;
+  // Of what other nodes hold, those keep theirs: every node's ranks may write whole parameters.
+  const ParamRange held = HeldOf(command.group);
+  const int64_t first = std::max(command.arg0, held.first);
+  const int64_t kept = std::min(command.arg0 + command.arg1, held.first + held.numel) - first;
+  if (kept <= 0 && plan_->cut_over_nodes) {
+    return absl::OkStatus();
+  }
+  const int64_t offset_bytes = written.offset_bytes + first * element;
+  const char* const from = source + (first - command.arg0) * element;
+  const int64_t kept_bytes = kept * element;
   bool clear = false;
   if (version_ == 0) {
     uint64_t& written_in = initial_writes_[{command.group, state}];
@@ -115,14 +124,14 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   undo_kept_ = undo_kept_ || undo;
   return CopyFor(
       session, /*of_gradient=*/false,
-      [this, written, clear, undo, numel = param.numel, offset_bytes, source, size, memory]() -> absl::Status {
+      [this, whole = HeldPart(written, held), clear, undo, offset_bytes, from, kept_bytes, memory]() -> absl::Status {
         if (clear) {
-          SHARDD_RETURN_IF_ERROR(Clear(written, numel));
+          SHARDD_RETURN_IF_ERROR(Clear(whole.first, whole.second));
         }
         if (undo) {
-          SHARDD_RETURN_IF_ERROR(SaveForUndo(written.slab, offset_bytes, size));
+          SHARDD_RETURN_IF_ERROR(SaveForUndo(whole.first.slab, offset_bytes, kept_bytes));
         }
-        return written.slab->Write(offset_bytes, source, size);
+        return whole.first.slab->Write(offset_bytes, from, kept_bytes);
       });
 }
 
@@ -151,8 +160,7 @@ std::vector<std::pair<JobCore::Written, int64_t>> JobCore::StaleValues() const {
   std::vector<std::pair<Written, int64_t>> stale;
   for (const auto& [part, written_in] : initial_writes_) {
     if (written_in != epoch_) {
-      const ParamPlan& param = plan_->params[part.first];
-      stale.emplace_back(WrittenPart(param, part.second), param.numel);
+      stale.push_back(HeldPart(WrittenPart(plan_->params[part.first], part.second), HeldOf(part.first)));
     }
   }
   return stale;

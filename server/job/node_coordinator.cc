@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "server/job/core_loop.h"
 #include "server/job/step_difference.h"
@@ -29,10 +30,11 @@ absl::StatusCode NodeErrorCode(int code) {
 }
 
 NodeCoordinator::NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t generation, Send send,
-                                 std::function<void()> decide)
+                                 std::function<void()> decide, std::function<void(int node)> recover)
     : plan_(std::move(plan)),
       send_(std::move(send)),
       decide_(std::move(decide)),
+      recover_(std::move(recover)),
       nodes_(plan_->nodes()),
       generation_(generation) {}
 
@@ -47,7 +49,7 @@ int NodeCoordinator::Missing(const std::function<bool(const Node&)>& has) const 
 
 void NodeCoordinator::SendAll(const v1::PeerMessage& message) {
   for (size_t node = nodes_.size(); node-- > 0;) {
-    if (nodes_[node].up) {
+    if (nodes_[node].takes_part) {
       send_(static_cast<int>(node), message);
     }
   }
@@ -62,7 +64,8 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   begin->set_message(std::string(cause.message()));
   begin->set_decided_step(decided_.step());
   begin->set_initialized(initialized_);
-  if (decided_.step() > 0) {
+  begin->set_agreed_generation(agreed_generation_);
+  if (decided_.step() > 0 && decided_known_) {
     *begin->mutable_decided() = decided_;
   }
   send_(node, std::move(message));
@@ -86,25 +89,10 @@ void NodeCoordinator::NextGeneration(const absl::Status& cause) {
   sequence_ = 0;
   ForgetStep();
   for (size_t node = nodes_.size(); node-- > 0;) {
-    if (nodes_[node].up) {
+    if (nodes_[node].takes_part) {
       SendBegin(static_cast<int>(node), cause);
     }
   }
-}
-
-void NodeCoordinator::OnUp(int node) {
-  nodes_[static_cast<size_t>(node)].up = true;
-  nodes_[static_cast<size_t>(node)].refused.clear();
-  nodes_[static_cast<size_t>(node)].finished = nodes_[static_cast<size_t>(node)].fetching = false;
-  SendBegin(node, absl::OkStatus());
-}
-
-void NodeCoordinator::OnDown(int node, const absl::Status& why) {
-  Node& gone = nodes_[static_cast<size_t>(node)];
-  if (!std::exchange(gone.up, false) || gone.finished) {
-    return;
-  }
-  NextGeneration(absl::AbortedError(absl::StrCat(NodeText(node), " is lost: ", why.message())));
 }
 
 void NodeCoordinator::OnFinished(int node) {
@@ -117,9 +105,14 @@ void NodeCoordinator::OnFinished(int node) {
         absl::StrCat(NodeText(node), " has finished and takes part in nothing any more, while others are in step ",
                      decided_.step() + 1)));
   }
+  MaybeRecover();
 }
 
 void NodeCoordinator::OnMessage(int node, const v1::PeerMessage& message) {
+  if (message.has_holds()) {
+    OnHolds(node, message.holds());
+    return;
+  }
   if (message.generation() != generation_) {
     return;  // of an attempt that has ended; nobody can know of a later one
   }
@@ -153,6 +146,7 @@ void NodeCoordinator::OnRefused(int node, const absl::Status& why) {
   if (!Waiting().empty()) {
     NextGeneration(CheckAllCanCome());
   }
+  MaybeRecover();
 }
 
 absl::Status NodeCoordinator::Handle(int node, const v1::PeerMessage& message) {
@@ -313,34 +307,51 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
                                                       reduced.present().size(), " bytes, want ",
                                                       (plan_->params.size() + 7) / 8, ")"));
   }
-  from.reduced = reduced.present();
+  from.reduced = reduced;
   if (Missing([](const Node& n) { return n.reduced.has_value(); }) >= 0) {
     return absl::OkStatus();
   }
-  for (size_t other = 1; other < nodes_.size(); ++other) {
-    for (size_t param = 0; param < plan_->params.size(); ++param) {
-      const auto has = [&](size_t n) { return ((*nodes_[n].reduced)[param / 8] >> (param % 8) & 1) != 0; };
-      if (has(other) != has(0)) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "Step ", decided_.step() + 1, ": the gradient of \"", plan_->params[param].fqn, "\" is ",
-            has(other) ? "there" : "dropped", " on ", NodeText(static_cast<int>(other)), " and ",
-            has(0) ? "there" : "dropped", " on node 0; trainers of all nodes must drop or write the same gradients"));
-      }
-    }
+  for (size_t param = 0; param < plan_->params.size(); ++param) {
+    SHARDD_RETURN_IF_ERROR(ComparePresence(param));
   }
   deciding_ = true;
   decide_();
   return absl::OkStatus();
 }
 
+// Of nodes that hold some of the parameter: others have nothing that could be dropped or written.
+absl::Status NodeCoordinator::ComparePresence(size_t param) const {
+  const auto has = [&](size_t n) { return (nodes_[n].reduced->present()[param / 8] >> (param % 8) & 1) != 0; };
+  const auto holds = [&](size_t n) {
+    return !plan_->cut_over_nodes || NodeRangeOf(*plan_, static_cast<int>(param), static_cast<int>(n)).numel > 0;
+  };
+  size_t first = 0;
+  for (size_t other = 1; other < nodes_.size(); ++other) {
+    if (has(other) == has(first)) {
+      continue;
+    }
+    if (!holds(first)) {
+      first = other;
+    } else if (holds(other)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("Step ", decided_.step() + 1, ": the gradient of \"", plan_->params[param].fqn, "\" is ",
+                       has(other) ? "there" : "dropped", " on ", NodeText(static_cast<int>(other)), " and ",
+                       has(first) ? "there" : "dropped", " on node ", first,
+                       "; trainers of all nodes must drop or write the same gradients"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
   decided_ = decided;
+  decided_known_ = true;
   v1::PeerMessage message;
   message.set_generation(generation_);
   *message.mutable_decided() = decided;
   ForgetStep();
   for (size_t node = 1; node < nodes_.size(); ++node) {
-    if (nodes_[node].up) {
+    if (nodes_[node].takes_part) {
       send_(static_cast<int>(node), message);
     }
   }
@@ -359,6 +370,7 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
   }
   SHARDD_RETURN_IF_ERROR(CompareValues());
   initialized_ = true;
+  agreed_generation_ = generation_;
   v1::PeerMessage message;
   message.set_generation(generation_);
   message.mutable_values_agreed();
@@ -369,7 +381,10 @@ absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& 
 absl::Status NodeCoordinator::CompareValues() const {
   for (size_t node = 1; node < nodes_.size(); ++node) {
     for (int param = 0; param < nodes_[0].values->digests_size(); ++param) {
-      if (nodes_[node].values->digests(param) != nodes_[0].values->digests(param)) {
+      const uint64_t got = nodes_[node].values->digests(param);
+      const uint64_t want = nodes_[0].values->digests(param);
+      const bool counts = !plan_->cut_over_nodes || (got != 0 && want != 0);
+      if (got != want && counts) {
         return absl::FailedPreconditionError(absl::StrCat(
             "CommitParameters: the initial value of \"", plan_->params[static_cast<size_t>(param)].fqn, "\" on ",
             NodeText(static_cast<int>(node)),
@@ -406,6 +421,9 @@ std::string NodeCoordinator::Waiting() const {
   if (all_closed_ == kAllBackwards && !deciding_) {
     return text(Missing(reduced), absl::StrCat(" has not all sums of step ", decided_.step() + 1));
   }
+  if (!initialized_ && any(given) && Latest() >= 0) {
+    return Lacking();
+  }
   if (!initialized_ && any(given) && Missing(given) >= 0) {
     return text(Missing(given), " has not given its initial values");
   }
@@ -414,7 +432,8 @@ std::string NodeCoordinator::Waiting() const {
 
 void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
   std::string waiting = Waiting();
-  if (std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; })) {
+  if (source_ >= 0 ||
+      std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; })) {
     progress_ = now;
   }
   if (waiting.empty() || now - progress_ < limit) {

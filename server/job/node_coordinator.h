@@ -7,6 +7,15 @@
 //
 // A generation ends as one on all nodes (Begin): by what a node says, by a lost link, or by what nodes say that does
 // not fit together. A decided step stays decided: who missed it hears of it in the answer to its next link.
+//
+// A node takes part from the answer to what it says that it has (Holds) to the end of its link. While node 0 has no
+// parameters, which is so at the beginning and where its daemon is a new one (node_recovery.cc):
+// - nodes that have none either take part: all give initial values, which are compared;
+// - nodes that have parameters wait, and so nothing can be agreed on;
+// - when every other node has been heard, node 0 is sent the state of the one with the latest step, and the next
+//   generation begins with that: Begin tells those a step behind what was decided, and the others what they lack.
+// No node is ever more than a step behind another, and a single one that comes early rolls nobody back. The state's
+// sender is lost: another takes its place, or all begin anew where nobody has anything.
 
 #include <cstdint>
 #include <functional>
@@ -33,11 +42,17 @@ class NodeCoordinator {
   using Send = std::function<void(int node, v1::PeerMessage)>;
   // `send` may be called within any call, also for node 0, and must not come back here before that returns. `decide`:
   // all nodes have reduced the step, Decide is to follow, later or never.
-  // `generation`: the first; above those of an earlier life of this daemon, which others may still be in.
-  NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t generation, Send send, std::function<void()> decide);
+  // `recover`: node 0 is to ask that node for the job's state, Recovered is to follow; -1: it does not come any more.
+  // Called as `send` is.
+  // `generation`: the first; those of an earlier life of this daemon, which others may still be in, are passed as they
+  // become known.
+  NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t generation, Send send, std::function<void()> decide,
+                  std::function<void(int node)> recover);
 
   void OnUp(int node);
   void OnDown(int node, const absl::Status& why);
+  // Node 0 has the state that it was to ask for, of this step.
+  void Recovered(int64_t step);
   // It wanted a link for another job of this name: whoever waits for it is told so, until it comes with this one.
   void OnRefused(int node, const absl::Status& why);
   // All its ranks have finished: its link may go.
@@ -53,25 +68,38 @@ class NodeCoordinator {
   void CheckSilence(absl::Time now, absl::Duration limit);
 
   uint64_t generation() const { return generation_; }
-  bool up(int node) const { return nodes_[static_cast<size_t>(node)].up; }
+  // What a node has reduced. REQUIRES: all have.
+  const v1::PeerMessage::Reduced& reduced(int node) const { return *nodes_[static_cast<size_t>(node)].reduced; }
+  bool takes_part(int node) const { return nodes_[static_cast<size_t>(node)].takes_part; }
   // Whom the nodes wait for, and for what; empty: nobody.
   std::string Waiting() const;
+  // Node 0 has no parameters and others have: for what it waits before it has them, too. Else empty.
+  std::string Lacking() const;
 
  private:
   struct Node {
     bool up = false;
+    bool takes_part = false;                      // it was sent Begin over this link
+    std::optional<v1::PeerMessage::Holds> holds;  // over this link
     bool finished = false;
     bool fetching = false;
     std::string refused;  // why
     // Of the step:
     int closed = 0;  // backwards
     std::optional<v1::Step> step;
-    std::optional<std::string> reduced;  // its presence mask
+    std::optional<v1::PeerMessage::Reduced> reduced;
     std::optional<v1::PeerMessage::Values> values;
   };
   using Key = std::tuple<int, int, int>;                    // backward, group, occurrence
   using Gives = std::vector<std::optional<v1::NodeGives>>;  // by node
 
+  // (node_recovery.cc)
+  void OnHolds(int node, const v1::PeerMessage::Holds& holds);
+  absl::Status CheckHolds(int node, const v1::PeerMessage::Holds& holds) const;
+  void Admit(int node);
+  int Latest() const;   // of the nodes that have parameters, the one with the latest step; -1: none
+  int Unheard() const;  // the first other node that has not said what it has, and still may; -1: none
+  void MaybeRecover();
   absl::Status Handle(int node, const v1::PeerMessage& message);
   absl::Status OnReady(int node, const v1::PeerMessage::Ready& ready);
   absl::Status OnClosed(int node, const v1::PeerMessage::Closed& closed);
@@ -83,6 +111,7 @@ class NodeCoordinator {
   absl::Status MaybeAllClosed();
   absl::Status CompareSteps() const;
   absl::Status CompareValues() const;
+  absl::Status ComparePresence(size_t param) const;
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);
   void SendBegin(int node, const absl::Status& cause);
@@ -94,12 +123,16 @@ class NodeCoordinator {
   const std::shared_ptr<const ShardPlan> plan_;
   const Send send_;
   const std::function<void()> decide_;
+  const std::function<void(int node)> recover_;
 
   std::vector<Node> nodes_;
   uint64_t generation_;
   uint64_t sequence_ = 0;  // of the next Go
   bool initialized_ = false;
+  uint64_t agreed_generation_ = 0;    // for initial values of this one; 0: by an earlier daemon of node 0
   v1::PeerMessage::Decided decided_;  // the last; step 0: none
+  bool decided_known_ = true;         // all of it, not only its step
+  int source_ = -1;                   // who sends node 0 the state; -1: nobody
   // The running step.
   std::map<Key, Gives> pending_;
   std::map<std::pair<int, int>, int> gone_;  // by (backward, group): how many sums were sent on their way

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_JOB_NODE_EVENTS_H_
 #define SHARDD_SERVER_JOB_NODE_EVENTS_H_
 
-// What the links of a job's nodes say, brought from the network's threads to the loop; and gradients, straight to the
-// exchange.
+// What the links of a job's nodes say, brought from the network's threads to the loop; and gradients and parameters,
+// straight to those who send and receive them.
 
 #include <functional>
 #include <memory>
@@ -38,6 +38,16 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   // When it returns nothing reaches the exchange any more, which may then go: before the links.
   void ForgetExchange() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Where parameters, and what other nodes ask for of them, go on the network's threads. To be called before
+  // SetExchange, where there is one to be: what comes earlier waits for that. ForgetExchange forgets it as well.
+  struct Gather {
+    std::function<void(int node)> on_up;
+    std::function<void(int node, const v1::PeerMessage&)> on_pull;
+    std::function<void(int node, const v1::PeerData&, absl::string_view elements)> on_data;
+    std::function<void(int node, const absl::Status&)> on_down;
+  };
+  void SetGather(Gather gather) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Where bytes of the job's state go, on the network's threads too; null: nowhere. ForgetExchange forgets it as well.
   using TakeState = std::function<void(int node, const v1::PeerData&, absl::string_view elements)>;
   void SetState(TakeState take) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -61,7 +71,7 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
 
  private:
   // Waits for SetExchange.
-  void WithExchange(absl::FunctionRef<void(const Exchange&)> call) ABSL_LOCKS_EXCLUDED(mutex_);
+  void WithExchange(absl::FunctionRef<void(const Exchange&, const Gather&)> call) ABSL_LOCKS_EXCLUDED(mutex_);
   void Deliver(std::function<void(Listener*)> event);
 
   CoreLoop* const loop_;
@@ -69,6 +79,7 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   absl::Mutex mutex_;
   bool has_exchange_ ABSL_GUARDED_BY(mutex_) = false;
   Exchange exchange_ ABSL_GUARDED_BY(mutex_);     // called with the lock shared
+  Gather gather_ ABSL_GUARDED_BY(mutex_);         // likewise
   TakeState take_state_ ABSL_GUARDED_BY(mutex_);  // likewise
   // Loop-confined.
   Listener* listener_ = nullptr;

@@ -26,10 +26,13 @@ NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop
           loop_->Post([this, alive = alive_, generation = coordinator_->generation()] {
             if (*alive && generation == coordinator_->generation() && generation == generation_ && !ended_ &&
                 promised_) {
-              job_->NodesReduced();
+              std::vector<v1::PeerMessage::Reduced> reduced;
+              for (int of = 0; of < plan_->nodes(); ++of) reduced.push_back(coordinator_->reduced(of));
+              job_->NodesReduced(reduced);
             }
           });
-        });
+        },
+        [this](int from) { Recover(from); });
   }
 }
 
@@ -142,11 +145,32 @@ void NodeMember::Closing(const std::string& why, bool finished) {
   v1::PeerMessage message;
   message.mutable_closing()->set_why(why);
   message.mutable_closing()->set_finished(finished);
+  if (finished && coordinator_ != nullptr && plan_->cut_over_nodes) {
+    coordinator_->OnFinished(0);  // the others may go on for long
+  }
   for (int node = 0; node < plan_->nodes(); ++node) {
     if (node != node_) {
       links_->Send(node, message);
     }
   }
+}
+
+bool NodeMember::OthersFinished() const {
+  for (int node = 0; node < plan_->nodes(); ++node) {
+    if (node != node_ && finished_.count(node) == 0) return false;
+  }
+  return true;
+}
+
+std::string NodeMember::Unreached() const {
+  for (int node = 0; node < plan_->nodes(); ++node) {
+    const Link& link = links_state_[static_cast<size_t>(node)];
+    if (!link.up) {
+      return absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), ") is not reached",
+                          link.why.empty() ? "" : ": ", link.why);
+    }
+  }
+  return "";
 }
 
 // What others say ---------------------------------------------------------------------------------------------------
@@ -165,12 +189,16 @@ void NodeMember::ToMember(int node, v1::PeerMessage message) {
 
 void NodeMember::OnUp(int node) {
   links_state_[static_cast<size_t>(node)] = {true, ""};
+  finished_.erase(node);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
     Say(std::move(message));
   }
   if (coordinator_ != nullptr) {
     coordinator_->OnUp(node);
+  } else if (node == 0) {
+    SayHolds();
   }
+  job_->NodeIsUp();
 }
 
 void NodeMember::OnDown(int node, const absl::Status& why) {
@@ -189,8 +217,10 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
   if (node != 0 || !was_up) {
     return;  // sums that it was needed for fail, and node 0 hears of it
   }
+  job_->NodeStopSending(0);
   heard_ = false;
-  fetching_ = false;  // the next link begins it anew
+  fetching_ = node0_fetches_ = false;  // the next link begins it anew
+  node0_waits_.clear();
   unheard_since_ = MonotonicNow();
   if (!ended_ && !promised_ && generation_ != 0 && !node0_finished_) {
     told_ = true;  // nobody is there to be told
@@ -215,20 +245,28 @@ void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
       return;
     }
     node0_finished_ = node0_finished_ || node == 0;
+    finished_.insert(node);
     if (coordinator_ != nullptr) {
       coordinator_->OnFinished(node);
     }
     return;
   }
-  if (coordinator_ != nullptr && (message.has_fetch() || message.has_fetched())) {
-    coordinator_->SetFetching(node, message.has_fetch());
-    if (message.has_fetch()) job_->NodeSendState(node, message.fetch().transfer());
+  if (message.has_state() || message.has_rank_state()) {
+    if (!fetching_ || node != fetches_from_) {
+      return;
+    }
+    if (message.has_state()) {
+      job_->NodeTakeState(message.state());
+    } else {
+      job_->NodeTakeRankState(message.rank_state());
+    }
+  } else if (message.has_fetch() && (coordinator_ != nullptr || node == 0)) {
+    if (coordinator_ != nullptr) coordinator_->SetFetching(node, true);
+    if (job_->NodeInitialized()) job_->NodeSendState(node, message.fetch().transfer());
+  } else if (coordinator_ != nullptr && message.has_fetched()) {
+    coordinator_->SetFetching(node, false);
   } else if (coordinator_ != nullptr) {
     coordinator_->OnMessage(node, message);
-  } else if (node == 0 && message.has_state()) {
-    if (fetching_) job_->NodeTakeState(message.state());
-  } else if (node == 0 && message.has_rank_state()) {
-    if (fetching_) job_->NodeTakeRankState(message.rank_state());
   } else if (node == 0) {
     FromCoordinator(message);
   }
@@ -237,6 +275,11 @@ void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
 void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
   if (message.kind_case() == v1::PeerMessage::kBegin) {
     OnBegin(message.begin());
+    return;
+  }
+  if (message.has_recovering() && !heard_) {
+    node0_waits_ = message.recovering().waits_for();
+    node0_fetches_ = node0_waits_.empty();
     return;
   }
   if (message.generation() != generation_ || ended_ || adopting_ != 0) {
@@ -252,6 +295,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
     case v1::PeerMessage::kDecided:
       if (promised_ && message.decided().step() == job_->NodeStep() + 1) {
         promised_ = false;
+        decided_ = message.decided();
         job_->NodeDecided(message.decided());
       }
       return;
@@ -266,47 +310,34 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
   }
 }
 
-// This daemon is a new one: what its ranks have begun is another job's beginning.
-void NodeMember::Fetch(uint64_t generation) {
-  fetching_ = told_ = true;
-  fetched_generation_ = generation;
-  job_->NodeAbort(absl::AbortedError("the node's state is being brought from node 0; attach again"));
-  const auto transfer = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
-  job_->NodeBeginFetch(transfer);
-  v1::PeerMessage message;
-  message.mutable_fetch()->set_transfer(transfer);
-  links_->Send(0, std::move(message));
-}
-
-void NodeMember::Restored() {
-  fetching_ = false;
-  v1::PeerMessage message;
-  message.mutable_fetched();
-  links_->Send(0, std::move(message));
-  Adopt(fetched_generation_);
-}
-
 void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
-  const bool answers = !std::exchange(heard_, true);  // a link, and not an end
+  const bool answers = !std::exchange(heard_, true);  // what the node holds, and not an end
+  if (begin.has_decided()) {
+    decided_ = begin.decided();
+  }
   if (answers) {
-    node0_finished_ = false;
-    if (promised_ && !promised_values_ && begin.decided_step() == job_->NodeStep() + 1) {
+    node0_finished_ = node0_fetches_ = false;
+    node0_waits_.clear();
+    if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == job_->NodeStep() + 1) {
       promised_ = false;
       job_->NodeDecided(begin.decided());
-    } else if (promised_values_ && begin.initialized()) {
+    } else if (promised_values_ && begin.initialized() && begin.agreed_generation() == generation_) {
       promised_ = promised_values_ = false;
       job_->NodeValuesAgreed();
-    } else if (begin.initialized() && !job_->NodeInitialized()) {
-      Fetch(begin.generation());
+    } else if (begin.initialized() && (!job_->NodeInitialized() || job_->NodeStep() < begin.decided_step())) {
+      Fetch(0, begin.generation());
       return;
     } else if (begin.decided_step() != job_->NodeStep() || begin.initialized() != job_->NodeInitialized()) {
-      job_->NodeClose(absl::StrCat(
-          "the nodes' states do not belong together: this node has ",
-          job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters", " and node 0 ",
-          begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
-          "; the daemon of node 0 has ended, and its part is lost: open the job anew on all nodes, from a checkpoint"));
+      job_->NodeClose(absl::StrCat("the nodes' states do not belong together: this node has ",
+                                   job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters",
+                                   " and node 0 ",
+                                   begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
+                                   "; open the job anew on all nodes, from a checkpoint"));
       return;
     }
+  } else if (coordinator_ == nullptr && begin.initialized() && !job_->NodeInitialized() && !fetching_) {
+    Fetch(0, begin.generation());  // node 0 has been sent the state that this node lacks, too
+    return;
   }
   if (fetching_) {
     fetched_generation_ = std::max(fetched_generation_, begin.generation());
@@ -352,17 +383,17 @@ void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
     coordinator_->CheckSilence(now, limit);
     return;
   }
+  if (node0_fetches_) {
+    unheard_since_ = now;
+  }
   if (heard_ || now - unheard_since_ < limit || (kept_.empty() && !promised_)) {
     return;
   }
-  if (promised_) {
-    job_->NodeClose(absl::StrCat(WaitText(), ", and may have committed step ", job_->NodeStep() + 1,
-                                 "; open the job anew on all nodes, from a checkpoint"));
-  } else {
-    unheard_since_ = now;
-    job_->NodeAbort(
-        absl::DeadlineExceededError(absl::StrCat(WaitText(), " (limit ", absl::FormatDuration(limit), ")")));
-  }
+  const std::string waits = WaitText();
+  unheard_since_ = now;
+  // Whoever has committed the promised step gives it to this node, too.
+  promised_ = promised_values_ = false;
+  job_->NodeAbort(absl::DeadlineExceededError(absl::StrCat(waits, " (limit ", absl::FormatDuration(limit), ")")));
 }
 
 std::string NodeMember::WaitText() const {
@@ -371,6 +402,13 @@ std::string NodeMember::WaitText() const {
   }
   if (heard_) {
     return "";
+  }
+  if (node0_fetches_) {
+    return absl::StrCat("node 0 (", plan_->config.nodes().addresses(0),
+                        "), whose daemon is a new one, is sent the state");
+  }
+  if (!node0_waits_.empty()) {
+    return node0_waits_;
   }
   return absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ") has not been reached for ",
                       absl::FormatDuration(absl::Trunc(MonotonicNow() - unheard_since_, absl::Milliseconds(100))),

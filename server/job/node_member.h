@@ -7,10 +7,19 @@
 // A job that gives its attempt up says so and waits for the next generation; what it has to say of the next attempt by
 // then is kept and sent in that. Between Reduced and what node 0 decides nothing is given up here (promised): the step
 // may be decided already, and then it is committed on every node. Likewise with initial values.
+//
+// Node 0 is lost: the attempt is given up, but not a promise, and the job is kept. On the next link the member says
+// what it has (Holds), also to a daemon of node 0 that is a new one, and Begin says how it goes on (OnBegin):
+// - the promised step was decided, and some node has it: it is committed here too;
+// - it was not, or by nobody who is left: it is given up, and done anew by all;
+// - the job is ahead of this node, which has lost its state, or its promise (a node 0 that is silent for too long ends
+//   it): the state is fetched, and ranks attach again behind that (node_member_fetch.cc).
+// Until Begin comes ranks wait, with what node 0 says of that (Recovering).
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,21 +42,24 @@ class NodeJob {
   virtual bool NodeInitialized() const = 0;  // likewise version 1
   virtual void NodeGo(const v1::PeerMessage::Go& go) = 0;
   virtual void NodesClosed(int backwards) = 0;
-  virtual void NodesReduced() = 0;  // node 0: Decide is to follow
+  // Node 0: Decide is to follow. What each node has reduced, in their order.
+  virtual void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) = 0;
   virtual void NodeDecided(const v1::PeerMessage::Decided& decided) = 0;
   virtual void NodeValuesAgreed() = 0;
   // The attempt has ended on all nodes; AttemptEnded is to follow when it has here, behind a commit under way.
   virtual void NodeAbort(const absl::Status& cause) = 0;
   // Exchanges of earlier generations are to be ended.
   virtual void NodeGeneration(uint64_t generation) = 0;
+  virtual void NodeIsUp() {}  // a link is there
   virtual void NodeClose(const std::string& why) = 0;
-  // The state of a node that has lost its own (job_restore.cc). Node 0: is to be sent to `node`, as soon as no commit
-  // is under way; nothing is decided until that node takes part again.
+  // The state of a node that has lost its own (job_restore.cc). Is to be sent to `node`, as soon as no commit is under
+  // way; nothing is decided until that node takes part again.
   virtual void NodeSendState(int node, uint64_t transfer) = 0;
   // The link is lost.
   virtual void NodeStopSending(int node) = 0;
-  // That node: is about to come, and NodeMember::Restored to be called; until then no rank is there.
-  virtual void NodeBeginFetch(uint64_t transfer) = 0;
+  // That node: is to be asked for (Fetch), and NodeMember::Restored to be called when it is there; until then no rank
+  // is, and what the node had is nothing.
+  virtual void NodeBeginFetch(int from, uint64_t transfer) = 0;
   virtual void NodeTakeState(const v1::PeerMessage::State& state) = 0;
   virtual void NodeTakeRankState(const v1::PeerMessage::RankState& state) = 0;
 };
@@ -75,10 +87,16 @@ class NodeMember final : public NodeEvents::Listener {
   void Closing(const std::string& why, bool finished);
   void Restored();
   bool fetching() const { return fetching_; }
+  // The job has lost its state, which another node has, so that nothing of a rank's would count: why. Else empty.
+  std::string Lacking() const;
 
   bool promised() const { return promised_; }
   int node() const { return node_; }
   uint64_t generation() const { return generation_; }
+  // Every other node has said that its ranks have.
+  bool OthersFinished() const;
+  // "node 1 (address) is not reached: why"; empty: all links are there.
+  std::string Unreached() const;
   // Nodes that others wait for, and node 0 that cannot be reached.
   void CheckSilence(absl::Time now, absl::Duration limit);
   void Describe(v1::Job* out) const;
@@ -96,7 +114,10 @@ class NodeMember final : public NodeEvents::Listener {
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
   void FromCoordinator(const v1::PeerMessage& message);
   void OnBegin(const v1::PeerMessage::Begin& begin);
-  void Fetch(uint64_t generation);
+  // (node_member_fetch.cc)
+  void SayHolds();
+  void Fetch(int from, uint64_t generation);
+  void Recover(int from);  // of the coordinator
   void Adopt(uint64_t generation);
 
   const std::shared_ptr<const ShardPlan> plan_;
@@ -116,8 +137,13 @@ class NodeMember final : public NodeEvents::Listener {
   bool promised_ = false;
   bool promised_values_ = false;  // of these
   bool node0_finished_ = false;
-  bool fetching_ = false;              // the state comes from node 0
-  uint64_t fetched_generation_ = 0;    // what counts when it is there
+  std::set<int> finished_;             // other nodes whose ranks have all
+  v1::PeerMessage::Decided decided_;   // the last that was heard
+  std::string node0_waits_;            // for whom, before it begins
+  bool node0_fetches_ = false;         // before it begins
+  bool fetching_ = false;              // the state comes from another node
+  int fetches_from_ = 0;               // which
+  uint64_t fetched_generation_ = 0;    // what counts when it is there; of node 0: the next one does
   std::vector<v1::PeerMessage> kept_;  // for the next generation
   absl::Time unheard_since_ = absl::InfiniteFuture();
   struct Link {

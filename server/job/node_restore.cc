@@ -31,9 +31,9 @@ void NodeRestore::Take(const v1::PeerData& header, absl::string_view elements) {
   if (header.slab() != slab.name || header.numel() != slab.bytes / kElementBytes ||
       header.offset() != received_[index] / kElementBytes || size > slab.bytes - received_[index]) {
     status = absl::InvalidArgumentError(absl::StrCat(
-        "state from node 0: another piece was to come (got ", size, " bytes of ", v1::Slab_Name(header.slab()), " at ",
-        header.offset() * kElementBytes, " of ", header.numel() * kElementBytes, ", want ", v1::Slab_Name(slab.name),
-        " at ", received_[index], " of ", slab.bytes, ")"));
+        "state from another node: another piece was to come (got ", size, " bytes of ", v1::Slab_Name(header.slab()),
+        " at ", header.offset() * kElementBytes, " of ", header.numel() * kElementBytes, ", want ",
+        v1::Slab_Name(slab.name), " at ", received_[index], " of ", slab.bytes, ")"));
   } else {
     status = slab.slab->Write(received_[index], elements.data(), size);
     received_[index] += size;

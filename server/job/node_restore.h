@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_JOB_NODE_RESTORE_H_
 #define SHARDD_SERVER_JOB_NODE_RESTORE_H_
 
-// The committed state of a job on its way from node 0 to a node whose daemon lost it: both ends' handling of the bytes.
+// The committed state of a job on its way to a node whose daemon lost it: both ends' handling of the bytes.
 // A transfer has a number; its slabs come in order, each from its start, so a piece of an earlier transfer, or a hole,
 // cannot be taken for part of it.
 

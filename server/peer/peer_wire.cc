@@ -18,7 +18,8 @@ using google::protobuf::io::CodedOutputStream;
 
 constexpr uint32_t kElementsTag =
     WireFormatLite::MakeTag(v1::PeerData::kElementsFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-constexpr int64_t kElementBytes = 4;
+// What places and numbers are counted in.
+int64_t ElementBytes(v1::Slab slab) { return slab == v1::SLAB_UNSHARDED ? 1 : 4; }
 
 constexpr uint32_t NumberTag(int field) { return WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_VARINT); }
 
@@ -84,6 +85,10 @@ absl::Status DecodeData(const grpc::Slice& slice, v1::PeerData* header, absl::st
         ok = in.ReadVarint64(&number);
         header->set_is_sum(number != 0);
         break;
+      case NumberTag(v1::PeerData::kScatteredFieldNumber):
+        ok = in.ReadVarint64(&number);
+        header->set_scattered(number != 0);
+        break;
       case NumberTag(v1::PeerData::kOffsetFieldNumber):
         ok = in.ReadVarint64(&number);
         header->set_offset(static_cast<int64_t>(number));
@@ -117,13 +122,14 @@ absl::Status DecodeData(const grpc::Slice& slice, v1::PeerData* header, absl::st
     return NoPiece("bytes are no shardd.v1.PeerData");
   }
   const auto size_bytes = static_cast<int64_t>(elements->size());
-  if (size_bytes == 0 || size_bytes % kElementBytes != 0 || size_bytes > PeerLinks::kMaxDataBytes) {
+  const int64_t element_bytes = ElementBytes(header->slab());
+  if (size_bytes == 0 || size_bytes % element_bytes != 0 || size_bytes > PeerLinks::kMaxDataBytes) {
     return NoPiece(absl::StrCat("elements are not whole (got ", size_bytes, " bytes, want a multiple of ",
-                                kElementBytes, ", at most ", PeerLinks::kMaxDataBytes, ")"));
+                                element_bytes, ", at most ", PeerLinks::kMaxDataBytes, ")"));
   }
-  if (header->offset() < 0 || header->numel() < size_bytes / kElementBytes ||
-      header->offset() > header->numel() - size_bytes / kElementBytes) {
-    return NoPiece(absl::StrCat("elements lie outside of the sum (got ", size_bytes / kElementBytes, " at ",
+  if (header->offset() < 0 || header->numel() < size_bytes / element_bytes ||
+      header->offset() > header->numel() - size_bytes / element_bytes) {
+    return NoPiece(absl::StrCat("elements lie outside of the sum (got ", size_bytes / element_bytes, " at ",
                                 header->offset(), " of ", header->numel(), ")"));
   }
   return absl::OkStatus();

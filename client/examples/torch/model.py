@@ -58,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="per rank")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--kill-at", type=int, default=-1, help="rank 1 dies once in this step (resume.py)")
+    parser.add_argument("--cut", action="store_true", help="one copy, cut over the ranks of all nodes (nodes.py)")
     parser.add_argument("--stock", action="store_true", help="torch's AdamW, not the daemon's (resume.py)")
     return parser.parse_args()
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Trains the character model on several nodes; nodes.sh starts two of them on this machine.
 
-Parameters are cut over the ranks of a node and replicated over nodes; the daemons add the nodes' gradients. A worker that is
-killed makes torchrun restart all of them, on all nodes, and they go on at the last committed step.
+Parameters are cut over the ranks of a node and replicated over nodes, or with --cut over the ranks of all nodes; the daemons add
+the nodes' gradients. A worker that is killed makes torchrun restart all of them, on all nodes, and they go on at the last
+committed step.
 """
 
 import os
@@ -22,8 +23,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, local = dist.get_rank(), int(os.environ["LOCAL_WORLD_SIZE"])
-    # A row for each node: what torch calls hybrid sharding.
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // local, local), mesh_dim_names=("replicate", "shard"))
+    if args.cut:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    else:  # a row for each node: what torch calls hybrid sharding
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // local, local), mesh_dim_names=("replicate", "shard"))
     model = build(args)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
 #include "common/status/status_macros.h"
 #include "server/collective/local/fan_out.h"
 
@@ -19,35 +20,37 @@ constexpr int64_t kMinPieceNumel = int64_t{1} << 16;
 LocalCollective::LocalCollective(std::vector<Device*> devices, std::string why)
     : devices_(std::move(devices)), why_(std::move(why)) {}
 
-std::shared_ptr<const LocalCollective::GroupSegments> LocalCollective::SegmentsOf(const ShardPlan& plan, int group) {
+std::shared_ptr<const LocalCollective::GroupSegments> LocalCollective::SegmentsOf(const ShardPlan& plan, int group,
+                                                                                  int node) {
   if (!plan.digest.empty()) {
     absl::MutexLock lock(&mutex_);
     if (digest_ != plan.digest) {
       segments_.clear();
       digest_ = plan.digest;
     }
-    if (const auto found = segments_.find(group); found != segments_.end()) return found->second;
+    if (const auto found = segments_.find({group, node}); found != segments_.end()) return found->second;
   }
   auto result = std::make_shared<GroupSegments>(devices_.size());
   for (int f : plan.groups[group].flat_params) {
     const FlatParamPlan& flat = plan.flat_params[f];
     if (flat.gradients_offset_bytes < 0 || flat.slot_offset_bytes < 0) continue;  // frozen
     for (size_t rank = 0; rank < devices_.size(); ++rank) {
-      for (const Segment& segment : WorkSegments(plan, f, static_cast<int>(rank))) {
+      for (const Segment& segment : WorkSegmentsOn(plan, f, static_cast<int>(rank), node)) {
         (*result)[rank].push_back({f, segment});
       }
     }
   }
   if (!plan.digest.empty()) {
     absl::MutexLock lock(&mutex_);
-    if (digest_ == plan.digest) segments_[group] = result;
+    if (digest_ == plan.digest) segments_[{group, node}] = result;
   }
   return result;
 }
 
-absl::StatusOr<std::vector<std::vector<ReduceRun>>> LocalCollective::RunsByRank(const ReduceScatterRequest& request) {
+absl::StatusOr<std::vector<std::vector<ReduceRun>>> LocalCollective::RunsByRank(const ReduceScatterRequest& request,
+                                                                                int node) {
   SHARDD_RETURN_IF_ERROR(CheckReduceScatter(request, devices_.size()));
-  const std::shared_ptr<const GroupSegments> segments = SegmentsOf(*request.plan, request.group);
+  const std::shared_ptr<const GroupSegments> segments = SegmentsOf(*request.plan, request.group, node);
   std::vector<std::vector<ReduceRun>> runs;
   runs.reserve(devices_.size());
   for (const std::vector<RankSegment>& of_rank : *segments) runs.push_back(RunsOf(request, of_rank));
@@ -56,7 +59,8 @@ absl::StatusOr<std::vector<std::vector<ReduceRun>>> LocalCollective::RunsByRank(
 
 void LocalCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   std::vector<DevicePart> parts;
-  const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = RunsByRank(request);
+  const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs =
+      RunsByRank(request, request.plan == nullptr ? 0 : request.plan->node);
   for (size_t rank = 0; runs.ok() && rank < devices_.size(); ++rank) {
     std::vector<DeviceOp>& ops = PartOf(parts, devices_[rank]).ops;
     if (!request.zeros.empty()) {
@@ -125,6 +129,9 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
         refuse("no cast parameters");
         break;
       }
+      if (request.plan->cut_over_nodes) {
+        continue;  // below
+      }
       if (request.reader >= 0) {
         UnshardOnReader(request, flat, devices_.size(), PartOf(parts, devices_[request.reader]).ops);
         continue;
@@ -137,6 +144,21 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
         PartOf(parts, devices_[next])
             .ops.emplace_back(UnshardOp(request, flat, first, std::min(flat.numel, first + piece)));
         next = (next + 1) % devices_.size();
+      }
+    }
+  }
+  if (status.ok() && request.plan->cut_over_nodes) {
+    // Each device its rank's: what the others hold comes from elsewhere.
+    for (const int f : request.plan->groups[request.group].flat_params) {
+      const FlatParamPlan& flat = request.plan->flat_params[f];
+      for (size_t rank = 0; rank < devices_.size(); ++rank) {
+        const std::vector<Segment> held = WorkSegments(*request.plan, f, static_cast<int>(rank));
+        for (size_t i = 0; i < held.size();) {
+          const int64_t first = held[i].offset;
+          int64_t end = first;
+          for (; i < held.size() && held[i].offset == end; ++i) end += held[i].numel;
+          PartOf(parts, devices_[rank]).ops.emplace_back(UnshardOp(request, flat, first, end));
+        }
       }
     }
   }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -14,9 +15,9 @@
 
 namespace shardd {
 
-// All ranks of the job on this node: each device reads every rank's slot for its own work segments once and writes the
-// gradient shards once. devices[r] is rank r's (several ranks may share one); they outlive this object and all
-// requests.
+// All ranks of the job on this node (AllGather, where parameters are cut over nodes: what this one holds): each device
+// reads every rank's slot for its own work segments once and writes the gradient shards once. devices[r] is rank r's
+// (several ranks may share one); they outlive this object and all requests.
 //
 // A device that has nothing to do for a request gets nothing; where no device has, `done` runs on the first one.
 // Padding is neither read nor written by ReduceScatter. A malformed request is done with INVALID_ARGUMENT.
@@ -31,13 +32,15 @@ class LocalCollective final : public Collective {
   void AllGather(AllGatherRequest request, Done done) override;
 
   // The sums that a reduction is made of, by the rank whose device writes them. INVALID_ARGUMENT as ReduceScatter.
-  absl::StatusOr<std::vector<std::vector<ReduceRun>>> RunsByRank(const ReduceScatterRequest& request);
+  // Where parameters are cut over nodes: those of what `node`'s ranks of the same numbers hold.
+  absl::StatusOr<std::vector<std::vector<ReduceRun>>> RunsByRank(const ReduceScatterRequest& request, int node);
 
  private:
   // By rank; the ranges of a group's trainable flat parameters.
   using GroupSegments = std::vector<std::vector<RankSegment>>;
 
-  std::shared_ptr<const GroupSegments> SegmentsOf(const ShardPlan& plan, int group) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<const GroupSegments> SegmentsOf(const ShardPlan& plan, int group, int node)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Constant after construction.
   const std::vector<Device*> devices_;
@@ -46,7 +49,8 @@ class LocalCollective final : public Collective {
   // Guarded: what WorkSegments said, for the plan with this digest. A collective serves one job, hence one plan.
   absl::Mutex mutex_;
   std::string digest_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<int, std::shared_ptr<const GroupSegments>> segments_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::pair<int, int>, std::shared_ptr<const GroupSegments>> segments_  // by group and node
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardd

@@ -211,7 +211,7 @@ void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
 }
 
 void NcclCollective::Issue(ReduceScatterRequest request, Done done) {
-  const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = local_.RunsByRank(request);
+  const absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = local_.RunsByRank(request, /*node=*/0);
   const std::shared_ptr<NcclCommunicator> communicator = runs.ok() ? Usable() : nullptr;
   if (communicator == nullptr) {
     local_.ReduceScatter(std::move(request), std::move(done));

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +20,7 @@ struct NodePart {
   int rank = 0;
   float* data = nullptr;  // aligned to 64 bytes
   int64_t numel = 0;      // > 0
+  int node = -1;          // ReduceScatter: which node's the sum is
 };
 
 // Thread-safe.
@@ -38,6 +40,13 @@ class NodeExchange {
   // parts any more.
   virtual void AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                          Done done) = 0;
+  // Likewise, but each part, ascending by node, has to become the sum on its node alone: what lies in it elsewhere
+  // afterwards is no one's. All of them share one count of sequences. An exchange that has no cheaper way gives all
+  // nodes everything.
+  virtual void ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                             Done done) {
+    AllReduce(generation, sequence, std::move(parts), std::move(label), std::move(done));
+  }
   // Ends what is under way of earlier generations, and refuses it from now on. Never blocks for other nodes.
   virtual void Begin(uint64_t generation) = 0;
   // What another node said to this one's exchange. Any thread.

@@ -121,7 +121,6 @@ absl::Status CheckNodeSum(const ReduceScatterRequest& request, size_t ranks) {
 absl::StatusOr<NodeSumOps> MakeNodeSumOps(LocalCollective& local, ReduceScatterRequest& request,
                                           const std::vector<char*>& staging, int64_t slot_bytes) {
   SHARDD_RETURN_IF_ERROR(CheckNodeSum(request, staging.size()));
-  SHARDD_ASSIGN_OR_RETURN(const std::vector<std::vector<ReduceRun>> own, local.RunsByRank(request));
   // What all nodes together give is one source, of every rank's part.
   ReduceScatterRequest all;
   all.plan = request.plan;
@@ -133,26 +132,34 @@ absl::StatusOr<NodeSumOps> MakeNodeSumOps(LocalCollective& local, ReduceScatterR
   all.reduce_dtype = request.reduce_dtype;
   all.scale = request.scale;
   all.keep_low_precision = request.keep_low_precision;
-  SHARDD_ASSIGN_OR_RETURN(std::vector<std::vector<ReduceRun>> sums, local.RunsByRank(all));
-
   NodeSumOps ops;
   ops.add.resize(staging.size());
   ops.finish = std::move(request.zeros);
   ops.finish.resize(staging.size());
-  for (size_t rank = 0; rank < staging.size(); ++rank) {
-    const RankPart part = Place(std::move(sums[rank]));
-    if (part.size_bytes > slot_bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("reduce-scatter group \"", request.plan->groups[request.group].name,
-                       "\": a rank's part does not fit into its staging (got ", part.size_bytes,
-                       " bytes, want <= ", slot_bytes, "; rank=", rank, ")"));
-    }
-    if (part.runs.empty()) continue;
-    ops.add[rank] = AddOps(request, own[rank], part, staging[rank]);
-    ops.parts.push_back(
-        {static_cast<int>(rank), reinterpret_cast<float*>(staging[rank]), part.size_bytes / kFp32Bytes});
-    for (const PlacedRun& placed : part.runs) {
-      AddFinish(all, placed.run, rank, staging[rank] + placed.offset_bytes, ops.finish[rank]);
+  const bool is_cut = request.plan->cut_over_nodes;
+  std::vector<int64_t> used_bytes(staging.size());
+  for (int node = 0; node < (is_cut ? request.plan->nodes() : 1); ++node) {
+    SHARDD_ASSIGN_OR_RETURN(const std::vector<std::vector<ReduceRun>> own, local.RunsByRank(request, node));
+    SHARDD_ASSIGN_OR_RETURN(std::vector<std::vector<ReduceRun>> sums, local.RunsByRank(all, node));
+    for (size_t rank = 0; rank < staging.size(); ++rank) {
+      const RankPart part = Place(std::move(sums[rank]));
+      char* const at = staging[rank] + used_bytes[rank];
+      used_bytes[rank] += part.size_bytes;
+      if (used_bytes[rank] > slot_bytes) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("reduce-scatter group \"", request.plan->groups[request.group].name,
+                         "\": a rank's part does not fit into its staging (got ", used_bytes[rank],
+                         " bytes, want <= ", slot_bytes, "; rank=", rank, ")"));
+      }
+      if (part.runs.empty()) continue;
+      std::vector<DeviceOp> adds = AddOps(request, own[rank], part, at);
+      std::move(adds.begin(), adds.end(), std::back_inserter(ops.add[rank]));
+      ops.parts.push_back(
+          {static_cast<int>(rank), reinterpret_cast<float*>(at), part.size_bytes / kFp32Bytes, is_cut ? node : -1});
+      if (is_cut && node != request.plan->node) continue;  // that one's to write
+      for (const PlacedRun& placed : part.runs) {
+        AddFinish(all, placed.run, rank, at + placed.offset_bytes, ops.finish[rank]);
+      }
     }
   }
   return ops;

@@ -17,10 +17,13 @@ namespace shardd {
 // segments of the group's parameters that some node gives, in their order and in fp32; what touches in the flat
 // parameter touches here, and everything else begins at a multiple of kSlabAlignmentBytes. That comes of plan, group
 // and NodeSum.present alone, so it is the same on all nodes.
+//
+// Where parameters are cut over nodes, a rank has such a part for each node, one behind the other: what the ranks of
+// its number work on there (common/plan/node_part.h).
 struct NodeSumOps {
   // By rank: this node's sources, added up in rank order, unrounded. Zeros where it has none, and between.
   std::vector<std::vector<DeviceOp>> add;
-  std::vector<NodePart> parts;  // ascending ranks, of those that have any
+  std::vector<NodePart> parts;  // ascending nodes, where each has its own, and ranks, of those that have any
   // By rank: request.zeros, then the sums over all nodes into the gradient shards.
   std::vector<std::vector<DeviceOp>> finish;
 };

@@ -170,10 +170,14 @@ void NodeSums::Add(const SumPtr& sum) {
 }
 
 void NodeSums::Exchange(const SumPtr& sum, NodeExchange* exchange, uint64_t sequence) {
-  exchange->AllReduce(sum->generation(), sequence, std::move(sum->ops.parts), sum->request.label,
-                      [self = shared_from_this(), sum](absl::Status status) {
-                        self->Reached(sum, State::kExchanged, std::move(status));
-                      });
+  const auto done = [self = shared_from_this(), sum](absl::Status status) {
+    self->Reached(sum, State::kExchanged, std::move(status));
+  };
+  if (sum->request.plan->cut_over_nodes) {
+    exchange->ReduceScatter(sum->generation(), sequence, std::move(sum->ops.parts), sum->request.label, done);
+  } else {
+    exchange->AllReduce(sum->generation(), sequence, std::move(sum->ops.parts), sum->request.label, done);
+  }
 }
 
 void NodeSums::Write(const SumPtr& sum) {

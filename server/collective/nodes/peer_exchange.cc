@@ -21,13 +21,13 @@ float* AllocateAligned(int64_t numel) {
 
 }  // namespace
 
-PeerExchange::PeerExchange(PeerLinks* links, int64_t max_numel, int slots)
+PeerExchange::PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel)
     : links_(links),
       node_(links->node()),
       nodes_(links->nodes()),
       max_numel_(max_numel),
       slot_count_(slots),
-      slot_numel_(PieceCut{max_numel, nodes_}.PieceNumel()),
+      slot_numel_(std::max(max_piece_numel, PieceCut{max_numel, nodes_}.PieceNumel())),
       memory_(AllocateAligned(slots * (nodes_ - 1) * slot_numel_), &std::free),
       slots_(slots),
       peers_(nodes_) {
@@ -54,7 +54,18 @@ float* PeerExchange::Received(uint64_t sequence, int node) const {
 
 void PeerExchange::AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                              Done done) {
-  auto sum = std::make_shared<Sum>(sequence, nodes_, std::move(parts), std::move(label), std::move(done));
+  Enter(generation, std::make_shared<Sum>(sequence, nodes_, /*scattered=*/false, std::move(parts), std::move(label),
+                                          std::move(done)));
+}
+
+void PeerExchange::ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                                 Done done) {
+  Enter(generation, std::make_shared<Sum>(sequence, nodes_, /*scattered=*/true, std::move(parts), std::move(label),
+                                          std::move(done)));
+}
+
+void PeerExchange::Enter(uint64_t generation, SumPtr sum) {
+  const uint64_t sequence = sum->sequence;
   const auto text = [&](const auto&... why) { return absl::StrCat("add \"", sum->label, "\" over nodes: ", why...); };
   absl::MutexLock lock(&mutex_);
   woken_ = true;
@@ -69,9 +80,17 @@ void PeerExchange::AllReduce(uint64_t generation, uint64_t sequence, std::vector
     refused = absl::Status(failed_->code(), text(failed_->message()));
   } else if (sequence != next_) {
     refused = absl::InvalidArgumentError(text("sums begin in their order (got ", sequence, ", want ", next_, ")"));
-  } else if (sum->cut.numel > max_numel_ || sum->cut.numel <= 0) {
+  } else if (sum->cut.numel() > max_numel_ || sum->cut.numel() <= 0) {
     refused =
-        absl::InvalidArgumentError(text("numel out of range (got ", sum->cut.numel, ", want 1 to ", max_numel_, ")"));
+        absl::InvalidArgumentError(text("numel out of range (got ", sum->cut.numel(), ", want 1 to ", max_numel_, ")"));
+  } else if (sum->cut.Numel(node_) > slot_numel_) {
+    refused = absl::InvalidArgumentError(text("numel of this node's piece out of range (got ", sum->cut.Numel(node_),
+                                              ", want at most ", slot_numel_, ")"));
+  } else if (!std::is_sorted(sum->parts.begin(), sum->parts.end(),
+                             [](const NodePart& a, const NodePart& b) { return a.node < b.node; }) ||
+             (sum->cut.scattered && (sum->parts.front().node < 0 || sum->parts.back().node >= nodes_))) {
+    refused = absl::InvalidArgumentError(
+        text("parts are not those of nodes in their order (want 0 to ", nodes_ - 1, ", ascending)"));
   }
   if (!refused.ok()) {
     sum->ended = std::move(refused);
@@ -160,7 +179,7 @@ PeerExchange::SumPtr PeerExchange::TakeFinishedLocked() {
 
 bool PeerExchange::FinishOne() {
   for (const auto& [sequence, sum] : sums_) {
-    if (sum->summed == sum->cut.numel && sum->queued == 0 && sum->users == 0) {
+    if (sum->started && sum->IsThere(node_) && sum->queued == 0 && sum->users == 0) {
       sum->ended = absl::OkStatus();
       ended_.push_back(sum);
       sums_.erase(sequence);
@@ -186,7 +205,8 @@ bool PeerExchange::StartOne() {
       continue;
     }
     sum->started = true;
-    if (absl::StatusOr<Slot*> slot = SlotLocked(sequence, sum->cut.numel); !slot.ok()) {
+    const int64_t slot_numel = sum->cut.scattered ? sum->cut.Numel(node_) : sum->cut.numel();
+    if (absl::StatusOr<Slot*> slot = SlotLocked(sequence, slot_numel, sum->cut.scattered); !slot.ok()) {
       FailLocked(slot.status());
       return true;
     }
@@ -222,8 +242,10 @@ bool PeerExchange::SendOne() {
     header.set_generation(generation_);
     header.set_sequence(next.sum->sequence);
     header.set_is_sum(next.is_sum);
-    header.set_offset(next.offset);
-    header.set_numel(next.sum->cut.numel);
+    const SumPieces& cut = next.sum->cut;
+    header.set_scattered(cut.scattered);
+    header.set_offset(!cut.scattered ? next.offset : next.is_sum ? 0 : next.offset - cut.Begin(node));
+    header.set_numel(!cut.scattered ? cut.numel() : next.is_sum ? next.numel : cut.Numel(node));
     const char* elements = reinterpret_cast<const char*>(next.sum->At(next.offset));
     mutex_.Unlock();
     links_->SendData(node, header, absl::string_view(elements, static_cast<size_t>(bytes)),
@@ -286,13 +308,21 @@ bool PeerExchange::AddOne() {
     held->added += numel;
     held->summed += numel;
     slots_[held->sequence % slot_count_].added = held->added == mine;
-    for (int step = 1; step < nodes_; ++step) {
-      peers_[(node_ + step) % nodes_].queue.push_back({held, at, numel, /*is_sum=*/true});
-      ++held->queued;
-    }
+    QueueAddedLocked(held, at, numel);
     return true;
   }
   return false;
+}
+
+void PeerExchange::QueueAddedLocked(const SumPtr& sum, int64_t offset, int64_t numel) {
+  if (sum->cut.scattered && sum->added < sum->cut.Numel(node_)) {
+    return;
+  }
+  for (int step = 1; step < nodes_; ++step) {
+    // Scattered: one element, because a piece cannot be empty.
+    peers_[(node_ + step) % nodes_].queue.push_back({sum, offset, sum->cut.scattered ? 1 : numel, /*is_sum=*/true});
+    ++sum->queued;
+  }
 }
 
 }  // namespace shardd

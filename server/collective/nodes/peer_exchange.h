@@ -7,6 +7,9 @@
 // sends the sums to all others: each byte is sent and received about 2 (n-1)/n times, and added once, so all nodes have
 // the same bits. A sum begins when the one `slots` before it is done here; that is what bounds the memory for what is
 // received.
+//
+// Where each sum is one node's (ReduceScatter), pieces are cut where those nodes' parts are, and instead of the sums
+// the others are told that they were added, so a sum is done when nobody reads what this node gave to it any more.
 
 #include <cstdint>
 #include <cstdlib>
@@ -35,7 +38,8 @@ class PeerExchange final : public NodeExchange {
  public:
   // `max_numel`: of one sum's parts together. Receives into slots * (nodes - 1) * CutOf(max_numel) of its own.
   // REQUIRES: `links` outlives it.
-  PeerExchange(PeerLinks* links, int64_t max_numel, int slots);
+  // `max_piece_numel`: of those, what one node adds, where it is more than an equal part.
+  PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel = 0);
   // REQUIRES: OnData and OnDown are not called any more. Waits for bytes that links have been given: for a node that
   // has stopped, until its link is lost.
   ~PeerExchange() override;
@@ -44,6 +48,8 @@ class PeerExchange final : public NodeExchange {
   std::string Describe() const override;
   void AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                  Done done) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
+                     Done done) override ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(uint64_t generation) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(int, const v1::PeerMessage::Exchange&) override {}
 
@@ -60,7 +66,8 @@ class PeerExchange final : public NodeExchange {
   struct Slot {
     bool used = false;
     uint64_t sequence = 0;
-    int64_t numel = 0;              // of the sum
+    int64_t numel = 0;  // of the sum; scattered: of this node's piece
+    bool scattered = false;
     std::vector<int64_t> received;  // by node: so many elements of this node's piece, from its beginning
     bool added = true;              // all of it: another sum may have the slot
   };
@@ -69,7 +76,7 @@ class PeerExchange final : public NodeExchange {
     SumPtr sum;
     int64_t offset = 0;
     int64_t numel = 0;
-    bool is_sum = false;
+    bool is_sum = false;  // scattered: nothing but that this node has added its piece
   };
   struct Peer {
     std::deque<Outgoing> queue;
@@ -77,6 +84,7 @@ class PeerExchange final : public NodeExchange {
     bool touched = false;      // something of this generation has come from it or was sent to it
   };
 
+  void Enter(uint64_t generation, SumPtr sum) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // Each does one thing that is to be done, dropping the mutex for it. False: there was none.
   bool FinishOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -89,7 +97,10 @@ class PeerExchange final : public NodeExchange {
   void FailLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndSumsLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The slot of a sum, begun where it was free.
-  absl::StatusOr<Slot*> SlotLocked(uint64_t sequence, int64_t numel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Slot*> SlotLocked(uint64_t sequence, int64_t numel, bool scattered)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What was added of this node's piece is to be sent, or that all of it was.
+  void QueueAddedLocked(const SumPtr& sum, int64_t offset, int64_t numel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ReceivePart(int node, const v1::PeerData& header, absl::string_view elements)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ReceiveSum(int node, const v1::PeerData& header, absl::string_view elements)

@@ -34,10 +34,10 @@ void PeerExchange::OnData(int node, const v1::PeerData& header, absl::string_vie
   woken_ = true;
 }
 
-absl::StatusOr<PeerExchange::Slot*> PeerExchange::SlotLocked(uint64_t sequence, int64_t numel) {
+absl::StatusOr<PeerExchange::Slot*> PeerExchange::SlotLocked(uint64_t sequence, int64_t numel, bool scattered) {
   Slot& slot = slots_[sequence % slot_count_];
   if (slot.used && slot.sequence == sequence) {
-    if (slot.numel != numel) {
+    if (slot.numel != numel || slot.scattered != scattered) {
       return absl::InvalidArgumentError(
           absl::StrCat("nodes have different numbers of elements (got ", numel, " and ", slot.numel, ")"));
     }
@@ -51,23 +51,30 @@ absl::StatusOr<PeerExchange::Slot*> PeerExchange::SlotLocked(uint64_t sequence, 
   slot = {.used = true,
           .sequence = sequence,
           .numel = numel,
+          .scattered = scattered,
           .received = std::vector<int64_t>(nodes_),
-          .added = PieceCut{numel, nodes_}.Numel(node_) == 0};
+          .added = (scattered ? numel : PieceCut{numel, nodes_}.Numel(node_)) == 0};
   return &slot;
 }
 
 absl::Status PeerExchange::ReceivePart(int node, const v1::PeerData& header, absl::string_view elements) {
-  absl::StatusOr<Slot*> slot = SlotLocked(header.sequence(), header.numel());
+  if (header.scattered() && header.numel() > slot_numel_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("piece is too large (got ", header.numel(), " elements, want at most ", slot_numel_, ")"));
+  }
+  absl::StatusOr<Slot*> slot = SlotLocked(header.sequence(), header.numel(), header.scattered());
   if (!slot.ok()) {
     return slot.status();
   }
-  const PieceCut cut{header.numel(), nodes_};
+  const PieceCut even{header.numel(), nodes_};
+  const int64_t begin = header.scattered() ? 0 : even.Begin(node_);
+  const int64_t mine = header.scattered() ? header.numel() : even.Numel(node_);
   const auto numel = static_cast<int64_t>(elements.size() / sizeof(float));
   const int64_t received = (*slot)->received[node];
-  if (header.offset() != cut.Begin(node_) + received || numel > cut.Numel(node_) - received) {
+  if (header.offset() != begin + received || numel > mine - received) {
     return absl::InvalidArgumentError(absl::StrCat("another part was to be sent (got ", numel, " elements at ",
-                                                   header.offset(), ", want at most ", cut.Numel(node_) - received,
-                                                   " at ", cut.Begin(node_) + received, ")"));
+                                                   header.offset(), ", want at most ", mine - received, " at ",
+                                                   begin + received, ")"));
   }
   // Behind what was received nobody reads, and nobody else writes: each node has its own place, and this is the one
   // call for it. So the mutex is not needed.
@@ -83,7 +90,17 @@ absl::Status PeerExchange::ReceivePart(int node, const v1::PeerData& header, abs
 
 absl::Status PeerExchange::ReceiveSum(int node, const v1::PeerData& header, absl::string_view elements) {
   const auto found = sums_.find(header.sequence());
-  if (found == sums_.end() || !found->second->started || found->second->cut.numel != header.numel()) {
+  if (header.scattered()) {
+    if (found == sums_.end() || !found->second->started || !found->second->cut.scattered ||
+        found->second->cut.Numel(node) == 0 || found->second->received[node] != 0) {
+      return absl::InvalidArgumentError("no piece of such a sum was to be added");
+    }
+    found->second->received[node] = 1;
+    ++found->second->others_added;
+    return absl::OkStatus();
+  }
+  if (found == sums_.end() || !found->second->started || found->second->cut.scattered ||
+      found->second->cut.numel() != header.numel()) {
     return absl::InvalidArgumentError(absl::StrCat("no such sum of ", header.numel(), " elements is waited for"));
   }
   const SumPtr sum = found->second;

@@ -14,13 +14,32 @@ namespace shardd {
 
 // One sum, under the exchange's mutex but for what is constant and the elements.
 struct PeerExchange::Sum {
-  Sum(uint64_t sequence, int nodes, std::vector<NodePart> parts, std::string label, Done done)
+  Sum(uint64_t sequence, int nodes, bool scattered, std::vector<NodePart> parts, std::string label, Done done)
       : sequence(sequence), parts(std::move(parts)), label(std::move(label)), done(std::move(done)), received(nodes) {
     begins.push_back(0);
     for (const NodePart& part : this->parts) {
       begins.push_back(begins.back() + part.numel);
     }
-    cut = {.numel = begins.back(), .nodes = nodes};
+    const PieceCut even = {.numel = begins.back(), .nodes = nodes};
+    cut.scattered = scattered;
+    for (int piece = 0; piece < nodes; ++piece) {
+      const auto behind = std::find_if(this->parts.begin(), this->parts.end(),
+                                       [piece](const NodePart& part) { return part.node >= piece; });
+      cut.begins.push_back(scattered ? begins[static_cast<size_t>(behind - this->parts.begin())] : even.Begin(piece));
+    }
+    cut.begins.push_back(begins.back());
+  }
+  // Scattered: how many others add pieces.
+  int others_with_pieces(int node) const {
+    int count = 0;
+    for (int piece = 0; piece + 1 < static_cast<int>(cut.begins.size()); ++piece) {
+      count += piece != node && cut.Numel(piece) > 0 ? 1 : 0;
+    }
+    return count;
+  }
+  // All that is to come has come, and this node's own part was added.
+  bool IsThere(int node) const {
+    return cut.scattered ? added == cut.Numel(node) && others_added == others_with_pieces(node) : summed == cut.numel();
   }
 
   // Of the concatenation of parts.
@@ -44,11 +63,12 @@ struct PeerExchange::Sum {
   const std::string label;
   Done done;
   std::vector<int64_t> begins;  // of each part in the concatenation, and its end
-  PieceCut cut;
+  SumPieces cut;
   bool started = false;
   int64_t added = 0;              // of this node's piece
   std::vector<int64_t> received;  // by node: sums of its piece
   int64_t summed = 0;             // of all pieces
+  int others_added = 0;           // scattered: who have said that they have added all of their piece
   int queued = 0;                 // not given to the links yet
   int users = 0;                  // who touch its parts now
   std::optional<absl::Status> ended;

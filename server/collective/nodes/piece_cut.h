@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace shardd {
 
@@ -20,6 +21,17 @@ struct PieceCut {
   }
   int64_t Begin(int piece) const { return std::min(numel, piece * PieceNumel()); }
   int64_t End(int piece) const { return std::min(numel, (piece + 1) * PieceNumel()); }
+  int64_t Numel(int piece) const { return End(piece) - Begin(piece); }
+};
+
+// A sum's pieces as they are, equal or each node's own (scattered: as long as the parts that are that node's).
+struct SumPieces {
+  bool scattered = false;
+  std::vector<int64_t> begins;  // by node, and the end
+
+  int64_t numel() const { return begins.back(); }
+  int64_t Begin(int piece) const { return begins[static_cast<size_t>(piece)]; }
+  int64_t End(int piece) const { return begins[static_cast<size_t>(piece) + 1]; }
   int64_t Numel(int piece) const { return End(piece) - Begin(piece); }
 };
 

@@ -108,7 +108,7 @@ absl::Status TrainerCollective::Tell(int rank, const ReduceScatterRequest& reque
 }
 
 void TrainerCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
-  absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = local_.RunsByRank(request);
+  absl::StatusOr<std::vector<std::vector<ReduceRun>>> runs = local_.RunsByRank(request, /*node=*/0);
   absl::Status status = runs.status();
   if (status.ok() && !request.staging.empty()) {
     status = absl::UnimplementedError("reduce-scatter: trainers add in place, and gradient shards are the host's");

@@ -18,10 +18,9 @@ from shardd.torch._placement import first_element, shard_dim
 from shardd.torch._spec import unwrapped
 
 if TYPE_CHECKING:
-    from shardd.torch._nodes import JobRanks
     from shardd.torch._spec import Description
 
-__all__ = ["Place", "bind", "given_by", "local_of", "own_uses"]
+__all__ = ["Place", "bind", "local_of", "own_uses"]
 
 
 def local_of(tensor: Any) -> torch.Tensor:
@@ -55,28 +54,6 @@ class Place:
         found = self.ref()
         assert found is not None
         return found
-
-
-def given_by(fsdp_param: Any, ranks: JobRanks) -> tuple[int, torch.Tensor] | None:
-    """First element and values that this rank of the job gives to its daemon; ``None``: another one does."""
-    if isinstance(fsdp_param, FlatShardParam):
-        first, rows = fsdp_param.given()
-        if fsdp_param.whole and ranks.local_rank != 0:
-            return None
-    else:
-        first, rows = first_element(fsdp_param), fsdp_param.sharded_param._local_tensor.detach()
-    # Replicas hold the same; the first of each daemon's gives it.
-    first_replica = ranks.several or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0
-    if not rows.numel() or not first_replica:
-        return None
-    return first, rows
-
-
-def forget_given(description: Description) -> None:
-    """The job has values already; what was kept for it is not needed."""
-    for param in description.params:
-        if isinstance(param.fsdp_param, FlatShardParam):
-            param.fsdp_param.given()
 
 
 def _own_storage(fsdp_param: Any) -> torch.Tensor:

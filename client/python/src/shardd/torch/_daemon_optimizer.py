@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from shardd.torch import _job, _stock
 from shardd.torch._bind import Place, local_of, own_uses
-from shardd.torch._nodes import refuse_on_nodes
+from shardd.torch._nodes import give_way
 from shardd.torch._optimizer_load import Incoming, ParamState, param_state
 from shardd.torch._optimizer_state import as_held
 from shardd.torch._state import ShardState, _states, root_states
@@ -308,7 +308,7 @@ class DaemonOptimizer(Optimizer):
         What cannot be loaded raises before anything has changed, and on all ranks where it cannot be on one of them.
         """
         for job in self._jobs():
-            refuse_on_nodes(job, f"{type(self).__name__}.load_state_dict", "load before the first forward")
+            give_way(job, f"{type(self).__name__}.load_state_dict")
         meetings = [job.meeting("load") for job in self._jobs()]
         agreed = False
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shardd.torch._full_param_forms import FullParam, full_param
-from shardd.torch._nodes import refuse_on_nodes
+from shardd.torch._nodes import refuse_on_nodes, refuse_where_cut
 from shardd.torch._state import ShardState, state_of
 
 if TYPE_CHECKING:
@@ -223,6 +223,7 @@ def summon_full_params(
             continue  # a model without parameters
         assert state._unit is not None
         _refuse_inside(job)
+        refuse_where_cut(job, "summon_full_params")
         if writeback:
             refuse_on_nodes(job, "summon_full_params with writeback", "pass writeback=False")
         params = jobs.setdefault(id(job), (job, []))[1]

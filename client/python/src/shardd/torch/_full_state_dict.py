@@ -34,16 +34,16 @@ def shown() -> Iterator[None]:
 
 
 def shares_memory(job: _job.TorchJob) -> bool:
-    """Whether ``state_dict`` gives the job's memory. Where it is a GPU's and trainers never write, programs cannot write it,
-    and many load into what they are given."""
-    return not job.on_gpu or job.passes or _shown.get()
+    """Whether ``state_dict`` gives the job's memory. Where it is a GPU's and trainers never write, or the job's on several
+    nodes, programs cannot write it, and many load into what they are given."""
+    return _shown.get() or (not job.ranks.several and (not job.on_gpu or job.passes))
 
 
 def _stored() -> dict[int, tuple[_job.TorchJob, int, Any]]:
     """By the identity of a sharded parameter's storage, which what ``state_dict`` gives shares: job, number, parameter."""
     found: dict[int, tuple[_job.TorchJob, int, Any]] = {}
     for job in _job.jobs():
-        if job.engine is None or job.engine.full_params:
+        if job.engine is None or job.engine.full_params or job.ranks.several:
             continue
         for place in job.places.values():
             param = place.fsdp_param()

@@ -207,7 +207,8 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
     def before(*args: Any) -> None:
         if state._job is not None:
             state._job.open_write(module)
-            if state._unit is not None and state._unit.layout == "dim0":
+            # On several nodes the job may have been given up for the load.
+            if state._job is not None and state._unit is not None and state._unit.layout == "dim0":
                 state._unit.before_load(module)
 
     def after(*args: Any) -> None:

@@ -21,14 +21,15 @@ import torch
 from shardd import errors
 from shardd.torch import _spec, _writes
 from shardd.torch._agreement import Meeting, check_alike, speaks, tell
-from shardd.torch._bind import Place, bind, forget_given, given_by
+from shardd.torch._bind import Place, bind
 from shardd.torch._counts import at_end_of_thread, rank_thread
 from shardd.torch._extension import _C
+from shardd.torch._given import forget_given, given_values
 from shardd.torch._gradient_moves import GradientMoves
 from shardd.torch._identity import Identity, identify
 from shardd.torch._leaving import leave_beside, wait_for_leaving
 from shardd.torch._memory import give_memory_back
-from shardd.torch._nodes import JobRanks, opened, ranks_of, refuse_on_nodes
+from shardd.torch._nodes import JobRanks, give_way, opened, ranks_of, refuse_on_nodes
 from shardd.torch._optimizer_state import OptimizerMemory
 from shardd.torch._progress import Progress
 
@@ -279,11 +280,7 @@ class TorchJob:
     def _write_all(self, progress: Progress) -> None:
         engine = self.engine
         assert engine is not None
-        given = [
-            (fqn, *values)
-            for fqn, ref in self._params
-            if (fsdp_param := ref()) is not None and (values := given_by(fsdp_param, self.ranks)) is not None
-        ]
+        given = given_values(((fqn, ref()) for fqn, ref in self._params), self.ranks)
         total = sum(rows.nbytes for _, _, rows in given)
         done = 0
         for fqn, first, rows in given:
@@ -368,7 +365,8 @@ class TorchJob:
             return
         if self.engine.full_params:
             return  # into what summon_full_params shows, which it writes back
-        refuse_on_nodes(self, "load into a registered model", "load before the first forward")
+        if give_way(self, "load into a registered model"):
+            return
         if id(who) in self._writing:  # an exception ended what it began then
             del self._writing[self._writing.index(id(who)) :]
         if self.passes:

@@ -124,9 +124,11 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     if _kind(state) == StateDictType.LOCAL_STATE_DICT:
         return
     if job is not None and job.alive and job.engine is not None:
-        job.engine.enter_full_params(False)
-        saving.job = job
-        return
+        if not job.ranks.cut:
+            job.engine.enter_full_params(False)
+            saving.job = job
+            return
+        job.engine.wait_for_commit()
     params = list(dict.fromkeys(p for s in states if s._unit is not None for p in s._unit.fsdp_params))
     saving.ranges = _ranges_of(params)
 

@@ -7,6 +7,7 @@ in those of torch's groups and meshes. This is where one becomes the other.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -23,19 +24,32 @@ from shardd.errors import StepAborted
 from shardd.torch._agreement import speaks
 from shardd.torch._counts import rank_thread, threads_prefix
 from shardd.torch._extension import _C
-from shardd.torch._group import members_of
+from shardd.torch._group import Members, members_of
 
 if TYPE_CHECKING:
     from shardd.torch._job import TorchJob
 
-__all__ = ["NODES", "JobRanks", "opened", "planned_ranks", "ranks_of", "refuse_on_nodes"]
+__all__ = [
+    "NODES",
+    "JobRanks",
+    "cuts_over_nodes",
+    "give_way",
+    "opened",
+    "planned_ranks",
+    "ranks_of",
+    "refuse_on_nodes",
+    "refuse_where_cut",
+]
 
 logger = logging.getLogger("shardd.torch")
 
 NODES = "SHARDD_NODES"  # "host:port,host:port": where the daemons of the mesh's rows are reached by each other
 _POLL_S = 0.01
 _OPENS = 3
-_REMEDY = "give the mesh a row for each node: init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=...)"
+_REMEDY = (
+    "give the mesh a row for each node: init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=...), or one "
+    "dimension over the ranks of all nodes"
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class JobRanks:
     local_world: int  # ranks that the daemon serves
     node: int = 0  # of the job's nodes
     addresses: tuple[str, ...] = ()  # of the nodes' daemons; empty: one node
+    cut: bool = False  # the nodes have one copy of the parameters between them; else each has one
     said: dict[str, str] = field(default_factory=dict)  # to the others
 
     @property
@@ -104,6 +119,36 @@ def refuse_on_nodes(job: TorchJob, what: str, instead: str) -> None:
         )
 
 
+def refuse_where_cut(job: TorchJob, what: str) -> None:
+    """NotImplementedError where no node has whole parameters."""
+    if job.ranks.cut:
+        raise NotImplementedError(
+            f'{what}: the parameters of job "{job.name}" are cut over {len(job.ranks.addresses)} nodes, and none has all of '
+            "them; use state dicts and full_tensor(), which gather them, or HYBRID_SHARD (a mesh with a row for each node)"
+        )
+
+
+def give_way(job: TorchJob, what: str) -> bool:
+    """Before the program loads into a registered model, on all ranks; whether the job is given up.
+
+    On several nodes only optimizer steps change a job. Before the first one it is given up, what it has stays in this
+    process, and the next use of the model makes it anew with what was loaded meanwhile. NotImplementedError after it.
+    """
+    if not job.ranks.several:
+        return False
+    root = job.root()
+    if root is None or job.engine is None or job.engine.info()["committed_step"] > 0:
+        refuse_on_nodes(job, what, "load before the first step")
+    else:
+        root._register_again()
+    return True
+
+
+def cuts_over_nodes(mesh_info: FSDPMeshInfo) -> bool:
+    """Whether ranks on several nodes have one copy of the parameters between them."""
+    return not isinstance(mesh_info, HSDPMeshInfo) or mesh_info.replicate_mesh_size == 1
+
+
 def opened(ranks: JobRanks, open_job: Callable[[], TorchJob]) -> TorchJob:
     """``open_job()``; on several nodes a few times where it is aborted: the daemon may be a new one, which another node's
     gives the job's state first. What ends each of them, such as initial values that differ, is raised."""
@@ -122,12 +167,9 @@ def _split(mesh_info: FSDPMeshInfo, nodes: list[str], addresses_of: Any) -> JobR
     members = members_of(mesh_info)
     if len(set(nodes)) < 2:
         return JobRanks(members.ranks, members.rank, members.rank, len(members.ranks))
-    if not isinstance(mesh_info, HSDPMeshInfo):
-        raise NotImplementedError(
-            f"register model: its parameters are cut over several nodes (got a mesh of one dimension over "
-            f"{len(members.ranks)} ranks on {len(set(nodes))} nodes); shardd cuts them over the ranks of a node and "
-            f"replicates them over nodes: {_REMEDY}, or ShardingStrategy.HYBRID_SHARD"
-        )
+    if cuts_over_nodes(mesh_info):
+        return _split_copy(members, nodes, addresses_of)
+    assert isinstance(mesh_info, HSDPMeshInfo)
     size = mesh_info.shard_mesh_size
     rows = [members.ranks[i : i + size] for i in range(0, len(members.ranks), size)]
     of_rows = [sorted(set(nodes[i : i + size])) for i in range(0, len(nodes), size)]
@@ -148,6 +190,20 @@ def _split(mesh_info: FSDPMeshInfo, nodes: list[str], addresses_of: Any) -> JobR
     return JobRanks(
         members.ranks, members.rank, mesh_info.shard_mesh_rank, size, mesh_info.replicate_mesh_rank, addresses
     )
+
+
+def _split_copy(members: Members, nodes: list[str], addresses_of: Any) -> JobRanks:
+    """One copy of the parameters, cut over the ranks of all nodes, node by node."""
+    rows = [[rank for _, rank in run] for _, run in itertools.groupby(zip(nodes, members.ranks), lambda item: item[0])]
+    local, count = len(rows[0]), len(set(nodes))
+    if len(rows) != count or any(len(row) != local for row in rows):
+        raise NotImplementedError(
+            f"register model: the ranks of its mesh do not follow each other node by node, as many on each (got "
+            f"{' and '.join(map(str, rows))} of neighbours on one node, {count} nodes, want a run of the same length on "
+            "each); give the mesh the ranks in the launcher's order"
+        )
+    node, local_rank = divmod(members.rank, local)
+    return JobRanks(members.ranks, members.rank, local_rank, local, node, addresses_of(rows, node), cut=True)
 
 
 def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:

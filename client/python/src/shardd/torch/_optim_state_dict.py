@@ -78,7 +78,8 @@ class _InJobs:
         states = flat_states(model)
         root = states[0]._find_root() if states else None
         job = None if root is None else root._job
-        self._job = job if job is not None and job.alive and job.engine is not None else None
+        on_node = job is not None and job.alive and job.engine is not None and not job.ranks.cut
+        self._job = job if on_node else None
 
     def settle(self) -> None:
         """What this rank's stream has written or read is done: a message between ranks says nothing of streams."""

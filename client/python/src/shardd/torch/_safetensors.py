@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from shardd.torch._agreement import Meeting
-from shardd.torch._nodes import refuse_on_nodes
+from shardd.torch._nodes import give_way
 from shardd.torch._pieces import Piece, jobs_of, meeting_of, pieces_of
 from shardd.torch._safetensors_format import INDEX, SINGLE, Stored, Target, encode_header, plan_files, read_directory
 
@@ -184,6 +184,8 @@ def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, str
     """
     folder = os.fspath(directory)
     what = f"load_safetensors {folder}"
+    for job in jobs_of(model):
+        give_way(job, "load_safetensors")
     meeting = meeting_of(model, "safetensors")
     with torch.no_grad():
         keys, found = _together(meeting, what, "load: check", lambda: _check(model, folder, strict))
@@ -223,8 +225,6 @@ def _check(model: nn.Module, folder: str, strict: bool) -> tuple[_IncompatibleKe
 
 def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
     jobs = jobs_of(model)
-    for job in jobs:
-        refuse_on_nodes(job, "load_safetensors", "load before the first forward")
     streamed = [
         job for job in jobs if not job.passes
     ]  # their shards are read-only here: the daemon is given the values

@@ -15,6 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardd.torch._group import offloads
 from shardd.torch._memory import wants_it
+from shardd.torch._nodes import cuts_over_nodes
 from shardd.torch._placement import shape_in_job
 from shardd.torch._planned_states import optimizers_of, planned_states
 from shardd.torch._writes import config_of_writes, evaluates_alone
@@ -197,7 +198,8 @@ def describe(
     assert root._unit is not None
     precision = _precision(root._unit)
     mesh_info = root._unit.mesh_info
-    shard_size = mesh_info.shard_mesh_size if isinstance(mesh_info, HSDPMeshInfo) else world_size
+    ranks = world_size * max(1, len(nodes))
+    shard_size = mesh_info.shard_mesh_size if isinstance(mesh_info, HSDPMeshInfo) else ranks
     tree, params, names = _tree(root._modules[0], states, held, precision, shard_size)
     if not params:
         raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
@@ -224,13 +226,13 @@ def describe(
             "(fully_shard); use one for the whole model"
         )
     factors = {group.divide_factor() for group in groups.values()}
-    divide_factor = factors.pop() if len(factors) == 1 else float(world_size * max(1, len(nodes)))
+    divide_factor = factors.pop() if len(factors) == 1 else float(ranks)
     on_gpu = gpu_of(root) >= 0
     evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training, bool(nodes))
     if nodes and not evaluates:
         _check_on_nodes(optimizers, stock)
     config: dict[str, Any] = {
-        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(nodes)),
+        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(params[0].group, nodes)),
         "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
         "mixedPrecision": precision,
         "optimizer": {"kind": "OPTIMIZER_KIND_NONE"}
@@ -254,9 +256,20 @@ def describe(
     return Description(spec, params, states, divide_factor, names)
 
 
-def _strategy_on_nodes(nodes: Sequence[str]) -> dict[str, Any]:
-    """A replica on each node, cut over its ranks."""
-    return {"strategy": "STRATEGY_HYBRID_SHARD", "nodes": {"addresses": list(nodes)}}
+def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str]) -> dict[str, Any]:
+    """A replica on each node, cut over its ranks; or one copy, cut over the ranks of all nodes."""
+    if getattr(group, "strategy", None) == ShardingStrategy.NO_SHARD:
+        raise NotImplementedError(
+            f"register model: NO_SHARD over {len(nodes)} nodes; use HYBRID_SHARD, with which each node has all parameters"
+        )
+    is_cut = cuts_over_nodes(group.mesh_info)
+    if is_cut and group.precision is not None and group.precision.full_in_eval:
+        raise NotImplementedError(
+            f"register model: FSDP_USE_FULL_PREC_IN_EVAL, and its parameters are cut over {len(nodes)} nodes, none of which "
+            "has all of them as stored; leave it out, or use HYBRID_SHARD"
+        )
+    strategy = "STRATEGY_FULL_SHARD" if is_cut else "STRATEGY_HYBRID_SHARD"
+    return {"strategy": strategy, "nodes": {"addresses": list(nodes)}}
 
 
 def _check_on_nodes(optimizers: list[DaemonOptimizer], stock: list[torch.optim.Optimizer]) -> None:

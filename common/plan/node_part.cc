@@ -1,0 +1,108 @@
+#include "common/plan/node_part.h"
+
+#include <algorithm>
+
+#include "common/plan/layout_internal.h"
+
+namespace shardd {
+namespace {
+
+using plan_internal::RoundUp;
+
+void AddPages(int64_t first, int64_t end, std::vector<ByteRange>& ranges) {
+  if (first < end) ranges.push_back({first / kHeldPageBytes * kHeldPageBytes, RoundUp(end, kHeldPageBytes)});
+}
+
+// What `touches` the one before it becomes one with that. REQUIRES: ascending.
+template <typename Range, typename Touches, typename Extend>
+std::vector<Range> Merged(const std::vector<Range>& ranges, Touches touches, Extend extend) {
+  std::vector<Range> merged;
+  for (const Range& range : ranges) {
+    if (!merged.empty() && touches(merged.back(), range)) {
+      extend(merged.back(), range);
+    } else {
+      merged.push_back(range);
+    }
+  }
+  return merged;
+}
+
+std::vector<FlatRange> RangesOf(const ShardPlan& plan, int flat_param, int node) {
+  std::vector<FlatRange> ranges;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    for (const Segment& segment : WorkSegmentsOn(plan, flat_param, rank, node)) {
+      ranges.push_back({flat_param, segment.offset, segment.numel});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const FlatRange& a, const FlatRange& b) { return a.offset < b.offset; });
+  return Merged(
+      ranges, [](const FlatRange& a, const FlatRange& b) { return a.offset + a.numel == b.offset; },
+      [](FlatRange& a, const FlatRange& b) { a.numel += b.numel; });
+}
+
+}  // namespace
+
+std::vector<FlatRange> NodeRanges(const ShardPlan& plan, int group, int node) {
+  std::vector<FlatRange> ranges;
+  for (const int f : plan.groups[static_cast<size_t>(group)].flat_params) {
+    const std::vector<FlatRange> of_flat = RangesOf(plan, f, node);
+    ranges.insert(ranges.end(), of_flat.begin(), of_flat.end());
+  }
+  return ranges;
+}
+
+ParamRange NodeRangeOf(const ShardPlan& plan, int param, int node) {
+  int64_t first = plan.params[static_cast<size_t>(param)].numel;
+  int64_t end = 0;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    const ParamRange own = plan_internal::PlaceRange(plan, Purpose::kParameters, param, node * plan.world_size + rank);
+    if (own.numel > 0) {
+      first = std::min(first, own.first);
+      end = std::max(end, own.first + own.numel);
+    }
+  }
+  return {std::min(first, end), end - std::min(first, end)};
+}
+
+std::vector<Segment> WorkSegmentsOn(const ShardPlan& plan, int flat_param, int rank, int node) {
+  if (!plan.cut_over_nodes) {
+    return WorkSegments(plan, flat_param, rank);
+  }
+  return plan_internal::PlaceSegments(plan, flat_param, node * plan.world_size + rank);
+}
+
+std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
+  const int64_t size = which == HeldSlab::kShards      ? plan.memory.shards_bytes
+                       : which == HeldSlab::kGradients ? plan.memory.gradients_bytes
+                                                       : plan.memory.optimizer_bytes;
+  std::vector<ByteRange> ranges;
+  if (!plan.cut_over_nodes) {
+    AddPages(0, size, ranges);
+    return ranges;
+  }
+  for (size_t f = 0; f < plan.flat_params.size(); ++f) {
+    const FlatParamPlan& flat = plan.flat_params[f];
+    const auto add = [&](int64_t base_bytes, int64_t element_bytes, const std::vector<FlatRange>& held) {
+      for (const FlatRange& range : held) {
+        AddPages(base_bytes + range.offset * element_bytes, base_bytes + (range.offset + range.numel) * element_bytes,
+                 ranges);
+      }
+    };
+    const std::vector<FlatRange> held = RangesOf(plan, static_cast<int>(f), plan.node);
+    if (which == HeldSlab::kShards) {
+      add(flat.shards_offset_bytes, DTypeSizeBytes(flat.dtype), held);
+    } else if (which == HeldSlab::kGradients && flat.gradients_offset_bytes >= 0) {
+      add(flat.gradients_offset_bytes, int64_t{sizeof(float)}, held);
+    } else if (which == HeldSlab::kOptimizer && flat.optimizer_offset_bytes >= 0) {
+      for (int state = 0; state < plan.optimizer_states; ++state) {
+        add(flat.optimizer_offset_bytes + state * flat.StateStrideBytes(), int64_t{sizeof(float)}, held);
+      }
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const ByteRange& a, const ByteRange& b) { return a.first < b.first; });
+  return Merged(
+      ranges, [](const ByteRange& a, const ByteRange& b) { return a.end >= b.first; },
+      [](ByteRange& a, const ByteRange& b) { a.end = std::max(a.end, b.end); });
+}
+
+}  // namespace shardd
