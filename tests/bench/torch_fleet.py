@@ -27,7 +27,11 @@ Turn = Callable[[int], dict[str, Any]]
 # floor    as many processes with forward and backward only, nothing shared
 # fsdp2    torch.distributed.fsdp.fully_shard, torch.optim.AdamW; fsdp2f: the same with foreach=True
 # shardd   shardd.torch.fully_shard, the daemon's AdamW; sharddf: torch.optim.AdamW(foreach=True)
+# Two nodes on this machine, half of the ranks each, and for shardd a daemon each, which are linked by sockets:
+# sharddn  cut over all ranks, as fsdp2 is; sharddr: a replica on each node; fsdp2r: the same of torch (HSDP)
 IMPLEMENTATIONS = ("floor", "fsdp2", "fsdp2f", "shardd", "sharddf")
+OVER_NODES = ("sharddn", "sharddr", "fsdp2r")
+NODES = 2
 
 
 def shard(model: Any, modules: list[Any], implementation: str) -> Any:
@@ -38,10 +42,16 @@ def shard(model: Any, modules: list[Any], implementation: str) -> Any:
         from shardd.torch import fully_shard
     else:
         from torch.distributed.fsdp import fully_shard
+    mesh = None
+    if implementation.endswith("r"):
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (NODES, dist.get_world_size() // NODES), mesh_dim_names=("replicate", "shard"))
     for module in modules:
-        fully_shard(module)
-    fully_shard(model)
-    if implementation == "shardd":
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if implementation in ("shardd", "sharddn", "sharddr"):
         from shardd.torch.optim import AdamW
 
         return AdamW(model.parameters(), lr=3e-4)
@@ -116,44 +126,56 @@ def serve(make: Callable[[str, argparse.Namespace], Turn], args: argparse.Namesp
     os._exit(0)
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 class Fleet:
-    """The ranks of one implementation, and its daemon. Use as a context."""
+    """The ranks of one implementation, and its daemons. Use as a context."""
 
     def __init__(self, implementation: str, args: argparse.Namespace, **options: Any) -> None:
         self.implementation = implementation
         self._folder = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-bench-")
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.daemon_base_mib = 0.0
         environment = dict(os.environ)
+        nodes = NODES if implementation in OVER_NODES else 1
+        local_world = args.world // nodes
+        addresses = [""] * nodes
         if implementation.startswith("shardd"):
-            environment["SHARDD_ADDRESS"] = self._start_daemon(Path(args.bin), args.world)
+            addresses = [self._start_daemon(Path(args.bin), local_world, node, nodes) for node in range(nodes)]
             path = [str(ROOT / "client" / "python" / "src"), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        environment.update(WORLD_SIZE=str(args.world), LOCAL_WORLD_SIZE=str(args.world), MASTER_ADDR="127.0.0.1",
-                           MASTER_PORT=str(port), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-                           TORCH_CPP_LOG_LEVEL="ERROR")  # fmt: skip
+        environment.update(WORLD_SIZE=str(args.world), LOCAL_WORLD_SIZE=str(local_world), MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+                           TORCH_CPP_LOG_LEVEL="ERROR", GROUP_WORLD_SIZE=str(nodes))  # fmt: skip
         command = [sys.executable, sys.argv[0], "--world", str(args.world), "--implementation", implementation]
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         self.ranks = [
-            subprocess.Popen(command, env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)), text=True,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            subprocess.Popen(command, env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank % local_world),
+                                               GROUP_RANK=str(rank // local_world),
+                                               **({"SHARDD_ADDRESS": at} if (at := addresses[rank // local_world]) else {})),
+                             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for rank in range(args.world)]  # fmt: skip
         self.base_mib = [answer["base_mib"] for answer in self._answers()]
 
-    def _start_daemon(self, binaries: Path, world: int) -> str:
-        address = f"unix:{self._folder.name}/socket"
-        self.daemon = subprocess.Popen(
+    def _start_daemon(self, binaries: Path, world: int, node: int, nodes: int) -> str:
+        address = f"unix:{self._folder.name}/socket-{node}"
+        peers = [f"--peer_listen=127.0.0.1:{free_port()}", "--peer_insecure"] if nodes > 1 else []
+        daemon = subprocess.Popen(
             [str(binaries / "shardd"), f"--devices=cpu:{world}", f"--listen={address}",
-             f"--state_dir={self._folder.name}/state", "--log_level=error"])  # fmt: skip
+             f"--state_dir={self._folder.name}/state-{node}", "--log_level=error", *peers])  # fmt: skip
+        self.daemons.append(daemon)
         deadline = time.monotonic() + 20
         while not os.path.exists(address.removeprefix("unix:")):
-            if self.daemon.poll() is not None or time.monotonic() > deadline:
+            if daemon.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{binaries / 'shardd'}: does not listen on {address}")
             time.sleep(0.01)
-        self.daemon_base_mib = memory_mib(self.daemon.pid)
+        self.daemon_base_mib += memory_mib(daemon.pid)
         return address
 
     def ask(self, steps: int) -> None:
@@ -173,7 +195,7 @@ class Fleet:
 
     def turn(self, steps: int) -> list[dict[str, Any]]:
         """What ``turn(steps)`` gives on each rank, and ``cpu_s``: processor time of all processes together."""
-        pids = [process.pid for process in [*self.ranks, *([self.daemon] if self.daemon else [])]]
+        pids = [process.pid for process in [*self.ranks, *self.daemons]]
         before = sum(map(processor_s, pids))
         self.ask(steps)
         answers = self._answers()
@@ -181,13 +203,17 @@ class Fleet:
 
     def memory_mib(self) -> float:
         """Of all processes together, above what they had before there was a model. Read it while they work."""
-        sets = [sets_mib(process.pid) for process in [*self.ranks, *([self.daemon] if self.daemon else [])]]
+        sets = [sets_mib(process.pid) for process in [*self.ranks, *self.daemons]]
         total = sum(whole for whole, _ in sets) - sum(self.base_mib)
-        if self.daemon is None:
+        if not self.daemons:
             return total
         # Pages that were written through a file are in nobody's set before they are read.
         mapped = sum(shared for _, shared in sets)
-        return total - self.daemon_base_mib + max(0.0, shared_files_mib(self.daemon.pid) - mapped)
+        return (
+            total
+            - self.daemon_base_mib
+            + max(0.0, sum(shared_files_mib(daemon.pid) for daemon in self.daemons) - mapped)
+        )
 
     def __enter__(self) -> Fleet:
         return self
@@ -196,9 +222,9 @@ class Fleet:
         for rank in self.ranks:
             rank.kill()
             rank.wait()
-        if self.daemon:
-            self.daemon.terminate()
-            self.daemon.wait()
+        for daemon in self.daemons:
+            daemon.terminate()
+            daemon.wait()
         self._folder.cleanup()
 
 

@@ -2,6 +2,7 @@
 """Step time of shardd against torch's fully_shard and against the floor: 1, 10 and 85 M parameters, in turns.
 
     python3 tests/bench/torch_step.py --sizes S M X
+    python3 tests/bench/torch_step.py --implementations fsdp2 fsdp2r shardd sharddn sharddr   # and over two nodes
 
 Model, data and clock are the same for all: GPT, vocabulary and context 128, text of the machine's licence files; the clock
 covers forward, backward, optimizer step and zero_grad. Each rank has one thread; the daemon runs on the same cores. The first
@@ -18,7 +19,7 @@ import time
 from typing import Any
 
 import torch_fleet
-from torch_fleet import IMPLEMENTATIONS, Fleet, Turn, ratio, shard
+from torch_fleet import IMPLEMENTATIONS, OVER_NODES, Fleet, Turn, ratio, shard
 
 # layers, width, heads, batch per rank; counted steps of a turn
 SIZES = {"S": (5, 128, 4, 8), "M": (6, 384, 6, 8), "X": (12, 768, 12, 2)}
@@ -106,7 +107,7 @@ def measure(args: argparse.Namespace, size: str) -> dict[str, Any]:
         if "floor" in cpu:
             entry["cpu_x_floor"] = ratio(cpu[name], cpu["floor"])
             line += "   cpu {:.3f} ({:.3f}-{:.3f})".format(*entry["cpu_x_floor"])
-        if name.startswith("shardd"):
+        if name in ("shardd", "sharddf"):
             more = STOCK_ALLOWANCE if name == "sharddf" else 0.0
             of_fsdp2, x_floor = (target + more for target in TARGETS[size])
             line += f"   wanted: {x_floor:.2f} and {of_fsdp2:.2f}"
@@ -119,7 +120,9 @@ def measure(args: argparse.Namespace, size: str) -> dict[str, Any]:
 def main() -> None:
     parser = torch_fleet.options(__doc__)
     parser.add_argument("--sizes", nargs="+", default=["S", "M", "X"], choices=SIZES)
-    parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS), choices=IMPLEMENTATIONS)
+    parser.add_argument(
+        "--implementations", nargs="+", default=list(IMPLEMENTATIONS), choices=IMPLEMENTATIONS + OVER_NODES
+    )
     parser.add_argument("--steps", type=int, default=0, help="counted steps of a turn; 0: 12, 4, 2 by size")
     parser.add_argument("--warmup", type=int, default=3, help="steps before the first turn")
     parser.add_argument("--size", default="", help=argparse.SUPPRESS)  # in a rank

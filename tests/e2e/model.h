@@ -236,7 +236,7 @@ inline bool IsPresent(const std::string& absent, int rank, int64_t step, int par
 }
 // fresh "b1": in the second backward of a step mid.b1's gradient replaces what was accumulated.
 inline bool IsFresh(const std::string& fresh, int micro, int param) {
-  return fresh == "b1" && micro > 0 && param == kB1;
+  return micro > 0 && ((fresh == "b1" && param == kB1) || (fresh == "gain" && param == kGain));
 }
 // "root,mid,...": indices of groups. Unknown names end the process.
 inline std::vector<int> ParseOrder(const std::string& text) {

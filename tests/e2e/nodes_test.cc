@@ -111,32 +111,35 @@ class NodesTest : public Nodes {
     ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
   }
 
-  // Node 1's daemon and ranks are gone; another daemon takes the place, other processes those of its ranks.
-  void EndDaemonOfNode1(int signal) {
+  // The daemon and the ranks of one of two nodes are gone; another daemon takes the place, other processes those of its
+  // ranks.
+  void EndDaemon(int ended, int signal) {
+    const int other = 1 - ended;
     Start(2);
     const Args args = {{"steps", "12"}, {"recover", "1"}, {"optimizer", "adamw"}, {"param_dtype", "bf16"}};
     std::vector<Child> survivors;
     for (int rank = 0; rank < 2; ++rank)
-      survivors.push_back(StartRank(0, rank, args.With({{"pause", "before_step@5"}})));
+      survivors.push_back(StartRank(other, rank, args.With({{"pause", "before_step@5"}})));
     std::vector<Child> victims;
-    for (int rank = 0; rank < 2; ++rank) victims.push_back(StartRank(1, rank, args));
-    for (int rank = 0; rank < 2; ++rank) node(0).AwaitPause(Of(0, args), "before_step", rank);
-    ASSERT_EQ(kill(node(1).daemon_pid(), signal), 0);
-    EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "link to node 1 (" + addresses()[1] + ")"); }));
-    for (int rank = 0; rank < 2; ++rank) node(0).LetGo(Of(0, args), "before_step", rank);
+    for (int rank = 0; rank < 2; ++rank) victims.push_back(StartRank(ended, rank, args));
+    for (int rank = 0; rank < 2; ++rank) node(other).AwaitPause(Of(other, args), "before_step", rank);
+    ASSERT_EQ(kill(node(ended).daemon_pid(), signal), 0);
+    const std::string link = absl::StrCat("link to node ", ended, " (", addresses()[ended], ")");
+    EXPECT_TRUE(PollUntil([&] { return node(other).HasEvent("job", "abort", link); }));
+    for (int rank = 0; rank < 2; ++rank) node(other).LetGo(Of(other, args), "before_step", rank);
     for (Child& victim : victims) {
       victim.Kill(SIGKILL);
       victim.Wait();
     }
-    StartAgain(1);
+    StartAgain(ended);
     std::vector<Child> again;
     for (int rank = 0; rank < 2; ++rank) {
-      again.push_back(StartRank(1, rank, args.With({{"of_any_rank", "1"}, {"pause", "end@12"}})));
+      again.push_back(StartRank(ended, rank, args.With({{"of_any_rank", "1"}, {"pause", "end@12"}})));
     }
-    for (int rank = 0; rank < 2; ++rank) node(1).AwaitPause(Of(1, args), "end", rank);
-    EXPECT_TRUE(node(1).HasEvent("job", "state", "step 5 came from node 0"));
-    EXPECT_EQ(node(1).Job().committed_step(), 12);
-    for (int rank = 0; rank < 2; ++rank) node(1).LetGo(Of(1, args), "end", rank);
+    for (int rank = 0; rank < 2; ++rank) node(ended).AwaitPause(Of(ended, args), "end", rank);
+    EXPECT_TRUE(node(ended).HasEvent("job", "state", absl::StrCat("step 5 came from node ", other)));
+    EXPECT_EQ(node(ended).Job().committed_step(), 12);
+    for (int rank = 0; rank < 2; ++rank) node(ended).LetGo(Of(ended, args), "end", rank);
     for (Child& child : again) EXPECT_EQ(child.Wait(), 0);
     for (Child& child : survivors) EXPECT_EQ(child.Wait(), 0);
     std::vector<TrainerReport> reports;
@@ -224,32 +227,19 @@ TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
   EXPECT_EQ(silent.Wait(), 0);
 }
 
-TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemonOfNode1(SIGKILL); }
-TEST_F(NodesTest, ADaemonThatIsStoppedGetsTheStateFromAReplica) { EndDaemonOfNode1(SIGTERM); }
+TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemon(1, SIGKILL); }
+TEST_F(NodesTest, ADaemonThatIsStoppedGetsTheStateFromAReplica) { EndDaemon(1, SIGTERM); }
+TEST_F(NodesTest, Node0sDaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemon(0, SIGKILL); }
+TEST_F(NodesTest, Node0sDaemonThatIsStoppedGetsTheStateFromAReplica) { EndDaemon(0, SIGTERM); }
+TEST_F(NodesTest, Node0sDaemonWithGpusThatIsKilledGetsTheStateFromAReplica) {
+  SHARDD_NEEDS_GPUS(2);
+  OnGpus(2);
+  EndDaemon(0, SIGKILL);
+}
 TEST_F(NodesTest, ADaemonWithGpusThatIsKilledGetsTheStateFromAReplica) {
   SHARDD_NEEDS_GPUS(2);
   OnGpus(2);
-  EndDaemonOfNode1(SIGKILL);
-}
-
-// Nobody else has decided steps' journal, so node 0's daemon takes the job along.
-TEST_F(NodesTest, WhereNode0sDaemonIsKilledTheJobEndsOnAllNodes) {
-  Start(2, 1);
-  const Args args = {{"steps", "400"}, {"recover", "1"}, {"timeout_ms", "20000"}};
-  Child victim = StartRank(0, 0, args.With({{"recover", "0"}}));
-  Child survivor = StartRank(1, 0, args.With({{"pause", "before_step@5"}}));
-  node(1).AwaitPause(Of(1, args), "before_step", 0);
-  ASSERT_EQ(kill(node(0).daemon_pid(), SIGKILL), 0);
-  EXPECT_TRUE(PollUntil([&] { return node(1).HasEvent("job", "abort", "link to node 0 (" + addresses()[0] + ")"); }));
-  victim.Kill(SIGKILL);
-  victim.Wait();
-  StartAgain(0);
-  Child again = StartRank(0, 0, args.With({{"recover", "0"}}));
-  node(1).LetGo(Of(1, args), "before_step", 0);
-  EXPECT_EQ(survivor.Wait(), 0);
-  again.Kill(SIGKILL);  // it waits for the other node to open a job that begins as this one does
-  again.Wait();
-  EXPECT_TRUE(absl::StrContains(Report(1, 0, args).message, "do not belong together")) << Report(1, 0, args).message;
+  EndDaemon(1, SIGKILL);
 }
 
 TEST_F(NodesTest, AJobThatIsClosedOnOneNodeIsClosedOnAll) {

@@ -127,6 +127,10 @@ Status Trainer::Train() {
   if (args_.Int("read_values", 1) == 0) {
     return Status();
   }
+  const std::string strategy = args_.Text("strategy");
+  if (!args_.Text("nodes").empty() && (strategy == "FULL_SHARD" || strategy == "SHARD_GRAD_OP")) {
+    return ReadUnsharded();
+  }
   return job_->UnshardParams(false, [&] {
     moments_.Reach("reading", steps);
     for (int p = 0; p < kParamCount; ++p) {
@@ -134,6 +138,16 @@ Status Trainer::Train() {
       state_.Read(report_.values[p].data(), job_->full_parameter_data(param_[p]), sizeof(float) * kNumel[p]);
     }
   });
+}
+
+// Where they are cut over nodes there are no full parameters but by the way of a pass.
+Status Trainer::ReadUnsharded() {
+  moments_.Reach("reading", args_.Int("steps", 50));
+  for (int group = 0; group < kGroupCount; ++group) {
+    RETURN_IF_ERROR(ReadGroup(group, SHARDD_FORWARD, /*hold=*/false));
+  }
+  for (int p = 0; p < kParamCount; ++p) report_.values[p] = seen_[p];
+  return Status();
 }
 
 // Adds one to every element of mid.b1 (each rank its part, or rank 0 all of it) as a commit of its own.

@@ -50,6 +50,7 @@ class Trainer {
   Status Release(int group);
   Status Submit(int group, int64_t step, int micro);
   Status Finish();
+  Status ReadUnsharded();
   Status Writeback(int64_t step);
 
   void ReadParam(int param);

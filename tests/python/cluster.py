@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,24 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "client" / "python" / "src"
 
 
+def _candidates() -> Iterator[int]:
+    """Below the ports that the system gives to connections, and each worker of pytest-xdist has its own: nobody else takes one
+    between the look at it and its use."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first, count = 20_000 + worker % 6 * 2_000, 2_000
+    start = random.randrange(count)  # not those of another session's
+    return (first + (start + number) % count for number in itertools.count())
+
+
+_ports = _candidates()
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    for port in _ports:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
 
 
 class RankFailed(AssertionError):

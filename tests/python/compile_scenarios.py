@@ -29,11 +29,16 @@ class _Graphs:
 
 def compiled(case: Case, whole: bool, backend: str) -> dict[str, Any]:
     """Trains compiled; what dynamo made of it: graphs, breaks, compilations after the first step."""
+    import torch._inductor.config
     from torch._dynamo.utils import counters as dynamo_counters
 
     from shardd.torch import counters, fully_shard
     from shardd.torch.optim import AdamW
 
+    if (
+        backend == "inductor" and dist.get_rank() > 0
+    ):  # its pool of compilers imports torch in each: that of rank 0 will do
+        torch._inductor.config.compile_threads = 1
     torch._dynamo.reset()
     dynamo_counters.clear()
     model = build(case)

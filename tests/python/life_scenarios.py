@@ -130,8 +130,8 @@ def interrupted_in(wait: str, stock: bool) -> str:
         report(event="sleeping")
         signal.sigwait({signal.SIGUSR1})
         os._exit(0)
-    report(event="waiting")
-    try:
+    try:  # which begins before the test is told to interrupt it
+        report(event="waiting")
         waits[wait]()
     except KeyboardInterrupt:
         report(event="interrupted")

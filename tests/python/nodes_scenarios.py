@@ -151,10 +151,8 @@ def refused_meshes() -> dict[str, str]:
     dims = ("replicate", "shard")
     crossing = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=dims)
     return {
-        "one dimension": text(_mesh(4)),
         "crossing": text(crossing),
         "rows": text(_mesh(4, 1)),
-        "whole": text(_mesh(1, 4)),
         "stock": text(_mesh(2, 2), torch.optim.AdamW),
         "none": text(_mesh(2, 2), None),
         "edits": text(_mesh(2, 2), in_place_edits=True),

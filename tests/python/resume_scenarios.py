@@ -321,8 +321,8 @@ def stays_away() -> None:
     model = build(Case())
     shard(model, Case(), fully_shard)
     if dist.get_rank() == 1:
-        report(event="waiting")
-        try:
+        try:  # which begins before the test is told to interrupt it
+            report(event="waiting")
             loss_of(model, 0, 0, 1)
         except KeyboardInterrupt:
             report(event="interrupted")

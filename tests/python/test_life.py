@@ -94,7 +94,7 @@ def test_what_is_said_goes_through_logging_and_warnings() -> None:
 ])  # fmt: skip
 def test_the_interpreter_ends_well(how: str, status: int) -> None:
     world = 1 if status else 2  # a rank that fails aborts what the others are in
-    with tempfile.TemporaryDirectory() as folder, Cluster(world, folder) as cluster:
+    with tempfile.TemporaryDirectory() as folder, Cluster(world, folder, {"SHARDD_TEST_WHOLE_END": "1"}) as cluster:
         for rank in range(world):
             cluster.start(end_scenarios.ends, rank, (how,))
         codes = cluster.wait(300)

@@ -128,7 +128,7 @@ class Broken(Exception):
 
 
 def left(where: str, keeps: bool, world: int) -> list[tuple[str, str, float]]:
-    """Rank 1 ends for good, in a pass; who has its model keeps it, or nobody does. By rank: what was raised, and when."""
+    """Rank 1 ends for good, in a pass or before it; who has its model keeps it, or nobody does. By rank: what was raised, and when."""
     kept: list[Any] = []
     began: list[float] = []
 
@@ -151,9 +151,10 @@ def left(where: str, keeps: bool, world: int) -> list[tuple[str, str, float]]:
 
         if where == "backward":
             model[1].register_forward_hook(lambda module, args, output: output.register_hook(fail) and None)
+        elif where == "forward":
+            model[1].register_forward_hook(lambda module, args, output: fail(output))
         elif lasts:
-            began.append(time.monotonic())
-            raise Broken("of rank 1")
+            fail(x)
         try:
             for _ in range(3):
                 model(x).sum().backward()

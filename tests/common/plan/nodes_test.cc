@@ -61,11 +61,19 @@ TEST(Nodes, WhatIsNotServedTogetherIsRefusedByName) {
     change(b.config());
     return Refused(b.spec(), absl::StatusCode::kUnimplemented, fragments);
   };
-  for (const v1::Strategy strategy : {v1::STRATEGY_UNSPECIFIED, v1::STRATEGY_FULL_SHARD, v1::STRATEGY_SHARD_GRAD_OP}) {
-    const std::string got =
-        v1::Strategy_Name(strategy == v1::STRATEGY_UNSPECIFIED ? v1::STRATEGY_FULL_SHARD : strategy);
-    EXPECT_TRUE(refused([&](v1::JobConfig& c) { c.set_strategy(strategy); },
-                        {"plan config nodes", "got " + got, "want STRATEGY_HYBRID_SHARD"}));
+  for (const v1::Strategy strategy : {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_SHARD_GRAD_OP}) {
+    EXPECT_TRUE(refused(
+        [&](v1::JobConfig& c) {
+          c.set_strategy(strategy);
+          c.mutable_placement()->set_parameters(v1::SPREAD_REPLICATED);
+        },
+        {"plan config nodes", "got placement SPREAD_REPLICATED with " + v1::Strategy_Name(strategy)}));
+    EXPECT_TRUE(refused(
+        [&](v1::JobConfig& c) {
+          c.set_strategy(strategy);
+          c.set_unshard_mode(v1::UNSHARD_MODE_ZERO_COPY);
+        },
+        {"plan config nodes", "got unshard_mode UNSHARD_MODE_ZERO_COPY", "want UNSHARD_MODE_POOLED"}));
   }
   EXPECT_TRUE(refused([](v1::JobConfig& c) { c.set_trainers_never_write(false); },
                       {"plan config nodes", "got trainers_never_write false", "want true"}));

@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,20 +17,21 @@
 
 namespace shardd::testing {
 
-// Links between nodes of this process: a queue and a thread for each direction of each pair. Bytes are read when they
-// are delivered, not before, so who writes them too early is seen.
+// Links between nodes of this process: for each direction of each pair a queue and a thread for what is said, and
+// another one for data. Bytes are read when they are delivered, not before, so who writes them too early is seen.
 class FakeLinkWorld {
  public:
   explicit FakeLinkWorld(int nodes) : nodes_(nodes), events_(nodes) {
-    for (int from = 0; from < nodes; ++from) {
-      for (int to = 0; to < nodes; ++to) {
-        pipes_.push_back(std::make_unique<Pipe>());
-      }
+    for (int i = 0; i < 2 * nodes * nodes; ++i) {
+      pipes_.push_back(std::make_unique<Pipe>());
     }
     for (int from = 0; from < nodes; ++from) {
       for (int to = 0; to < nodes; ++to) {
-        if (from != to) {
-          PipeOf(from, to).thread = std::thread([this, from, to] { Deliver(from, to); });
+        for (const bool data : {false, true}) {
+          if (from != to) {
+            PipeOf(from, to, data).thread =
+                std::thread([this, from, to, data] { Deliver(PipeOf(from, to, data), from, to); });
+          }
         }
       }
     }
@@ -45,21 +47,28 @@ class FakeLinkWorld {
       }
     }
   }
-  // Events run until the links go, which is before `events` goes.
+  // Events run until the links go, which is before `events` goes. Links are there when it returns.
   std::unique_ptr<PeerLinks> Join(int node, PeerLinks::Events* events) {
     absl::MutexLock lock(&mutex_);
     events_[node] = events;
+    for (int other = 0; other < nodes_; ++other) {
+      if (other != node && events_[other] != nullptr) {
+        events_[other]->OnUp(node);
+        events->OnUp(other);
+      }
+    }
     return std::make_unique<Links>(this, node);
   }
   // Between two pieces of this direction.
   void SetDelay(int from, int to, absl::Duration delay) {
-    Pipe& pipe = PipeOf(from, to);
+    Pipe& pipe = PipeOf(from, to, /*data=*/true);
     absl::MutexLock lock(&pipe.mutex);
     pipe.delay = delay;
   }
 
  private:
   struct Item {
+    std::optional<v1::PeerMessage> message;  // else data
     v1::PeerData header;
     absl::string_view elements;
     std::function<void(absl::Status)> sent;
@@ -77,12 +86,16 @@ class FakeLinkWorld {
     ~Links() override { world_->Leave(node_); }
     int node() const override { return node_; }
     int nodes() const override { return world_->nodes_; }
-    void Send(int, v1::PeerMessage) override {}
+    void Send(int node, v1::PeerMessage message) override {
+      Pipe& pipe = world_->PipeOf(node_, node, /*data=*/false);
+      absl::MutexLock lock(&pipe.mutex);
+      pipe.items.push_back({std::move(message), {}, {}, {}});
+    }
     void SendData(int node, const v1::PeerData& header, absl::string_view elements,
                   std::function<void(absl::Status)> sent) override {
-      Pipe& pipe = world_->PipeOf(node_, node);
+      Pipe& pipe = world_->PipeOf(node_, node, /*data=*/true);
       absl::MutexLock lock(&pipe.mutex);
-      pipe.items.push_back({header, elements, std::move(sent)});
+      pipe.items.push_back({std::nullopt, header, elements, std::move(sent)});
     }
 
    private:
@@ -90,9 +103,8 @@ class FakeLinkWorld {
     const int node_;
   };
 
-  Pipe& PipeOf(int from, int to) { return *pipes_[from * nodes_ + to]; }
-  void Deliver(int from, int to) {
-    Pipe& pipe = PipeOf(from, to);
+  Pipe& PipeOf(int from, int to, bool data) { return *pipes_[2 * (from * nodes_ + to) + (data ? 1 : 0)]; }
+  void Deliver(Pipe& pipe, int from, int to) {
     for (;;) {
       Item item;
       absl::Duration delay;
@@ -113,6 +125,12 @@ class FakeLinkWorld {
       const std::string bytes(item.elements.data(), item.elements.size());
       absl::ReaderMutexLock lock(&mutex_);
       const bool there = events_[from] != nullptr && events_[to] != nullptr;
+      if (item.message.has_value()) {
+        if (there) {
+          events_[to]->OnMessage(from, *std::move(item.message));
+        }
+        continue;
+      }
       item.sent(there ? absl::OkStatus() : absl::UnavailableError("no link"));
       if (there) {
         events_[to]->OnData(from, item.header, bytes);

@@ -41,9 +41,16 @@ class NodeCoordinatorTest : public ::testing::Test {
     coordinator_ = std::make_unique<NodeCoordinator>(
         plan_, /*generation=*/1,
         [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
-        [this] { ++decides_; });
-    for (int node = 0; node < plan_->nodes(); ++node) coordinator_->OnUp(node);
+        [this] { ++decides_; }, [](int) { ADD_FAILURE() << "nobody has a state (node_recovery_test.cc)"; });
+    for (int node = 0; node < plan_->nodes(); ++node) Up(node);
     sent_.clear();
+  }
+  // As a node that has nothing.
+  void Up(int node) {
+    coordinator_->OnUp(node);
+    v1::PeerMessage message;
+    message.mutable_holds();
+    if (node != 0) coordinator_->OnMessage(node, message);
   }
   void Initialize() {
     for (int node = 0; node < plan_->nodes(); ++node) Say(node, Values());
@@ -171,7 +178,7 @@ class NodeCoordinatorTest : public ::testing::Test {
       ++told;
     }
     int up = 0;
-    for (int node = 0; node < plan_->nodes(); ++node) up += coordinator_->up(node) ? 1 : 0;
+    for (int node = 0; node < plan_->nodes(); ++node) up += coordinator_->takes_part(node) ? 1 : 0;
     EXPECT_TRUE(told == 0 || told == up) << told << " of " << up;
     sent_.clear();
     return why;
@@ -351,7 +358,7 @@ TEST_F(NodeCoordinatorOfTwo, AStepIsDecidedOnceAndALostNodeHearsOfItInTheAnswer)
   EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1 (host1:7000) is lost"), HasSubstr("reset by peer")));
   coordinator_->OnDown(1, absl::UnavailableError("cannot be reached"));
   EXPECT_THAT(sent_, IsEmpty()) << "it has no link to lose";
-  coordinator_->OnUp(1);
+  Up(1);
   ASSERT_EQ(Kinds(1), "begin ");
   EXPECT_EQ(LastBegin().code(), 0);
   EXPECT_EQ(LastBegin().generation(), 2u);
@@ -364,7 +371,7 @@ TEST_F(NodeCoordinatorOfTwo, AStepIsDecidedOnceAndALostNodeHearsOfItInTheAnswer)
 
 TEST_F(NodeCoordinatorTest, ANodeThatComesIsToldWhatThereIs) {
   coordinator_->OnDown(1, absl::UnavailableError("gone"));
-  coordinator_->OnUp(1);
+  Up(1);
   EXPECT_EQ(LastBegin().decided_step(), 0);
   EXPECT_FALSE(LastBegin().has_decided());
   EXPECT_FALSE(LastBegin().initialized());
@@ -519,7 +526,7 @@ TEST_F(NodeCoordinatorOfThree, RandomMessagesNeverSpoilTheNextGeneration) {
     switch (rng() % 40) {
       case 0:
         coordinator_->OnDown(node, absl::UnavailableError("gone"));
-        coordinator_->OnUp(node);
+        Up(node);
         continue;
       case 1:
         Say(node, Abandoned("why not"));

@@ -31,6 +31,24 @@ TEST_P(NodeMemberSchedules, WithoutTroubleNothingIsGivenUp) {
   }
 }
 
+TEST_P(NodeMemberSchedules, DaemonsThatAreLostTakeNothingAlongThatAnotherHas) {
+  int recoveries = 0;
+  int carried_over = 0;
+  for (uint64_t seed = 1; seed <= 1500; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, /*daemons_die=*/true);
+    const std::string failure = world.Run(/*events=*/static_cast<int>(300 + seed % 1700));
+    ASSERT_EQ(failure, "") << "seed " << seed;
+    recoveries += world.recoveries();
+    carried_over += world.carried_over();
+  }
+  EXPECT_GT(recoveries, 100);
+  if (GetParam() == 2) {
+    EXPECT_EQ(carried_over, 0) << "nobody is left who could have committed it";
+  } else {
+    EXPECT_GT(carried_over, 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeMemberSchedules, ::testing::Values(2, 3),
                          [](const auto& info) { return "Of" + std::to_string(info.param); });
 

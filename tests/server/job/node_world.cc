@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "server/job/step_state.h"
 
 namespace shardd::testing {
@@ -64,9 +66,14 @@ void RandomJob::Act() {
       commits.push_back(absl::StrCat("step ", step, ": ", decided_, " of ", added_));
     }
     begun_ = false;
+    for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
     if (pending_abort_.has_value()) {
       Abort(*std::exchange(pending_abort_, std::nullopt));
     }
+    return;
+  }
+  if (state_sent_.has_value()) {
+    FinishRestore();
     return;
   }
   if (member->promised() || said_reduced_) {
@@ -77,6 +84,7 @@ void RandomJob::Act() {
     return;
   }
   if (!begun_) {
+    if (!member->Lacking().empty()) return;  // nobody attaches
     BeginAttempt();
     GiveNext();
     return;
@@ -137,6 +145,7 @@ void RandomJob::Act() {
       return;
     }
     said_reduced_ = true;
+    reduced_in_life_ = world_->life();
     v1::PeerMessage::Reduced reduced;
     reduced.set_step(step + 1);
     reduced.set_present(std::string(1, '\x0f'));
@@ -200,7 +209,7 @@ void RandomJob::NodesClosed(int backwards) {
   closed_ = backwards;
 }
 
-void RandomJob::NodesReduced() {
+void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& /*reduced*/) {
   if (node_ != 0 || !said_reduced_ || committing_) {
     world_->Fail(absl::StrCat("node ", node_, " is asked to decide what it has not reduced"));
     return;
@@ -213,6 +222,7 @@ void RandomJob::NodesReduced() {
   decided.set_step(step + 1);
   decided.set_grad_norm(world_->Random(1 << 20));
   member->Decide(decided);
+  world_->Node0Decides();
   committing_ = true;
   said_reduced_ = false;
   decided_ = decided.ShortDebugString();
@@ -226,6 +236,69 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
   committing_ = true;
   said_reduced_ = false;
   decided_ = decided.ShortDebugString();
+  world_->Decided(reduced_in_life_);
+}
+
+void RandomJob::NodeSendState(int node, uint64_t transfer) {
+  NodeStopSending(node);
+  if (committing_) {
+    wait_for_state_[node] = transfer;
+    return;
+  }
+  if (!initialized) {
+    world_->Fail(absl::StrCat("node ", node_, " is asked for a state that it has not"));
+  }
+  v1::PeerMessage own;
+  own.mutable_rank_state()->set_transfer(transfer);
+  own.mutable_rank_state()->set_trainer_state(absl::StrJoin(commits, "\n"));
+  world_->Send(node_, node, std::move(own));
+  v1::PeerMessage message;
+  message.mutable_state()->set_transfer(transfer);
+  message.mutable_state()->set_step(step);
+  world_->Send(node_, node, std::move(message));
+}
+
+void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
+  if (begun_ || committing_ || !member->fetching()) {
+    world_->Fail(absl::StrCat("node ", node_, " fetches in the middle of something"));
+  }
+  if (initialized) commits_before_ = commits;
+  commits.clear();
+  initialized = false;
+  step = 0;
+  state_sent_.reset();
+  transfer_ = transfer;
+  v1::PeerMessage message;
+  message.mutable_fetch()->set_transfer(transfer);
+  world_->Send(node_, from, std::move(message));
+}
+
+void RandomJob::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
+  if (state.transfer() == transfer_) commits_sent_ = absl::StrSplit(state.trainer_state(), '\n');
+}
+
+void RandomJob::NodeTakeState(const v1::PeerMessage::State& state) {
+  if (state.transfer() == transfer_) state_sent_ = state;
+}
+
+// Some time behind it, as bytes of slabs come.
+void RandomJob::FinishRestore() {
+  const v1::PeerMessage::State state = *std::exchange(state_sent_, std::nullopt);
+  if (!member->fetching()) {
+    return;
+  }
+  const bool prefix = commits_before_.size() <= commits_sent_.size() &&
+                      std::equal(commits_before_.begin(), commits_before_.end(), commits_sent_.begin());
+  if (initialized || committing_ || begun_ || !prefix) {
+    world_->Fail(absl::StrCat("node ", node_, " is sent a state that does not follow its own: ",
+                              absl::StrJoin(commits_sent_, "\n"), "\nit had: ", absl::StrJoin(commits_before_, "\n")));
+  }
+  commits = commits_sent_;
+  commits_before_.clear();
+  step = state.step();
+  initialized = true;
+  world_->Restored(node_, step);
+  member->Restored();
 }
 
 void RandomJob::NodeValuesAgreed() {
@@ -254,16 +327,45 @@ void RandomJob::NodeClose(const std::string& why) { world_->Fail(absl::StrCat("n
 
 // The world ---------------------------------------------------------------------------------------------------------
 
-NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing)
-    : seed_(seed), rng_(seed), plan_(NodesPlan(nodes, allow_missing)), nodes_(static_cast<size_t>(nodes)) {
-  for (int node = 0; node < nodes; ++node) {
-    Node& made = nodes_[static_cast<size_t>(node)];
-    made.links = std::make_unique<MemoryLinks>(this, node, nodes);
-    made.events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
-    made.job = std::make_unique<RandomJob>(this, node);
-    made.member = std::make_unique<NodeMember>(plan_, node, &loop_, made.links.get(), made.events, made.job.get());
-    made.job->member = made.member.get();
+NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die)
+    : seed_(seed),
+      daemons_die_(daemons_die),
+      rng_(seed),
+      plan_(NodesPlan(nodes, allow_missing)),
+      nodes_(static_cast<size_t>(nodes)) {
+  for (int node = 0; node < nodes; ++node) MakeNode(node);
+}
+
+void NodeWorld::MakeNode(int node) {
+  Node& made = nodes_[static_cast<size_t>(node)];
+  made.member.reset();
+  made.links = std::make_unique<MemoryLinks>(this, node, static_cast<int>(nodes_.size()));
+  made.events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
+  made.job = std::make_unique<RandomJob>(this, node);
+  made.member = std::make_unique<NodeMember>(plan_, node, &loop_, made.links.get(), made.events, made.job.get());
+  made.job->member = made.member.get();
+}
+
+// What it had, and what it had not read, goes with it; of what it has sent the last may not come.
+void NodeWorld::Kill(int node) {
+  Node& killed = nodes_[static_cast<size_t>(node)];
+  if (node == 0) ++life_;
+  for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
+    if (other != node) Break(node, other, /*loses=*/true);
   }
+  killed.member->Stop();
+  killed.comes.clear();
+  killed.added.clear();
+  MakeNode(node);
+  std::erase_if(added_, [this](const auto& generation) {  // what nobody knows of may come again
+    return std::none_of(nodes_.begin(), nodes_.end(),
+                        [&](const Node& left) { return left.added.contains(generation.first); });
+  });
+  killed.member->Start();
+}
+
+void NodeWorld::Restored(int node, int64_t step) {
+  if (node == 0 && step > 0) ++recoveries_;
 }
 
 NodeWorld::~NodeWorld() {
@@ -338,7 +440,9 @@ bool NodeWorld::Deliver(int to) {
       node.member->OnUp(from);
       break;
     case Event::Kind::kMessage:
+      delivers_begin_ = event.message.has_begin();
       node.member->OnMessage(from, event.message);
+      delivers_begin_ = false;
       break;
     case Event::Kind::kDown:
       node.member->OnDown(from, absl::UnavailableError("the link broke"));
@@ -352,7 +456,10 @@ void NodeWorld::Trouble() {
   const int a = Random(nodes);
   const int b = (a + 1 + Random(nodes - 1)) % nodes;
   Node& node = nodes_[static_cast<size_t>(a)];
-  switch (Random(8)) {
+  switch (Random(daemons_die_ ? 9 : 8)) {
+    case 8:
+      if (Random(2) == 0) Kill(Random(3) == 0 ? a : 0);
+      return;
     case 0:
     case 1:
       Break(a, b, /*loses=*/true);
@@ -367,7 +474,7 @@ void NodeWorld::Trouble() {
       node.job->Abort(absl::AbortedError(absl::StrCat("rank of node ", a, " is lost")));
       return;
     default:
-      if (!node.member->promised() && Random(3) == 0) {  // else it may have to be closed
+      if (Random(3) == 0) {
         node.member->CheckSilence(MonotonicNow() + absl::Hours(1), absl::Minutes(1));
       }
   }
@@ -391,7 +498,9 @@ bool NodeWorld::Ended() const {
 void NodeWorld::Turn() {
   for (int i = 1 + Random(4); i > 0 && !Ended(); --i) {
     const int node = Random(static_cast<int>(nodes_.size()));
-    if (target_ == 0 && Random(25) == 0) {
+    if (std::exchange(node0_dies_, false)) {
+      Kill(0);
+    } else if (target_ == 0 && Random(25) == 0) {
       Trouble();
     } else if (Random(3) == 0 || !Deliver(node)) {
       RandomJob& job = *nodes_[static_cast<size_t>(node)].job;

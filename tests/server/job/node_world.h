@@ -1,8 +1,9 @@
 #ifndef SHARDD_TESTS_SERVER_JOB_NODE_WORLD_H_
 #define SHARDD_TESTS_SERVER_JOB_NODE_WORLD_H_
 
-// The nodes of one job on one loop, with links in memory that lose what is under way, break and return, and jobs that
-// behave towards their NodeMember as JobCore does: all at random moments, the same for the same seed.
+// The nodes of one job on one loop, with links in memory that lose what is under way, break and return, daemons that
+// are lost and come anew with nothing, and jobs that behave towards their NodeMember as JobCore does: all at random
+// moments, the same for the same seed.
 
 #include <cstdint>
 #include <deque>
@@ -61,18 +62,18 @@ class RandomJob final : public NodeJob {
   bool NodeInitialized() const override { return initialized || committing_; }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
-  void NodesReduced() override;
+  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
-  // No daemon of these schedules loses its state (tests/e2e/nodes_test.cc).
-  void NodeSendState(int, uint64_t) override { ADD_FAILURE() << "nobody has lost its state"; }
-  void NodeStopSending(int) override {}
-  void NodeBeginFetch(uint64_t) override { ADD_FAILURE() << "nobody has lost its state"; }
-  void NodeTakeState(const v1::PeerMessage::State&) override {}
-  void NodeTakeRankState(const v1::PeerMessage::RankState&) override {}
+  // The state is `commits`, which goes with the trainer state of rank 0.
+  void NodeSendState(int node, uint64_t transfer) override;
+  void NodeStopSending(int node) override { wait_for_state_.erase(node); }
+  void NodeBeginFetch(int from, uint64_t transfer) override;
+  void NodeTakeState(const v1::PeerMessage::State& state) override;
+  void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
 
  private:
   struct Give {
@@ -81,16 +82,23 @@ class RandomJob final : public NodeJob {
   };
   void BeginAttempt();
   void GiveNext();
+  void FinishRestore();
 
   NodeWorld* const world_;
   const int node_;
   bool committing_ = false;
   std::optional<absl::Status> pending_abort_;
   uint64_t last_generation_ = 0;
+  std::map<int, uint64_t> wait_for_state_;  // behind a commit
+  uint64_t transfer_ = 0;
+  std::vector<std::string> commits_before_;  // it was sent the state
+  std::vector<std::string> commits_sent_;
+  std::optional<v1::PeerMessage::State> state_sent_;
   // Of the attempt:
   bool begun_ = false;
   bool said_values_ = false;
   bool said_reduced_ = false;
+  int reduced_in_life_ = 0;
   int backwards_ = 0;
   int backward_ = 0;
   std::vector<Give> to_give_;  // in this backward
@@ -104,7 +112,8 @@ class RandomJob final : public NodeJob {
 
 class NodeWorld {
  public:
-  NodeWorld(int nodes, uint64_t seed, bool allow_missing);
+  // `daemons_die`: trouble is also that.
+  NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die = false);
   ~NodeWorld();
 
   // Empty: `events` of trouble, and then without trouble every node trains to a common step and finishes.
@@ -115,10 +124,20 @@ class NodeWorld {
   int Random(int below) { return static_cast<int>(rng_() % static_cast<uint64_t>(below)); }
   void Send(int from, int to, v1::PeerMessage message);
   void Added(int node, uint64_t generation, const v1::PeerMessage::Go& go);
+  void Restored(int node, int64_t step);
   const ShardPlan& plan() const { return *plan_; }
   int64_t target() const { return target_; }
   uint64_t seed() const { return seed_; }
   bool calm() const { return target_ > 0; }
+  // Behind Run: how often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
+  // daemon had decided.
+  int recoveries() const { return recoveries_; }
+  int carried_over() const { return carried_over_; }
+  // Its daemon may die behind that, when some nodes have heard of it.
+  void Node0Decides() { node0_dies_ = daemons_die_ && !calm() && Random(8) == 0; }
+  // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
+  int life() const { return life_; }
+  void Decided(int reduced_in_life) { carried_over_ += delivers_begin_ && reduced_in_life < life_ ? 1 : 0; }
 
  private:
   struct Event {
@@ -133,6 +152,8 @@ class NodeWorld {
     std::map<int, std::deque<Event>> comes;  // by sender
     std::map<uint64_t, size_t> added;        // by generation: how many sums
   };
+  void MakeNode(int node);
+  void Kill(int node);
   void Turn();
   bool Deliver(int node);
   void Break(int a, int b, bool loses);
@@ -143,12 +164,18 @@ class NodeWorld {
   bool Ended() const;
 
   const uint64_t seed_;
+  const bool daemons_die_;
   std::mt19937_64 rng_;
   const std::shared_ptr<const ShardPlan> plan_;
   std::vector<Node> nodes_;
   std::map<std::pair<int, int>, bool> linked_;
   std::map<uint64_t, std::vector<std::string>> added_;  // by generation
   std::string failure_;
+  int recoveries_ = 0;
+  int carried_over_ = 0;
+  int life_ = 0;
+  bool delivers_begin_ = false;
+  bool node0_dies_ = false;
   int64_t target_ = 0;  // 0: there is trouble still
   int left_ = 0;        // events
   absl::Notification ended_;

@@ -298,6 +298,7 @@ TEST_F(KeptAsRead, ADeathWhileThePassIsCopiedGoesBackToIt) {
   for (int rank = 0; rank < kRanks; ++rank) Enter(rank);
   Lose(1);
   Release();
+  ASSERT_TRUE(Until([&] { return job_->epoch() == 2; })) << "rank 0's session lives until the pass is copied";
   AttachAll();
   EXPECT_EQ(value(), 7) << "all had entered it";
 }

@@ -1,0 +1,178 @@
+// Jobs whose parameters are cut over nodes: what each node holds, works on and has memory for.
+
+#include "common/plan/node_part.h"
+
+#include <map>
+#include <vector>
+
+#include "tests/common/plan/spec_builder.h"
+
+namespace shardd {
+namespace {
+
+// root(w) { a(w, bias, frozen, scalar) b(w bf16) }: rows that nodes do not divide, and fewer rows than ranks.
+SpecBuilder Model(int nodes, int world_size, v1::Layout layout = v1::LAYOUT_FLAT,
+                  v1::Strategy strategy = v1::STRATEGY_FULL_SHARD) {
+  SpecBuilder b(world_size);
+  b.config().set_strategy(strategy);
+  b.config().set_layout(layout);
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
+  b.Param(0, "w", {2048});
+  const int a = b.AddSharded(0, "a");
+  b.Param(a, "w", {67, 131});
+  b.Param(a, "bias", {3});
+  b.Param(a, "frozen", {1000, 5}, {.requires_grad = false});
+  b.Param(a, "scalar", {});
+  const int c = b.AddSharded(0, "b");
+  b.Param(c, "w", {5, 64});
+  for (int node = 0; node < nodes; ++node) {
+    b.config().mutable_nodes()->add_addresses(absl::StrCat("node", node, ":7000"));
+  }
+  return b;
+}
+
+ShardPlan PlanOf(SpecBuilder b, int node) {
+  absl::StatusOr<ShardPlan> plan = PlanShards(b.spec(), node);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *std::move(plan);
+}
+
+const v1::Layout kLayouts[] = {v1::LAYOUT_FLAT, v1::LAYOUT_DIM0};
+
+TEST(NodePart, RanksOfAllNodesHoldWhatThoseOfOneNodeWould) {
+  for (const v1::Layout layout : kLayouts) {
+    for (const auto& [nodes, ranks] : {std::pair{2, 2}, {3, 1}, {2, 3}, {4, 1}}) {
+      SpecBuilder all = Model(0, nodes * ranks, layout);
+      const ShardPlan one = all.Plan();
+      const SpecBuilder cut = Model(nodes, ranks, layout);
+      for (int node = 0; node < nodes; ++node) {
+        const ShardPlan plan = PlanOf(cut, node);
+        ASSERT_TRUE(plan.cut_over_nodes);
+        EXPECT_EQ(plan.digest, PlanOf(cut, 0).digest);
+        for (int rank = 0; rank < ranks; ++rank) {
+          for (size_t p = 0; p < one.params.size(); ++p) {
+            for (const Purpose purpose : {Purpose::kParameters, Purpose::kGradients, Purpose::kOptimizer}) {
+              const ParamRange want = OwnedRange(one, purpose, static_cast<int>(p), node * ranks + rank);
+              const ParamRange got = OwnedRange(plan, purpose, static_cast<int>(p), rank);
+              EXPECT_EQ(got.numel, want.numel) << one.params[p].fqn << " node " << node << " rank " << rank;
+              EXPECT_TRUE(want.numel == 0 || got.first == want.first) << one.params[p].fqn;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(NodePart, NodesHoldEveryElementOnceAndRanksOfANodeWorkOnAllOfIt) {
+  for (const v1::Layout layout : kLayouts) {
+    for (const auto& [nodes, ranks] : {std::pair{2, 2}, {3, 1}, {5, 2}}) {
+      const SpecBuilder b = Model(nodes, ranks, layout);
+      const ShardPlan plan = PlanOf(b, 1);
+      for (size_t g = 0; g < plan.groups.size(); ++g) {
+        std::map<std::pair<int, int64_t>, int> held, worked;
+        for (int node = 0; node < nodes; ++node) {
+          int64_t last = -1;
+          int last_flat = -1;
+          for (const FlatRange& range : NodeRanges(plan, static_cast<int>(g), node)) {
+            EXPECT_GT(range.numel, 0);
+            EXPECT_TRUE(range.flat_param > last_flat || range.offset > last) << "ascending, none touches the next";
+            last = range.offset + range.numel;
+            last_flat = range.flat_param;
+            for (int64_t i = 0; i < range.numel; ++i) ++held[{range.flat_param, range.offset + i}];
+          }
+          for (const int f : plan.groups[g].flat_params) {
+            for (int rank = 0; rank < ranks; ++rank) {
+              for (const Segment& segment : WorkSegmentsOn(plan, f, rank, node)) {
+                for (int64_t i = 0; i < segment.numel; ++i) ++worked[{f, segment.offset + i}];
+              }
+            }
+          }
+        }
+        EXPECT_EQ(held, worked);
+        int64_t numel = 0;
+        for (const int p : plan.groups[g].params) numel += plan.params[p].numel;
+        EXPECT_EQ(static_cast<int64_t>(held.size()), numel);
+        for (const auto& [element, times] : held) ASSERT_EQ(times, 1) << element.first << " " << element.second;
+      }
+    }
+  }
+}
+
+TEST(NodePart, MemoryIsThatOfThePart) {
+  for (const v1::Layout layout : kLayouts) {
+    SpecBuilder b = Model(2, 2, layout);
+    const int big = b.AddSharded(0, "big");
+    b.Param(big, "w", {1024, 1024});
+    const ShardPlan whole = [&] {
+      SpecBuilder one = b;
+      one.config().clear_nodes();
+      one.config().set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+      return one.Plan();
+    }();
+    int64_t shards = 0, optimizer = 0;
+    for (int node = 0; node < 2; ++node) {
+      const ShardPlan plan = PlanOf(b, node);
+      EXPECT_EQ(plan.config.unshard_mode(), v1::UNSHARD_MODE_POOLED);
+      int64_t bytes = 0;
+      int64_t end = -1;
+      for (const ByteRange& range : HeldRanges(plan, HeldSlab::kOptimizer)) {
+        EXPECT_GT(range.first, end);
+        EXPECT_EQ(range.first % kHeldPageBytes + range.end % kHeldPageBytes, 0);
+        end = range.end;
+        bytes += range.end - range.first;
+      }
+      EXPECT_EQ(bytes, plan.memory.held_optimizer_bytes);
+      EXPECT_NEAR(static_cast<double>(plan.memory.held_gradients_bytes),
+                  static_cast<double>(whole.memory.gradients_bytes) / 2, 64 << 10);
+      // Of everything else there is as much as ever, and what nodes need to add.
+      const int64_t saved = whole.memory.shards_bytes - plan.memory.held_shards_bytes + whole.memory.gradients_bytes -
+                            plan.memory.held_gradients_bytes + whole.memory.optimizer_bytes -
+                            plan.memory.held_optimizer_bytes;
+      EXPECT_NEAR(static_cast<double>(plan.memory.TotalBytes(2) - plan.memory.gradient_staging_bytes -
+                                      plan.memory.node_receive_bytes),
+                  static_cast<double>(whole.memory.TotalBytes(2) - saved), 64 << 10);
+      EXPECT_GT(saved, 8 << 20);
+      shards += plan.memory.held_shards_bytes;
+      optimizer += plan.memory.held_optimizer_bytes;
+    }
+    EXPECT_NEAR(static_cast<double>(shards), static_cast<double>(whole.memory.shards_bytes), 128 << 10);
+    EXPECT_NEAR(static_cast<double>(optimizer), static_cast<double>(whole.memory.optimizer_bytes), 128 << 10);
+    EXPECT_EQ(whole.memory.held_shards_bytes, whole.memory.shards_bytes);
+  }
+}
+
+TEST(NodePart, StagingHasRoomForThePartsOfAllNodes) {
+  for (const v1::Layout layout : kLayouts) {
+    const ShardPlan plan = PlanOf(Model(3, 2, layout), 0);
+    for (size_t g = 0; g < plan.groups.size(); ++g) {
+      int64_t of_node[3] = {};
+      for (int rank = 0; rank < 2; ++rank) {
+        int64_t of_rank = 0;
+        for (int node = 0; node < 3; ++node) {
+          for (const int f : plan.groups[g].flat_params) {
+            if (!plan.flat_params[f].requires_grad) continue;
+            for (const Segment& segment : WorkSegmentsOn(plan, f, rank, node)) {
+              of_rank += (segment.numel * 4 + 63) / 64 * 64;
+              of_node[node] += (segment.numel * 4 + 63) / 64 * 64;
+            }
+          }
+        }
+        EXPECT_LE(of_rank, plan.node_slot_bytes);
+      }
+      for (const int64_t bytes : of_node) EXPECT_LE(bytes, plan.node_piece_bytes);
+    }
+  }
+}
+
+TEST(NodePart, ANodeThatIsNotThereIsRefused) {
+  SpecBuilder b = Model(2, 2);
+  for (const int node : {-1, 2}) {
+    EXPECT_EQ(PlanShards(b.spec(), node).status().code(), absl::StatusCode::kInvalidArgument) << node;
+  }
+  EXPECT_FALSE(PlanOf(Model(2, 2, v1::LAYOUT_FLAT, v1::STRATEGY_NO_SHARD), 1).cut_over_nodes);
+  EXPECT_EQ(PlanOf(Model(2, 2, v1::LAYOUT_FLAT, v1::STRATEGY_NO_SHARD), 1).node, 0) << "the same plan on all nodes";
+}
+
+}  // namespace
+}  // namespace shardd

@@ -1,0 +1,151 @@
+// Jobs whose parameters are cut over two nodes: each has half of everything, and asks the other for the rest.
+
+#include "absl/time/clock.h"
+#include "tests/server/job/job_nodes_fixture.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::HasSubstr;
+
+class JobCutTest : public JobNodesTest {
+ protected:
+  JobCutTest() : JobNodesTest(2, v1::STRATEGY_FULL_SHARD) {}
+
+  // Whole, as every node's ranks may; a node keeps its half.
+  void BeginWith(float value) {
+    for (int node = 0; node < 2; ++node) {
+      Attach(node);
+      v1::Command command;
+      command.mutable_write_parameters()->set_numel(64);
+      OnLoop([&] {
+        const Session& session = *job(node).session(0);
+        const int64_t at = session.layout().payload_offset_bytes;
+        command.mutable_write_parameters()->set_staging_offset_bytes(at);
+        auto* staging = reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256)));
+        for (int i = 0; i < 64; ++i) staging[i] = value + static_cast<float>(i);
+      });
+      Send(node, command);
+      CommitParameters(node);
+    }
+    ASSERT_TRUE(Until([&] { return job(0).version() == 1 && job(1).version() == 1; }));
+  }
+  void Unshard(int node) {
+    v1::Command command;
+    command.mutable_unshard()->set_phase(v1::PHASE_FORWARD);
+    Send(node, command);
+  }
+  void Reshard(int node) {
+    v1::Command command;
+    command.mutable_reshard()->set_group(0);
+    Send(node, command);
+  }
+  bool IsUnsharded(int node) {
+    bool result = false;
+    OnLoop([&] {
+      const Session* session = job(node).session(0);
+      result = session != nullptr && session->handles[0].storage() == StorageState::kUnsharded;
+    });
+    return result;
+  }
+  float Unsharded(int node, int i) { return SlabAt<float>(job(node).memory().pool(), 0)[i]; }
+};
+
+TEST_F(JobCutTest, EachNodeKeepsItsHalfAndIsGivenTheOther) {
+  BeginWith(100);
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_EQ(SlabAt<float>(job(node).memory().shards(), 0)[32 * node], 100 + 32 * node);
+    EXPECT_EQ(SlabAt<float>(job(node).memory().shards(), 0)[32 * (1 - node)], 0) << "is the other node's";
+    Unshard(node);
+    ASSERT_TRUE(Until([&] { return job(node).session(0)->handles[0].storage() == StorageState::kUnsharded; }))
+        << Why(node);
+    for (int i = 0; i < 64; ++i) ASSERT_EQ(Unsharded(node, i), 100 + i) << "node " << node;
+    Reshard(node);
+  }
+}
+
+TEST_F(JobCutTest, ValuesOfOtherNodesAndNoneAtAllAreNotWritten) {
+  for (int node = 0; node < 2; ++node) Attach(node);
+  for (const auto& [first, numel] : {std::pair{0, 0}, {40, 0}, {64, 0}, {32, 32}, {30, 3}}) {
+    v1::Command command;
+    command.mutable_write_parameters()->set_first_element(first);
+    command.mutable_write_parameters()->set_numel(numel);
+    OnLoop([&] {
+      const Session& session = *job(0).session(0);
+      const int64_t at = session.layout().payload_offset_bytes;
+      command.mutable_write_parameters()->set_staging_offset_bytes(at);
+      std::fill_n(reinterpret_cast<float*>(const_cast<char*>(session.Staging(at, 256))), 64, 7.0f);
+    });
+    Send(0, command);
+    OnLoop([&] { EXPECT_NE(job(0).session(0), nullptr) << first << " + " << numel; });
+  }
+  for (int i = 0; i < 64; ++i) {
+    EXPECT_EQ(SlabAt<float>(job(0).memory().shards(), 0)[i], i == 30 || i == 31 ? 7 : 0) << i;
+  }
+}
+
+TEST_F(JobCutTest, StepsAreTheMeanOfBothNodes) {
+  Begin();
+  for (int64_t step = 1; step <= 3; ++step) TrainsTo(step);
+  for (int node = 0; node < 2; ++node) EXPECT_EQ(SlabAt<float>(job(node).memory().gradients(), 0)[32 * (1 - node)], 0);
+}
+
+TEST_F(JobCutTest, WhoUnshardsWhileALinkIsLostWaitsForItAndTroublesNobody) {
+  Begin();
+  TrainsTo(1);
+  wire_.SetUp(false);
+  ASSERT_TRUE(Gone(0) && Gone(1));
+  for (int node = 0; node < 2; ++node) Attach(node);
+  const uint64_t epochs[] = {job(0).epoch(), job(1).epoch()};
+  Unshard(0);
+  Unshard(1);
+  absl::SleepFor(absl::Milliseconds(100));
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_FALSE(IsUnsharded(node));
+    EXPECT_EQ(job(node).epoch(), epochs[node]) << Why(node);
+  }
+  v1::ListRanksResponse ranks;
+  OnLoop([&] { job(0).DescribeRanks(&ranks); });
+  EXPECT_THAT(ranks.ranks(0).waiting_for(), HasSubstr("node 1 (host1:7000) is not reached: the link broke"));
+  wire_.SetUp(true);
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_TRUE(testing::PollUntil([&] { return IsUnsharded(node); }, kPatience)) << Why(node);
+  }
+}
+
+TEST_F(JobCutTest, WhoHasFinishedServesTheOther) {
+  Begin();
+  TrainsTo(1);
+  OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
+  OnLoop([&] { EXPECT_FALSE(job(0).finished()); });
+  EXPECT_THAT(std::string(TryAttach(0).message()), HasSubstr("all ranks of this node have finished"));
+  Unshard(1);
+  EXPECT_TRUE(testing::PollUntil([&] { return IsUnsharded(1); }, kPatience)) << Why(1);
+  EXPECT_EQ(Unsharded(1, 0), -1);
+  Reshard(1);
+  OnLoop([&] { job(1).Detach(0, /*finished=*/true); });
+  EXPECT_TRUE(Until([&] { return job(0).finished() && job(1).finished(); }));
+}
+
+TEST_F(JobCutTest, APartThatIsClosedClosesTheJob) {
+  Begin();
+  OnLoop([&] { job(1).Close("the daemon is shutting down"); });
+  EXPECT_TRUE(Until([&] { return job(0).closed(); }));
+  EXPECT_THAT(Why(0), HasSubstr("node 1 (host1:7000) has closed it: the daemon is shutting down"));
+}
+
+TEST_F(JobCutTest, WhoHasFinishedAndIsClosedAllTheSameSaysWhoseItWas) {
+  Begin();
+  OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
+  OnLoop([&] { job(0).Close("closed by pid 1", JobCore::CloseOn::kAllNodes); });
+  EXPECT_TRUE(Until([&] { return job(1).closed(); }));
+  EXPECT_THAT(Why(1), HasSubstr("node 0 (host0:7000) has closed it: closed by pid 1"));
+}
+
+class JobCutSchedules : public JobCutTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(JobCutSchedules, RanksAndLinksThatComeAndGoAtAnyMomentLoseNothing) { RunSchedule(GetParam()); }
+INSTANTIATE_TEST_SUITE_P(Seeds, JobCutSchedules, ::testing::Range(0, 8));
+
+}  // namespace
+}  // namespace shardd

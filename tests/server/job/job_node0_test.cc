@@ -1,0 +1,182 @@
+// A job over three nodes of one rank each, whose node 0 loses its daemon.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/match.h"
+#include "tests/server/job/job_nodes_fixture.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class JobNode0Test : public JobNodesTest {
+ protected:
+  JobNode0Test() : JobNodesTest(3) {}
+  bool HasEvent(const std::string& text) {
+    for (const v1::Event& event : events_.List("", 1000)) {
+      if (absl::StrContains(event.text(), text)) return true;
+    }
+    return false;
+  }
+  // The step behind `step` is decided, and nobody that `unheard` names hears of it.
+  void DecidesUnheardBy(int64_t step, int first, int last) {
+    wire_.Drop([first, last](int to, const v1::PeerMessage& message) {
+      return message.has_decided() && to >= first && to <= last;
+    });
+    TrainAll();
+    for (int node = 0; node < count(); ++node) {
+      if (node < first || node > last) IsAt(node, step + 1);
+    }
+    for (int node = first; node <= last; ++node) {
+      EXPECT_TRUE(Until([&] { return job(node).session(0) != nullptr; })) << Why(node);
+      EXPECT_EQ(job(node).committed_step(), step);
+    }
+    wire_.Drop(nullptr);
+  }
+  void AttachAll() {
+    for (int node = 0; node < count(); ++node) {
+      ASSERT_TRUE(Until([&] { return job(node).version() > 0; })) << "node " << node << " has no state";
+    }
+    for (int node = 0; node < count(); ++node) {
+      if (job(node).session(0) == nullptr) Attach(node);
+    }
+  }
+};
+
+TEST_F(JobNode0Test, ItsStateComesFromAnotherAndTheJobGoesOn) {
+  Begin();
+  for (int64_t step = 1; step <= 3; ++step) TrainsTo(step);
+  Kill(0);
+  for (int node = 1; node < 3; ++node) {
+    ASSERT_TRUE(Gone(node));
+    EXPECT_THAT(Why(node), HasSubstr("node 0 (host0:7000) is lost: the link broke"));
+  }
+  OpenAgain(0);
+  AttachAll();
+  EXPECT_EQ(job(0).committed_step(), 3);
+  EXPECT_EQ(job(0).version(), job(1).version());
+  EXPECT_TRUE(HasEvent("step 3 came from node 1"));
+  for (int64_t step = 4; step <= 5; ++step) TrainsTo(step);
+}
+
+TEST_F(JobNode0Test, AStepThatItDecidedAndNobodyHeardOfIsDoneAnewByAll) {
+  Begin();
+  TrainsTo(1);
+  DecidesUnheardBy(1, 1, 2);
+  Kill(0);
+  OpenAgain(0);
+  AttachAll();
+  for (int node = 0; node < 3; ++node) IsAt(node, 1);
+  TrainsTo(2);
+}
+
+TEST_F(JobNode0Test, AStepThatItDecidedAndOneHeardOfIsCommittedByAll) {
+  Begin();
+  TrainsTo(1);
+  DecidesUnheardBy(1, 2, 2);
+  Kill(0);
+  EXPECT_NE(job(2).session(0), nullptr) << "it has promised";
+  OpenAgain(0);
+  IsAt(2, 2);
+  AttachAll();
+  for (int node = 0; node < 3; ++node) IsAt(node, 2);
+  EXPECT_FALSE(HasEvent("is sent to node 2")) << "its own gradients were enough";
+  TrainsTo(3);
+}
+
+TEST_F(JobNode0Test, AlsoWhereTheRankThatPromisedHasDied) {
+  Begin();
+  DecidesUnheardBy(0, 2, 2);
+  Kill(0);
+  Lose(2);
+  EXPECT_FALSE(TryAttach(2).ok());
+  OpenAgain(0);
+  AttachAll();
+  for (int node = 0; node < 3; ++node) IsAt(node, 1);
+  TrainsTo(2);
+}
+
+TEST_F(JobNode0Test, APromiseThatLastedTooLongIsGivenUpAndTheNodeIsSentTheStep) {
+  Begin();
+  TrainsTo(1);
+  DecidesUnheardBy(1, 2, 2);
+  Kill(0);
+  OnLoop([&] { job(2).CheckSilence(MonotonicNow() + absl::Hours(1)); });
+  ASSERT_TRUE(Gone(2));
+  EXPECT_THAT(Why(2), AllOf(HasSubstr("node 0 (host0:7000) has not been reached"), HasSubstr("limit")));
+  EXPECT_FALSE(job(2).closed());
+  OpenAgain(0);
+  AttachAll();
+  for (int node = 0; node < 3; ++node) IsAt(node, 2);
+  EXPECT_TRUE(HasEvent("is sent to node 2"));
+  TrainsTo(3);
+}
+
+TEST_F(JobNode0Test, AnotherThatComesWithNothingAtTheSameTimeIsSentTheStateToo) {
+  Begin();
+  TrainsTo(1);
+  Kill(0);
+  Kill(1);
+  OpenAgain(1);
+  Attach(1);
+  CommitParameters(1);  // it begins, as it believes
+  OpenAgain(0);
+  AttachAll();
+  EXPECT_TRUE(HasEvent("step 1 came from node 2"));
+  EXPECT_TRUE(HasEvent("step 1 came from node 0"));
+  for (int node = 0; node < 3; ++node) IsAt(node, 1);
+  TrainsTo(2);
+}
+
+TEST_F(JobNode0Test, NobodyAttachesToItBeforeAllHaveBeenHeard) {
+  Begin();
+  TrainsTo(1);
+  Kill(0);
+  Open(0);
+  wire_.SetUp(0, 1, true);
+  for (int i = 0; i < 3; ++i) {  // until node 1 has said what it has
+    OnLoop([] {});
+    wire_.Drop(nullptr);
+  }
+  OnLoop([] {});
+  EXPECT_THAT(std::string(TryAttach(0).message()),
+              AllOf(HasSubstr("node 2 (host2:7000), which has no link,"), HasSubstr("step 1 of node 1")));
+  EXPECT_EQ(job(0).version(), 0u);
+  wire_.SetUp(0, 2, true);
+  AttachAll();
+  for (int node = 0; node < 3; ++node) IsAt(node, 1);
+  TrainsTo(2);
+}
+
+TEST_F(JobNode0Test, WhereNobodyHasItsStateAllBeginAnewOfWhatCameNothingIsLeft) {
+  Begin();
+  for (int64_t step = 1; step <= 2; ++step) TrainsTo(step);
+  Kill(0);
+  Kill(1);
+  OpenAgain(1);
+  wire_.Drop([](int, const v1::PeerMessage& message) { return message.has_state(); });
+  OpenAgain(0);
+  ASSERT_TRUE(Until([&] { return *SlabAt<float>(job(0).memory().shards(), 0) == -2; }));
+  Kill(2);
+  wire_.Drop(nullptr);
+  OpenAgain(2);
+  Begin();
+  for (int node = 0; node < 3; ++node) IsAt(node, 0);
+  TrainsTo(1);
+}
+
+TEST_F(JobNode0Test, AJobThatIsClosedMeanwhileIsClosedOnAllThatAreThere) {
+  Begin();
+  TrainsTo(1);
+  Kill(0);
+  OnLoop([&] { job(1).Close("closed by pid 1", JobCore::CloseOn::kAllNodes); });
+  EXPECT_TRUE(Until([&] { return job(2).closed(); }));
+}
+
+}  // namespace
+}  // namespace shardd

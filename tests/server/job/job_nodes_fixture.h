@@ -1,0 +1,387 @@
+#ifndef SHARDD_TESTS_SERVER_JOB_JOB_NODES_FIXTURE_H_
+#define SHARDD_TESTS_SERVER_JOB_JOB_NODES_FIXTURE_H_
+
+// A job over nodes of one rank each, in one process: a JobCore for each, and links in memory that come and go.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/collective/nodes/node_gather.h"
+#include "server/collective/nodes/peer_exchange.h"
+#include "tests/server/job/job_core_fixture.h"
+
+namespace shardd {
+
+// The links between nodes; events run on a thread of its own, in the order of all that was sent.
+class Wire {
+ public:
+  explicit Wire(int nodes) : ends_(static_cast<size_t>(nodes)) {}
+  class End final : public PeerLinks {
+   public:
+    End(Wire* wire, int node) : wire_(wire), node_(node) {}
+    int node() const override { return node_; }
+    int nodes() const override { return static_cast<int>(wire_->ends_.size()); }
+    void Send(int node, v1::PeerMessage message) override {
+      wire_->loop_.Post([wire = wire_, from = node_, node, message = std::move(message)]() mutable {
+        const bool dropped = wire->drops_ != nullptr && wire->drops_(node, message);
+        if (wire->Goes(from, node) && !dropped) {
+          wire->ends_[static_cast<size_t>(node)]->OnMessage(from, std::move(message));
+        }
+      });
+    }
+    void SendData(int node, const v1::PeerData& header, absl::string_view elements,
+                  std::function<void(absl::Status)> sent) override {
+      wire_->loop_.Post([wire = wire_, from = node_, node, header, elements, sent = std::move(sent)] {
+        const bool goes = wire->Goes(from, node);
+        if (goes) wire->ends_[static_cast<size_t>(node)]->OnData(from, header, elements);
+        sent(goes ? absl::OkStatus() : absl::UnavailableError("no link"));
+      });
+    }
+    ~End() override {
+      wire_->loop_.RunAndWait([this] { wire_->ends_[static_cast<size_t>(node_)] = nullptr; });
+    }
+
+   private:
+    Wire* const wire_;
+    const int node_;
+  };
+  void Listen(int node, PeerLinks::Events* events) {
+    loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)] = events; });
+  }
+  void SetUp(bool up) {
+    for (int a = 0; a < static_cast<int>(ends_.size()); ++a) {
+      for (int b = 0; b < a; ++b) SetUp(a, b, up);
+    }
+  }
+  void SetUp(int a, int b, bool up) {
+    loop_.RunAndWait([&] {
+      if (std::exchange(up_[{std::min(a, b), std::max(a, b)}], up) == up) return;
+      for (const int node : {std::min(a, b), std::max(a, b)}) {
+        const int other = a + b - node;
+        PeerLinks::Events* events = ends_[static_cast<size_t>(node)];
+        if (events == nullptr) continue;
+        if (up) {
+          events->OnUp(other);
+        } else {
+          events->OnDown(other, absl::UnavailableError("the link broke"));
+        }
+      }
+    });
+  }
+  // The daemon has ended: nothing of it comes any more, and the others see that.
+  void Lose(int node) {
+    loop_.RunAndWait([&] {
+      for (auto& [nodes, up] : up_) up = up && nodes.first != node && nodes.second != node;
+      for (int other = 0; other < static_cast<int>(ends_.size()); ++other) {
+        PeerLinks::Events* events = ends_[static_cast<size_t>(other)];
+        if (other != node && events != nullptr) events->OnDown(node, absl::UnavailableError("the link broke"));
+      }
+    });
+  }
+  // What is sent and does not come; null: nothing.
+  void Drop(std::function<bool(int to, const v1::PeerMessage&)> drops) {
+    loop_.RunAndWait([&] { drops_ = std::move(drops); });
+  }
+
+ private:
+  bool Goes(int from, int to) {
+    return up_[{std::min(from, to), std::max(from, to)}] && ends_[static_cast<size_t>(to)] != nullptr;
+  }
+  std::map<std::pair<int, int>, bool> up_;
+  std::vector<PeerLinks::Events*> ends_;
+  std::function<bool(int to, const v1::PeerMessage&)> drops_;
+  CoreLoop loop_;
+};
+
+class JobNodesTest : public ::testing::Test {
+ protected:
+  explicit JobNodesTest(int nodes = 2, v1::Strategy strategy = v1::STRATEGY_HYBRID_SHARD)
+      : strategy_(strategy), wire_(nodes), nodes_(static_cast<size_t>(nodes)) {
+    for (int node = 0; node < count(); ++node) Open(node);
+    wire_.SetUp(true);
+  }
+  ~JobNodesTest() override {
+    for (Node& node : nodes_) {
+      OnLoop([&] {
+        if (node.job != nullptr) node.job->Close("the test has ended");
+      });
+    }
+    for (Node& node : nodes_) {
+      OnLoop([&] { node.job.reset(); });
+      node.device->Shutdown();
+    }
+    worker_.Stop();
+    loop_.Stop();
+    reaper_.Stop();
+  }
+
+  void Open(int number) {
+    Node& node = nodes_[static_cast<size_t>(number)];
+    SpecBuilder builder(1);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+    builder.config().set_strategy(strategy_);
+    for (int node = 0; node < count(); ++node) {
+      builder.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
+    }
+    builder.Param(0, "w", {64});
+    node.plan = std::make_shared<const ShardPlan>(*PlanShards(builder.spec(), number));
+    JobCore::Init init;
+    init.id = 1;
+    init.uid = getuid();
+    init.spec = builder.spec();
+    init.plan = node.plan;
+    const std::string place = absl::StrCat(node.folder.path(), "/", ++opened_);
+    ASSERT_EQ(mkdir(place.c_str(), 0700), 0);
+    auto memory = JobMemory::Create(*node.plan, "job", place, place + "/job", 0, {});
+    auto journal = Journal::Create(place + "/journal", node.plan->memory.journal_bytes / 2);
+    ASSERT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
+    init.memory = *std::move(memory);
+    init.journal = *std::move(journal);
+    node.device = std::move(MakeDevices("cpu:1")->devices[0]);
+    init.devices = {node.device.get()};
+    init.loop = &loop_;
+    init.reaper = &reaper_;
+    init.events = &events_;
+    auto nodes = std::make_unique<JobCore::Init::Nodes>();
+    nodes->node = number;
+    nodes->worker = &worker_;
+    nodes->events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
+    nodes->links = std::make_unique<Wire::End>(&wire_, number);
+    auto peers = std::make_shared<PeerExchange>(
+        nodes->links.get(), node.plan->node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
+        node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)));
+    if (node.plan->cut_over_nodes) {
+      nodes->gather = std::make_unique<NodeGather>(node.plan, nodes->links.get(), init.memory->shards()->At(0));
+      NodeEvents::Gather asks;
+      NodeGather* const gather = nodes->gather.get();
+      asks.on_up = [gather](int from) { gather->OnUp(from); };
+      asks.on_pull = [gather](int from, const v1::PeerMessage& message) { gather->OnPull(from, message); };
+      asks.on_data = [gather](int from, const v1::PeerData& header, absl::string_view elements) {
+        gather->OnData(from, header, elements);
+      };
+      asks.on_down = [gather](int from, const absl::Status& why) { gather->OnDown(from, why); };
+      nodes->events->SetGather(std::move(asks));
+    }
+    NodeEvents::Exchange hears;
+    hears.exchange = peers.get();
+    hears.on_data = [peers = peers.get()](int from, const v1::PeerData& header, absl::string_view elements) {
+      peers->OnData(from, header, elements);
+    };
+    hears.on_down = [peers = peers.get()](int from, const absl::Status& why) { peers->OnDown(from, why); };
+    nodes->events->SetExchange(std::move(hears));
+    wire_.Listen(number, nodes->events.get());
+    auto collective = std::make_unique<NodeCollective>(
+        init.devices, std::move(peers), init.memory->StagingByRank(*node.plan), node.plan->node_slot_bytes);
+    nodes->collective = collective.get();
+    init.collective = std::move(collective);
+    init.nodes = std::move(nodes);
+    OnLoop([&] {
+      node.job = std::make_shared<JobCore>(std::move(init));
+      node.job->StartNodes();
+    });
+  }
+
+  // Its daemon is lost with all that it had.
+  void Kill(int number) {
+    Node& node = nodes_[static_cast<size_t>(number)];
+    wire_.Lose(number);
+    const std::weak_ptr<JobCore> gone = node.job;
+    OnLoop([&] {
+      node.job->Close("its daemon is killed");
+      node.job.reset();
+    });
+    node.device->Shutdown();
+    ASSERT_TRUE(testing::PollUntil([&] { return gone.expired(); }, kPatience));
+  }
+  // With a new daemon's.
+  void OpenAgain(int number) {
+    Open(number);
+    for (int other = 0; other < count(); ++other) {
+      if (other != number && nodes_[static_cast<size_t>(other)].job != nullptr) wire_.SetUp(number, other, true);
+    }
+  }
+
+  void OnLoop(const std::function<void()>& body) {
+    loop_.RunAndWait([&] { body(); });
+  }
+  bool Until(const std::function<bool()>& condition) {
+    return testing::PollUntil(
+        [&] {
+          bool result = false;
+          OnLoop([&] { result = condition(); });
+          return result;
+        },
+        kPatience);
+  }
+  absl::Status TryAttach(int number) {
+    Node& node = nodes_[static_cast<size_t>(number)];
+    uint64_t epoch = 0;
+    OnLoop([&] { epoch = node.job->epoch(); });
+    auto session = Session::Create(node.plan, ++sessions_made_, 0, epoch, {});
+    if (!session.ok()) return session.status();
+    absl::Status status;
+    node.stream = std::make_shared<Events>();
+    OnLoop([&] {
+      Session* added = session->get();
+      status = node.job->AddSession(*std::move(session));
+      if (status.ok()) node.job->SessionLive(added, node.stream);
+    });
+    return status;
+  }
+  // Until what the last epoch left behind has ended.
+  void Attach(int node) {
+    ASSERT_TRUE(testing::PollUntil([&] { return TryAttach(node).ok(); }, kPatience));
+  }
+  void Send(int node, const v1::Command& command) {
+    v1::CommandBatch batch;
+    *batch.add_commands() = command;
+    OnLoop([&] {
+      if (Session* session = job(node).session(0); session != nullptr) {
+        job(node).ExecuteFromStream(session, batch);
+      }
+    });
+  }
+  void CommitParameters(int node) {
+    v1::Command command;
+    command.mutable_commit_parameters();
+    Send(node, command);
+  }
+  void Begin() {
+    for (int node = 0; node < count(); ++node) {
+      Attach(node);
+      CommitParameters(node);
+    }
+    for (int node = 0; node < count(); ++node) {
+      ASSERT_TRUE(Until([&] { return job(node).version() == 1; }));
+    }
+  }
+  void Submit(int node, float gradient) {
+    OnLoop([&] {
+      if (job(node).session(0) == nullptr) return;
+      auto* slot = reinterpret_cast<float*>(const_cast<char*>(job(node).session(0)->slot(0)));
+      std::fill(slot, slot + 64, gradient);
+    });
+    v1::Command command;
+    command.mutable_unshard()->set_phase(v1::PHASE_BACKWARD);
+    Send(node, command);
+    command.mutable_submit_gradients()->set_group(0);
+    Send(node, command);
+    command.mutable_reshard()->set_group(0);
+    Send(node, command);
+  }
+  void Train(int node, float gradient) {
+    Submit(node, gradient);
+    v1::Command command;
+    command.mutable_backward_done()->set_last(true);
+    Send(node, command);
+    command.mutable_step()->add_groups()->set_lr(0.5);
+    Send(node, command);
+  }
+  // All nodes, with gradients that average to 2.
+  void TrainAll() {
+    for (int node = 0; node < count(); ++node) Train(node, node == 0 ? 1 : node == 1 ? 3 : 2);
+  }
+  void TrainsTo(int64_t step) {
+    TrainAll();
+    for (int node = 0; node < count(); ++node) IsAt(node, step);
+  }
+  void IsAt(int node, int64_t step) {
+    EXPECT_TRUE(Until([&] { return job(node).committed_step() == step; })) << "node " << node << Why(node);
+    EXPECT_EQ(Value(node), -static_cast<float>(step)) << "node " << node;
+  }
+  // The first element that the node holds.
+  float Value(int node) {
+    const int64_t first = node * (nodes_[0].plan->cut_over_nodes ? 32 : 0);
+    return *SlabAt<float>(job(node).memory().shards(), first * static_cast<int64_t>(sizeof(float)));
+  }
+  std::string Why(int node) { return nodes_[static_cast<size_t>(node)].stream->Aborted().message(); }
+  void Lose(int node) {
+    OnLoop([&] { job(node).SessionLost(0, "killed"); });
+  }
+  bool Gone(int node) {
+    return Until([&] { return job(node).session(0) == nullptr; });
+  }
+  int count() const { return static_cast<int>(nodes_.size()); }
+  // As trainers do that attach again: each node's rank gives its gradients once for each version and epoch, while ranks
+  // and links come and go.
+  void RunSchedule(int seed) {
+    constexpr int64_t kSteps = 150;
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    std::array<std::pair<uint64_t, uint64_t>, 2> given;
+    bool up = true;
+    const absl::Time until = MonotonicNow() + absl::Seconds(60);
+    const auto behind = [&](int node) {
+      bool result = false;
+      OnLoop([&] { result = job(node).committed_step() < kSteps; });
+      return result;
+    };
+    while ((behind(0) || behind(1)) && MonotonicNow() < until) {
+      const int node = static_cast<int>(rng() % 2);
+      const uint64_t what = rng() % static_cast<uint64_t>(8 * (1 + seed));
+      if (what == 0) {
+        OnLoop([&] {
+          if (job(node).session(0) != nullptr) job(node).SessionLost(0, "killed");
+        });
+      } else if (what == 1 || !up) {
+        up = !up;
+        wire_.SetUp(up);
+      }
+      bool attached = false;
+      std::pair<uint64_t, uint64_t> now;
+      OnLoop([&] {
+        attached = job(node).session(0) != nullptr;
+        now = {job(node).epoch(), job(node).version()};
+        EXPECT_FALSE(job(node).closed());
+      });
+      if (!attached) {
+        (void)TryAttach(node);
+      } else if (given[static_cast<size_t>(node)] != now && behind(node)) {
+        given[static_cast<size_t>(node)] = now;
+        if (now.second == 0) {
+          CommitParameters(node);
+        } else {
+          Train(node, node == 0 ? 1 : 3);
+        }
+      }
+    }
+    for (int node = 0; node < 2; ++node) {
+      EXPECT_TRUE(Until([&] { return job(node).committed_step() == kSteps; })) << "node " << node << Why(node);
+      EXPECT_EQ(Value(node), -static_cast<float>(kSteps)) << "node " << node;
+      EXPECT_GT(job(node).epoch(), 3u) << "nothing happened";
+    }
+  }
+  JobCore& job(int node) { return *nodes_[static_cast<size_t>(node)].job; }
+
+  struct Node {
+    testing::TempDir folder;
+    std::shared_ptr<const ShardPlan> plan;
+    std::unique_ptr<Device> device;
+    std::shared_ptr<Events> stream;
+    std::shared_ptr<JobCore> job;
+  };
+  EventLog events_;
+  const v1::Strategy strategy_;
+  uint64_t sessions_made_ = 0;
+  int opened_ = 0;
+  Wire wire_;
+  CoreLoop reaper_;
+  CoreLoop worker_;
+  CoreLoop loop_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_TESTS_SERVER_JOB_JOB_NODES_FIXTURE_H_
