@@ -33,12 +33,14 @@ if(SHARDD_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUN
     CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1 ${SHARDD_CCACHE})
 endif()
 
-# A sanitizer's objects are built where nobody waits for one of them: a compiler's run takes twelve sources of a library, reads
-# gRPC's and protobuf's headers and instantiates their templates once (shardd_job: 10 s of a core where eight sources by
-# themselves take 30). What two files of a folder both name in anonymous namespaces clashes here: rename it, or list the
-# file. Tests are not built so: their helpers have the same short names everywhere.
+# Where nobody waits for one object (sanitizers, release, a new checkout's CI), a compiler's run takes twelve sources of a
+# library, reads gRPC's and protobuf's headers and instantiates their templates once (shardd_job: 10 s of a core where eight
+# sources by themselves take 30). What two files of a folder both name in anonymous namespaces clashes here: rename it, or
+# list the file. A file that lacks an include is found by dev and by clang's analysis, which take each by itself. Tests are
+# not built so: their helpers have the same short names everywhere.
+option(SHARDD_FEW_OBJECTS "compile a library's sources twelve at a time" OFF)
 function(shardd_few_objects target)
-  if(SHARDD_SANITIZE)
+  if(SHARDD_FEW_OBJECTS)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
   endif()
 endfunction()

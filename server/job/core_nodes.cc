@@ -84,30 +84,15 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
   join.spec = std::move(serialized);
   SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(std::move(join), nodes->events.get()));
   std::shared_ptr<NodeExchange> exchange;
-  NodeEvents::Exchange hears;
   if (devices_.front()->memory() == nullptr) {
-    const auto peers = std::make_shared<PeerExchange>(
+    exchange = std::make_shared<PeerExchange>(
         nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
         plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)));
-    hears.on_data = [peers = peers.get()](int from, const v1::PeerData& header, absl::string_view elements) {
-      peers->OnData(from, header, elements);
-    };
-    hears.on_down = [peers = peers.get()](int from, const absl::Status& why) { peers->OnDown(from, why); };
-    exchange = peers;
     if (plan.cut_over_nodes) {
       nodes->gather = std::make_unique<NodeGather>(init->plan, nodes->links.get(), init->memory->shards()->At(0));
-      NodeEvents::Gather asks;
-      NodeGather* const gather = nodes->gather.get();
-      asks.on_up = [gather](int from) { gather->OnUp(from); };
-      asks.on_pull = [gather](int from, const v1::PeerMessage& message) { gather->OnPull(from, message); };
-      asks.on_data = [gather](int from, const v1::PeerData& header, absl::string_view elements) {
-        gather->OnData(from, header, elements);
-      };
-      asks.on_down = [gather](int from, const absl::Status& why) { gather->OnDown(from, why); };
-      nodes->events->SetGather(std::move(asks));
     }
   } else if (plan.cut_over_nodes) {
-    nodes->events->SetExchange({});
+    nodes->events->SetExchange(nullptr);
     return absl::UnimplementedError(
         absl::StrCat("open job \"", init->spec.name(), "\": parameters are cut over the ranks of several nodes on CPU ",
                      "devices alone (got ", v1::Strategy_Name(plan.config.strategy()), " on ", devices_.front()->name(),
@@ -117,14 +102,13 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
         init->spec.name(), node, plan.nodes(), init->devices,
         [links = nodes->links.get()](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); });
     if (!made.ok()) {
-      nodes->events->SetExchange({});
+      nodes->events->SetExchange(nullptr);
       return absl::Status(made.status().code(),
                           absl::StrCat("open job \"", init->spec.name(), "\": ", made.status().message()));
     }
     exchange = *std::move(made);
   }
-  hears.exchange = exchange.get();
-  nodes->events->SetExchange(std::move(hears));
+  nodes->events->SetExchange(exchange.get(), nodes->gather.get());
   auto collective = std::make_unique<NodeCollective>(init->devices, std::move(exchange),
                                                      init->memory->StagingByRank(plan), plan.node_slot_bytes);
   nodes->collective = collective.get();

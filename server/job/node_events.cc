@@ -4,15 +4,11 @@
 
 namespace shardd {
 
-void NodeEvents::SetExchange(Exchange exchange) {
+void NodeEvents::SetExchange(NodeExchange* exchange, NodeGather* gather) {
   absl::MutexLock lock(&mutex_);
-  exchange_ = std::move(exchange);
+  exchange_ = exchange;
+  gather_ = gather;
   has_exchange_ = true;
-}
-
-void NodeEvents::SetGather(Gather gather) {
-  absl::MutexLock lock(&mutex_);
-  gather_ = std::move(gather);
 }
 
 void NodeEvents::SetState(TakeState take) {
@@ -22,13 +18,17 @@ void NodeEvents::SetState(TakeState take) {
 
 void NodeEvents::ForgetExchange() {
   SetState(nullptr);
-  SetGather({});
-  SetExchange({});
+  SetExchange(nullptr);
 }
 
-void NodeEvents::WithExchange(absl::FunctionRef<void(const Exchange&, const Gather&)> call) {
+void NodeEvents::WithExchange(absl::FunctionRef<void(NodeExchange*)> call) {
   absl::ReaderMutexLock lock(&mutex_, absl::Condition(&has_exchange_));
-  call(exchange_, gather_);
+  if (exchange_ != nullptr) call(exchange_);
+}
+
+void NodeEvents::WithGather(absl::FunctionRef<void(NodeGather*)> call) {
+  absl::ReaderMutexLock lock(&mutex_, absl::Condition(&has_exchange_));
+  if (gather_ != nullptr) call(gather_);
 }
 
 void NodeEvents::SetListener(Listener* listener) {
@@ -60,53 +60,37 @@ absl::Status NodeEvents::CheckHello(int node, const v1::PeerHello& hello) {
 }
 
 void NodeEvents::OnUp(int node) {
-  WithExchange([&](const Exchange&, const Gather& gather) {
-    if (gather.on_up) gather.on_up(node);
-  });
+  WithGather([&](NodeGather* gather) { gather->OnUp(node); });
   Deliver([node](Listener* listener) { listener->OnUp(node); });
 }
 
 void NodeEvents::OnMessage(int node, v1::PeerMessage message) {
   if (message.kind_case() == v1::PeerMessage::kExchange) {
-    WithExchange([&](const Exchange& to, const Gather&) {
-      if (to.exchange != nullptr) to.exchange->OnMessage(node, message.exchange());
-    });
-    return;
+    return WithExchange([&](NodeExchange* exchange) { exchange->OnMessage(node, message.exchange()); });
   }
   if (message.kind_case() == v1::PeerMessage::kPull) {
-    WithExchange([&](const Exchange&, const Gather& gather) {
-      if (gather.on_pull) gather.on_pull(node, message);
-    });
-    return;
+    return WithGather([&](NodeGather* gather) { gather->OnPull(node, message); });
   }
   Deliver([node, message = std::move(message)](Listener* listener) { listener->OnMessage(node, message); });
 }
 
 void NodeEvents::OnDown(int node, absl::Status why) {
-  WithExchange([&](const Exchange& to, const Gather& gather) {
-    if (to.on_down) to.on_down(node, why);
-    if (gather.on_down) gather.on_down(node, why);
-  });
+  WithExchange([&](NodeExchange* exchange) { exchange->OnDown(node, why); });
+  WithGather([&](NodeGather* gather) { gather->OnDown(node, why); });
   Deliver([node, why = std::move(why)](Listener* listener) { listener->OnDown(node, why); });
 }
 
 void NodeEvents::OnData(int node, const v1::PeerData& header, absl::string_view elements) {
   if (header.slab() == v1::SLAB_UNSHARDED) {
-    WithExchange([&](const Exchange&, const Gather& gather) {
-      if (gather.on_data) gather.on_data(node, header, elements);
-    });
-    return;
+    return WithGather([&](NodeGather* gather) { gather->OnData(node, header, elements); });
   }
-  if (header.slab() != v1::SLAB_UNSPECIFIED) {
-    absl::ReaderMutexLock lock(&mutex_);
-    if (take_state_) {
-      take_state_(node, header, elements);
-    }
-    return;
+  if (header.slab() == v1::SLAB_UNSPECIFIED) {
+    return WithExchange([&](NodeExchange* exchange) { exchange->OnData(node, header, elements); });
   }
-  WithExchange([&](const Exchange& to, const Gather&) {
-    if (to.on_data) to.on_data(node, header, elements);
-  });
+  absl::ReaderMutexLock lock(&mutex_);
+  if (take_state_) {
+    take_state_(node, header, elements);
+  }
 }
 
 }  // namespace shardd

@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "server/collective/nodes/node_exchange.h"
+#include "server/collective/nodes/node_gather.h"
 #include "server/job/core_loop.h"
 #include "server/peer/peer_links.h"
 
@@ -27,26 +28,12 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   // `same_job`: whether another node describes this job; any thread.
   NodeEvents(CoreLoop* loop, SameJob same_job) : loop_(loop), same_job_(std::move(same_job)) {}
 
-  // Where gradients and lost links go on the network's threads. To be called right after the links were asked for,
-  // which they need: what comes earlier waits. Without one where none could be made.
-  struct Exchange {
-    NodeExchange* exchange = nullptr;  // until ForgetExchange
-    std::function<void(int node, const v1::PeerData&, absl::string_view elements)> on_data;
-    std::function<void(int node, const absl::Status&)> on_down;
-  };
-  void SetExchange(Exchange exchange) ABSL_LOCKS_EXCLUDED(mutex_);
-  // When it returns nothing reaches the exchange any more, which may then go: before the links.
+  // Who hears, on the network's threads, of gradients and of parameters that other nodes send or ask for; null: nobody.
+  // To be called right after the links were asked for, which they need: what comes earlier waits. Also where none could
+  // be made.
+  void SetExchange(NodeExchange* exchange, NodeGather* gather = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
+  // When it returns nothing reaches either any more, which may then go: before the links.
   void ForgetExchange() ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // Where parameters, and what other nodes ask for of them, go on the network's threads. To be called before
-  // SetExchange, where there is one to be: what comes earlier waits for that. ForgetExchange forgets it as well.
-  struct Gather {
-    std::function<void(int node)> on_up;
-    std::function<void(int node, const v1::PeerMessage&)> on_pull;
-    std::function<void(int node, const v1::PeerData&, absl::string_view elements)> on_data;
-    std::function<void(int node, const absl::Status&)> on_down;
-  };
-  void SetGather(Gather gather) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Where bytes of the job's state go, on the network's threads too; null: nowhere. ForgetExchange forgets it as well.
   using TakeState = std::function<void(int node, const v1::PeerData&, absl::string_view elements)>;
@@ -70,17 +57,18 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   void OnData(int node, const v1::PeerData& header, absl::string_view elements) override;
 
  private:
-  // Waits for SetExchange.
-  void WithExchange(absl::FunctionRef<void(const Exchange&, const Gather&)> call) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Wait for SetExchange.
+  void WithExchange(absl::FunctionRef<void(NodeExchange*)> call) ABSL_LOCKS_EXCLUDED(mutex_);
+  void WithGather(absl::FunctionRef<void(NodeGather*)> call) ABSL_LOCKS_EXCLUDED(mutex_);
   void Deliver(std::function<void(Listener*)> event);
 
   CoreLoop* const loop_;
   const SameJob same_job_;
   absl::Mutex mutex_;
   bool has_exchange_ ABSL_GUARDED_BY(mutex_) = false;
-  Exchange exchange_ ABSL_GUARDED_BY(mutex_);     // called with the lock shared
-  Gather gather_ ABSL_GUARDED_BY(mutex_);         // likewise
-  TakeState take_state_ ABSL_GUARDED_BY(mutex_);  // likewise
+  NodeExchange* exchange_ ABSL_GUARDED_BY(mutex_) = nullptr;  // called with the lock shared
+  NodeGather* gather_ ABSL_GUARDED_BY(mutex_) = nullptr;      // likewise
+  TakeState take_state_ ABSL_GUARDED_BY(mutex_);              // likewise
   // Loop-confined.
   Listener* listener_ = nullptr;
   bool listened_ = false;  // somebody did

@@ -15,6 +15,11 @@ class Join {
  public:
   Join(int parts, Collective::Done done) : done_(std::move(done)), left_(parts) {}
 
+  // Of the parts' errors this one came first, unless there has been one.
+  void PartFails(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    if (status_.ok()) status_ = status;
+  }
   void PartDone(absl::Status status) {
     absl::Status first;
     {
@@ -61,11 +66,14 @@ void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& l
                               }});
     return;
   }
-  const Collective::Done join = JoinParts(static_cast<int>(parts.size()), std::move(done));
+  const auto join = std::make_shared<Join>(static_cast<int>(parts.size()), std::move(done));
   for (DevicePart& part : parts) {
     part.device->Submit(stream, {label, std::move(part.ops), [join, failed](absl::Status run) {
-                                   if (!run.ok() && failed) failed(run);
-                                   join(std::move(run));
+                                   if (!run.ok()) {
+                                     join->PartFails(run);  // before others end for that
+                                     if (failed) failed(run);
+                                   }
+                                   join->PartDone(std::move(run));
                                  }});
   }
 }

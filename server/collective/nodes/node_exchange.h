@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "shardd/v1/peer.pb.h"
 
 namespace shardd {
@@ -51,6 +52,10 @@ class NodeExchange {
   virtual void Begin(uint64_t generation) = 0;
   // What another node said to this one's exchange. Any thread.
   virtual void OnMessage(int node, const v1::PeerMessage::Exchange& message) = 0;
+  // Elements that came for a sum, and a link that is lost. On the network's threads; for one that has its bytes from
+  // there.
+  virtual void OnData(int /*node*/, const v1::PeerData& /*header*/, absl::string_view /*elements*/) {}
+  virtual void OnDown(int /*node*/, const absl::Status& /*why*/) {}
 };
 
 }  // namespace shardd

@@ -56,8 +56,8 @@ class PeerExchange final : public NodeExchange {
   // PeerLinks::Events. Data of a newer generation than Begin has named ends older ones as Begin does: it comes by
   // another link than node 0's word, and node 0 has spoken. Data that no sum can be waiting for ends the generation
   // with INVALID_ARGUMENT, a node that is gone with UNAVAILABLE.
-  void OnData(int node, const v1::PeerData& header, absl::string_view elements) ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnDown(int node, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnData(int node, const v1::PeerData& header, absl::string_view elements) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDown(int node, const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Sum;

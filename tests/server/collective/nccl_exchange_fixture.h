@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -162,6 +163,17 @@ class NcclExchangeTest : public testing::Test {
       absl::SleepFor(absl::Milliseconds(1));
     }
     EXPECT_THAT(daemon(node).exchange->Describe(), testing::HasSubstr(part));
+  }
+  // Every device of the node's has it.
+  void AwaitIssued(int node, const std::string& label) {
+    for (const auto& device : daemon(node).devices) {
+      const auto issued = [&] {
+        const auto records = device->records();
+        return std::any_of(records.begin(), records.end(), [&](const auto& record) { return record.label == label; });
+      };
+      for (int i = 0; i < 10000 && !issued(); ++i) absl::SleepFor(absl::Milliseconds(1));
+      ASSERT_TRUE(issued()) << "node " << node << ", " << label;
+    }
   }
   Daemon& daemon(int node) { return daemons_[static_cast<size_t>(node)]; }
   int nodes() const { return static_cast<int>(daemons_.size()); }

@@ -71,7 +71,7 @@ TEST_P(NcclExchangeOfNodesTest, AGenerationThatEndsWithSumsUnderWayAbortsThemAnd
   ExpectSums(1, 0);
   const auto under_way = Sum(0, 1, 1);
   const auto behind_it = Sum(0, 1, 2);
-  absl::SleepFor(absl::Milliseconds(50));
+  AwaitIssued(0, "sum 1");
   EXPECT_FALSE(under_way->done.HasBeenNotified());
   daemon(0).exchange->Begin(2);
   for (const auto& pending : {under_way, behind_it}) {

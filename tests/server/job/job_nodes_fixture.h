@@ -164,23 +164,8 @@ class JobNodesTest : public ::testing::Test {
         node.plan->node_piece_bytes / static_cast<int64_t>(sizeof(float)));
     if (node.plan->cut_over_nodes) {
       nodes->gather = std::make_unique<NodeGather>(node.plan, nodes->links.get(), init.memory->shards()->At(0));
-      NodeEvents::Gather asks;
-      NodeGather* const gather = nodes->gather.get();
-      asks.on_up = [gather](int from) { gather->OnUp(from); };
-      asks.on_pull = [gather](int from, const v1::PeerMessage& message) { gather->OnPull(from, message); };
-      asks.on_data = [gather](int from, const v1::PeerData& header, absl::string_view elements) {
-        gather->OnData(from, header, elements);
-      };
-      asks.on_down = [gather](int from, const absl::Status& why) { gather->OnDown(from, why); };
-      nodes->events->SetGather(std::move(asks));
     }
-    NodeEvents::Exchange hears;
-    hears.exchange = peers.get();
-    hears.on_data = [peers = peers.get()](int from, const v1::PeerData& header, absl::string_view elements) {
-      peers->OnData(from, header, elements);
-    };
-    hears.on_down = [peers = peers.get()](int from, const absl::Status& why) { peers->OnDown(from, why); };
-    nodes->events->SetExchange(std::move(hears));
+    nodes->events->SetExchange(peers.get(), nodes->gather.get());
     wire_.Listen(number, nodes->events.get());
     auto collective = std::make_unique<NodeCollective>(
         init.devices, std::move(peers), init.memory->StagingByRank(*node.plan), node.plan->node_slot_bytes);
