@@ -6,7 +6,7 @@
 #   tests/run.sh dev -R e2e/         tests by name
 #   tests/run.sh tsan --targets "shardd e2e_test" -R '^e2e/' builds no more than these; --build-only: ends then
 # The last line counts test cases: `N passed, N failed` or `N passed, N failed, N skipped`. Status 0: none failed.
-# SHARDD_BOOTSTRAP: arguments for deploy/bootstrap.sh, such as --no-torch.
+# SHARDD_BOOTSTRAP: arguments for deploy/bootstrap.sh, such as --no-torch. SHARDD_CMAKE: for cmake, such as -DSHARDD_TORCH=OFF.
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -38,7 +38,8 @@ deploy/bootstrap.sh ${SHARDD_BOOTSTRAP:-} || give_up "bootstrap ended with an er
 phase configure
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; give_up "configure ended with an error"; }
+# shellcheck disable=SC2086
+cmake --preset "$preset" ${SHARDD_CMAKE:-} >"$log" 2>&1 || { cat "$log"; give_up "configure ended with an error"; }
 grep -E '^-- shardd: |Warning' "$log"
 phase build
 cmake --build --preset "$preset" -j "$(nproc)" ${targets[@]+--target "${targets[@]}"} >"$log" 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] (Build|Link|Gener)' "$log" | head -80; give_up "build ended with an error"; }
