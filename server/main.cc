@@ -67,6 +67,9 @@ ABSL_FLAG(std::string, peer_ca, "", "the authority of all daemons' certificates,
 ABSL_FLAG(bool, peer_insecure, false,
           "links between daemons without certificates on an address that is not loopback: whoever reaches the port can "
           "take part in jobs");
+ABSL_FLAG(int, peer_keepalive_ms, 8'000,
+          "another node's daemon that says nothing for so long, twice, is lost, though nothing has said its end: its "
+          "machine stands still or is gone (1000 to 600000)");
 ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
@@ -125,6 +128,11 @@ absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* addres
   options.key = absl::GetFlag(FLAGS_peer_key);
   options.ca = absl::GetFlag(FLAGS_peer_ca);
   options.insecure = absl::GetFlag(FLAGS_peer_insecure);
+  options.keepalive_ms = absl::GetFlag(FLAGS_peer_keepalive_ms);
+  if (options.keepalive_ms < 1'000 || options.keepalive_ms > 600'000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--peer_keepalive_ms: out of range (got ", options.keepalive_ms, ", want 1000 to 600000)"));
+  }
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<PeerNetwork> network, PeerNetwork::Create(options));
   const std::string host = options.listen.substr(0, options.listen.rfind(':'));
   if (address->empty() && (host == "0.0.0.0" || host == "[::]" || host.empty())) {

@@ -24,9 +24,11 @@ void NodeMember::SayHolds() {
 // What ranks have begun here is another job's beginning, or a step that others have behind them.
 void NodeMember::Fetch(int from, uint64_t generation) {
   if (plan_->cut_over_nodes) {
-    const std::string why = absl::StrCat("the daemon of node ", node_, " (", plan_->config.nodes().addresses(node_),
-                                         ") has ended, and with it the part of the parameters that its ranks held; ",
-                                         "open the job anew on all nodes, from a checkpoint");
+    const std::string why =
+        absl::StrCat("the daemon of node ", node_, " (", plan_->config.nodes().addresses(node_),
+                     ") has nothing of what other nodes have committed: it has ended since, or the ",
+                     "job was opened anew there while others had the old one. What its ranks held ",
+                     "is nowhere else; open the job anew on all nodes, from a checkpoint");
     Closing(why, /*finished=*/false);
     job_->NodeClose(why);
     return;

@@ -17,6 +17,14 @@ constexpr absl::Duration kFarewell = absl::Seconds(2);       // for what is queu
 constexpr absl::Duration kLongFarewell = absl::Seconds(30);  // gRPC not being done by then is worth a line
 constexpr absl::Duration kLook = absl::Milliseconds(1);
 
+// Whoever took it for the newest could never begin another one.
+absl::Status CheckGeneration(uint64_t generation) {
+  return generation <= kMaxPeerGeneration
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat("there is no attempt of that number (got ", generation,
+                                                       ", want at most ", kMaxPeerGeneration, ")"));
+}
+
 }  // namespace
 
 LinkLoop::LinkPtr LinkLoop::UpLink(int node) const {
@@ -72,6 +80,9 @@ void LinkLoop::ReadControl(const LinkPtr& link) {
     if (status.ok() && (message.has_hello() || message.kind_case() == v1::PeerMessage::KIND_NOT_SET)) {
       status = absl::InvalidArgumentError("it sent a message of no known kind, or a second hello");
     }
+    if (status.ok()) {
+      status = CheckGeneration(message.generation());
+    }
     if (!status.ok()) {
       self->Post([self, link, status] { self->End(link, status); });
       return;
@@ -98,6 +109,9 @@ void LinkLoop::ReadData(const LinkPtr& link) {
     absl::string_view elements;
     if (status.ok()) {
       status = DecodeData(slice, &header, &elements);
+    }
+    if (status.ok()) {
+      status = CheckGeneration(header.generation());
     }
     if (!status.ok()) {
       self->Post([self, link, status] { self->End(link, status); });

@@ -4,6 +4,7 @@
 // Messages between daemons and their bytes. What cannot be one of ours is refused here, whatever its meaning.
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,6 +21,8 @@ inline constexpr int64_t kMaxPeerHelloBytes = kMaxPeerSpecBytes + (64 << 10);
 inline constexpr int64_t kMaxPeerMessageBytes = int64_t{16} << 20;
 // Of one that is not a spec: names, numbers, the header of a piece.
 inline constexpr int64_t kMaxPeerHeaderBytes = 4 << 10;
+// Generations are counted from the time in milliseconds: behind this one there is always a next.
+inline constexpr uint64_t kMaxPeerGeneration = std::numeric_limits<uint64_t>::max() / 2;
 
 // RESOURCE_EXHAUSTED: larger than the other side would take.
 absl::StatusOr<grpc::ByteBuffer> EncodePeer(const google::protobuf::Message& message, int64_t max_bytes);

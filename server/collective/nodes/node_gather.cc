@@ -218,7 +218,7 @@ std::string NodeGather::Overdue(absl::Time now, absl::Duration limit) const {
     if (!call.ended.has_value() && now - since > limit) {
       return absl::StrCat("node ", transfer->node, " has not sent its part of group \"",
                           plan_->groups[static_cast<size_t>(call.group)].name, "\" of version ", call.version, " for ",
-                          absl::FormatDuration(absl::Trunc(now - since, absl::Seconds(1))), " (got ",
+                          absl::FormatDuration(absl::Trunc(now - since, absl::Milliseconds(100))), " (got ",
                           transfer->received, " of ", Parts(call.group, transfer->node).bytes(), " bytes)");
     }
   }

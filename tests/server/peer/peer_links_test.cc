@@ -8,6 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "common/version.h"
+#include "server/peer/peer_wire.h"
 #include "tests/server/peer/peer_fixture.h"
 
 namespace shardd::testing {
@@ -66,7 +67,7 @@ TEST(PeerLinksTest, PiecesOfGradientsArriveWhole) {
   for (const int from : {0, 1}) {
     for (size_t i = 0; i < pieces.size(); ++i) {
       v1::PeerData header;
-      header.set_generation(uint64_t{1} << 63);
+      header.set_generation(kMaxPeerGeneration);
       header.set_sequence(i);
       header.set_is_sum(i % 2 == 1);
       header.set_offset(static_cast<int64_t>(i) << 40);
@@ -83,7 +84,7 @@ TEST(PeerLinksTest, PiecesOfGradientsArriveWhole) {
     const Recorder::Node seen = nodes.at(1 - from).node(from);
     EXPECT_EQ(seen.elements, sent_bytes);
     for (size_t i = 0; i < pieces.size(); ++i) {
-      EXPECT_EQ(seen.headers[i].generation(), uint64_t{1} << 63);
+      EXPECT_EQ(seen.headers[i].generation(), kMaxPeerGeneration);
       EXPECT_EQ(seen.headers[i].sequence(), i);
       EXPECT_EQ(seen.headers[i].is_sum(), i % 2 == 1);
       EXPECT_EQ(seen.headers[i].offset(), static_cast<int64_t>(i) << 40);
