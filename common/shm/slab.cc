@@ -188,7 +188,7 @@ absl::Status Slab::Open(absl::string_view name, SlabBacking backing, int64_t siz
 absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
                                                    const std::string& path) {
   std::unique_ptr<Slab> slab(new Slab());
-  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, RoundUpToPage(size_bytes), path));
+  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, size_bytes, path));
   const int fd = slab->fd_.get();
   const int64_t mapped_bytes = slab->size_bytes_;
   const bool huge = IsTmpfs(fd) && ProbeHugePages(slab->data_, mapped_bytes);
