@@ -163,7 +163,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     response->set_plan_digest(job.plan()->digest);
     response->set_epoch(job.epoch());
     response->set_committed_step(job.committed_step());
-    response->set_initialized(job.version() > 0);
+    response->set_initialized(job.has_parameters());
     if (is_filled_in) {
       *response->mutable_spec() = spec;
     }

@@ -97,6 +97,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const JobMemory& memory() const { return *memory_; }
   uint64_t epoch() const { return epoch_; }
   uint64_t version() const { return version_; }
+  // Also while what it had is brought from another node: ranks that live come back to it.
+  bool has_parameters() const { return version_ > 0 || (had_parameters_ && nodes_->fetching()); }
   int64_t committed_step() const { return committed_step_; }
   const std::string& trainer_state(int rank) const { return trainer_states_[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
@@ -478,6 +480,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Loop-confined. Committed:
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
+  bool had_parameters_ = false;  // before another node's state began to come
   int64_t committed_step_ = 0;
   std::vector<int64_t> step_counts_;                     // by parameter
   std::vector<std::string> trainer_states_;              // by rank

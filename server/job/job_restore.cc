@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/ring.h"
 #include "server/job/job_core.h"
 #include "server/observe/log.h"
 
@@ -40,7 +41,15 @@ void JobCore::NodeSendState(int node, uint64_t transfer) {
   Event(-1, "state",
         absl::StrCat("step ", committed_step_, " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes,
                      " bytes"));
-  senders_[node] = StateSender::Start(transfer, slabs, node_links_.get(), node, node_worker_, shared_from_this());
+  const auto failed = [weak = weak_from_this(), loop = loop_, node](const absl::Status& why) {
+    loop->Post([weak, node, why] {
+      if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
+        self->Close(absl::StrCat("state for node ", node, ": ", why.message()));
+      }
+    });
+  };
+  senders_[node] =
+      StateSender::Start(transfer, slabs, node_links_.get(), node, node_worker_, failed, shared_from_this());
 }
 
 void JobCore::NodeStopSending(int node) {
@@ -61,6 +70,7 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
   }
   // From here on slabs are torn. Should the state not come, and nobody have any: as what an attempt at initial values
   // wrote that was given up, for the next to clear.
+  had_parameters_ = had_parameters_ || version_ > 0;
   version_ = 0;
   committed_step_ = 0;
   step_counts_.assign(step_counts_.size(), 0);
@@ -129,10 +139,13 @@ void JobCore::NodeTakeState(const v1::PeerMessage::State& state) {
   if (state.transfer() != restore_->slabs->transfer()) {
     return;
   }
-  if (state.step() < 0 || state.version() == 0 || state.step_counts_size() != static_cast<int>(plan_->params.size())) {
+  const bool counted = std::all_of(state.step_counts().begin(), state.step_counts().end(),
+                                   [](int64_t count) { return count >= 0 && count <= kMaxUpdates; });
+  if (state.step() < 0 || state.step() > kMaxUpdates || state.version() == 0 || state.version() > kMaxUpdates ||
+      state.step_counts_size() != static_cast<int>(plan_->params.size()) || !counted) {
     Close(absl::StrCat("state from node ", restore_->from, ": it does not fit the plan (got step ", state.step(),
                        ", version ", state.version(), ", ", state.step_counts_size(), " counts, want ",
-                       plan_->params.size(), ")"));
+                       plan_->params.size(), " counts of 0 to ", kMaxUpdates, ")"));
     return;
   }
   restore_->state = state;
@@ -154,6 +167,7 @@ void JobCore::MaybeFinishRestore() {
     const v1::PeerMessage::State& state = *restore->state;
     committed_step_ = state.step();
     version_ = state.version();
+    had_parameters_ = false;
     step_counts_.assign(state.step_counts().begin(), state.step_counts().end());
     trainer_states_ = std::move(restore->trainer_states);
     initial_writes_.clear();

@@ -205,7 +205,8 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
   Link& link = links_state_[static_cast<size_t>(node)];
   const bool was_up = std::exchange(link.up, false);
   link.why = std::string(why.message());
-  if (absl::IsFailedPrecondition(why) || absl::IsPermissionDenied(why)) {
+  // Who trains already is not ended by another user's job in a place that a lost daemon has left.
+  if (absl::IsFailedPrecondition(why) || (absl::IsPermissionDenied(why) && !job_->NodeInitialized())) {
     job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message()));
     return;
   }
@@ -293,7 +294,7 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       job_->NodesClosed(message.all_closed().backwards());
       return;
     case v1::PeerMessage::kDecided:
-      if (promised_ && message.decided().step() == job_->NodeStep() + 1) {
+      if (promised_ && !promised_values_ && message.decided().step() == job_->NodeStep() + 1) {
         promised_ = false;
         decided_ = message.decided();
         job_->NodeDecided(message.decided());
@@ -349,6 +350,10 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
   }
   if (ended_ || generation_ == 0) {
     Adopt(begin.generation());
+    return;
+  }
+  if (answers && !promised_ && adopting_ != 0) {  // the one before that still ends, behind a commit
+    adopting_ = begin.generation();
     return;
   }
   if (answers && !promised_) {  // its attempt was given up with the link, or behind a decided step nothing has begun

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/ring.h"
 #include "server/job/node_coordinator.h"
 
 namespace shardd {
@@ -53,7 +54,7 @@ absl::Status NodeCoordinator::CheckHolds(int node, const v1::PeerMessage::Holds&
                                     [this](int n) { return n >= 0 && n < plan_->nodes(); });
   const bool decided = !holds.has_decided() || holds.decided().step() == holds.step();
   if (node == 0 || !from.up || from.holds.has_value() || holds.generation() > kMaxGeneration || holds.step() < 0 ||
-      (holds.step() > 0 && !holds.initialized()) || !decided || !finished) {
+      holds.step() > kMaxUpdates || (holds.step() > 0 && !holds.initialized()) || !decided || !finished) {
     return absl::InvalidArgumentError(
         absl::StrCat(NodeText(node), " said what it cannot have, or said it twice (got step ", holds.step(),
                      holds.initialized() ? "" : " and no parameters", ", decided step ", holds.decided().step(),
@@ -122,7 +123,8 @@ std::string NodeCoordinator::Lacking() const {
       NodeText(unheard), missing.up ? "" : ", which has no link,",
       " has not said what it has of the job; node 0, whose daemon is a new one, waits for that before it "
       "goes on from ",
-      state, " of node ", latest, missing.refused.empty() ? "" : ": ", missing.refused);
+      state, " of node ", latest, missing.refused.empty() ? "" : ": ", missing.refused,
+      "; start its daemon and its ranks, or close the job on all nodes and begin from a checkpoint");
 }
 
 // Whenever what nodes have said, or who may still say it, has changed.

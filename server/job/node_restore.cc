@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
@@ -44,8 +43,9 @@ void NodeRestore::Take(const v1::PeerData& header, absl::string_view elements) {
 }
 
 std::shared_ptr<StateSender> StateSender::Start(uint64_t transfer, const StateSlabs& slabs, PeerLinks* links, int node,
-                                                CoreLoop* worker, std::shared_ptr<void> keep) {
-  std::shared_ptr<StateSender> sender(new StateSender(transfer, slabs, links, node, worker, std::move(keep)));
+                                                CoreLoop* worker, Failed failed, std::shared_ptr<void> keep) {
+  std::shared_ptr<StateSender> sender(
+      new StateSender(transfer, slabs, links, node, worker, std::move(failed), std::move(keep)));
   worker->Post([sender] { sender->Run(); });
   return sender;
 }
@@ -62,8 +62,8 @@ void StateSender::Run() {
     piece->resize(static_cast<size_t>(std::min(kPieceBytes, slab.bytes - sent_bytes_)));
     if (const absl::Status read = slab.slab->Read(sent_bytes_, piece->data(), static_cast<int64_t>(piece->size()));
         !read.ok()) {
-      LogWarning(absl::StrCat("send state to node ", node_, ": ", read.message()));
       cancelled_ = true;
+      failed_(read);
       return;
     }
     v1::PeerData header;

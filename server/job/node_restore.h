@@ -50,15 +50,23 @@ class NodeRestore {
 // Where it comes from: a few pieces at a time, read on a worker that it leaves to others in between.
 class StateSender : public std::enable_shared_from_this<StateSender> {
  public:
-  // `keep` holds slabs and links. Ends when everything was taken by the link, at its first error, or after Cancel.
+  // `keep` holds slabs and links. Ends when everything was taken by the link, at its first error, or after Cancel;
+  // `failed`, on the worker, where a slab cannot be read: who waits for the rest would never hear.
+  using Failed = std::function<void(const absl::Status&)>;
   static std::shared_ptr<StateSender> Start(uint64_t transfer, const StateSlabs& slabs, PeerLinks* links, int node,
-                                            CoreLoop* worker, std::shared_ptr<void> keep);
+                                            CoreLoop* worker, Failed failed, std::shared_ptr<void> keep);
   void Cancel() { cancelled_ = true; }
 
  private:
-  StateSender(uint64_t transfer, const StateSlabs& slabs, PeerLinks* links, int node, CoreLoop* worker,
+  StateSender(uint64_t transfer, const StateSlabs& slabs, PeerLinks* links, int node, CoreLoop* worker, Failed failed,
               std::shared_ptr<void> keep)
-      : transfer_(transfer), slabs_(slabs), links_(links), node_(node), worker_(worker), keep_(std::move(keep)) {}
+      : transfer_(transfer),
+        slabs_(slabs),
+        links_(links),
+        node_(node),
+        worker_(worker),
+        failed_(std::move(failed)),
+        keep_(std::move(keep)) {}
   void Run();  // on the worker
 
   const uint64_t transfer_;
@@ -66,6 +74,7 @@ class StateSender : public std::enable_shared_from_this<StateSender> {
   PeerLinks* const links_;
   const int node_;
   CoreLoop* const worker_;
+  const Failed failed_;
   const std::shared_ptr<void> keep_;
   std::atomic<bool> cancelled_ = false;
   std::atomic<int> under_way_ = 0;

@@ -17,7 +17,7 @@ constexpr absl::Duration kFarewell = absl::Seconds(2);       // for what is queu
 constexpr absl::Duration kLongFarewell = absl::Seconds(30);  // gRPC not being done by then is worth a line
 constexpr absl::Duration kLook = absl::Milliseconds(1);
 
-// Whoever took it for the newest could never begin another one.
+// Whoever took it for the newest could never begin another one: also in words that carry one of their own.
 absl::Status CheckGeneration(uint64_t generation) {
   return generation <= kMaxPeerGeneration
              ? absl::OkStatus()
@@ -80,8 +80,9 @@ void LinkLoop::ReadControl(const LinkPtr& link) {
     if (status.ok() && (message.has_hello() || message.kind_case() == v1::PeerMessage::KIND_NOT_SET)) {
       status = absl::InvalidArgumentError("it sent a message of no known kind, or a second hello");
     }
-    if (status.ok()) {
-      status = CheckGeneration(message.generation());
+    for (const uint64_t generation :
+         {message.generation(), message.begin().generation(), message.exchange().generation()}) {
+      status.Update(CheckGeneration(generation));
     }
     if (!status.ok()) {
       self->Post([self, link, status] { self->End(link, status); });

@@ -30,9 +30,9 @@ std::string RandomBytes(size_t count) {
   return bytes;
 }
 
-bool ForGood(const absl::Status& status) {
-  return absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
-}
+// Another job of the same user's. What a daemon of another version or a job of another user's says passes: the version
+// as daemons are brought up one by one, the other job as its user closes it.
+bool ForGood(const absl::Status& status) { return absl::IsFailedPrecondition(status); }
 
 }  // namespace
 
@@ -289,9 +289,9 @@ void LinkLoop::HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1:
 absl::Status LinkLoop::CheckHello(const v1::PeerHello& hello) const {
   const std::string job = absl::StrCat("job \"", join_.job, "\" on node ", join_.node);
   if (hello.protocol_version() != kProtocolVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(job, ": daemons of different versions (got protocol ",
-                                                      hello.protocol_version(), ", want ", kProtocolVersion,
-                                                      "); run the same shardd on all nodes"));
+    return absl::UnimplementedError(absl::StrCat(job, ": daemons of different versions (got protocol ",
+                                                 hello.protocol_version(), ", want ", kProtocolVersion,
+                                                 "); run the same shardd on all nodes"));
   }
   if (hello.job() != join_.job) {
     return absl::FailedPreconditionError(absl::StrCat(job, ": another job"));

@@ -91,9 +91,9 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(g
 void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, bool data) {
   // Before the name: what another version means by it is not known.
   if (hello.protocol_version() != kProtocolVersion) {
-    stream->Abort(absl::FailedPreconditionError(absl::StrCat("daemons of different versions (got protocol ",
-                                                             hello.protocol_version(), ", want ", kProtocolVersion,
-                                                             "); run the same shardd on all nodes")));
+    stream->Abort(
+        absl::UnimplementedError(absl::StrCat("daemons of different versions (got protocol ", hello.protocol_version(),
+                                              ", want ", kProtocolVersion, "); run the same shardd on all nodes")));
     return;
   }
   std::shared_ptr<LinkLoop> loop;

@@ -43,7 +43,10 @@ class NodesCutStopped : public Nodes {
   void Stop(int node) {
     const pid_t daemon = this->node(node).daemon_pid();
     ASSERT_EQ(kill(daemon, SIGSTOP), 0);
-    ASSERT_TRUE(PollUntil([daemon] { return waitpid(daemon, nullptr, WUNTRACED | WNOHANG) == daemon; }));
+    ASSERT_TRUE(PollUntil([daemon] {
+      siginfo_t stopped = {};
+      return waitid(P_PID, static_cast<id_t>(daemon), &stopped, WSTOPPED | WNOHANG) == 0 && stopped.si_pid == daemon;
+    }));
   }
   void Continue(int node) { ASSERT_EQ(kill(this->node(node).daemon_pid(), SIGCONT), 0); }
   bool Trained(int node, int64_t step) {
@@ -67,15 +70,19 @@ class NodesCutStopped : public Nodes {
 
 // At any moment of steps: gathers, sums and decisions are under way, and all are of the nodes.
 TEST_F(NodesCutStopped, ShorterThanItsGraceItHarmsNothing) {
-  Start(3, 1, SoonLost());
+  Start(3, 1);
   const Args args = Cut({{"steps", "60"}, {"silence_ms", "20000"}, {"grace_ms", "20000"}, {"filler", "100000"}});
-  std::vector<Child> ranks = StartAll(args);
+  std::vector<Child> ranks = StartAll(args.With({{"pause", "before_step@50"}}));  // not before the last stop
   for (int stop = 0; stop < 9; ++stop) {
     const int stopped = stop % count();
     ASSERT_TRUE(Trained(stopped, 3 * stop + 2));
     Stop(stopped);
     absl::SleepFor(absl::Milliseconds(120));
     Continue(stopped);
+  }
+  for (int k = 0; k < count(); ++k) {
+    node(k).AwaitPause(Of(k, args), "before_step", 0);
+    node(k).LetGo(Of(k, args), "before_step", 0);
   }
   for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
   const std::vector<TrainerReport> reports = Reports(args);
@@ -156,7 +163,8 @@ TEST_P(LongerThanItsGrace, TheJobEndsOnAllNodesAndTheStoppedOneIsNamed) {
 TEST_P(LongerThanItsGrace, TheOldJobOfTheStoppedOneIsNoPartOfTheNext) {
   const int stopped = GetParam();
   Start(3, 1, SoonLost());
-  const Args args = Cut({{"steps", "100000"}, {"silence_ms", "20000"}, {"grace_ms", "1000"}, {"timeout_ms", "20000"}});
+  // It has its links again before its own grace has ended.
+  const Args args = Cut({{"steps", "100000"}, {"silence_ms", "20000"}, {"grace_ms", "5000"}, {"timeout_ms", "20000"}});
   std::vector<Child> old = StartAll(args);
   for (int k = 0; k < count(); ++k) ASSERT_TRUE(Trained(k, 10));
   Stop(stopped);

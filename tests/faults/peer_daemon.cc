@@ -23,16 +23,17 @@ PeerDaemon::PeerDaemon(const v1::JobSpec& spec, const std::vector<std::string>& 
       this);
   absl::MutexLock lock(&mutex_);
   links_ = std::move(links);
+  use_ = links_.get();
 }
 
 PeerDaemon::~PeerDaemon() { links_.reset(); }
 
 void PeerDaemon::OnUp(int node) {
-  absl::MutexLock lock(&mutex_, absl::Condition(
-                                    +[](std::unique_ptr<PeerLinks>* links) { return *links != nullptr; }, &links_));
+  const auto joined = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return use_ != nullptr; };
+  absl::MutexLock lock(&mutex_, absl::Condition(&joined));
   v1::PeerMessage message;
   message.mutable_holds();
-  links_->Send(node, std::move(message));
+  use_->Send(node, std::move(message));
 }
 
 void PeerDaemon::OnMessage(int node, v1::PeerMessage message) {
@@ -42,7 +43,7 @@ void PeerDaemon::OnMessage(int node, v1::PeerMessage message) {
     v1::PeerMessage values;
     values.set_generation(generation_);
     for (size_t i = 0; i < plan_.params.size(); ++i) values.mutable_values()->add_digests(0);
-    if (!message.begin().initialized()) links_->Send(node, std::move(values));
+    if (!message.begin().initialized()) use_->Send(node, std::move(values));
   }
   heard_.push_back(std::move(message));
 }

@@ -55,7 +55,8 @@ class PeerDaemon final : private PeerLinks::Events {
   std::vector<v1::PeerMessage> heard_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::PeerData> data_ ABSL_GUARDED_BY(mutex_);  // numel: bytes that came
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<PeerLinks> links_;  // last: events come until it is gone
+  PeerLinks* use_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of events: links_, also while it ends
+  std::unique_ptr<PeerLinks> links_;                  // last: events come until it is gone
 };
 
 }  // namespace shardd::faults

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -115,6 +116,72 @@ TEST_F(JobNode0Test, APromiseThatLastedTooLongIsGivenUpAndTheNodeIsSentTheStep) 
   for (int node = 0; node < 3; ++node) IsAt(node, 2);
   EXPECT_TRUE(HasEvent("is sent to node 2"));
   TrainsTo(3);
+}
+
+// They have what they had, and it comes: they are not to give up.
+TEST_F(JobNode0Test, RanksOfANodeThatIsSentTheStateAreToAttachAgain) {
+  Begin();
+  TrainsTo(1);
+  DecidesUnheardBy(1, 2, 2);
+  Kill(0);
+  OnLoop([&] { job(2).CheckSilence(MonotonicNow() + absl::Hours(1)); });
+  ASSERT_TRUE(Gone(2));
+  wire_.Drop([](int, const v1::PeerMessage& message) { return message.has_state(); });
+  OpenAgain(0);
+  ASSERT_TRUE(Until([&] { return job(2).version() == 0; }));
+  OnLoop([&] { EXPECT_TRUE(job(2).has_parameters()); });
+  const absl::Status status = TryAttach(2);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is being brought from node 0 (host0:7000); attach again"));
+  wire_.Drop(nullptr);
+  wire_.SetUp(0, 2, false);
+  wire_.SetUp(0, 2, true);
+  AttachAll();
+  for (int node = 0; node < 3; ++node) IsAt(node, 2);
+  TrainsTo(3);
+}
+
+// Who comes first to the place that a lost daemon has left is not to end what others train.
+TEST_F(JobNode0Test, AnotherUsersJobInItsPlaceEndsNothing) {
+  Begin();
+  TrainsTo(1);
+  Kill(0);
+  for (int node = 1; node < 3; ++node) {
+    wire_.Refuse(node, 0, absl::PermissionDeniedError("the name is taken by a job of another user"));
+    OnLoop([&] { EXPECT_FALSE(job(node).closed()); });
+  }
+  OpenAgain(0);
+  AttachAll();
+  for (int node = 0; node < 3; ++node) IsAt(node, 1);
+  TrainsTo(2);
+}
+
+TEST_F(JobNode0Test, AnotherUsersJobInTheWayOfOneThatHasNothingIsItsEnd) {
+  wire_.Refuse(1, 0, absl::PermissionDeniedError("the name is taken by a job of another user"));
+  EXPECT_TRUE(Until([&] { return job(1).closed(); }));
+}
+
+// Sent before there are parameters; node 1 has said its values.
+TEST_F(JobNode0Test, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
+  std::atomic<uint64_t> generation = 0;
+  wire_.Drop([&generation](int to, const v1::PeerMessage& message) {
+    if (message.kind_case() == v1::PeerMessage::kValuesAgreed) generation = message.generation();
+    return message.kind_case() == v1::PeerMessage::kValuesAgreed && to == 1;
+  });
+  for (int node = 0; node < 3; ++node) Attach(node);
+  for (int node = 0; node < 3; ++node) CommitParameters(node);
+  ASSERT_TRUE(Until([&] { return job(0).version() == 1; }));
+  v1::PeerMessage decided;
+  decided.set_generation(generation);
+  decided.mutable_decided()->set_step(1);
+  decided.mutable_decided()->set_present(std::string(16, '\xff'));
+  wire_.Say(0, 1, decided);
+  OnLoop([&] {
+    EXPECT_FALSE(job(1).closed());
+    EXPECT_EQ(job(1).committed_step(), 0);
+    EXPECT_EQ(job(1).version(), 0u);
+  });
+  wire_.Drop(nullptr);
 }
 
 TEST_F(JobNode0Test, AnotherThatComesWithNothingAtTheSameTimeIsSentTheStateToo) {

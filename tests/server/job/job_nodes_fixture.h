@@ -90,6 +90,14 @@ class Wire {
       }
     });
   }
+  // What `by` answers the calls of `node`.
+  void Refuse(int node, int by, const absl::Status& why) {
+    loop_.RunAndWait([&] { ends_[static_cast<size_t>(node)]->OnDown(by, why); });
+  }
+  // As if `from` said it.
+  void Say(int from, int to, const v1::PeerMessage& message) {
+    loop_.RunAndWait([&] { ends_[static_cast<size_t>(to)]->OnMessage(from, message); });
+  }
   // What is sent and does not come; null: nothing.
   void Drop(std::function<bool(int to, const v1::PeerMessage&)> drops) {
     loop_.RunAndWait([&] { drops_ = std::move(drops); });

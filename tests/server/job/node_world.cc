@@ -57,6 +57,7 @@ void RandomJob::Act() {
     return;
   }
   if (committing_) {
+    if (world_->seed() % 3 == 0 && world_->Random(16) != 0) return;  // so that links come and go meanwhile
     committing_ = false;
     if (!initialized) {
       initialized = true;

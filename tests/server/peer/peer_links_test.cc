@@ -166,7 +166,7 @@ TEST(PeerLinksTest, NodeThatComesBackHasItsLinkAgain) {
   }
 }
 
-TEST(PeerLinksTest, OtherUserIsRefusedForGood) {
+TEST(PeerLinksTest, OtherUserIsRefusedAndAsksOn) {
   Nodes nodes(2);
   nodes.Join(0);
   PeerJoin options = nodes.Options(1);
