@@ -126,7 +126,7 @@ TEST_F(JobNode0Test, RanksOfANodeThatIsSentTheStateAreToAttachAgain) {
   Kill(0);
   OnLoop([&] { job(2).CheckSilence(MonotonicNow() + absl::Hours(1)); });
   ASSERT_TRUE(Gone(2));
-  wire_.Drop([](int, const v1::PeerMessage& message) { return message.has_state(); });
+  wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_state() && to == 2; });
   OpenAgain(0);
   ASSERT_TRUE(Until([&] { return job(2).version() == 0; }));
   OnLoop([&] { EXPECT_TRUE(job(2).has_parameters()); });
