@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/e2e/cluster.h"
 
 namespace shardd::e2e {
@@ -50,6 +51,13 @@ class Nodes : public ::testing::Test {
   Node& node(int node) { return *nodes_[static_cast<size_t>(node)]; }
   int count() const { return static_cast<int>(nodes_.size()); }
   const std::vector<std::string>& addresses() const { return addresses_; }
+  // An epoch of the job has ended at `node` because the link to `lost` was lost: a sum under way may be the first to
+  // tell.
+  bool HasLostLink(int node, int lost) {
+    const std::string link = absl::StrCat("link to node ", lost, " (", addresses()[lost], ")");
+    return this->node(node).HasEvent("job", "abort", link) ||
+           this->node(node).HasEvent("job", "abort", absl::StrCat("node ", lost, " cannot be sent gradients: "));
+  }
   // What ranks of one node are told.
   Args Of(int node, const Args& args) const;
   testing::Child StartRank(int node, int rank, const Args& args) {

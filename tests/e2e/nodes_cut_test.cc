@@ -180,7 +180,7 @@ TEST_F(NodesCutTest, ADaemonThatIsKilledTakesItsPartAndThatIsNamed) {
   Child victim = StartRank(1, 0, args.With({{"recover", "0"}}));
   node(0).AwaitPause(Of(0, args), "before_step", 0);
   ASSERT_EQ(kill(node(1).daemon_pid(), SIGKILL), 0);
-  EXPECT_TRUE(PollUntil([&] { return node(0).HasEvent("job", "abort", "link to node 1 (" + addresses()[1] + ")"); }));
+  EXPECT_TRUE(PollUntil([&] { return HasLostLink(0, 1); }));
   victim.Kill(SIGKILL);
   victim.Wait();
   StartAgain(1);

@@ -124,10 +124,7 @@ class NodesTest : public Nodes {
     for (int rank = 0; rank < 2; ++rank) victims.push_back(StartRank(ended, rank, args));
     for (int rank = 0; rank < 2; ++rank) node(other).AwaitPause(Of(other, args), "before_step", rank);
     ASSERT_EQ(kill(node(ended).daemon_pid(), signal), 0);
-    const std::string link = absl::StrCat("link to node ", ended, " (", addresses()[ended], ")");
-    const std::string or_sum = absl::StrCat("node ", ended, " cannot be sent gradients: the link has ended");
-    EXPECT_TRUE(PollUntil(
-        [&] { return node(other).HasEvent("job", "abort", link) || node(other).HasEvent("job", "abort", or_sum); }));
+    EXPECT_TRUE(PollUntil([&] { return HasLostLink(other, ended); }));
     for (int rank = 0; rank < 2; ++rank) node(other).LetGo(Of(other, args), "before_step", rank);
     for (Child& victim : victims) {
       victim.Kill(SIGKILL);
