@@ -43,8 +43,8 @@ class PeerLinks {
     // The link is there: between this call and OnDown messages arrive, in the order in which they were sent.
     virtual void OnUp(int node) = 0;
     virtual void OnMessage(int node, v1::PeerMessage message) = 0;
-    // It is not any more, or could not be made for longer than a moment, or will never be: FAILED_PRECONDITION,
-    // PERMISSION_DENIED. Otherwise it is tried again, for as long as this object lives. May come without OnUp.
+    // It is not any more, or could not be made for longer than a moment, or will never be: FAILED_PRECONDITION.
+    // Otherwise it is tried again, for as long as this object lives. May come without OnUp.
     virtual void OnDown(int node, absl::Status why) = 0;
     // A piece of gradients; `elements` are valid during the call.
     virtual void OnData(int node, const v1::PeerData& header, absl::string_view elements) = 0;

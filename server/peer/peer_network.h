@@ -40,7 +40,7 @@ class PeerNetwork {
   // "10.0.0.1:4711, mutual TLS": for status and log.
   virtual std::string Describe() const = 0;
   // This node's links to the job's others. Those with smaller numbers are called: again and again with 20 ms to 1 s
-  // between, for as long as the links live, but for FAILED_PRECONDITION and PERMISSION_DENIED, which are told by OnDown
+  // between, for as long as the links live, but for FAILED_PRECONDITION, which is told by OnDown
   // and are the end of it. Those with larger numbers call; one that Events::CheckHello refuses is told by OnDown with
   // UNAVAILABLE, for another may come yet.
   // `events` outlives the links; it may be called before this returns. ALREADY_EXISTS: a job of that name is joined.
