@@ -1,5 +1,7 @@
 // Jobs whose parameters are cut over two nodes: each has half of everything, and asks the other for the rest.
 
+#include <atomic>
+
 #include "absl/time/clock.h"
 #include "tests/server/job/job_nodes_fixture.h"
 
@@ -50,6 +52,33 @@ class JobCutTest : public JobNodesTest {
   }
   float Unsharded(int node, int i) { return SlabAt<float>(job(node).memory().pool(), 0)[i]; }
 };
+
+// Before there are parameters, by a node 0 that keeps no rule: node 1 has said its initial values, and no step.
+TEST_F(JobCutTest, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
+  std::atomic<uint64_t> generation = 0;
+  wire_.Drop([&generation](int to, const v1::PeerMessage& message) {
+    const bool agreed = message.kind_case() == v1::PeerMessage::kValuesAgreed;
+    if (agreed) generation = message.generation();
+    return agreed && to == 1;
+  });
+  Attach(0);
+  Attach(1);
+  CommitParameters(0);
+  CommitParameters(1);
+  ASSERT_TRUE(Until([&] { return job(0).version() == 1; }));
+  v1::PeerMessage decided;
+  decided.set_generation(generation);
+  decided.mutable_decided()->set_step(1);
+  decided.mutable_decided()->set_present("\x01");
+  wire_.Say(0, 1, decided);
+  absl::SleepFor(absl::Milliseconds(50));
+  OnLoop([&] {
+    EXPECT_FALSE(job(1).closed());
+    EXPECT_EQ(job(1).committed_step(), 0);
+    EXPECT_EQ(job(1).version(), 0u);
+  });
+  wire_.Drop(nullptr);
+}
 
 TEST_F(JobCutTest, EachNodeKeepsItsHalfAndIsGivenTheOther) {
   BeginWith(100);

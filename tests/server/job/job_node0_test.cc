@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -159,29 +158,6 @@ TEST_F(JobNode0Test, AnotherUsersJobInItsPlaceEndsNothing) {
 TEST_F(JobNode0Test, AnotherUsersJobInTheWayOfOneThatHasNothingIsItsEnd) {
   wire_.Refuse(1, 0, absl::PermissionDeniedError("the name is taken by a job of another user"));
   EXPECT_TRUE(Until([&] { return job(1).closed(); }));
-}
-
-// Sent before there are parameters; node 1 has said its values.
-TEST_F(JobNode0Test, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
-  std::atomic<uint64_t> generation = 0;
-  wire_.Drop([&generation](int to, const v1::PeerMessage& message) {
-    if (message.kind_case() == v1::PeerMessage::kValuesAgreed) generation = message.generation();
-    return message.kind_case() == v1::PeerMessage::kValuesAgreed && to == 1;
-  });
-  for (int node = 0; node < 3; ++node) Attach(node);
-  for (int node = 0; node < 3; ++node) CommitParameters(node);
-  ASSERT_TRUE(Until([&] { return job(0).version() == 1; }));
-  v1::PeerMessage decided;
-  decided.set_generation(generation);
-  decided.mutable_decided()->set_step(1);
-  decided.mutable_decided()->set_present(std::string(16, '\xff'));
-  wire_.Say(0, 1, decided);
-  OnLoop([&] {
-    EXPECT_FALSE(job(1).closed());
-    EXPECT_EQ(job(1).committed_step(), 0);
-    EXPECT_EQ(job(1).version(), 0u);
-  });
-  wire_.Drop(nullptr);
 }
 
 TEST_F(JobNode0Test, AnotherThatComesWithNothingAtTheSameTimeIsSentTheStateToo) {
