@@ -38,6 +38,15 @@ class JobNode0Test : public JobNodesTest {
     }
     wire_.Drop(nullptr);
   }
+  // Step 2: node 0, whose daemon is lost, had decided it.
+  void Node2GivesAStepUpThatNode1Has() {
+    Begin();
+    TrainsTo(1);
+    DecidesUnheardBy(1, 2, 2);
+    Kill(0);
+    OnLoop([&] { job(2).CheckSilence(MonotonicNow() + absl::Hours(1)); });
+    ASSERT_TRUE(Gone(2));
+  }
   void AttachAll() {
     for (int node = 0; node < count(); ++node) {
       ASSERT_TRUE(Until([&] { return job(node).version() > 0; })) << "node " << node << " has no state";
@@ -102,12 +111,7 @@ TEST_F(JobNode0Test, AlsoWhereTheRankThatPromisedHasDied) {
 }
 
 TEST_F(JobNode0Test, APromiseThatLastedTooLongIsGivenUpAndTheNodeIsSentTheStep) {
-  Begin();
-  TrainsTo(1);
-  DecidesUnheardBy(1, 2, 2);
-  Kill(0);
-  OnLoop([&] { job(2).CheckSilence(MonotonicNow() + absl::Hours(1)); });
-  ASSERT_TRUE(Gone(2));
+  ASSERT_NO_FATAL_FAILURE(Node2GivesAStepUpThatNode1Has());
   EXPECT_THAT(Why(2), AllOf(HasSubstr("node 0 (host0:7000) has not been reached"), HasSubstr("limit")));
   EXPECT_FALSE(job(2).closed());
   OpenAgain(0);
@@ -119,12 +123,7 @@ TEST_F(JobNode0Test, APromiseThatLastedTooLongIsGivenUpAndTheNodeIsSentTheStep) 
 
 // They have what they had, and it comes: they are not to give up.
 TEST_F(JobNode0Test, RanksOfANodeThatIsSentTheStateAreToAttachAgain) {
-  Begin();
-  TrainsTo(1);
-  DecidesUnheardBy(1, 2, 2);
-  Kill(0);
-  OnLoop([&] { job(2).CheckSilence(MonotonicNow() + absl::Hours(1)); });
-  ASSERT_TRUE(Gone(2));
+  ASSERT_NO_FATAL_FAILURE(Node2GivesAStepUpThatNode1Has());
   wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_state() && to == 2; });
   OpenAgain(0);
   ASSERT_TRUE(Until([&] { return job(2).version() == 0; }));
