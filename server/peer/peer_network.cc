@@ -10,8 +10,8 @@
 #include "common/status/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
+#include "server/peer/link_credentials.h"
 #include "server/peer/link_loop.h"
-#include "server/peer/peer_credentials.h"
 #include "server/peer/peer_service.h"
 #include "server/peer/peer_wire.h"
 
@@ -58,7 +58,7 @@ class JoinedLinks final : public PeerLinks {
 
 class GrpcPeerNetwork final : public PeerNetwork {
  public:
-  GrpcPeerNetwork(const Options& options, PeerCredentials credentials)
+  GrpcPeerNetwork(const Options& options, LinkCredentials credentials)
       : options_(options), credentials_(std::move(credentials)), service_(std::make_shared<PeerService>()) {}
   ~GrpcPeerNetwork() override {
     if (server_ != nullptr) {
@@ -132,7 +132,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
   }
 
   const Options options_;
-  const PeerCredentials credentials_;
+  const LinkCredentials credentials_;
   const std::shared_ptr<PeerService> service_;  // outlives server_
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
@@ -141,7 +141,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerNetwork>> PeerNetwork::Create(const Options& options) {
-  SHARDD_ASSIGN_OR_RETURN(PeerCredentials credentials, MakePeerCredentials(options));
+  SHARDD_ASSIGN_OR_RETURN(LinkCredentials credentials, MakeLinkCredentials(options));
   auto network = std::make_unique<GrpcPeerNetwork>(options, std::move(credentials));
   SHARDD_RETURN_IF_ERROR(network->Listen());
   return network;

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_PEER_PEER_CREDENTIALS_H_
-#define SHARDD_SERVER_PEER_PEER_CREDENTIALS_H_
+#ifndef SHARDD_SERVER_PEER_LINK_CREDENTIALS_H_
+#define SHARDD_SERVER_PEER_LINK_CREDENTIALS_H_
 
 #include <memory>
 
@@ -11,18 +11,20 @@
 
 namespace shardd {
 
-struct PeerCredentials {
+// What a daemon shows to the daemons of other nodes, as server and as client. (PeerCredentials of common/shm: who is at
+// the other end of a Unix socket.)
+struct LinkCredentials {
   std::shared_ptr<grpc::ServerCredentials> server;
   std::shared_ptr<grpc::ChannelCredentials> client;
   bool tls = false;
 };
 
 // Mutual TLS, or none where that is allowed. As PeerNetwork::Create.
-absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& options);
+absl::StatusOr<LinkCredentials> MakeLinkCredentials(const PeerNetwork::Options& options);
 
 // "host:port", with an IPv6 address in brackets. INVALID_ARGUMENT, beginning with `what`: it is none.
 absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address);
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_PEER_PEER_CREDENTIALS_H_
+#endif  // SHARDD_SERVER_PEER_LINK_CREDENTIALS_H_

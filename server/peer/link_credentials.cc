@@ -1,4 +1,4 @@
-#include "server/peer/peer_credentials.h"
+#include "server/peer/link_credentials.h"
 
 #include <cerrno>
 #include <cstring>
@@ -69,7 +69,7 @@ absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address)
   return absl::OkStatus();
 }
 
-absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& options) {
+absl::StatusOr<LinkCredentials> MakeLinkCredentials(const PeerNetwork::Options& options) {
   SHARDD_RETURN_IF_ERROR(CheckPeerAddress("--peer_listen", options.listen));
   const int given = !options.certificate.empty() + !options.key.empty() + !options.ca.empty();
   if (given == 0) {
@@ -79,7 +79,7 @@ absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& 
                        "\", want a loopback address); give --peer_cert, --peer_key and --peer_ca, or "
                        "--peer_insecure on a network that nobody else can reach"));
     }
-    return PeerCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials(), false};
+    return LinkCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials(), false};
   }
   if (given != 3) {
     return absl::InvalidArgumentError(
@@ -103,7 +103,7 @@ absl::StatusOr<PeerCredentials> MakePeerCredentials(const PeerNetwork::Options& 
   client.pem_root_certs = ca;
   client.pem_private_key = key;
   client.pem_cert_chain = certificate;
-  return PeerCredentials{grpc::SslServerCredentials(server), grpc::SslCredentials(client), true};
+  return LinkCredentials{grpc::SslServerCredentials(server), grpc::SslCredentials(client), true};
 }
 
 }  // namespace shardd
