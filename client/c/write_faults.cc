@@ -23,17 +23,28 @@ Range ranges[WriteFaults::kMaxJobs * WriteFaults::kRanges];
 std::mutex ranges_mutex;                   // writers
 std::atomic_flag busy = ATOMIC_FLAG_INIT;  // the handler: threads of one parallel loop fault together
 struct sigaction previous;
+std::atomic<bool> passed_on = false;  // a fault is with `previous`, which has not returned
 
+// Calls the handler that was there before. One that found this handler when it was installed (faulthandler, enabled
+// after a first Watch) puts it back and raises the signal anew: that signal ends the process, as it would without us.
 void PassOn(int signal, siginfo_t* info, void* context) {
-  if ((previous.sa_flags & SA_SIGINFO) != 0) {
+  const bool raised_by_previous = info->si_code <= 0 && passed_on.load();
+  if (!raised_by_previous && (previous.sa_flags & SA_SIGINFO) != 0) {
+    passed_on = true;
     previous.sa_sigaction(signal, info, context);
-  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    passed_on = false;
+  } else if (!raised_by_previous && previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    passed_on = true;
     previous.sa_handler(signal);
+    passed_on = false;
   } else {
-    // The store is tried again, and then nobody is in its way.
+    // The store is tried again, or the signal is raised again, and nothing catches it.
     struct sigaction plain = {};
     plain.sa_handler = SIG_DFL;
     sigaction(SIGSEGV, &plain, nullptr);
+    if (info->si_code <= 0) {
+      raise(signal);
+    }
   }
 }
 
@@ -64,17 +75,12 @@ void OnFault(int signal, siginfo_t* info, void* context) {
   errno = saved_errno;
 }
 
-bool IsDefault(const struct sigaction& action) {
-  return (action.sa_flags & SA_SIGINFO) == 0 && (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN);
-}
-
-// REQUIRES: ranges_mutex is held. Again where somebody has reset the signal: programs put all handlers back that they
-// had found, as Python knows them, which is without this one. Whoever has set another handler is taken to call this
-// one.
+// REQUIRES: ranges_mutex is held. Installs the handler above whichever is there: programs reset the signal, or set a
+// handler of their own that does not call this one for a fault that it takes for the program's end (faulthandler).
 absl::Status Install() {
-  static bool installed = false;
   struct sigaction current = {};
-  if (installed && sigaction(SIGSEGV, nullptr, &current) == 0 && !IsDefault(current)) {
+  if (sigaction(SIGSEGV, nullptr, &current) == 0 && (current.sa_flags & SA_SIGINFO) != 0 &&
+      current.sa_sigaction == &OnFault) {
     return absl::OkStatus();
   }
   struct sigaction action = {};
@@ -84,7 +90,6 @@ absl::Status Install() {
   if (sigaction(SIGSEGV, &action, &previous) != 0) {
     return absl::InternalError(absl::StrCat("watch writes: sigaction: ", strerror(errno)));
   }
-  installed = true;
   return absl::OkStatus();
 }
 

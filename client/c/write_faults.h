@@ -20,7 +20,7 @@ class WriteFaults {
   // what the job had as its range `which` before. Thread-safe, as Forget.
   static absl::Status Watch(ClientJob* job, int which, const void* begin, int64_t size_bytes);
   static void Forget(ClientJob* job);
-  // The handler is there again, if it was reset to the default since. One system call. Thread-safe.
+  // Installs the handler again where another has taken its place since. One system call where none has. Thread-safe.
   static absl::Status Renew();
 };
 

@@ -2,6 +2,8 @@
 // stores, and what a store at the wrong time does.
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -342,6 +344,46 @@ TEST(Windows, FaultsOfOthersAreNotOurs) {
   World world(TrainersSpec("others"));
   ASSERT_C_OK(shardd_watch_writes(world.ranks[0].job(), 1));
   EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+// As Python's faulthandler: writes, puts the handler back that it had found, and raises the signal anew.
+struct sigaction found_by_fault_handler;
+void WriteAndRaise(int signal) {
+  constexpr char kText[] = "a fault of the program\n";
+  (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  sigaction(signal, &found_by_fault_handler, nullptr);
+  raise(signal);
+}
+void EnableFaultHandler() {
+  struct sigaction action = {};
+  action.sa_handler = &WriteAndRaise;
+  action.sa_flags = SA_NODEFER;
+  ASSERT_EQ(sigaction(SIGSEGV, &action, &found_by_fault_handler), 0);
+}
+
+class WithFaultHandler : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Windows, WithFaultHandler, ::testing::Bool());
+
+// Parameter: the fault handler comes after the first watch.
+TEST_P(WithFaultHandler, StoresGoOnAndAFaultOfTheProgramReachesIt) {
+  if (testing::kSanitized) GTEST_SKIP() << "the handler before ours is the sanitizer's, which ends differently";
+  struct sigaction before = {};
+  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &before), 0);
+  World world(TrainersSpec("fault_handler"));
+  if (!GetParam()) EnableFaultHandler();
+  world.Each([](int, Rank& rank) { ASSERT_C_OK(shardd_watch_writes(rank.job(), 1)); });
+  if (GetParam()) EnableFaultHandler();
+  world.Each([](int index, Rank& rank) {
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+    Shard(rank, 0)[index] = static_cast<float>(10 + index);
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    EXPECT_EQ(Shard(rank, 0)[0], 10);
+    EXPECT_EQ(Shard(rank, 0)[1], 11);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "a fault of the program");
+  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
 }
 
 // As it is by the first look at optimizer state, which maps one more range.
