@@ -37,6 +37,14 @@ export XDG_RUNTIME_DIR=$work/run TMPDIR=$work SHARDD_ADDRESS=
 unset SHARDD_ADDRESS
 mkdir -m 700 "$work/run"
 timeout 60 "$work/build/cpp_consumer" || fail "the C++ consumer ended with an error"
+# The example that client/docs/cpp.md walks through.
+cmake -G Ninja -S "$source/client/examples/first" -B "$work/first" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$cxx" \
+  >"$work/log" 2>&1 && cmake --build "$work/first" >>"$work/log" 2>&1 || { cat "$work/log"; fail "client/examples/first does not build"; }
+RANK=1 WORLD_SIZE=2 timeout 60 "$work/first/first" >"$work/rank1" 2>&1 &
+RANK=0 WORLD_SIZE=2 timeout 60 "$work/first/first" >"$work/rank0" || { cat "$work/rank0"; fail "rank 0 of the first example ended with an error"; }
+wait $! || { cat "$work/rank1"; fail "rank 1 of the first example ended with an error"; }
+awk '/: loss/ {loss = $4} END {exit !(loss != "" && loss < 0.01)}' "$work/rank0" ||
+  { cat "$work/rank0"; fail "the first example did not learn"; }
 [[ $("$prefix/bin/shardctl" --version) == *"$(sed -n 's/.*kVersion\[\] = "\(.*\)".*/\1/p' "$source/common/version.h")"* ]] ||
   fail "shardctl --version does not give the version"
 echo "install_test: passed"

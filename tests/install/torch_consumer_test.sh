@@ -22,12 +22,17 @@ cmake --install "$build" --prefix "$work/prefix" >"$work/log" || { cat "$work/lo
 launcher=()
 ! command -v ccache >/dev/null || launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=time_macros # the folder has another name each time
-cmake -G Ninja -S "$source/tests/install/torch_consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix;$torch" \
+cmake -G Ninja -S "$source/client/examples/first_torch" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix;$torch" \
   -DCMAKE_CXX_COMPILER="$cxx" "${launcher[@]}" >"$work/log" 2>&1 && cmake --build "$work/build" -j 2 >>"$work/log" 2>&1 ||
   { cat "$work/log"; fail "a project with find_package(shardd COMPONENTS torch) does not build"; }
 # A home of its own, so that no daemon of this user is met.
 export XDG_RUNTIME_DIR=$work/run TMPDIR=$work
 unset SHARDD_ADDRESS
 mkdir -m 700 "$work/run"
-timeout 60 "$work/build/trainer" || fail "the trainer ended with an error"
+export WORLD_SIZE=2 OMP_NUM_THREADS=1
+RANK=1 timeout 60 "$work/build/trainer" >"$work/rank1" 2>&1 &
+RANK=0 timeout 60 "$work/build/trainer" >"$work/rank0" || fail "rank 0 of the trainer ended with an error"
+wait $! || { cat "$work/rank1"; fail "rank 1 of the trainer ended with an error"; }
+awk '/^step/ {last = $4; if (!n++) first = $4} END {exit !(n == 5 && last < first / 2)}' "$work/rank0" ||
+  { cat "$work/rank0"; fail "the loss did not fall to half"; }
 echo "torch_consumer_test: passed"
