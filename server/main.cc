@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,10 +17,13 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "common/shm/fd_channel.h"
 #include "common/status/status_macros.h"
@@ -278,11 +283,52 @@ absl::Status Run() {
   return absl::OkStatus();
 }
 
+constexpr absl::string_view kUsage = "shardd: fully sharded data parallel training as a service; one daemon per node";
+
+// `text` in lines of at most 100 characters, each behind `indent`.
+std::string Wrapped(absl::string_view text, absl::string_view indent) {
+  std::vector<std::string> lines(1, std::string(indent));
+  for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    if (lines.back().size() > indent.size() && lines.back().size() + 1 + word.size() > 100) {
+      lines.emplace_back(indent);
+    }
+    absl::StrAppend(&lines.back(), lines.back().size() > indent.size() ? " " : "", word);
+  }
+  return absl::StrJoin(lines, "\n");
+}
+
+// The flags that this file defines. absl's own --help looks for them in files that are named as the program is, finds
+// none in main.cc, and ends with status 1.
+std::string HelpText() {
+  std::map<std::string, const absl::CommandLineFlag*> flags;  // by name
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (absl::EndsWith(flag->Filename(), "server/main.cc")) flags.emplace(name, flag);
+  }
+  std::string text =
+      absl::StrCat(kUsage, "\n\nusage: shardd [--flag=value...]\n\nflags (--helpfull: also absl's and gRPC's):\n");
+  for (const auto& [name, flag] : flags) {
+    absl::StrAppend(&text, "  --", name, "=", flag->DefaultValue().empty() ? "\"\"" : flag->DefaultValue(), "\n",
+                    Wrapped(flag->Help(), "      "), "\n");
+  }
+  absl::StrAppend(&text, "  --version\n      print the version\n  --flagfile=\n      read flags from this file\n");
+  return text;
+}
+
+bool AsksForHelp(int argc, char** argv) {
+  return std::any_of(argv + 1, argv + argc, [](absl::string_view argument) {
+    return argument == "--help" || argument == "-help" || argument == "-h" || argument == "--help=true";
+  });
+}
+
 }  // namespace
 }  // namespace shardd
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("shardd: fully sharded data parallel training as a service; one daemon per node");
+  if (shardd::AsksForHelp(argc, argv)) {
+    std::fputs(shardd::HelpText().c_str(), stdout);
+    return std::fflush(stdout) == 0 ? 0 : 1;
+  }
+  absl::SetProgramUsageMessage(shardd::kUsage);
   absl::FlagsUsageConfig config;
   config.version_string = [] { return absl::StrCat("shardd ", shardd::kVersion, "\n"); };
   absl::SetFlagsUsageConfig(config);

@@ -254,7 +254,7 @@ ExitCode ExitCodeOf(const absl::Status& status) {
 
 int Run(const Options& options) {
   if (options.command == Command::kHelp) {
-    std::fputs(HelpText().c_str(), stdout);
+    std::fputs(HelpText(options.help_of).c_str(), stdout);
     return kExitOk;
   }
   if (options.command == Command::kVersion) {

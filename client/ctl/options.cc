@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 
 namespace shardd::ctl {
@@ -36,6 +37,39 @@ constexpr CommandRow kCommands[] = {
     {"version", Command::kVersion, TakesJob::kNo, "version of this program"},
     {"help", Command::kHelp, TakesJob::kNo, "this text"},
 };
+
+struct OptionRow {
+  absl::string_view name;     // as it is given
+  absl::string_view shown;    // in help
+  absl::string_view command;  // the one that has it; empty: each that asks a daemon
+  absl::string_view help;     // lines
+  absl::string_view short_name = "";
+  bool takes_value = true;
+};
+
+constexpr OptionRow kOptions[] = {
+    {"--address", "--address ADDR", "",
+     "unix:/path or /path; default: SHARDD_ADDRESS, else the first that listens of\n/run/shardd/shardd.sock, "
+     "$XDG_RUNTIME_DIR/shardd/shardd.sock, /tmp/shardd-UID/shardd.sock"},
+    {"--json", "--json", "", "the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each", "",
+     false},
+    {"--watch", "--watch SECONDS", "", "repeat until interrupted"},
+    {"--limit", "--limit N", "events", "the newest N (default 100)"},
+    {"--handles", "--handles", "ranks", "also storage and training state of each parameter group", "", false},
+    {"--steps", "--steps N", "trace", "whole steps to record (default 3)"},
+    {"--output", "-o, --output FILE", "trace", "where to write it (default trace.json; -: standard output)", "-o"},
+    {"--timeout", "--timeout SECONDS", "",
+     "of one request (default 10); trace: for the steps to be there (default 60)"},
+};
+
+const OptionRow* FindOption(absl::string_view name) {
+  for (const OptionRow& row : kOptions) {
+    if (name == row.name || (name == row.short_name && !name.empty())) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
 
 const CommandRow* FindCommand(absl::string_view name) {
   for (const CommandRow& row : kCommands) {
@@ -87,7 +121,12 @@ class Parser {
     const size_t equals = argument.find('=');
     const std::string name = argument.substr(0, equals);
     const bool has_value = equals != std::string::npos;
-    if (name == "--json" || name == "--handles" || name == "--help" || name == "-h" || name == "--version") {
+    const bool asks_for_text = name == "--help" || name == "-h" || name == "--version";
+    const OptionRow* const row = FindOption(name);
+    if (row == nullptr && !asks_for_text) {
+      return UsageError(absl::StrCat("unknown option \"", name, "\""));
+    }
+    if (asks_for_text || !row->takes_value) {
       if (has_value) {
         return UsageError(absl::StrCat(name, ": takes no value"));
       }
@@ -99,10 +138,6 @@ class Parser {
         forced_ = FindCommand(name == "--version" ? "version" : "help");
       }
       return absl::OkStatus();
-    }
-    if (name != "--address" && name != "--limit" && name != "--timeout" && name != "--watch" && name != "--steps" &&
-        name != "--output" && name != "-o") {
-      return UsageError(absl::StrCat("unknown option \"", name, "\""));
     }
     std::string value;
     if (has_value) {
@@ -153,6 +188,9 @@ class Parser {
 
   absl::Status Check() {
     if (forced_ != nullptr) {
+      if (row_ != nullptr && row_->command != Command::kHelp) {
+        options_.help_of = std::string(row_->name);
+      }
       row_ = forced_;
     }
     if (row_ == nullptr) {
@@ -194,47 +232,77 @@ class Parser {
 
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments) { return Parser(arguments).Parse(); }
 
-std::string HelpText() {
+namespace {
+
+std::string Synopsis(const CommandRow& row) {
+  return absl::StrCat(row.name, row.takes_job == TakesJob::kNo         ? ""
+                                : row.takes_job == TakesJob::kOptional ? " [JOB]"
+                                                                       : " JOB");
+}
+
+// Whether the command asks a daemon: the others have no options.
+bool AsksDaemon(const CommandRow& row) { return row.command != Command::kVersion && row.command != Command::kHelp; }
+
+// Options of `command`; null: of all, with the command that has them.
+void AppendOptions(const CommandRow* command, std::string* text) {
+  for (const OptionRow& row : kOptions) {
+    if (command != nullptr && !row.command.empty() && row.command != command->name) {
+      continue;
+    }
+    const bool says_whose = command == nullptr && !row.command.empty();
+    absl::StrAppendFormat(text, "  %-18s %s%s\n", row.shown, says_whose ? absl::StrCat(row.command, ": ") : "",
+                          absl::StrReplaceAll(row.help, {{"\n", "\n                     "}}));
+  }
+}
+
+constexpr absl::string_view kOneJob = "JOB may be left out where there is only one job.\n";
+constexpr absl::string_view kTraceText =
+    "A trace shows unshard, compute, reshard, reduce and step of each rank and each stream of the devices. Open the\n"
+    "file at https://ui.perfetto.dev (it does not leave the browser) or at chrome://tracing. One that ended early\n"
+    "is written too, unless it has no whole step and a file lies there; the exit code says so: 1 where the job\n"
+    "ended, 5 where the time was over.\n";
+
+}  // namespace
+
+std::string HelpText(absl::string_view command) {
+  if (const CommandRow* row = FindCommand(command); row != nullptr) {
+    std::string text = absl::StrCat("shardctl ", row->name, ": ", row->help, "\n\nusage: shardctl ", Synopsis(*row),
+                                    AsksDaemon(*row) ? " [OPTION...]\n" : "\n");
+    if (row->takes_job == TakesJob::kOptional) {
+      absl::StrAppend(&text, kOneJob);
+    }
+    if (AsksDaemon(*row)) {
+      absl::StrAppend(&text, "\noptions:\n");
+      AppendOptions(row, &text);
+    }
+    if (row->command == Command::kTrace) {
+      absl::StrAppend(&text, "\n", kTraceText);
+    }
+    return text;
+  }
   std::string text =
       "shardctl: what the shardd of this node holds and does\n"
       "\n"
       "usage: shardctl COMMAND [JOB] [OPTION...]\n"
+      "       shardctl COMMAND --help\n"
       "\n"
       "commands:\n";
   for (const CommandRow& row : kCommands) {
-    const absl::string_view job = row.takes_job == TakesJob::kNo         ? ""
-                                  : row.takes_job == TakesJob::kOptional ? " [JOB]"
-                                                                         : " JOB";
-    absl::StrAppendFormat(&text, "  %-14s %s\n", absl::StrCat(row.name, job), row.help);
+    absl::StrAppendFormat(&text, "  %-14s %s\n", Synopsis(row), row.help);
   }
-  text +=
-      "JOB may be left out where there is only one job.\n"
-      "\n"
-      "options:\n"
-      "  --address ADDR   unix:/path or /path; default: SHARDD_ADDRESS, else the first that listens of\n"
-      "                   /run/shardd/shardd.sock, $XDG_RUNTIME_DIR/shardd/shardd.sock, /tmp/shardd-UID/shardd.sock\n"
-      "  --json           the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each\n"
-      "  --watch SECONDS  repeat until interrupted\n"
-      "  --limit N        events: the newest N (default 100)\n"
-      "  --handles        ranks: also storage and training state of each parameter group\n"
-      "  --steps N        trace: whole steps to record (default 3)\n"
-      "  -o, --output FILE  trace: where to write it (default trace.json; -: standard output)\n"
-      "  --timeout SECONDS  of one request (default 10); trace: for the steps to be there (default 60)\n"
-      "\n"
-      "A trace shows unshard, compute, reshard, reduce and step of each rank and each stream of the devices. Open the\n"
-      "file at https://ui.perfetto.dev (it does not leave the browser) or at chrome://tracing. One that ended early\n"
-      "is written too, unless it has no whole step and a file lies there; the exit code says so: 1 where the job\n"
-      "ended, 5 where the time was over.\n"
-      "\n"
-      "exit codes:\n"
-      "  0  done\n"
-      "  1  the daemon answered with an error\n"
-      "  2  usage error\n"
-      "  3  no such job\n"
-      "  4  no daemon was reached, or it did not answer in time\n"
-      "  5  trace: the time was over before the steps were there\n"
-      "\n"
-      "Colours appear on a terminal only, and not where NO_COLOR is set.\n";
+  absl::StrAppend(&text, kOneJob, "\noptions:\n");
+  AppendOptions(nullptr, &text);
+  absl::StrAppend(&text, "\n", kTraceText,
+                  "\n"
+                  "exit codes:\n"
+                  "  0  done\n"
+                  "  1  the daemon answered with an error\n"
+                  "  2  usage error\n"
+                  "  3  no such job\n"
+                  "  4  no daemon was reached, or it did not answer in time\n"
+                  "  5  trace: the time was over before the steps were there\n"
+                  "\n"
+                  "Colours appear on a terminal only, and not where NO_COLOR is set.\n");
   return text;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace shardd::ctl {
@@ -37,6 +38,7 @@ enum class Command {
 
 struct Options {
   Command command = Command::kHelp;
+  std::string help_of;  // help: of this command; empty: of all
   std::string job;      // empty: not given
   std::string address;  // empty: the default order
   bool json = false;
@@ -53,7 +55,8 @@ struct Options {
 // INVALID_ARGUMENT: a usage error, told in one line.
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments);
 
-std::string HelpText();
+// Of one command, by name; empty, or not a command's: of all.
+std::string HelpText(absl::string_view command = "");
 
 }  // namespace shardd::ctl
 

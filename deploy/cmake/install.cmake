@@ -1,4 +1,4 @@
-# cmake --install: bin/shardd, bin/shardctl, lib/libshardd.so, headers and the package file. A trainer then says
+# cmake --install: bin/shardd, bin/shardctl, lib/libshardd.so, headers, protos and the package file. A trainer then says
 #   find_package(shardd REQUIRED)
 #   target_link_libraries(trainer PRIVATE shardd::cpp)            # or shardd::c
 # and includes the headers as the project itself does: #include "client/cpp/shardd.h".
@@ -21,6 +21,8 @@ if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/client/torch)
   install(DIRECTORY client/torch/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/torch
     FILES_MATCHING PATTERN "*.h" PATTERN "*.cc")
 endif()
+# The services and what a job's JSON may say, as include/shardd/client/c/shardd.h refers to them; for clients of other languages, too.
+install(DIRECTORY proto/ DESTINATION ${CMAKE_INSTALL_DATADIR}/shardd/proto FILES_MATCHING PATTERN "*.proto")
 configure_package_config_file(deploy/cmake/shardd-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/shardd-config.cmake
   INSTALL_DESTINATION ${package_dir} PATH_VARS CMAKE_INSTALL_INCLUDEDIR)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/shardd-config-version.cmake

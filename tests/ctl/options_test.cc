@@ -9,7 +9,9 @@
 namespace shardd::ctl {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Options Parsed(const std::vector<std::string>& arguments) {
   absl::StatusOr<Options> options = ParseOptions(arguments);
@@ -50,6 +52,24 @@ TEST(OptionsTest, EveryCommandOfTheHelpParses) {
     EXPECT_THAT(HelpText(), HasSubstr("\n  " + name)) << name;
   }
   EXPECT_EQ(Parsed({"close", "gpt"}).command, Command::kClose);
+}
+
+TEST(OptionsTest, HelpOfACommandIsItsOwn) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"ranks", "--help"}, {"--help", "ranks", "gpt"}, {"ranks", "-h"}}) {
+    const Options options = Parsed(arguments);
+    EXPECT_EQ(options.command, Command::kHelp);
+    EXPECT_EQ(options.help_of, "ranks");
+  }
+  EXPECT_EQ(Parsed({"--help"}).help_of, "");
+  const std::string ranks = HelpText("ranks");
+  EXPECT_THAT(ranks, HasSubstr("usage: shardctl ranks [JOB] [OPTION...]\n"));
+  EXPECT_THAT(ranks, HasSubstr("--handles"));
+  EXPECT_THAT(ranks, Not(HasSubstr("--steps")));
+  EXPECT_THAT(ranks, Not(HasSubstr("\n  memory")));
+  EXPECT_THAT(HelpText("trace"), AllOf(HasSubstr("--steps N"), HasSubstr("ui.perfetto.dev")));
+  EXPECT_THAT(HelpText("close"), HasSubstr("usage: shardctl close JOB [OPTION...]\n"));
+  EXPECT_THAT(HelpText("version"), Not(HasSubstr("options:")));
 }
 
 TEST(OptionsTest, ATraceHasStepsAFileAndMoreTime) {

@@ -29,6 +29,20 @@ for symbol in $(grep -oE '\bshardd_[a-z_]+\(' "$source/client/c/shardd.h" | tr -
   nm -D --defined-only "$library" | grep -q " T $symbol\$" || fail "libshardd.so: $symbol is declared and not exported"
 done
 
+# The protos that shardd.h and the documents refer to, whole: each compiles from there.
+for proto in "$source"/proto/shardd/v1/*.proto; do
+  [[ -e $prefix/share/shardd/proto/shardd/v1/${proto##*/} ]] || fail "share/shardd/proto/shardd/v1/${proto##*/}: not installed"
+done
+protoc -I "$prefix/share/shardd/proto" --descriptor_set_out=/dev/null "$prefix"/share/shardd/proto/shardd/v1/*.proto ||
+  fail "the installed protos do not compile"
+# Help is asked for, so it goes to standard output and the status is 0; a wrong flag's does not.
+"$prefix/bin/shardd" --help >"$work/help" || fail "shardd --help ends with status $?"
+for flag in $(grep -oPz 'ABSL_FLAG\(\s*[^,]+,\s*\K\w+' "$source/server/main.cc" | tr '\0' ' '); do
+  grep -q -- "^  --$flag=" "$work/help" || fail "shardd --help: no --$flag"
+done
+"$prefix/bin/shardd" --nonsense >"$work/nonsense" 2>&1 && fail "shardd takes a flag that there is not"
+"$prefix/bin/shardctl" ranks --help | grep -q -- --handles || fail "shardctl ranks --help: not that command's"
+
 cmake -G Ninja -S "$source/tests/install/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$cxx" \
   >"$work/log" 2>&1 && cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; fail "a project with find_package(shardd) does not build"; }
 "$work/build/c_consumer" || fail "the C consumer ended with an error"
