@@ -71,13 +71,13 @@ fi
 
 rm -rf "$out"
 mkdir -p "$out"
-run=$(mktemp -d /dev/shm/shardd-quickstart.XXXXXX) # tmpfs: shards are files there
+run=$(mktemp -d "${TMPDIR:-/tmp}/shardd-quickstart.XXXXXX") # the socket's
 export SHARDD_ADDRESS=unix:$run/socket
 export WORLD_SIZE=$ranks OMP_NUM_THREADS=1
 plot() { python3 "$root/client/examples/gpt/plot.py" "$@"; }
 
 say "daemon with $ranks CPU devices"
-"$bin/shardd" --devices="cpu:$ranks" --listen="$SHARDD_ADDRESS" --state_dir="$run/state" >"$out/daemon.log" 2>&1 &
+"$bin/shardd" --devices="cpu:$ranks" --listen="$SHARDD_ADDRESS" >"$out/daemon.log" 2>&1 &
 daemon=$!
 pids[ranks]=$daemon
 for ((tenths = 0; tenths < 100; ++tenths)); do

@@ -32,7 +32,6 @@
 #include "server/collective/nodes/nccl_exchanges.h"
 #include "server/device/device.h"
 #include "server/job/core.h"
-#include "server/job/state_dir.h"
 #include "server/observe/log.h"
 #include "server/observe/notify.h"
 #include "server/peer/peer_network.h"
@@ -75,7 +74,8 @@ ABSL_FLAG(bool, peer_insecure, false,
 ABSL_FLAG(int, peer_keepalive_ms, 8'000,
           "another node's daemon that says nothing for so long, twice, is lost, though nothing has said its end: its "
           "machine stands still or is gone (1000 to 600000)");
-ABSL_FLAG(std::string, state_dir, "", "tmpfs directory for slabs and journals; empty: /dev/shm/shardd-UID");
+// Nothing lies in files any more; command lines that name a directory for it go on.
+ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: all that jobs have is memory without a name");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
 ABSL_FLAG(int64_t, max_bytes_per_uid, 0, "bytes of slabs that one user's jobs may have together; 0: no quota");
@@ -89,8 +89,6 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
-
-std::string DefaultStateDir() { return absl::StrCat("/dev/shm/shardd-", geteuid()); }
 
 // Not from an embedded daemon: the service manager that it would reach is that of the trainer which started it.
 void Notify(absl::string_view state) {
@@ -198,9 +196,6 @@ absl::StatusOr<Devices> MakeDevicesWithout(const sigset_t& signals) {
 
 absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
-  const std::string flag_dir = absl::GetFlag(FLAGS_state_dir);
-  const std::string state_dir = flag_dir.empty() ? DefaultStateDir() : flag_dir;
-  SHARDD_ASSIGN_OR_RETURN(UniqueFd state_lock, PrepareStateDir(state_dir));
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
@@ -213,7 +208,6 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicators> communicators, MakeCommunicators(made));
 
   CoreOptions options;
-  options.state_dir = state_dir;
   options.embedded = absl::GetFlag(FLAGS_embedded);
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
@@ -267,8 +261,7 @@ absl::Status Run() {
                                 core->FetchFds(std::move(request), peer, reply);
                               },
                               listening));
-  LogInfo(absl::StrCat("shardd ", kVersion, " listens on ", path, " with ", device_count, " device(s), state in ",
-                       state_dir));
+  LogInfo(absl::StrCat("shardd ", kVersion, " listens on ", path, " with ", device_count, " device(s)"));
   Notify(absl::StrCat("READY=1\nSTATUS=listens on ", path, " with ", device_count, " device(s)"));
 
   int signal = 0;

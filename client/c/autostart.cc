@@ -1,13 +1,11 @@
 #include "client/c/autostart.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,20 +57,6 @@ absl::Status MakePrivateFolder(const std::string& path) {
                      absl::StrFormat("%04o", info.st_mode & 07777), ", want 0700); chmod 700 it"));
   }
   return absl::OkStatus();
-}
-
-bool IsTmpfs(const char* path) {
-  struct statfs info {};
-  return statfs(path, &info) == 0 && info.f_type == TMPFS_MAGIC;
-}
-
-// FNV-1a: names a folder, guards nothing.
-uint32_t Hash(const std::string& text) {
-  uint32_t hash = 2166136261u;
-  for (const unsigned char c : text) {
-    hash = (hash ^ c) * 16777619u;
-  }
-  return hash;
 }
 
 bool IsExecutableFile(const std::string& path) {
@@ -150,7 +134,6 @@ class Progress {
 absl::Status StartDaemon(const AutostartOptions& options, const std::string& folder, const std::string& socket_path,
                          absl::Time deadline) {
   SHARDD_ASSIGN_OR_RETURN(const std::string binary, FindDaemonBinary());
-  SHARDD_ASSIGN_OR_RETURN(const std::string state, StateFolder(folder, options.gpus));
   const std::string log_path = absl::StrCat(folder, options.gpus ? "/shardd-cuda.log" : "/shardd.log");
   const std::string devices = options.gpus ? "cuda:all" : absl::StrCat("cpu:", options.devices);
   UniqueFd log(open(log_path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -162,11 +145,10 @@ absl::Status StartDaemon(const AutostartOptions& options, const std::string& fol
   if (log_start > kMaxLogBytes && ftruncate(log.get(), 0) == 0) {
     log_start = 0;
   }
-  SHARDD_ASSIGN_OR_RETURN(
-      const DetachedProcess process,
-      SpawnDetached({binary, "--embedded", absl::StrCat("--devices=", devices),
-                     absl::StrCat("--listen=unix:", socket_path), absl::StrCat("--state_dir=", state)},
-                    log.get()));
+  SHARDD_ASSIGN_OR_RETURN(const DetachedProcess process,
+                          SpawnDetached({binary, "--embedded", absl::StrCat("--devices=", devices),
+                                         absl::StrCat("--listen=unix:", socket_path)},
+                                        log.get()));
   Progress progress(process.pid, log.get());
   absl::Time last_progress = absl::Now();
   while (true) {
@@ -215,18 +197,6 @@ absl::StatusOr<std::string> UserFolder() {
     }
   }
   const std::string path = absl::StrCat("/tmp/shardd-", geteuid());
-  SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
-  return path;
-}
-
-absl::StatusOr<std::string> StateFolder(const std::string& user_folder, bool gpus) {
-  std::string path = absl::StrCat(user_folder, "/state");
-  if (IsTmpfs("/dev/shm") && access("/dev/shm", W_OK | X_OK) == 0) {
-    path = absl::StrFormat("/dev/shm/shardd-%d-%08x", geteuid(), Hash(user_folder));
-  }
-  if (gpus) {
-    path += "-cuda";
-  }
   SHARDD_RETURN_IF_ERROR(MakePrivateFolder(path));
   return path;
 }

@@ -39,11 +39,6 @@ absl::StatusOr<std::string> FindDaemonBinary();
 // This user's folder, made if need be and checked.
 absl::StatusOr<std::string> UserFolder();
 
-// Where its daemon keeps shards: on tmpfs if there is any, so that they are memory; made if need be and checked. One
-// for each user folder, because a daemon locks it and a user with two of them (with and without XDG_RUNTIME_DIR) has
-// two daemons.
-absl::StatusOr<std::string> StateFolder(const std::string& user_folder, bool gpus = false);
-
 }  // namespace shardd
 
 #endif  // SHARDD_CLIENT_C_AUTOSTART_H_

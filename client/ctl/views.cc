@@ -143,7 +143,6 @@ std::string Show(const v1::Daemon& daemon, const std::string& address, const Vie
   out.Add("jobs", absl::StrCat(daemon.jobs()));
   out.Add("slabs", FormatMiB(daemon.slab_bytes()));
   out.Add("huge pages", OrDash(daemon.huge_pages()));
-  out.Add("state directory", OrDash(daemon.state_dir()));
   out.Add("isolation", OrDash(daemon.isolation()));
   out.Add("embedded", daemon.embedded() ? "yes: ends after its last job" : "no");
   for (const std::string& warning : daemon.warnings()) {

@@ -1,9 +1,4 @@
-#include <linux/magic.h>
-#include <sys/statvfs.h>
-#include <sys/vfs.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -17,7 +12,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/shm/slab.h"
-#include "common/shm/slab_internal.h"
 
 namespace shardd {
 namespace {
@@ -78,8 +72,8 @@ void ApplyCgroup(const std::string& root, const CgroupFiles& files, std::string 
       const int64_t reclaimable = ReadField(folder + "memory.stat", files.reclaimable).value_or(0);
       const int64_t used = std::max<int64_t>(*usage - reclaimable, 0);
       const int64_t free_bytes = std::max<int64_t>(*limit - used, 0);
-      if (free_bytes < limits.memory_free_bytes) {
-        limits.memory_free_bytes = free_bytes;
+      if (free_bytes < limits.free_bytes) {
+        limits.free_bytes = free_bytes;
         limits.limited_by = absl::StrCat("cgroup ", files.limit);
       }
     }
@@ -93,25 +87,14 @@ void ApplyCgroup(const std::string& root, const CgroupFiles& files, std::string 
 
 }  // namespace
 
-absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir, const std::string& root) {
+absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& root) {
   MemoryLimits limits;
-  limits.state_dir = state_dir;
-  struct statvfs volume {};
-  struct statfs kind {};
-  if (statvfs(state_dir.c_str(), &volume) != 0 || statfs(state_dir.c_str(), &kind) != 0) {
-    return shm_internal::ErrnoStatus(errno, "inspect state directory", state_dir);
-  }
-  limits.is_tmpfs = kind.f_type == TMPFS_MAGIC;
-  // A tmpfs mounted with size=0 has no limit of its own and reports no blocks at all.
-  limits.tmpfs_free_bytes =
-      volume.f_blocks == 0 ? INT64_MAX : static_cast<int64_t>(volume.f_bavail) * static_cast<int64_t>(volume.f_frsize);
-
   const std::string meminfo = root + "/proc/meminfo";
   const std::optional<int64_t> available_kib = ReadField(meminfo, "MemAvailable");
   if (!available_kib.has_value()) {
     return absl::InternalError(absl::StrCat("read free memory \"", meminfo, "\": no field MemAvailable"));
   }
-  limits.memory_free_bytes = *available_kib * 1024;
+  limits.free_bytes = *available_kib * 1024;
   limits.limited_by = "MemAvailable";
 
   const std::string cgroups = ReadFile(root + "/proc/self/cgroup").value_or("");
@@ -135,28 +118,15 @@ absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir, const
   return limits;
 }
 
-absl::string_view FullStateDirRemedy() {
-  return "mount a larger tmpfs there or choose another state directory (containers give 64 MiB of /dev/shm by default: "
-         "docker --shm-size, in a pod an emptyDir with medium: Memory)";
-}
-
-absl::Status CheckMemory(const MemoryLimits& limits, int64_t tmpfs_bytes, int64_t memfd_bytes) {
-  if (tmpfs_bytes < 0 || memfd_bytes < 0 || tmpfs_bytes > INT64_MAX - memfd_bytes) {
+absl::Status CheckMemory(const MemoryLimits& limits, int64_t want_bytes) {
+  if (want_bytes < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("reserve memory: sizes are out of range (got ", tmpfs_bytes, " and ", memfd_bytes, " bytes)"));
+        absl::StrCat("reserve memory: size is out of range (got ", want_bytes, " bytes, want 0 or more)"));
   }
-  if (tmpfs_bytes > limits.tmpfs_free_bytes) {
+  if (want_bytes > limits.free_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("reserve memory in state directory \"", limits.state_dir, "\": too little space (got ",
-                     limits.tmpfs_free_bytes, " bytes free, want ", tmpfs_bytes, " bytes); ", FullStateDirRemedy()));
-  }
-  // tmpfs pages are memory too; files on a disk are not.
-  const int64_t memory_bytes = limits.is_tmpfs ? tmpfs_bytes + memfd_bytes : memfd_bytes;
-  if (memory_bytes > limits.memory_free_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("reserve memory: too little is left by ", limits.limited_by, " (got ", limits.memory_free_bytes,
-                     " bytes free, want ", memory_bytes, " bytes: ", tmpfs_bytes, " in the state directory, ",
-                     memfd_bytes, " beside it); ",
+        absl::StrCat("reserve memory: too little is left by ", limits.limited_by, " (got ", limits.free_bytes,
+                     " bytes free, want ", want_bytes, " bytes); ",
                      limits.limited_by == "MemAvailable" ? "free memory on this node or use a smaller job"
                                                          : "raise the memory limit of the container or service"));
   }

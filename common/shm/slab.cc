@@ -1,12 +1,9 @@
 #include "common/shm/slab.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -33,30 +30,9 @@ using shm_internal::kHugePageBytes;
 using shm_internal::MapShared;
 using shm_internal::PopulatePages;
 
-absl::Status NoSpace(absl::string_view name, int fd, int64_t size_bytes, const std::string& path) {
-  struct statvfs volume {};
-  std::string free_text = "unknown";
-  if (fstatvfs(fd, &volume) == 0 && volume.f_blocks > 0) {
-    free_text = absl::StrCat(static_cast<int64_t>(volume.f_bavail) * static_cast<int64_t>(volume.f_frsize));
-  }
-  if (path.empty()) {
-    return absl::ResourceExhaustedError(absl::StrCat("allocate slab \"", name, "\": out of memory (want ", size_bytes,
-                                                     " bytes); give the daemon more memory or raise its cgroup limit"));
-  }
-  return absl::ResourceExhaustedError(absl::StrCat("allocate slab \"", name, "\": no space in the file system of ",
-                                                   path, " (got ", free_text, " bytes free, want ", size_bytes,
-                                                   " bytes); ", FullStateDirRemedy()));
-}
-
-absl::StatusOr<UniqueFd> CreateFile(absl::string_view name, const std::string& path) {
-  if (path.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("create slab \"", name, "\": a tmpfs file needs a path (got \"\")"));
-  }
-  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd.valid()) {
-    return ErrnoStatus(errno, "create slab file", path);
-  }
-  return fd;
+absl::Status NoSpace(absl::string_view name, int64_t size_bytes) {
+  return absl::ResourceExhaustedError(absl::StrCat("allocate slab \"", name, "\": out of memory (want ", size_bytes,
+                                                   " bytes); give the daemon more memory or raise its cgroup limit"));
 }
 
 absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name) {
@@ -76,25 +52,18 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name) {
   return fd;
 }
 
-// A memfd has no size limit of its own: without this look the populate below ends in the OOM killer, and not in a
-// status.
 absl::Status CheckFreeMemory(absl::string_view name, int64_t size_bytes) {
-  const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits("/proc");
+  const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits();
   if (!limits.ok()) {
     return absl::OkStatus();  // a machine that does not tell; the plan's own check has said so
   }
-  const absl::Status status = CheckMemory(*limits, 0, size_bytes);
+  const absl::Status status = CheckMemory(*limits, size_bytes);
   return status.ok() ? status
                      : absl::Status(status.code(), absl::StrCat("allocate slab \"", name, "\": ", status.message()));
 }
 
-bool IsTmpfs(int fd) {
-  struct statfs volume {};
-  return fstatfs(fd, &volume) == 0 && volume.f_type == TMPFS_MAGIC;
-}
-
 // Reserves every page of the range. ENOSPC shows up here as an error, where a touch of the mapping would be SIGBUS.
-absl::Status Reserve(absl::string_view name, int fd, Slab::Range range, const std::string& path) {
+absl::Status Reserve(absl::string_view name, int fd, Slab::Range range) {
   const int64_t size_bytes = range.end - range.first;
   int result;
   do {
@@ -104,11 +73,7 @@ absl::Status Reserve(absl::string_view name, int fd, Slab::Range range, const st
     return absl::OkStatus();
   }
   if (errno == ENOSPC || errno == ENOMEM || errno == EFBIG) {
-    return NoSpace(name, fd, size_bytes, path);
-  }
-  if (errno == EOPNOTSUPP) {
-    return absl::FailedPreconditionError(absl::StrCat("allocate slab \"", name, "\": the file system of ", path,
-                                                      " cannot reserve space; use a tmpfs as state directory"));
+    return NoSpace(name, size_bytes);
   }
   return ErrnoStatus(errno, "allocate slab", name);
 }
@@ -123,10 +88,7 @@ bool ProbeHugePages(void* data, int64_t size_bytes) {
 }
 
 absl::Status Seal(absl::string_view name, SlabBacking backing, int fd) {
-  int seals = F_SEAL_SHRINK | F_SEAL_GROW;
-  if (backing == SlabBacking::kSealedMemfd || backing == SlabBacking::kFrozenMemfd) {
-    seals |= F_SEAL_SEAL;
-  }
+  int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (backing == SlabBacking::kFrozenMemfd) {
     seals |= F_SEAL_FUTURE_WRITE;  // our own mapping exists already and stays writable
   }
@@ -139,10 +101,6 @@ constexpr int kMostPrivatePieces = 4096;
 
 absl::string_view SlabBackingName(SlabBacking backing) {
   switch (backing) {
-    case SlabBacking::kTmpfsFile:
-      return "tmpfs";
-    case SlabBacking::kMemfd:
-      return "memfd";
     case SlabBacking::kSealedMemfd:
       return "sealed memfd";
     case SlabBacking::kFrozenMemfd:
@@ -151,86 +109,65 @@ absl::string_view SlabBackingName(SlabBacking backing) {
   return "unknown";
 }
 
-absl::Status Slab::Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes,
-                        const std::string& path) {
+absl::Status Slab::Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes) {
   if (size_bytes <= 0 || size_bytes > INT64_MAX - 2 * kHugePageBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("create slab \"", name, "\": size is out of range (got ", size_bytes, " bytes, want 1 or more)"));
   }
-  const bool is_file = backing == SlabBacking::kTmpfsFile;
   name_ = std::string(name);
   backing_ = backing;
-  SHARDD_ASSIGN_OR_RETURN(fd_, is_file ? CreateFile(name, path) : CreateMemfd(name));
-  if (is_file) {
-    path_ = path;  // from here on the destructor removes the file
-  }
-  const int fd = fd_.get();
-  if (is_file) {
-    struct statvfs volume {};
-    if (fstatvfs(fd, &volume) == 0 && volume.f_blocks > 0 &&
-        held_bytes / static_cast<int64_t>(volume.f_frsize) > static_cast<int64_t>(volume.f_bavail)) {
-      return NoSpace(name, fd, held_bytes, path);  // at once, and without filling what others need meanwhile
-    }
-  }
-  if (IsTmpfs(fd) && held_bytes >= kHugePageBytes) {
+  if (held_bytes >= kHugePageBytes) {  // smaller ones are not worth reading what is free
     SHARDD_RETURN_IF_ERROR(CheckFreeMemory(name, held_bytes));
   }
+  SHARDD_ASSIGN_OR_RETURN(fd_, CreateMemfd(name));
+  const int fd = fd_.get();
   const int64_t mapped_bytes = RoundUpToPage(size_bytes);
   if (ftruncate(fd, mapped_bytes) != 0) {
-    return errno == EFBIG || errno == ENOSPC ? NoSpace(name, fd, mapped_bytes, path)
-                                             : ErrnoStatus(errno, "size slab", name);
+    return errno == EFBIG || errno == ENOSPC ? NoSpace(name, mapped_bytes) : ErrnoStatus(errno, "size slab", name);
   }
   SHARDD_ASSIGN_OR_RETURN(data_, MapShared(fd, mapped_bytes, /*writable=*/true, name));
   size_bytes_ = mapped_bytes;
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
-                                                   const std::string& path) {
+absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabBacking backing, int64_t size_bytes) {
   std::unique_ptr<Slab> slab(new Slab());
-  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, size_bytes, path));
+  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, size_bytes));
   const int fd = slab->fd_.get();
   const int64_t mapped_bytes = slab->size_bytes_;
-  const bool huge = IsTmpfs(fd) && ProbeHugePages(slab->data_, mapped_bytes);
+  const bool huge = ProbeHugePages(slab->data_, mapped_bytes);
   absl::Status populated = absl::OkStatus();
   if (huge) {
     populated = PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name);
   }
   if (!huge || !populated.ok()) {  // also: says better than the fault what is missing
-    SHARDD_RETURN_IF_ERROR(Reserve(name, fd, {0, mapped_bytes}, path));
+    SHARDD_RETURN_IF_ERROR(Reserve(name, fd, {0, mapped_bytes}));
     SHARDD_RETURN_IF_ERROR(PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name));
   }
   // Some of a large slab may still have come in small pages; only the kernel's own account says.
   slab->huge_pages_ = huge && HugeMappedBytes(slab->data_) >= mapped_bytes / kHugePageBytes * kHugePageBytes;
-  if (backing != SlabBacking::kTmpfsFile) {
-    SHARDD_RETURN_IF_ERROR(Seal(name, backing, fd));
-  }
+  SHARDD_RETURN_IF_ERROR(Seal(name, backing, fd));
   return slab;
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, SlabBacking backing, int64_t size_bytes,
-                                                        const std::vector<Range>& held, const std::string& path) {
+                                                        const std::vector<Range>& held) {
   int64_t held_bytes = 0;
   for (const Range& range : held) held_bytes += range.end - range.first;
   std::unique_ptr<Slab> slab(new Slab());
-  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, held_bytes, path));
+  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, held_bytes));
   for (const Range& range : held) {
-    SHARDD_RETURN_IF_ERROR(Reserve(name, slab->fd_.get(), range, path));
+    SHARDD_RETURN_IF_ERROR(Reserve(name, slab->fd_.get(), range));
     SHARDD_RETURN_IF_ERROR(
         PopulatePages(slab->At<char>(range.first), range.end - range.first, /*writable=*/true, name));
   }
-  if (backing != SlabBacking::kTmpfsFile) {
-    SHARDD_RETURN_IF_ERROR(Seal(name, backing, slab->fd_.get()));
-  }
+  SHARDD_RETURN_IF_ERROR(Seal(name, backing, slab->fd_.get()));
   return slab;
 }
 
 Slab::~Slab() {
   if (data_ != nullptr) {
     munmap(data_, static_cast<size_t>(size_bytes_));
-  }
-  if (!path_.empty()) {
-    unlink(path_.c_str());
   }
 }
 

@@ -2,7 +2,8 @@
 #define SHARDD_COMMON_SHM_SLAB_H_
 
 // One large shared memory object of one job with one purpose, sub-allocated by plan. Memory is a descriptor: a slab is
-// never reused across jobs, and not handing out its descriptor is the boundary between jobs.
+// never reused across jobs, and not handing out its descriptor is the boundary between jobs. Each is a memfd whose size
+// nobody can change any more, the daemon included: a size that shrinks under a mapping is SIGBUS for whoever reads it.
 
 #include <cstdint>
 #include <memory>
@@ -17,23 +18,20 @@
 namespace shardd {
 
 enum class SlabBacking {
-  kTmpfsFile,    // a 0600 file in the state directory; survives the daemon: shards, gradients, optimizer state
-  kMemfd,        // gone with its last reference: cast parameters, unsharded pool
-  kSealedMemfd,  // F_SEAL_SHRINK|GROW|SEAL: what a client may write; it cannot truncate it under the daemon
-  kFrozenMemfd,  // kSealedMemfd + F_SEAL_FUTURE_WRITE after the daemon has mapped it: the daemon's page
+  kSealedMemfd,  // F_SEAL_SHRINK|GROW|SEAL: may be mapped for writing by whoever has a descriptor that allows it
+  kFrozenMemfd,  // + F_SEAL_FUTURE_WRITE after the daemon has mapped it: nobody else ever writes; the daemon's page
 };
 
-// "tmpfs", "memfd", ...
+// "sealed memfd", ...
 absl::string_view SlabBackingName(SlabBacking backing);
 
 // The daemon's side. Owns descriptor and mapping. Immutable after Create; the memory itself is shared.
 class Slab {
  public:
   // Allocates (fallocate), maps read-write and populates every page, with huge pages where the kernel gives them, so
-  // that no later touch can fail. `path`: for kTmpfsFile, must not exist. size_bytes > 0, rounded up to whole pages.
-  // Blocks about 1 s per GiB (4 KiB pages). RESOURCE_EXHAUSTED: no space (names free and wanted bytes and the remedy).
-  static absl::StatusOr<std::unique_ptr<Slab>> Create(absl::string_view name, SlabBacking backing, int64_t size_bytes,
-                                                      const std::string& path = "");
+  // that no later touch can fail; then seals. size_bytes > 0, rounded up to whole pages. Blocks about 1 s per GiB (4
+  // KiB pages). RESOURCE_EXHAUSTED: no memory (names free and wanted bytes and the remedy).
+  static absl::StatusOr<std::unique_ptr<Slab>> Create(absl::string_view name, SlabBacking backing, int64_t size_bytes);
   // Bytes [first, end) of a slab, whole pages.
   struct Range {
     int64_t first = 0;
@@ -42,9 +40,8 @@ class Slab {
   // The same with memory for `held` alone, ascending and within size_bytes rounded up to pages, in small pages; the
   // rest reads zeros, and gets memory where it is touched. Whoever holds the descriptor can do that.
   static absl::StatusOr<std::unique_ptr<Slab>> CreateParts(absl::string_view name, SlabBacking backing,
-                                                           int64_t size_bytes, const std::vector<Range>& held,
-                                                           const std::string& path = "");
-  ~Slab();  // unmaps, closes, unlinks the file
+                                                           int64_t size_bytes, const std::vector<Range>& held);
+  ~Slab();  // unmaps, closes
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
 
@@ -60,8 +57,9 @@ class Slab {
   bool huge_pages() const { return huge_pages_; }
   // The descriptor itself: for what a client may write.
   int fd() const { return fd_.get(); }
-  // A new read-only descriptor (reopened O_RDONLY). What that is worth: a process of the same uid can reopen it for
-  // writing where the file mode allows; kFrozenMemfd cannot be written by anybody.
+  // A new read-only descriptor (reopened O_RDONLY). What that is worth: a process of the same uid, and root of the
+  // receiver's user namespace where it is the daemon's, can reopen it for writing; then it changes bytes, never the
+  // size. kFrozenMemfd cannot be written by anybody.
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
   // Gives the pages back, whoever else still maps them or holds a descriptor; they then read zeros. Nothing for frozen
   // backings (the kernel refuses).
@@ -70,11 +68,9 @@ class Slab {
  private:
   Slab() = default;
   // Descriptor, size and mapping; `held_bytes` of it are to be allocated.
-  absl::Status Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes,
-                    const std::string& path);
+  absl::Status Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes);
   std::string name_;
-  SlabBacking backing_ = SlabBacking::kMemfd;
-  std::string path_;
+  SlabBacking backing_ = SlabBacking::kSealedMemfd;
   UniqueFd fd_;
   void* data_ = nullptr;
   int64_t size_bytes_ = 0;
@@ -121,21 +117,15 @@ class MappedSlab {
 
 // What this node can still give, and why not more.
 struct MemoryLimits {
-  int64_t tmpfs_free_bytes = 0;   // of the file system that holds `state_dir`
-  int64_t memory_free_bytes = 0;  // MemAvailable, or the cgroup's limit less its use if that is smaller (v1 and v2)
-  bool is_tmpfs = false;
+  int64_t free_bytes = 0;  // MemAvailable, or the cgroup's limit less its use if that is smaller (v1 and v2)
   std::string limited_by;  // "cgroup memory.max", "cgroup memory.limit_in_bytes", "MemAvailable"
-  std::string state_dir;
 };
 // `root`: prefix of /proc and /sys/fs/cgroup, for tests.
-absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& state_dir, const std::string& root = "");
+absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& root = "");
 
-// What to do about a state directory that is full: the end of every such error's text.
-absl::string_view FullStateDirRemedy();
-
-// RESOURCE_EXHAUSTED, naming both numbers and the remedy, when `tmpfs_bytes` do not fit into the state directory or
-// tmpfs_bytes + memfd_bytes not into memory.
-absl::Status CheckMemory(const MemoryLimits& limits, int64_t tmpfs_bytes, int64_t memfd_bytes);
+// RESOURCE_EXHAUSTED, naming both numbers and the remedy, when `want_bytes` are more than what is free. A memfd has no
+// limit of its own: without this look before, too large an allocation ends in the OOM killer and not in a status.
+absl::Status CheckMemory(const MemoryLimits& limits, int64_t want_bytes);
 
 }  // namespace shardd
 

@@ -26,7 +26,6 @@ namespace shardd {
 class NcclCommunicator;
 
 struct CoreOptions {
-  std::string state_dir;                             // tmpfs; for slabs and journals
   bool embedded = false;                             // ends (on_idle) after its last job
   absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
   int max_jobs_per_uid = 64;

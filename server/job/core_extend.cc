@@ -38,11 +38,9 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   init.spec = spec;
   auto shared_plan = std::make_shared<ShardPlan>(std::move(plan));
   init.plan = shared_plan;
-  const std::string directory = absl::StrCat(options_.state_dir, "/job-", getpid(), "-", id);
-  SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), options_.state_dir, directory,
-                                                         reserved_bytes, PlaceOf(0, shared_plan->world_size), extends));
-  absl::StatusOr<std::unique_ptr<Journal>> journal =
-      Journal::Create(directory + "/journal", shared_plan->memory.journal_bytes / 2);
+  SHARDD_ASSIGN_OR_RETURN(init.memory, JobMemory::Create(*shared_plan, spec.name(), reserved_bytes,
+                                                         PlaceOf(0, shared_plan->world_size), extends));
+  absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Create(shared_plan->memory.journal_bytes / 2);
   if (!journal.ok()) {
     return absl::Status(journal.status().code(),
                         absl::StrCat("open job \"", spec.name(), "\": ", journal.status().message()));

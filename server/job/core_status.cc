@@ -20,7 +20,6 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
     for (const auto& device : devices_) {
       daemon.add_devices(device->name());
     }
-    daemon.set_state_dir(options_.state_dir);
     daemon.set_embedded(options_.embedded);
     daemon.set_peer_address(options_.peer_address);
     daemon.set_jobs(static_cast<int>(jobs_.size()));

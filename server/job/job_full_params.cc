@@ -68,8 +68,8 @@ absl::Status JobCore::CheckUndoFits() const {
   const int64_t want_bytes = promised                      ? undo_bytes
                              : reserved_by_all_ == nullptr ? reserved_bytes()
                                                            : reserved_by_all_();
-  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits(memory_->directory()));
-  const absl::Status status = CheckMemory(limits, 0, want_bytes);
+  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
+  const absl::Status status = CheckMemory(limits, want_bytes);
   if (status.ok()) {
     return absl::OkStatus();
   }

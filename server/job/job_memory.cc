@@ -1,8 +1,5 @@
 #include "server/job/job_memory.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -74,11 +71,11 @@ namespace {
 
 // Where parameters are cut over nodes, with memory for what this one holds alone.
 absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
-                                                   SlabBacking backing, int64_t size_bytes, const std::string& path) {
+                                                   int64_t size_bytes) {
   const bool is_cut =
       which == SpreadSlab::kShards || which == SpreadSlab::kGradients || which == SpreadSlab::kOptimizer;
   if (!plan.cut_over_nodes || !is_cut) {
-    return Slab::Create(name, backing, size_bytes, path);
+    return Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes);
   }
   std::vector<Slab::Range> held;
   for (const ByteRange& range : HeldRanges(plan, which == SpreadSlab::kShards      ? HeldSlab::kShards
@@ -86,7 +83,7 @@ absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, Spread
                                                                                    : HeldSlab::kOptimizer)) {
     held.push_back({range.first, range.end});
   }
-  return Slab::CreateParts(name, backing, size_bytes, held, path);
+  return Slab::CreateParts(name, SlabBacking::kSealedMemfd, size_bytes, held);
 }
 
 }  // namespace
@@ -104,43 +101,30 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
 }
 
 absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
-                                                             const std::string& state_dir, const std::string& directory,
                                                              int64_t reserved_bytes, const SlabPlace& place,
                                                              bool extends) {
   const MemoryPlan& want = plan.memory;
-  const bool trainers_write = !plan.config.trainers_never_write();
-  const bool in_trainers = plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  // What trainers write is a sealed memfd: a file could be truncated under the daemon.
-  const SlabBacking shards = trainers_write ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
-  const SlabBacking optimizer = in_trainers ? SlabBacking::kSealedMemfd : SlabBacking::kTmpfsFile;
   const bool on_host = place.memory == nullptr;
   const bool offloaded = !on_host && IsOffloaded(plan);
-  int64_t tmpfs = want.journal_bytes;
-  int64_t memfd = (on_host || offloaded ? want.kept_bytes : 0) +
-                  HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
+  int64_t host_bytes = want.journal_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
   if (on_host || offloaded) {
-    tmpfs += (trainers_write ? 0 : want.held_shards_bytes) + (in_trainers ? 0 : want.held_optimizer_bytes);
-    memfd += (trainers_write ? want.held_shards_bytes : 0) + (in_trainers ? want.held_optimizer_bytes : 0) +
-             want.held_gradients_bytes + want.parameters_bytes +
-             (on_host ? want.unsharded_pool_bytes + want.gradient_staging_bytes : 0);
+    host_bytes += want.held_shards_bytes + want.held_gradients_bytes + want.held_optimizer_bytes +
+                  want.parameters_bytes + want.kept_bytes;
   }
-  memfd += on_host ? want.node_receive_bytes : 0;
-  SHARDD_ASSIGN_OR_RETURN(MemoryLimits limits, GetMemoryLimits(state_dir));
+  if (on_host) {
+    host_bytes += want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes;
+  }
+  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
   const int64_t undo = PromisedUndoBytes(plan, place);
-  if (absl::Status status = CheckMemory(limits, tmpfs, memfd + undo + reserved_bytes); !status.ok()) {
+  if (absl::Status status = CheckMemory(limits, host_bytes + undo + reserved_bytes); !status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,
                                      " bytes for the undo of a writeback, ", reserved_bytes, " promised to others)"));
   }
-  if (mkdir(directory.c_str(), 0700) != 0) {
-    return absl::InternalError(absl::StrCat("open job \"", job, "\": mkdir ", directory, ": ", std::strerror(errno)));
-  }
   std::unique_ptr<JobMemory> memory(new JobMemory(place));
-  memory->directory_ = directory;
   struct Purpose {
     std::unique_ptr<JobSlab>* slab;
     const char* name;
-    SlabBacking backing;
     int64_t size_bytes;
     SpreadSlab spread;
   };
@@ -150,15 +134,14 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
   };
   const Purpose purposes[] = {
       // Some of it goes at once.
-      {&memory->gradients_, "gradients", SlabBacking::kSealedMemfd, want.gradients_bytes, SpreadSlab::kGradients},
-      {&memory->shards_, "shards", shards, want.shards_bytes, SpreadSlab::kShards},
-      {&memory->optimizer_, "optimizer", optimizer, want.optimizer_bytes, SpreadSlab::kOptimizer},
-      {&memory->parameters_, "parameters", SlabBacking::kMemfd, want.parameters_bytes, SpreadSlab::kParameters},
-      {&memory->pool_, "unsharded pool", SlabBacking::kMemfd, want.unsharded_pool_bytes, SpreadSlab::kPool},
-      {&memory->staging_, "gradient staging", SlabBacking::kMemfd, want.gradient_staging_bytes, SpreadSlab::kStaging},
+      {&memory->gradients_, "gradients", want.gradients_bytes, SpreadSlab::kGradients},
+      {&memory->shards_, "shards", want.shards_bytes, SpreadSlab::kShards},
+      {&memory->optimizer_, "optimizer", want.optimizer_bytes, SpreadSlab::kOptimizer},
+      {&memory->parameters_, "parameters", want.parameters_bytes, SpreadSlab::kParameters},
+      {&memory->pool_, "unsharded pool", want.unsharded_pool_bytes, SpreadSlab::kPool},
+      {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
       // Taken with the first commit; else with the first window, which most jobs never open.
-      {&memory->kept_, "kept copy", SlabBacking::kMemfd, plan.config.pass_copies() ? want.kept_bytes : 0,
-       SpreadSlab::kKept},
+      {&memory->kept_, "kept copy", plan.config.pass_copies() ? want.kept_bytes : 0, SpreadSlab::kKept},
   };
   int max_pieces = 1;
   if (!on_host) {
@@ -199,9 +182,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
       continue;
     }
-    auto slab = MakeHostSlab(
-        plan, purpose.spread, purpose.name, purpose.backing, purpose.size_bytes,
-        purpose.backing == SlabBacking::kTmpfsFile ? absl::StrCat(directory, "/", purpose.name) : std::string());
+    auto slab = MakeHostSlab(plan, purpose.spread, purpose.name, purpose.size_bytes);
     if (!slab.ok()) {
       return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
     }
@@ -234,16 +215,8 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
 }
 
 absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) {
-  SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("kept copy", SlabBacking::kMemfd, plan.memory.kept_bytes));
+  SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("kept copy", SlabBacking::kSealedMemfd, plan.memory.kept_bytes));
   return std::make_unique<JobSlab>(std::move(kept));
-}
-
-JobMemory::~JobMemory() {
-  shards_.reset();
-  gradients_.reset();
-  optimizer_.reset();
-  unlink(absl::StrCat(directory_, "/journal").c_str());
-  rmdir(directory_.c_str());
 }
 
 SlabPointers JobMemory::pointers() const {
@@ -305,7 +278,7 @@ void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
   journal->set_purpose("journal");
   journal->set_planned_bytes(plan.memory.journal_bytes);
   journal->set_allocated_bytes(plan.memory.journal_bytes);  // allocated with the job
-  journal->set_backing(std::string(SlabBackingName(SlabBacking::kTmpfsFile)));
+  journal->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
 }
 
 }  // namespace shardd

@@ -49,16 +49,13 @@ inline bool IsOffloaded(const ShardPlan& plan) { return plan.config.offload() ==
 class JobMemory {
  public:
   // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and what is
-  // promised of the undo of a writeback against free space, memory and cgroup limit, then allocates and populates the
-  // plan, but for the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `directory`
-  // is created (0700) for the job's tmpfs files and removed with them. `place` outlives this. A device that is full is
-  // RESOURCE_EXHAUSTED too; sessions take their part of it when they are made, and have it where the job `extends`
-  // another.
+  // promised of the undo of a writeback against free memory and cgroup limit, then allocates and populates the
+  // plan, but for the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `place`
+  // outlives this. A device that is full is RESOURCE_EXHAUSTED too; sessions take their part of it when they are made,
+  // and have it where the job `extends` another.
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
-                                                           const std::string& state_dir, const std::string& directory,
                                                            int64_t reserved_bytes = 0, const SlabPlace& place = {},
                                                            bool extends = false);
-  ~JobMemory();
 
   SlabPointers pointers() const;
   // Absent where the plan has no bytes for it.
@@ -79,7 +76,6 @@ class JobMemory {
   static absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan);
   void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
   const SlabPlace& place() const { return place_; }
-  const std::string& directory() const { return directory_; }
   // What clients map, in the order of descriptors; null: the plan has no bytes for it.
   std::array<std::pair<SessionFd, const JobSlab*>, 5> mapped() const {
     return {{{kFdShards, shards()},
@@ -96,7 +92,6 @@ class JobMemory {
  private:
   explicit JobMemory(SlabPlace place) : place_(std::move(place)) {}
   const SlabPlace place_;
-  std::string directory_;
   std::vector<int64_t> shards_boundaries_;
   // Of the slabs' sizes, what is other nodes'.
   int64_t elsewhere_bytes_ = 0;

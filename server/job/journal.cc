@@ -1,16 +1,11 @@
 #include "server/job/journal.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/shm/slab.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {
@@ -18,7 +13,6 @@ namespace {
 
 constexpr char kMagic[4] = {'S', 'H', 'J', 'L'};
 constexpr uint32_t kFormat = 1;
-constexpr int64_t kHeaderBytes = 64;
 
 struct RawHeader {
   char magic[4];
@@ -29,7 +23,7 @@ struct RawHeader {
   uint32_t crc;
   char zero[28];
 };
-static_assert(sizeof(RawHeader) == kHeaderBytes);
+static_assert(sizeof(RawHeader) == 64);
 
 uint32_t Crc(const void* data, size_t size) {
   return static_cast<uint32_t>(crc32(0, static_cast<const Bytef*>(data), static_cast<uInt>(size)));
@@ -37,39 +31,12 @@ uint32_t Crc(const void* data, size_t size) {
 
 uint32_t HeaderCrc(const RawHeader& raw) { return Crc(&raw, offsetof(RawHeader, crc)); }
 
-absl::Status WriteAll(int fd, const void* data, size_t size, int64_t offset) {
-  const ssize_t n = pwrite(fd, data, size, offset);
-  if (n != static_cast<ssize_t>(size)) {
-    return absl::ResourceExhaustedError(absl::StrCat("journal: write (got ", n, " of ", size, " bytes): ",
-                                                     std::strerror(errno), "; free space in the state directory"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(const std::string& path, int64_t place_bytes) {
-  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd.valid()) {
-    return absl::InternalError(absl::StrCat("journal: open ", path, ": ", std::strerror(errno)));
-  }
-  // Allocated now: a decision must not fail for want of space.
-  if (const int error = posix_fallocate(fd.get(), 0, kHeaderBytes + 2 * place_bytes); error != 0) {
-    const std::string what = absl::StrCat("journal: allocate ", kHeaderBytes + 2 * place_bytes, " bytes at ", path,
-                                          ": ", std::strerror(error));
-    return absl::ResourceExhaustedError(absl::StrCat(what, "; ", FullStateDirRemedy()));
-  }
-  return std::unique_ptr<Journal>(new Journal(std::move(fd), place_bytes));
-}
-
-absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& path, int64_t place_bytes) {
-  UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd.valid()) {
-    return absl::NotFoundError(absl::StrCat("journal: open ", path, ": ", std::strerror(errno)));
-  }
-  std::unique_ptr<Journal> journal(new Journal(std::move(fd), place_bytes));
-  SHARDD_RETURN_IF_ERROR(journal->ReadHeader().status());
-  return journal;
+absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(int64_t place_bytes) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab,
+                          Slab::Create("journal", SlabBacking::kSealedMemfd, kHeaderBytes + 2 * place_bytes));
+  return std::unique_ptr<Journal>(new Journal(std::move(slab), place_bytes));
 }
 
 absl::Status Journal::WriteDecided(const v1::DecidedStepRecord& record) {
@@ -82,7 +49,8 @@ absl::Status Journal::WriteDecided(const v1::DecidedStepRecord& record) {
   const uint32_t crc = Crc(bytes.data() + 8, length);
   std::memcpy(bytes.data(), &length, 4);
   std::memcpy(bytes.data() + 4, &crc, 4);
-  return WriteAll(fd_.get(), bytes.data(), bytes.size(), kHeaderBytes + (record.step() % 2) * place_bytes_);
+  std::memcpy(slab_->At<char>(PlaceOf(record.step())), bytes.data(), bytes.size());
+  return absl::OkStatus();
 }
 
 absl::Status Journal::WriteHeader(const Header& header) {
@@ -93,28 +61,26 @@ absl::Status Journal::WriteHeader(const Header& header) {
   raw.committed_step = header.committed_step;
   raw.version = header.version;
   raw.crc = HeaderCrc(raw);
-  return WriteAll(fd_.get(), &raw, sizeof(raw), 0);
+  std::memcpy(slab_->data(), &raw, sizeof(raw));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Journal::Header> Journal::ReadHeader() const {
   RawHeader raw{};
-  if (pread(fd_.get(), &raw, sizeof(raw), 0) != sizeof(raw) || std::memcmp(raw.magic, kMagic, 4) != 0 ||
-      raw.format != kFormat || raw.crc != HeaderCrc(raw)) {
+  std::memcpy(&raw, slab_->data(), sizeof(raw));
+  if (std::memcmp(raw.magic, kMagic, 4) != 0 || raw.format != kFormat || raw.crc != HeaderCrc(raw)) {
     return absl::DataLossError("journal: header is not valid");
   }
   return Header{raw.epoch, raw.committed_step, raw.version};
 }
 
 absl::StatusOr<v1::DecidedStepRecord> Journal::ReadDecided(int64_t step) const {
-  const int64_t offset = kHeaderBytes + (step % 2) * place_bytes_;
+  const char* const place = slab_->At<char>(PlaceOf(step));
   uint32_t head[2] = {0, 0};
-  if (pread(fd_.get(), head, sizeof(head), offset) != sizeof(head) || head[0] > place_bytes_ - 8) {
-    return absl::NotFoundError(absl::StrCat("journal: no record of step ", step));
-  }
-  std::string bytes(head[0], '\0');
+  std::memcpy(head, place, sizeof(head));
   v1::DecidedStepRecord record;
-  if (pread(fd_.get(), bytes.data(), bytes.size(), offset + 8) != static_cast<ssize_t>(bytes.size()) ||
-      Crc(bytes.data(), bytes.size()) != head[1] || !record.ParseFromString(bytes) || record.step() != step) {
+  if (head[0] > place_bytes_ - 8 || Crc(place + 8, head[0]) != head[1] ||
+      !record.ParseFromArray(place + 8, static_cast<int>(head[0])) || record.step() != step) {
     return absl::NotFoundError(absl::StrCat("journal: no record of step ", step));
   }
   return record;

@@ -69,7 +69,6 @@ def main():
             f"{options.bin}/shardd",
             f"--devices=cpu:{options.ranks}",
             f"--listen=unix:{socket}",
-            f"--state_dir={directory}/state",
             "--log_level=error",
         ]
     )

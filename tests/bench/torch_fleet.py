@@ -168,7 +168,7 @@ class Fleet:
         peers = [f"--peer_listen=127.0.0.1:{free_port()}", "--peer_insecure"] if nodes > 1 else []
         daemon = subprocess.Popen(
             [str(binaries / "shardd"), f"--devices=cpu:{world}", f"--listen={address}",
-             f"--state_dir={self._folder.name}/state-{node}", "--log_level=error", *peers])  # fmt: skip
+             "--log_level=error", *peers])  # fmt: skip
         self.daemons.append(daemon)
         deadline = time.monotonic() + 20
         while not os.path.exists(address.removeprefix("unix:")):

@@ -59,8 +59,6 @@ class Autostart : public ::testing::Test {
     EndTrainers();
     if (const auto folder = UserFolder(); folder.ok()) {
       EXPECT_TRUE(Eventually([&] { return !ConnectUnix(*folder + "/" + socket_).ok(); })) << DaemonLog();
-      std::error_code ignored;
-      std::filesystem::remove_all(*StateFolder(*folder), ignored);
     }
     unsetenv("XDG_RUNTIME_DIR");
     unsetenv("SHARDD_DAEMON");

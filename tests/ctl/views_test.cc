@@ -160,13 +160,13 @@ TEST(ViewsTest, MemoryEndsWithItsTotal) {
     job: "gpt"
     planned_bytes: 3145728
     allocated_bytes: 2097152
-    purposes { purpose: "shards" planned_bytes: 1048576 allocated_bytes: 1048576 backing: "tmpfs" }
-    purposes { purpose: "unsharded pool" planned_bytes: 2097152 allocated_bytes: 1048576 backing: "memfd" }
+    purposes { purpose: "shards" planned_bytes: 1048576 allocated_bytes: 1048576 backing: "sealed memfd" }
+    purposes { purpose: "unsharded pool" planned_bytes: 2097152 allocated_bytes: 1048576 backing: "sealed memfd" }
   )pb");
   EXPECT_EQ(Show(memory, kView),
             "PURPOSE         PLANNED  ALLOCATED  BACKING\n"
-            "shards          1.0 MiB    1.0 MiB  tmpfs\n"
-            "unsharded pool  2.0 MiB    1.0 MiB  memfd\n"
+            "shards          1.0 MiB    1.0 MiB  sealed memfd\n"
+            "unsharded pool  2.0 MiB    1.0 MiB  sealed memfd\n"
             "total           3.0 MiB    2.0 MiB\n");
 }
 
@@ -223,7 +223,6 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
     start_time_unix_ms: 400000
     devices: "cpu:0"
     devices: "cpu:1"
-    state_dir: "/dev/shm/shardd-0"
     jobs: 2
     slab_bytes: 1048576
     huge_pages: "none: shmem_enabled is never"
@@ -238,7 +237,6 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
             "jobs             2\n"
             "slabs            1.0 MiB\n"
             "huge pages       none: shmem_enabled is never\n"
-            "state directory  /dev/shm/shardd-0\n"
             "isolation        own uid\n"
             "embedded         no\n");
 }

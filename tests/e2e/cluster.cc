@@ -36,8 +36,7 @@ int CountEntries(const std::string& path) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Footprint& f) {
-  return out << f.descriptors << " descriptors, " << f.shared_maps << " shared maps, " << f.state_files
-             << " state files";
+  return out << f.descriptors << " descriptors, " << f.shared_maps << " shared maps";
 }
 
 Cluster::~Cluster() {
@@ -78,9 +77,8 @@ Footprint Cluster::DaemonFootprint() const {
   footprint.descriptors = CountEntries(proc + "/fd");
   std::ifstream maps(proc + "/maps");
   for (std::string line; std::getline(maps, line);) {
-    footprint.shared_maps += absl::StrContains(line, "memfd:") || absl::StrContains(line, state_dir()) ? 1 : 0;
+    footprint.shared_maps += absl::StrContains(line, "memfd:") ? 1 : 0;
   }
-  footprint.state_files = CountEntries(state_dir());
   return footprint;
 }
 

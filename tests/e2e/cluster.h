@@ -30,9 +30,8 @@ namespace shardd::e2e {
 struct Footprint {
   int descriptors = 0;
   int shared_maps = 0;  // memfd and state files in its address space
-  int state_files = 0;
   friend bool operator==(const Footprint& a, const Footprint& b) {
-    return a.descriptors == b.descriptors && a.shared_maps == b.shared_maps && a.state_files == b.state_files;
+    return a.descriptors == b.descriptors && a.shared_maps == b.shared_maps;
   }
 };
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
@@ -53,7 +52,6 @@ class Cluster : public ::testing::Test {
   pid_t daemon_pid() const { return daemon_->pid(); }
   Footprint DaemonFootprint() const;
   std::string socket() const { return daemon_->socket_path(); }
-  std::string state_dir() const { return daemon_->state_dir(); }
   std::string File(const std::string& name) const { return folder_.File(name); }
 
   // One rank as a process. Its report is read by Report.

@@ -1,8 +1,5 @@
 #include "tests/e2e/resident.h"
 
-#include <sys/stat.h>
-
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -43,17 +40,6 @@ Resident ReadResident(pid_t pid) {
 std::ostream& operator<<(std::ostream& out, const Resident& r) {
   return out << r.anonymous_bytes << " anonymous, " << r.file_pss_bytes << " of files, " << r.shared_pss_bytes << " of "
              << r.shared_bytes << " shared, peak " << r.peak_bytes << " bytes";
-}
-
-int64_t FileBytes(const std::string& folder, const std::string& name) {
-  int64_t total = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    struct stat file {};
-    if (entry.path().filename() == name && stat(entry.path().c_str(), &file) == 0) {
-      total += file.st_blocks * 512;
-    }
-  }
-  return total;
 }
 
 }  // namespace shardd::e2e

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <ostream>
-#include <string>
 
 namespace shardd::e2e {
 
@@ -14,8 +13,8 @@ namespace shardd::e2e {
 struct Resident {
   int64_t anonymous_bytes = 0;   // heap, stacks
   int64_t file_pss_bytes = 0;    // its binary and libraries
-  int64_t shared_pss_bytes = 0;  // its share of tmpfs files and memfds
-  int64_t shared_bytes = 0;      // all of the tmpfs files and memfds that it maps
+  int64_t shared_pss_bytes = 0;  // its share of memfds
+  int64_t shared_bytes = 0;      // all of the memfds that it maps
   int64_t peak_bytes = 0;        // the most of all of that at any moment, shared memory counted in full
   int64_t pss_bytes() const { return anonymous_bytes + file_pss_bytes + shared_pss_bytes; }
   // At any moment: what it had beside the shared memory that it maps now.
@@ -23,9 +22,6 @@ struct Resident {
 };
 Resident ReadResident(pid_t pid);
 std::ostream& operator<<(std::ostream& out, const Resident& resident);
-
-// Disk blocks, in bytes, of the files with this name anywhere below `folder`.
-int64_t FileBytes(const std::string& folder, const std::string& name);
 
 }  // namespace shardd::e2e
 

@@ -181,6 +181,29 @@ TEST_P(Descriptors, OfWhatAClientReadsCannotBeWritten) {
   ExpectJobIntact();
 }
 
+// A trainer of the daemon's user, or that is root in its container, opens the file of a read-only descriptor once more,
+// for writing. It may change what lies there, which is its own job's, and no size: the daemon would read past the end.
+TEST_P(Descriptors, OfWhatAClientReadsKeepTheirSizeWhenTheyAreOpenedAnewForWriting) {
+  StartDaemonWithJob({}, GetParam().args);
+  {
+    RawClient client(socket());
+    ASSERT_NO_FATAL_FAILURE(EnterAndFetch(client));
+    for (int which = 0; which < kSessionFdCount; ++which) {
+      struct stat object {};
+      if (which == kFdDoorbell || !fds_[which].valid() || fstat(fds_[which].get(), &object) != 0) continue;
+      SCOPED_TRACE(which);
+      const UniqueFd again(open(absl::StrCat("/proc/self/fd/", fds_[which].get()).c_str(), O_RDWR | O_CLOEXEC));
+      ASSERT_TRUE(again.valid()) << std::strerror(errno);
+      for (const int64_t size_bytes : {int64_t{0}, int64_t{object.st_size} - kPageBytes, int64_t{object.st_size} * 2}) {
+        EXPECT_EQ(ErrorOf(ftruncate(again.get(), size_bytes)), EPERM) << size_bytes;
+      }
+      EXPECT_EQ(SizeOf(again.get()), int64_t{object.st_size});
+    }
+    EXPECT_TRUE(DaemonAlive());
+  }
+  ExpectJobIntact();
+}
+
 // Not even by a process of the daemon's own user, which may open it anew.
 TEST_P(Descriptors, OfTheDaemonsPageCannotBeWrittenByAnybody) {
   StartDaemonWithJob({}, GetParam().args);

@@ -1,11 +1,6 @@
 // A host without memory for the old values of a writeback when it begins: that call is refused on all ranks, and
 // nothing else is. In a process with mounts of its own, where /proc/meminfo is the test's.
 
-#include <fcntl.h>
-#include <sys/mount.h>
-#include <unistd.h>
-
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -28,21 +23,13 @@ std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.nam
 
 class FullHost : public e2e::Cluster, public ::testing::WithParamInterface<Case> {
  protected:
-  // Always as many bytes, so that nobody reads half of them.
-  void SayAvailable(int64_t kib) {
-    char text[64];
-    const int size = std::snprintf(text, sizeof(text), "MemAvailable: %16lld kB\n", static_cast<long long>(kib));
-    const int fd = open(File("meminfo").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    ASSERT_EQ(pwrite(fd, text, static_cast<size_t>(size), 0), size);
-    close(fd);
-  }
+  const MemoryOfTheMachine memory_{File("meminfo")};
 };
 
 TEST_P(FullHost, RefusesTheWritebackAloneAndServesItWhenThereIsMemoryAgain) {
   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
   const Case& c = GetParam();
-  SayAvailable(int64_t{16} << 20);
-  ASSERT_EQ(mount(File("meminfo").c_str(), "/proc/meminfo", nullptr, MS_BIND, nullptr), 0);
+  memory_.Say(int64_t{16} << 20);
   const std::vector<std::string> gpus = c.gpus == 0 ? std::vector<std::string>() : testing::FakeCudaEnvironment(c.gpus);
   RanksFind(gpus);
   StartDaemon({}, c.devices, gpus);
@@ -53,12 +40,12 @@ TEST_P(FullHost, RefusesTheWritebackAloneAndServesItWhenThereIsMemoryAgain) {
   std::vector<testing::Child> ranks;
   for (int rank : {0, 1}) ranks.push_back(StartRank(rank, args));
   for (int rank : {0, 1}) AwaitPause(args, "backward_done", rank);
-  SayAvailable(1);
+  memory_.Say(1);
   for (int rank : {0, 1}) LetGo(args, "backward_done", rank);
   for (int rank : {0, 1}) AwaitPause(args, "refused", rank);
   EXPECT_EQ(Job().committed_step(), 6);
   EXPECT_EQ(Job().version(), 7u);
-  SayAvailable(int64_t{16} << 20);
+  memory_.Say(int64_t{16} << 20);
   for (int rank : {0, 1}) LetGo(args, "refused", rank);
   std::vector<e2e::TrainerReport> reports;
   for (int rank : {0, 1}) {

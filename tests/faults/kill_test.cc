@@ -39,7 +39,7 @@ class Kill : public Cluster {
     EXPECT_TRUE(Job().name().empty());
     EXPECT_TRUE(PollUntil([&] {
       const Footprint now = DaemonFootprint();
-      return now.shared_maps == before_.shared_maps && now.state_files == before_.state_files;
+      return now.shared_maps == before_.shared_maps;
     })) << DaemonFootprint()
         << ", want " << before_;
     EndRanks();

@@ -1,14 +1,12 @@
 // Quotas, and a machine that is full.
 
-#include <unistd.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 
-#include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/shm/session_view.h"
 #include "common/shm/slab.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/own_mounts.h"
@@ -49,14 +47,14 @@ TEST_F(BadInput, TheQuotaOfBytesIsKept) {
   ExpectStatus(status, absl::StatusCode::kResourceExhausted, "quota of uid");
   ExpectStatus(status, absl::StatusCode::kResourceExhausted,
                absl::StrCat("want at most ", quota_bytes, "); raise --max_bytes_per_uid"));
-  EXPECT_EQ(DaemonFootprint().state_files, before.state_files);
+  EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
   ExpectJobIntact();
 }
 
 // The job fits, and a writeback of its parameters would not: that is said when it opens, not when it writes back.
 TEST_F(BadInput, AJobThatCouldNotWriteBackIsRefusedWhenItOpens) {
   StartDaemonWithJob();
-  const auto limits = GetMemoryLimits(state_dir());
+  const auto limits = GetMemoryLimits();
   ASSERT_TRUE(limits.ok()) << limits.status();
   v1::JobSpec spec = SpecOf({{"name", "large"}, {"world", "1"}});
   // Two bytes of plan for one of shards, which it may have to keep once more: 0.8 of what is free, and 1.2.
@@ -65,105 +63,69 @@ TEST_F(BadInput, AJobThatCouldNotWriteBackIsRefusedWhenItOpens) {
   for (v1::Module& module : *spec.mutable_tree()->mutable_modules()) {
     for (v1::Parameter& parameter : *module.mutable_parameters()) parameter.set_requires_grad(false);
   }
-  const int64_t shards_bytes = static_cast<int64_t>(0.4 * static_cast<double>(limits->memory_free_bytes)) / 64 * 64;
+  const int64_t shards_bytes = static_cast<int64_t>(0.4 * static_cast<double>(limits->free_bytes)) / 64 * 64;
   SetShape(spec, {shards_bytes / 4});
   const auto plan = PlanShards(spec);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  ASSERT_LT(plan->memory.TotalBytes(1), limits->memory_free_bytes);
+  ASSERT_LT(plan->memory.TotalBytes(1), limits->free_bytes);
   const e2e::Footprint before = DaemonFootprint();
   const absl::Status status = RawClient(socket()).Open(spec).status();
   ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"large\": reserve memory: too little is left");
   ExpectStatus(status, absl::StatusCode::kResourceExhausted,
                absl::StrCat(plan->memory.shards_bytes, " bytes for the undo of a writeback"));
-  EXPECT_EQ(DaemonFootprint().state_files, before.state_files);
+  EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
   ExpectJobIntact();
 }
 
-// A full state directory ---------------------------------------------------------------------------------------------
+// A full machine -----------------------------------------------------------------------------------------------------
 
-class FullStateDir : public BadInput {
+class FullMachine : public BadInput {
  protected:
-  // As large as containers give it.
-  static constexpr int64_t kShmBytes = 64 * kMiB;
-
-  void StartDaemonWithJobOnSmallTmpfs() {
-    tmpfs_.emplace(File("small"), kShmBytes);
-    ASSERT_TRUE(tmpfs_->mounted());
-    StartDaemonWithJob({"--state_dir=" + File("small")});
-  }
-  // What is missing and what to do about it, in the words of those who run containers.
-  static void ExpectRemedy(const absl::Status& status) {
-    for (const char* text : {"mount a larger tmpfs there or choose another state directory", "64 MiB",
-                             "docker --shm-size", "emptyDir with medium: Memory"}) {
-      ExpectStatus(status, absl::StatusCode::kResourceExhausted, text);
-    }
-  }
-  // The job goes on, and when there is room again others do too.
-  void ExpectJobTrainsThenOthersToo(const std::function<void()>& make_room) {
-    const std::vector<TrainerReport> reports = RunRanks(job_.With({{"steps", "8"}}));
-    ExpectAllOk(reports);
-    EXPECT_EQ(reports[0].Note("attached"), "attached 5");
-    make_room();
-    ExpectServesOthers();
-    ExpectSame(reports, {Report(other_, 0)});
-  }
-
- private:
-  std::optional<SmallTmpfs> tmpfs_;
+  static constexpr int64_t kFreeKib = 64 << 10;
+  const MemoryOfTheMachine memory_{File("meminfo")};
 };
 
-TEST_F(FullStateDir, RefusesTheJobThatDoesNotFitAndSaysWhatToDo) {
+TEST_F(FullMachine, RefusesTheJobThatDoesNotFitAndSaysWhatToDo) {
   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
-  ASSERT_NO_FATAL_FAILURE(StartDaemonWithJobOnSmallTmpfs());
-  const int64_t free_bytes = FreeBytes(File("small"));
+  memory_.Say(int64_t{16} << 20);
+  StartDaemonWithJob();
+  memory_.Say(kFreeKib);
+  const e2e::Footprint before = DaemonFootprint();
   RawClient client(socket());
   v1::JobSpec large = SpecOf({{"name", "large"}, {"world", "1"}});
-  SetShape(large, {kShmBytes / 4});  // fp32: as much as there is, and optimizer state beside it
+  SetShape(large, {kFreeKib * 1024 / 4});  // fp32: as much as there is, and optimizer state beside it
   const absl::Status status = client.Open(large).status();
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"large\"");
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, absl::StrCat("got ", free_bytes, " bytes free, want "));
-  ExpectRemedy(status);
-  EXPECT_EQ(FreeBytes(File("small")), free_bytes);
-  ExpectJobIntact();
-}
-
-TEST_F(FullStateDir, RefusesTheJobsForWhichNothingIsLeft) {
-  if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
-  ASSERT_NO_FATAL_FAILURE(StartDaemonWithJobOnSmallTmpfs());
-  RawClient client(socket());
-  std::vector<uint64_t> fillers;
-  absl::Status last;
-  for (int i = 0; i < 60 && last.ok(); ++i) {  // below the quota of jobs
-    const auto filler = client.Open(SpecOf({{"name", absl::StrCat("filler", i)}}));
-    last = filler.status();
-    if (filler.ok()) fillers.push_back(filler->job_id());
+  for (const std::string& part :
+       {std::string("open job \"large\": reserve memory: too little is left by MemAvailable"),
+        absl::StrCat("got ", kFreeKib * 1024, " bytes free, want "), std::string("use a smaller job")}) {
+    ExpectStatus(status, absl::StatusCode::kResourceExhausted, part);
   }
-  EXPECT_GT(fillers.size(), 3u);
-  ExpectRemedy(last);
-  ExpectJobTrainsThenOthersToo([&] {
-    for (const uint64_t filler : fillers) EXPECT_TRUE(client.Close(filler).ok());
-  });
+  EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
+  // What is there goes on, and where there is room again others do too.
+  const std::vector<TrainerReport> reports = RunRanks(job_.With({{"steps", "8"}}));
+  ExpectAllOk(reports);
+  EXPECT_EQ(reports[0].Note("attached"), "attached 5");
+  memory_.Say(int64_t{16} << 20);
+  ExpectServesOthers();
+  ExpectSame(reports, {Report(other_, 0)});
 }
 
-// All that was planned fits, to the byte; the journal is the last and takes a page more, and what was made before it
-// goes again.
-TEST_F(FullStateDir, WithoutSpaceForTheJournalRefusesTheJob) {
+// Nothing that a job has is a file: the 64 MiB of /dev/shm that containers have by default do not matter.
+TEST_F(FullMachine, ServesJobsLargerThanTheFileSystemsOfAContainer) {
   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
-  ASSERT_NO_FATAL_FAILURE(StartDaemonWithJobOnSmallTmpfs());
-  const v1::JobSpec spec = SpecOf({{"name", "nearly"}, {"world", "1"}});
-  const auto plan = PlanShards(spec);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  const MemoryPlan& memory = plan->memory;
-  const int64_t left_bytes =
-      RoundUpToPage(memory.shards_bytes) + RoundUpToPage(memory.optimizer_bytes) + RoundUpToPage(memory.journal_bytes);
-  ASSERT_TRUE(FillTo(File("small"), left_bytes));
-  const e2e::Footprint before = DaemonFootprint();
-  const absl::Status status = RawClient(socket()).Open(spec).status();
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"nearly\": journal: allocate ");
-  ExpectRemedy(status);
-  EXPECT_EQ(FreeBytes(File("small")), left_bytes);
-  EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
-  ExpectJobTrainsThenOthersToo([&] { unlink(File("small/filling").c_str()); });
+  // Over the tests' own folders of before, which this process sees no more.
+  ASSERT_EQ(mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m,mode=1777"), 0);
+  ASSERT_EQ(mkdir(File("").c_str(), 0700), 0);
+  StartDaemonWithJob();
+  const v1::JobSpec spec = [&] {
+    v1::JobSpec larger = SpecOf({{"name", "larger"}, {"world", "1"}});
+    SetShape(larger, {8 * kMiB / 4});
+    return larger;
+  }();
+  const auto opened = RawClient(socket()).Open(spec);
+  EXPECT_TRUE(opened.ok()) << opened.status();
+  ExpectJobIntact();
+  umount2("/dev/shm", MNT_DETACH);  // so that what lies under it is removed
 }
 
 }  // namespace

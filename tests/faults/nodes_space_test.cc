@@ -1,15 +1,9 @@
-// A state directory without room for this node's part of a job that is cut over nodes: in a process with mounts of its
-// own. The slabs are as long as the whole model's, and take what the part takes.
+// A machine without room for this node's part of a job that is cut over nodes: in a process with mounts of its own. The
+// slabs are as long as the whole model's, and take what the part takes.
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <iterator>
-#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/shm/session_view.h"
 #include "common/version.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/own_mounts.h"
@@ -18,15 +12,10 @@ namespace shardd::faults {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-constexpr int64_t kShmBytes = 64 * kMiB;
+constexpr int64_t kSlackBytes = 8 * kMiB;  // promised to the job that there is
 
-class FullStateDirOfANode : public BadInput {
+class FullMachineOfANode : public BadInput {
  protected:
-  void StartNode() {
-    tmpfs_.emplace(File("small"), kShmBytes);
-    ASSERT_TRUE(tmpfs_->mounted());
-    StartDaemonWithJob({"--state_dir=" + File("small"), "--peer_listen=127.0.0.1:0", "--peer_address=node0.test:1"});
-  }
   // Of two nodes with a rank each, this being the first; `shards_bytes` on both together.
   v1::OpenJobRequest Cut(const std::string& name, int64_t shards_bytes) {
     v1::OpenJobRequest request;
@@ -40,60 +29,34 @@ class FullStateDirOfANode : public BadInput {
     request.set_protocol_version(kProtocolVersion);
     return request;
   }
-  int64_t Free() const { return FreeBytes(File("small")); }
-  // Files, folders and memory of jobs.
-  int64_t Left() const {
-    const auto files = std::filesystem::recursive_directory_iterator(File("small"));
-    return DaemonFootprint().shared_maps + std::distance(begin(files), end(files));
-  }
-
- private:
-  std::optional<SmallTmpfs> tmpfs_;
+  const MemoryOfTheMachine memory_{File("meminfo")};
 };
 
-TEST_F(FullStateDirOfANode, TakesAPartOfWhatWouldNotFitAndRefusesAPartThatDoesNot) {
+TEST_F(FullMachineOfANode, TakesItsPartOfWhatWouldNotFitAndRefusesAPartThatDoesNot) {
   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
-  ASSERT_NO_FATAL_FAILURE(StartNode());
-  RawClient client(socket());
-  const int64_t free_bytes = Free();
-  const int64_t left = Left();
-  const absl::Status status = client.Open(Cut("large", 3 * kShmBytes)).status();
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"large\"");
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, File("small"));
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, absl::StrCat("got ", free_bytes, " bytes free, want "));
-  EXPECT_EQ(Free(), free_bytes);
-  EXPECT_EQ(Left(), left);
-  const auto opened = client.Open(Cut("large", 3 * kShmBytes / 2));
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_LT(Free(), free_bytes - 3 * kShmBytes / 4);
-  EXPECT_TRUE(client.Close(opened->job_id()).ok());
-  EXPECT_TRUE(testing::PollUntil([&] { return Free() == free_bytes; })) << Free();
-  ExpectJobIntact();
-}
-
-// To the byte: what was planned fits, and the journal takes a page more.
-TEST_F(FullStateDirOfANode, WithoutSpaceForTheJournalRefusesTheJobAndLeavesNothing) {
-  if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
-  ASSERT_NO_FATAL_FAILURE(StartNode());
-  RawClient client(socket());
-  const v1::OpenJobRequest request = Cut("nearly", 8 * kMiB);
-  auto plan = PlanShards(request.spec());
+  memory_.Say(int64_t{16} << 20);
+  StartDaemonWithJob({"--peer_listen=127.0.0.1:0", "--peer_address=node0.test:1"});
+  const v1::OpenJobRequest large = Cut("large", 64 * kMiB);
+  const auto plan = PlanShards(large.spec(), 0);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  const int64_t left_bytes = RoundUpToPage(plan->memory.held_shards_bytes) +
-                             RoundUpToPage(plan->memory.held_optimizer_bytes) +
-                             RoundUpToPage(plan->memory.journal_bytes);
-  ASSERT_LT(left_bytes, 8 * kMiB);
-  ASSERT_TRUE(FillTo(File("small"), left_bytes));
-  const int64_t left = Left();
-  const absl::Status status = client.Open(request).status();
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"nearly\": journal: allocate ");
-  ExpectStatus(status, absl::StatusCode::kResourceExhausted, File("small"));
-  EXPECT_EQ(Free(), left_bytes);
-  EXPECT_EQ(Left(), left);
-  const auto smaller = client.Open(Cut("nearly", 4 * kMiB));
-  ASSERT_TRUE(smaller.ok()) << smaller.status();
-  EXPECT_TRUE(client.Close(smaller->job_id()).ok());
-  unlink(File("small/filling").c_str());
+  ASSERT_GT(plan->memory.shards_bytes + plan->memory.gradients_bytes,
+            plan->memory.held_shards_bytes + plan->memory.held_gradients_bytes + 2 * kSlackBytes)
+      << "what is other nodes' is to make a difference";
+  const int64_t part_bytes = plan->memory.TotalBytes(1);
+  const e2e::Footprint before = DaemonFootprint();
+  RawClient client(socket());
+  const int64_t too_little_bytes = part_bytes - kMiB;
+  memory_.Say(too_little_bytes >> 10);
+  const absl::Status status = client.Open(large).status();
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted, "open job \"large\"");
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted,
+               absl::StrCat("got ", too_little_bytes / 1024 * 1024, " bytes free, want "));
+  EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
+  memory_.Say((part_bytes + kSlackBytes) >> 10);
+  const auto opened = client.Open(large);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_TRUE(client.Close(opened->job_id()).ok());
+  EXPECT_TRUE(testing::PollUntil([&] { return DaemonFootprint().shared_maps == before.shared_maps; }));
   ExpectJobIntact();
 }
 

@@ -5,7 +5,6 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -79,28 +78,18 @@ void RunThisTestWithOwnMounts() {
   EXPECT_EQ(code, 0) << "see the output of the process above";
 }
 
-SmallTmpfs::SmallTmpfs(const std::string& path, int64_t size_bytes) : path_(path) {
-  mkdir(path.c_str(), 0700);
-  mounted_ = mount("tmpfs", path.c_str(), "tmpfs", 0, absl::StrCat("size=", size_bytes, ",mode=0700").c_str()) == 0;
-}
-
-SmallTmpfs::~SmallTmpfs() {
-  if (mounted_) umount2(path_.c_str(), MNT_DETACH);
-  rmdir(path_.c_str());
-}
-
-int64_t FreeBytes(const std::string& path) {
-  struct statvfs volume {};
-  return statvfs(path.c_str(), &volume) != 0
-             ? -1
-             : static_cast<int64_t>(volume.f_bavail) * static_cast<int64_t>(volume.f_frsize);
-}
-
-bool FillTo(const std::string& path, int64_t free_bytes) {
-  const int fd = open(absl::StrCat(path, "/filling").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  const bool filled = fd >= 0 && posix_fallocate(fd, 0, FreeBytes(path) - free_bytes) == 0;
+// Always as many bytes, so that nobody reads half of them.
+void MemoryOfTheMachine::Say(int64_t available_kib) const {
+  char text[64];
+  const int size =
+      std::snprintf(text, sizeof(text), "MemAvailable: %16lld kB\n", static_cast<long long>(available_kib));
+  const bool is_new = access(path_.c_str(), F_OK) != 0;
+  const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(pwrite(fd, text, static_cast<size_t>(size), 0), size);
   close(fd);
-  return filled && FreeBytes(path) == free_bytes;
+  if (is_new) {
+    ASSERT_EQ(mount(path_.c_str(), "/proc/meminfo", nullptr, MS_BIND, nullptr), 0);
+  }
 }
 
 }  // namespace shardd::faults

@@ -1,11 +1,12 @@
 #ifndef SHARDD_TESTS_FAULTS_OWN_MOUNTS_H_
 #define SHARDD_TESTS_FAULTS_OWN_MOUNTS_H_
 
-// Tests that mount file systems run in a process that has mounts of its own, which end with it: as root, or, where
+// Tests that mount files run in a process that has mounts of its own, which end with it: as root, or, where
 // root may not mount (containers) or the user is not root, in a user namespace.
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace shardd::faults {
 
@@ -19,23 +20,16 @@ bool HasOwnMounts();
 //   if (!HasOwnMounts()) return RunThisTestWithOwnMounts();
 void RunThisTestWithOwnMounts();
 
-// A tmpfs at `path`, which it creates and removes. A daemon that still has files there keeps them. REQUIRES:
-// HasOwnMounts.
-class SmallTmpfs {
+// What the machine says that it has free, to every process of this one's mounts. REQUIRES: HasOwnMounts.
+class MemoryOfTheMachine {
  public:
-  SmallTmpfs(const std::string& path, int64_t size_bytes);
-  ~SmallTmpfs();
-  SmallTmpfs(const SmallTmpfs&) = delete;
-  SmallTmpfs& operator=(const SmallTmpfs&) = delete;
-  bool mounted() const { return mounted_; }
+  // In a file at `path`, which it creates and leaves.
+  explicit MemoryOfTheMachine(std::string path) : path_(std::move(path)) {}
+  void Say(int64_t available_kib) const;
 
  private:
   const std::string path_;
-  bool mounted_ = false;
 };
-int64_t FreeBytes(const std::string& path);
-// Until so much is left.
-bool FillTo(const std::string& path, int64_t free_bytes);
 
 }  // namespace shardd::faults
 

@@ -13,7 +13,7 @@ fail() {
   exit 1
 }
 model=(--layers 2 --width 64 --heads 2 --context 32 --batch 4)
-leftovers() { ls -d /dev/shm/shardd-quickstart.* 2>/dev/null; }
+leftovers() { ls -d "${TMPDIR:-/tmp}"/shardd-quickstart.* 2>/dev/null; }
 before=$(leftovers)
 
 "$source/deploy/quickstart.sh" --bin "$bin" --steps 1000 --out "$work/out" -- "${model[@]}" >"$work/whole.log" 2>&1 &

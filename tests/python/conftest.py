@@ -29,7 +29,7 @@ def daemon() -> Iterator[str]:
         address = f"unix:{folder}/shardd.sock"
         with open(f"{folder}/log", "wb") as log:
             process = subprocess.Popen(
-                [_daemon_binary(), f"--listen={address}", "--devices=cpu:4", f"--state_dir={folder}/state"],
+                [_daemon_binary(), f"--listen={address}", "--devices=cpu:4"],
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
         deadline = time.monotonic() + 20
         while not os.path.exists(f"{folder}/shardd.sock"):

@@ -1,4 +1,4 @@
-"""Two nodes on one machine: a daemon with a socket and a state directory of its own for each, and ranks as torchrun's."""
+"""Two nodes on one machine: a daemon with a socket of its own for each, and ranks as torchrun's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Nodes:
         return f"unix:{self.folder}/{node}.sock"
 
     def start(self, node: int) -> None:
-        arguments = [f"--listen={self.address(node)}", "--devices=cpu:2", f"--state_dir={self.folder}/state-{node}"]
+        arguments = [f"--listen={self.address(node)}", "--devices=cpu:2"]
         if self.peers:
             arguments += [f"--peer_listen=127.0.0.1:{self.ports[node]}", "--peer_insecure"]
         with open(f"{self.folder}/{node}.log", "ab") as log:

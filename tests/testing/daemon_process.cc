@@ -23,8 +23,7 @@ bool Accepts(const std::string& path) {
 
 std::vector<std::string> Command(const DaemonProcess& daemon, const std::string& devices,
                                  const std::vector<std::string>& flags) {
-  std::vector<std::string> command = {ProgramPath("shardd"), "--listen=" + daemon.address(),
-                                      "--state_dir=" + daemon.state_dir(), "--devices=" + devices};
+  std::vector<std::string> command = {ProgramPath("shardd"), "--listen=" + daemon.address(), "--devices=" + devices};
   command.insert(command.end(), flags.begin(), flags.end());
   return command;
 }

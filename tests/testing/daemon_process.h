@@ -8,10 +8,10 @@
 
 namespace shardd::testing {
 
-// A daemon of this build with socket, state and log in one folder. Killed with this object at the latest.
+// A daemon of this build with socket and log in one folder. Killed with this object at the latest.
 class DaemonProcess {
  public:
-  // Waits until it accepts connections, has ended, or kLimit has passed. `folder` is on tmpfs and outlives this.
+  // Waits until it accepts connections, has ended, or kLimit has passed. `folder` outlives this.
   // `flags` come last; `environment` is "NAME=value", in place of this process's where both have one.
   DaemonProcess(const std::string& folder, const std::string& devices, const std::vector<std::string>& flags = {},
                 const std::vector<std::string>& environment = {});
@@ -19,7 +19,6 @@ class DaemonProcess {
   bool listened() const { return listened_; }
   std::string address() const { return "unix:" + socket_path(); }
   std::string socket_path() const { return folder_ + "/shardd.sock"; }
-  std::string state_dir() const { return folder_ + "/state"; }
   std::string log() const { return folder_ + "/daemon.log"; }  // the file
   pid_t pid() const { return process_.pid(); }
   Child& process() { return process_; }

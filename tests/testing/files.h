@@ -14,7 +14,7 @@
 
 namespace shardd::testing {
 
-// A folder under /dev/shm (tmpfs, as a daemon's state has to be), removed with everything in it.
+// A folder in memory (/dev/shm), removed with everything in it.
 class TempDir {
  public:
   TempDir() {

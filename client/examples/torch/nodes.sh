@@ -7,7 +7,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 daemon=${SHARDD_DAEMON:-$root/build/dev/bin/shardd}
 python=${PYTHON:-$root/.venv/bin/python}
-folder=$(mktemp -d -p /dev/shm shardd-nodes.XXXXXX)
+folder=$(mktemp -d "${TMPDIR:-/tmp}/shardd-nodes.XXXXXX")
 daemons=()
 agents=()
 finish() {
@@ -23,7 +23,7 @@ port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 
 rendezvous=127.0.0.1:$(port)
 for node in 0 1; do
   # Between machines --peer_cert, --peer_key and --peer_ca instead of --peer_insecure.
-  "$daemon" --listen="unix:$folder/$node.sock" --state_dir="$folder/state-$node" --devices=cpu:2 \
+  "$daemon" --listen="unix:$folder/$node.sock" --devices=cpu:2 \
     --peer_listen="127.0.0.1:$(port)" --peer_insecure 2>"$folder/daemon-$node.log" &
   daemons+=($!)
 done

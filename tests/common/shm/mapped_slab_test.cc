@@ -65,7 +65,7 @@ TEST_F(MappedSlabTest, ReadOnlyMapIsPopulatedAndCannotBeMadeWritableFromAReadOnl
 
 TEST_F(MappedSlabTest, APieceIsMadePrivateWholeAndAloneAndOnce) {
   constexpr int64_t kSizeBytes = 7 * kMiB;  // the last piece is not a whole one
-  auto slab = Slab::Create("state", SlabBacking::kMemfd, kSizeBytes);
+  auto slab = Slab::Create("state", SlabBacking::kSealedMemfd, kSizeBytes);
   ASSERT_TRUE(slab.ok()) << slab.status();
   auto fd = (*slab)->ReadOnlyFd();
   ASSERT_TRUE(fd.ok()) << fd.status();
@@ -100,7 +100,7 @@ TEST_F(MappedSlabTest, APieceIsMadePrivateWholeAndAloneAndOnce) {
 TEST_F(MappedSlabTest, TheRestBecomesPrivateAroundWhatIsSoAlready) {
   constexpr int64_t kPiece = shm_internal::kHugePageBytes;
   constexpr int64_t kSizeBytes = 6 * kPiece + 4096;
-  auto slab = Slab::Create("state", SlabBacking::kMemfd, kSizeBytes);
+  auto slab = Slab::Create("state", SlabBacking::kSealedMemfd, kSizeBytes);
   ASSERT_TRUE(slab.ok()) << slab.status();
   auto fd = (*slab)->ReadOnlyFd();
   ASSERT_TRUE(fd.ok()) << fd.status();

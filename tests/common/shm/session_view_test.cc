@@ -24,7 +24,7 @@ TEST(SessionViewTest, DaemonPageHasRoomForEverySlotAndGroupAndNoMore) {
 
 TEST(SessionViewTest, EveryWordStandsOnItsOwnLinesInsideThePage) {
   constexpr int64_t kSlots = 5, kGroups = 40;
-  const auto slab = Slab::Create("page", SlabBacking::kMemfd, DaemonPageBytes(kSlots, kGroups));
+  const auto slab = Slab::Create("page", SlabBacking::kSealedMemfd, DaemonPageBytes(kSlots, kGroups));
   ASSERT_TRUE(slab.ok()) << slab.status();
   const DaemonPageView view((*slab)->data(), kSlots, kGroups);
   std::vector<TimelineWord*> words = {&view.page().epoch, &view.page().version, &view.page().consumed,
@@ -51,7 +51,7 @@ TEST(SessionViewTest, EveryWordStandsOnItsOwnLinesInsideThePage) {
 
 TEST(SessionViewTest, RecordsWrapAroundAtTheRingsEnd) {
   const int64_t masks = 4096 + kRingBytes;
-  const auto slab = Slab::Create("session", SlabBacking::kMemfd, masks + 4096);
+  const auto slab = Slab::Create("session", SlabBacking::kSealedMemfd, masks + 4096);
   ASSERT_TRUE(slab.ok()) << slab.status();
   const SessionMemoryView view((*slab)->data(), 4096, masks);
   EXPECT_EQ(reinterpret_cast<char*>(&view.record(0)), (*slab)->At<char>(4096));

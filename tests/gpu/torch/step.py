@@ -188,8 +188,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shardd-gpu-") as folder:
         os.environ["SHARDD_ADDRESS"] = f"unix:{folder}/shardd.sock"
         with open(f"{folder}/log", "wb") as log:
-            daemon = subprocess.Popen([binary, f"--listen=unix:{folder}/shardd.sock", "--devices=cuda:all",
-                                       f"--state_dir={folder}/state"], stdout=log, stderr=log)  # fmt: skip
+            daemon = subprocess.Popen([binary, f"--listen=unix:{folder}/shardd.sock", "--devices=cuda:all"],
+                                      stdout=log, stderr=log)  # fmt: skip
         try:
             while not os.path.exists(f"{folder}/shardd.sock"):
                 if daemon.poll() is not None:

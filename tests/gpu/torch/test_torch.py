@@ -56,7 +56,7 @@ def daemon() -> Iterator[str]:
         address = f"unix:{folder}/shardd.sock"
         devices = "cuda:all" if DEVICE == "cuda" else "cpu:2"
         with open(f"{folder}/log", "wb") as log:
-            process = subprocess.Popen([binary, f"--listen={address}", f"--devices={devices}", f"--state_dir={folder}/state"],
+            process = subprocess.Popen([binary, f"--listen={address}", f"--devices={devices}"],
                                        stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
         deadline = time.monotonic() + 60
         while not os.path.exists(f"{folder}/shardd.sock"):

@@ -63,13 +63,13 @@ TEST_F(GivenBackMemoryTest, IsThereWithTheFirstGradientsWhereTrainersGiveItBack)
   constexpr int64_t kLateNumel = int64_t{1} << 25;  // 128 MiB of gradients
   for (const bool late : {false, true}) {
     const ShardPlan plan = Large(kLateNumel, late).Plan();
-    const auto memory = JobMemory::Create(plan, "late", folder_.path(), folder_.path() + "/late");
+    const auto memory = JobMemory::Create(plan, "late");
     ASSERT_TRUE(memory.ok()) << memory.status();
     EXPECT_EQ((*memory)->given_back_bytes(), late ? 4 * kLateNumel : 0);
     EXPECT_EQ((*memory)->gradients()->allocated_bytes(), late ? 0 : 4 * kLateNumel);
   }
   const ShardPlan small = Large(kLateNumel / 2, /*late=*/true).Plan();
-  const auto memory = JobMemory::Create(small, "small", folder_.path(), folder_.path() + "/small");
+  const auto memory = JobMemory::Create(small, "small");
   ASSERT_TRUE(memory.ok()) << memory.status();
   EXPECT_EQ((*memory)->given_back_bytes(), 0) << "not worth it";
 }

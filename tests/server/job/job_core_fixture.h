@@ -153,9 +153,8 @@ class JobCoreTest : public ::testing::Test {
     init.uid = getuid();
     init.spec = builder.spec();
     init.plan = plan_;
-    const std::string directory = folder_.path() + "/job";
-    auto memory = JobMemory::Create(*plan_, "job", folder_.path(), directory, /*reserved_bytes=*/0, place_);
-    auto journal = Journal::Create(folder_.path() + "/journal", plan_->memory.journal_bytes / 2);
+    auto memory = JobMemory::Create(*plan_, "job", /*reserved_bytes=*/0, place_);
+    auto journal = Journal::Create(plan_->memory.journal_bytes / 2);
     EXPECT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
     init.memory = *std::move(memory);
     init.journal = *std::move(journal);
@@ -293,7 +292,6 @@ class JobCoreTest : public ::testing::Test {
 
   static constexpr int kRanks = 2;
   const SlabPlace place_;
-  testing::TempDir folder_;
   EventLog events_;
   std::shared_ptr<const ShardPlan> plan_;
   std::vector<std::unique_ptr<HeldDevice>> devices_;

@@ -150,10 +150,8 @@ class JobNodesTest : public ::testing::Test {
     init.uid = getuid();
     init.spec = builder.spec();
     init.plan = node.plan;
-    const std::string place = absl::StrCat(node.folder.path(), "/", ++opened_);
-    ASSERT_EQ(mkdir(place.c_str(), 0700), 0);
-    auto memory = JobMemory::Create(*node.plan, "job", place, place + "/job", 0, {});
-    auto journal = Journal::Create(place + "/journal", node.plan->memory.journal_bytes / 2);
+    auto memory = JobMemory::Create(*node.plan, "job");
+    auto journal = Journal::Create(node.plan->memory.journal_bytes / 2);
     ASSERT_TRUE(memory.ok() && journal.ok()) << memory.status() << journal.status();
     init.memory = *std::move(memory);
     init.journal = *std::move(journal);
@@ -358,7 +356,6 @@ class JobNodesTest : public ::testing::Test {
   JobCore& job(int node) { return *nodes_[static_cast<size_t>(node)].job; }
 
   struct Node {
-    testing::TempDir folder;
     std::shared_ptr<const ShardPlan> plan;
     std::unique_ptr<Device> device;
     std::shared_ptr<Events> stream;
@@ -367,7 +364,6 @@ class JobNodesTest : public ::testing::Test {
   EventLog events_;
   const v1::Strategy strategy_;
   uint64_t sessions_made_ = 0;
-  int opened_ = 0;
   Wire wire_;
   CoreLoop reaper_;
   CoreLoop worker_;

@@ -20,7 +20,7 @@ class NodeRestoreTest : public ::testing::Test {
  protected:
   NodeRestoreTest() {
     for (int i = 0; i < 2; ++i) {
-      made_[i] = std::make_unique<JobSlab>(*Slab::Create("state", SlabBacking::kMemfd, kBytes));
+      made_[i] = std::make_unique<JobSlab>(*Slab::Create("state", SlabBacking::kSealedMemfd, kBytes));
       slabs_[i] = made_[i].get();
     }
     restore_ = std::make_unique<NodeRestore>(

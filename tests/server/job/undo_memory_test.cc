@@ -10,11 +10,11 @@ namespace {
 
 // Of one parameter, whose shards are so many times what the host has free.
 SpecBuilder JobOf(double of_free) {
-  const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits("/dev/shm");
+  const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits();
   EXPECT_TRUE(limits.ok()) << limits.status();
   SpecBuilder builder(2);
   builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
-  builder.Param(0, "w", {static_cast<int64_t>(of_free * static_cast<double>(limits->memory_free_bytes)) / 4});
+  builder.Param(0, "w", {static_cast<int64_t>(of_free * static_cast<double>(limits->free_bytes)) / 4});
   return builder;
 }
 
