@@ -11,18 +11,17 @@ endif()
 file(GLOB testing_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/testing/*.cc)
 if(testing_sources)
   add_library(shardd_testing STATIC ${testing_sources})
-  target_link_libraries(shardd_testing PUBLIC shardd_common shardd_grpc GTest::gmock PRIVATE shardd_options shardd_test_paths)
+  target_link_libraries(shardd_testing PUBLIC shardd_common shardd_grpc GTest::gmock PRIVATE shardd_options shardd_programs)
+  # Paths are in one object alone, so that ccache serves the others to any checkout.
+  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/testing/build_paths.cc APPEND PROPERTY COMPILE_DEFINITIONS
+    SHARDD_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" SHARDD_BINARY_DIR="${CMAKE_BINARY_DIR}")
 endif()
 
-# Where a test finds the binaries that it starts.
-add_library(shardd_test_paths INTERFACE)
-target_compile_definitions(shardd_test_paths INTERFACE
-  SHARDD_DAEMON_PATH="${CMAKE_BINARY_DIR}/bin/shardd" SHARDD_CTL_PATH="${CMAKE_BINARY_DIR}/bin/shardctl"
-  SHARDD_LIBRARY_PATH="${CMAKE_BINARY_DIR}/lib/libshardd.so" SHARDD_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}"
-  SHARDD_BINARY_DIR="${CMAKE_BINARY_DIR}")
+# What tests start or load: built before them.
+add_library(shardd_programs INTERFACE)
 foreach(program shardd shardctl shardd_client)
   if(TARGET ${program})
-    add_dependencies(shardd_test_paths ${program})
+    add_dependencies(shardd_programs ${program})
   endif()
 endforeach()
 
@@ -57,7 +56,7 @@ function(shardd_tests folder label)
   endif()
   string(REPLACE "/" "_" name "${folder}_test")
   add_executable(${name} ${sources})
-  target_link_libraries(${name} PRIVATE ${ARGN} shardd_options shardd_test_paths GTest::gmock GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${ARGN} shardd_options shardd_programs GTest::gmock GTest::gtest_main)
   if(TARGET shardd_testing)
     target_link_libraries(${name} PRIVATE shardd_testing)
   endif()
@@ -82,7 +81,7 @@ function(shardd_benches)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_bench$" "" name ${name})
     add_executable(bench_${name} ${source} ${helpers})
-    target_link_libraries(bench_${name} PRIVATE shardd_testing ${ARGN} shardd_options shardd_test_paths benchmark::benchmark)
+    target_link_libraries(bench_${name} PRIVATE shardd_testing ${ARGN} shardd_options shardd_programs benchmark::benchmark)
     shardd_instrument(bench_${name})
     add_test(NAME bench/${name} COMMAND bench_${name} --benchmark_min_time=0.01)
     set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON)
@@ -143,8 +142,7 @@ add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc tests/fakes/nccl
 target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_fake_libcuda)
 set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 SOVERSION 2
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
-target_compile_definitions(shardd_test_paths INTERFACE SHARDD_FAKE_CUDA_DIR="${CMAKE_BINARY_DIR}/fakes")
-add_dependencies(shardd_test_paths shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl)
+add_dependencies(shardd_programs shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
 file(GLOB cuda_headers ${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/include)
 find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include ${cuda_headers} NO_DEFAULT_PATH)

@@ -22,6 +22,7 @@
 #include "client/c/shardd.h"
 #include "common/cuda/no_kernels.h"
 #include "tests/client/client_fixture.h"
+#include "tests/testing/build_paths.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace shardd::testing_client {
@@ -52,7 +53,7 @@ class Autostart : public ::testing::Test {
     }
     ASSERT_EQ(pipe2(input_, O_CLOEXEC), 0);
     setenv("XDG_RUNTIME_DIR", runtime_.path().c_str(), 1);
-    setenv("SHARDD_DAEMON", SHARDD_DAEMON_PATH, 1);
+    setenv("SHARDD_DAEMON", built::kDaemon.c_str(), 1);
     unsetenv("SHARDD_ADDRESS");
   }
   void TearDown() override {
@@ -192,7 +193,7 @@ TEST_F(Autostart, TheDaemonIsFoundInPath) {
   unsetenv("SHARDD_DAEMON");
   const std::string folder = runtime_.File("programs");
   ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
-  ASSERT_EQ(symlink(SHARDD_DAEMON_PATH, (folder + "/shardd").c_str()), 0);
+  ASSERT_EQ(symlink(built::kDaemon.c_str(), (folder + "/shardd").c_str()), 0);
   // The daemon changes to "/" before it runs: a relative folder must not be looked up from there.
   const std::string relative = std::filesystem::relative(folder);
   ASSERT_NE(relative.front(), '/');
@@ -257,7 +258,7 @@ TEST_F(Autostart, ADaemonThatDoesNothingIsGivenUpAndOneThatTakesItsTimeIsNot) {
   }
   for (const char* slow : {"for i in 1 2 3 4 5 6; do echo GPU $i; sleep 0.5; done\n",  // it says so
                            "i=0; while [ $i -lt 2500000 ]; do i=$((i+1)); done\n"}) {  // it computes
-    DaemonIs(absl::StrCat(slow, "exec ", SHARDD_DAEMON_PATH, " \"$@\"\n"));
+    DaemonIs(absl::StrCat(slow, "exec ", built::kDaemon, " \"$@\"\n"));
     const auto started = FindOrStartDaemon(options);
     EXPECT_TRUE(started.ok()) << started.status();
     Rank rank;
@@ -269,7 +270,7 @@ TEST_F(Autostart, ADaemonThatDoesNothingIsGivenUpAndOneThatTakesItsTimeIsNot) {
 
 TEST_F(Autostart, WhereTheDaemonHasNoKernelsForGpusAProgramThatTakesTheirMemoryGetsOneOfCpus) {
   DaemonIs(absl::StrCat("case \"$*\" in *cuda*) echo load kernels: ", kNoCudaKernels, "; exit 1;; esac\nexec ",
-                        SHARDD_DAEMON_PATH, " \"$@\"\n"));
+                        built::kDaemon, " \"$@\"\n"));
   for (int rank = 0; rank < 2; ++rank) StartTrainer(rank, 2, testing::FakeCudaEnvironment(2, {"TEST_DEVICE_MEMORY=1"}));
   for (int rank = 0; rank < 2; ++rank) {
     ASSERT_TRUE(Eventually([&] { return ReadWholeFile(Output(rank)).find(Address()) != std::string::npos; }))

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/client/client_fixture.h"
+#include "tests/testing/build_paths.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -20,15 +21,15 @@ TEST_P(Coexist, ATrainerWorksBesideTorchAndAnotherGrpcAndProtobuf) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "a library with a sanitizer cannot be loaded into a Python without it";
 #endif
-  const std::string source = SHARDD_SOURCE_DIR;
+  const std::string& source = built::kSourceDir;
   const std::string python = source + "/.venv/bin/python";
-  if (access(python.c_str(), X_OK) != 0 || access(SHARDD_LIBRARY_PATH, R_OK) != 0) {
-    GTEST_SKIP() << "needs " << python << " and " << SHARDD_LIBRARY_PATH;
+  if (access(python.c_str(), X_OK) != 0 || access(built::kLibrary.c_str(), R_OK) != 0) {
+    GTEST_SKIP() << "needs " << python << " and " << built::kLibrary;
   }
   Daemon daemon;
   TempDir dir;
   dir.Write("spec.json", ToJson(SmallSpec("job", 1)));
-  Child process = testing::Spawn({python, source + "/tests/client/coexist.py", SHARDD_LIBRARY_PATH, daemon.address(),
+  Child process = testing::Spawn({python, source + "/tests/client/coexist.py", built::kLibrary, daemon.address(),
                                   dir.File("spec.json"), source + "/proto", GetParam()},
                                  {.log = dir.File("output")});
   const int code = process.Wait();

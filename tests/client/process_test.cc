@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
+#include "tests/testing/build_paths.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -27,7 +28,7 @@ Struct Sized() {
 
 // What the header declares.
 std::set<std::string> DeclaredFunctions() {
-  const std::string header = ReadWholeFile(SHARDD_SOURCE_DIR "/client/c/shardd.h");
+  const std::string header = ReadWholeFile(built::kSourceDir + "/client/c/shardd.h");
   const std::regex function("SHARDD_API [^;(]*?(shardd_[a-z_0-9]+)\\(");
   std::set<std::string> names;
   for (std::sregex_iterator it(header.begin(), header.end(), function), end; it != end; ++it) {

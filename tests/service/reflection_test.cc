@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/service/service_fixture.h"
+#include "tests/testing/build_paths.h"
 #include "tests/testing/daemon_process.h"
 #include "tests/testing/files.h"
 
@@ -29,8 +30,8 @@ struct Result {
 
 // Debian's python3: another one in PATH does not see the packaged modules.
 Result RunClient(const std::string& address, const std::string& arguments) {
-  const std::string command = absl::StrCat("/usr/bin/python3 " SHARDD_SOURCE_DIR "/tests/service/reflection_client.py ",
-                                           address, " ", arguments, " 2>&1");
+  const std::string command = absl::StrCat("/usr/bin/python3 ", built::kSourceDir,
+                                           "/tests/service/reflection_client.py ", address, " ", arguments, " 2>&1");
   Result result;
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) {

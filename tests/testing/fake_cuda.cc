@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/cuda/driver.h"
+#include "tests/testing/build_paths.h"
 
 namespace shardd::testing {
 namespace {
@@ -38,7 +39,7 @@ std::vector<std::string> FakeCudaEnvironment(int gpus, const std::vector<std::st
     }
     return {};
   }
-  std::vector<std::string> environment = {absl::StrCat("LD_LIBRARY_PATH=", SHARDD_FAKE_CUDA_DIR),
+  std::vector<std::string> environment = {absl::StrCat("LD_LIBRARY_PATH=", built::kFakesDir),
                                           absl::StrCat("FAKE_CUDA_DEVICES=", gpus)};
   environment.insert(environment.end(), more.begin(), more.end());
   return environment;

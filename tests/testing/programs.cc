@@ -7,6 +7,8 @@
 #include <map>
 #include <system_error>
 
+#include "tests/testing/build_paths.h"
+
 namespace shardd::testing {
 
 std::string ProgramPath(const std::string& name) {
@@ -14,7 +16,7 @@ std::string ProgramPath(const std::string& name) {
     return std::string(folder) + "/" + name;
   }
   static const auto& built = *new std::map<std::string, std::string>{
-      {"shardd", SHARDD_DAEMON_PATH}, {"shardctl", SHARDD_CTL_PATH}, {"libshardd.so", SHARDD_LIBRARY_PATH}};
+      {"shardd", built::kDaemon}, {"shardctl", built::kCtl}, {"libshardd.so", built::kLibrary}};
   const std::string path = built.at(name);
   if (access(path.c_str(), F_OK) == 0) return path;
   std::error_code error;

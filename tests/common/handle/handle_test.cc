@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/testing/build_paths.h"
 
 namespace shardd {
 namespace {
@@ -225,7 +226,7 @@ TEST(HandleTable, MermaidDiagramHasExactlyTheTransitionsOfTheOracle) {
 
 // What people read is what the code does: the folder's README holds the diagram and the table as they are printed.
 TEST(HandleTable, ReadmeShowsTheDiagramAndTheTableOfTheCode) {
-  const std::string path = absl::StrCat(SHARDD_SOURCE_DIR, "/common/handle/README.md");
+  const std::string path = absl::StrCat(built::kSourceDir, "/common/handle/README.md");
   std::ifstream file(path);
   ASSERT_TRUE(file.is_open()) << path;
   std::ostringstream readme;

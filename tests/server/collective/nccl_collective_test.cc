@@ -9,6 +9,7 @@
 
 #include "server/collective/nccl/nccl_communicators.h"
 #include "tests/server/collective/fake_nccl_world.h"
+#include "tests/testing/build_paths.h"
 
 namespace shardd {
 namespace {
@@ -374,7 +375,7 @@ TEST_F(NcclCollectiveTest, CommunicatorsAreMadeOncePerNumberOfRanksAndSayWhyNot)
 }
 
 TEST(NcclLibraryTest, IsLoadedWhereItIsAndRefusedByName) {
-  const std::string here = absl::StrCat(SHARDD_FAKE_CUDA_DIR, "/libnccl.so.2");
+  const std::string here = absl::StrCat(built::kFakesDir, "/libnccl.so.2");
   const auto library = NcclLibrary::Load(here);
   ASSERT_TRUE(library.ok()) << library.status();
   EXPECT_EQ(library->version(), "2.28.9");

@@ -21,6 +21,7 @@
 #include "common/cuda/driver.h"
 #include "common/cuda/slab.h"
 #include "common/shm/unique_fd.h"
+#include "tests/testing/build_paths.h"
 #include "tests/testing/poll.h"
 #include "tests/testing/process.h"
 
@@ -39,9 +40,7 @@ inline cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::Device
 // Of one process: the driver, a context and a stream of one GPU, the words.
 class Program {
  public:
-  static constexpr char kLibrary[] = SHARDD_FAKE_CUDA_DIR "/libcuda.so.1";
-
-  Program(int gpu, int words_fd) : driver_(*CudaDriver::Load(kLibrary)) {
+  Program(int gpu, int words_fd) : driver_(*CudaDriver::Load(built::kFakesDir + "/libcuda.so.1")) {
     stream_ = StreamOf(gpu);
     void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, words_fd, 0);
     SHARDD_REQUIRE(page != MAP_FAILED);
