@@ -120,6 +120,10 @@ void JobCore::ApplyDecided() {
     nodes_->Decide(decided);
   }
   committing_ = true;
+  applied_ = false;
+  if (nodes_ != nullptr) {
+    nodes_->Holding(committed_step_ + 1);  // before the update, which takes longer than all nodes' answers
+  }
   SetReadable(0);
   auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
@@ -129,8 +133,15 @@ void JobCore::ApplyDecided() {
       Close(absl::StrCat("update of step ", committed_step_ + 1, ": ", status.message()));
       return;
     }
-    const v1::OptimizerKind kind = plan_->config.optimizer().kind();
-    KeepThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
+    applied_ = true;
+    SendWaitedState();
+    if (pending_abort_.has_value() && !MayShow()) {
+      auto [cause, lost] = *std::move(pending_abort_);
+      pending_abort_.reset();
+      Abort(std::move(cause), std::move(lost));
+      return;
+    }
+    MaybeShow();
   });
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -146,10 +157,27 @@ void JobCore::ApplyDecided() {
   optimizer_devices_.Submit(absl::StrCat("update step ", committed_step_ + 1), std::move(ops), done);
 }
 
-void JobCore::Commit() {
-  if (closed_) {
+bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->held_step() > committed_step_; }
+
+// A step that no other node may hold is not shown: were this one lost, the others would make another one.
+void JobCore::MaybeShow() {
+  if (!committing_ || !applied_ || !MayShow()) {
     return;
   }
+  const v1::OptimizerKind kind = plan_->config.optimizer().kind();
+  KeepThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
+}
+
+void JobCore::NodeHeld() { MaybeShow(); }
+
+// Ranks have gone without having been told of the step (Abort).
+void JobCore::CommitUnshown() {
+  CountUpdates();
+  EndStep();
+  SetReadable(version_);
+}
+
+void JobCore::CountUpdates() {
   for (size_t i = 0; i < present_.size(); ++i) {
     if (decided_.present[i]) {
       ++step_counts_[i];
@@ -158,6 +186,13 @@ void JobCore::Commit() {
     }
   }
   present_.assign(present_.size(), false);
+}
+
+void JobCore::Commit() {
+  if (closed_) {
+    return;
+  }
+  CountUpdates();
   EndStep();
   MarkKeptStale();
   v1::SessionEvent event;
@@ -192,7 +227,7 @@ void JobCore::EndStep() {
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }
-  committing_ = false;
+  committing_ = applied_ = false;
   deciding_ = false;
   NoteWindowCommitted();
   pairs_.clear();
@@ -230,9 +265,7 @@ void JobCore::AfterCommit() {
       session->PublishVersion(version_);
     }
   }
-  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) {
-    NodeSendState(node, transfer);
-  }
+  SendWaitedState();
   if (pending_abort_.has_value()) {
     auto [cause, lost] = *std::move(pending_abort_);
     pending_abort_.reset();

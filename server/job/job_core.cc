@@ -340,7 +340,7 @@ void JobCore::CheckSilence(absl::Time now) {
     Abort(std::move(stuck), {hangs});
     return;
   }
-  if (nodes_ != nullptr && !closed_ && !committing_) {
+  if (nodes_ != nullptr && !closed_ && (!committing_ || applied_)) {
     const uint64_t epoch = epoch_;
     nodes_->CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
     if (epoch != epoch_) {

@@ -99,7 +99,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   uint64_t version() const { return version_; }
   // Also while what it had is brought from another node: ranks that live come back to it.
   bool has_parameters() const { return version_ > 0 || (had_parameters_ && nodes_->fetching()); }
-  int64_t committed_step() const { return committed_step_; }
+  // The last step that ranks may know of: on several nodes, that all of them hold.
+  int64_t committed_step() const {
+    return nodes_ == nullptr ? committed_step_ : std::min(committed_step_, nodes_->held_step());
+  }
   const std::string& trainer_state(int rank) const { return trainer_states_[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
   Session* FindSession(uint64_t session_id) const;
@@ -182,6 +185,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
+  void NodeHeld() override;  // (job_commit.cc)
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeIsUp() override;  // (job_gather.cc)
@@ -189,6 +193,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodeSendState(int node, uint64_t transfer) override;  // (job_restore.cc)
   void NodeStopSending(int node) override;
   void NodeBeginFetch(int from, uint64_t transfer) override;
+  void SendWaitedState();
   void AskForState(int from, uint64_t transfer);
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
@@ -405,7 +410,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void Measured(const Norm& norm);
   void Apply(double norm);
   void ApplyDecided();
+  bool MayShow() const;
+  void MaybeShow();
   void Commit();
+  void CommitUnshown();
+  void CountUpdates();
   void EndStep();
   void AfterCommit();
 
@@ -523,7 +532,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool poll_watched_ = false;
   // POOLED, by pool, slot and rank: the signal with which it reads no more.
   std::vector<std::vector<std::vector<uint64_t>>> pool_done_;
-  bool committing_ = false;  // a decided step or a parameters commit is being applied
+  bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
+  bool applied_ = false;     // of a decided step: it waits
   DecidedStep decided_;
   double grad_norm_ = 0;
   double clip_factor_ = 1;

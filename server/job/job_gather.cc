@@ -75,7 +75,8 @@ absl::Status JobCore::CheckGathers(absl::Time now) const {
 
 // The part of a node that does not come back is nowhere else.
 absl::Status JobCore::CheckUnreached(absl::Time now) {
-  std::string unreached = node_gather_ == nullptr || version_ == 0 ? "" : nodes_->Unreached();
+  const bool needs_others = node_gather_ != nullptr && (version_ > 0 || promised());
+  std::string unreached = needs_others ? nodes_->Unreached() : "";
   if (unreached.empty()) {
     unreached_since_ = absl::InfiniteFuture();
     return absl::OkStatus();

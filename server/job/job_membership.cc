@@ -25,7 +25,10 @@ int JobCore::attached() const {
       std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
 }
 
-bool JobCore::finished() const { return RanksFinished() && (!plan_->cut_over_nodes || nodes_->OthersFinished()); }
+bool JobCore::finished() const {
+  return RanksFinished() &&
+         (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->OthersFinished() : nodes_->AllServed()));
+}
 
 bool JobCore::RanksFinished() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return rank.finished; });
@@ -284,7 +287,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
     return;
   }
-  if (committing_ || promised()) {
+  if ((committing_ && !applied_) || promised()) {
     // A decided step always completes forward; those who died in between are found out afterwards. On several nodes it
     // may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
     if (!pending_abort_.has_value()) {
@@ -337,6 +340,9 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       session->stream->Finish(absl::OkStatus());
     }
     EndSession(rank);
+  }
+  if (applied_) {
+    CommitUnshown();
   }
   ResetStep();
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
@@ -403,7 +409,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   }
   if (nodes_ != nullptr) {
     if (RanksFinished() || on == CloseOn::kAllNodes || plan_->cut_over_nodes) {  // of that, a part is no job
-      nodes_->Closing(why, finished());
+      nodes_->Closing(why, plan_->cut_over_nodes ? finished() : RanksFinished());
     }
     nodes_->Stop();
     while (!senders_.empty()) NodeStopSending(senders_.begin()->first);

@@ -17,29 +17,40 @@ StateSlabs JobCore::SlabsOfState() const {
            {v1::SLAB_OPTIMIZER, memory_->optimizer(), plan_->memory.optimizer_bytes}}};
 }
 
+void JobCore::SendWaitedState() {
+  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) {
+    NodeSendState(node, transfer);
+  }
+}
+
+// Also a step that is not shown yet: the node that asks may be the one that is to hold it.
 void JobCore::NodeSendState(int node, uint64_t transfer) {
   NodeStopSending(node);
-  if (committing_) {
+  if (committing_ && !applied_) {
     wait_for_state_[node] = transfer;
     return;
   }
+  const int64_t ahead = applied_ ? 1 : 0;
   for (int rank = 0; rank < world_size(); ++rank) {
     v1::PeerMessage message;
     message.mutable_rank_state()->set_transfer(transfer);
     message.mutable_rank_state()->set_rank(rank);
-    message.mutable_rank_state()->set_trainer_state(trainer_states_[rank]);
+    message.mutable_rank_state()->set_trainer_state(applied_ ? ranks_[rank].step.trainer_state()
+                                                             : trainer_states_[rank]);
     node_links_->Send(node, std::move(message));
   }
   v1::PeerMessage message;
   v1::PeerMessage::State* state = message.mutable_state();
   state->set_transfer(transfer);
-  state->set_step(committed_step_);
-  state->set_version(version_);
-  state->mutable_step_counts()->Add(step_counts_.begin(), step_counts_.end());
+  state->set_step(committed_step_ + ahead);
+  state->set_version(version_ + static_cast<uint64_t>(ahead));
+  for (size_t param = 0; param < step_counts_.size(); ++param) {
+    state->add_step_counts(step_counts_[param] + (applied_ && decided_.present[param] ? 1 : 0));
+  }
   node_links_->Send(node, std::move(message));
   const StateSlabs slabs = SlabsOfState();
   Event(-1, "state",
-        absl::StrCat("step ", committed_step_, " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes,
+        absl::StrCat("step ", committed_step_ + ahead, " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes,
                      " bytes"));
   const auto failed = [weak = weak_from_this(), loop = loop_, node](const absl::Status& why) {
     loop->Post([weak, node, why] {

@@ -123,7 +123,7 @@ void JobCore::Describe(v1::Job* out) const {
   out->set_world_size(world_size());
   out->set_state(State());
   out->set_epoch(epoch_);
-  out->set_committed_step(committed_step_);
+  out->set_committed_step(committed_step());
   out->set_version(version_);
   out->set_attached_ranks(attached());
   out->set_groups(static_cast<int>(plan_->groups.size()));

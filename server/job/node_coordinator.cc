@@ -65,6 +65,7 @@ void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
   begin->set_decided_step(decided_.step());
   begin->set_initialized(initialized_);
   begin->set_agreed_generation(agreed_generation_);
+  begin->set_held_step(held_step_);
   if (decided_.step() > 0 && decided_known_) {
     *begin->mutable_decided() = decided_;
   }
@@ -87,6 +88,7 @@ void NodeCoordinator::ForgetStep() {
 void NodeCoordinator::NextGeneration(const absl::Status& cause) {
   ++generation_;
   sequence_ = 0;
+  showing_ = false;
   ForgetStep();
   for (size_t node = nodes_.size(); node-- > 0;) {
     if (nodes_[node].takes_part) {
@@ -105,12 +107,17 @@ void NodeCoordinator::OnFinished(int node) {
         absl::StrCat(NodeText(node), " has finished and takes part in nothing any more, while others are in step ",
                      decided_.step() + 1)));
   }
+  MaybeAllHold();
   MaybeRecover();
 }
 
 void NodeCoordinator::OnMessage(int node, const v1::PeerMessage& message) {
   if (message.has_holds()) {
     OnHolds(node, message.holds());
+    return;
+  }
+  if (message.has_held()) {  // a fact of the node, not of an attempt
+    OnHeld(node, message.held().step());
     return;
   }
   if (message.generation() != generation_) {
@@ -355,6 +362,44 @@ void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
       send_(static_cast<int>(node), message);
     }
   }
+  showing_ = true;
+  progress_ = MonotonicNow();
+  OnHeld(0, decided.step());
+}
+
+void NodeCoordinator::OnHeld(int node, int64_t step) {
+  if (initialized_ && step <= decided_.step()) {
+    int64_t& held_step = nodes_[static_cast<size_t>(node)].held_step;
+    held_step = std::max(held_step, step);
+    MaybeAllHold();
+  }
+}
+
+void NodeCoordinator::MaybeAllHold() {
+  if (!initialized_ || held_step_ >= decided_.step() || !Unheld().empty()) {
+    return;
+  }
+  held_step_ = decided_.step();
+  showing_ = false;
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_all_hold()->set_step(held_step_);
+  SendAll(message);
+}
+
+std::string NodeCoordinator::Unheld() const {
+  const auto holds = [this](const Node& n) { return n.finished || n.held_step >= decided_.step(); };
+  const int missing = held_step_ >= decided_.step() ? -1 : Missing(holds);
+  return missing < 0
+             ? ""
+             : absl::StrCat(NodeText(missing), nodes_[static_cast<size_t>(missing)].up ? "" : ", which has no link,",
+                            " has not said that it holds step ", decided_.step(), ", which is decided");
+}
+
+bool NodeCoordinator::AllServed() const {
+  return held_step_ >= decided_.step() && std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
+           return node.finished || (node.up && node.takes_part && !node.fetching);
+         });
 }
 
 absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
@@ -396,6 +441,9 @@ absl::Status NodeCoordinator::CompareValues() const {
 }
 
 std::string NodeCoordinator::Waiting() const {
+  if (showing_) {
+    return Unheld();
+  }
   if (!pending_.empty()) {
     const auto& [key, gives] = *pending_.begin();
     const auto [backward, group, occurrence] = key;

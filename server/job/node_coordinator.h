@@ -6,7 +6,8 @@
 // and messages out, for node 0 itself as for the others; it moves no gradients and knows no ranks.
 //
 // A generation ends as one on all nodes (Begin): by what a node says, by a lost link, or by what nodes say that does
-// not fit together. A decided step stays decided: who missed it hears of it in the answer to its next link.
+// not fit together. A decided step stays decided: who missed it hears of it in the answer to its next link. It is shown
+// to ranks when every node that has not finished holds it (Held, AllHold), whichever generation that comes in.
 //
 // A node takes part from the answer to what it says that it has (Holds) to the end of its link. While node 0 has no
 // parameters, which is so at the beginning and where its daemon is a new one (node_recovery.cc):
@@ -62,7 +63,7 @@ class NodeCoordinator {
   // Of the kinds that go to node 0; anything else, and what does not fit the plan or the node's place in the step, ends
   // the generation.
   void OnMessage(int node, const v1::PeerMessage& message);
-  // Node 0 has journaled it. REQUIRES: `decide` was called in this generation.
+  // Node 0 has journaled it, and so holds it. REQUIRES: `decide` was called in this generation.
   void Decide(const v1::PeerMessage::Decided& decided);
   // A node that others have waited for since `limit` ends the generation.
   void CheckSilence(absl::Time now, absl::Duration limit);
@@ -75,6 +76,10 @@ class NodeCoordinator {
   std::string Waiting() const;
   // Node 0 has no parameters and others have: for what it waits before it has them, too. Else empty.
   std::string Lacking() const;
+  // Who does not hold the last decided step yet; empty: all do.
+  std::string Unheld() const;
+  // Every other node has finished, or has heard of all that was decided over the link that it has now.
+  bool AllServed() const;
 
  private:
   struct Node {
@@ -83,7 +88,8 @@ class NodeCoordinator {
     std::optional<v1::PeerMessage::Holds> holds;  // over this link
     bool finished = false;
     bool fetching = false;
-    std::string refused;  // why
+    int64_t held_step = 0;  // the last whose decision it holds, as it has said over this link
+    std::string refused;    // why
     // Of the step:
     int closed = 0;  // backwards
     std::optional<v1::Step> step;
@@ -100,6 +106,8 @@ class NodeCoordinator {
   int Latest() const;   // of the nodes that have parameters, the one with the latest step; -1: none
   int Unheard() const;  // the first other node that has not said what it has, and still may; -1: none
   void MaybeRecover();
+  void OnHeld(int node, int64_t step);
+  void MaybeAllHold();
   absl::Status Handle(int node, const v1::PeerMessage& message);
   absl::Status OnReady(int node, const v1::PeerMessage::Ready& ready);
   absl::Status OnClosed(int node, const v1::PeerMessage::Closed& closed);
@@ -132,6 +140,8 @@ class NodeCoordinator {
   uint64_t agreed_generation_ = 0;    // for initial values of this one; 0: by an earlier daemon of node 0
   v1::PeerMessage::Decided decided_;  // the last; step 0: none
   bool decided_known_ = true;         // all of it, not only its step
+  int64_t held_step_ = 0;             // the last that all nodes have held
+  bool showing_ = false;              // ranks of this attempt wait until all hold the decided step
   int source_ = -1;                   // who sends node 0 the state; -1: nobody
   // The running step.
   std::map<Key, Gives> pending_;

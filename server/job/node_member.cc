@@ -63,6 +63,7 @@ void NodeMember::Say(v1::PeerMessage message) {
     return;
   }
   message.set_generation(generation_);
+  said_ = true;
   promised_values_ = promised_values_ || message.has_values();
   promised_ = promised_ || promised_values_ || message.has_reduced();
   if (coordinator_ == nullptr) {
@@ -105,6 +106,15 @@ void NodeMember::Decide(const v1::PeerMessage::Decided& decided) {
   coordinator_->Decide(decided);
 }
 
+void NodeMember::Holding(int64_t step) {
+  if (coordinator_ != nullptr) {
+    return;  // Decide has said it
+  }
+  v1::PeerMessage message;
+  message.mutable_held()->set_step(step);
+  links_->Send(0, std::move(message));  // where there is no link, Holds says it on the next one
+}
+
 // Once in a generation.
 void NodeMember::Tell(const absl::Status& cause) {
   if (std::exchange(told_, true) || !heard_) {
@@ -120,7 +130,7 @@ void NodeMember::WantsToEnd(const absl::Status& cause) { Tell(cause); }
 
 void NodeMember::AttemptEnded(const absl::Status& cause) {
   kept_.clear();
-  promised_ = promised_values_ = false;
+  said_ = promised_ = promised_values_ = false;
   if (adopting_ != 0) {
     Adopt(std::exchange(adopting_, 0));
     return;
@@ -145,8 +155,8 @@ void NodeMember::Closing(const std::string& why, bool finished) {
   v1::PeerMessage message;
   message.mutable_closing()->set_why(why);
   message.mutable_closing()->set_finished(finished);
-  if (finished && coordinator_ != nullptr && plan_->cut_over_nodes) {
-    coordinator_->OnFinished(0);  // the others may go on for long
+  if (finished && coordinator_ != nullptr) {
+    coordinator_->OnFinished(0);  // who is in a step is told that it comes to nothing
   }
   for (int node = 0; node < plan_->nodes(); ++node) {
     if (node != node_) {
@@ -223,10 +233,12 @@ void NodeMember::OnDown(int node, const absl::Status& why) {
   fetching_ = node0_fetches_ = false;  // the next link begins it anew
   node0_waits_.clear();
   unheard_since_ = MonotonicNow();
-  if (!ended_ && !promised_ && generation_ != 0 && !node0_finished_) {
+  if (!ended_ && !promised_ && generation_ != 0 && (!node0_finished_ || said_)) {
     told_ = true;  // nobody is there to be told
-    job_->NodeAbort(
-        absl::AbortedError(absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ") is lost: ", why.message())));
+    const std::string node0 = absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ")");
+    job_->NodeAbort(node0_finished_ ? absl::FailedPreconditionError(
+                                          absl::StrCat(node0, " has finished and takes part in nothing any more"))
+                                    : absl::AbortedError(absl::StrCat(node0, " is lost: ", why.message())));
   }
 }
 
@@ -247,6 +259,9 @@ void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
     }
     node0_finished_ = node0_finished_ || node == 0;
     finished_.insert(node);
+    if (node == 0) {
+      AllHold(job_->NodeStep());  // it has shown all that it has decided
+    }
     if (coordinator_ != nullptr) {
       coordinator_->OnFinished(node);
     }
@@ -276,6 +291,11 @@ void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
 void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
   if (message.kind_case() == v1::PeerMessage::kBegin) {
     OnBegin(message.begin());
+    AllHold(message.begin().held_step());
+    return;
+  }
+  if (message.has_all_hold()) {
+    AllHold(message.all_hold().step());
     return;
   }
   if (message.has_recovering() && !heard_) {
@@ -295,19 +315,26 @@ void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
       return;
     case v1::PeerMessage::kDecided:
       if (promised_ && !promised_values_ && message.decided().step() == job_->NodeStep() + 1) {
-        promised_ = false;
+        said_ = promised_ = false;
         decided_ = message.decided();
         job_->NodeDecided(message.decided());
       }
       return;
     case v1::PeerMessage::kValuesAgreed:
       if (promised_values_) {
-        promised_ = promised_values_ = false;
+        said_ = promised_ = promised_values_ = false;
         job_->NodeValuesAgreed();
       }
       return;
     default:
       return;
+  }
+}
+
+void NodeMember::AllHold(int64_t step) {
+  if (step > held_step_) {
+    held_step_ = step;
+    job_->NodeHeld();
   }
 }
 
@@ -320,10 +347,10 @@ void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
     node0_finished_ = node0_fetches_ = false;
     node0_waits_.clear();
     if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == job_->NodeStep() + 1) {
-      promised_ = false;
+      said_ = promised_ = false;
       job_->NodeDecided(begin.decided());
     } else if (promised_values_ && begin.initialized() && begin.agreed_generation() == generation_) {
-      promised_ = promised_values_ = false;
+      said_ = promised_ = promised_values_ = false;
       job_->NodeValuesAgreed();
     } else if (begin.initialized() && (!job_->NodeInitialized() || job_->NodeStep() < begin.decided_step())) {
       Fetch(0, begin.generation());
@@ -391,7 +418,8 @@ void NodeMember::CheckSilence(absl::Time now, absl::Duration limit) {
   if (node0_fetches_) {
     unheard_since_ = now;
   }
-  if (heard_ || now - unheard_since_ < limit || (kept_.empty() && !promised_)) {
+  // A promise of a job that is cut over nodes lasts as long as the job does: nobody could give the step to this node.
+  if (heard_ || now - unheard_since_ < limit || (promised_ ? plan_->cut_over_nodes : kept_.empty())) {
     return;
   }
   const std::string waits = WaitText();
@@ -406,7 +434,7 @@ std::string NodeMember::WaitText() const {
     return coordinator_->Waiting();
   }
   if (heard_) {
-    return "";
+    return job_->NodeStep() > held_step_ ? Lacking() : "";
   }
   if (node0_fetches_) {
     return absl::StrCat("node 0 (", plan_->config.nodes().addresses(0),

@@ -4,6 +4,10 @@
 // A node's part in a job that spans several: what its job says goes to node 0 (node_coordinator.h; on node 0 over the
 // loop instead of a link), what node 0 decides comes to the job, each in the generation that counts.
 //
+// A decided step is shown to ranks when all nodes hold it (held_step): each says so as soon as it has journaled the
+// decision, and updates meanwhile. An attempt that ends in between ends without having shown it; the job has it, and
+// nobody attaches before it may be shown (Lacking).
+//
 // A job that gives its attempt up says so and waits for the next generation; what it has to say of the next attempt by
 // then is kept and sent in that. Between Reduced and what node 0 decides nothing is given up here (promised): the step
 // may be decided already, and then it is committed on every node. Likewise with initial values.
@@ -12,8 +16,9 @@
 // what it has (Holds), also to a daemon of node 0 that is a new one, and Begin says how it goes on (OnBegin):
 // - the promised step was decided, and some node has it: it is committed here too;
 // - it was not, or by nobody who is left: it is given up, and done anew by all;
-// - the job is ahead of this node, which has lost its state, or its promise (a node 0 that is silent for too long ends
-//   it): the state is fetched, and ranks attach again behind that (node_member_fetch.cc).
+// - the job is ahead of this node, which has lost its state, or its promise (where nodes are replicas, a node 0 that is
+//   silent for too long ends it): the state is fetched, and ranks attach again behind that (node_member_fetch.cc).
+//   Where parameters are cut over nodes nobody could send it: a promise lasts as long as the job does.
 // Until Begin comes ranks wait, with what node 0 says of that (Recovering).
 
 #include <cstdint>
@@ -46,6 +51,8 @@ class NodeJob {
   virtual void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) = 0;
   virtual void NodeDecided(const v1::PeerMessage::Decided& decided) = 0;
   virtual void NodeValuesAgreed() = 0;
+  // NodeMember::held_step has grown: a step that was decided may be shown.
+  virtual void NodeHeld() = 0;
   // The attempt has ended on all nodes; AttemptEnded is to follow when it has here, behind a commit under way.
   virtual void NodeAbort(const absl::Status& cause) = 0;
   // Exchanges of earlier generations are to be ended.
@@ -87,8 +94,15 @@ class NodeMember final : public NodeEvents::Listener {
   void Closing(const std::string& why, bool finished);
   void Restored();
   bool fetching() const { return fetching_; }
-  // The job has lost its state, which another node has, so that nothing of a rank's would count: why. Else empty.
+  // The decided step is journaled here.
+  void Holding(int64_t step);
+  // Why no rank may attach: the job has lost its state, which another node has, so that nothing of a rank's would
+  // count; or it has a step that may not be shown yet. Else empty.
   std::string Lacking() const;
+  // The last step that all nodes have held, and so no recovery can miss.
+  int64_t held_step() const { return held_step_; }
+  // Nobody needs this node to hear of what was decided: it may go when its ranks have finished.
+  bool AllServed() const { return coordinator_ == nullptr || coordinator_->AllServed(); }
 
   bool promised() const { return promised_; }
   int node() const { return node_; }
@@ -114,6 +128,7 @@ class NodeMember final : public NodeEvents::Listener {
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
   void FromCoordinator(const v1::PeerMessage& message);
   void OnBegin(const v1::PeerMessage::Begin& begin);
+  void AllHold(int64_t step);
   // (node_member_fetch.cc)
   void SayHolds();
   void Fetch(int from, uint64_t generation);
@@ -133,9 +148,11 @@ class NodeMember final : public NodeEvents::Listener {
   bool heard_ = false;       // Begin has come over the present link to node 0
   bool ended_ = false;       // the job has given the generation up
   bool told_ = false;        // node 0 knows that it has, or wants to
+  bool said_ = false;        // something of the running step
   uint64_t adopting_ = 0;    // counts when the job has ended its attempt; 0: none
   bool promised_ = false;
   bool promised_values_ = false;  // of these
+  int64_t held_step_ = 0;
   bool node0_finished_ = false;
   std::set<int> finished_;             // other nodes whose ranks have all
   v1::PeerMessage::Decided decided_;   // the last that was heard

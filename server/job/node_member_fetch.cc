@@ -17,6 +17,7 @@ void NodeMember::SayHolds() {
   if (decided_.step() > 0 && decided_.step() == job_->NodeStep()) {
     *holds->mutable_decided() = decided_;
   }
+  holds->set_held_step(std::min(held_step_, job_->NodeStep()));
   holds->mutable_finished()->Add(finished_.begin(), finished_.end());
   links_->Send(0, std::move(message));
 }
@@ -59,6 +60,7 @@ void NodeMember::Restored() {
   v1::PeerMessage message;
   message.mutable_fetched();
   links_->Send(0, std::move(message));
+  Holding(job_->NodeStep());
   Adopt(fetched_generation_);
 }
 
@@ -66,6 +68,13 @@ std::string NodeMember::Lacking() const {
   if (fetching_) {
     return absl::StrCat("the node's state is being brought from node ", fetches_from_, " (",
                         plan_->config.nodes().addresses(fetches_from_), ")");
+  }
+  if (job_->NodeStep() > held_step_) {
+    const std::string step =
+        absl::StrCat("step ", job_->NodeStep(), " is decided, and not shown before all nodes hold it");
+    return coordinator_ == nullptr ? absl::StrCat(step, "; node 0 (", plan_->config.nodes().addresses(0),
+                                                  heard_ ? ")" : "), which has no link,", " has not said that they do")
+                                   : absl::StrCat(step, "; ", coordinator_->Unheld());
   }
   return coordinator_ == nullptr ? "" : coordinator_->Lacking();
 }

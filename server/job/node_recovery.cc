@@ -21,6 +21,7 @@ void NodeCoordinator::OnUp(int node) {
   come.up = true;
   come.refused.clear();
   come.finished = come.fetching = false;
+  come.held_step = 0;
   come.holds.reset();
   if (node == 0) {
     Admit(0);
@@ -30,6 +31,7 @@ void NodeCoordinator::OnUp(int node) {
 void NodeCoordinator::OnDown(int node, const absl::Status& why) {
   Node& gone = nodes_[static_cast<size_t>(node)];
   gone.holds.reset();
+  gone.held_step = 0;
   const bool was_up = std::exchange(gone.up, false);
   const bool took_part = std::exchange(gone.takes_part, false);
   const std::string lost = absl::StrCat(NodeText(node), " is lost: ", why.message());
@@ -52,9 +54,10 @@ absl::Status NodeCoordinator::CheckHolds(int node, const v1::PeerMessage::Holds&
   const Node& from = nodes_[static_cast<size_t>(node)];
   const bool finished = std::all_of(holds.finished().begin(), holds.finished().end(),
                                     [this](int n) { return n >= 0 && n < plan_->nodes(); });
+  const bool held = holds.held_step() >= 0 && holds.held_step() <= holds.step();
   const bool decided = !holds.has_decided() || holds.decided().step() == holds.step();
   if (node == 0 || !from.up || from.holds.has_value() || holds.generation() > kMaxGeneration || holds.step() < 0 ||
-      holds.step() > kMaxUpdates || (holds.step() > 0 && !holds.initialized()) || !decided || !finished) {
+      holds.step() > kMaxUpdates || (holds.step() > 0 && !holds.initialized()) || !held || !decided || !finished) {
     return absl::InvalidArgumentError(
         absl::StrCat(NodeText(node), " said what it cannot have, or said it twice (got step ", holds.step(),
                      holds.initialized() ? "" : " and no parameters", ", decided step ", holds.decided().step(),
@@ -84,6 +87,7 @@ void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
   if (initialized_ || !holds.initialized()) {
     Admit(node);
   }
+  OnHeld(node, holds.step());
   MaybeRecover();
 }
 
@@ -158,12 +162,18 @@ void NodeCoordinator::Recovered(int64_t step) {
   decided_ = holds.decided();
   decided_known_ = holds.has_decided() && decided_.step() == step;
   decided_.set_step(step);
+  nodes_[0].held_step = step;
   for (Node& node : nodes_) {
     node.takes_part = node.takes_part || node.holds.has_value();
+    if (node.holds.has_value()) {
+      node.held_step = node.holds->step();
+      held_step_ = std::max(held_step_, node.holds->held_step());
+    }
   }
   NextGeneration(
       absl::AbortedError(absl::StrCat("node 0 (", plan_->config.nodes().addresses(0),
                                       ") has lost its state, and goes on from step ", step, " of node ", source)));
+  MaybeAllHold();
 }
 
 }  // namespace shardd

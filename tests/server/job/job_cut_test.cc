@@ -32,6 +32,19 @@ class JobCutTest : public JobNodesTest {
     }
     ASSERT_TRUE(Until([&] { return job(0).version() == 1 && job(1).version() == 1; }));
   }
+  // And then there is no link.
+  void DecidesUnheardBy1() {
+    wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_decided() && to == 1; });
+    TrainAll();
+    ASSERT_TRUE(Until([&] {
+      v1::Job described;
+      job(0).Describe(&described);
+      return described.state() == v1::JOB_STATE_COMMITTING;
+    }));
+    wire_.SetUp(false);
+    wire_.Drop(nullptr);
+    ASSERT_TRUE(Gone(0));
+  }
   void Unshard(int node) {
     v1::Command command;
     command.mutable_unshard()->set_phase(v1::PHASE_FORWARD);
@@ -78,6 +91,37 @@ TEST_F(JobCutTest, AStepThatIsDecidedBeforeInitialValuesAreAgreedIsNone) {
     EXPECT_EQ(job(1).version(), 0u);
   });
   wire_.Drop(nullptr);
+}
+
+// Node 0 has decided it, and the link that was to say so is away for longer than others may be silent.
+TEST_F(JobCutTest, APromiseOutlastsALongSilenceAndNoNodeIsClosed) {
+  Begin();
+  TrainsTo(1);
+  ASSERT_NO_FATAL_FAILURE(DecidesUnheardBy1());
+  for (int node = 0; node < 2; ++node) {
+    OnLoop([&] { job(node).CheckSilence(MonotonicNow() + absl::Minutes(10)); });
+    EXPECT_FALSE(job(node).closed()) << Why(node);
+    EXPECT_EQ(job(node).committed_step(), 1) << "node " << node;
+  }
+  wire_.SetUp(true);
+  for (int node = 0; node < 2; ++node) IsAt(node, 2);
+  for (int node = 0; node < 2; ++node) {
+    if (job(node).session(0) == nullptr) Attach(node);
+  }
+  TrainsTo(3);
+}
+
+// The part of a node that stays away is nowhere else: a promise does not outlast the job's grace.
+TEST_F(JobCutTest, APromiseEndsWithTheJobsGrace) {
+  Begin();
+  ASSERT_NO_FATAL_FAILURE(DecidesUnheardBy1());
+  OnLoop([&] {
+    const absl::Time now = MonotonicNow();
+    job(1).CheckSilence(now);
+    job(1).CheckSilence(now + absl::Minutes(16));
+    EXPECT_TRUE(job(1).closed());
+  });
+  EXPECT_THAT(Why(1), HasSubstr("node 0 (host0:7000) is not reached"));
 }
 
 TEST_F(JobCutTest, EachNodeKeepsItsHalfAndIsGivenTheOther) {

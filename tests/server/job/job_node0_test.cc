@@ -23,18 +23,27 @@ class JobNode0Test : public JobNodesTest {
     }
     return false;
   }
-  // The step behind `step` is decided, and nobody that `unheard` names hears of it.
+  bool IsCommitting(int node) {
+    v1::Job described;
+    job(node).Describe(&described);
+    return described.state() == v1::JOB_STATE_COMMITTING;
+  }
+  // The step behind `step` is decided, and nodes `first` to `last` do not hear of it: no rank of any node does.
   void DecidesUnheardBy(int64_t step, int first, int last) {
     wire_.Drop([first, last](int to, const v1::PeerMessage& message) {
       return message.has_decided() && to >= first && to <= last;
     });
     TrainAll();
     for (int node = 0; node < count(); ++node) {
-      if (node < first || node > last) IsAt(node, step + 1);
+      if (node < first || node > last) {
+        EXPECT_TRUE(Until([&] { return IsCommitting(node); })) << Why(node);
+      }
     }
-    for (int node = first; node <= last; ++node) {
-      EXPECT_TRUE(Until([&] { return job(node).session(0) != nullptr; })) << Why(node);
-      EXPECT_EQ(job(node).committed_step(), step);
+    for (int node = 0; node < count(); ++node) {
+      OnLoop([&] {
+        EXPECT_NE(job(node).session(0), nullptr) << node;
+        EXPECT_EQ(job(node).committed_step(), step) << "node " << node;
+      });
     }
     wire_.Drop(nullptr);
   }
@@ -82,6 +91,56 @@ TEST_F(JobNode0Test, AStepThatItDecidedAndNobodyHeardOfIsDoneAnewByAll) {
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
   TrainsTo(2);
+}
+
+TEST_F(JobNode0Test, WhatNoOtherNodeHoldsIsShownToNobodyAndNobodyAttachesBeforeItIs) {
+  Begin();
+  TrainsTo(1);
+  DecidesUnheardBy(1, 1, 2);
+  wire_.SetUp(0, 1, false);
+  ASSERT_TRUE(Gone(0));
+  EXPECT_EQ(StreamOf(0).Aborted().committed_step(), 1);
+  EXPECT_THAT(std::string(TryAttach(0).message()),
+              AllOf(HasSubstr("step 2 is decided, and not shown before all nodes hold it"),
+                    HasSubstr("node 1 (host1:7000), which has no link,"), HasSubstr("attach again")));
+  wire_.SetUp(0, 1, true);  // which tells node 1, and not node 2
+  OnLoop([&] { EXPECT_EQ(job(0).committed_step(), 1); });
+  wire_.SetUp(0, 2, false);
+  wire_.SetUp(0, 2, true);
+  for (int node = 0; node < 3; ++node) IsAt(node, 2);
+  AttachAll();
+  TrainsTo(3);
+}
+
+TEST_F(JobNode0Test, AnAcknowledgementThatIsLostIsSaidOnTheNextLink) {
+  Begin();
+  TrainsTo(1);
+  wire_.Drop([](int, const v1::PeerMessage& message) { return message.has_held(); });
+  TrainAll();
+  for (int node = 0; node < 3; ++node) {
+    EXPECT_TRUE(Until([&] { return IsCommitting(node); })) << Why(node);
+    EXPECT_EQ(job(node).committed_step(), 1);
+  }
+  wire_.Drop(nullptr);
+  for (int node = 1; node < 3; ++node) {
+    wire_.SetUp(0, node, false);
+    wire_.SetUp(0, node, true);
+  }
+  for (int node = 0; node < 3; ++node) IsAt(node, 2);
+  AttachAll();
+  TrainsTo(3);
+}
+
+TEST_F(JobNode0Test, ANodeThatIsLostBeforeItHoldsAStepIsSentItAndThenAllAreShownIt) {
+  Begin();
+  TrainsTo(1);
+  DecidesUnheardBy(1, 2, 2);
+  Kill(2);
+  OpenAgain(2);
+  for (int node = 0; node < 3; ++node) IsAt(node, 2);
+  EXPECT_TRUE(HasEvent("step 2 is sent to node 2"));
+  AttachAll();
+  TrainsTo(3);
 }
 
 TEST_F(JobNode0Test, AStepThatItDecidedAndOneHeardOfIsCommittedByAll) {

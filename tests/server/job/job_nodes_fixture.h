@@ -297,6 +297,7 @@ class JobNodesTest : public ::testing::Test {
     const int64_t first = node * (nodes_[0].plan->cut_over_nodes ? 32 : 0);
     return *SlabAt<float>(job(node).memory().shards(), first * static_cast<int64_t>(sizeof(float)));
   }
+  const Events& StreamOf(int node) { return *nodes_[static_cast<size_t>(node)].stream; }
   std::string Why(int node) { return nodes_[static_cast<size_t>(node)].stream->Aborted().message(); }
   void Lose(int node) {
     OnLoop([&] { job(node).SessionLost(0, "killed"); });

@@ -87,6 +87,41 @@ TEST_F(JobNodesTest, ANodeWhoseRanksHaveFinishedLeavesTheOtherItsLastStep) {
   EXPECT_EQ(job(1).committed_step(), 1);
 }
 
+// It has shown its last step and is done; the other holds that and has not heard that it may show it.
+TEST_F(JobNodesTest, Node0IsNotFinishedBeforeTheOtherHasHeardOfTheLastStep) {
+  Begin();
+  TrainsTo(1);
+  wire_.Drop([](int to, const v1::PeerMessage& message) { return message.has_all_hold() && to == 1; });
+  TrainAll();
+  IsAt(0, 2);
+  OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
+  wire_.SetUp(false);
+  wire_.Drop(nullptr);
+  OnLoop([&] {
+    EXPECT_FALSE(job(0).finished());
+    EXPECT_EQ(job(1).committed_step(), 1);
+  });
+  wire_.SetUp(true);
+  IsAt(1, 2);
+  EXPECT_TRUE(Until([&] { return job(0).finished(); }));
+}
+
+TEST_F(JobNodesTest, WhatIsBegunWithANode0ThatFinishesComesToAnEnd) {
+  Begin();
+  TrainsTo(1);
+  wire_.Drop(
+      [](int to, const v1::PeerMessage& message) { return to == 0 && (message.has_ready() || message.has_closed()); });
+  Train(1, 3);
+  OnLoop([] {});
+  OnLoop([&] { job(0).Detach(0, /*finished=*/true); });
+  ASSERT_TRUE(Until([&] { return job(0).finished(); }));
+  OnLoop([&] { job(0).Close("all its ranks have finished"); });
+  OnLoop([] {});
+  wire_.SetUp(false);
+  ASSERT_TRUE(Gone(1));
+  EXPECT_THAT(Why(1), HasSubstr("node 0 (host0:7000) has finished and takes part in nothing any more"));
+}
+
 class JobNodesSchedules : public JobNodesTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(JobNodesSchedules, RanksAndLinksThatComeAndGoAtAnyMomentLoseNothing) { RunSchedule(GetParam()); }

@@ -93,6 +93,11 @@ class NodeCoordinatorTest : public ::testing::Test {
     message.mutable_reduced()->set_present(present);
     return message;
   }
+  static v1::PeerMessage Held(int64_t step) {
+    v1::PeerMessage message;
+    message.mutable_held()->set_step(step);
+    return message;
+  }
   v1::PeerMessage Abandoned(const std::string& why) const {
     v1::PeerMessage message;
     message.mutable_abandoned()->set_code(static_cast<int>(absl::StatusCode::kAborted));
@@ -117,8 +122,11 @@ class NodeCoordinatorTest : public ::testing::Test {
     for (int node = 0; node < plan_->nodes(); ++node) Say(node, Reduced());
     if (decides_ != before + 1) return false;
     coordinator_->Decide(Decided());
-    const bool right =
-        Kinds(1) == "go 0:1.0 closed 1 closed all decided " && Kinds(0) == "go 0:1.0 closed 1 closed all ";
+    for (int node = 1; node < plan_->nodes(); ++node) {
+      if (!coordinator_->Unheld().empty()) Say(node, Held(step_));
+    }
+    const bool right = Kinds(1) == "go 0:1.0 closed 1 closed all decided held " &&
+                       Kinds(0) == "go 0:1.0 closed 1 closed all held " && coordinator_->Unheld().empty();
     ++step_;
     sent_.clear();
     return right;
@@ -146,6 +154,9 @@ class NodeCoordinatorTest : public ::testing::Test {
           break;
         case v1::PeerMessage::kDecided:
           text += "decided ";
+          break;
+        case v1::PeerMessage::kAllHold:
+          text += "held ";
           break;
         case v1::PeerMessage::kValuesAgreed:
           text += "values_agreed ";
@@ -367,6 +378,59 @@ TEST_F(NodeCoordinatorOfTwo, AStepIsDecidedOnceAndALostNodeHearsOfItInTheAnswer)
   EXPECT_TRUE(LastBegin().initialized());
   step_ = 2;
   EXPECT_TRUE(TrainsAStep());
+}
+
+TEST_F(NodeCoordinatorOfThree, ADecidedStepIsShownWhenEveryNodeHoldsIt) {
+  for (int node = 0; node < 3; ++node) Say(node, Closed(kAllBackwards));
+  for (int node = 0; node < 3; ++node) Say(node, Reduced());
+  coordinator_->Decide(Decided());
+  sent_.clear();
+  Say(1, Held(1));
+  Say(2, Held(0));
+  Say(2, Held(2));  // nobody can
+  EXPECT_THAT(sent_, IsEmpty());
+  EXPECT_THAT(coordinator_->Waiting(), AllOf(HasSubstr("node 2 (host2:7000)"), HasSubstr("holds step 1")));
+  EXPECT_FALSE(coordinator_->AllServed());
+  // What a node holds goes with its link: its daemon may be lost.
+  coordinator_->OnDown(1, absl::UnavailableError("gone"));
+  EXPECT_EQ(coordinator_->Waiting(), "") << "the attempt has ended";
+  sent_.clear();
+  v1::PeerMessage late = Held(1);
+  late.set_generation(1);  // of the attempt that has ended
+  coordinator_->OnMessage(2, late);
+  EXPECT_THAT(sent_, IsEmpty());
+  EXPECT_THAT(coordinator_->Unheld(), HasSubstr("node 1 (host1:7000), which has no link,"));
+  coordinator_->OnUp(1);
+  v1::PeerMessage holds;
+  holds.mutable_holds()->set_initialized(true);
+  coordinator_->OnMessage(1, holds);
+  EXPECT_EQ(LastBegin().held_step(), 0);
+  EXPECT_EQ(LastBegin().decided_step(), 1);
+  sent_.clear();
+  Say(1, Held(1));
+  for (int node = 0; node < 3; ++node) EXPECT_EQ(Kinds(node), "held ");
+  EXPECT_TRUE(coordinator_->AllServed());
+  coordinator_->OnDown(1, absl::UnavailableError("gone"));
+  EXPECT_EQ(coordinator_->Unheld(), "") << "it may be shown, whatever comes";
+  EXPECT_FALSE(coordinator_->AllServed());
+  coordinator_->OnUp(1);
+  coordinator_->OnMessage(1, holds);
+  EXPECT_EQ(LastBegin().held_step(), 1);
+}
+
+TEST_F(NodeCoordinatorOfTwo, ANodeThatDoesNotHoldADecidedStepEndsTheAttemptOnce) {
+  for (int node = 0; node < 2; ++node) Say(node, Closed(kAllBackwards));
+  for (int node = 0; node < 2; ++node) Say(node, Reduced());
+  coordinator_->Decide(Decided());
+  sent_.clear();
+  const absl::Time now = MonotonicNow();
+  coordinator_->CheckSilence(now + absl::Minutes(3), absl::Minutes(2));
+  EXPECT_THAT(EndedBecause(),
+              AllOf(HasSubstr("node 1 (host1:7000)"), HasSubstr("holds step 1"), HasSubstr("limit 2m")));
+  coordinator_->CheckSilence(now + absl::Minutes(9), absl::Minutes(2));
+  EXPECT_THAT(sent_, IsEmpty());
+  Say(1, Held(1));
+  EXPECT_EQ(Kinds(0), "held ");
 }
 
 TEST_F(NodeCoordinatorTest, ANodeThatComesIsToldWhatThereIs) {

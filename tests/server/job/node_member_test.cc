@@ -49,6 +49,14 @@ TEST_P(NodeMemberSchedules, DaemonsThatAreLostTakeNothingAlongThatAnotherHas) {
   }
 }
 
+// Nobody could send a node a step whose promise it has given up.
+TEST_P(NodeMemberSchedules, WhereParametersAreCutOverNodesAPromiseOutlastsEverySilence) {
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, /*daemons_die=*/false, /*cut=*/true);
+    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(50 + seed % 900)), "") << "seed " << seed;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeMemberSchedules, ::testing::Values(2, 3),
                          [](const auto& info) { return "Of" + std::to_string(info.param); });
 

@@ -57,20 +57,17 @@ void RandomJob::Act() {
     return;
   }
   if (committing_) {
+    if (applied_) return;                                            // until all hold it
     if (world_->seed() % 3 == 0 && world_->Random(16) != 0) return;  // so that links come and go meanwhile
-    committing_ = false;
-    if (!initialized) {
-      initialized = true;
-      commits.push_back("values");
-    } else {
-      ++step;
-      commits.push_back(absl::StrCat("step ", step, ": ", decided_, " of ", added_));
+    applied_ = true;
+    if (initialized) {
+      for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
     }
-    begun_ = false;
-    for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
-    if (pending_abort_.has_value()) {
+    if (pending_abort_.has_value() && !MayShow()) {
       Abort(*std::exchange(pending_abort_, std::nullopt));
+      return;
     }
+    MaybeShow();
     return;
   }
   if (state_sent_.has_value()) {
@@ -81,11 +78,12 @@ void RandomJob::Act() {
     return;
   }
   if (world_->target() > 0 && step >= world_->target()) {
-    Finish();
+    if (ranks_finished_ || member->Lacking().empty()) Finish();
     return;
   }
   if (!begun_) {
     if (!member->Lacking().empty()) return;  // nobody attaches
+    if (step > 0) world_->Shown(node_, step, commits.back());
     BeginAttempt();
     GiveNext();
     return;
@@ -158,7 +156,7 @@ void RandomJob::Abort(const absl::Status& cause) {
   if (stopped) {
     return;
   }
-  if (committing_ || member->promised()) {
+  if ((committing_ && !applied_) || member->promised()) {
     if (!pending_abort_.has_value()) pending_abort_ = cause;
     if (!committing_) member->WantsToEnd(*pending_abort_);
     return;
@@ -166,18 +164,52 @@ void RandomJob::Abort(const absl::Status& cause) {
   ++aborts;
   begun_ = said_reduced_ = false;
   member->AttemptEnded(cause);
+  if (applied_) EndCommit();
 }
 
+std::string RandomJob::CommitText() const {
+  return initialized ? absl::StrCat("step ", step + 1, ": ", decided_, " of ", added_) : "values";
+}
+
+void RandomJob::EndCommit() {
+  commits.push_back(CommitText());
+  step += initialized ? 1 : 0;
+  initialized = true;
+  committing_ = applied_ = begun_ = false;
+}
+
+void RandomJob::MaybeShow() {
+  if (!committing_ || !applied_ || !MayShow()) {
+    return;
+  }
+  EndCommit();
+  if (step > 0) world_->Shown(node_, step, commits.back());
+  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
+  if (pending_abort_.has_value()) {
+    Abort(*std::exchange(pending_abort_, std::nullopt));
+  }
+}
+
+void RandomJob::NodeIsUp() {
+  if (ranks_finished_ && world_->plan().cut_over_nodes) member->Closing("its ranks have finished", true);
+}
+
+// What is cut over nodes is served until the others' ranks have finished, too.
 void RandomJob::Finish() {
+  const bool cut = world_->plan().cut_over_nodes;
+  if (!std::exchange(ranks_finished_, true) && cut) member->Closing("its ranks have finished", true);
+  if (cut ? !member->OthersFinished() : !member->AllServed()) {
+    return;
+  }
   stopped = true;
   member->Closing("all ranks have finished", true);
   member->Stop();
 }
 
 std::string RandomJob::Text() const {
-  std::string text = absl::StrCat("step ", step, committing_ ? ", committing" : "", begun_ ? ", begun" : "",
-                                  said_reduced_ ? ", reduced" : "", ", backward ", backward_, " of ", backwards_,
-                                  ", closed ", closed_, ", gives");
+  std::string text = absl::StrCat("step ", step, committing_ ? ", committing" : "", applied_ ? ", applied" : "",
+                                  begun_ ? ", begun" : "", said_reduced_ ? ", reduced" : "", ", backward ", backward_,
+                                  " of ", backwards_, ", closed ", closed_, ", gives");
   for (const Give& give : to_give_) absl::StrAppend(&text, " ", give.group, "x", give.times);
   text += ", waits for";
   for (const auto& [key, occurrence] : waits_) absl::StrAppend(&text, " ", key.first, ".", key.second, ".", occurrence);
@@ -222,8 +254,8 @@ void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& /*redu
   v1::PeerMessage::Decided decided;
   decided.set_step(step + 1);
   decided.set_grad_norm(world_->Random(1 << 20));
+  world_->Node0Decides(step + 1);
   member->Decide(decided);
-  world_->Node0Decides();
   committing_ = true;
   said_reduced_ = false;
   decided_ = decided.ShortDebugString();
@@ -238,24 +270,27 @@ void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
   said_reduced_ = false;
   decided_ = decided.ShortDebugString();
   world_->Decided(reduced_in_life_);
+  member->Holding(decided.step());
 }
 
 void RandomJob::NodeSendState(int node, uint64_t transfer) {
   NodeStopSending(node);
-  if (committing_) {
+  if (committing_ && !applied_) {
     wait_for_state_[node] = transfer;
     return;
   }
   if (!initialized) {
     world_->Fail(absl::StrCat("node ", node_, " is asked for a state that it has not"));
   }
+  std::vector<std::string> sent = commits;
+  if (applied_) sent.push_back(CommitText());
   v1::PeerMessage own;
   own.mutable_rank_state()->set_transfer(transfer);
-  own.mutable_rank_state()->set_trainer_state(absl::StrJoin(commits, "\n"));
+  own.mutable_rank_state()->set_trainer_state(absl::StrJoin(sent, "\n"));
   world_->Send(node_, node, std::move(own));
   v1::PeerMessage message;
   message.mutable_state()->set_transfer(transfer);
-  message.mutable_state()->set_step(step);
+  message.mutable_state()->set_step(step + (applied_ ? 1 : 0));
   world_->Send(node_, node, std::move(message));
 }
 
@@ -328,11 +363,11 @@ void RandomJob::NodeClose(const std::string& why) { world_->Fail(absl::StrCat("n
 
 // The world ---------------------------------------------------------------------------------------------------------
 
-NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die)
+NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die, bool cut)
     : seed_(seed),
       daemons_die_(daemons_die),
       rng_(seed),
-      plan_(NodesPlan(nodes, allow_missing)),
+      plan_(NodesPlan(nodes, allow_missing, cut)),
       nodes_(static_cast<size_t>(nodes)) {
   for (int node = 0; node < nodes; ++node) MakeNode(node);
 }
@@ -340,6 +375,7 @@ NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_
 void NodeWorld::MakeNode(int node) {
   Node& made = nodes_[static_cast<size_t>(node)];
   made.member.reset();
+  made.daemon = ++daemons_made_;
   made.links = std::make_unique<MemoryLinks>(this, node, static_cast<int>(nodes_.size()));
   made.events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
   made.job = std::make_unique<RandomJob>(this, node);
@@ -355,6 +391,8 @@ void NodeWorld::Kill(int node) {
     if (other != node) Break(node, other, /*loses=*/true);
   }
   killed.member->Stop();
+  for (auto& [step, commit] : shown_) commit.daemons.erase(killed.daemon);
+  std::erase_if(shown_, [](const auto& step) { return step.second.daemons.empty(); });
   killed.comes.clear();
   killed.added.clear();
   MakeNode(node);
@@ -363,6 +401,20 @@ void NodeWorld::Kill(int node) {
                         [&](const Node& left) { return left.added.contains(generation.first); });
   });
   killed.member->Start();
+}
+
+void NodeWorld::Shown(int node, int64_t step, const std::string& commit) {
+  if (const auto found = shown_.find(step); found != shown_.end()) {
+    if (found->second.text != commit) {
+      Fail(absl::StrCat("node ", node, " shows {", commit, "}, and ranks have been shown {", found->second.text, "}"));
+    }
+    return;
+  }
+  Commit shown{commit, {}};
+  for (const Node& there : nodes_) {
+    if (decided_by_[step].contains(there.daemon)) shown.daemons.insert(there.daemon);
+  }
+  if (!shown.daemons.empty()) shown_[step] = std::move(shown);
 }
 
 void NodeWorld::Restored(int node, int64_t step) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,9 +26,9 @@
 namespace shardd::testing {
 
 // Three groups, of two, one and one parameters.
-inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing) {
+inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing, bool cut = false) {
   SpecBuilder b(1);
-  b.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
+  b.config().set_strategy(cut ? v1::STRATEGY_FULL_SHARD : v1::STRATEGY_HYBRID_SHARD);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
   b.config().set_allow_missing_contribution(allow_missing);
   for (int node = 0; node < nodes; ++node) {
@@ -65,6 +66,8 @@ class RandomJob final : public NodeJob {
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
+  void NodeHeld() override { MaybeShow(); }
+  void NodeIsUp() override;
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeClose(const std::string& why) override;
@@ -83,10 +86,16 @@ class RandomJob final : public NodeJob {
   void BeginAttempt();
   void GiveNext();
   void FinishRestore();
+  bool MayShow() const { return !initialized || member->held_step() > step; }
+  void MaybeShow();
+  void EndCommit();
+  std::string CommitText() const;
 
   NodeWorld* const world_;
   const int node_;
   bool committing_ = false;
+  bool applied_ = false;  // and not shown
+  bool ranks_finished_ = false;
   std::optional<absl::Status> pending_abort_;
   uint64_t last_generation_ = 0;
   std::map<int, uint64_t> wait_for_state_;  // behind a commit
@@ -112,8 +121,8 @@ class RandomJob final : public NodeJob {
 
 class NodeWorld {
  public:
-  // `daemons_die`: trouble is also that.
-  NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die = false);
+  // `daemons_die`: trouble is also that. `cut`: parameters are cut over the nodes, so that nobody could be sent any.
+  NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die = false, bool cut = false);
   ~NodeWorld();
 
   // Empty: `events` of trouble, and then without trouble every node trains to a common step and finishes.
@@ -133,8 +142,14 @@ class NodeWorld {
   // daemon had decided.
   int recoveries() const { return recoveries_; }
   int carried_over() const { return carried_over_; }
+  // Ranks of the node see the step as committed. As long as a daemon lives that was there when it was decided, no other
+  // such step may be made.
+  void Shown(int node, int64_t step, const std::string& commit);
   // Its daemon may die behind that, when some nodes have heard of it.
-  void Node0Decides() { node0_dies_ = daemons_die_ && !calm() && Random(8) == 0; }
+  void Node0Decides(int64_t step) {
+    for (const Node& node : nodes_) decided_by_[step].insert(node.daemon);
+    node0_dies_ = daemons_die_ && !calm() && Random(8) == 0;
+  }
   // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
   int life() const { return life_; }
   void Decided(int reduced_in_life) { carried_over_ += delivers_begin_ && reduced_in_life < life_ ? 1 : 0; }
@@ -145,6 +160,7 @@ class NodeWorld {
     v1::PeerMessage message;
   };
   struct Node {
+    int daemon = 0;  // a number of its own for each
     std::unique_ptr<PeerLinks> links;
     std::shared_ptr<NodeEvents> events;
     std::unique_ptr<RandomJob> job;
@@ -170,6 +186,13 @@ class NodeWorld {
   std::vector<Node> nodes_;
   std::map<std::pair<int, int>, bool> linked_;
   std::map<uint64_t, std::vector<std::string>> added_;  // by generation
+  struct Commit {
+    std::string text;
+    std::set<int> daemons;  // that live and were there when it was decided
+  };
+  std::map<int64_t, Commit> shown_;              // by step
+  std::map<int64_t, std::set<int>> decided_by_;  // daemons that were there
+  int daemons_made_ = 0;
   std::string failure_;
   int recoveries_ = 0;
   int carried_over_ = 0;
