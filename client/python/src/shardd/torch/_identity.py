@@ -7,17 +7,20 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch import nn
 
-from shardd.torch._counts import threads_prefix
+from shardd.torch._counts import next_of, threads_prefix
+from shardd.torch._spec import WRAPPED_MODULE, unwrapped
 
 if TYPE_CHECKING:
     from shardd.torch._nodes import JobRanks
 
-__all__ = ["Identity", "identify"]
+__all__ = ["Identity", "identify", "identity_of"]
 
 _POLL_S = 0.01
 
@@ -54,6 +57,27 @@ def _launcher(run: str) -> str:
         return str(pid)
 
 
+def identity_of(modules: Sequence[nn.Module], managed: Collection[nn.Parameter], ranks: Sequence[int]) -> str:
+    """Of a model, or a part of one, as it is made: what it is, how many such there were before it over these ranks, and the
+    ranks where they are not all. Alike on those ranks, whatever models others have made, and whatever else than ``managed``
+    parameters they have in it.
+    """
+    names = [
+        name.replace(WRAPPED_MODULE + ".", "")
+        for module in modules
+        for name, param in module.named_parameters(remove_duplicate=False)
+        if param in managed
+    ]
+    kinds = [type(unwrapped(module)).__name__ for module in modules]
+    digest = hashlib.sha256("\0".join([*kinds, *names]).encode()).hexdigest()[:6]
+    kind = f"{re.sub(r'[^A-Za-z0-9_]', '_', kinds[0])[:40]}-{digest}"
+    group = ""
+    if len(ranks) != dist.get_world_size():
+        among = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:6]
+        group = f"-r{ranks[0]}" if len(ranks) == 1 else f"-r{ranks[0]}-{among}"
+    return f"{kind}-{next_of(f'models/{kind}{group}')}{group}"
+
+
 def _agree(index: str, mesh_ranks: list[int]) -> str:
     """A new name, the same on all ranks. Waits for the first of them; Ctrl-C ends that."""
     if len(mesh_ranks) == 1:
@@ -72,7 +96,7 @@ def _agree(index: str, mesh_ranks: list[int]) -> str:
 
 def _agreed(index: str, mesh_ranks: list[int]) -> str:
     store = dist.distributed_c10d._get_default_store()
-    key = f"shardd/{threads_prefix()}{index}/{mesh_ranks[0]}"
+    key = f"shardd/name/{threads_prefix()}{index}"
     if dist.get_rank() == mesh_ranks[0]:
         name = uuid.uuid4().hex[:12]
         store.set(key, name)
@@ -82,22 +106,26 @@ def _agreed(index: str, mesh_ranks: list[int]) -> str:
     while not store.check([key]):  # not get(), which no signal interrupts
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"register model: rank {mesh_ranks[0]} has not named the job after {limit_s:.0f} s "
-                f"(rank={dist.get_rank()}); every rank must use its model"
+                f'register model "{index}" of ranks {_few(mesh_ranks)}: rank {mesh_ranks[0]} has not used it after '
+                f"{limit_s:.0f} s (rank={dist.get_rank()}); these ranks make their models of one kind in the same order, and "
+                "all use them"
             )
         time.sleep(_POLL_S)
     return bytes(store.get(key)).decode()
 
 
+def _few(ranks: Sequence[int]) -> str:
+    return str(list(ranks)) if len(ranks) <= 8 else f"[{', '.join(map(str, ranks[:7]))}, ... {ranks[-1]}]"
+
+
 def identify(index: str, ranks: JobRanks) -> Identity:
-    """For the model that ``index`` tells apart in the process, on the ranks of its mesh. May wait for the first of those ranks.
+    """For the model that ``index`` (``identity_of``, and which registration) tells apart, on the ranks of its mesh. May wait for the first of those ranks.
 
     Under torchrun: run id, uid and the launcher's process (with several nodes the first rank's); memory is resumed after a
     restart by it. With SHARDD_JOB: that name, on request. Otherwise a name of its own for every run.
     """
     mesh_ranks = ranks.members
-    members = "" if len(mesh_ranks) == dist.get_world_size() else "-r" + "_".join(map(str, mesh_ranks[:1]))
-    suffix = f"-{index}{members}"
+    suffix = f"-{index}"
     given = os.environ.get("SHARDD_JOB")
     if given:
         return Identity(given + suffix, resumes=True)

@@ -95,7 +95,7 @@ def meeting_of(model: nn.Module, what: str) -> Meeting:
             continue
         members = members_of(unit.mesh_info)
         job = root._job if root._job is not None and root._job.alive else None
-        return Meeting(f"{what}/{root._number}/{members.ranks[0]}", members.ranks, members.rank, job)
+        return Meeting(f"{what}/{root.identity}", members.ranks, members.rank, job)
     ranks = list(range(dist.get_world_size())) if dist.is_initialized() else [0]
     return Meeting(what, ranks, dist.get_rank() if dist.is_initialized() else 0)
 

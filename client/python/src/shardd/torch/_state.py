@@ -12,15 +12,23 @@ from torch.distributed.device_mesh import _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
-from shardd.torch._counts import next_of
 from shardd.torch._dynamo import no_dynamo, skip_frame
 from shardd.torch._flat_group import settle_ties
-from shardd.torch._group import ShardGroup
+from shardd.torch._group import ShardGroup, members_of
+from shardd.torch._identity import identity_of
 from shardd.torch._job import TorchJob
 from shardd.torch._mixed_precision import begin
 
 # In the order of their making, so that every rank finds the same roots in the same order.
 _states: list[weakref.ref[ShardState]] = []
+
+
+_made = 0
+
+
+def _count() -> None:
+    global _made
+    _made += 1
 
 
 class ShardState(FSDPState):
@@ -32,12 +40,13 @@ class ShardState(FSDPState):
         super().__init__()
         self._unit: ShardGroup | None = None
         self._job: TorchJob | None = None  # of the root; None before registration
-        self._number = next_of("models")
+        self.identity = ""  # see identity_of
         self.ignored: Any = None  # what the unit leaves alone, in layout flat
         self.attributes: dict[str, Any] = {}  # that all units of a model must have alike
         self._registrations = 0
         self._training = True  # of the root: not registered for a forward without gradients
         _states.append(weakref.ref(self, _states.remove))
+        _count()
 
     def init(
         self,
@@ -57,6 +66,9 @@ class ShardState(FSDPState):
     def attach(self, unit: ShardGroup) -> None:
         """Installs the group and the module hooks."""
         self._unit = unit
+        units = [s._unit for m in self._modules for below in m.modules() if (s := state_of(below)) and s._unit]
+        managed = {p.sharded_param for u in dict.fromkeys([unit, *units]) for p in u.fsdp_params}
+        self.identity = identity_of(self._modules, managed, members_of(unit.mesh_info).ranks)
         self.list_groups()
         ensure = weakref.WeakMethod(self._ensure_registered)
 
@@ -167,7 +179,7 @@ class ShardState(FSDPState):
         """Tells this model's jobs apart from others', alike on all ranks, whichever thread uses which model first."""
         self._registrations += 1
         again = f"-{self._registrations}" if self._registrations > 1 else ""
-        return f"{self._number}{again}"
+        return f"{self.identity}{again}"
 
     def _find_root(self) -> ShardState:
         """The state of the model that this one's module is part of."""
@@ -244,6 +256,16 @@ def state_of(module: nn.Module) -> ShardState | None:
     """The state of a module that ``fully_shard`` was applied to."""
     state = _get_module_fsdp_state(module)
     return state if isinstance(state, ShardState) else None
+
+
+def made() -> int:
+    """How many modules, or lists of them, this process has sharded."""
+    return _made
+
+
+def units() -> list[ShardGroup]:
+    """Of all models of this process."""
+    return [state._unit for ref in list(_states) if (state := ref()) is not None and state._unit is not None]
 
 
 def root_states() -> list[ShardState]:
