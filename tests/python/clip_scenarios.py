@@ -74,26 +74,6 @@ def under_no_sync(impl: str) -> dict[str, Any]:
     return {"first": first, "again": again, "total": total, "parameters": values}
 
 
-def under_no_sync_alone(world: int) -> dict[str, Any]:
-    """The same on one process, of the mean over ranks."""
-    model = build(Case())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def backward(micro: int) -> None:
-        for rank in range(world):
-            (loss_of(model, 0, micro, rank) / world).backward()
-
-    backward(0)
-    first = nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
-    again = nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
-    backward(1)
-    backward(2)
-    total = nn.utils.clip_grad_norm_(model.parameters(), 1e6).item()
-    optimizer.step()
-    values = {n: p.detach().clone() for n, p in model.named_parameters()}
-    return {"first": first, "again": again, "total": total, "parameters": values}
-
-
 def unmanaged(impl: str) -> dict[str, Any]:
     """A part that is ignored, whose gradients all ranks have alike, counts once."""
     rank = dist.get_rank()

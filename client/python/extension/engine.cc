@@ -383,6 +383,9 @@ void Engine::QueueFinal() {
   }
   final_queued_ = true;
   gradients_used_ = false;
+  for (Unit* unit : units_) {
+    unit->HideOwnGradients();
+  }
   // The model is kept to the end of the backward, also of one that fails.
   torch::autograd::Engine::get_default_engine().queue_callback(
       [weak = weak_from_this(), generation = generation_, kept = KeepModel()] {
@@ -466,6 +469,9 @@ void Engine::FinalCallback(uint64_t generation) {
     for (Unit* unit : units) {
       unit->ShowGradients();
     }
+  }
+  for (Unit* unit : units_) {
+    unit->ShowOwnGradients();
   }
 }
 

@@ -79,9 +79,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
     gives_back_ = gives_back;
     gradients_used_ = true;  // they are allocated with the job
   }
-  // This rank's rows of gradients that are added up and not shown yet (set_requires_gradient_sync(False)), fp32, in the
-  // job's memory: they may be scaled in place until the next backward. Waits for other ranks' reductions.
-  std::vector<at::Tensor> PendingGradients();
   // Points every unit's storages to the job's memory: after registration and after Reattach.
   void LoadMemory();
 

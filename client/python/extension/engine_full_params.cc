@@ -35,10 +35,16 @@ void Engine::EnterFullParams(const Job::FullParams& options) {
     Check(Status::Take(shardd_enter_full_params_with(job().c_job(), &c)));
   }
   full_params_ = true;
+  for (Unit* unit : units_) {
+    unit->HideOwnGradients();
+  }
 }
 
 void Engine::LeaveFullParams() {
   full_params_ = false;
+  for (Unit* unit : units_) {
+    unit->ShowOwnGradients();
+  }
   const NoGil no_gil;
   Check(Status::Take(shardd_leave_full_params(job().c_job())));
 }
@@ -81,14 +87,20 @@ void Engine::WriteGradient(int param, const at::Tensor& rows, int64_t first) {
 
 void Engine::SettleGradients() {
   for (Unit* unit : units_) {
+    unit->HideOwnGradients();
     unit->SettleGradients(/*stepping=*/false);
+    if (!full_params_) {
+      unit->ShowOwnGradients();
+    }
   }
 }
 
 void Engine::TakeGradient(int param) {
   for (Unit* unit : units_) {
     if (const auto managed = unit->FindParam(param); managed != nullptr) {
+      managed->HideOwnGradient();
       managed->TakeGradient(steps_);
+      managed->ShowOwnGradient();
     }
   }
 }
@@ -98,19 +110,6 @@ bool Engine::HasGradient(int param) const {
     const auto managed = unit->FindParam(param);
     return managed != nullptr && managed->in_job;
   });
-}
-
-std::vector<at::Tensor> Engine::PendingGradients() {
-  {
-    const NoGil no_gil;
-    Check(job().WaitGradients());
-  }
-  AwaitHostState();
-  std::vector<at::Tensor> gradients;
-  for (Unit* unit : units_) {
-    unit->AddPendingGradients(&gradients);
-  }
-  return gradients;
 }
 
 }  // namespace shardd::python

@@ -40,7 +40,9 @@ HeldShard::HeldShard(Options options, py::object sharded, at::Tensor local, py::
       local_(std::move(local)),
       make_gradient_(std::move(make_gradient)),
       gradient_dtype_(options.gradient_dtype),
-      padding_(std::move(options.padding)) {}
+      padding_(std::move(options.padding)),
+      whole_(options.whole),
+      own_numel_(options.own_numel) {}
 
 const at::Tensor& HeldShard::sharded_tensor() const { return THPVariable_Unpack(sharded_.ptr()); }
 
@@ -113,6 +115,8 @@ void HeldShard::CopyGradientOut() {
 void HeldShard::ForgetGradient() {
   CopyGradientOut();
   sharded_tensor().mutable_grad() = at::Tensor();
+  own_ = behind_own_ = at::Tensor();
+  own_shown_ = false;
   gradient_memory_ = nullptr;
   DropCarry();
 }

@@ -29,6 +29,10 @@ class HeldShard {
     at::ScalarType gradient_dtype = at::kFloat;
     // Elements [first, end) of the shard that belong to no parameter.
     std::vector<std::pair<int64_t, int64_t>> padding;
+    // Of a rank's own gradient (see AddOwnGradient). `whole`: the shard is all of its parameter (NO_SHARD).
+    // `own_numel`: of a flat parameter; 0: the own gradient has its parameter's shape.
+    bool whole = false;
+    int64_t own_numel = 0;
   };
   // `local`: the sharded parameter's tensor on this rank, alone in its storage. `make_gradient(local)` wraps a local
   // tensor as the parameter's DTensor; none: plain tensors.
@@ -99,6 +103,24 @@ class HeldShard {
   // What the job has, fp32, in its memory.
   at::Tensor gradient_shard() const;
 
+  // This rank's own gradient (held_shard_own.cc): what backward without synchronisation gives, where PyTorch shows it.
+  // `on`, which shows it as `.grad` between backwards, is the sharded parameter of plain tensors, else the unsharded
+  // one.
+  //
+  // This rank's own gradient so far, zeros at first, to be added to; elements from `first` on, of `shape`. May be
+  // called without the GIL. REQUIRES: a backward is under way, so it is not shown.
+  at::Tensor OwnGradient(int64_t first, at::IntArrayRef shape, const at::TensorOptions& options);
+  // Undefined: there is none. REQUIRES: as OwnGradient.
+  at::Tensor FindOwnGradient(int64_t first, at::IntArrayRef shape) const;
+  // `on.grad` is the own gradient from here on, over what the job has given; where the shard is whole, added to that.
+  void ShowOwnGradient(at::Tensor on);
+  // `on.grad` is again what the job has given. What the program has made of the own gradient counts; None drops it.
+  void HideOwnGradient(at::Tensor on);
+  // There is one, which the program has not dropped.
+  bool has_own_gradient(const at::Tensor& on) const;
+  // It is submitted.
+  void DropOwnGradient() { own_ = at::Tensor(); }
+
   int64_t element_bytes() const { return static_cast<int64_t>(local_.element_size()); }  // of the stored parameter
   // Never held as a tensor: module.to() swaps what is behind the Python object, and counts references.
   const at::Tensor& sharded_tensor() const;
@@ -123,6 +145,8 @@ class HeldShard {
   void TakeLateGradient();
   // `.grad`, where it is the job's, shows `memory`: the job's, or its own values while the job's is written anew.
   void PointGradient(void* memory);
+  // `shown`, which took the place of the own gradient, is one.
+  bool IsOwnGradient(const at::Tensor& shown) const;
   // To what the job has.
   void AddCarry();
   void DropCarry();
@@ -149,6 +173,11 @@ class HeldShard {
   // already.
   at::Tensor carry_;
   at::Tensor carried_from_job_;
+  const bool whole_;
+  const int64_t own_numel_;
+  at::Tensor own_;
+  at::Tensor behind_own_;  // what `.grad` shows otherwise, while it shows own_
+  bool own_shown_ = false;
 };
 
 }  // namespace shardd::python

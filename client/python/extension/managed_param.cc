@@ -21,6 +21,13 @@ std::string ShardedMessage(const std::string& fqn) {
 
 }  // namespace
 
+void RaiseNotSynchronised(const std::string& fqn) {
+  Check(Status(Code::kFailedPrecondition,
+               "step: the gradient of \"" + fqn +
+                   "\" is not synchronised; run the last backward outside of no_sync(), or with "
+                   "set_requires_gradient_sync(True) and, on a 2-D mesh, set_requires_all_reduce(True)"));
+}
+
 bool IsParameter(PyObject* object) {
   return object != nullptr && THPVariable_Check(object) && PyObject_IsInstance(object, ParameterClass) == 1;
 }
@@ -45,6 +52,8 @@ ManagedParam::ManagedParam(Options options, std::shared_ptr<HeldShard> shard, py
       unsharded_(std::move(unsharded)),
       unsharded_tensor_(THPVariable_Unpack(unsharded_.ptr())),
       order_(unsharded_tensor_.sizes(), options.shard_dim, options.shard_parts),
+      own_first_(options.own_first),
+      shows_unsharded_(options.shows_unsharded),
       storage_(unsharded_tensor_.sizes(), unsharded_tensor_.scalar_type(), ShardedMessage(options.fqn),
                unsharded_tensor_.device()) {
   at::Tensor tensor = unsharded_tensor_;
@@ -153,6 +162,8 @@ void ManagedParam::CopyOut(const void* in_job, at::Device device, at::Tensor& ou
 
 void ManagedParam::Forget() {
   slot_ = at::Tensor();
+  HideOwnGradient();
+  shard_->DropOwnGradient();
   written_ = in_slot = pending = in_job = left_in_job = contributed = false;
 }
 
@@ -193,6 +204,18 @@ void ManagedParam::WriteGradient(const at::Tensor& gradient, double scale, bool 
 
 at::Tensor ManagedParam::ZeroGradient() const { return at::zeros({}, slot_.options()).expand(storage_.shape()); }
 
+void ManagedParam::AddOwnGradient(const at::Tensor& gradient) {
+  const c10::AutoGradMode no_grad(false);
+  const at::TensorOptions options = at::TensorOptions().dtype(storage_.dtype()).device(storage_.device());
+  shard_->OwnGradient(own_first_, storage_.shape(), options).add_(gradient);
+}
+
+void ManagedParam::WriteOwnGradient(double scale) {
+  if (const at::Tensor own = shard_->FindOwnGradient(own_first_, storage_.shape()); own.defined()) {
+    WriteGradient(own, scale, /*add=*/true);
+  }
+}
+
 void ManagedParam::InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node) {
   node->add_input_metadata(unsharded_tensor_);
   torch::autograd::impl::set_grad_accumulator(unsharded_tensor_, c10::weak_intrusive_ptr<torch::autograd::Node>(node));
@@ -214,10 +237,7 @@ ManagedParam::Presence ManagedParam::SettleGradient(HeldShard::Shown shown, bool
       return Presence::kAsIs;  // the program has not been shown it yet
     }
     if (pending && shard_->updated) {
-      Check(Status(Code::kFailedPrecondition,
-                   "step: the gradient of \"" + fqn +
-                       "\" is not synchronised; run the last backward with set_requires_gradient_sync(True) and, on a "
-                       "2-D mesh, set_requires_all_reduce(True)"));
+      RaiseNotSynchronised(fqn);
     }
     const bool left = !stepping && std::exchange(left_in_job, false);
     return std::exchange(in_job, false) || left ? Presence::kDropped : Presence::kAsIs;

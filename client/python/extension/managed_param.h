@@ -32,6 +32,9 @@ struct Place {
   void Put(pybind11::handle param) const;
 };
 
+// FAILED_PRECONDITION: a step of the daemon's optimizer would not see a gradient that this rank has.
+void RaiseNotSynchronised(const std::string& fqn);
+
 // torch.nn.Parameter, which may take the place of another one.
 bool IsParameter(PyObject* object);
 
@@ -45,6 +48,8 @@ class ManagedParam {
     bool trainable = false;  // the job has a gradient slot for it
     int64_t shard_dim = 0;   // which dimension is cut, in how many equal parts
     int64_t shard_parts = 1;
+    int64_t own_first = 0;        // where its own gradient begins in that of its flat parameter
+    bool shows_unsharded = true;  // the unsharded parameter shows own gradients, where the program can see it
   };
   // `unsharded`: a leaf that is given its storage here.
   ManagedParam(Options options, std::shared_ptr<HeldShard> shard, pybind11::object unsharded);
@@ -92,6 +97,17 @@ class ManagedParam {
   void WriteGradient(const at::Tensor& gradient, double scale, bool add);
   // Zeros, as a gradient.
   at::Tensor ZeroGradient() const;
+  // This rank's own gradient (see HeldShard), which backward without synchronisation adds to. `stays_unsharded`: after
+  // that backward the program sees the unsharded parameter.
+  bool keeps_own_gradient(bool stays_unsharded) const {
+    return shard_->is_plain() || (stays_unsharded && shows_unsharded_);
+  }
+  void AddOwnGradient(const at::Tensor& gradient);
+  void ShowOwnGradient() { shard_->ShowOwnGradient(own_shown_on()); }
+  void HideOwnGradient() { shard_->HideOwnGradient(own_shown_on()); }
+  bool has_own_gradient() const { return trainable && shard_->has_own_gradient(own_shown_on()); }
+  // `scale` times it, to what WriteGradient has put into the slot.
+  void WriteOwnGradient(double scale);
   bool in_slot = false;      // this backward's gradient is there, not submitted
   bool pending = false;      // the job holds a gradient that `.grad` does not show yet
   bool in_job = false;       // the next step updates with what was submitted
@@ -101,10 +117,14 @@ class ManagedParam {
   void InstallAccumulator(c10::intrusive_ptr<torch::autograd::Node> node);
 
  private:
+  const at::Tensor& own_shown_on() const { return shard_->is_plain() ? shard_->sharded_tensor() : unsharded_tensor_; }
+
   const std::shared_ptr<HeldShard> shard_;
   pybind11::object unsharded_;
   const at::Tensor unsharded_tensor_;
   const ShardOrder order_;
+  const int64_t own_first_;
+  const bool shows_unsharded_;
   ParameterStorage storage_;
   c10::DataPtr copy_;  // what the storage shows, where the job has another order
   uint32_t copy_version_ = 0;

@@ -131,6 +131,10 @@ std::shared_ptr<HeldShard> MakeShard(const py::dict& options, py::object sharded
   }
   if (options.contains("padding")) {
     values.padding = options["padding"].cast<std::vector<std::pair<int64_t, int64_t>>>();
+    values.own_numel = options["own_numel"].cast<int64_t>();
+  }
+  if (options.contains("whole")) {
+    values.whole = options["whole"].cast<bool>();
   }
   return std::make_shared<HeldShard>(std::move(values), std::move(sharded), local, std::move(make_gradient));
 }
@@ -146,6 +150,8 @@ ManagedParam::Options ParamOptions(const py::dict& options) {
     values.shard_dim = options["shard_dim"].cast<int64_t>();
     values.shard_parts = options["shard_parts"].cast<int64_t>();
   }
+  values.own_first = options["own_first"].cast<int64_t>();
+  values.shows_unsharded = options["shows_unsharded"].cast<bool>();
   return values;
 }
 
@@ -310,7 +316,6 @@ PYBIND11_MODULE(_C, m) {
       .def("settle_gradients", Keeping(&Engine::SettleGradients))
       .def("take_gradient", &Engine::TakeGradient)
       .def("has_gradient", &Engine::HasGradient)
-      .def("pending_gradients", Keeping(&Engine::PendingGradients))
       .def("shard_range", &RangeDict)
       .def_property_readonly("full_params", &Engine::full_params)
       .def_property_readonly("in_forward_backward", &Engine::in_forward_backward)
@@ -404,6 +409,11 @@ PYBIND11_MODULE(_C, m) {
       .def("_wait_for_unshard", Keeping(&Unit::WaitForUnshard))
       .def("reshard", Keeping(&Unit::ReshardByHand))
       .def("_to_sharded", Keeping(&Unit::ToSharded))
+      .def("_has_own_gradient",
+           [](const Unit& unit, int daemon_param) {
+             const std::shared_ptr<ManagedParam> param = unit.FindParam(daemon_param);
+             return param != nullptr && param->has_own_gradient();
+           })
       .def_property_readonly("is_unsharded", &Unit::unsharded)
       .def_property_readonly("is_sharded", [](const Unit& unit) { return !unit.unsharded(); })
       .def_property_readonly("_training", [](const Unit& unit) { return static_cast<int>(unit.group_training()); });

@@ -89,7 +89,7 @@ void Unit::AddStored(std::shared_ptr<ManagedParam> param) {
 }
 
 void Unit::set_full_precision(bool full_precision) {
-  full_precision = full_precision && !stored_uses_.empty();
+  full_precision = full_precision && stored_uses_.size() == uses_.size();
   if (full_precision != full_precision_) {
     ToSharded();
     full_precision_ = full_precision;
@@ -414,6 +414,10 @@ void Unit::OnGradient(size_t index, const at::Tensor& gradient) {
   ManagedParam& param = *params_[index];
   Group& group = groups_[param.unit_group];
   (void)engine_->job();  // in the order of the stream that this gradient is written in
+  if (KeepsOwnGradient(param)) {
+    param.AddOwnGradient(gradient);
+    return;
+  }
   if (!group.slot_ready) {
     PrepareSlot(group);
   }
@@ -424,6 +428,9 @@ void Unit::OnGradient(size_t index, const at::Tensor& gradient) {
     group.present[ByteOf(param)] |= BitOf(param);
   }
   param.WriteGradient(gradient, gradient_scale, /*add=*/param.in_slot);
+  if (!param.in_slot && !param.contributed) {
+    param.WriteOwnGradient(gradient_scale);
+  }
   param.in_slot = true;
   group.dirty = true;
 }
@@ -500,7 +507,17 @@ void Unit::CompleteFlatGradients() {
   }
 }
 
+void Unit::SubmitOwnGradients() {
+  for (size_t index = 0; ran_forward_ && index < params_.size(); ++index) {
+    ManagedParam& param = *params_[index];
+    if (!param.contributed && !param.in_slot && !KeepsOwnGradient(param) && param.has_own_gradient()) {
+      OnGradient(index, param.ZeroGradient());
+    }
+  }
+}
+
 void Unit::SubmitRest() {
+  SubmitOwnGradients();
   CompleteFlatGradients();
   for (Group& group : groups_) {
     if (!group.trainable) {
@@ -550,7 +567,9 @@ void Unit::EndGroups() {
     group.stays = unsharded_;
   }
   for (const auto& param : params_) {
-    param->contributed = false;
+    if (std::exchange(param->contributed, false)) {
+      param->shard().DropOwnGradient();
+    }
   }
   set_idle();
 }
@@ -562,7 +581,7 @@ bool Unit::HasUnfrozen() const {
 
 void Unit::CheckGradientsAreShown() const {
   for (const auto& param : params_) {
-    if (param->pending) {
+    if (param->pending || param->has_own_gradient()) {
       Check(
           Status(Code::kFailedPrecondition,
                  "unfreeze: the gradient of \"" + param->fqn +
@@ -594,8 +613,10 @@ void Unit::AbandonBackward() {
     param->in_slot = false;
     // The job may have what other ranks needed of it, so `in_job` stays: a step without `.grad` then drops it.
     param->pending = param->pending && !param->contributed;
+    param->contributed = false;  // its own gradient stays
   }
   EndBackward();
+  ShowOwnGradients();
 }
 
 void Unit::LoadMemory() {

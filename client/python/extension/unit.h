@@ -72,7 +72,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Its gradients go where the other's go.
   void AddStored(std::shared_ptr<ManagedParam> param);
   void set_full_precision(bool full_precision);
-  bool full_precision() const { return full_precision_; }
+  // It reads what is stored. Units without parameters do not, and leave inputs as they are all the same.
+  bool full_precision() const { return full_precision_ && !uses_.empty(); }
   // Of a unit that may be at full precision, and is not.
   bool reads_casts() const { return !stored_uses_.empty() && !full_precision_; }
   // Back to before registration, the shards' values copied out where the job still has them.
@@ -145,7 +146,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void SettleGradients(bool stepping);
   // Adds the daemon's numbers of parameters whose gradients of earlier steps nobody shows or holds.
   void AddUnseenGradients(std::vector<int>* params) const;
-  void AddPendingGradients(std::vector<at::Tensor>* gradients);
+  // This rank's own gradients (held_shard_own.cc) are `.grad` between backwards.
+  void ShowOwnGradients();
+  void HideOwnGradients();
   // `counts` (null: none): by the daemon's parameters, one more for each that was updated.
   // `in_trainers`: made by an optimizer of torch's, after which the job has the gradients still.
   void EndStep(float* counts, bool in_trainers);
@@ -188,6 +191,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void CheckKept();
   // The same for sharded parameters.
   void CheckUnchanged() const;
+  bool KeepsOwnGradient(const ManagedParam& param) const {
+    return !reduce_grads && param.keeps_own_gradient(!reshard_after_backward);
+  }
+  // What backwards without synchronisation have left, of parameters without a gradient in this one.
+  void SubmitOwnGradients();
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
   void CompleteFlatGradients();
   void Submit(Group& group);

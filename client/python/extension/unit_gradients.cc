@@ -31,6 +31,11 @@ void Unit::ShowGradients() {
 }
 
 void Unit::SettleGradients(bool stepping) {
+  for (const auto& param : params_) {
+    if (stepping && param->shard().updated && param->has_own_gradient()) {
+      RaiseNotSynchronised(param->fqn);
+    }
+  }
   for (const auto& shard : shards_) {
     if (!shard->trainable || shard->shows_no_gradient()) {
       continue;
@@ -57,14 +62,15 @@ void Unit::SettleGradients(bool stepping) {
   }
 }
 
-void Unit::AddPendingGradients(std::vector<at::Tensor>* gradients) {
-  for (const auto& shard : shards_) {
-    const bool any = std::any_of(params_.begin(), params_.end(),
-                                 [&](const auto& param) { return param->shared_shard() == shard && param->pending; });
-    if (any) {
-      shard->TakeGradientFromJob();
-      gradients->push_back(shard->gradient_shard());
-    }
+void Unit::ShowOwnGradients() {
+  for (const auto& param : params_) {
+    param->ShowOwnGradient();
+  }
+}
+
+void Unit::HideOwnGradients() {
+  for (const auto& param : params_) {
+    param->HideOwnGradient();
   }
 }
 

@@ -100,6 +100,7 @@ def _hold(
         "first_element": first,
         "trainable": info["requires_grad"],
         "gradient_dtype": grad_dtype,
+        "whole": getattr(fsdp_param, "whole", False),
     }
     place = Place(index, info["fqn"], weakref.ref(fsdp_param), first, info["requires_grad"])
     return _C.HeldShard(options, sharded, local, maker), place
@@ -157,6 +158,9 @@ def _hold_flat(
         "trainable": first_info["requires_grad"],
         "padding": holder.padding(),
         "gradient_dtype": grad_dtype,
+        "whole": kind.whole,
+        # As PyTorch's, without what fills up the last rank's piece.
+        "own_numel": cut.piece if kind.whole else cut.offsets[-1] + members[-1]._orig_size.numel(),
     }
     parts = tuple((index, slices[id(member)]) for member, (index, _) in zip(members, infos))
     place = Place(first_index, first_info["fqn"], weakref.ref(holder), cut.start, first_info["requires_grad"], parts)
@@ -222,6 +226,8 @@ class _Binder:
             "unit_group": groups.index(info["group"]),
             "index_in_group": info["index_in_group"],
             "trainable": info["requires_grad"],
+            "own_first": info["offset"] if getattr(fsdp_param, "holder", None) is not None else 0,
+            "shows_unsharded": fsdp_param.reduce_dtype is None,  # else PyTorch adds up in another tensor
         }
         if shard_dim(fsdp_param):
             options.update(shard_dim=shard_dim(fsdp_param), shard_parts=fsdp_param.mesh_info.shard_mesh_size)

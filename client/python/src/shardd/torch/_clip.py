@@ -60,20 +60,9 @@ def _scale(gradients: list[torch.Tensor], max_norm: float, norm: torch.Tensor) -
 
 
 def _gradients(job: TorchJob) -> list[torch.Tensor]:
-    """This rank's part of every gradient that the job has: what ``.grad`` shows, and what it does not show yet."""
-    engine = job.engine
-    assert engine is not None
-    pending = engine.pending_gradients()
-    added = {gradient.data_ptr() for gradient in pending if gradient.numel()}
-    found = list(pending)
-    for place in job.places.values():
-        gradient = place.fsdp_param().sharded_param.grad
-        if gradient is None:
-            continue
-        local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
-        if not local.numel() or local.data_ptr() not in added:
-            found.append(local)
-    return found
+    """This rank's part of every gradient that is shown; its own whole ones, where none is synchronised yet."""
+    shown = [place.fsdp_param().sharded_param.grad for place in job.places.values()]
+    return [g._local_tensor if isinstance(g, DTensor) else g for g in shown if g is not None]
 
 
 @torch.no_grad()

@@ -11,10 +11,12 @@ import weakref
 from typing import Any
 
 from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.distributed.fsdp import ShardingStrategy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardd.torch import _job
+from shardd.torch._state import units
 
 # Whose state is not tensors of the parameters' shape that stay the same from step to step.
 _REFUSED = {
@@ -60,12 +62,40 @@ def _refuse(optimizer: Optimizer, job: _job.TorchJob) -> None:
             f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which the daemon\'s '
             "optimizer updates; use one optimizer, the daemon's or torch's"
         )
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _REFUSED and kind.__module__.startswith("torch.optim"):
-            raise NotImplementedError(
-                f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", and '
-                f"{_REFUSED[kind.__name__]}; use another optimizer"
+
+
+def _refuse_own_gradients(optimizer: Optimizer, job: _job.TorchJob) -> None:
+    """Of NO_SHARD: each rank would update by its own, and the daemon keeps the ranks' copies alike."""
+    root = job.root()
+    if (
+        root is None
+        or getattr(root._unit, "strategy", None) != ShardingStrategy.NO_SHARD
+        or len(job.ranks.members) == 1
+    ):
+        return
+    for param in (p for group in optimizer.param_groups for p in group["params"]):
+        place = job.places.get(id(param))
+        if place is None:
+            continue
+        held = place.fsdp_param()
+        if next(iter(getattr(held, "members", [held]))).home._has_own_gradient(place.index):
+            raise RuntimeError(
+                f'step of {type(optimizer).__name__}: the gradient of "{place.fqn}" is this rank\'s own, of no_sync(), and the '
+                "ranks' copies of a NO_SHARD model stay alike; run the last backward outside of no_sync()"
             )
+
+
+def _refuse_kind(optimizer: Optimizer) -> None:
+    """Also where the model is registered inside the step, by the forward of its closure."""
+    why = [_REFUSED[kind.__name__] for kind in type(optimizer).__mro__
+           if kind.__name__ in _REFUSED and kind.__module__.startswith("torch.optim")]  # fmt: skip
+    if not why:
+        return
+    sharded = {id(p.sharded_param) for unit in units() for p in unit.fsdp_params}
+    if any(id(p) in sharded for group in optimizer.param_groups for p in group["params"]):
+        raise NotImplementedError(
+            f"step of {type(optimizer).__name__}: its parameters are sharded, and {why[0]}; use another optimizer"
+        )
 
 
 def _makes_state_only(optimizer: Optimizer) -> bool:
@@ -84,9 +114,11 @@ def _makes_state_only(optimizer: Optimizer) -> bool:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if isinstance(optimizer, _daemon_optimizer):
         return
+    _refuse_kind(optimizer)
     jobs = _jobs_of(optimizer)
     for job in jobs:
         _refuse(optimizer, job)
+        _refuse_own_gradients(optimizer, job)
     for job in jobs:
         assert job.engine is not None and job.memory is not None
         watch_loads(optimizer)
