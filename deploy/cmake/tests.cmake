@@ -247,6 +247,7 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND SHARDD_HAVE_TO
   endfunction()
   shardd_torch_bench(torch_step --sizes S --steps 1 --implementations floor fsdp2 shardd)
   shardd_torch_bench(torch_modules --worlds 2 --modules 4 --implementations sharddf)
+  shardd_torch_bench(torch_short --models 1 --modules 2 --implementations shardd)
   shardd_torch_bench(torch_memory --size S --steps 1 --implementations shardd)
   shardd_torch_bench(torch_state_dict --size S --implementations fsdp2 shardd fsdp1 shardd1)
   # pip install ./client/python, and a program that has nothing else.

@@ -57,7 +57,7 @@ def facts(steps: int) -> dict[str, Any]:
     from shardd.torch import clip_grad_norm_, finish, memory_plan
 
     model, optimizer = _trainer()
-    plan = memory_plan(model, quiet=True)
+    plan = memory_plan(model)
     norms = []
     for step in range(steps):
         loss_of(model, step, 0, dist.get_rank()).backward()

@@ -7,6 +7,7 @@ accelerate launch -m shardd.torch script.py
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import io
 import json
@@ -15,8 +16,10 @@ import runpy
 import sys
 import types
 
+import torch.distributed as dist
+
 import shardd.torch
-from shardd.torch import _job
+from shardd.torch import _install, _job, _state
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -69,6 +72,26 @@ def _run_script(path: str) -> None:
     exec(code, main.__dict__)
 
 
+def _say_what_was_not_sharded() -> None:
+    """At the end of a program that has done well without shardd: it was started here to be sharded."""
+    if _job.failed() or _job.registered() or _install.starts_others():
+        return
+    made = _state.made()
+    if made:
+        why = f"{made} modules were given to it and none was used in a forward"
+    else:
+        why = "no module was given to fully_shard or FullyShardedDataParallel"
+        if not dist.is_initialized():
+            alone = "" if int(os.environ.get("WORLD_SIZE", "1")) == 1 else (
+                f", so this is one of {os.environ['WORLD_SIZE']} that ran without each other"
+            )  # fmt: skip
+            why += (
+                f", and this process has no process group at its end{alone}; a launcher's configuration has to ask for "
+                "FSDP (accelerate: distributed_type: FSDP), or the program calls init_process_group and shards its model"
+            )
+    print(f"python -m shardd.torch: nothing was sharded: {why}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     arguments = _arguments(sys.argv[1:])
     names = shardd.torch.install(optimizers=arguments.optimizers)
@@ -77,6 +100,7 @@ def main() -> None:
         return
     if arguments.counts:
         _count_into(os.path.abspath(arguments.counts))
+    atexit.register(_say_what_was_not_sharded)
     sys.argv = [arguments.program, *arguments.arguments]
     if arguments.module:
         runpy.run_module(arguments.program, run_name="__main__", alter_sys=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from torch.distributed.fsdp._wrap_utils import _warn_on_overridden_mixed_precisi
 
 from shardd.torch._state import state_of
 
-__all__ = ["auto_wrap"]
+__all__ = ["auto_wrap", "warn_unmatched"]
 
 
 def auto_wrap(
@@ -30,6 +31,18 @@ def auto_wrap(
             raise ValueError(
                 f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in\n{root}"
             )
+    _wrap_below(root, policy, ignored_modules, ignored_params, kwargs, wrapper)
+    warn_unmatched(policy, root, any(state_of(module) is not None for module in root.modules()))
+
+
+def _wrap_below(
+    root: nn.Module,
+    policy: Any,
+    ignored_modules: set[nn.Module],
+    ignored_params: set[nn.Parameter],
+    kwargs: dict[str, Any],
+    wrapper: Callable[..., Any],
+) -> None:
     mixed_precision = kwargs["mixed_precision"]
     apart = () if mixed_precision is None else mixed_precision._module_classes_to_ignore  # BatchNorm: full precision
     if apart:  # their inputs are cast to fp32, and their outputs back
@@ -52,3 +65,34 @@ def auto_wrap(
         only_wrap_children=True,
         **kwargs,
     )
+
+
+def warn_unmatched(policy: Any, root: nn.Module, found: bool) -> None:
+    """Where a policy, which has been applied below ``root``, names classes that no module has, or has ``found`` no module."""
+    of_root = type(root).__name__
+    classes = _classes_of(policy)
+    missing = [c.__name__ for c in classes if not any(isinstance(module, c) for module in root.modules())]
+    if missing:
+        warnings.warn(
+            f"wrap policy of {of_root}: no module in it is a {' or a '.join(sorted(missing))}, so nothing is made a unit "
+            "of its own by that name; look for the class in print(model)",
+            stacklevel=4,
+        )
+    elif not classes and not found:
+        named = policy.func if isinstance(policy, functools.partial) else policy
+        warnings.warn(
+            f"wrap policy {getattr(named, '__name__', type(named).__name__)} selects no module of {of_root}: all of it is "
+            "one unit, which is unsharded at once",
+            stacklevel=4,
+        )
+
+
+def _classes_of(policy: Any) -> tuple[type, ...]:
+    """The module classes that it names; none where it decides otherwise."""
+    if isinstance(policy, functools.partial):
+        named = policy.keywords.get("transformer_layer_cls") or policy.keywords.get("module_classes") or ()
+    else:
+        named = getattr(policy, "_module_classes", policy)
+    if isinstance(named, type):
+        return (named,)
+    return tuple(c for c in named if isinstance(c, type)) if isinstance(named, Iterable) else ()

@@ -40,11 +40,14 @@ class FlatHolder:
         self.sharded_param = flat
         self.members: list[FlatShardParam] = []
         self.slices: dict[int, Slice] = {}  # by id of the member
+        self.full: torch.Tensor | None = None  # all of it, while full parameters are shown
+        self._piece: torch.Tensor | None = None  # what it shows otherwise, then
+        self._piece_grad: torch.Tensor | None = None
         module.register_parameter(self.name, self.sharded_param)
 
     @property
     def local(self) -> torch.Tensor:
-        return self.sharded_param.detach()
+        return self.sharded_param.detach() if self._piece is None else self._piece
 
     def values_of(self, member: FlatShardParam) -> tuple[int, torch.Tensor]:
         """The first element and the values that this rank has of it."""
@@ -57,6 +60,19 @@ class FlatHolder:
         self.sharded_param.grad = None
         flat = self.sharded_param
         flat.data = torch.zeros(numel, dtype=flat.dtype, device=flat.device)
+
+    def show_full(self) -> None:
+        """Of the first member, and nothing for the others: it shows all of it."""
+        if self._piece is None and self.full is not None:
+            self._piece, self._piece_grad = self.sharded_param.data, self.sharded_param.grad
+            self.sharded_param.grad = None
+            self.sharded_param.data = self.full
+
+    def hide_full(self) -> None:
+        if self._piece is not None:
+            self.sharded_param.data = self._piece
+            self.sharded_param.grad = self._piece_grad
+            self._piece = self._piece_grad = self.full = None
 
     def padding(self) -> list[tuple[int, int]]:
         """Ranges [first, end) of the shard that are no member's."""

@@ -28,6 +28,9 @@ class FullParam(Protocol):
     dtype: torch.dtype  # as stored
     trainable: bool  # the job has a gradient for it
 
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """What ``show`` is to be given, without its values."""
+
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
         """The program holds the whole parameter from here on; ``value`` and ``grad`` are its to edit."""
 
@@ -59,6 +62,9 @@ class ShardedFullParam:
             *zip(info.shared_modules, info.shared_param_names),
         ]
         self._shown: nn.Parameter | None = None
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
         shown = nn.Parameter(value, requires_grad=self._sharded.requires_grad)
@@ -105,6 +111,9 @@ class FlatFullParam:
         self._uses = fsdp_param.uses
         self._shard: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
+    def empty(self, device: torch.device) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
         self._shard = (self._param.data, self._param.grad)
         self._swap(value, None if grad is None else grad.to(self._param.grad_dtype or self._param.dtype))
@@ -142,14 +151,25 @@ class MemberFullParam:
         place = job.places[id(holder.sharded_param)]
         number = next(i for i, member in enumerate(holder.members) if member is fsdp_param)
         self.index = place.members[number][0]
-        self.fqn = str(job.engine.param_info(self.index)["fqn"])
+        info = job.engine.param_info(self.index)
+        self.fqn = str(info["fqn"])
         self.trainable = place.trainable
+        self._first = int(info["offset"])
+        last, of_last = place.members[-1][0], holder.members[-1]
+        self._end = int(job.engine.param_info(last)["offset"]) + of_last._orig_size.numel()
         self.shape = fsdp_param._orig_size
         self.dtype = fsdp_param.orig_dtype
         self._member = fsdp_param
         self._holder = holder
         self._outer = flat_owner(fsdp_param.home._state._modules[0])
         self._before: Any = None
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """A part of the whole FlatParameter."""
+        flat = self._holder.full
+        if flat is None:
+            flat = self._holder.full = torch.zeros(self._end, dtype=self.dtype, device=device)
+        return flat.narrow(0, self._first, self.shape.numel()).view(self.shape)
 
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
         flat = self._holder.sharded_param
@@ -158,6 +178,7 @@ class MemberFullParam:
             shown.grad_dtype = flat.grad_dtype
             shown.grad = grad.to(flat.grad_dtype or flat.dtype)
         self._outer._parameters.pop(self._holder.name, None)
+        self._holder.show_full()
         for use in self._member.uses:
             self._before = use.module.__dict__.pop(use.name, self._before)
             use.module._parameters[use.name] = shown
@@ -167,6 +188,7 @@ class MemberFullParam:
         left = use.module._parameters[use.name]
         assert left is not None
         self._member.show(self._before)
+        self._holder.hide_full()
         self._outer._parameters[self._holder.name] = self._holder.sharded_param
         return left.detach(), left.grad
 

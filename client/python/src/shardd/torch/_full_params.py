@@ -87,7 +87,7 @@ class Summoned:
         shown: list[FullParam] = []
         try:
             for param in self._params:
-                value = torch.empty(param.shape, dtype=param.dtype, device="cpu" if self._offload else self._device)
+                value = param.empty(torch.device("cpu") if self._offload else self._device)
                 if not self._engine.copy_full_parameter(param.index, value):
                     raise RuntimeError(f'summon_full_params: "{param.fqn}" is not among what was entered')
                 param.show(value, self._copy_grad(param))

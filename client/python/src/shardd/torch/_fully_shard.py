@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _get_root_modules
 
 from shardd.torch import _checkpoint_face
+from shardd.torch._auto_wrap import warn_unmatched
 from shardd.torch._bind import local_of
 from shardd.torch._flat_shard import FlatOptions, OlderKeywords, newer_options, older_options
 from shardd.torch._full_state_dict import shares_memory
@@ -326,6 +327,7 @@ def fully_shard(
         for submodule in _modules_of_policy(policy, module):
             if state_of(submodule) is None and submodule not in out:
                 _apply_fully_shard(submodule, **arguments)
+        warn_unmatched(policy, module, any(state_of(below) is not None for below in module.modules()))
     return _apply_fully_shard(module, **arguments)
 
 

@@ -40,6 +40,7 @@ _KEEP = ("shardd", "torch.distributed._composable.replicate_with_fsdp")
 _active: list[tuple[Any, Any]] = []
 _own: set[tuple[str, str]] = set()  # (module, name) that held shardd's before: imported from shardd.torch on purpose
 _prepare = multiprocessing.spawn.get_preparation_data
+_starts_others = False
 
 
 def _holders() -> Iterator[tuple[str, ModuleType]]:
@@ -80,9 +81,16 @@ class _InstallInChild:
 
 
 def _prepare_child(name: str) -> dict[str, Any]:
+    global _starts_others
+    _starts_others = True
     data = _prepare(name)
     data["shardd"] = _InstallInChild(any(pair in _active for pair in _install_optimizers.pairs()))
     return data
+
+
+def starts_others() -> bool:
+    """Processes that multiprocessing has started here, in which PyTorch's sharding is shardd's as well."""
+    return _starts_others
 
 
 def install(*, optimizers: bool = False) -> list[str]:

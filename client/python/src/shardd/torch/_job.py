@@ -42,6 +42,7 @@ logger = logging.getLogger("shardd.torch")
 _jobs: list[TorchJob] = []
 _optimizers: weakref.WeakSet[DaemonOptimizer] = weakref.WeakSet()
 before_end: list[Callable[[TorchJob], None]] = []  # called with each job before it is given up
+_registered = 0
 _failed = False  # the process ends with an exception: its job is to be kept
 _ridden: Any = None
 RIDE_BYTES = 1 << 20  # what a commit takes of this rank's own (kMaxTrainerStateBytes)
@@ -171,6 +172,7 @@ class TorchJob:
             job.close(False)  # the model may be registered again
             raise
         _jobs.append(job)
+        _note_registration()
         at_end_of_thread(job.drop)  # the other ranks do not wait for one that is gone
         if multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, _at_exit_of_child, exitpriority=0)
@@ -462,10 +464,25 @@ def _restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def _note_registration() -> None:
+    global _registered
+    _registered += 1
+
+
 def jobs() -> list[TorchJob]:
     """The attached jobs of this rank, in the order of their registration."""
     thread = rank_thread()
     return [job for job in _jobs if job.alive and job._rank_thread == thread]
+
+
+def registered() -> int:
+    """How many jobs this process has had."""
+    return _registered
+
+
+def failed() -> bool:
+    """The process ends with an exception, or another status than 0."""
+    return _failed
 
 
 def set_ride(state: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,13 +212,6 @@ def rekey_optim_state_dict(
     optim: Optimizer | None = None,
 ) -> dict[str, Any]:
     """From numbers to names or back, for ``model``, wrapped or not, and the optimizer over its parameters."""
-    if optim_input is not None:
-        warnings.warn(
-            "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may remove it from your "
-            "code without changing its functionality.",
-            FutureWarning,
-            stacklevel=3,
-        )
     if optim_state_key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
         raise AssertionError(f"rekey_optim_state_dict: no such key type (got {optim_state_key_type})")
     to_names = optim_state_key_type == OptimStateKeyType.PARAM_NAME

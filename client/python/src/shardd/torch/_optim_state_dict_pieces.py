@@ -62,7 +62,11 @@ def current_names(model: nn.Module) -> dict[int, str]:
 def keys_of(model: nn.Module, optim: Optimizer, state_dict: dict[str, Any]) -> dict[int, Any]:
     """By id of what the optimizer has: its key in the optimizer's state dict, which is a number or a name."""
     held = [param for group in optim.param_groups for param in group["params"]]
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    if "param_groups" in state_dict:
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    else:  # numbers are the optimizer's
+        named = any(isinstance(key, str) for key in state_dict["state"])
+        keys = list(state_dict["state"]) if named else list(range(len(held)))
     if keys and all(isinstance(key, str) for key in keys):  # in an order of its own
         known = set(keys)
         by_name = {number: name for number, name in current_names(model).items() if name in known}

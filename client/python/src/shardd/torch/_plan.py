@@ -45,6 +45,9 @@ class MemoryPlan(dict[str, Any]):
     def total_bytes(self) -> int:
         return int(self["bytes"]["total"])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         notes = {name: note for _, name, note in _PURPOSES}
         notes["session"] = (
@@ -71,8 +74,8 @@ def _mib(size: float) -> str:
     return f"{size / 2**20:10.1f}"
 
 
-def memory_plan(module: nn.Module, world_size: int | None = None, *, quiet: bool = False) -> MemoryPlan:
-    """Prints (unless ``quiet``) what a model that ``fully_shard`` was applied to needs on a node, by purpose.
+def memory_plan(module: nn.Module, world_size: int | None = None) -> MemoryPlan:
+    """What a model that ``fully_shard`` was applied to needs on a node, by purpose: ``print`` shows the table.
 
     ``world_size``: number of ranks on it; by default that of its mesh. Nothing is allocated and nobody is waited for. These are
     the numbers that the daemon reports; to admit the job it wants as much as the shards beside them free, for the undo of a
@@ -96,7 +99,4 @@ def memory_plan(module: nn.Module, world_size: int | None = None, *, quiet: bool
     owned = {id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params}
     optimizers = [o for o in _job._optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
     description = describe(root, "memory_plan", world_size, optimizers, nodes)
-    plan = MemoryPlan(json.loads(_C.plan_json(json.dumps(description.spec))))
-    if not quiet:
-        print(plan, flush=True)
-    return plan
+    return MemoryPlan(json.loads(_C.plan_json(json.dumps(description.spec))))

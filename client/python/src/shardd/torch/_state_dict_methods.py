@@ -31,6 +31,16 @@ def _deprecated(name: str, instead: str) -> None:
     )
 
 
+def _warn_optim_input(optim_input: Any) -> None:
+    if optim_input is not None:
+        warnings.warn(
+            "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may remove it from your "
+            "code without changing its functionality.",
+            FutureWarning,
+            stacklevel=3,
+        )
+
+
 class StateDictMethods:
     """Inherited by the wrapper. Arguments and results are those of torch 2.13's class."""
 
@@ -86,6 +96,7 @@ class StateDictMethods:
     ) -> dict[str, Any]:
         """Of whole parameters, on rank 0 or on all."""
         _deprecated("full_optim_state_dict", "optim_state_dict")
+        _warn_optim_input(optim_input)
         return _optim_state_dict.optim_state_dict(
             model, optim, group=group, kind=StateDictType.FULL_STATE_DICT, rank0_only=rank0_only
         )
@@ -102,6 +113,7 @@ class StateDictMethods:
     ) -> dict[str, Any]:
         """What this rank loads of a full state dict that every rank has."""
         _deprecated("shard_full_optim_state_dict", "optim_state_dict_to_load")
+        _warn_optim_input(optim_input)
         return _optim_state_dict_load.optim_state_dict_to_load(
             model, _optimizer(model, optim_input, optim), full_optim_state_dict, rank0_only=False
         )
@@ -124,6 +136,7 @@ class StateDictMethods:
     ) -> dict[str, Any]:
         """What this rank loads of a full state dict that rank 0 has."""
         _deprecated("scatter_full_optim_state_dict", "optim_state_dict_to_load")
+        _warn_optim_input(optim_input)
         return _optim_state_dict_load.optim_state_dict_to_load(
             model, _optimizer(model, optim_input, optim), full_optim_state_dict, group=group, rank0_only=True
         )
@@ -137,6 +150,7 @@ class StateDictMethods:
         optim: Optimizer | None = None,
     ) -> dict[str, Any]:
         """From numbers to names or back."""
+        _warn_optim_input(optim_input)
         return _optim_state_dict_load.rekey_optim_state_dict(
             optim_state_dict, optim_state_key_type, model, optim_input, optim
         )

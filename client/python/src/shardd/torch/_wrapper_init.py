@@ -69,10 +69,11 @@ def find_ignored(
         raise ValueError(
             f"ignored_states expects all nn.Parameter or all nn.Module list elements but got types {kinds}"
         )
-    for ignored in ignored_modules if ignored_modules is not None else ():
-        if not isinstance(ignored, nn.Module):
-            raise TypeError(f"ignored_modules expects nn.Module list elements but got {type(ignored)}")
-        roots.add(ignored)
+    given = list(ignored_modules) if ignored_modules is not None else []
+    if not all(isinstance(item, nn.Module) for item in given):
+        kinds = sorted({type(item) for item in given}, key=repr)
+        raise ValueError(f"ignored_modules expects nn.Module list elements but got types {kinds}")
+    roots.update(given)
     for ignored in roots:
         if state_of(ignored) is not None:
             raise ValueError("`ignored_modules` should not include FSDP modules")
