@@ -21,8 +21,8 @@
 
 namespace shardd {
 
-// Ordered queues of a device. Work in one stream runs in order; between streams there is no order but what the caller
-// makes by submitting after a completion.
+// Ordered queues of a device. Work of one job in one stream runs in order; between streams, and between jobs, there is
+// no order but what the caller makes by submitting after a completion.
 enum class StreamId { kPreUnshard = 0, kUnshard, kPostBackward, kAllReduce, kOptimizer };
 inline constexpr int kStreamCount = 5;
 absl::string_view StreamName(StreamId stream);  // "pre_unshard", "unshard", "post_backward", "all_reduce", "optimizer"
@@ -137,6 +137,7 @@ struct DeviceWork {
   // the status is CANCELLED). Short; may Submit; must not block.
   std::function<void(absl::Status)> done;
   std::shared_ptr<WorkTiming> timing = nullptr;  // nobody wants to know
+  uint64_t job = 0;                              // whose it is; TracedDevice says so
 };
 
 // For status: never waits for the work itself.
@@ -157,7 +158,8 @@ class Device {
   virtual const std::string& name() const = 0;  // "cpu:0"
   // What slabs of its jobs are made of, as long as the device is there; null: operations name memory of the host.
   virtual DeviceMemory* memory() const { return nullptr; }
-  // Never blocks. Work submitted after Shutdown is done with CANCELLED.
+  // Never blocks. Work submitted after Shutdown is done with CANCELLED. No job's work keeps another's from the device
+  // for longer than a few milliseconds at a time.
   virtual void Submit(StreamId stream, DeviceWork work) = 0;
   virtual std::vector<StreamStatus> Status() const = 0;
   // Finishes what runs, cancels the rest, joins. Idempotent.

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_DEVICE_TRACED_DEVICE_H_
 #define SHARDD_SERVER_DEVICE_TRACED_DEVICE_H_
 
-// What one job's work on devices is seen by: while the job is traced, when each work began and ended, whoever submitted
-// it. Otherwise a call costs one load.
+// One job's view of a device: its work is the job's, and while the job is traced, when each work began and ended is
+// seen, whoever submitted it. Otherwise a call costs one load.
 
 #include <atomic>
 #include <cstdint>
@@ -48,9 +48,9 @@ class WorkTrace {
 // One rank's device. Thread-safe.
 class TracedDevice final : public Device {
  public:
-  // `device` outlives this.
-  TracedDevice(Device* device, std::shared_ptr<WorkTrace> trace, int rank)
-      : device_(device), trace_(std::move(trace)), rank_(rank) {}
+  // `device` outlives this. `job`: whose work it is (DeviceWork::job).
+  TracedDevice(Device* device, std::shared_ptr<WorkTrace> trace, int rank, uint64_t job)
+      : device_(device), trace_(std::move(trace)), rank_(rank), job_(job) {}
 
   const std::string& name() const override { return device_->name(); }
   DeviceMemory* memory() const override { return device_->memory(); }
@@ -63,6 +63,7 @@ class TracedDevice final : public Device {
   Device* const device_;
   const std::shared_ptr<WorkTrace> trace_;
   const int rank_;
+  const uint64_t job_;
 };
 
 }  // namespace shardd

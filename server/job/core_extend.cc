@@ -49,12 +49,12 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   init.work_trace = std::make_shared<WorkTrace>();
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
     init.own_devices.push_back(
-        std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank));
+        std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank, id));
     init.devices.push_back(init.own_devices.back().get());
   }
   if (devices_.front()->memory() != nullptr && IsOffloaded(*shared_plan)) {
     for (const auto& [host, rank] : HostDevices(shared_plan->world_size)) {
-      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank));
+      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank, id));
       init.optimizer_devices.push_back(init.own_devices.back().get());
     }
   }

@@ -22,6 +22,9 @@ int64_t NowNs() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
+// Beginning an operation takes as long as reading so many bytes.
+constexpr int64_t kOpBytes = 2048;
+
 }  // namespace
 
 CpuDevice::CpuDevice(std::string name) : name_(std::move(name)) {
@@ -36,11 +39,16 @@ CpuDevice::~CpuDevice() {
 
 void CpuDevice::Submit(StreamId stream, DeviceWork work) {
   absl::MutexLock lock(&mutex_);
-  Stream& s = streams_[static_cast<size_t>(stream)];
+  Job& job = jobs_[work.job];
+  if (job.entries == 0) {
+    job.used_ns = std::max(job.used_ns, turn_ns_ - kMostSavedNs);
+  }
   Entry entry;
   entry.work = std::move(work);
-  s.entries.push_back(std::move(entry));
-  ++s.submitted;
+  job.streams[static_cast<size_t>(stream)].entries.push_back(std::move(entry));
+  ++job.entries;
+  ++entries_;
+  ++facts_[static_cast<size_t>(stream)].submitted;
   if (!worker_runs_) {
     // The last worker has left Run() and takes no lock any more: this join is the end of a thread's exit.
     if (worker_.joinable()) worker_.join();
@@ -53,12 +61,12 @@ std::vector<StreamStatus> CpuDevice::Status() const {
   const int64_t now_ns = NowNs();
   std::vector<StreamStatus> result;
   for (int i = 0; i < kStreamCount; ++i) {
-    const Stream& s = streams_[i];
+    const Facts& s = facts_[i];
     StreamStatus status;
     status.stream = static_cast<StreamId>(i);
     status.submitted = s.submitted;
     status.done = s.done;
-    if (!s.entries.empty() && s.entries.front().started) status.current = s.entries.front().work.label;
+    if (s.current != nullptr) status.current = s.current->work.label;
     const int64_t running_ns = s.running_since_ns == 0 ? 0 : now_ns - s.running_since_ns;
     status.busy_us = (s.busy_ns + running_ns) / 1000;
     result.push_back(std::move(status));
@@ -91,26 +99,39 @@ void CpuDevice::JoinWorker() {
   if (worker.joinable()) worker.join();
 }
 
-bool CpuDevice::HasWorkLocked() const {
-  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) { return !s.entries.empty(); });
+CpuDevice::Job* CpuDevice::ChooseJobLocked() {
+  Job* chosen = nullptr;
+  for (auto& [id, job] : jobs_) {
+    if (job.entries > 0 && (chosen == nullptr || job.used_ns < chosen->used_ns)) chosen = &job;
+  }
+  if (chosen != nullptr) turn_ns_ = std::max(turn_ns_, chosen->used_ns);
+  return chosen;
 }
 
-int CpuDevice::ChooseLocked() {
+int CpuDevice::ChooseStream(Job& job) {
   int chosen = -1;
   for (int i = 0; i < kStreamCount; ++i) {
-    const Stream& s = streams_[i];
+    const Stream& s = job.streams[i];
     if (s.entries.empty()) continue;
-    if (chosen < 0 || (s.passed_over >= kMaxPassedOver && s.passed_over > streams_[chosen].passed_over)) chosen = i;
+    if (chosen < 0 || (s.passed_over >= kMaxPassedOver && s.passed_over > job.streams[chosen].passed_over)) chosen = i;
   }
-  if (chosen < 0) return -1;
   for (int i = 0; i < kStreamCount; ++i) {
-    if (i == chosen || streams_[i].entries.empty()) {
-      streams_[i].passed_over = 0;
+    if (i == chosen || job.streams[i].entries.empty()) {
+      job.streams[i].passed_over = 0;
     } else {
-      ++streams_[i].passed_over;
+      ++job.streams[i].passed_over;
     }
   }
   return chosen;
+}
+
+void CpuDevice::ForgetIdleLocked() {
+  const auto idle = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.entries == 0; });
+  const bool all = static_cast<size_t>(idle) > kMostIdleJobs;
+  for (auto it = jobs_.begin(); it != jobs_.end();) {
+    const Job& job = it->second;
+    it = job.entries == 0 && (all || job.used_ns <= turn_ns_ - kMostSavedNs) ? jobs_.erase(it) : std::next(it);
+  }
 }
 
 bool CpuDevice::RunSlice(Entry& entry) {
@@ -123,8 +144,8 @@ bool CpuDevice::RunSlice(Entry& entry) {
     return true;
   }
   // Small operations are run together: choosing again costs a lock, and is due once per slice.
-  int64_t budget = int64_t{1} << 18;
-  while (entry.next_op < entry.work.ops.size() && budget > 0) {
+  int64_t budget_bytes = kSliceBytes;
+  while (entry.next_op < entry.work.ops.size() && budget_bytes > 0) {
     const DeviceOp& op = entry.work.ops[entry.next_op];
     if (entry.next_element == 0) {
       if (absl::Status status = CheckCpuOp(op); !status.ok()) {
@@ -142,7 +163,7 @@ bool CpuDevice::RunSlice(Entry& entry) {
       ++entry.next_op;
       entry.next_element = 0;
     }
-    budget -= count + 64;
+    budget_bytes -= CpuOpBytes(op, count) + kOpBytes;
     if (shutdown_.load(std::memory_order_relaxed)) break;
   }
   return entry.next_op >= entry.work.ops.size();
@@ -155,29 +176,37 @@ void CpuDevice::Run() {
   absl::MutexLock lock(&mutex_);
   while (true) {
     mutex_.Await(absl::Condition(
-        +[](CpuDevice* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->HasWorkLocked() || self->shutdown_.load(); },
+        +[](CpuDevice* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->entries_ > 0 || self->shutdown_.load(); },
         this));
-    const int chosen = ChooseLocked();
-    if (chosen < 0) break;  // shut down and drained
-    Stream& s = streams_[chosen];
+    Job* const job = ChooseJobLocked();
+    if (job == nullptr) break;  // shut down and drained
+    const int chosen = ChooseStream(*job);
+    Facts& facts = facts_[chosen];
+    Stream& s = job->streams[chosen];
     Entry& entry = s.entries.front();
     entry.started = !shutdown_.load(std::memory_order_relaxed) || entry.started;
-    s.running_since_ns = NowNs();
+    if (entry.started) facts.current = &entry;
+    facts.running_since_ns = NowNs();
     if (entry.work.timing != nullptr && entry.started && entry.work.timing->begin_ns == 0) {
-      entry.work.timing->begin_ns = s.running_since_ns;
+      entry.work.timing->begin_ns = facts.running_since_ns;
     }
     mutex_.Unlock();
     const bool finished = RunSlice(entry);
     mutex_.Lock();
     const int64_t now_ns = NowNs();
-    s.busy_ns += now_ns - s.running_since_ns;
-    s.running_since_ns = 0;
+    job->used_ns += now_ns - facts.running_since_ns;
+    facts.busy_ns += now_ns - facts.running_since_ns;
+    facts.running_since_ns = 0;
     if (!finished) continue;
     if (entry.work.timing != nullptr) entry.work.timing->end_ns = now_ns;
+    if (facts.current == &entry) facts.current = nullptr;
     DeviceWork work = std::move(entry.work);
     absl::Status status = std::move(entry.status);
     s.entries.pop_front();
-    ++s.done;
+    --job->entries;
+    --entries_;
+    ++facts.done;
+    if (job->entries == 0) ForgetIdleLocked();  // `job` may be gone
     mutex_.Unlock();
     if (work.done) work.done(std::move(status));
     work = DeviceWork();  // what `done` holds is dropped before the next work starts, and not under the mutex

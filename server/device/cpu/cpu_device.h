@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,12 +17,14 @@
 
 namespace shardd {
 
-// A logical device on host memory: one worker thread serves the five streams.
+// A logical device on host memory: one worker thread serves the five streams of all jobs.
 //
-// The worker takes the first unfinished work of a stream and runs a slice of it (an operation, or a part of a large
-// one: under a millisecond), then chooses again. Streams are preferred in the order of StreamId, so an unshard waits
-// for one slice of an optimizer update and not for all of it; a stream that has been passed over kMaxPassedOver times
-// in a row is taken next, so none starves.
+// The worker takes the first unfinished work of a stream of a job and runs a slice of it (an operation, or a part of a
+// large one: about a millisecond), then chooses again. First the job: the one that has had the least of the worker's
+// time, so jobs with work share it evenly. A job that had no work has saved at most kMostSavedNs of its share: it goes
+// before others for so long, and no longer. Then the job's stream: they are preferred in the order of StreamId, so an
+// unshard waits for one slice of an optimizer update and not for all of it; a stream that has been passed over
+// kMaxPassedOver times in a row is taken next, so none starves.
 //
 // Thread-safe.
 class CpuDevice final : public Device {
@@ -45,6 +48,9 @@ class CpuDevice final : public Device {
  private:
   // Consecutive choices of other streams that a stream with work puts up with.
   static constexpr int kMaxPassedOver = 16;
+  static constexpr int64_t kMostSavedNs = 4'000'000;
+  // Jobs without work whose use is remembered. Beyond that all such are forgotten, as if they had saved the most.
+  static constexpr size_t kMostIdleJobs = 64;
 
   // A work in progress and how far it is.
   struct Entry {
@@ -56,17 +62,28 @@ class CpuDevice final : public Device {
   };
   struct Stream {
     std::deque<Entry> entries;  // pointers to the first stay valid while others are appended
+    int passed_over = 0;
+  };
+  struct Job {
+    std::array<Stream, kStreamCount> streams;
+    size_t entries = 0;
+    int64_t used_ns = 0;  // of the worker's time; comparable between jobs
+  };
+  // Of a stream, over all jobs.
+  struct Facts {
     uint64_t submitted = 0;
     uint64_t done = 0;
     int64_t busy_ns = 0;
-    int64_t running_since_ns = 0;  // 0: not running now
-    int passed_over = 0;
+    int64_t running_since_ns = 0;    // 0: not running now
+    const Entry* current = nullptr;  // what ran last and has not ended
   };
 
   void Run();
-  // The stream to serve next, or -1.
-  int ChooseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool HasWorkLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whom to serve next; null: nobody has work.
+  Job* ChooseJobLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // REQUIRES: `job` has work.
+  static int ChooseStream(Job& job);
+  void ForgetIdleLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Runs one slice of `entry`; true when nothing of it is left.
   bool RunSlice(Entry& entry);
   void StartWorkerLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -80,7 +97,10 @@ class CpuDevice final : public Device {
 
   // Guarded.
   mutable absl::Mutex mutex_;
-  std::array<Stream, kStreamCount> streams_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Job> jobs_ ABSL_GUARDED_BY(mutex_);  // by id; those that have work stay where they are
+  std::array<Facts, kStreamCount> facts_ ABSL_GUARDED_BY(mutex_);
+  size_t entries_ ABSL_GUARDED_BY(mutex_) = 0;   // of all jobs
+  int64_t turn_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // the most that a job had used when it was chosen
   bool worker_runs_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread worker_ ABSL_GUARDED_BY(mutex_);
 };

@@ -16,9 +16,9 @@
 namespace shardd {
 namespace {
 
-// Of a copy in bytes, else in elements.
-constexpr int64_t kSliceBytes = int64_t{8} << 20;
-constexpr int64_t kSliceNumel = int64_t{1} << 20;
+constexpr int64_t kNormSliceNumel = int64_t{1} << 20;
+// Slices begin at multiples of so many elements, and so on lines of the caches where operations do.
+constexpr int64_t kSliceAlignment = 4096;
 
 // Of a result that is written through its file: it and as much of two sources stay in a core's cache.
 constexpr int64_t kPageBytes = 4096;
@@ -110,8 +110,32 @@ absl::Status CheckCpuOp(const DeviceOp& op) {
   return CheckOp(op);
 }
 
+namespace {
+
+// What is read and written for one of an operation's extent.
+struct BytesOfOne {
+  int64_t operator()(const CopyOp&) const { return 2; }
+  // Memory that comes with the first store takes four times as long.
+  int64_t operator()(const ZeroOp&) const { return 4; }
+  int64_t operator()(const CastOp& op) const { return DTypeSizeBytes(op.from) + DTypeSizeBytes(op.to); }
+  int64_t operator()(const ReduceOp& op) const {
+    return static_cast<int64_t>(op.sources.size()) * DTypeSizeBytes(op.source_dtype) + 2 * kFloatBytes;
+  }
+  int64_t operator()(const NormOp&) const { return kFloatBytes; }
+  int64_t operator()(const AdamWOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 5 * kFloatBytes; }
+  int64_t operator()(const SgdOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 3 * kFloatBytes; }
+  int64_t operator()(const SumOp&) const { return kFloatBytes; }
+  static constexpr int64_t kFloatBytes = sizeof(float);
+};
+
+}  // namespace
+
+int64_t CpuOpBytes(const DeviceOp& op, int64_t count) { return count * std::visit(BytesOfOne(), op); }
+
 int64_t CpuOpSlice(const DeviceOp& op) {
-  return std::holds_alternative<CopyOp>(op) || std::holds_alternative<ZeroOp>(op) ? kSliceBytes : kSliceNumel;
+  if (std::holds_alternative<NormOp>(op)) return kNormSliceNumel;
+  const int64_t extent = kSliceBytes / CpuOpBytes(op, 1) / kSliceAlignment * kSliceAlignment;
+  return std::max(extent, kSliceAlignment);
 }
 
 void RunCpuOp(const DeviceOp& op, int64_t first, int64_t count) { std::visit(Slice{first, count}, op); }

@@ -11,8 +11,14 @@ namespace shardd {
 // As CheckOp, and INTERNAL for what only other devices run.
 absl::Status CheckCpuOp(const DeviceOp& op);
 
-// What one slice of `op` covers at most, in the unit of OpExtent: large enough to stream past the caches, and for
-// squared norms whole blocks, so that slicing is always the same and so is the result.
+// Bytes that one slice reads and writes, about: a millisecond, and large enough to stream past the caches.
+inline constexpr int64_t kSliceBytes = int64_t{8} << 20;
+
+// What `count` of `op` read and write, about.
+int64_t CpuOpBytes(const DeviceOp& op, int64_t count);
+
+// What one slice of `op` covers at most, in the unit of OpExtent. Norms are always cut at the same places, whatever
+// they read: their pieces are added in order, and so the result is always the same.
 int64_t CpuOpSlice(const DeviceOp& op);
 
 // Runs elements [first, first + count). REQUIRES: CheckCpuOp(op) is OK.

@@ -1,4 +1,4 @@
-// What only the CPU device promises: preference among streams, slices, thread names.
+// What only the CPU device promises: turns of jobs, preference among streams, slices, thread names.
 
 #include "server/device/cpu/cpu_device.h"
 
@@ -36,12 +36,17 @@ class CpuDeviceTest : public testing::Test {
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&all), kLimit));
     return order_;
   }
-  void Submit(StreamId stream, std::string label, std::vector<DeviceOp> ops = {}) {
+  void Submit(StreamId stream, std::string label, std::vector<DeviceOp> ops = {}, uint64_t job = 0) {
     ++submitted_;
-    device_.Submit(stream, {label, std::move(ops), [this, label](absl::Status) {
-                              absl::MutexLock lock(&mutex_);
-                              order_.push_back(label);
-                            }});
+    DeviceWork work;
+    work.label = label;
+    work.ops = std::move(ops);
+    work.job = job;
+    work.done = [this, label](absl::Status) {
+      absl::MutexLock lock(&mutex_);
+      order_.push_back(label);
+    };
+    device_.Submit(stream, std::move(work));
   }
 
   absl::Mutex mutex_;
@@ -94,6 +99,52 @@ TEST_F(CpuDeviceTest, AnUnshardDoesNotWaitForAWholeUpdate) {
   EXPECT_TRUE(unsharded.WaitForNotificationWithTimeout(kLimit));
   EXPECT_EQ(device_.Status()[4].current, "update");
   device_.Shutdown();
+}
+
+// Copies of a few slices each.
+std::vector<DeviceOp> Copies(const std::vector<char>& from, std::vector<char>& to, int count) {
+  return std::vector<DeviceOp>(static_cast<size_t>(count),
+                               CopyOp{from.data(), to.data(), static_cast<int64_t>(from.size())});
+}
+
+TEST_F(CpuDeviceTest, JobsTakeTurnsWithinTheirWorks) {
+  const std::vector<char> from(16 << 20, 1);
+  std::vector<char> to(from.size());
+  constexpr int kCopies = 50;
+  EXPECT_THAT(OrderOf([&] {
+                // A stream is preferred within a job alone.
+                Submit(StreamId::kPreUnshard, "large", Copies(from, to, 8 * kCopies), 1);
+                Submit(StreamId::kOptimizer, "small", Copies(from, to, kCopies), 2);
+                Submit(StreamId::kOptimizer, "smaller", Copies(from, to, kCopies / 4), 3);
+              }),
+              ElementsAre("smaller", "small", "large"));
+}
+
+TEST_F(CpuDeviceTest, OneJobOfManyWorksIsOneJob) {
+  const std::vector<char> from(16 << 20, 1);
+  std::vector<char> to(from.size());
+  const std::vector<std::string> order = OrderOf([&] {
+    for (int i = 0; i < 100; ++i) Submit(static_cast<StreamId>(i % kStreamCount), "many", Copies(from, to, 4), 1);
+    Submit(StreamId::kOptimizer, "one", Copies(from, to, 20), 2);
+  });
+  EXPECT_LT(std::find(order.begin(), order.end(), "one") - order.begin(), 30);
+}
+
+// Whoever has waited does not take the device for as long as it has waited.
+TEST_F(CpuDeviceTest, AJobThatComesLateIsServedAtOnceAndThenShares) {
+  const std::vector<char> from(16 << 20, 1);
+  std::vector<char> to(from.size());
+  std::vector<char> to_late(from.size());
+  Submit(StreamId::kOptimizer, "early", Copies(from, to, 200), 1);
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (device_.Status()[4].busy_us < 100'000 && absl::Now() < deadline) {
+  }
+  Submit(StreamId::kOptimizer, "late", {}, 2);
+  Submit(StreamId::kOptimizer, "as long", Copies(from, to_late, 400), 2);
+  absl::MutexLock lock(&mutex_);
+  const auto all = [this] { return order_.size() == submitted_; };
+  EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&all), kLimit));
+  EXPECT_THAT(order_, ElementsAre("late", "early", "as long"));
 }
 
 TEST_F(CpuDeviceTest, TheThreadHasTheDevicesName) {

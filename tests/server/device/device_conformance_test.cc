@@ -455,6 +455,53 @@ TEST_P(DeviceTest, ShutdownInterruptsALongWorkBetweenOperations) {
   EXPECT_THAT(std::string(log.statuses()[0].message()), HasSubstr("copy for minutes"));
 }
 
+TEST_P(DeviceTest, WorkOfOneJobInOneStreamRunsInOrderBesideOthers) {
+  constexpr int kJobs = 3;
+  constexpr int kWorks = 40;
+  Log logs[kJobs];
+  const Vec<float> from = Floats(1 << 16, 1);
+  Vec<float> to = Floats(1 << 16);
+  gate_.Close(device_, StreamId::kUnshard);
+  std::vector<std::string> want;
+  for (int i = 0; i < kWorks; ++i) {
+    want.push_back(std::to_string(i));
+    for (int job = 0; job < kJobs; ++job) {
+      DeviceWork work;
+      work.label = "copy";
+      work.job = static_cast<uint64_t>(job);
+      if (i % 3 == 0) {
+        work.ops.emplace_back(CopyOp{from.data(), to.data(), static_cast<int64_t>(from.size() * sizeof(float))});
+      }
+      work.done = logs[job].Entry(want.back());
+      device_->Submit(StreamId::kOptimizer, std::move(work));
+    }
+  }
+  gate_.Release();
+  for (Log& log : logs) EXPECT_EQ(log.WaitFor(kWorks), want);
+}
+
+TEST_P(DeviceTest, ShutdownEndsTheWorkOfEveryJob) {
+  Log log;
+  const Vec<float> from = Floats(1 << 20, 1);
+  Vec<float> to = Floats(1 << 20);
+  for (uint64_t job = 0; job < 5; ++job) {
+    for (int i = 0; i < 4; ++i) {
+      DeviceWork work;
+      work.label = "copies";
+      work.job = job;
+      work.ops.assign(200, CopyOp{from.data(), to.data(), static_cast<int64_t>(from.size() * sizeof(float))});
+      work.done = log.Entry("copies");
+      device_->Submit(static_cast<StreamId>(i), std::move(work));
+    }
+  }
+  device_->Shutdown();
+  EXPECT_EQ(log.WaitFor(20).size(), 20u);
+  for (const absl::Status& status : log.statuses()) {
+    EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kCancelled) << status;
+  }
+  for (const StreamStatus& stream : device_->Status()) EXPECT_EQ(stream.done, stream.submitted);
+}
+
 TEST_P(DeviceTest, WorkSubmittedAfterShutdownIsCancelledOnAnotherThread) {
   device_->Shutdown();
   device_->Shutdown();
