@@ -1,5 +1,6 @@
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -74,10 +75,19 @@ absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl:
 absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::string_view object, PopulateWith with) {
   const size_t mapped_bytes = static_cast<size_t>(RoundUpToPage(size_bytes));
   if (with == PopulateWith::kKernel) {
-    int result;
-    do {
-      result = madvise(data, mapped_bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
-    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    int result = 0;
+    // In pieces: while the kernel populates, no other thread of the process can map memory, nor fault behind one that
+    // wants to.
+    for (size_t done = 0; done < mapped_bytes && result == 0;) {
+      const size_t piece_bytes = std::min(mapped_bytes - done, static_cast<size_t>(kHugePageBytes));
+      result =
+          madvise(static_cast<char*>(data) + done, piece_bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+      if (result == 0) {
+        done += piece_bytes;
+      } else if (errno == EINTR || errno == EAGAIN) {
+        result = 0;
+      }
+    }
     if (result == 0) {
       return absl::OkStatus();
     }

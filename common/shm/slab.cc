@@ -96,6 +96,7 @@ absl::Status Seal(absl::string_view name, SlabBacking backing, int fd) {
 }
 
 constexpr int kMostPrivatePieces = 4096;
+constexpr int64_t kUnmapBytes = 16 * kHugePageBytes;
 
 }  // namespace
 
@@ -166,8 +167,9 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, 
 }
 
 Slab::~Slab() {
-  if (data_ != nullptr) {
-    munmap(data_, static_cast<size_t>(size_bytes_));
+  // In pieces, between which other threads can map and fault.
+  for (int64_t first = 0; data_ != nullptr && first < size_bytes_; first += kUnmapBytes) {
+    munmap(static_cast<char*>(data_) + first, static_cast<size_t>(std::min(kUnmapBytes, size_bytes_ - first)));
   }
 }
 
