@@ -118,15 +118,6 @@ def _uses(unit: Any) -> Iterator[tuple[torch.nn.Module, str, Any]]:
             yield module, name, fsdp_param
 
 
-def _with_parents(names: list[str]) -> set[str]:
-    found = {""}
-    for name in names:
-        while name not in found:
-            found.add(name)
-            name = name.rpartition(".")[0]
-    return found
-
-
 def _tree(
     root: torch.nn.Module,
     states: list[ShardState],
@@ -151,11 +142,10 @@ def _tree(
     index: dict[str, int] = {}
     names: dict[int, str] = {}
     modules: list[dict[str, Any]] = []
-    inside = [(_clean(name), module) for name, module in root.named_modules() if unwrapped(module) is module]
-    managed = _with_parents([name for name, module in inside if id(module) in places or id(module) in units])
-    for name, module in inside:
-        if name not in managed:
-            continue  # ranks may differ in what they do not give to the job
+    for raw_name, module in root.named_modules():
+        if unwrapped(module) is not module:
+            continue
+        name = _clean(raw_name)
         index[name] = len(modules)
         parent = -1 if not name else index[name.rpartition(".")[0]]
         here = places.get(id(module), {})
