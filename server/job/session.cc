@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "common/wire/message_bounds.h"
 
 namespace shardd {
 
@@ -154,6 +156,29 @@ std::vector<bool> CopyMask(const uint8_t* mask, int bits) {
 
 }  // namespace
 
+// On the loop, so bounded in time too: a payload of empty or unknown fields would take 37 ms and 13 MiB.
+absl::Status Session::ParseStep(absl::string_view bytes, v1::Step* step) const {
+  const MessageLimits limits = {kStepPayloadBytes, std::numeric_limits<int64_t>::max(), UnknownFields::kRefused,
+                                MostFieldsOfAStep()};
+  absl::Status status = EstimateDecodedBytes("Step", bytes, *v1::Step::descriptor(), limits).status();
+  if (status.ok() && !step->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    status = MalformedMessage("Step", *v1::Step::descriptor());
+  }
+  return status.ok()
+             ? status
+             : absl::Status(absl::StatusCode::kInvalidArgument, absl::StrCat(status.message(), " (rank=", rank_, ")"));
+}
+
+int64_t Session::MostOptimizerGroups() const {
+  // More than there are: who has miscounted is told what is right when the step is looked at.
+  return plan_->config.optimizer().groups_size() + 16;
+}
+
+int64_t Session::MostFieldsOfAStep() const {
+  return v1::Step::descriptor()->field_count() +
+         MostOptimizerGroups() * (1 + v1::HyperParameters::descriptor()->field_count());
+}
+
 absl::StatusOr<RankCommand> Session::NextFromRing() {
   if (broken || held) {
     return absl::NotFoundError("");
@@ -218,9 +243,9 @@ absl::StatusOr<RankCommand> Session::NextFromRing() {
                                                        " bytes, want at most ", kStepPayloadBytes, "; rank=", rank_,
                                                        ")"));
       }
-      const std::string copy(payload, record.arg0);  // parsed from our own copy
-      if (!command.step.ParseFromString(copy)) {
-        return absl::InvalidArgumentError(absl::StrCat("Step: payload is not a shardd.v1.Step (rank=", rank_, ")"));
+      const std::string copy(payload, record.arg0);  // looked at and parsed there: the client may still write
+      if (absl::Status status = ParseStep(copy, &command.step); !status.ok()) {
+        return status;
       }
       break;
     }
@@ -315,6 +340,14 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
     }
     return absl::OkStatus();
   };
+  auto check_state = [&](absl::string_view what, const std::string& state) -> absl::Status {
+    if (static_cast<int64_t>(state.size()) > kMaxTrainerStateBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(what, ": trainer state is too large (got ", state.size(),
+                                                     ", want at most ", kMaxTrainerStateBytes, " bytes; rank=", rank_,
+                                                     ")"));
+    }
+    return absl::OkStatus();
+  };
   auto mask = [&](const std::string& bytes, int group) -> absl::StatusOr<std::vector<bool>> {
     const int bits = static_cast<int>(plan_->groups[group].params.size());
     if (bytes.empty()) {
@@ -353,7 +386,13 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
       command.arg0 = in.backward_done().index();
       command.flags = in.backward_done().last() ? kLast : 0;
       break;
-    case v1::Command::kStep:
+    case v1::Command::kStep:  // copied on the loop: of the size that a record's can have
+      SHARDD_RETURN_IF_ERROR(check_state("Step", in.step().trainer_state()));
+      if (in.step().groups_size() > MostOptimizerGroups()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("Step: optimizer groups are too many (got ", in.step().groups_size(), ", want ",
+                         plan_->config.optimizer().groups_size() + 1, " at most; rank=", rank_, ")"));
+      }
       command.opcode = Opcode::kStep;
       command.step = in.step();
       break;
@@ -385,6 +424,7 @@ absl::StatusOr<RankCommand> Session::Decode(const v1::Command& in) const {
       command.opcode = Opcode::kLeaveFullParams;
       break;
     case v1::Command::kEnterPass:
+      SHARDD_RETURN_IF_ERROR(check_state("EnterPass", in.enter_pass().trainer_state()));
       command.opcode = Opcode::kEnterPass;
       command.flags = in.enter_pass().stepped() ? kStepped : 0;
       command.trainer_state = in.enter_pass().trainer_state();

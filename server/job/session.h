@@ -157,6 +157,10 @@ class Session {
   Session() = default;
   // Records that were written; breaks the trace where that cannot be.
   std::optional<uint64_t> TraceWritten();
+  // INVALID_ARGUMENT: `bytes` are no Step, or one with more fields than this job's can have.
+  absl::Status ParseStep(absl::string_view bytes, v1::Step* step) const;
+  int64_t MostOptimizerGroups() const;
+  int64_t MostFieldsOfAStep() const;
   uint64_t CountClosed(int closed) const;
   const std::atomic<uint32_t>* waiting() const { return &view_.page().waiting; }
 

@@ -1,9 +1,8 @@
 #ifndef SHARDD_SERVER_SERVICE_MESSAGE_H_
 #define SHARDD_SERVER_SERVICE_MESSAGE_H_
 
-// Messages between the wire and protobuf. gRPC bounds what a message takes on the wire; decoded it may take a hundred
-// times as much (two bytes are an empty submessage), which would let one client take the daemon's memory. So requests
-// are looked through before they are decoded.
+// Messages between the wire and protobuf. gRPC bounds what a message takes on the wire; what it takes decoded is looked
+// up before (common/wire/message_bounds.h), else one client could take the daemon's memory.
 
 #include <cstdint>
 #include <memory>
@@ -14,22 +13,16 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "common/wire/message_bounds.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/grpcpp.h"
 
 namespace shardd {
 
-// Of one request.
-struct MessageLimits {
-  int64_t wire_bytes;
-  int64_t decoded_bytes;
-};
 // For requests that carry a name and a few numbers.
 inline constexpr MessageLimits kSmallMessage = {64 << 10, 8 << 20};
 
-// An upper estimate of the memory that `bytes` take when decoded as a message of `type`; looks at each field once and
-// keeps nothing. RESOURCE_EXHAUSTED: beyond `limits`, and no further than that looked at. INVALID_ARGUMENT: malformed.
-// `operation` begins the text of errors.
+// That of common/wire/message_bounds.h.
 absl::StatusOr<int64_t> EstimateDecodedBytes(absl::string_view operation, const grpc::ByteBuffer& bytes,
                                              const google::protobuf::Descriptor& type, const MessageLimits& limits);
 // INVALID_ARGUMENT: malformed. REQUIRES: EstimateDecodedBytes has let it pass.

@@ -2,6 +2,7 @@
 
 #include <grpcpp/alarm.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/shm/open_files.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
 #include "server/service/answer.h"
@@ -21,11 +23,14 @@ namespace {
 
 // A module tree of a million parameters takes about 300 MiB.
 constexpr MessageLimits kJobMessage = {256 << 20, 512 << 20};
-// A step with as much trainer state as there may be is 1 MiB; decoded commands are counted in.
-constexpr MessageLimits kCommandMessage = {32 << 20, 64 << 20};
+// Room for a step with as much trainer state as there may be (1 MiB), or 15,000 commands. Small, for it is executed and
+// freed on the core's loop. Whoever has a session has shown its protocol version, so nothing in it is unknown.
+constexpr MessageLimits kCommandMessage = {4 << 20, 4 << 20, UnknownFields::kRefused};
 constexpr int64_t kMaxDecodedBytesPerUid = int64_t{2} << 30;
 constexpr size_t kMaxQueuedEvents = 256;
 constexpr absl::Duration kFinishPatience = absl::Seconds(10);
+// From the beginning of a session stream.
+constexpr absl::Duration kHelloPatience = absl::Seconds(5);
 
 grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context, const absl::Status& status) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -76,6 +81,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
         reactor_->ReadUnlessFinished();
       }
     }
+    void NoHello() {
+      absl::MutexLock lock(&mutex_);
+      if (reactor_ != nullptr && !reactor_->greeted_.load()) {
+        reactor_->FinishWhenWritten(absl::DeadlineExceededError(absl::StrCat(
+            "session: no hello within ", absl::FormatDuration(kHelloPatience), " of the stream's beginning")));
+      }
+    }
     void Cancel() {
       absl::MutexLock lock(&mutex_);
       if (reactor_ != nullptr) {
@@ -99,6 +111,11 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
         peer_(peer),
         decoded_(std::move(decoded)),
         stream_(std::make_shared<Stream>(this)) {
+    hello_patience_.Set(absl::ToChronoTime(absl::Now() + kHelloPatience), [stream = stream_](bool expired) {
+      if (expired) {
+        stream->NoHello();
+      }
+    });
     StartRead(&bytes_);
   }
 
@@ -127,6 +144,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
           break;
         }
         session_id_ = request.hello().session_id();
+        greeted_.store(true);
+        hello_patience_.Cancel();
         core_->StartSession(session_id_, request.hello().token(), peer_, stream_,
                             [stream = stream_](absl::Status status) {
                               if (!status.ok()) {
@@ -236,6 +255,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   const std::shared_ptr<Stream> stream_;
   uint64_t session_id_ = 0;
   grpc::ByteBuffer bytes_;
+  std::atomic<bool> greeted_ = false;  // hello has come
+  grpc::Alarm hello_patience_;
   // Guarded. Order: Stream::mutex_ before mutex_.
   absl::Mutex mutex_;
   std::deque<v1::SessionEvent> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
@@ -263,6 +284,9 @@ grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* c
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
+  }
+  if (absl::Status status = CheckOpenFiles("open job"); !status.ok()) {
+    return FinishNow(context, status);
   }
   v1::OpenJobRequest request;
   absl::StatusOr<DecodedMemory::Hold> hold = DecodeFor("open job", *bytes, kJobMessage, peer->uid, *decoded_, &request);
@@ -300,6 +324,9 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
   absl::StatusOr<PeerCredentials> peer = peers_->Lookup(context->peer());
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
+  }
+  if (absl::Status status = CheckOpenFiles("attach rank"); !status.ok()) {
+    return FinishNow(context, status);
   }
   v1::AttachRankRequest request;
   if (absl::Status status = DecodeWithin("attach rank", *bytes, kSmallMessage, &request); !status.ok()) {
