@@ -246,8 +246,8 @@ absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server, GrpcServer::Create(std::move(services), serving));
   ListenerOptions listening;
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    // One uid's connections leave room for sessions (ten descriptors each) and for everybody else.
-    listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 4);
+    // One uid's connections (four descriptors each) leave room for sessions (ten each) and for everybody else.
+    listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 8);
     // Descriptors in flight are counted against the same limit, and half of it is enough for them.
     // GPUs' slabs are of many pieces, a descriptor each.
     const size_t per_answer = on_gpus ? size_t{kMaxFdsAtOnce} : size_t{kSessionFdCount};

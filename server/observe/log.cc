@@ -10,7 +10,9 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -41,6 +43,57 @@ std::atomic<int>& Threshold() {
   return threshold;
 }
 
+constexpr double kLinesPerSecond = 2;
+
+// How much of what a place says may be written.
+class Places {
+ public:
+  // Below zero: the line is left out. Else how many were, since the last that was not.
+  int64_t Admit(const char* file, int line, absl::Time now) {
+    Place& place = places_.try_emplace({file, line}, Place{now}).first->second;
+    place.allowed = std::min<double>(
+        kLogBurst, place.allowed + kLinesPerSecond * std::max(0.0, absl::ToDoubleSeconds(now - place.at)));
+    place.at = now;
+    if (place.allowed < 1) {
+      ++place.left_out;
+      return -1;
+    }
+    place.allowed -= 1;
+    return std::exchange(place.left_out, 0);
+  }
+
+ private:
+  struct Place {
+    absl::Time at;
+    double allowed = kLogBurst;
+    int64_t left_out = 0;
+  };
+  absl::flat_hash_map<std::pair<const void*, int>, Place> places_;  // by the file's name, which is a constant
+};
+
+std::string Line(LogLevel level, absl::Time now, absl::string_view text) {
+  std::string line =
+      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", now, absl::UTCTimeZone()), " ",
+                   absl::string_view("DIWE").substr(static_cast<size_t>(level), 1), " ", ::syscall(SYS_gettid), " ");
+  const size_t prefix_bytes = line.size();
+  line.append(text.data(), std::min(text.size(), kMaxLineBytes - prefix_bytes - 1));
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  line.push_back('\n');
+  return line;
+}
+
+void WriteLine(absl::string_view line) {
+  // A log that cannot be written is lost: nothing above can do anything about it.
+  // Nor may the daemon stand still because nobody reads it: a line for which a pipe has no room is dropped.
+  pollfd room = {STDERR_FILENO, POLLOUT, 0};
+  while (::poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) {
+    if (::write(STDERR_FILENO, line.data(), line.size()) >= 0 || errno != EINTR) {
+      break;
+    }
+  }
+}
+
 }  // namespace
 
 bool SetLogLevel(absl::string_view name) {
@@ -57,27 +110,22 @@ bool LogEnabled(LogLevel level) {
   return level != LogLevel::kNone && static_cast<int>(level) >= Threshold().load(std::memory_order_relaxed);
 }
 
-void Log(LogLevel level, absl::string_view text) {
+void Log(LogLevel level, absl::string_view text, const char* file, int line) {
   if (!LogEnabled(level)) {
     return;
   }
   const int saved_errno = errno;
-  std::string line =
-      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone()), " ",
-                   absl::string_view("DIWE").substr(static_cast<size_t>(level), 1), " ", ::syscall(SYS_gettid), " ");
-  const size_t prefix_bytes = line.size();
-  line.append(text.data(), std::min(text.size(), kMaxLineBytes - prefix_bytes - 1));
-  std::replace_if(
-      line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
-  line.push_back('\n');
-  // A log that cannot be written is lost: nothing above can do anything about it.
-  // Nor may the daemon stand still because nobody reads it: a line for which a pipe has no room is dropped.
+  const absl::Time now = absl::Now();
   static absl::Mutex* const mutex = new absl::Mutex;
-  absl::MutexLock lock(mutex);
-  pollfd room = {STDERR_FILENO, POLLOUT, 0};
-  while (::poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) {
-    if (::write(STDERR_FILENO, line.data(), line.size()) >= 0 || errno != EINTR) {
-      break;
+  static Places* const places = new Places;
+  {
+    absl::MutexLock lock(mutex);
+    const int64_t left_out = level == LogLevel::kDebug ? 0 : places->Admit(file, line, now);
+    if (left_out >= 0) {
+      if (left_out > 0) {
+        WriteLine(Line(level, now, absl::StrCat(left_out, " lines like the next were left out")));
+      }
+      WriteLine(Line(level, now, text));
     }
   }
   errno = saved_errno;

@@ -15,11 +15,24 @@ bool SetLogLevel(absl::string_view name);
 void SetLogLevel(LogLevel level);
 bool LogEnabled(LogLevel level);
 
-void Log(LogLevel level, absl::string_view text);
-inline void LogDebug(absl::string_view text) { Log(LogLevel::kDebug, text); }
-inline void LogInfo(absl::string_view text) { Log(LogLevel::kInfo, text); }
-inline void LogWarning(absl::string_view text) { Log(LogLevel::kWarning, text); }
-inline void LogError(absl::string_view text) { Log(LogLevel::kError, text); }
+// Lines that one place in the source writes are limited, whoever makes it write them: kLogBurst at once, and then two a
+// second. What is left out is counted, and told with the next line of that place. Lines for debugging are not limited.
+inline constexpr int kLogBurst = 200;
+
+// `file`, `line`: the place. Functions that log for others hand on their callers'.
+void Log(LogLevel level, absl::string_view text, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+inline void LogDebug(absl::string_view text, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Log(LogLevel::kDebug, text, file, line);
+}
+inline void LogInfo(absl::string_view text, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Log(LogLevel::kInfo, text, file, line);
+}
+inline void LogWarning(absl::string_view text, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Log(LogLevel::kWarning, text, file, line);
+}
+inline void LogError(absl::string_view text, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Log(LogLevel::kError, text, file, line);
+}
 
 }  // namespace shardd
 

@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpc/grpc.h"
+#include "grpc/support/log.h"
 #include "grpcpp/ext/channelz_service_plugin.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
@@ -10,6 +13,7 @@
 #include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
+#include "server/observe/log.h"
 
 namespace shardd {
 namespace {
@@ -17,8 +21,24 @@ namespace {
 // Clients may ping an idle connection so often; gRPC's default of 5 minutes would answer with GOAWAY.
 constexpr int kMinPingIntervalMs = 10'000;
 
+// Libraries' own lines, among them what protobuf says of each text of a client's that is no UTF-8, go where ours go,
+// and are limited as they are: gRPC's and protobuf's as one place each.
+void LogLinesOfLibraries() {
+  google::protobuf::SetLogHandler([](google::protobuf::LogLevel level, const char*, int, const std::string& message) {
+    const LogLevel ours = level == google::protobuf::LOGLEVEL_INFO      ? LogLevel::kDebug
+                          : level == google::protobuf::LOGLEVEL_WARNING ? LogLevel::kWarning
+                                                                        : LogLevel::kError;
+    Log(ours, absl::StrCat("protobuf: ", message));
+  });
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    const LogLevel ours = args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kError : LogLevel::kDebug;
+    Log(ours, absl::StrCat("gRPC: ", args->message));
+  });
+}
+
 void InstallPluginsOnce() {
   static const bool installed = [] {
+    LogLinesOfLibraries();
     // For the life of the process. Whoever is the last to use the library joins its threads, and the one that looks
     // after sockets that nobody polls, behind an answer that its reader took slowly, sits in epoll for ten seconds.
     grpc_init();

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,10 +17,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_posix.h"
 #include "server/observe/log.h"
+#include "server/service/relay.h"
 #include "server/service/socket_path.h"
 
 namespace shardd {
@@ -35,35 +36,6 @@ constexpr absl::Duration kSweepInterval = absl::Seconds(1);
 // Out of descriptors: the backlog keeps the connections meanwhile.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
-// What clients do wrong is told a few times a second and counted otherwise: they must not fill the log's disk.
-// Of the accept thread.
-class RefusalLog {
- public:
-  void Add(absl::string_view text) {
-    const absl::Time now = absl::Now();
-    if (now - second_ >= absl::Seconds(1)) {
-      if (unsaid_ > 0) {
-        LogWarning(absl::StrCat("listener: ", unsaid_, " more connections refused"));
-      }
-      second_ = now;
-      said_ = 0;
-      unsaid_ = 0;
-    }
-    if (said_ < kPerSecond) {
-      ++said_;
-      LogWarning(text);
-    } else {
-      ++unsaid_;
-    }
-  }
-
- private:
-  static constexpr int kPerSecond = 5;
-  absl::Time second_ = absl::InfinitePast();
-  int said_ = 0;
-  int64_t unsaid_ = 0;
-};
-
 struct Pending {
   UniqueFd socket;
   PeerCredentials peer;
@@ -71,13 +43,8 @@ struct Pending {
   PendingSlot slot;
 };
 
-int HighestGrpcFd() {
-  rlimit limit = {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-    return kLastGrpcFd;
-  }
-  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur - 1, kLastGrpcFd));
-}
+// Below the reserve: that stays for what the daemon opens itself.
+int HighestGrpcFd() { return static_cast<int>(std::clamp<int64_t>(OpenFilesBeforeReserve() - 1, 1, kLastGrpcFd)); }
 
 }  // namespace
 
@@ -90,7 +57,6 @@ class Listener::Impl {
         registry_(registry),
         handler_(std::move(handler)),
         options_(options),
-        highest_grpc_fd_(HighestGrpcFd()),
         bound_(std::move(bound)) {}
 
   absl::Status Start() {
@@ -101,6 +67,7 @@ class Listener::Impl {
     if (!epoll_.valid() || !wake_.valid() || !Watch(wake_.get(), EPOLLIN) || !Watch(bound_->fd(), EPOLLIN)) {
       return absl::ErrnoToStatus(errno, absl::StrCat("listen \"", path_, "\": cannot set up epoll"));
     }
+    SHARDD_ASSIGN_OR_RETURN(relay_, Relay::Create());
     absl::MutexLock lock(&stop_mutex_);
     thread_ = std::thread([this] { Run(); });
     pthread_setname_np(thread_.native_handle(), "shardd-listen");
@@ -185,7 +152,7 @@ class Listener::Impl {
         }
         if (errno != EAGAIN && errno != EWOULDBLOCK) {
           // EMFILE and its kin would report the socket readable for ever.
-          refusals_.Add(absl::StrCat("accept \"", path_, "\": ", absl::ErrnoToStatus(errno, "paused").message()));
+          LogWarning(absl::StrCat("accept \"", path_, "\": ", absl::ErrnoToStatus(errno, "paused").message()));
           ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, bound_->fd(), nullptr);
           accept_resumes_ = absl::Now() + kAcceptPause;
         }
@@ -193,12 +160,12 @@ class Listener::Impl {
       }
       const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket.get());
       if (!peer.ok()) {
-        refusals_.Add(absl::StrCat("accept \"", path_, "\": ", peer.status().message()));
+        LogWarning(absl::StrCat("accept \"", path_, "\": ", peer.status().message()));
         continue;
       }
       if (!count_->TryAcquire(peer->uid, options_.max_pending_per_uid, options_.max_pending)) {
-        refusals_.Add(absl::StrCat("accept \"", path_, "\": too many undecided connections; one closed (uid=",
-                                   peer->uid, ", pid=", peer->pid, ")"));
+        LogWarning(absl::StrCat("accept \"", path_, "\": too many undecided connections; one closed (uid=", peer->uid,
+                                ", pid=", peer->pid, ")"));
         continue;
       }
       const int fd = socket.get();
@@ -206,7 +173,7 @@ class Listener::Impl {
                       PendingSlot(count_, peer->uid)};
       // Edge-triggered: bytes are peeked at and stay in the socket until the request is whole.
       if (Watch(fd, EPOLLIN | EPOLLRDHUP | EPOLLET)) {
-        pending_.emplace(fd, std::move(pending));
+        Advance(pending_.emplace(fd, std::move(pending)).first);  // most have said something by now
       }
     }
   }
@@ -233,52 +200,65 @@ class Listener::Impl {
         HandToHandler(it, *std::move(request));
         return;
       }
-      refusals_.Add(absl::StrCat("fd channel: ", request.status().message(), " (uid=", it->second.peer.uid,
-                                 ", pid=", it->second.peer.pid, ")"));
+      LogWarning(absl::StrCat("fd channel: ", request.status().message(), " (uid=", it->second.peer.uid,
+                              ", pid=", it->second.peer.pid, ")"));
     } else if (bytes == 1) {
-      refusals_.Add(absl::StrCat("accept \"", path_, "\": neither gRPC nor the fd channel (first byte ",
-                                 static_cast<int>(static_cast<unsigned char>(first)), ", uid=", it->second.peer.uid,
-                                 ", pid=", it->second.peer.pid, ")"));
+      LogWarning(absl::StrCat("accept \"", path_, "\": neither gRPC nor the fd channel (first byte ",
+                              static_cast<int>(static_cast<unsigned char>(first)), ", uid=", it->second.peer.uid,
+                              ", pid=", it->second.peer.pid, ")"));
     }
     pending_.erase(it);
   }
 
   void HandToGrpc(PendingIt it) {
     const PeerCredentials peer = it->second.peer;
+    // The client's socket keeps its number: no number is watched twice.
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
+    UniqueFd client = std::move(it->second.socket);
+    pending_.erase(it);
+    if (absl::Status status = ConnectToGrpc(client, peer); !status.ok()) {
+      LogWarning(absl::StrCat("accept \"", path_, "\": ", status.message(), " (pid=", peer.pid, ")"));
+      relay_->Refuse(std::move(client), status);
+    }
+  }
+
+  // Gives gRPC one end of a pair, and the relay the other with `client`, which is not taken where that fails.
+  absl::Status ConnectToGrpc(UniqueFd& client, const PeerCredentials& peer) {
     if (registry_->CountOfUid(peer.uid) >= options_.max_connections_per_uid) {
       registry_->Sweep();
       if (registry_->CountOfUid(peer.uid) >= options_.max_connections_per_uid) {
-        refusals_.Add(absl::StrCat("accept \"", path_, "\": too many gRPC connections; one closed (limit=",
-                                   options_.max_connections_per_uid, ", uid=", peer.uid, ", pid=", peer.pid, ")"));
-        pending_.erase(it);
-        return;
+        return absl::ResourceExhaustedError(absl::StrCat("connect: too many gRPC connections of uid ", peer.uid,
+                                                         " (want at most ", options_.max_connections_per_uid,
+                                                         "); close some, or raise the daemon's limit of open files"));
       }
     }
-    UniqueFd socket = RenumberForGrpc(it->second.socket.get());
-    UniqueFd pidfd = GetPeerPidfd(it->second.socket.get());
-    // Closing the first number does not take the socket out of epoll as long as the second is open.
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
-    pending_.erase(it);
+    SHARDD_RETURN_IF_ERROR(CheckOpenFiles("connect"));
+    int pair[2] = {-1, -1};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) {
+      return absl::ErrnoToStatus(errno, "connect: cannot make a pair of sockets");
+    }
+    UniqueFd inner(pair[0]);
+    const UniqueFd other(pair[1]);
+    UniqueFd socket = RenumberForGrpc(other.get());
     if (!socket.valid()) {
-      refusals_.Add(absl::StrCat("accept \"", path_, "\": no descriptor left for a gRPC connection; closed"));
-      return;
+      return absl::ResourceExhaustedError("connect: the daemon has no descriptor left for a gRPC connection");
     }
-    if (const absl::Status known = registry_->Register(socket.get(), peer, std::move(pidfd)); !known.ok()) {
-      LogError(known.ToString());
-      return;
-    }
+    SHARDD_RETURN_IF_ERROR(registry_->Register(socket.get(), peer, GetPeerPidfd(client.get())));
+    relay_->Add(std::move(client), std::move(inner), peer.uid);
     grpc::AddInsecureChannelFromFd(server_, socket.release());
+    return absl::OkStatus();
   }
 
   // The lowest free number not below the last one given, so that a number comes again only after a whole round.
   UniqueFd RenumberForGrpc(int fd) {
-    if (next_grpc_fd_ > highest_grpc_fd_) {
+    const int highest = HighestGrpcFd();
+    if (next_grpc_fd_ > highest) {
       next_grpc_fd_ = kFirstGrpcFd;
     }
     int renumbered = ::fcntl(fd, F_DUPFD_CLOEXEC, next_grpc_fd_);
-    if (renumbered < 0 || renumbered > highest_grpc_fd_) {
+    if (renumbered < 0 || renumbered > highest) {
       const UniqueFd too_high(renumbered);
-      renumbered = ::fcntl(fd, F_DUPFD_CLOEXEC, std::min(kFirstGrpcFd, highest_grpc_fd_));
+      renumbered = ::fcntl(fd, F_DUPFD_CLOEXEC, std::min(kFirstGrpcFd, highest));
     }
     next_grpc_fd_ = renumbered < 0 ? kFirstGrpcFd : renumbered + 1;
     return UniqueFd(renumbered);
@@ -298,11 +278,11 @@ class Listener::Impl {
   PeerRegistry* const registry_;
   const Handler handler_;
   const ListenerOptions options_;
-  const int highest_grpc_fd_;
   const std::shared_ptr<PendingCount> count_ = std::make_shared<PendingCount>();
   UniqueFd epoll_;
   UniqueFd wake_;
   std::shared_ptr<UnreadAnswers> unread_;  // shared: a reply may outlive the listener
+  std::unique_ptr<Relay> relay_;           // of connections that outlive Stop()
 
   std::atomic<bool> stopping_ = false;
 
@@ -314,7 +294,6 @@ class Listener::Impl {
   std::map<int, Pending> pending_;
   absl::Time accept_resumes_ = absl::InfiniteFuture();
   int next_grpc_fd_ = kFirstGrpcFd;
-  RefusalLog refusals_;
 };
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Create(const std::string& path, grpc::Server* server,

@@ -3,11 +3,14 @@
 
 // One Unix socket serves gRPC and the fd channel:
 //
-//   accept -> SO_PEERCRED -> first byte  'P' -> PeerRegistry, then gRPC owns the connection
+//   accept -> SO_PEERCRED -> first byte  'P' -> PeerRegistry, then the relay (relay.h) owns the connection, gRPC its
+//   end
 //                                        'S' -> fd request -> handler -> one answer; closed when it was read
 //                                        other, or none within first_byte_timeout -> closed
 //
 // One thread does all of it and never waits for one client: a connection that is silent holds a slot, not a thread.
+// A gRPC connection that cannot be had is not just closed: its first call is answered RESOURCE_EXHAUSTED, with the
+// reason.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +44,7 @@ struct ListenerOptions {
   // descriptors in flight, which count as open files of the daemon's user.
   size_t max_unread_per_uid = 64;
   size_t max_unread = 512;
-  // Open gRPC connections. A rank needs one.
+  // Open gRPC connections. A rank needs one; each takes four descriptors of the daemon.
   size_t max_connections_per_uid = 2048;
 };
 
@@ -64,7 +67,8 @@ class Listener {
   Listener& operator=(const Listener&) = delete;
 
   // No connection is accepted afterwards; undecided ones are closed, the socket and its lock file are removed. gRPC
-  // connections and open FdReplies live on. Waits for the handler that is running. Idempotent; not from the handler.
+  // connections, until this object goes, and open FdReplies live on. Waits for the handler that is running. Idempotent;
+  // not from the handler.
   void Stop();
 
   const std::string& path() const;

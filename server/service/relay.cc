@@ -1,0 +1,484 @@
+#include "server/service/relay.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "server/observe/log.h"
+#include "server/service/http2_meter.h"
+#include "server/service/http2_refusal.h"
+
+namespace shardd {
+namespace {
+
+constexpr size_t kBufferBytes = 16 << 10;
+constexpr int kMovesPerTurn = 4;
+// What one connection is let through at once, where others of its uid wait as well.
+constexpr absl::Duration kMostPerTurn = absl::Milliseconds(5);
+constexpr absl::Duration kLeastPause = absl::Milliseconds(1);
+constexpr absl::Duration kLastWords = absl::Seconds(1);
+constexpr size_t kMaxRefusals = 64;
+
+// Earns `rate` per second up to `burst`; may be overdrawn by what cannot be divided.
+class Account {
+ public:
+  Account(double rate, absl::Duration burst, absl::Time now) : rate_(rate), burst_(burst), credit_(burst), at_(now) {}
+  absl::Duration Credit(absl::Time now) {
+    credit_ = std::min(burst_, credit_ + std::max(absl::ZeroDuration(), now - at_) * rate_);
+    at_ = now;
+    return credit_;
+  }
+  void Pay(absl::Duration price) { credit_ -= price; }
+  // Until there is some again.
+  absl::Duration Pause() const { return credit_ > absl::ZeroDuration() ? absl::ZeroDuration() : -credit_ / rate_; }
+
+ private:
+  const double rate_;
+  const absl::Duration burst_;
+  absl::Duration credit_;
+  absl::Time at_;
+};
+
+// One direction.
+struct Way {
+  int from = -1;
+  int to = -1;
+  bool readable = false;
+  bool writable = true;
+  bool eof = false;      // of `from`
+  bool discard = false;  // `to` takes nothing any more
+  std::unique_ptr<char[]> buffer;
+  size_t begin = 0, end = 0;  // of the bytes in it
+
+  bool empty() const { return begin == end; }
+};
+
+struct UidState {
+  Account account;
+  int connections = 0;
+};
+
+struct Connection {
+  Connection(UniqueFd client_fd, UniqueFd inner_fd, const Account& first_account)
+      : client(std::move(client_fd)), inner(std::move(inner_fd)), account(first_account) {
+    up.from = down.to = client.get();
+    up.to = down.from = inner.get();
+  }
+  UniqueFd client;
+  UniqueFd inner;  // invalid: refused
+  uint32_t uid = 0;
+  Account account;
+  UidState* of_uid = nullptr;
+  Http2Meter meter;
+  Way up, down;
+  size_t passed_bytes = 0;  // of `up`: paid for
+  bool paused = false;      // `up`, until its timer
+  bool queued = false;
+  bool client_gone = false;  // both ways; what it has said may still lie there
+  bool dead = false;
+  std::string refusal;  // the answer, as frames but for the stream's number
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+}  // namespace
+
+class Relay::Impl {
+ public:
+  explicit Impl(const RelayOptions& options) : options_(options) {}
+  ~Impl() {
+    if (thread_.joinable()) {
+      stopping_.store(true);
+      Wake();
+      thread_.join();
+    }
+  }
+
+  absl::Status Start() {
+    epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+    wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    epoll_event event = {};
+    event.events = EPOLLIN;
+    event.data.u64 = 0;  // connections have ids from 1
+    if (!epoll_.valid() || !wake_.valid() || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
+      return absl::ErrnoToStatus(errno, "relay: cannot set up epoll");
+    }
+    thread_ = std::thread([this] { Run(); });
+    pthread_setname_np(thread_.native_handle(), "shardd-relay");
+    return absl::OkStatus();
+  }
+
+  void Post(UniqueFd client, UniqueFd inner, uint32_t uid, std::string refusal) {
+    {
+      absl::MutexLock lock(&mutex_);
+      inbox_.push_back({std::move(client), std::move(inner), uid, std::move(refusal)});
+    }
+    Wake();
+  }
+
+ private:
+  struct Arrival {
+    UniqueFd client;
+    UniqueFd inner;
+    uint32_t uid;
+    std::string refusal;
+  };
+
+  void Wake() {
+    const uint64_t one = 1;
+    if (::write(wake_.get(), &one, sizeof(one)) < 0) {
+      LogError("wake relay: eventfd write refused");
+    }
+  }
+
+  void Run() {
+    absl::Time last_words = absl::InfiniteFuture();
+    while (true) {
+      const absl::Time now = absl::Now();
+      if (stopping_.load()) {
+        last_words = std::min(last_words, now + kLastWords);
+        if (connections_.empty() || now >= last_words) {
+          break;
+        }
+      }
+      RunTimers(now);
+      // Those that have more to do go to the end of the line.
+      for (size_t turns = runnable_.size(); turns > 0; --turns) {
+        const uint64_t id = runnable_.front();
+        runnable_.pop_front();
+        if (const auto it = connections_.find(id); it != connections_.end()) {
+          it->second->queued = false;
+          Advance(id, *it->second, now);
+        }
+      }
+      absl::Time wake = last_words;
+      if (!timers_.empty()) {
+        wake = std::min(wake, timers_.begin()->first);
+      }
+      epoll_event events[64];
+      const int timeout_ms =
+          !runnable_.empty() ? 0
+          : wake == absl::InfiniteFuture()
+              ? -1
+              : static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(wake - now) + 1, 0, 1000));
+      const int count = ::epoll_wait(epoll_.get(), events, 64, timeout_ms);
+      for (int i = 0; i < count; ++i) {
+        if (events[i].data.u64 == 0) {
+          uint64_t value = 0;
+          (void)!::read(wake_.get(), &value, sizeof(value));
+          TakeArrivals();
+        } else {
+          Mark(events[i].data.u64, events[i].events);
+        }
+      }
+    }
+    connections_.clear();
+  }
+
+  void TakeArrivals() {
+    std::vector<Arrival> arrivals;
+    {
+      absl::MutexLock lock(&mutex_);
+      arrivals.swap(inbox_);
+    }
+    const absl::Time now = absl::Now();
+    for (Arrival& arrival : arrivals) {
+      if (!arrival.refusal.empty() && refusals_ >= kMaxRefusals) {
+        continue;  // closed without a word
+      }
+      const uint64_t id = next_id_++;
+      auto made = std::make_unique<Connection>(std::move(arrival.client), std::move(arrival.inner),
+                                               Account(options_.connection_rate, options_.connection_burst, now));
+      Connection& connection = *made;
+      connection.uid = arrival.uid;
+      connection.of_uid =
+          &uids_.try_emplace(arrival.uid, UidState{Account(options_.uid_rate, options_.uid_burst, now)}).first->second;
+      ++connection.of_uid->connections;
+      connection.refusal = std::move(arrival.refusal);
+      const bool refused = !connection.refusal.empty();
+      refusals_ += refused ? 1 : 0;
+      connection.deadline = now + (refused ? options_.refusal_timeout : options_.first_call_timeout);
+      timers_.emplace(connection.deadline, id);
+      // Edge-triggered: what may be done is kept in the ways, and a pause needs no change of what is watched.
+      Watch(connection.client.get(), id << 1);
+      if (refused) {
+        Say(connection.down, http2::ServerSettings());
+      } else {
+        Watch(connection.inner.get(), id << 1 | 1);
+      }
+      connections_.emplace(id, std::move(made));
+    }
+  }
+
+  void Watch(int fd, uint64_t key) {
+    epoll_event event = {};
+    event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+    event.data.u64 = key;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  }
+
+  void Mark(uint64_t key, uint32_t events) {
+    const auto it = connections_.find(key >> 1);
+    if (it == connections_.end()) {
+      return;
+    }
+    Connection& connection = *it->second;
+    connection.client_gone = connection.client_gone || ((key & 1) == 0 && (events & (EPOLLHUP | EPOLLERR)) != 0);
+    Way& from = (key & 1) == 0 ? connection.up : connection.down;
+    Way& to = (key & 1) == 0 ? connection.down : connection.up;
+    from.readable = from.readable || (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    to.writable = to.writable || (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
+    Queue(it->first, connection);
+  }
+
+  void Queue(uint64_t id, Connection& connection) {
+    if (!connection.queued) {
+      connection.queued = true;
+      runnable_.push_back(id);
+    }
+  }
+
+  void RunTimers(absl::Time now) {
+    std::vector<std::pair<absl::Duration, uint64_t>> due;  // what is left of its own account
+    while (!timers_.empty() && timers_.begin()->first <= now) {
+      const uint64_t id = timers_.begin()->second;
+      timers_.erase(timers_.begin());
+      const auto it = connections_.find(id);
+      if (it == connections_.end()) {
+        continue;
+      }
+      Connection& connection = *it->second;
+      connection.paused = false;
+      if (connection.deadline <= now && (!connection.refusal.empty() || connection.meter.last_stream() == 0)) {
+        connection.dead = true;
+      }
+      due.emplace_back(connection.account.Credit(now), id);
+    }
+    // Of one uid's that wait for its account, those that ask for little come before those that flood.
+    std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (const auto& [credit, id] : due) {
+      Queue(id, *connections_.find(id)->second);
+    }
+  }
+
+  void Advance(uint64_t id, Connection& connection, absl::Time now) {
+    bool more = false;
+    if (!connection.dead && connection.refusal.empty()) {
+      more = MoveDown(connection);
+      more = MoveUp(id, connection, now) || more;
+    } else if (!connection.dead) {
+      more = AdvanceRefusal(connection);
+    }
+    if (connection.dead) {
+      refusals_ -= connection.refusal.empty() ? 0 : 1;
+      if (--connection.of_uid->connections == 0 && connection.of_uid->account.Credit(now) == options_.uid_burst) {
+        uids_.erase(connection.uid);
+      }
+      connections_.erase(id);
+    } else if (more) {
+      Queue(id, connection);
+    }
+  }
+
+  // True: there was something.
+  static bool Fill(Way& way) {
+    if (way.eof || !way.readable) {
+      return false;
+    }
+    if (way.buffer == nullptr) {
+      way.buffer = std::make_unique<char[]>(kBufferBytes);
+    }
+    const ssize_t bytes = ::recv(way.from, way.buffer.get(), kBufferBytes, MSG_DONTWAIT);
+    if (bytes > 0) {
+      way.begin = 0;
+      way.end = way.discard ? 0 : static_cast<size_t>(bytes);
+      return true;
+    }
+    if (bytes < 0 && errno == EINTR) {
+      return true;
+    }
+    way.readable = false;
+    way.eof = bytes == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+    return false;
+  }
+
+  // Up to `most_bytes` of what lies there. True: something went.
+  static bool Send(Way& way, size_t most_bytes, size_t* sent) {
+    *sent = 0;
+    if (!way.writable && !way.discard) {
+      return false;
+    }
+    const ssize_t bytes =
+        way.discard ? -1 : ::send(way.to, way.buffer.get() + way.begin, most_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (bytes >= 0) {
+      *sent = static_cast<size_t>(bytes);
+      way.begin += *sent;
+      return true;
+    }
+    if (!way.discard && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      way.writable = false;
+      return false;
+    }
+    if (!way.discard && errno == EINTR) {
+      return true;
+    }
+    way.discard = true;  // what the other way brings is still carried
+    *sent = way.end - way.begin;
+    way.begin = way.end;
+    return true;
+  }
+
+  static void LetGoOfBuffer(Way& way) {
+    if (way.empty()) {
+      way.buffer = nullptr;
+      way.begin = way.end = 0;
+    }
+  }
+
+  static bool MoveDown(Connection& connection) {
+    Way& way = connection.down;
+    bool more = true;
+    for (int i = 0; i < kMovesPerTurn && more; ++i) {
+      size_t sent = 0;
+      more = way.empty() ? Fill(way) : Send(way, way.end - way.begin, &sent);
+    }
+    if (way.empty() && way.eof) {
+      connection.dead = true;  // gRPC has closed, and never closes one side alone
+    }
+    LetGoOfBuffer(way);
+    return more;
+  }
+
+  bool MoveUp(uint64_t id, Connection& connection, absl::Time now) {
+    Way& way = connection.up;
+    connection.dead = connection.dead || (connection.paused && connection.client_gone);
+    bool more = !connection.paused;
+    for (int i = 0; i < kMovesPerTurn && more; ++i) {
+      if (way.empty()) {
+        more = Fill(way);
+        continue;
+      }
+      if (connection.passed_bytes == 0 && !LetPass(id, connection, now)) {
+        return false;
+      }
+      size_t sent = 0;
+      more = Send(way, connection.passed_bytes, &sent);
+      connection.passed_bytes = way.empty() ? 0 : connection.passed_bytes - sent;
+    }
+    if (way.empty() && way.eof && !way.discard) {
+      ::shutdown(way.to, SHUT_WR);
+      way.discard = true;
+    }
+    LetGoOfBuffer(way);
+    return more && !connection.dead;
+  }
+
+  // False: its uid's or its own account is empty, and it waits.
+  bool LetPass(uint64_t id, Connection& connection, absl::Time now) {
+    Account& of_uid = connection.of_uid->account;
+    const absl::Duration credit = std::min({connection.account.Credit(now), of_uid.Credit(now), kMostPerTurn});
+    if (credit <= absl::ZeroDuration()) {
+      connection.paused = true;
+      connection.dead = connection.client_gone;  // nobody waits for the rest of a flood
+      timers_.emplace(now + std::max({connection.account.Pause(), of_uid.Pause(), kLeastPause}), id);
+      return false;
+    }
+    Way& way = connection.up;
+    const Http2Meter::Passed passed =
+        connection.meter.Pass(absl::string_view(way.buffer.get() + way.begin, way.end - way.begin), credit);
+    connection.account.Pay(passed.price);
+    of_uid.Pay(passed.price);
+    connection.passed_bytes = passed.size_bytes;
+    return true;
+  }
+
+  // REQUIRES: all that is said on a connection that is refused fits into one buffer.
+  static void Say(Way& way, absl::string_view bytes) {
+    if (way.buffer == nullptr) {
+      way.buffer = std::make_unique<char[]>(kBufferBytes);
+    }
+    const size_t size_bytes = std::min(bytes.size(), kBufferBytes - way.end);
+    std::memcpy(way.buffer.get() + way.end, bytes.data(), size_bytes);
+    way.end += size_bytes;
+  }
+
+  // Waits for the first call, answers it, and waits for the client to close.
+  static bool AdvanceRefusal(Connection& connection) {
+    Way& up = connection.up;
+    Way& down = connection.down;
+    while (Fill(up)) {
+      (void)connection.meter.Pass(absl::string_view(up.buffer.get(), up.end), absl::InfiniteDuration());
+      up.end = 0;
+      if (connection.meter.last_stream() != 0 && !up.discard) {
+        up.discard = true;
+        Say(down, http2::RefusalOf(connection.meter.last_stream(), connection.refusal));
+      }
+    }
+    size_t sent = 0;
+    while (!down.empty() && Send(down, down.end - down.begin, &sent)) {
+    }
+    if (up.discard && down.empty() && !down.eof) {
+      ::shutdown(down.to, SHUT_WR);
+      down.eof = true;
+    }
+    connection.dead = connection.dead || up.eof;
+    return false;
+  }
+
+  // Constant after construction.
+  const RelayOptions options_;
+  UniqueFd epoll_;
+  UniqueFd wake_;
+
+  std::atomic<bool> stopping_ = false;
+  absl::Mutex mutex_;
+  std::vector<Arrival> inbox_ ABSL_GUARDED_BY(mutex_);
+
+  // Of the relay's thread.
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::map<uint32_t, UidState> uids_;  // those that have connections, or have spent something
+  std::multimap<absl::Time, uint64_t> timers_;
+  std::deque<uint64_t> runnable_;
+  uint64_t next_id_ = 1;
+  size_t refusals_ = 0;
+
+  std::thread thread_;  // last: starts when all else is there
+};
+
+absl::StatusOr<std::unique_ptr<Relay>> Relay::Create(const RelayOptions& options) {
+  auto impl = std::make_unique<Impl>(options);
+  if (absl::Status status = impl->Start(); !status.ok()) {
+    return status;
+  }
+  return std::unique_ptr<Relay>(new Relay(std::move(impl)));
+}
+
+Relay::Relay(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Relay::~Relay() = default;
+
+void Relay::Add(UniqueFd client, UniqueFd inner, uint32_t uid) {
+  impl_->Post(std::move(client), std::move(inner), uid, "");
+}
+
+void Relay::Refuse(UniqueFd client, const absl::Status& status) {
+  impl_->Post(std::move(client), UniqueFd(), 0, http2::RefusalHeaders(status));
+}
+
+}  // namespace shardd
