@@ -11,8 +11,9 @@
 //   Status status = ShardedModule::Shard(model, options, &sharded);       // parameters live in the daemon from here on
 //   for (int64_t step = sharded->job().info().committed_step; step < steps;) {
 //     status = sharded->Try([&] {
-//       at::Tensor loss = sharded->Run(*model, Batch(rank, step));         // model->forward runs each block with Run,
-//       too sharded->Backward(loss); sharded->Step({hyperparameters}, /*max_grad_norm=*/1.0, State(step));
+//       at::Tensor loss = sharded->Run(*model, Batch(rank, step));  // model->forward runs each block with Run, too
+//       sharded->Backward(loss);
+//       sharded->Step({hyperparameters}, /*max_grad_norm=*/1.0, State(step));
 //     });
 //     if (status.aborted()) {                                              // a rank died; nothing committed is lost
 //       status = sharded->Reattach();

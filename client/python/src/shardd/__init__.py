@@ -20,7 +20,10 @@ def _check_torch() -> None:
     except PackageNotFoundError:
         return  # built from source, not installed: it is the user's to know
     if got.partition("+")[0] != want:
-        raise ImportError(f"import shardd: wrong torch (got {got}, want {want}); pip install torch=={want}")
+        raise ImportError(
+            f"import shardd: wrong torch (got {got}, want {want}); pip install torch=={want}, which is the CUDA build, or that "
+            "for CPUs with --index-url https://download.pytorch.org/whl/cpu"
+        )
 
 
 _check_torch()

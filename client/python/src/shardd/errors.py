@@ -8,6 +8,12 @@ _ABORTED = 10
 _UNAVAILABLE = 14
 
 
+# What the library and the daemon call by other names than this package.
+_PYTHONS = {
+    "shardd_reattach": "shardd.torch.reattach()",
+}
+
+
 class Error(RuntimeError):
     """A call was refused or failed. ``code`` is google.rpc.Code by number."""
 
@@ -31,5 +37,7 @@ def from_code(code: int, message: str) -> Error:
     """The exception for a status of the C library."""
     if "trainers that never write" in message:
         message += "; build the optimizer with in_place_edits=True, or write before the first forward"
+    for name, here in _PYTHONS.items():
+        message = message.replace(name, here)
     kinds: dict[int, type[Error]] = {_ABORTED: StepAborted, _UNAVAILABLE: Unavailable}
     return kinds.get(code, Error)(message, code)

@@ -10,9 +10,10 @@ from whichever package they are imported:
 strategies: ``ShardingStrategy``, all five. Of ``fully_shard``: ``reshard_after_forward`` and a mesh of two dimensions.
 policies: those of ``wrap``, module classes and functions, as ``auto_wrap_policy`` or ``fully_shard(policy=)``.
 mixed precision: ``MixedPrecision`` of the wrapper, ``MixedPrecisionPolicy`` of ``fully_shard``, each unit its own.
-offload: ``CPUOffload``, ``CPUOffloadPolicy`` and ``OffloadPolicy`` are accepted; shards are in host memory always.
+offload: ``CPUOffload``, ``CPUOffloadPolicy`` and ``OffloadPolicy`` are accepted. On CPUs shards are in host memory anyway; on a GPU
+    ``fully_shard(offload_policy=CPUOffloadPolicy())`` offloads, and the wrapper and layout flat refuse.
 prefetch: ``BackwardPrefetch``, ``forward_prefetch``, ``limit_all_gathers`` and lists of modules are accepted; what is
-    unsharded is not copied, so there is nothing to fetch before.
+    unsharded is not copied on CPUs, and elsewhere the daemon prefetches in the order that it has recorded.
 state dicts: ``StateDictType`` with its configurations, for the wrapper's ``state_dict_type`` and relatives.
 """
 

@@ -7,6 +7,7 @@ tensor is in which file; a single ``model.safetensors`` is read too.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -93,24 +94,47 @@ def _read_file(path: str, found: dict[str, Stored], aliases: dict[str, str]) -> 
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
             raise ValueError(f"read {path}: no safetensors file (got a header of {length} bytes in {size})")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise ValueError(f"read {path}: its header is no JSON ({error})") from None
+        header = _json(file.read(length), f"read {path}: its header")
     for fqn, item in header.items():
         if fqn == "__metadata__":
+            if not isinstance(item, dict) or not all(isinstance(value, str) for value in item.values()):
+                raise ValueError(f"read {path}: its metadata is no map of texts")
             aliases.update({k: v for k, v in item.items() if k != "format"})
             continue
-        begin, end = item["data_offsets"]
-        if item["dtype"] not in _DTYPES:
-            raise ValueError(f'read {path}: "{fqn}" has an unknown dtype (got {item["dtype"]})')
-        stored = Stored(path, tuple(item["shape"]), _DTYPES[item["dtype"]], 8 + length + begin)
-        want = torch.Size(stored.shape).numel() * stored.dtype.itemsize
-        if end - begin != want or begin < 0 or 8 + length + end > size:
-            raise ValueError(
-                f'read {path}: "{fqn}" does not fit (got bytes {begin} to {end} of {size - 8 - length}, want {want} bytes)'
-            )
-        found[fqn] = stored
+        found[fqn] = _stored(path, fqn, item, 8 + length, size)
+
+
+def _json(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no JSON object (got {type(value).__name__})")
+    return value
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(count) is int and 0 <= count < 2**63 for count in value)
+
+
+def _stored(path: str, fqn: str, item: Any, start: int, size: int) -> Stored:
+    """A tensor as the header of the file has it, whose bytes are all there. ``start``: of tensors in the file."""
+    what = f'read {path}: "{fqn}"'
+    if not isinstance(item, dict):
+        raise ValueError(f"{what} is no tensor (got {type(item).__name__})")
+    shape: Any = item.get("shape")
+    offsets: Any = item.get("data_offsets")
+    dtype: Any = item.get("dtype")
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ValueError(f"{what} has an unknown dtype (got {dtype!r})")
+    if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"{what} is malformed (got shape {shape!r}, data_offsets {offsets!r})")
+    begin, end = offsets
+    want = math.prod(shape) * _DTYPES[dtype].itemsize
+    if end - begin != want or start + end > size:
+        raise ValueError(f"{what} does not fit (got bytes {begin} to {end} of {size - start}, want {want} bytes)")
+    return Stored(path, tuple(shape), _DTYPES[dtype], start + begin)
 
 
 def read_directory(directory: str) -> tuple[dict[str, Stored], dict[str, str]]:
@@ -122,10 +146,12 @@ def read_directory(directory: str) -> tuple[dict[str, Stored], dict[str, str]]:
         return found, aliases
     index = os.path.join(directory, INDEX)
     if os.path.exists(index):
-        with open(index, encoding="utf-8") as file:
-            weight_map = json.load(file)["weight_map"]
+        with open(index, "rb") as file:
+            weight_map = _json(file.read(), f"read {index}: it").get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ValueError(f'read {index}: its "weight_map" is no map of tensors to files')
         for name in sorted(set(weight_map.values())):
-            if os.path.basename(name) != name:
+            if os.path.basename(name) != name or name in ("", ".", ".."):
                 raise ValueError(f'read {index}: a file outside of the directory (got "{name}")')
             _read_file(os.path.join(directory, name), found, aliases)
         missing = [fqn for fqn in weight_map if fqn not in found]
