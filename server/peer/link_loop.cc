@@ -330,7 +330,7 @@ void LinkLoop::Up(const LinkPtr& link, const grpc::ByteBuffer* answer) {
   events_->OnUp(link->node);
 }
 
-void LinkLoop::End(const LinkPtr& link, const absl::Status& why) {
+void LinkLoop::End(LinkPtr link, const absl::Status& why) {  // NOLINT(performance-unnecessary-value-param)
   if (!Current(link)) {
     return;
   }

@@ -98,7 +98,8 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   void Up(const LinkPtr& link, const grpc::ByteBuffer* answer);
   // Not ended, nor everything else.
   bool Current(const LinkPtr& link) const { return !stopped_ && peers_[link->node]->link == link; }
-  void End(const LinkPtr& link, const absl::Status& why);
+  // By value: callers name it by the pointer that this resets.
+  void End(LinkPtr link, const absl::Status& why);
   void TellDown(Peer& peer, int node, const absl::Status& why);
   void ReadControl(const LinkPtr& link);
   void ReadData(const LinkPtr& link);
