@@ -10,7 +10,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -54,25 +53,6 @@ TEST_F(LogTest, LevelSuppressesLowerOnes) {
   EXPECT_TRUE(Capture([] { LogError("e"); }).empty());
 }
 
-TEST_F(LogTest, OnePlaceDoesNotFillTheLog) {
-  constexpr int kLines = 100 * kLogBurst;
-  auto say = [] { LogWarning(std::string(1000, 'x')); };
-  const auto lines = Capture([&] {
-    for (int i = 0; i < kLines; ++i) say();
-    LogWarning("of another place");
-  });
-  EXPECT_GE(lines.size(), static_cast<size_t>(kLogBurst + 1));
-  EXPECT_LT(lines.size(), static_cast<size_t>(2 * kLogBurst));  // a few more for the time that it took
-  EXPECT_TRUE(absl::StrContains(lines.back(), "of another place"));
-  std::vector<std::string> later;
-  for (const absl::Time end = absl::Now() + absl::Seconds(30); later.empty() && absl::Now() < end;
-       absl::SleepFor(absl::Milliseconds(10))) {
-    later = Capture(say);
-  }
-  ASSERT_EQ(later.size(), 2u);
-  EXPECT_THAT(later[0], MatchesRegex(".* W [0-9]+ [0-9]+ lines like the next were left out"));
-}
-
 TEST_F(LogTest, UnknownLevelIsRefusedAndChangesNothing) {
   ASSERT_TRUE(SetLogLevel("ERROR"));
   EXPECT_FALSE(SetLogLevel("loud"));
@@ -96,7 +76,7 @@ TEST_F(LogTest, LinesOfSeveralThreadsStayWhole) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([t] {
-        for (int i = 0; i < kLogBurst / 4; ++i) {
+        for (int i = 0; i < 200; ++i) {
           LogInfo(std::string(100, static_cast<char>('a' + t)));
         }
       });
@@ -105,7 +85,7 @@ TEST_F(LogTest, LinesOfSeveralThreadsStayWhole) {
       thread.join();
     }
   });
-  ASSERT_EQ(lines.size(), static_cast<size_t>(kLogBurst));
+  ASSERT_EQ(lines.size(), 800u);
   for (const std::string& line : lines) {
     EXPECT_THAT(line, MatchesRegex(".* I [0-9]+ (a+|b+|c+|d+)"));
   }

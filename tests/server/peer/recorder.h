@@ -54,6 +54,13 @@ class Recorder : public PeerLinks::Events {
     nodes_[node].data_bytes += static_cast<int64_t>(elements.size());
   }
 
+  // A message or a piece, of which nothing is kept.
+  void OnNothing(int node) {
+    const Turn turn(this, node);
+    absl::MutexLock lock(&mutex_);
+    Broken(!nodes_[node].up, "a message or data without a link");
+  }
+
   struct Node {
     bool up = false;
     int ups = 0;
