@@ -5,8 +5,8 @@
 // given until it is known to have ended, or asks to attach again, which its library does when no store of its process
 // reaches the job's memory any more. A rank whose last process is still one is not attached to the same slab: the
 // process is killed where that was asked for and is allowed, and else there is a new slab, and whoever has a session
-// begins anew with it. The old one stays with those that may write it, until all of them have ended. Of the host it
-// then has no pages but what they store; on GPUs it is what it was, so there is one such slab at a time, and whoever
+// begins anew with it. Of the old one the host's pages are given back: what is stored there takes memory of who stores.
+// On GPUs it is what it was until all have ended that may write it, so there is one such slab at a time, and whoever
 // would make another is refused, with the names of the processes that have to end.
 //
 // The same serves for sums that a GPU may still make (job_sums.cc) of a process whose end nothing tells.
@@ -68,10 +68,16 @@ void JobCore::ForgetGradientWriters() {
 }
 
 absl::Status JobCore::CheckGradientWriters(int rank, int32_t pid, const UniqueFd& process, bool replace) {
-  // On GPUs an attach speaks for the rank's own stream alone: the others' may still run what they were given.
-  const bool of_all = memory_->place().memory == nullptr;
+  const bool on_host = memory_->gradients() == nullptr || memory_->gradients()->on_host();
+  // Before kernel 6.9 pidfds all look alike, and in another PID namespace pids do. With each epoch the host makes new
+  // shards then; a GPU has no room for that, so there whoever cannot be told apart is who it was.
+  const auto says_who = [](const UniqueFd& of) { return AreOneProcess(of, 0, of, 0); };
   const auto asks = [&](const GradientWriter& writer) {
-    return (of_all || writer.rank == rank) && AreOneProcess(writer.process, writer.pid, process, pid);
+    // On GPUs an attach speaks for the rank's own stream alone: the others' may still run what they were given.
+    if (writer.rank != rank && memory_->place().memory != nullptr) return false;
+    const bool can_be_told = pid != 0 || writer.pid != 0 || (says_who(process) && says_who(writer.process));
+    return can_be_told ? AreOneProcess(writer.process, writer.pid, process, pid)
+                       : !on_host && !replace && writer.rank == rank;
   };
   gradient_writers_.remove_if(asks);
   left_writers_.remove_if(asks);
@@ -118,7 +124,8 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
                                                     "; end that process"));
   }
   renewing_gradients_ = true;
-  Event(-1, "renew", absl::StrCat(why, ": new ones are made, and the old ones left to ", TextOf(gradient_writers_)));
+  Event(-1, "renew",
+        absl::StrCat(why, ": new ones are made, and the old ones are left to ", TextOf(gradient_writers_)));
   reaper_->Post([self = shared_from_this(), this] {
     auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(memory_->MakeGradientsAgain(*plan_));
     loop_->Post([self, this, made] {
@@ -133,6 +140,10 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
       }
       left_gradients_ = memory_->SetGradients(*std::move(*made));
       left_writers_ = std::exchange(gradient_writers_, {});
+      if (left_gradients_->on_host()) {
+        left_writers_.clear();
+      }
+      ForgetGradientWriters();
       // What GPUs still add goes into the old ones, too.
       reaper_->Post([gone = std::make_shared<std::vector<Straggler>>(std::exchange(stragglers_, {}))] {});
     });

@@ -74,7 +74,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
   absl::Status TryAttach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     EXPECT_TRUE(session.ok()) << session.status();
-    (*session)->peer.pid = getpid();
+    (*session)->peer.pid = pid_;
     streams_[rank] = std::make_shared<Events>();
     absl::Status status;
     OnLoop([&] {
@@ -103,6 +103,8 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
         kPatience);
     return last;
   }
+  pid_t pid_ = getpid();
+
   float* Gradients() {
     float* result = nullptr;
     OnLoop([&] { result = SlabAt<float>(job_->memory().gradients(), 0); });
@@ -135,8 +137,9 @@ TEST_P(Renew, WhatIsLeftIsInTheStatusUntilItsProcessHasEnded) {
   Process stopped;
   StopAndLose(1, stopped);
   ASSERT_TRUE(AttachAll().ok());
-  EXPECT_EQ(Left().purpose(), "gradients left to processes of ended epochs");
-  EXPECT_EQ(Left().allocated_bytes() > 0, GetParam().on_device) << "the host's pages were given back";
+  EXPECT_EQ(Left().purpose(), GetParam().on_device ? "gradients left to processes of ended epochs" : "")
+      << "the host's pages were given back";
+  EXPECT_EQ(Left().allocated_bytes() > 0, GetParam().on_device);
   stopped.End();
   EXPECT_TRUE(Until([&] {
     job_->CheckSilence(MonotonicNow());
@@ -145,13 +148,17 @@ TEST_P(Renew, WhatIsLeftIsInTheStatusUntilItsProcessHasEnded) {
   EXPECT_EQ(Left().purpose(), "");
 }
 
-TEST_P(Renew, OneIsLeftAtATimeAndTheNextIsRefusedWithTheNameOfTheProcess) {
+TEST_P(Renew, OfADeviceOneIsLeftAtATimeAndTheNextIsRefused) {
   Process first;
   const Process second;
   StopAndLose(1, first);
   ASSERT_TRUE(AttachAll().ok());
   StopAndLose(0, second);
   const absl::Status refused = AttachAll();
+  if (!GetParam().on_device) {
+    EXPECT_TRUE(refused.ok()) << refused;
+    return;
+  }
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   for (const pid_t pid : {first.pid(), second.pid()}) {
     EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat("pid ", pid)));
@@ -178,6 +185,18 @@ TEST_P(Renew, ARankThatComesBackByItselfKeepsTheShards) {
   OnLoop([&] { job_->SessionLost(1, "its session stream ended"); });
   ASSERT_TRUE(AttachAll().ok());
   EXPECT_EQ(Gradients(), before);
+}
+
+// In another PID namespace, before kernel 6.9: neither pids nor their descriptors tell processes apart.
+TEST_P(Renew, RanksThatCannotBeToldApartComeBackAsOftenAsTheyAreLost) {
+  for (int time = 0; time < 3; ++time) {
+    OnLoop([&] {
+      job_->session(0)->peer.pid = job_->session(1)->peer.pid = 0;
+      job_->SessionLost(1, "its session stream ended");
+    });
+    pid_ = 0;
+    ASSERT_TRUE(AttachAll().ok()) << time;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Places, Renew, ::testing::Values(Place{"OfTheHost", false}, Place{"OfADevice", true}),
