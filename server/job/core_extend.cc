@@ -1,5 +1,6 @@
 // A job is made, and takes the place of one whose ranks ask for more trained parameters.
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -162,8 +163,12 @@ absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec, bool ranks_add) const
 
 std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
   // Whoever lets go last, unmapping gigabytes is not its work.
-  return std::shared_ptr<JobCore>(new JobCore(std::move(init)),
-                                  [this](JobCore* job) { reaper_.Post([gone = std::unique_ptr<JobCore>(job)] {}); });
+  return std::shared_ptr<JobCore>(new JobCore(std::move(init)), [this](JobCore* job) {
+    reaper_.Post([job] {
+      delete job;
+      malloc_trim(0);  // the heap keeps what a plan of many parameters took, for allocations that may never come
+    });
+  });
 }
 
 void Core::ExtendJob(PeerCredentials peer, v1::ExtendJobRequest request, Done<v1::ExtendJobResponse> done) {

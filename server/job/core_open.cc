@@ -331,11 +331,15 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
                   absl::StrCat(what, ": the rank has a live session (session=", holder->id(),
                                ", pid=", holder->peer.pid, "); end it first, or attach with replace"));
             }
-            // Silent but alive: killed before it is replaced, so that it can never write again. A process that
-            // replaces itself (its attach was answered and then failed) lives on.
-            if (!dead && holder->pidfd.valid() && (peer.pid == 0 || holder->peer.pid != peer.pid)) {
-              syscall(SYS_pidfd_send_signal, holder->pidfd.get(), SIGKILL, nullptr, 0);
-              killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
+            // Silent but alive: killed before it is replaced, so that it can never write again; where it cannot be,
+            // what it may write is left to it (job_renew.cc). A process that replaces itself (its attach was answered
+            // and then failed) lives on.
+            if (!dead && !AreOneProcess(holder->pidfd, holder->peer.pid, pidfd, peer.pid)) {
+              if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid); kill.ok()) {
+                killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
+              } else {
+                LogWarning(absl::StrCat(what, ": ", kill.message()));
+              }
             }
             job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
             if (job->session(rank) != nullptr && !job->DropHeld(rank)) {
@@ -343,7 +347,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
             }
           }
           if (!killed.valid()) {
-            SHARDD_RETURN_IF_ERROR(job->CheckMayAttach(rank, peer.pid, request.replace()));
+            SHARDD_RETURN_IF_ERROR(job->CheckMayAttach(rank, peer.pid, request.replace(), pidfd));
           }
           Found result;
           result.killed = std::move(killed);

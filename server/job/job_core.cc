@@ -325,6 +325,7 @@ void JobCore::TellDeparture(int rank, const std::string& fact) {
 }
 
 void JobCore::CheckSilence(absl::Time now) {
+  ForgetGradientWriters();
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       TellWaiting(session.get(), now);

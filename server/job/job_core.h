@@ -38,6 +38,7 @@
 #include "server/job/node_member.h"
 #include "server/job/node_restore.h"
 #include "server/job/optimizer_devices.h"
+#include "server/job/past_process.h"
 #include "server/job/session.h"
 #include "server/job/step_state.h"
 #include "server/observe/events.h"
@@ -131,7 +132,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // so.
   bool DropHeld(int rank);
   // ABORTED: not yet, the attach has to come again; before memory is made for a session, and when it is there.
-  absl::Status CheckMayAttach(int rank, int32_t pid, bool replace);
+  // `process`: its pidfd, where there is one.
+  absl::Status CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process = UniqueFd());
   // ABORTED: sums of a session that the rank has had may still write its part of the gradient shards: until its process
   // has ended or says that they do not. `replace`: a process other than `pid` is killed. (job_sums.cc)
   absl::Status CheckStragglers(int rank, int32_t pid, bool replace);
@@ -272,6 +274,19 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void SessionHasNoSums(int rank);  // it ends
   absl::Status CheckSums(absl::Time now, int* rank);
   void ForgetStragglers();
+  // New gradient shards (job_renew.cc). A process that may still write those of an epoch that has ended.
+  struct GradientWriter {
+    int rank = 0;
+    int32_t pid = 0;
+    UniqueFd process;
+    absl::Time killed = absl::InfiniteFuture();
+  };
+  static std::string TextOf(const std::list<GradientWriter>& writers);
+  void NoteGradientWriter(const Session& session);
+  void ForgetGradientWriters();
+  // ABORTED: not yet, the attach has to come again. RESOURCE_EXHAUSTED: not before a process has ended.
+  absl::Status CheckGradientWriters(int rank, int32_t pid, const UniqueFd& process, bool replace);
+  absl::Status RenewGradients(const std::string& what, const std::string& why);
   // Signals that have not come for too long; *rank: whose.
   absl::Status CheckHeld(absl::Time now, int* rank) const;
   // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.
@@ -504,6 +519,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     std::shared_ptr<SumChannel> sums;
   };
   std::vector<Straggler> stragglers_;
+  std::list<GradientWriter> gradient_writers_;  // of the gradient shards, in epochs that have ended
+  std::list<GradientWriter> left_writers_;      // of those before, which nobody else uses; empty: there are none
+  std::unique_ptr<JobSlab> left_gradients_;
+  bool renewing_gradients_ = false;
+  absl::Status renew_failed_;
   bool closed_ = false;
   std::map<int, AskedExtension> extensions_;                                // by rank
   bool extending_ = false;                                                  // all ranks have asked

@@ -13,12 +13,8 @@
 // stored, those are the copy: each commit makes them anew, and an epoch that ends meanwhile waits for the commit.
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,11 +27,6 @@ namespace {
 
 // A process that has several ranks may attach them one after the other: from then on the first one speaks for all.
 constexpr absl::Duration kMostWaitForOwnRanks = absl::Seconds(5);
-
-bool HasEnded(const UniqueFd& process) {
-  pollfd ended{process.get(), POLLIN, 0};
-  return process.valid() && poll(&ended, 1, 0) == 1;
-}
 
 std::string NamesOf(const auto& writers) {
   return absl::StrJoin(writers, ", ", [](std::string* out, const auto& writer) {
@@ -134,7 +125,8 @@ void JobCore::GoBackToKept() {
   writers_.clear();
   writers_since_ = MonotonicNow();
   for (const auto& session : sessions_) {
-    if (session != nullptr && (pass_copies() || ranks_[session->rank()].window) && !HasEnded(session->pidfd)) {
+    if (session != nullptr && (pass_copies() || ranks_[session->rank()].window) &&
+        !HasEnded(session->pidfd, session->peer.pid)) {
       UniqueFd process(session->pidfd.valid() ? fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
       writers_.push_back({session->rank(), session->peer.pid, std::move(process)});
     }
@@ -164,17 +156,18 @@ absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
   }
   // On GPUs an attach speaks for the rank's own stream alone: the others' may still run what they were given.
   const bool of_all = memory_->place().memory == nullptr && MonotonicNow() - writers_since_ >= kMostWaitForOwnRanks;
+  std::string not_killed;
   for (auto it = writers_.begin(); it != writers_.end();) {
     // Who is replaced may be stopped, or not know yet: it must not store again.
     const bool kills = replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid);
-    if (kills) {
-      syscall(SYS_pidfd_send_signal, it->process.get(), SIGKILL, nullptr, 0);
+    if (const absl::Status killed = kills ? KillProcess(it->process, it->pid) : absl::OkStatus(); !killed.ok()) {
+      not_killed = absl::StrCat(" (", killed.message(), ")");
     }
     // With replace it may be a process whose session was live until this very call, and that has not given it up yet.
     const bool gave_up = it->told || !replace;
     const bool is_back = !kills && ((it->rank == rank && ((it->pid == pid && gave_up) || !it->process.valid())) ||
                                     (of_all && it->told && pid != 0 && it->pid == pid));
-    if (is_back || HasEnded(it->process)) {
+    if (is_back || HasEnded(it->process, it->pid)) {
       it = writers_.erase(it);
       continue;
     }
@@ -191,7 +184,8 @@ absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
           ? "; attach again"
           : absl::StrCat(" when nobody can store into them any more, but the process of ", others,
                          " lives: it has to attach again or to end, or is killed where that rank is attached "
-                         "with replace; attach again")));
+                         "with replace",
+                         not_killed, "; attach again")));
 }
 
 void JobCore::CopyBack() {

@@ -34,9 +34,10 @@ bool JobCore::RanksFinished() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return rank.finished; });
 }
 
-absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace) {
+absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process) {
   SHARDD_RETURN_IF_ERROR(CheckWriters(rank, pid, replace));
-  return CheckStragglers(rank, pid, replace);
+  SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, pid, replace));
+  return CheckGradientWriters(rank, pid, process, replace);
 }
 
 absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
@@ -48,7 +49,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced (got ",
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
-  SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false));
+  SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
   if (node_gather_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": all ranks of this node have finished, and its daemon serves the "
@@ -339,6 +340,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       session->stream->Send(std::move(event));
       session->stream->Finish(absl::OkStatus());
     }
+    NoteGradientWriter(*session);
     EndSession(rank);
   }
   if (applied_) {

@@ -86,6 +86,22 @@ absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, Spread
   return Slab::CreateParts(name, SlabBacking::kSealedMemfd, size_bytes, held);
 }
 
+// Of the host, for the job's GPUs too where it has some.
+absl::StatusOr<std::unique_ptr<JobSlab>> MakeHostJobSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
+                                                         int64_t size_bytes, const SlabPlace& place) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, MakeHostSlab(plan, which, name, size_bytes));
+  if (place.memory != nullptr) {
+    SHARDD_ASSIGN_OR_RETURN(
+        std::unique_ptr<PinnedMemory> pinned,
+        place.memory->RegisterHost(absl::StrCat("slab \"", name, "\""), slab->data(), slab->size_bytes(), place.users));
+    return std::make_unique<JobSlab>(std::move(slab), std::move(pinned));
+  }
+  if (which == SpreadSlab::kGradients && plan.config.late_gradients() && size_bytes >= kLateGradientsBytes) {
+    slab->Discard();
+  }
+  return std::make_unique<JobSlab>(std::move(slab));
+}
+
 }  // namespace
 
 void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
@@ -182,25 +198,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
       *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
       continue;
     }
-    auto slab = MakeHostSlab(plan, purpose.spread, purpose.name, purpose.size_bytes);
-    if (!slab.ok()) {
-      return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
-    }
-    if (offloaded) {
-      auto pinned = place.memory->RegisterHost(absl::StrCat("slab \"", purpose.name, "\""), (*slab)->data(),
-                                               (*slab)->size_bytes(), place.users);
-      if (!pinned.ok()) {
-        return absl::Status(pinned.status().code(),
-                            absl::StrCat("open job \"", job, "\": ", pinned.status().message()));
-      }
-      *purpose.slab = std::make_unique<JobSlab>(*std::move(slab), *std::move(pinned));
-      continue;
-    }
-    if (purpose.slab == &memory->gradients_ && plan.config.late_gradients() &&
-        purpose.size_bytes >= kLateGradientsBytes) {
-      (*slab)->Discard();
-    }
-    *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
+    auto slab = MakeHostJobSlab(plan, purpose.spread, purpose.name, purpose.size_bytes, place);
+    if (!slab.ok()) return named(slab.status());
+    *purpose.slab = *std::move(slab);
   }
   int64_t end_bytes = 0;
   const DeviceSlab* const spread = memory->shards_ == nullptr ? nullptr : memory->shards_->on_devices();
@@ -212,6 +212,24 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& pl
                              want.held_gradients_bytes + want.optimizer_bytes - want.held_optimizer_bytes;
   memory->elsewhere_gradients_bytes_ = want.gradients_bytes - want.held_gradients_bytes;
   return memory;
+}
+
+absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeGradientsAgain(const ShardPlan& plan) const {
+  gradients_->Discard();
+  const int64_t size_bytes = plan.memory.gradients_bytes;
+  if (gradients_->on_host()) {
+    return MakeHostJobSlab(plan, SpreadSlab::kGradients, "gradients", size_bytes, place_);
+  }
+  SHARDD_ASSIGN_OR_RETURN(const int pieces,
+                          PiecesPerSlab(CountOpenFiles(), 1, static_cast<int>(place_.users.size()), plan.world_size));
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<DeviceMemory::Part> parts,
+                          PartsOnDevices(plan, SpreadSlab::kGradients, place_, pieces));
+  DeviceRoom room;
+  room.Add(parts);
+  SHARDD_RETURN_IF_ERROR(room.Check());
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSlab> slab,
+                          place_.memory->MakeSpreadSlab("slab \"gradients\"", parts, place_.users));
+  return std::make_unique<JobSlab>(std::move(slab));
 }
 
 absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) {

@@ -44,8 +44,9 @@ void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
 // Of a job on GPUs: its shards, states and reduced gradients are memory of the host all the same.
 inline bool IsOffloaded(const ShardPlan& plan) { return plan.config.offload() == v1::OFFLOAD_HOST; }
 
-// The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create; the
-// bytes are written by the job's device work and, in write windows and before version 1, by its core.
+// The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create but
+// for SetKept and SetGradients; the bytes are written by the job's device work and, in write windows and before version
+// 1, by its core.
 class JobMemory {
  public:
   // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and what is
@@ -75,6 +76,14 @@ class JobMemory {
   const JobSlab* kept() const { return kept_.get(); }
   static absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan);
   void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
+  // Gradient shards in the place of those that there are, which a process may still write. On the host the pages of
+  // these go first, so that both take no more than one; on GPUs there has to be room for both. Blocks; any thread,
+  // while nothing reads or writes them. RESOURCE_EXHAUSTED: there is no room.
+  absl::StatusOr<std::unique_ptr<JobSlab>> MakeGradientsAgain(const ShardPlan& plan) const;
+  // Returns those before.
+  std::unique_ptr<JobSlab> SetGradients(std::unique_ptr<JobSlab> gradients) {
+    return std::exchange(gradients_, std::move(gradients));
+  }
   const SlabPlace& place() const { return place_; }
   // What clients map, in the order of descriptors; null: the plan has no bytes for it.
   std::array<std::pair<SessionFd, const JobSlab*>, 5> mapped() const {

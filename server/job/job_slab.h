@@ -44,6 +44,10 @@ class JobSlab {
   absl::Status Write(int64_t offset_bytes, const void* from, int64_t size_bytes) const;
   absl::Status Read(int64_t offset_bytes, void* to, int64_t size_bytes) const;
   absl::Status Zero(int64_t offset_bytes, int64_t size_bytes) const;
+  // On the host: gives the pages back, whoever still maps them; they then read zeros. Nothing on devices.
+  void Discard() const {
+    if (on_host()) host_->Discard();
+  }
 
  private:
   absl::Status ByPiece(int64_t offset_bytes, int64_t size_bytes,

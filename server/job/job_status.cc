@@ -208,6 +208,13 @@ int64_t JobCore::reserved_undo_bytes() const {
 void JobCore::DescribeMemory(v1::Memory* out) const {
   out->set_job(name());
   memory_->Describe(*plan_, out);
+  if (left_gradients_ != nullptr) {  // planned for nobody: on the host, what processes have stored since
+    v1::Purpose* left = out->add_purposes();
+    left->set_purpose("gradients left to processes of ended epochs");
+    left->set_allocated_bytes(left_gradients_->allocated_bytes());
+    left->set_backing(left_gradients_->backing());
+    if (!left_gradients_->on_host()) AddDeviceBytes(*left_gradients_->on_devices(), left);
+  }
   v1::Purpose* sessions = out->add_purposes();
   sessions->set_purpose("session");
   sessions->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));

@@ -8,13 +8,7 @@
 // ended, and with it its contexts. What the part holds then does not matter: nothing in it is present in a new epoch,
 // so the first sum overwrites it.
 
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
 #include <iterator>
 #include <utility>
 
@@ -57,10 +51,7 @@ void JobCore::ForgetStragglers() {
     return;
   }
   const auto gone = std::stable_partition(stragglers_.begin(), stragglers_.end(), [](const Straggler& straggler) {
-    pollfd ended{straggler.pidfd.get(), POLLIN, 0};
-    const bool gone_by_pid =
-        !straggler.pidfd.valid() && straggler.peer.pid > 0 && kill(straggler.peer.pid, 0) != 0 && errno == ESRCH;
-    return !straggler.sums->idle() && !gone_by_pid && !(straggler.pidfd.valid() && poll(&ended, 1, 0) == 1);
+    return !straggler.sums->idle() && !HasEnded(straggler.pidfd, straggler.peer.pid);
   });
   if (gone != stragglers_.end()) {  // with the memory of sessions
     reaper_->Post(
@@ -75,22 +66,17 @@ absl::Status JobCore::CheckStragglers(int rank, int32_t pid, bool replace) {
     if (straggler.rank != rank) {
       continue;
     }
-    if (replace && !straggler.pidfd.valid()) {  // nothing would ever tell
-      Event(rank, "sums",
-            absl::StrCat("the process ", straggler.peer.pid,
-                         " of its last session is not known to have "
-                         "ended; what its GPU still adds is not seen"));
-      reaper_->Post([gone = straggler.sums] {});
-      stragglers_.erase(stragglers_.begin() + (&straggler - stragglers_.data()));
-      return absl::OkStatus();
+    const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
+    const std::string why =
+        absl::StrCat("sums of its last session (pid ", straggler.peer.pid, ") are still under way on its GPU");
+    if (replace && (pid == 0 || straggler.peer.pid != pid)) {
+      if (const absl::Status killed = KillProcess(straggler.pidfd, straggler.peer.pid); !killed.ok()) {
+        // Nothing may ever tell that they have been made: they go into the old shards.
+        return renewing_gradients_ ? absl::AbortedError(absl::StrCat(what, why, "; attach again"))
+                                   : RenewGradients(what, absl::StrCat(why, " (", killed.message(), ")"));
+      }
     }
-    if (replace && straggler.pidfd.valid() && (pid == 0 || straggler.peer.pid != pid)) {
-      syscall(SYS_pidfd_send_signal, straggler.pidfd.get(), SIGKILL, nullptr, 0);
-    }
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": sums of its last session (pid ", straggler.peer.pid,
-                                           ") are still under way on its GPU; attach again, with replace where that "
-                                           "process does not end"));
+    return absl::AbortedError(absl::StrCat(what, why, "; attach again, with replace where that process does not end"));
   }
   return absl::OkStatus();
 }

@@ -8,8 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/shm/slab.h"
+#include "tests/e2e/resident.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/own_mounts.h"
+#include "tests/testing/sanitizers.h"
 
 namespace shardd::faults {
 namespace {
@@ -74,6 +76,25 @@ TEST_F(BadInput, AJobThatCouldNotWriteBackIsRefusedWhenItOpens) {
   ExpectStatus(status, absl::StatusCode::kResourceExhausted,
                absl::StrCat(plan->memory.shards_bytes, " bytes for the undo of a writeback"));
   EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
+  ExpectJobIntact();
+}
+
+// A plan's heap grows with its parameters, whoever opens the job.
+TEST_F(BadInput, TheHeapOfALargeJobIsGivenBackWhenItIsClosed) {
+  if (testing::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed";
+  StartDaemonWithJob();
+  const auto heap_bytes = [this] { return e2e::ReadResident(daemon_pid()).anonymous_bytes; };
+  v1::JobSpec spec = SpecOf({{"name", "large"}, {"world", "1"}});
+  AddParameters(spec, 1 << 17);
+  const int64_t before_bytes = heap_bytes();
+  const auto opened = RawClient(socket()).Open(spec);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const int64_t taken_bytes = heap_bytes() - before_bytes;
+  EXPECT_GT(taken_bytes, 32 * kMiB);
+  ASSERT_TRUE(RawClient(socket()).Close(opened->job_id()).ok());
+  int64_t kept_bytes = 0;
+  EXPECT_TRUE(testing::PollUntil([&] { return (kept_bytes = heap_bytes() - before_bytes) < taken_bytes / 4; }))
+      << kept_bytes << " of " << taken_bytes;
   ExpectJobIntact();
 }
 

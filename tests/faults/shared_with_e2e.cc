@@ -6,5 +6,6 @@
 #include "tests/e2e/moments.cc"        // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/nodes.cc"          // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/report.cc"         // NOLINT(bugprone-suspicious-include)
+#include "tests/e2e/resident.cc"       // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/trainer.cc"        // NOLINT(bugprone-suspicious-include)
 #include "tests/e2e/trainer_pass.cc"   // NOLINT(bugprone-suspicious-include)

@@ -1,5 +1,7 @@
 // Values that a copier brings to the slabs: who waits for it, who does not, and what is put back.
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "absl/synchronization/notification.h"
@@ -86,6 +88,7 @@ TEST_F(ValuesOffLoopTest, WhatADeadRankHasWrittenIsTakenBackBeforeAnybodyAttache
   OnLoop([&] { job_->SessionLost(1, "killed"); });
   const auto attach = [&] {
     auto session = Session::Create(plan_, ++sessions_made_, 0, epoch());
+    if (session.ok()) (*session)->peer.pid = getpid();
     absl::Status status;
     OnLoop([&] { status = job_->AddSession(*std::move(session)); });
     return status;

@@ -218,6 +218,7 @@ class JobCoreTest : public ::testing::Test {
 
   void Attach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
+    if (session.ok()) (*session)->peer.pid = getpid();
     ASSERT_TRUE(session.ok()) << session.status();
     streams_[rank] = std::make_shared<Events>();
     OnLoop([&] {

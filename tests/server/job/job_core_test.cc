@@ -81,6 +81,7 @@ TEST_F(JobCoreTest, RankThatComesBackInTheMiddleOfAStepBeginsItAnew) {
   ASSERT_TRUE(Until([&] { return job_->session(0) == nullptr; }));
   const uint64_t before = epoch();
   auto session = Session::Create(plan_, 77, 0, before);
+  if (session.ok()) (*session)->peer.pid = getpid();
   ASSERT_TRUE(session.ok());
   OnLoop([&] { EXPECT_EQ(job_->AddSession(*std::move(session)).code(), absl::StatusCode::kAborted); });
   EXPECT_EQ(epoch(), before + 1);

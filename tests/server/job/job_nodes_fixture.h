@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -221,6 +222,7 @@ class JobNodesTest : public ::testing::Test {
     uint64_t epoch = 0;
     OnLoop([&] { epoch = node.job->epoch(); });
     auto session = Session::Create(node.plan, ++sessions_made_, 0, epoch, {});
+    if (session.ok()) (*session)->peer.pid = getpid();
     if (!session.ok()) return session.status();
     absl::Status status;
     node.stream = std::make_shared<Events>();

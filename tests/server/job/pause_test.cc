@@ -1,6 +1,8 @@
 // A rank that has paused between a forward and its backward says so in a word of its page: what the daemon makes of any
 // value there, and of a death meanwhile.
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/synchronization/notification.h"
@@ -103,6 +105,7 @@ TEST_F(PauseTest, DeathOfARankWhosePauseAWindowHasEndedTakesTheWritesBack) {
   OnLoop([&] { job_->SessionLost(1, "its process ended"); });
   const auto attach = [&] {  // rank 0, whose window was open, stores no more when it asks again
     auto session = Session::Create(plan_, ++sessions_made_, 0, epoch());
+    if (session.ok()) (*session)->peer.pid = getpid();
     absl::Status status = session.status();
     OnLoop([&] { status = job_->AddSession(*std::move(session)); });
     return status;

@@ -1,5 +1,7 @@
 // Gradients that trainers drop or write between backward and step.
 
+#include <unistd.h>
+
 #include "common/plan/session_layout.h"
 #include "common/shm/session_view.h"
 #include "tests/server/job/gradients_fixture.h"
@@ -195,6 +197,7 @@ TEST_F(PresenceTest, NobodyAttachesWhileZerosOfAnEpochThatEndedAreUnderWay) {
   const auto attach = [&] {
     absl::Status status;
     auto session = Session::Create(plan_, ++sessions_made_, 0, epoch());
+    if (session.ok()) (*session)->peer.pid = getpid();
     OnLoop([&] { status = job_->AddSession(*std::move(session)); });
     return status;
   };

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/server/collective/add_records.h"
 #include "tests/server/job/job_core_fixture.h"
@@ -67,6 +68,7 @@ class SumsTest : public JobCoreTest {
   uint64_t Told(int rank) { return TimelineSequence(clients_[rank].ring().written.load()); }
   absl::Status TryAttach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
+    if (session.ok()) (*session)->peer.pid = getpid();
     absl::Status status = session.status();
     OnLoop([&] {
       streams_[rank] = std::make_shared<Events>();

@@ -203,6 +203,7 @@ TEST_F(WindowsTest, NobodyAttachesBeforeTheShardsAreBack) {
   }
   Die(0);
   auto session = Session::Create(plan_, 77, 0, epoch());
+  if (session.ok()) (*session)->peer.pid = getpid();
   ASSERT_TRUE(session.ok());
   OnLoop([&] {
     const absl::Status status = job_->AddSession(*std::move(session));
@@ -223,6 +224,7 @@ TEST_F(WindowsTest, NothingGoesBackWhileTheProcessOfAnotherOpenWindowLives) {
   Die(1);
   const auto attach = [&] {
     auto session = Session::Create(plan_, ++tries_, 1, epoch());
+    if (session.ok()) (*session)->peer.pid = getpid();
     absl::Status status = session.status();
     OnLoop([&] { status = job_->AddSession(*std::move(session)); });
     return status;
