@@ -63,7 +63,7 @@ void JobCore::ForgetStragglers() {
     return !straggler.sums->idle() && !gone_by_pid && !(straggler.pidfd.valid() && poll(&ended, 1, 0) == 1);
   });
   if (gone != stragglers_.end()) {  // with the memory of sessions
-    reaper_->Post(
+    memory_worker_->Post(
         [rest = std::vector<Straggler>(std::make_move_iterator(gone), std::make_move_iterator(stragglers_.end()))] {});
     stragglers_.erase(gone, stragglers_.end());
   }
@@ -80,7 +80,7 @@ absl::Status JobCore::CheckStragglers(int rank, int32_t pid, bool replace) {
             absl::StrCat("the process ", straggler.peer.pid,
                          " of its last session is not known to have "
                          "ended; what its GPU still adds is not seen"));
-      reaper_->Post([gone = straggler.sums] {});
+      memory_worker_->Post([gone = straggler.sums] {});
       stragglers_.erase(stragglers_.begin() + (&straggler - stragglers_.data()));
       return absl::OkStatus();
     }
