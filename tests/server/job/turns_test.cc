@@ -6,7 +6,7 @@
 namespace shardd {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 class TurnsTest : public JobCoreTest {
  protected:
