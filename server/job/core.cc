@@ -1,7 +1,6 @@
 #include "server/job/core.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <utility>
@@ -15,6 +14,9 @@ namespace shardd {
 namespace {
 
 constexpr int kLargeBatch = 1024;  // commands
+// What a job has of the loop before the next one's turn comes. What a command takes beyond it is not cut, so commands
+// are short; it is paid with the turns that follow.
+constexpr absl::Duration kTurn = absl::Microseconds(500);
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // Threads that call a GPU's driver may hang in it: a shutdown goes on without them.
 constexpr absl::Duration kStopLimit = absl::Seconds(20);
@@ -35,10 +37,6 @@ Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
       start_time_(absl::Now()),
       started_(MonotonicNow()),
       loop_([this] { return BeforeSleep(); }) {
-  if (devices_[0]->memory() != nullptr) {
-    copier_ = std::make_unique<CoreLoop>();
-    copier_->Post([] { pthread_setname_np(pthread_self(), "copier"); });
-  }
   loop_.Post([this] { Tick(); });
 }
 
@@ -52,7 +50,7 @@ void Core::Shutdown() {
   stopping_ = true;
   status_.Stop();
   node_values_.Stop();
-  StopWithin(attach_, "attach");
+  StopWithin(join_, "join");
   StopWithin(setup_, "setup");
   loop_.RunAndWait([this] {
     for (auto& [name, entry] : jobs_) {
@@ -69,9 +67,7 @@ void Core::Shutdown() {
       device->Shutdown();
     }
   }
-  if (copier_ != nullptr) {
-    StopWithin(*copier_, "copier");
-  }
+  StopWithin(copier_, "copier");
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
   StopWithin(reaper_, "reaper");
@@ -80,8 +76,7 @@ void Core::Shutdown() {
 bool Core::BeforeSleep() {
   bool found = false;
   for (auto& [name, entry] : jobs_) {
-    entry.job->SetAwake(true);
-    found = entry.job->PollRings() || found;
+    found = Serve(entry) || found;
   }
   if (found) {
     return true;
@@ -101,11 +96,24 @@ bool Core::BeforeSleep() {
   return false;
 }
 
+// Deficit round robin: each job's commands, by ring and by stream, for a turn.
+bool Core::Serve(Entry& entry) {
+  entry.job->SetAwake(true);
+  entry.credit = std::min(entry.credit + kTurn, kTurn);
+  if (entry.credit <= absl::ZeroDuration()) {
+    return !entry.batches.empty();  // rings are looked at before the loop sleeps
+  }
+  const absl::Time begin = MonotonicNow();
+  bool found = entry.job->PollRings(begin + entry.credit);
+  found = ExecuteBatches(entry, begin + entry.credit) || found;
+  entry.credit -= MonotonicNow() - begin;
+  return found;
+}
+
 void Core::Tick() {
   const absl::Time now = MonotonicNow();
   for (auto& [name, entry] : jobs_) {
     JobCore* job = entry.job.get();
-    job->PollRings();  // also what was sent without a doorbell
     for (int rank = 0; rank < job->plan()->world_size; ++rank) {
       Session* session = job->session(rank);
       if (session != nullptr && session->stream == nullptr && now - session->last_command_time > kAttachTimeout) {
@@ -141,6 +149,9 @@ void Core::ReviewJobs() {
       }
     }
     if (job.closed()) {
+      for (const auto& pending : std::exchange(entry.batches, {})) {
+        EndBatch(pending);
+      }
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
       ++it;
@@ -207,23 +218,50 @@ void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBat
   pending->stream = std::move(stream);
   pending->batch = std::move(batch);
   pending->done = std::move(done);
-  loop_.Post([this, pending] { ExecuteSlice(pending); });
+  loop_.Post([this, pending] { AddBatch(pending); });
 }
 
-void Core::ExecuteSlice(const std::shared_ptr<PendingBatch>& pending) {
+Core::Entry* Core::FindEntryOf(const JobCore& job) {
+  const auto it = jobs_.find(job.name());
+  return it == jobs_.end() || it->second.job.get() != &job ? nullptr : &it->second;
+}
+
+void Core::AddBatch(const std::shared_ptr<PendingBatch>& pending) {
   JobCore* job = nullptr;
-  if (Session* session = FindSessionOf(pending->session_id, *pending->stream, &job); session != nullptr) {
-    pending->next = job->ExecuteFromStream(session, pending->batch, pending->next);
-    if (pending->next < pending->batch.commands_size()) {
+  Session* const session = FindSessionOf(pending->session_id, *pending->stream, &job);
+  Entry* const entry = session == nullptr ? nullptr : FindEntryOf(*job);
+  if (entry == nullptr) {
+    EndBatch(pending);
+    return;
+  }
+  entry->batches.push_back(pending);
+}
+
+bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
+  bool found = false;
+  // Each once at most: one that goes on does so behind the others.
+  for (size_t left = entry.batches.size(); left > 0 && (!found || MonotonicNow() < until); --left) {
+    found = true;
+    const std::shared_ptr<PendingBatch> pending = std::move(entry.batches.front());
+    entry.batches.pop_front();
+    JobCore* job = nullptr;
+    Session* session = FindSessionOf(pending->session_id, *pending->stream, &job);
+    if (session != nullptr && !session->held) {
+      pending->next = job->ExecuteFromStream(session, pending->batch, pending->next, until);
       session = FindSessionOf(pending->session_id, *pending->stream, &job);
-      if (session != nullptr && session->held) {
-        session->when_released.push_back([this, pending] { ExecuteSlice(pending); });
-        return;
-      }
-      loop_.Post([this, pending] { ExecuteSlice(pending); });  // behind what others have posted meanwhile
-      return;
+    }
+    if (session == nullptr || pending->next >= pending->batch.commands_size()) {
+      EndBatch(pending);
+    } else if (session->held) {
+      session->when_released.push_back([this, pending] { AddBatch(pending); });
+    } else {
+      entry.batches.push_back(pending);
     }
   }
+  return found;
+}
+
+void Core::EndBatch(const std::shared_ptr<PendingBatch>& pending) {
   if (pending->batch.commands_size() > kLargeBatch) {  // freeing a million commands is not the loop's work
     auto gone = std::make_shared<v1::CommandBatch>();
     gone->Swap(&pending->batch);
@@ -236,16 +274,16 @@ void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {
   loop_.Post([this, session_id, stream = std::move(stream), finished] {
     JobCore* job = nullptr;
     if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
-      job->PollRings();  // what it has asked for before
-      session = job->FindSession(session_id);
-      if (session != nullptr && session->held) {  // in the middle of it
-        session->when_released.push_back(
-            [this, session_id, stream, finished] { SessionDetach(session_id, stream, finished); });
+      auto again = [this, session_id, stream, finished] { SessionDetach(session_id, stream, finished); };
+      if (session->held) {  // in the middle of what it has asked for before
+        session->when_released.push_back(std::move(again));
         return;
       }
-      if (session != nullptr) {
-        job->Detach(session->rank(), finished);
+      if (session->HasCommands()) {  // likewise; they come in the job's turns
+        loop_.Post(std::move(again));
+        return;
       }
+      job->Detach(session->rank(), finished);
       ReviewJobs();
     }
   });

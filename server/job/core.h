@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -92,13 +93,17 @@ class Core final : public JobsSource {
   void Shutdown();
 
  private:
+  struct PendingBatch;
   struct Entry {
     std::shared_ptr<JobCore> job;
+    std::deque<std::shared_ptr<PendingBatch>> batches;  // of its sessions' streams, in turn
+    // Of the loop's time; what a turn took too much is taken from those that follow.
+    absl::Duration credit;
     int arriving = 0;                                 // OpenJob calls that are queued
     absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session
   };
 
-  // Setup and attach threads.
+  // Setup and join threads.
   // create false: NOT_FOUND where the job is not there yet.
   absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
                                                      bool create);
@@ -129,8 +134,11 @@ class Core final : public JobsSource {
   absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec, bool ranks_add) const;
   std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
   absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
-  absl::StatusOr<v1::AttachRankResponse> AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,
-                                                           const v1::AttachRankRequest& request);
+  // On the job's own thread: what is waited for there, the end of a process or the memory of a session, keeps no other
+  // job's ranks waiting.
+  struct Attaching;
+  void Attach(const std::shared_ptr<Attaching>& attaching);
+  absl::StatusOr<v1::AttachRankResponse> AttachRankOnWorker(const Attaching& attaching);
   // Runs `body` on the loop from the setup thread and hands its result back.
   template <typename T>
   absl::StatusOr<T> OnLoop(std::function<absl::StatusOr<T>()> body) {
@@ -143,7 +151,7 @@ class Core final : public JobsSource {
   absl::Status Begin(uint32_t uid, absl::string_view what) ABSL_LOCKS_EXCLUDED(requests_mutex_);
   void End(uint32_t uid) ABSL_LOCKS_EXCLUDED(requests_mutex_);
 
-  // A batch of the stream that is being executed, a slice at a time.
+  // A batch of a stream that is being executed, a turn at a time.
   struct PendingBatch {
     uint64_t session_id = 0;
     StreamPtr stream;
@@ -153,12 +161,17 @@ class Core final : public JobsSource {
   };
 
   // Loop-confined.
-  void ExecuteSlice(const std::shared_ptr<PendingBatch>& pending);
+  void AddBatch(const std::shared_ptr<PendingBatch>& pending);
+  void EndBatch(const std::shared_ptr<PendingBatch>& pending);
+  // The job's turn of this round; true if there was something to do.
+  bool Serve(Entry& entry);
+  bool ExecuteBatches(Entry& entry, absl::Time until);
   bool BeforeSleep();
   void Tick();
   JobCore* FindJob(uint64_t job_id) const;
   absl::StatusOr<JobCore*> FindJobByName(const Caller& caller, const std::string& name) const;
   Session* FindSession(uint64_t session_id, JobCore** job) const;
+  Entry* FindEntryOf(const JobCore& job);
   Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
   void ReviewJobs();  // grace times, finished and closed jobs
   // `fill` runs on the loop; QueryPlan's on the status thread, for answers that grow with the plan.
@@ -190,13 +203,14 @@ class Core final : public JobsSource {
   // Threads; last.
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
-  std::unique_ptr<CoreLoop> copier_;  // of jobs on GPUs, also of those whose state is the host's; null: there are none
-  std::atomic<bool> reaper_stuck_ = false;  // AwaitReaper gave up
-  CoreLoop reaper_;
-  CoreLoop node_values_;  // reads initial values of jobs that span several nodes
-  CoreLoop status_;
-  CoreLoop setup_;
-  CoreLoop attach_;
+  CoreLoop copier_{nullptr, "copier", CoreLoop::Urgency::kQueue};  // of values, of all jobs
+  std::atomic<bool> reaper_stuck_ = false;                         // AwaitReaper gave up
+  CoreLoop reaper_{nullptr, "reaper", CoreLoop::Urgency::kQueue};
+  // Reads initial values of jobs that span several nodes.
+  CoreLoop node_values_{nullptr, "node values", CoreLoop::Urgency::kQueue};
+  CoreLoop status_{nullptr, "status", CoreLoop::Urgency::kQueue};
+  CoreLoop setup_{nullptr, "setup", CoreLoop::Urgency::kQueue};
+  CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
   CoreLoop loop_;
   bool shut_down_ = false;
 };

@@ -65,8 +65,8 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
     SHARDD_RETURN_IF_ERROR(AddNodes(node, &init));
   }
   init.loop = &loop_;
-  init.reaper = &reaper_;
-  init.copier = copier_.get();
+  init.copier = &copier_;
+  init.memory_worker = CoreLoop::MakeQueue("job memory");
   init.events = &events_;
   init.reserved_by_all = [this] {
     int64_t bytes = 0;
@@ -180,7 +180,7 @@ void Core::ExtendJob(PeerCredentials peer, v1::ExtendJobRequest request, Done<v1
     End(uid);
     done(std::move(result));
   };
-  attach_.Post([this, peer, request = std::move(request), finish = std::move(finish)] {
+  join_.Post([this, peer, request = std::move(request), finish = std::move(finish)] {
     ExtendJobOnSetup(peer, request, finish);
   });
 }

@@ -8,7 +8,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -26,9 +28,16 @@ absl::Time MonotonicNow();
 class CoreLoop {
  public:
   using Closure = absl::AnyInvocable<void()>;
+  // What waits for the loop waits on busy cores too; queues with work that takes long are to leave those to others.
+  enum class Urgency { kLoop, kQueue };
   // `before_sleep`: runs on the loop each time before it may sleep; returns true when it found work, then the loop goes
-  // round once more without sleeping.
-  explicit CoreLoop(std::function<bool()> before_sleep = nullptr);
+  // round once more without sleeping. `name`: the thread's, 15 characters at most.
+  explicit CoreLoop(std::function<bool()> before_sleep = nullptr, std::string name = "core",
+                    Urgency urgency = Urgency::kLoop);
+  // A thread for work that blocks: no more than a queue.
+  static std::unique_ptr<CoreLoop> MakeQueue(std::string name) {
+    return std::make_unique<CoreLoop>(nullptr, std::move(name), Urgency::kQueue);
+  }
   ~CoreLoop();  // Stop()
   CoreLoop(const CoreLoop&) = delete;
   CoreLoop& operator=(const CoreLoop&) = delete;
@@ -60,6 +69,8 @@ class CoreLoop {
 
   // Constant after construction.
   const std::function<bool()> before_sleep_;
+  const std::string name_;
+  const Urgency urgency_;
   UniqueFd epoll_;
   UniqueFd wake_;
   // Guarded.

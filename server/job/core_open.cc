@@ -70,7 +70,7 @@ void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::Op
     done(std::move(result));
   };
   // Joining must not wait for the slabs of other jobs; making them is the setup thread's.
-  attach_.Post([this, peer, request = std::move(request), finish = std::move(finish)]() mutable {
+  join_.Post([this, peer, request = std::move(request), finish = std::move(finish)]() mutable {
     absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, request, /*create=*/false);
     if (!absl::IsNotFound(joined.status())) {
       finish(std::move(joined));
@@ -283,24 +283,55 @@ void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankRes
 
 // Attach -----------------------------------------------------------------------------------------------------------
 
+struct Core::Attaching {
+  PeerCredentials peer;
+  UniqueFd pidfd;
+  v1::AttachRankRequest request;
+  Done<v1::AttachRankResponse> finish;
+  bool frees_awaited = false;
+
+  std::string what() const { return absl::StrCat("attach rank ", request.rank(), " of job ", request.job_id()); }
+  absl::Status NoSuchJob() const { return absl::NotFoundError(absl::StrCat(what(), ": no such job; open it first")); }
+};
+
 void Core::AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
                       Done<v1::AttachRankResponse> done) {
   if (absl::Status status = Begin(peer.uid, "attach rank"); !status.ok()) {
     done(std::move(status));
     return;
   }
-  auto shared_pidfd = std::make_shared<UniqueFd>(std::move(pidfd));
-  attach_.Post([this, peer, shared_pidfd, request = std::move(request), done = std::move(done)] {
-    absl::StatusOr<v1::AttachRankResponse> result = AttachRankOnSetup(peer, std::move(*shared_pidfd), request);
-    End(peer.uid);
+  auto finish = [this, uid = peer.uid, done = std::move(done)](absl::StatusOr<v1::AttachRankResponse> result) {
+    End(uid);
     done(std::move(result));
+  };
+  Attach(std::make_shared<Attaching>(Attaching{peer, std::move(pidfd), std::move(request), std::move(finish)}));
+}
+
+void Core::Attach(const std::shared_ptr<Attaching>& attaching) {
+  loop_.Post([this, attaching] {
+    JobCore* const job = FindJob(attaching->request.job_id());
+    if (job == nullptr || job->uid() != attaching->peer.uid) {
+      attaching->finish(attaching->NoSuchJob());
+      return;
+    }
+    job->memory_worker()->Post([this, attaching] {
+      absl::StatusOr<v1::AttachRankResponse> result = AttachRankOnWorker(*attaching);
+      // Memory is short: perhaps of what other jobs have let go and the reaper has not freed yet.
+      if (absl::IsResourceExhausted(result.status()) && !std::exchange(attaching->frees_awaited, true)) {
+        reaper_.Post([this, attaching] { Attach(attaching); });
+        return;
+      }
+      attaching->finish(std::move(result));
+    });
   });
 }
 
-absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredentials& peer, UniqueFd pidfd,
-                                                               const v1::AttachRankRequest& request) {
+absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching& attaching) {
+  const PeerCredentials& peer = attaching.peer;
+  const UniqueFd& pidfd = attaching.pidfd;
+  const v1::AttachRankRequest& request = attaching.request;
   const int rank = request.rank();
-  const std::string what = absl::StrCat("attach rank ", rank, " of job ", request.job_id());
+  const std::string what = attaching.what();
   if (stopping_) {
     return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   }
@@ -316,7 +347,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
         Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
           JobCore* job = FindJob(request.job_id());
           if (job == nullptr || job->uid() != peer.uid) {
-            return absl::NotFoundError(absl::StrCat(what, ": no such job; open it first"));
+            return attaching.NoSuchJob();
           }
           if (rank < 0 || rank >= job->plan()->world_size) {
             return absl::InvalidArgumentError(
@@ -360,7 +391,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnSetup(const PeerCredent
       pollfd ended{found.killed.get(), POLLIN, 0};
       poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kKillGrace)));  // its last store is behind it
     }
-    AwaitReaper();  // sessions of earlier epochs are no longer in memory beside this one
+    // Sessions of earlier epochs were freed on this thread before, and are not in memory beside this one.
     SHARDD_ASSIGN_OR_RETURN(
         std::unique_ptr<Session> session,
         Session::Create(found.plan, found.session_id, rank, found.epoch, PlaceOf(rank, found.plan->world_size)));

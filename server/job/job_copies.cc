@@ -1,6 +1,8 @@
-// Copies of values between the host and the job's slabs. A GPU that hangs may keep one for seconds, and what is put
-// back of a model in the host's memory takes as long, so jobs on GPUs have a copier for them, and the rank that has
-// asked for one is held meanwhile: its commands wait in its ring, in their order, and everybody else goes on.
+// Copies of values between trainers' staging and the job's slabs. A GPU that hangs may keep one for seconds, and what
+// is put back of a large model takes as long, so a thread of their own, the copier, makes them. The rank that has asked
+// for one is held meanwhile: its commands wait in its ring, in their order, and everybody else goes on. What is copied
+// in less time than waking the copier takes is copied at once, behind nothing: models have thousands of small
+// parameters.
 
 #include <algorithm>
 #include <utility>
@@ -13,14 +15,17 @@ namespace shardd {
 namespace {
 
 constexpr int64_t kUndoChunkBytes = int64_t{64} << 10;
+constexpr int64_t kCopiedAtOnceBytes = int64_t{64} << 10;
 constexpr absl::Duration kCopyLimit = absl::Seconds(60);
 
 }  // namespace
 
-absl::Status JobCore::CopyFor(Session* session, bool of_gradient, CopyValues copy) {
-  if (copier_ == nullptr) {
+absl::Status JobCore::CopyFor(Session* session, const Copying& copying, CopyValues copy) {
+  // A copy that is under way may be of the same bytes; of devices' memory none is made without waiting for the device.
+  if (copying.slab->on_host() && copying.size_bytes <= kCopiedAtOnceBytes && copies_under_way_ == 0) {
     return copy();
   }
+  const bool of_gradient = copying.of_gradient;
   session->held = true;
   gradient_work_ += of_gradient ? 1 : 0;
   CopyOffLoop(std::move(copy), [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
@@ -38,18 +43,18 @@ absl::Status JobCore::CopyFor(Session* session, bool of_gradient, CopyValues cop
 }
 
 void JobCore::CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then) {
+  ++copies_under_way_;
   copier_->Post([self = shared_from_this(), copy = std::move(copy), then = std::move(then)] {
     self->CopierGoesOn();
-    self->loop_->Post([self, then, status = copy()] { then(status); });
+    self->loop_->Post([self, then, status = copy()] {
+      --self->copies_under_way_;
+      then(status);
+    });
     self->copier_moved_ns_.store(0, std::memory_order_relaxed);
   });
 }
 
-void JobCore::CopierGoesOn() {
-  if (copier_ != nullptr) {  // the loop's own copies are not looked at
-    copier_moved_ns_.store(absl::ToUnixNanos(MonotonicNow()), std::memory_order_relaxed);
-  }
-}
+void JobCore::CopierGoesOn() { copier_moved_ns_.store(absl::ToUnixNanos(MonotonicNow()), std::memory_order_relaxed); }
 
 // A copy has a limit of its own, so this is for a driver that does not return: the copier is stuck in a piece of this
 // job's, and whatever the job asks it for next would be too. Copies that only wait for others' have not begun.
@@ -116,15 +121,6 @@ void JobCore::UndoWrites() {
   if (!std::exchange(undo_kept_, false)) {
     return;
   }
-  auto close = [this](const absl::Status& status) {
-    Close(absl::StrCat("take back what was not committed: ", status.message()));
-  };
-  if (copier_ == nullptr) {
-    if (absl::Status status = TakeBack(); !status.ok()) {
-      close(status);
-    }
-    return;
-  }
   // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
   undoing_ = true;
   for (const auto& session : sessions_) {
@@ -133,10 +129,10 @@ void JobCore::UndoWrites() {
     }
   }
   CopyOffLoop([this] { return TakeBack(); },
-              [this, close](const absl::Status& status) {
+              [this](const absl::Status& status) {
                 undoing_ = false;
                 if (!status.ok()) {
-                  close(status);
+                  Close(absl::StrCat("take back what was not committed: ", status.message()));
                   return;
                 }
                 for (const auto& session : sessions_) {

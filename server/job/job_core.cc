@@ -14,7 +14,6 @@ namespace shardd {
 namespace {
 
 constexpr int kDeparturesToldPerStep = 8;
-constexpr absl::Duration kPollSlice = absl::Milliseconds(1);
 constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
 
 float GradientScale(const ShardPlan& plan) {
@@ -38,8 +37,8 @@ JobCore::JobCore(Init init)
       collective_(std::move(init.collective)),
       trainers_(collective_->trainers()),
       loop_(init.loop),
-      reaper_(init.reaper),
       copier_(init.copier),
+      memory_worker_(std::move(init.memory_worker)),
       node_sums_(init.nodes == nullptr ? nullptr : init.nodes->collective),
       node_worker_(init.nodes == nullptr ? nullptr : init.nodes->worker),
       events_(init.events),
@@ -153,19 +152,23 @@ std::function<void(absl::Status)> JobCore::JoinGradientWork(int count, std::func
   });
 }
 
-bool JobCore::PollRings() {
+bool JobCore::PollRings(absl::Time until) {
   const uint64_t before = epoch_;
   bool found = PollSums();
   found = (!held_.empty() && RunGivenBack()) || found;
   if (epoch_ != before) {
     return true;
   }
-  for (int rank = 0; rank < world_size(); ++rank) {
+  const int first = next_polled_;
+  bool in_time = true;
+  for (int i = 0; i < world_size() && in_time; ++i) {
+    const int rank = (first + i) % world_size();
     Session* session = sessions_[rank].get();
-    // Bounded in number and time, so that no client keeps the loop from its timers and from other jobs.
-    const absl::Time slice_end = MonotonicNow() + kPollSlice;
+    // Bounded in number too: no client keeps the loop from its timers and from the job's other ranks.
     for (uint32_t taken = 0; session != nullptr && taken < kRingRecords / 4; ++taken) {
-      if (taken % 16 == 15 && MonotonicNow() > slice_end) {
+      if (taken > 0 && session->last_command_time >= until) {  // when the last one began
+        in_time = false;
+        next_polled_ = (rank + 1) % world_size();
         break;
       }
       absl::StatusOr<RankCommand> command = session->NextFromRing();
@@ -195,14 +198,17 @@ bool JobCore::PollRings() {
       }
       session->PublishConsumed();
     }
+    if (in_time && found && MonotonicNow() >= until) {
+      in_time = false;
+      next_polled_ = (rank + 1) % world_size();
+    }
   }
   return found;
 }
 
-int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first) {
+int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first, absl::Time until) {
   const uint64_t epoch = epoch_;
   const int end = batch.commands_size();
-  const absl::Time slice_end = MonotonicNow() + kPollSlice;
   for (int i = first; i < end; ++i) {
     if (session->held) {
       return i;
@@ -210,8 +216,8 @@ int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, 
     if (session->broken) {
       return end;
     }
-    if (i % 16 == 15 && i > first && MonotonicNow() > slice_end) {
-      return i;  // a batch is as long as its client likes
+    if (i > first && session->last_command_time >= until) {  // when the last one began
+      return i;                                              // a batch is as long as its client likes
     }
     absl::StatusOr<RankCommand> command = session->Decode(batch.commands(i));
     absl::Status status = command.status();

@@ -64,8 +64,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     std::shared_ptr<WorkTrace> work_trace;  // of own_devices; null: work on devices is not traced
     std::unique_ptr<Collective> collective;
     CoreLoop* loop = nullptr;
-    CoreLoop* reaper = nullptr;  // destroys what holds much memory
-    CoreLoop* copier = nullptr;  // brings values to the slabs, and waits for their devices; null: the loop does
+    CoreLoop* copier = nullptr;               // brings values to the slabs, and waits for their devices
+    std::unique_ptr<CoreLoop> memory_worker;  // makes and frees what holds much memory, but for the slabs
     EventLog* events = nullptr;
     std::function<int64_t()> reserved_by_all;  // the sum of reserved_bytes() of all jobs; null: this is the only one
     CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
@@ -121,8 +121,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool ServesOthers() const { return node_gather_ != nullptr && RanksFinished() && !finished(); }
   bool closed() const { return closed_; }
 
-  // ABORTED: the epoch went on while the session was being made. REQUIRES: the rank has no session.
-  absl::Status AddSession(std::unique_ptr<Session> session);
+  // Where sessions are made, and what they leave is freed: in this order, so a session that is made has the memory of
+  // the one before. Both take as long as their memory is large, and keep no other job from its own.
+  CoreLoop* memory_worker() const { return memory_worker_.get(); }
+  // Takes the session, or leaves it to the caller with an error, who frees it elsewhere than on the loop. ABORTED: the
+  // epoch went on while the session was being made. REQUIRES: the rank has no session.
+  absl::Status AddSession(std::unique_ptr<Session>&& session);
   // The end of the process becomes the session's, if that is not so already. `pidfd` may be invalid.
   void WatchProcess(Session* session, UniqueFd pidfd);
   // The client is there (its stream said hello).
@@ -148,11 +152,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // The epoch advances; see the top.
   void Abort(absl::Status cause, std::vector<int> lost_ranks);
 
-  // Takes commands from all rings; true if there were any.
-  bool PollRings();
-  // Executes commands of the batch from number `first` on, for about as long as other jobs can wait. Returns the number
-  // of the one to go on with; behind the last where the batch is done or the session is.
-  int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0);
+  // Takes commands from all rings, no new one after `until`; true if there were any.
+  bool PollRings(absl::Time until = absl::InfiniteFuture());
+  // Executes commands of the batch from number `first` on, at least one and no new one after `until`. Returns the
+  // number of the one to go on with; behind the last where the batch is done or the session is.
+  int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0,
+                        absl::Time until = absl::InfiniteFuture());
   void SetAwake(bool awake);
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
@@ -357,12 +362,18 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::vector<std::pair<Written, int64_t>> StaleValues() const;
   absl::Status CommitValues();
   void SubmitParametersCommit();
-  // Copies of values (job_copies.cc): each runs to its end before the next, at once where there is no copier, else on
-  // it, where it may touch nothing of the job but slabs and `undo_`.
+  // Copies of values (job_copies.cc): each runs to its end before the next, most on the copier, where they may touch
+  // nothing of the job but slabs and `undo_`.
   using CopyValues = std::function<absl::Status()>;
+  struct Copying {
+    const JobSlab* slab = nullptr;
+    int64_t size_bytes = 0;  // that it writes, at most
+    bool of_gradient = false;
+  };
   // For a command of the session, which is held until the copy has ended; an error that comes then aborts the epoch.
-  absl::Status CopyFor(Session* session, bool of_gradient, CopyValues copy);
-  // `then` runs on the loop. REQUIRES: there is a copier.
+  // One of few bytes has ended when this returns.
+  absl::Status CopyFor(Session* session, const Copying& copying, CopyValues copy);
+  // `then` runs on the loop.
   void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
   void Release(Session* session);
   void CopierGoesOn();                             // where copies run: a piece of one begins
@@ -371,7 +382,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
   absl::Status TakeBack();
   void ForgetUndo();
-  void UndoWrites();  // closes the job where a device fails; `undoing_` until a copier has done it
+  void UndoWrites();  // closes the job where a device fails; `undoing_` until the copier has done it
 
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
@@ -491,8 +502,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<Collective> collective_;  // constant, until the end
   TrainerCollective* const trainers_;       // it, or null
   CoreLoop* const loop_;
-  CoreLoop* const reaper_;
   CoreLoop* const copier_;
+  const std::unique_ptr<CoreLoop> memory_worker_;
   NodeCollective* const node_sums_;  // collective_, on several nodes; else null
   CoreLoop* const node_worker_;
   EventLog* const events_;
@@ -524,6 +535,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<JobSlab> left_gradients_;
   bool renewing_gradients_ = false;
   absl::Status renew_failed_;
+  int next_polled_ = 0;  // the rank whose ring is looked at first
   bool closed_ = false;
   std::map<int, AskedExtension> extensions_;                                // by rank
   bool extending_ = false;                                                  // all ranks have asked
@@ -547,6 +559,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::list<Held> held_;
   bool decision_held_ = false;
   bool entry_held_ = false;
+  int copies_under_way_ = 0;                  // on the copier
   std::atomic<int64_t> copier_moved_ns_ = 0;  // MonotonicNow() of its last piece for this job; 0: it has none
   PollTimer poll_timer_;
   bool poll_watched_ = false;

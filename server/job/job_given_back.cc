@@ -114,7 +114,7 @@ void JobCore::DropGivenBack() {
     }
   }
   if (!gone.empty()) {  // with the memory of sessions
-    reaper_->Post([gone = std::move(gone)] {});
+    memory_worker_->Post([gone = std::move(gone)] {});
   }
   poll_timer_.Set(false);
   if (std::exchange(poll_watched_, false)) {

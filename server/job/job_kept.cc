@@ -57,7 +57,7 @@ void JobCore::Keep() {
     return;
   }
   // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
-  reaper_->Post([self = shared_from_this(), this, kept = std::move(kept)] {
+  memory_worker_->Post([self = shared_from_this(), this, kept = std::move(kept)] {
     auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(JobMemory::MakeKept(*plan_));
     loop_->Post([self, this, made, kept] {
       if (made->ok() && !closed_) {

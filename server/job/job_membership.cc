@@ -40,7 +40,7 @@ absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const 
   return CheckGradientWriters(rank, pid, process, replace);
 }
 
-absl::Status JobCore::AddSession(std::unique_ptr<Session> session) {
+absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   const int rank = session->rank();
   if (closed_) {
     return absl::NotFoundError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the job was closed"));
@@ -147,7 +147,7 @@ void JobCore::EndSession(int rank) {
       by_rank[rank] = 0;  // signals of its next session are other ones
     }
   }
-  reaper_->Post([gone = std::move(sessions_[rank])] {});
+  memory_worker_->Post([gone = std::move(sessions_[rank])] {});
   sessions_[rank] = nullptr;
   if (std::exchange(extending_, false)) {
     extensions_.clear();  // what is being built comes to nothing

@@ -279,7 +279,7 @@ void JobCore::SubmitReduction(Reduction reduction) {
                                stream_ordered = std::move(reduction.stream_ordered), keep = std::move(reduction.keep),
                                epoch = epoch_](absl::Status status) mutable {
         if (epoch != epoch_ || closed_) {
-          reaper_->Post([gone = std::move(keep)] {});
+          memory_worker_->Post([gone = std::move(keep)] {});
           return;
         }
         --pending_reductions_;

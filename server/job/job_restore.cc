@@ -132,11 +132,7 @@ void JobCore::AskForState(int from, uint64_t transfer) {
   auto behind_worker = [self = shared_from_this(), ask = std::move(ask)] {
     self->node_worker_->Post([self, ask] { self->loop_->Post(ask); });
   };
-  if (copier_ == nullptr) {
-    behind_worker();
-  } else {
-    copier_->Post(std::move(behind_worker));
-  }
+  copier_->Post(std::move(behind_worker));
 }
 
 void JobCore::NodeTakeRankState(const v1::PeerMessage::RankState& state) {

@@ -54,7 +54,7 @@ void JobCore::ForgetStragglers() {
     return !straggler.sums->idle() && !HasEnded(straggler.pidfd, straggler.peer.pid);
   });
   if (gone != stragglers_.end()) {  // with the memory of sessions
-    reaper_->Post(
+    memory_worker_->Post(
         [rest = std::vector<Straggler>(std::make_move_iterator(gone), std::make_move_iterator(stragglers_.end()))] {});
     stragglers_.erase(gone, stragglers_.end());
   }

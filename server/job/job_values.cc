@@ -95,7 +95,7 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     const bool zero = !present_[command.group];  // what lies there is of no step
     present_[command.group] = true;
     written_gradients_[command.group] = true;
-    return CopyFor(session, /*of_gradient=*/true,
+    return CopyFor(session, {memory_->gradients(), size + (zero ? param.numel * element : 0), /*of_gradient=*/true},
                    [slab = memory_->gradients(), gradient, zero, whole = param.numel * element,
                     offset = command.arg0 * element, source, size, memory]() -> absl::Status {
                      if (zero) {
@@ -122,8 +122,9 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   }
   const bool undo = version_ != 0;
   undo_kept_ = undo_kept_ || undo;
+  const int64_t cleared_bytes = clear ? held.numel * element : 0;
   return CopyFor(
-      session, /*of_gradient=*/false,
+      session, {written.slab, kept_bytes + cleared_bytes},
       [this, whole = HeldPart(written, held), clear, undo, offset_bytes, from, kept_bytes, memory]() -> absl::Status {
         if (clear) {
           SHARDD_RETURN_IF_ERROR(Clear(whole.first, whole.second));
@@ -180,7 +181,7 @@ absl::Status JobCore::CommitValues() {
     }
     return absl::OkStatus();
   };
-  if (copies && copier_ != nullptr) {
+  if (copies) {
     CopyOffLoop(std::move(copy), [this](const absl::Status& status) {
       if (status.ok() && !closed_) {
         SubmitParametersCommit();
@@ -193,9 +194,6 @@ absl::Status JobCore::CommitValues() {
       Close(absl::StrCat("commit of parameters: ", status.message()));
     });
     return absl::OkStatus();
-  }
-  if (copies) {
-    SHARDD_RETURN_IF_ERROR(copy());
   }
   SubmitParametersCommit();
   return absl::OkStatus();

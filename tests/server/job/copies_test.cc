@@ -13,7 +13,14 @@ namespace {
 
 class ValuesOffLoopTest : public JobCoreTest {
  protected:
-  ValuesOffLoopTest() : JobCoreTest(SgdJob(), /*copies_off_loop=*/true), before_(value()) {}
+  static constexpr int64_t kNumel = 1 << 15;
+  static SpecBuilder Large() {
+    SpecBuilder builder(kRanks);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+    builder.Param(0, "w", {kNumel});
+    return builder;
+  }
+  ValuesOffLoopTest() : JobCoreTest(Large()), before_(value()) {}
   ~ValuesOffLoopTest() override {
     LetCopierGo();
     copier_.RunAndWait([] {});
@@ -31,13 +38,14 @@ class ValuesOffLoopTest : public JobCoreTest {
     command.mutable_enter_full_params()->set_writeback(true);
     for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
   }
+  // All of it: more than is copied at once.
   void Write(int rank, float value) {
     v1::Command command;
     OnLoop([&] {
       Session* const session = job_->session(rank);
       const int64_t staging = session->layout().payload_offset_bytes;
-      std::memcpy(session->memory()->memory->At<char>(staging), &value, sizeof(value));
-      command.mutable_write_parameters()->set_numel(1);
+      std::fill_n(session->memory()->memory->At<float>(staging), kNumel, value);
+      command.mutable_write_parameters()->set_numel(kNumel);
       command.mutable_write_parameters()->set_staging_offset_bytes(staging);
     });
     Send(rank, command);
@@ -144,8 +152,7 @@ TEST_F(ValuesOffLoopTest, WhatNobodyCommittedIsTakenBackBeforeAnybodyGoesOn) {
   EXPECT_EQ(value(), 9);
 }
 
-// Without a copier the loop puts values back itself, and has done it before anybody looks.
-TEST_F(JobCoreTest, WhatTheLoopHasTakenBackIsNoCopyThatHangs) {
+TEST_F(JobCoreTest, WhatHasBeenTakenBackIsNoCopyThatHangs) {
   v1::Command command;
   command.mutable_enter_full_params()->set_writeback(true);
   for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
@@ -156,6 +163,7 @@ TEST_F(JobCoreTest, WhatTheLoopHasTakenBackIsNoCopyThatHangs) {
   Send(0, command);
   command.mutable_leave_full_params();
   for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
+  copier_.RunAndWait([] {});
   bool closed = true;
   OnLoop([&] {
     job_->CheckSilence(MonotonicNow() + absl::Minutes(2));

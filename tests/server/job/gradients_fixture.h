@@ -27,7 +27,7 @@ class GradientsTest : public JobCoreTest {
     return builder;
   }
   explicit GradientsTest(const SpecBuilder& builder = TwoGroups(), const MakeCollective& collective = nullptr)
-      : JobCoreTest(builder, /*copies_off_loop=*/false, nullptr, {}, collective) {}
+      : JobCoreTest(builder, /*shared_copier=*/nullptr, {}, collective) {}
 
   void Unshard(int rank, int group, v1::Phase phase = v1::PHASE_BACKWARD) {
     v1::Command command;

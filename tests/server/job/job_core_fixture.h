@@ -140,11 +140,10 @@ class JobCoreTest : public ::testing::Test {
  protected:
   JobCoreTest() : JobCoreTest(SgdJob()) {}
   using MakeCollective = std::function<std::unique_ptr<Collective>(std::vector<Device*>)>;
-  // `copies_off_loop`: as where slabs are a device's, by a copier: `shared_copier`, which another job has too, or one
-  // of its own. `place`: where slabs are, if not on the host; this thread writes and reads them all the same.
-  // `collective`: makes another than the configuration asks for.
-  explicit JobCoreTest(const SpecBuilder& builder_in, bool copies_off_loop = false, CoreLoop* shared_copier = nullptr,
-                       SlabPlace place = {}, const MakeCollective& collective = nullptr)
+  // `shared_copier`: another job's too; null: one of its own. `place`: where slabs are, if not on the host; this thread
+  // writes and reads them all the same. `collective`: makes another than the configuration asks for.
+  explicit JobCoreTest(const SpecBuilder& builder_in, CoreLoop* shared_copier = nullptr, SlabPlace place = {},
+                       const MakeCollective& collective = nullptr)
       : place_(std::move(place)) {
     SpecBuilder builder = builder_in;
     plan_ = std::make_shared<const ShardPlan>(builder.Plan());
@@ -171,8 +170,8 @@ class JobCoreTest : public ::testing::Test {
       init.collective = std::make_unique<LocalCollective>(init.devices);
     }
     init.loop = &loop_;
-    init.reaper = &reaper_;
-    init.copier = !copies_off_loop ? nullptr : shared_copier != nullptr ? shared_copier : &copier_;
+    init.copier = shared_copier != nullptr ? shared_copier : &copier_;
+    init.memory_worker = CoreLoop::MakeQueue("job memory");
     init.events = &events_;
     OnLoop([&] { job_ = std::make_shared<JobCore>(std::move(init)); });
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -198,9 +197,9 @@ class JobCoreTest : public ::testing::Test {
       device->Shutdown();
     }
     copier_.Stop();
+    job_->memory_worker()->RunAndWait([] {});
     OnLoop([&] { job_.reset(); });
     loop_.Stop();
-    reaper_.Stop();
   }
 
   void OnLoop(const std::function<void()>& body) {
@@ -298,7 +297,6 @@ class JobCoreTest : public ::testing::Test {
   std::vector<std::unique_ptr<HeldDevice>> devices_;
   std::shared_ptr<Events> streams_[kRanks];
   uint64_t sessions_made_ = 0;
-  CoreLoop reaper_;
   CoreLoop copier_;
   CoreLoop loop_;
   std::shared_ptr<JobCore> job_;

@@ -131,9 +131,9 @@ class JobNodesTest : public ::testing::Test {
       OnLoop([&] { node.job.reset(); });
       node.device->Shutdown();
     }
+    copier_.Stop();
     worker_.Stop();
     loop_.Stop();
-    reaper_.Stop();
   }
 
   void Open(int number) {
@@ -159,7 +159,8 @@ class JobNodesTest : public ::testing::Test {
     node.device = std::move(MakeDevices("cpu:1")->devices[0]);
     init.devices = {node.device.get()};
     init.loop = &loop_;
-    init.reaper = &reaper_;
+    init.copier = &copier_;
+    init.memory_worker = CoreLoop::MakeQueue("job memory");
     init.events = &events_;
     auto nodes = std::make_unique<JobCore::Init::Nodes>();
     nodes->node = number;
@@ -368,7 +369,7 @@ class JobNodesTest : public ::testing::Test {
   const v1::Strategy strategy_;
   uint64_t sessions_made_ = 0;
   Wire wire_;
-  CoreLoop reaper_;
+  CoreLoop copier_;
   CoreLoop worker_;
   CoreLoop loop_;
   std::vector<Node> nodes_;

@@ -23,7 +23,7 @@ SpecBuilder OnlyTheDaemonWrites() {
 class OnGpu : public JobCoreTest {
  public:
   OnGpu(HeldMemory* memory, CoreLoop* copier)
-      : JobCoreTest(OnlyTheDaemonWrites(), /*copies_off_loop=*/true, copier, SlabPlace{memory, {memory}}) {}
+      : JobCoreTest(OnlyTheDaemonWrites(), copier, SlabPlace{memory, {memory}}) {}
   void TestBody() override {}
 
   void EnterWithWriteback() {

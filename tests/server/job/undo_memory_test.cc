@@ -26,7 +26,7 @@ class UndoMemory {  // outlives the job
 class UndoMemoryTest : private UndoMemory, public JobCoreTest {
  protected:
   explicit UndoMemoryTest(double of_free = 1.5)
-      : JobCoreTest(JobOf(of_free), /*copies_off_loop=*/true, nullptr, SlabPlace{&memory_, {&memory_}}) {}
+      : JobCoreTest(JobOf(of_free), /*shared_copier=*/nullptr, SlabPlace{&memory_, {&memory_}}) {}
 
   void Enter(int rank, bool writeback) {
     v1::Command command;
