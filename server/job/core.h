@@ -17,7 +17,9 @@
 #include "absl/synchronization/mutex.h"
 #include "server/device/device.h"
 #include "server/job/core_loop.h"
+#include "server/job/freed_jobs.h"
 #include "server/job/job_core.h"
+#include "server/job/launcher.h"
 #include "server/observe/events.h"
 #include "server/service/jobs_source.h"
 
@@ -95,7 +97,9 @@ class Core final : public JobsSource {
   struct Entry {
     std::shared_ptr<JobCore> job;
     int arriving = 0;                                 // OpenJob calls that are queued
-    absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session
+    absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session, and no launcher
+    JobLauncher launcher;
+    bool freed = false;  // its ranks may still come
   };
 
   // Setup and attach threads.
@@ -161,6 +165,7 @@ class Core final : public JobsSource {
   Session* FindSession(uint64_t session_id, JobCore** job) const;
   Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
   void ReviewJobs();  // grace times, finished and closed jobs
+  void ReviewEmpty(Entry* entry, absl::Time now);
   // `fill` runs on the loop; QueryPlan's on the status thread, for answers that grow with the plan.
   template <typename T>
   void Query(const Caller& caller, const std::string& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
@@ -182,6 +187,7 @@ class Core final : public JobsSource {
   absl::flat_hash_map<uint32_t, int> requests_of_uid_ ABSL_GUARDED_BY(requests_mutex_);  // OpenJob and AttachRank
   // Loop-confined.
   absl::btree_map<std::string, Entry> jobs_;  // by name
+  FreedJobs freed_;
   uint64_t next_job_id_ = 1;
   uint64_t next_session_id_ = 1;
   int opening_ = 0;  // OpenJob calls under way
