@@ -88,6 +88,7 @@ ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empt
 namespace shardd {
 namespace {
 
+constexpr int64_t kEmbeddedLogBytes = int64_t{4} << 20;
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
 // Not from an embedded daemon: the service manager that it would reach is that of the trainer which started it.
@@ -209,6 +210,7 @@ absl::Status Run() {
 
   CoreOptions options;
   options.embedded = absl::GetFlag(FLAGS_embedded);
+  if (options.embedded) BoundLogFile(kEmbeddedLogBytes);
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
   options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));

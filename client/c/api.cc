@@ -10,6 +10,7 @@
 
 #include "client/c/api_internal.h"
 #include "client/c/interrupt.h"
+#include "client/c/launcher.h"
 #include "client/c/spec_json.h"
 #include "common/version.h"
 
@@ -64,6 +65,10 @@ absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) 
   result.adopt = options->adopt != 0;
   result.device_memory = options->device_memory != 0;
   SHARDD_ASSIGN_OR_RETURN(result.timeout, TimeoutOf("attach", options->timeout_ms));
+  if (environment.grace_ms == 0) {  // else it says how long the job is kept
+    result.launcher.set_start_ticks(LauncherStartTicks());
+    result.launcher.set_alone(options->ends_with_launcher != 0);
+  }
   return result;
 }
 

@@ -98,9 +98,7 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
         target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
-  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
-                          OpenJob(channel, options_.spec, options_.node, options_.adopt, options_.device_memory,
-                                  plan_.digest, deadline, interrupt_));
+  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened, OpenJob(channel, OpenRequest(), deadline, interrupt_));
   if (opened.has_spec()) {
     if (session_ != nullptr) {  // pointers and indices of the old plan are in use
       return absl::FailedPreconditionError(
@@ -109,15 +107,14 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
     SHARDD_RETURN_IF_ERROR(UseSpec(opened.spec()));
   }
   SHARDD_RETURN_IF_ERROR(CheckPlannedAlike(spec().name(), opened.plan_digest(), plan_.digest));
-  if (expected_version_ > 0 && !opened.initialized()) {
-    return absl::NotFoundError(absl::StrCat(
-        "reattach job \"", spec().name(), "\": the daemon has no parameters of it any more (got version 0, want ",
-        expected_version_, " or later): it was restarted, or the job's grace time is over; attach anew to start over"));
-  }
   // Never once this process has had a session: its holder might be ourselves.
   const bool replace = options_.replace && !attached_before_;
-  SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
-                          AttachRank(channel, opened.job_id(), options_.rank, replace, deadline, interrupt_));
+  v1::AttachRankRequest request;
+  request.set_job_id(opened.job_id());
+  request.set_rank(options_.rank);
+  request.set_replace(replace);
+  request.set_expected_version(expected_version_);
+  SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach, AttachRank(channel, request, deadline, interrupt_));
   attached_before_ = true;
   ClientSession::Options session_options;
   session_options.plan = &plan_;
@@ -134,6 +131,20 @@ absl::Status ClientJob::TryEstablish(absl::Time deadline) {
   created_ = opened.created();
   Adopt(attach, std::move(session));
   return absl::OkStatus();
+}
+
+v1::OpenJobRequest ClientJob::OpenRequest() const {
+  v1::OpenJobRequest request;
+  *request.mutable_spec() = options_.spec;
+  request.set_plan_digest(plan_.digest);
+  request.set_node(options_.node);
+  request.set_adopt(options_.adopt);
+  request.set_device_memory(options_.device_memory);
+  request.set_rank(options_.rank);
+  if (options_.launcher.start_ticks() != 0) {
+    *request.mutable_launcher() = options_.launcher;
+  }
+  return request;
 }
 
 void ClientJob::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {

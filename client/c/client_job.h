@@ -50,6 +50,7 @@ struct AttachOptions {
   bool device_memory = false;
   int node = 0;  // of the spec's nodes
   absl::Duration timeout;
+  v1::Launcher launcher;  // start_ticks 0: none is told
 };
 
 struct FullParamsOptions {
@@ -227,6 +228,7 @@ class ClientJob {
   // Retries what may go away by itself until `deadline`.
   absl::Status Establish(absl::Time deadline);
   absl::Status TryEstablish(absl::Time deadline);
+  v1::OpenJobRequest OpenRequest() const;
   // Plans it: everything that is constant after Attach.
   absl::Status UseSpec(v1::JobSpec spec);
   void Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session);

@@ -107,6 +107,10 @@ absl::Status ClientStream::EndStatusLocked() const {
     if (aborted_->code() == static_cast<int>(absl::StatusCode::kNotFound)) {
       return absl::NotFoundError(absl::StrCat(aborted_->message(), "; attach anew for a new job of this name"));
     }
+    if (aborted_->refused_ranks_size() > 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(aborted_->message(), "; give all ranks the same description, and start them anew"));
+    }
     return absl::AbortedError(
         absl::StrCat(aborted_->message(), "; call shardd_reattach and go on after step ", aborted_->committed_step()));
   }

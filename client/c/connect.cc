@@ -144,18 +144,11 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, con
   return grpc::CreateCustomInsecureChannelFromFd("shardd", fd.release(), arguments);
 }
 
-absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            int node, bool adopt, bool device_memory, const std::string& plan_digest,
+absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
                                             absl::Time deadline, const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
-  v1::OpenJobRequest request;
   request.set_protocol_version(kProtocolVersion);
-  *request.mutable_spec() = spec;
-  request.set_plan_digest(plan_digest);
-  request.set_node(node);
-  request.set_adopt(adopt);
-  request.set_device_memory(device_memory);
-  request.set_adds_gradients(device_memory && CanAddGradients());
+  request.set_adds_gradients(request.device_memory() && CanAddGradients());
   v1::OpenJobResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
                                    interrupt, &response));
@@ -171,14 +164,10 @@ absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs
       HexPrefix(ours), "...); use client and daemon of one version (this is ", kVersion, ")"));
 }
 
-absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel, uint64_t job_id,
-                                                  int rank, bool replace, absl::Time deadline,
+absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel,
+                                                  const v1::AttachRankRequest& request, absl::Time deadline,
                                                   const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
-  v1::AttachRankRequest request;
-  request.set_job_id(job_id);
-  request.set_rank(rank);
-  request.set_replace(replace);
   v1::AttachRankResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncAttachRank, request, deadline,
                                    interrupt, &response));

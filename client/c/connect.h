@@ -45,15 +45,13 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& i
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt);
 
 // Blocks until the daemon has opened the job, at most until `deadline`. FAILED_PRECONDITION where it describes another
-// one. `node`: which of the spec's nodes this one is. `adopt`: where that trains more, it is answered with its spec.
-// `device_memory`: the job may lie on GPUs.
-absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, const v1::JobSpec& spec,
-                                            int node, bool adopt, bool device_memory, const std::string& plan_digest,
+// one. Fills in what every request of this library says.
+absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
                                             absl::Time deadline, const Interrupt& interrupt);
 // FAILED_PRECONDITION where the daemon's digest of a job is not the client's own.
 absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs, const std::string& ours);
-absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel, uint64_t job_id,
-                                                  int rank, bool replace, absl::Time deadline,
+absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel,
+                                                  const v1::AttachRankRequest& request, absl::Time deadline,
                                                   const Interrupt& interrupt);
 
 }  // namespace shardd

@@ -79,6 +79,10 @@ typedef struct shardd_attach_options {
   /* Which of config.nodes this one is, from 0; 0 where there are none. -1: SHARDD_NODE, else GROUP_RANK (torchrun) from
    * the environment where there are some, else 0. */
   int32_t node;
+  /* 1: nobody but processes of this launcher (torchrun) knows the job's name, so the job ends with it. 0: such a job is
+   * kept for its grace time when the launcher has ended. Either way it is kept as long as the launcher lives, unless
+   * SHARDD_GRACE_MS says for how long. */
+  int32_t ends_with_launcher;
 } shardd_attach_options;
 
 /* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */

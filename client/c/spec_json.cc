@@ -48,6 +48,8 @@ absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment() {
   }
   SHARDD_ASSIGN_OR_RETURN(const int world, EnvironmentNumber("WORLD_SIZE", 1));
   SHARDD_ASSIGN_OR_RETURN(const int local_world, EnvironmentNumber("LOCAL_WORLD_SIZE", 1));
+  SHARDD_ASSIGN_OR_RETURN(const int grace_ms, EnvironmentNumber("SHARDD_GRACE_MS", 0));
+  result.grace_ms = std::max(grace_ms, 0);
   result.world_size = std::max(world, 0);
   result.local_world_size = std::max(local_world, 0);
   if (result.rank < 0 && local_world > 0 && local_world == world) {
@@ -65,6 +67,9 @@ absl::StatusOr<v1::JobSpec> ParseSpecJson(const char* json, const LaunchEnvironm
   if (!status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("parse spec_json: it is no shardd.v1.JobSpec in proto3 JSON: ",
                                                    std::string(status.message().data(), status.message().size())));
+  }
+  if (spec.config().grace_ms() == 0 && environment.grace_ms > 0) {
+    spec.mutable_config()->set_grace_ms(environment.grace_ms);
   }
   if (spec.world_size() == 0) {
     const bool several = spec.config().has_nodes();

@@ -18,11 +18,13 @@ struct LaunchEnvironment {
   int node = -1;             // SHARDD_NODE, else GROUP_RANK; -1: neither
   int world_size = 0;        // WORLD_SIZE; 0: not set
   int local_world_size = 0;  // LOCAL_WORLD_SIZE; 0: not set
+  int grace_ms = 0;          // SHARDD_GRACE_MS; 0: not set
 };
 // INVALID_ARGUMENT naming a variable that is no number in range.
 absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment();
 
-// INVALID_ARGUMENT with the parser's text. A world size of 0 is taken from `environment`: with nodes, of this one.
+// INVALID_ARGUMENT with the parser's text. A world size of 0 is taken from `environment`: with nodes, of this one. So
+// is a grace time that the specification does not give.
 absl::StatusOr<v1::JobSpec> ParseSpecJson(const char* json, const LaunchEnvironment& environment);
 
 // Groups, parameters and bytes by purpose, indented.

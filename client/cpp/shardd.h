@@ -132,6 +132,7 @@ class Job {
     int64_t timeout_ms = 0;
     bool device_memory = false;
     int32_t node = -1;
+    bool ends_with_launcher = false;
   };
   static Status Attach(const Options& options, std::unique_ptr<Job>* job) {
     shardd_attach_options c{};
@@ -144,6 +145,7 @@ class Job {
     c.timeout_ms = options.timeout_ms;
     c.device_memory = options.device_memory ? 1 : 0;
     c.node = options.node;
+    c.ends_with_launcher = options.ends_with_launcher ? 1 : 0;
     shardd_job* raw = nullptr;
     Status status = Status::Take(shardd_attach(&c, &raw));
     if (status.ok()) {

@@ -341,9 +341,9 @@ std::string Show(const v1::ListEventsResponse& events, const View& view) {
                {"KIND"},
                {"TEXT"}});
   for (const v1::Event& event : events.events()) {
-    const Tone tone = event.kind() == "abort"       ? Tone::kBad
-                      : event.kind() == "departure" ? Tone::kWarning
-                                                    : Tone::kPlain;
+    const Tone tone = event.kind() == "abort" || event.kind() == "lost" || event.kind() == "refused" ? Tone::kBad
+                      : event.kind() == "departure"                                                  ? Tone::kWarning
+                                                                                                     : Tone::kPlain;
     table.AddRow({FormatTimeMicros(event.unix_us()), OrDash(event.job()), absl::StrCat(event.epoch()),
                   absl::StrCat(event.step()), event.rank() < 0 ? std::string("-") : absl::StrCat(event.rank()),
                   Cell(event.kind(), tone), event.text()});

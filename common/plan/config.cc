@@ -291,8 +291,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
     filled.set_silence_timeout_ms(120'000);
   }
   if (filled.grace_ms() == 0) {
-    // The daemon of a node that is being replaced comes back with its trainers.
-    filled.set_grace_ms(filled.has_nodes() ? 900'000 : 60'000);
+    filled.set_grace_ms(900'000);  // a restart loads its program and data, and may wait for a node that is replaced
   }
   return filled;
 }

@@ -20,6 +20,8 @@ constexpr absl::Duration kTurn = absl::Microseconds(500);
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // Threads that call a GPU's driver may hang in it: a shutdown goes on without them.
 constexpr absl::Duration kStopLimit = absl::Seconds(20);
+// Of a job that has committed nothing but initial values: whoever comes gives them again.
+constexpr absl::Duration kGraceOfNothing = absl::Minutes(1);
 constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank to hello
 
 void StopWithin(CoreLoop& thread, absl::string_view name) {
@@ -123,7 +125,7 @@ void Core::Tick() {
     job->CheckSilence(now);
   }
   ReviewJobs();
-  if (options_.embedded && jobs_.empty() && opening_ == 0 && !idle_reported_ &&
+  if (options_.embedded && jobs_.empty() && opening_ == 0 && !idle_reported_ && !freed_.Awaits(now) &&
       (had_job_ || now - started_ > options_.embedded_idle)) {
     idle_reported_ = true;
     options_.on_idle();
@@ -142,21 +144,53 @@ void Core::ReviewJobs() {
     if (!job.closed()) {
       if (job.attached() > 0 || entry.arriving > 0 || job.ServesOthers()) {
         entry.empty_since = absl::InfiniteFuture();
-      } else if (entry.empty_since == absl::InfiniteFuture()) {
-        entry.empty_since = now;
-      } else if (now - entry.empty_since > absl::Milliseconds(job.plan()->config.grace_ms())) {
-        job.Close(absl::StrCat("no session for ", absl::FormatDuration(now - entry.empty_since)));
+      } else {
+        ReviewEmpty(&entry, now);
       }
     }
     if (job.closed()) {
       for (const auto& pending : std::exchange(entry.batches, {})) {
         EndBatch(pending);
       }
+      if (!entry.freed && job.version() > 1) {
+        freed_.Forget(it->first);  // a later job of the name has come to its end
+      }
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
       ++it;
     }
   }
+}
+
+void Core::ReviewEmpty(Entry* entry, absl::Time now) {
+  JobCore& job = *entry->job;
+  if (entry->launcher.lives()) {
+    entry->empty_since = absl::InfiniteFuture();
+    return;
+  }
+  if (entry->launcher.alone()) {
+    job.Close("no session, and its launcher has ended");
+    return;
+  }
+  entry->empty_since = std::min(entry->empty_since, now);
+  const absl::Duration empty = now - entry->empty_since;
+  const bool has_commits = job.version() > 1;
+  const absl::Duration grace = absl::Milliseconds(job.plan()->config.grace_ms());
+  if (empty <= (has_commits || job.plan()->nodes() > 1 ? grace : std::min(grace, kGraceOfNothing))) {
+    return;
+  }
+  if (has_commits) {
+    v1::LostJob lost;
+    lost.set_committed_step(job.committed_step());
+    lost.set_freed_unix_ms(absl::ToUnixMillis(absl::Now()));
+    lost.set_text(absl::StrCat("the job of this name had ", job.committed_step(), " committed steps and was freed at ",
+                               absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()),
+                               ", because no rank had come for ", absl::FormatDuration(grace),
+                               " (graceMs, or SHARDD_GRACE_MS); a longer one would have kept it"));
+    freed_.Add(job.name(), job.uid(), std::move(lost), now);
+    entry->freed = true;
+  }
+  job.Close(absl::StrCat("no session for ", absl::FormatDuration(empty)));
 }
 
 JobCore* Core::FindJob(uint64_t job_id) const {

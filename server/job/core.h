@@ -18,7 +18,9 @@
 #include "absl/synchronization/mutex.h"
 #include "server/device/device.h"
 #include "server/job/core_loop.h"
+#include "server/job/freed_jobs.h"
 #include "server/job/job_core.h"
+#include "server/job/launcher.h"
 #include "server/observe/events.h"
 #include "server/service/jobs_source.h"
 
@@ -100,7 +102,9 @@ class Core final : public JobsSource {
     // Of the loop's time; what a turn took too much is taken from those that follow.
     absl::Duration credit;
     int arriving = 0;                                 // OpenJob calls that are queued
-    absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session
+    absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session, and no launcher
+    JobLauncher launcher;
+    bool freed = false;  // its ranks may still come
   };
 
   // Setup and join threads.
@@ -174,6 +178,7 @@ class Core final : public JobsSource {
   Entry* FindEntryOf(const JobCore& job);
   Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
   void ReviewJobs();  // grace times, finished and closed jobs
+  void ReviewEmpty(Entry* entry, absl::Time now);
   // `fill` runs on the loop; QueryPlan's on the status thread, for answers that grow with the plan.
   template <typename T>
   void Query(const Caller& caller, const std::string& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
@@ -195,6 +200,7 @@ class Core final : public JobsSource {
   absl::flat_hash_map<uint32_t, int> requests_of_uid_ ABSL_GUARDED_BY(requests_mutex_);  // OpenJob and AttachRank
   // Loop-confined.
   absl::btree_map<std::string, Entry> jobs_;  // by name
+  FreedJobs freed_;
   uint64_t next_job_id_ = 1;
   uint64_t next_session_id_ = 1;
   int opening_ = 0;  // OpenJob calls under way

@@ -12,6 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/plan/extend.h"
+#include "common/process/process_stat.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/job/core.h"
@@ -58,13 +59,16 @@ void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::Op
       ++it->second.arriving;
     }
   });
-  auto finish = [this, uid = peer.uid, name = request.spec().name(),
+  auto finish = [this, uid = peer.uid, name = request.spec().name(), rank = request.has_rank() ? request.rank() : -1,
                  done = std::move(done)](absl::StatusOr<v1::OpenJobResponse> result) {
     End(uid);
-    loop_.Post([this, name] {
+    loop_.Post([this, name, uid, rank, status = result.status()] {
       --opening_;
       if (auto it = jobs_.find(name); it != jobs_.end()) {
         it->second.arriving = std::max(0, it->second.arriving - 1);
+        if (it->second.job->uid() == uid) {
+          it->second.job->OpenAnswered(rank, status);
+        }
       }
     });
     done(std::move(result));
@@ -149,6 +153,8 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     }
   }
   SHARDD_RETURN_IF_ERROR(CheckNode(what, *plan, request.node()));
+  JobLauncher launcher =
+      request.has_launcher() ? JobLauncher::Find(request.launcher(), peer.pid, peer.uid) : JobLauncher();
   struct Found {
     bool exists = false;
     std::shared_ptr<JobCore> other;  // of this name, with another plan
@@ -202,6 +208,9 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                                                             request.node(), ", want ", job.node(), ")"));
         }
         it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
+        if (launcher.known()) {
+          it->second.launcher = std::move(launcher);
+        }
         result.exists = true;
         fill(job, &result.response);
         return result;
@@ -242,6 +251,10 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                                                        found.reserved_bytes, /*extends=*/false, request.node()));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
     Entry entry;
+    if (const v1::LostJob* lost = freed_.Find(name, peer.uid); lost != nullptr) {
+      init.lost = *lost;
+    }
+    entry.launcher = std::move(launcher);
     entry.job = MakeJob(std::move(init));
     entry.job->StartNodes();
     had_job_ = true;
@@ -396,6 +409,8 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
         std::unique_ptr<Session> session,
         Session::Create(found.plan, found.session_id, rank, found.epoch, PlaceOf(rank, found.plan->world_size)));
     session->peer = peer;
+    session->expected_version = request.expected_version();
+    session->start_ticks = ReadProcessStat(peer.pid).value_or(ProcessStat()).start_ticks;
     session->pidfd = UniqueFd(pidfd.valid() ? fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
     absl::StatusOr<v1::AttachRankResponse> response =
         OnLoop<v1::AttachRankResponse>([&]() -> absl::StatusOr<v1::AttachRankResponse> {

@@ -22,6 +22,7 @@ absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
     SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kAbandon, group_name(static_cast<int>(g)), rank));
   }
   counters_.set_abandons(counters_.abandons() + 1);
+  session->gave_up = true;
   if (pooled_) {
     const size_t pool = PoolNumber(rank);
     pools_[pool].ReleaseAll(rank);

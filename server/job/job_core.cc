@@ -14,6 +14,9 @@ namespace shardd {
 namespace {
 
 constexpr int kDeparturesToldPerStep = 8;
+// Whoever gives up and goes on does so soon.
+constexpr int kOfSilenceAfterGivingUp = 12;
+constexpr absl::Duration kLeastSilence = absl::Seconds(1);
 constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
 
 float GradientScale(const ShardPlan& plan) {
@@ -44,6 +47,7 @@ JobCore::JobCore(Init init)
       events_(init.events),
       reserved_by_all_(std::move(init.reserved_by_all)),
       created_(absl::Now()),
+      lost_(std::move(init.lost)),
       gradient_scale_(GradientScale(*plan_)),
       pooled_(plan_->config.unshard_mode() == v1::UNSHARD_MODE_POOLED),
       step_counts_(plan_->params.size(), 0),
@@ -79,6 +83,9 @@ JobCore::JobCore(Init init)
   Event(-1, "open",
         absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),
                      " bytes of slabs"));
+  if (lost_.has_value()) {
+    Event(-1, "lost", lost_->text());
+  }
 }
 
 JobCore::~JobCore() {
@@ -91,8 +98,9 @@ JobCore::~JobCore() {
 }
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {
-  LogInfo(absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
-                       rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
+  Log(kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
+      absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
+                   rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
   events_->Add(name(), uid_, epoch_, committed_step_, rank, kind, std::move(text));
 }
 
@@ -257,6 +265,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
                                         : std::string(OpcodeName(command.opcode));
     ranks_[rank].blocked_slot = -1;  // whoever sends is not asleep
   }
+  session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);
   SHARDD_RETURN_IF_ERROR(EndAsking(rank));
   switch (command.opcode) {
     case Opcode::kUnshard:
@@ -332,6 +341,7 @@ void JobCore::TellDeparture(int rank, const std::string& fact) {
 
 void JobCore::CheckSilence(absl::Time now) {
   ForgetGradientWriters();
+  CheckAbsent();
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       TellWaiting(session.get(), now);
@@ -380,7 +390,9 @@ void JobCore::CheckSilence(absl::Time now) {
   for (int rank = 0; rank < world_size(); ++rank) {
     const Session& session = *sessions_[rank];
     const absl::Duration silent = now - std::max(session.last_command_time, session.last_progress_time);
-    if (silent < limit || session.held) {  // held: it is not the rank that takes so long
+    const absl::Duration allowed =
+        session.gave_up ? std::min(limit, std::max(limit / kOfSilenceAfterGivingUp, kLeastSilence)) : limit;
+    if (silent < allowed || session.held) {  // held: it is not the rank that takes so long
       continue;
     }
     // Silent is only a fault when somebody waits for this very rank.
@@ -390,8 +402,11 @@ void JobCore::CheckSilence(absl::Time now) {
         const std::string last = sessions_[rank]->last_command;
         Abort(RankError(absl::StatusCode::kDeadlineExceeded, rank, "silence",
                         absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silent),
+                                     session.gave_up ? " after its program gave up a forward or backward, as where "
+                                                       "one raises"
+                                                     : "",
                                      " (last command: ", last.empty() ? "none" : last, "; limit ",
-                                     absl::FormatDuration(limit), "); rank ", other, " waits for rank ", rank, ": ",
+                                     absl::FormatDuration(allowed), "); rank ", other, " waits for rank ", rank, ": ",
                                      wait.call)),
               {rank});
         return;

@@ -28,6 +28,7 @@
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/nodes/node_gather.h"
 #include "server/collective/trainers/trainer_collective.h"
+#include "server/job/absent_ranks.h"
 #include "server/job/core_loop.h"
 #include "server/job/given_back.h"
 #include "server/job/job_extend.h"
@@ -69,6 +70,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     EventLog* events = nullptr;
     std::function<int64_t()> reserved_by_all;  // the sum of reserved_bytes() of all jobs; null: this is the only one
     CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
+    std::optional<v1::LostJob> lost;           // what one of this name had, which was not kept
     // Several nodes (job_nodes.cc); else null.
     struct Nodes {
       int node = 0;
@@ -145,6 +147,9 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::StatusOr<int> SlotsOfPeer(FdRange range) const;
   // The rank is gone without a word.
   void SessionLost(int rank, const std::string& why);
+  // OpenJob of `rank` (-1: it did not say) came to `status`. Where no retry would help, ranks that wait for it are
+  // told. (job_absent.cc)
+  void OpenAnswered(int rank, const absl::Status& status);
   // Ends all sessions and frees the memory as soon as device work in flight has ended. Of several nodes: here, where
   // the others wait for another daemon or job to take this one's place, or on all of them.
   enum class CloseOn { kThisNode, kAllNodes };
@@ -487,6 +492,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   Wait WaitingFor(int rank) const;       // (job_status.cc)
   std::string WaitText(int rank) const;  // empty: it is its own turn
   void TellWaiting(Session* session, absl::Time now);
+  // Ranks without a session (job_absent.cc).
+  absl::Status CheckStillHas(const Session& session) const;
+  void CheckAbsent();
+  void MaybeTellRefused();
+  bool IsMidStep() const;  // the end of the epoch drops something that a rank has begun
   v1::JobState State() const;
 
   // Constant after construction.
@@ -509,6 +519,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   EventLog* const events_;
   const std::function<int64_t()> reserved_by_all_;
   const absl::Time created_;
+  const std::optional<v1::LostJob> lost_;  // what one of this name had before
   const float gradient_scale_;
   const bool pooled_;
 
@@ -522,6 +533,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<const CapturedOrder> captured_order_;  // null until the first step with requests was committed
   // Membership:
   std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
+  AbsentRanks absent_;
   // Sessions that have ended with sums under way, which their processes' GPUs may still make.
   struct Straggler {
     int rank = 0;

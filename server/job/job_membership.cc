@@ -1,5 +1,7 @@
 // Who is there: sessions come, detach and are lost; the epoch advances; the job ends.
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -72,6 +74,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ", lacking, "; attach again"));
   }
+  SHARDD_RETURN_IF_ERROR(CheckStillHas(*session));
   if (reading_values_) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": initial values of the epoch that ended are still being read; attach "
@@ -100,6 +103,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   loop_->AddFd(
       session->doorbell(), [] {}, /*edge=*/true);
   UniqueFd pidfd = std::move(session->pidfd);
+  absent_.Came(rank);
   sessions_[rank] = std::move(session);
   trace_.SessionBegins(sessions_[rank].get());
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
@@ -129,6 +133,7 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
   session->stream->Send(std::move(event));
   Event(rank, "attach",
         absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
+  MaybeTellRefused();
 }
 
 void JobCore::EndSession(int rank) {
@@ -304,7 +309,8 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   const auto extensions = TakeExtensions();
   ++epoch_;
   counters_.set_aborts(counters_.aborts() + 1);
-  Event(-1, "abort", std::string(cause.message()));
+  // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
+  Event(-1, IsMidStep() ? "abort" : "epoch", std::string(cause.message()));
   if (nodes_ != nullptr) {
     nodes_->AttemptEnded(cause);
   }
@@ -321,14 +327,21 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       session->Poison(epoch_);
     }
   }
+  const std::vector<int> refused = absent_.refused();
   for (int rank = 0; rank < world_size(); ++rank) {
     Session* session = sessions_[rank].get();
     if (session == nullptr) {
       continue;
     }
+    if (session->pidfd.valid() && !session->lost) {
+      absent_.SessionEnded(rank, session->peer.pid, UniqueFd(fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0)));
+    }
     if (session->stream != nullptr) {
       v1::SessionEvent event;
       v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
+      if (absent_.WaitsInVain(session->start_ticks)) {
+        aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
+      }
       aborted->set_epoch(epoch_);
       aborted->set_code(static_cast<int>(cause.code()));
       aborted->set_message(std::string(cause.message()));

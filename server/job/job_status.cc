@@ -90,7 +90,9 @@ std::string JobCore::WaitText(int rank) const {
     return nodes_ != nullptr && waits ? nodes_->WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
-                      sessions_[wait.rank] == nullptr ? " (it is not attached)" : "");
+                      sessions_[wait.rank] != nullptr         ? ""
+                      : absent_.WhyRefused(wait.rank).empty() ? " (it is not attached)"
+                                                              : absl::StrCat(" (", absent_.WhyRefused(wait.rank), ")"));
 }
 
 v1::JobState JobCore::State() const {
@@ -141,6 +143,9 @@ void JobCore::Describe(v1::Job* out) const {
     nodes_->Describe(out);
   }
   out->set_created_unix_ms(UnixMillis(created_));
+  if (lost_.has_value()) {
+    *out->mutable_lost() = *lost_;
+  }
   out->set_plan_digest(absl::BytesToHexString(plan_->digest));
   if (std::any_of(step_counts_.begin(), step_counts_.end(), [](int64_t count) { return count > 0; })) {
     out->mutable_update_counts()->Add(step_counts_.begin(), step_counts_.end());

@@ -2,7 +2,8 @@
 #define SHARDD_SERVER_JOB_JOURNAL_H_
 
 // The job's journal: a slab of its own with two places that decided steps take in turn, and a header that says which
-// step is committed. A place is valid when its checksum fits, so a torn write leaves the other one.
+// step is committed. A place is valid when its checksum fits, so a torn write leaves the other one. It bounds a step
+// within the daemon's life alone: no daemon takes up the jobs of one that died, whose journals go with them.
 //
 //   header (64 bytes):  "SHJL" | u32 format 1 | u64 epoch | i64 committed step | u64 version | u32 crc of these | 0...
 //   place k at 64 + k * place_bytes:  u32 length | u32 crc | serialized v1::DecidedStepRecord

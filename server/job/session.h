@@ -138,10 +138,13 @@ class Session {
   std::shared_ptr<SessionStream> stream;  // null until hello
   PeerCredentials peer;
   UniqueFd pidfd;
+  uint64_t start_ticks = 0;  // of its process (ProcessStat); 0: not known
   absl::Time last_command_time = absl::InfinitePast();
   absl::Time last_progress_time = absl::InfinitePast();  // it was let go from a wait: its own time starts again
   bool broken = false;  // it did what it must not while a commit was under way: nothing is read from it any more
-  bool lost = false;    // its process or stream has ended
+  uint64_t expected_version = 0;  // AttachRankRequest
+  bool lost = false;              // its process or stream has ended
+  bool gave_up = false;           // its last command that began anything was given up (AbandonBackward)
   // Its last command waits for a copy off the loop: nothing is read from it until JobCore::Release.
   bool held = false;
   bool consumes_when_released = false;               // that command lies in the ring

@@ -1,6 +1,8 @@
 #include "server/observe/log.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/shm/unique_fd.h"
 
 namespace shardd {
 namespace {
@@ -41,6 +44,49 @@ std::atomic<int>& Threshold() {
     return static_cast<int>(name == nullptr ? LogLevel::kInfo : ParseLevel(name).value_or(LogLevel::kInfo));
   }());
   return threshold;
+}
+
+std::atomic<int64_t> log_file_bytes{0};
+
+// Whether standard error is what the variable names, and not something that it was sent to afterwards. Looked at each
+// time: it costs less than the line's write.
+bool IsJournal() {
+  const char* const stream = std::getenv("JOURNAL_STREAM");
+  struct stat info {};
+  return stream != nullptr && ::fstat(STDERR_FILENO, &info) == 0 &&
+         absl::StrCat(info.st_dev, ":", info.st_ino) == stream;
+}
+
+absl::string_view JournalPrefix(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "<7>";
+    case LogLevel::kInfo:
+      return "<6>";
+    case LogLevel::kWarning:
+      return "<4>";
+    default:
+      return "<3>";
+  }
+}
+
+// Leaves the last quarter of a file that has grown too large, from a line's beginning on.
+void ShortenLogFile() {
+  const int64_t most = log_file_bytes.load(std::memory_order_relaxed);
+  struct stat info {};
+  if (most == 0 || ::fstat(STDERR_FILENO, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= most) {
+    return;
+  }
+  std::string tail(static_cast<size_t>(most / 4), '\0');
+  const UniqueFd file(::open("/proc/self/fd/2", O_RDWR | O_APPEND | O_CLOEXEC));
+  const ssize_t got = file.valid() ? ::pread(file.get(), tail.data(), tail.size(), info.st_size - most / 4) : -1;
+  if (got < 0 || ::ftruncate(file.get(), 0) != 0) {
+    return;
+  }
+  tail.resize(static_cast<size_t>(got));
+  tail.erase(0, std::min(tail.find('\n'), tail.size() - 1) + 1);
+  (void)!::write(file.get(), tail.data(), tail.size());
+  (void)::lseek(STDERR_FILENO, 0, SEEK_END);  // where it was not opened to append
 }
 
 constexpr double kLinesPerSecond = 2;
@@ -72,9 +118,9 @@ class Places {
 };
 
 std::string Line(LogLevel level, absl::Time now, absl::string_view text) {
-  std::string line =
-      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", now, absl::UTCTimeZone()), " ",
-                   absl::string_view("DIWE").substr(static_cast<size_t>(level), 1), " ", ::syscall(SYS_gettid), " ");
+  std::string line = absl::StrCat(
+      IsJournal() ? JournalPrefix(level) : "", absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", now, absl::UTCTimeZone()), " ",
+      absl::string_view("DIWE").substr(static_cast<size_t>(level), 1), " ", ::syscall(SYS_gettid), " ");
   const size_t prefix_bytes = line.size();
   line.append(text.data(), std::min(text.size(), kMaxLineBytes - prefix_bytes - 1));
   std::replace_if(
@@ -84,6 +130,7 @@ std::string Line(LogLevel level, absl::Time now, absl::string_view text) {
 }
 
 void WriteLine(absl::string_view line) {
+  ShortenLogFile();
   // A log that cannot be written is lost: nothing above can do anything about it.
   // Nor may the daemon stand still because nobody reads it: a line for which a pipe has no room is dropped.
   pollfd room = {STDERR_FILENO, POLLOUT, 0};
@@ -95,6 +142,8 @@ void WriteLine(absl::string_view line) {
 }
 
 }  // namespace
+
+void BoundLogFile(int64_t size_bytes) { log_file_bytes.store(size_bytes, std::memory_order_relaxed); }
 
 bool SetLogLevel(absl::string_view name) {
   const std::optional<LogLevel> level = ParseLevel(name);

@@ -80,6 +80,20 @@ TEST_F(AbandonedStep, IsEndedWithTheRanksNameWhereItDoesNothingMore) {
   failing.Kill();
 }
 
+TEST_F(AbandonedStep, IsEndedLongBeforeTheRankWouldCountAsSilent) {
+  StartDaemon();
+  const Args args = {{"steps", "6"}, {"silence_ms", "30000"}};
+  Child failing = StartRank(1, args.With({{"fail", "some_gradients@3"}, {"pause", "abandoned@3"}}));
+  Child other = StartRank(0, args);
+  AwaitPause(args, "abandoned", 1);
+  const int64_t gave_up_ms = absl::ToUnixMillis(absl::Now());
+  EXPECT_EQ(other.Wait(), 0);
+  const TrainerReport report = Report(args, 0);
+  EXPECT_TRUE(absl::StrContains(report.message, "gave up a forward or backward")) << report.message;
+  EXPECT_LT(report.ended_ms - gave_up_ms, 12'000);
+  failing.Kill();
+}
+
 TEST_F(AbandonedStep, IsDroppedLikeAnyWhenTheRankDiesAfterwards) {
   StartDaemon();
   const Args args = {{"steps", "6"}, {"recover", "1"}};

@@ -8,6 +8,8 @@
 namespace shardd::e2e {
 namespace {
 
+using testing::Child;
+
 class Agreement : public Cluster {
  protected:
   // Rank 1 does something otherwise once, when `committed` steps are committed. Both ranks attach again afterwards, and
@@ -91,6 +93,37 @@ TEST_P(Forms, ManualMarksAndAPolicyGiveTheSameOrderOfUnshardAndReshard) {
   for (size_t g = 0; g < mixed.size(); ++g) {
     EXPECT_EQ(marked[g].SerializeAsString(), mixed[g].SerializeAsString()) << mixed[g].name();
   }
+}
+
+class Refused : public Cluster {
+ protected:
+  // Rank 0 has attached and waits when rank 1 describes another model.
+  void RefuseRankOne(const Args& args) {
+    StartDaemon();
+    Child waits = StartRank(0, args);
+    ASSERT_TRUE(testing::PollUntil([&] { return Job().attached_ranks() == 1; }));
+    Child other = StartRank(1, args.With({{"layout", "DIM0"}}));
+    EXPECT_EQ(other.Wait(), 0);
+    EXPECT_EQ(waits.Wait(), 0);
+  }
+};
+
+TEST_F(Refused, RanksThatWaitForItAreToldAtOnceWhichAndWhy) {
+  const Args args = {{"steps", "4"}, {"recover", "1"}};
+  RefuseRankOne(args);
+  EXPECT_EQ(Report(args, 1).code, static_cast<int>(Code::kFailedPrecondition));
+  const TrainerReport told = Report(args, 0);
+  EXPECT_EQ(told.code, static_cast<int>(Code::kFailedPrecondition)) << told.message;
+  for (const char* part : {"rank 1 was refused", "layout"}) {
+    EXPECT_TRUE(absl::StrContains(told.message, part)) << part << " in: " << told.message;
+  }
+  EXPECT_LT(told.ended_ms - Report(args, 1).ended_ms, 5000);
+  EXPECT_TRUE(HasEvent("job", "refused", "layout"));
+}
+
+TEST_F(Refused, ProcessesThatAreStartedLaterAreNotToldOfIt) {
+  RefuseRankOne({{"steps", "4"}});
+  ExpectAllOk(RunRanks({{"steps", "4"}}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Forms, ::testing::Values("small", "nested"),

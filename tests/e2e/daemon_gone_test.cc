@@ -55,7 +55,7 @@ class DaemonGone : public Cluster {
       ASSERT_FALSE(drained.empty());
       EXPECT_LT(std::atoll(drained.c_str() + 7), kLetGoLimitMs);
       EXPECT_EQ(report.code, static_cast<int>(Code::kNotFound)) << report.message;
-      EXPECT_TRUE(absl::StrContains(report.message, "it was restarted")) << report.message;
+      EXPECT_TRUE(absl::StrContains(report.message, "the daemon was restarted")) << report.message;
     }
     const Args again = args.With({{"name", "again"}, {"steps", "10"}});
     ExpectParity(again, RunRanks(again));

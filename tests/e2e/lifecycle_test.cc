@@ -1,7 +1,9 @@
 // Jobs come and go: versions, full parameters, state handed on, grace times, closing, finishing.
 
+#include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "absl/strings/match.h"
@@ -130,6 +132,54 @@ TEST_F(Lifecycle, AJobIsKeptForItsGraceTimeAndFreedAfterIt) {
   EXPECT_TRUE(PollUntil([&] { return Job().name().empty(); }));
   EXPECT_TRUE(HasEvent("job", "close", "no session for"));
   EXPECT_TRUE(PollUntil([&] { return DaemonFootprint() == before; })) << DaemonFootprint() << ", want " << before;
+}
+
+TEST_F(Lifecycle, WhoComesTooLateIsToldWhatWasLostAndWhichSettingKeepsIt) {
+  StartDaemon();
+  const Args args = {{"steps", "3"}, {"grace_ms", "300"}, {"finish", "0"}};
+  ExpectAllOk(RunRanks(args, {}, [] {}));
+  ASSERT_TRUE(PollUntil([&] { return Job().name().empty(); }));
+  v1::Job late;
+  ExpectAllOk(RunRanks(args, {}, [&] { late = Job(); }));
+  EXPECT_EQ(late.lost().committed_step(), 3);
+  for (const char* part : {"3 committed steps", "300ms", "SHARDD_GRACE_MS"}) {
+    EXPECT_TRUE(absl::StrContains(late.lost().text(), part)) << part << " in: " << late.lost().text();
+  }
+  EXPECT_TRUE(HasEvent("job", "lost", "3 committed steps"));
+}
+
+TEST_F(Lifecycle, AJobIsKeptAsLongAsItsLauncherLives) {
+  StartDaemon();
+  const Args args = {{"steps", "3"}, {"grace_ms", "100"}, {"finish", "0"}};
+  ExpectAllOk(RunRanks(args.With({{"name", "without"}}), {}, [] {}));
+  RanksFind({"TORCHELASTIC_RUN_ID=run"});  // of this process it is not: it is the launcher
+  ExpectAllOk(RunRanks(args, {}, [] {}));
+  EXPECT_TRUE(PollUntil([&] { return Job("without").name().empty(); }));
+  EXPECT_FALSE(PollUntil([&] { return Job().name().empty(); }, absl::Seconds(1)));
+  EXPECT_EQ(Job().committed_step(), 3);
+}
+
+TEST_F(Lifecycle, EveryRankThatIsLostIsAnEvent) {
+  StartDaemon();
+  const Args args = {{"steps", "1000000"}};
+  std::vector<Child> ranks;
+  for (int rank = 0; rank < 2; ++rank) ranks.push_back(StartRank(rank, args));
+  ASSERT_TRUE(PollUntil([&] { return Job().committed_step() > 3; }));
+  for (Child& rank : ranks) rank.Kill(SIGTERM);
+  const auto is_lost = [&](int rank) {
+    const std::vector<v1::Event> events = Events();
+    return std::count_if(events.begin(), events.end(),
+                         [&](const v1::Event& event) { return event.kind() == "lost" && event.rank() == rank; }) == 1;
+  };
+  EXPECT_TRUE(PollUntil([&] { return is_lost(0) && is_lost(1); }));
+}
+
+TEST_F(Lifecycle, ARankThatLeavesOutsideOfAStepAbortsNone) {
+  StartDaemon();
+  const Args args = {{"steps", "3"}, {"read_values", "0"}, {"wait_step", "1"}, {"finish", "0"}};
+  ExpectAllOk(RunRanks(args, {}, [] {}));
+  EXPECT_TRUE(HasEvent("job", "epoch", "the rank detached"));
+  EXPECT_FALSE(HasEvent("job", "abort", ""));
 }
 
 TEST_F(Lifecycle, AFinishedJobIsFreedAtOnce) {

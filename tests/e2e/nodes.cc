@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -41,6 +42,13 @@ void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags) {
 
 void Nodes::StartAgain(int node) {
   nodes_[static_cast<size_t>(node)] = std::make_unique<Node>();
+  StartDaemon(node);
+}
+
+void Nodes::ReplaceDaemon(int node) {
+  Node& ended = *nodes_[static_cast<size_t>(node)];
+  ASSERT_EQ(kill(ended.daemon_pid(), SIGKILL), 0);
+  ended.WaitForDaemon();
   StartDaemon(node);
 }
 

@@ -36,6 +36,7 @@ class Node final : public Cluster {
   using Cluster::StartRank;
   using Cluster::StopDaemon;
   using Cluster::TimeOf;
+  using Cluster::WaitForDaemon;
   void TestBody() override {}
 };
 
@@ -48,6 +49,8 @@ class Nodes : public ::testing::Test {
   void OnGpus(int gpus) { gpus_ = gpus; }
   // The daemon of a node that has ended.
   void StartAgain(int node);
+  // SIGKILL for its daemon; another one listens where it did, for the ranks that live on.
+  void ReplaceDaemon(int node);
   Node& node(int node) { return *nodes_[static_cast<size_t>(node)]; }
   int count() const { return static_cast<int>(nodes_.size()); }
   const std::vector<std::string>& addresses() const { return addresses_; }
@@ -55,8 +58,11 @@ class Nodes : public ::testing::Test {
   // tell.
   bool HasLostLink(int node, int lost) {
     const std::string link = absl::StrCat("link to node ", lost, " (", addresses()[lost], ")");
-    return this->node(node).HasEvent("job", "abort", link) ||
-           this->node(node).HasEvent("job", "abort", absl::StrCat("node ", lost, " cannot be sent gradients: "));
+    const auto ended = [&](const char* kind) {  // in the middle of a step, or outside of one
+      return this->node(node).HasEvent("job", kind, link) ||
+             this->node(node).HasEvent("job", kind, absl::StrCat("node ", lost, " cannot be sent gradients: "));
+    };
+    return ended("abort") || ended("epoch");
   }
   // What ranks of one node are told.
   Args Of(int node, const Args& args) const;

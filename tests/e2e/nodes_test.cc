@@ -111,6 +111,28 @@ class NodesTest : public Nodes {
     ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
   }
 
+  // A daemon of one of two nodes is killed and another takes its place, while the ranks of both nodes live on.
+  void OutliveDaemon(int ended) {
+    Start(2);
+    const Args args = {{"steps", "12"}, {"recover", "1"}, {"outlive_daemon", "1"}, {"optimizer", "adamw"}};
+    std::vector<Child> ranks;
+    for (int k = 0; k < 2; ++k) {
+      for (int rank = 0; rank < 2; ++rank) {
+        ranks.push_back(StartRank(k, rank, k == ended ? args : args.With({{"pause", "before_step@5"}})));
+      }
+    }
+    for (int rank = 0; rank < 2; ++rank) node(1 - ended).AwaitPause(Of(1 - ended, args), "before_step", rank);
+    ReplaceDaemon(ended);
+    for (int rank = 0; rank < 2; ++rank) node(1 - ended).LetGo(Of(1 - ended, args), "before_step", rank);
+    for (Child& rank : ranks) EXPECT_EQ(rank.Wait(), 0);
+    std::vector<TrainerReport> reports;
+    for (int k = 0; k < 2; ++k) {
+      for (int rank = 0; rank < 2; ++rank) reports.push_back(Report(k, rank, args));
+    }
+    ExpectAllOk(reports);
+    ExpectSame(reports, RunAll(args.With({{"name", "undisturbed"}})));
+  }
+
   // The daemon and the ranks of one of two nodes are gone; another daemon takes the place, other processes those of its
   // ranks.
   void EndDaemon(int ended, int signal) {
@@ -226,6 +248,8 @@ TEST_F(NodesTest, ANodeThatFallsSilentIsNamed) {
   EXPECT_EQ(silent.Wait(), 0);
 }
 
+TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfTheirNode) { OutliveDaemon(1); }
+TEST_F(NodesTest, LivingRanksReattachToANewDaemonOfNode0) { OutliveDaemon(0); }
 TEST_F(NodesTest, ADaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemon(1, SIGKILL); }
 TEST_F(NodesTest, ADaemonThatIsStoppedGetsTheStateFromAReplica) { EndDaemon(1, SIGTERM); }
 TEST_F(NodesTest, Node0sDaemonThatIsKilledGetsTheStateFromAReplica) { EndDaemon(0, SIGKILL); }

@@ -33,7 +33,8 @@ int Trainer::Run() {
   Status status = Attach();
   while (status.ok()) {
     status = Train();
-    if (!status.aborted() || args_.Int("recover") == 0) {
+    const bool gone = status.code() == Code::kUnavailable && args_.Int("outlive_daemon") != 0;
+    if (!gone && (!status.aborted() || args_.Int("recover") == 0)) {
       break;
     }
     report_.AddNote("aborted " + std::to_string(job_->info().committed_step) + " " + std::to_string(NowMs()) + " " +

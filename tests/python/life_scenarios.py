@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -242,3 +243,33 @@ def logs_and_warnings() -> dict[str, Any]:
         except UserWarning as warning:
             raised = str(warning)
     return {"lines": handler.lines, "warnings": [str(w.message) for w in caught], "raised": raised}
+
+
+def raises_and_lives_on(folder: str) -> str:
+    """Rank 1's main thread raises behind its first step, and another thread keeps its process. What rank 0 is told."""
+    from shardd.errors import StepAborted
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    rank = dist.get_rank()
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    for step in range(2):
+        if rank == 1 and step == 1:
+            threading.Thread(target=_wait_for, args=(f"{folder}/told",)).start()
+            raise RuntimeError("the program's own")
+        try:
+            loss_of(model, step, 0, rank).backward()
+            optimizer.step()
+        except StepAborted as error:
+            Path(f"{folder}/told").touch()
+            os._exit(0 if "rank detached" in str(error) else 3)
+        optimizer.zero_grad()
+    return ""
+
+
+def _wait_for(path: str) -> None:
+    deadline = time.monotonic() + 60
+    while not os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pty
@@ -329,3 +330,55 @@ def stays_away() -> None:
             os._exit(0)
     signal.sigwait({signal.SIGUSR1})
     os._exit(0)
+
+
+def too_late(start_over: bool) -> dict[str, Any]:
+    """Three steps, and all ranks fail. Whoever is restarted comes when the daemon has freed the job."""
+    from shardd.torch import fully_shard, resume
+    from shardd.torch._extension import _C
+    from shardd.torch.optim import AdamW
+
+    deadline = time.monotonic() + 20
+    while attempt() == 1 and json.loads(_C.describe_daemon(10_000)).get("jobs", 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    dist.barrier()  # before one of them opens it anew
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    try:
+        begins = resume(model, start_over=start_over)[0]
+    except RuntimeError as error:
+        return {"error": str(error)}
+    for step in range(begins, 3):
+        loss_of(model, step, 0, dist.get_rank()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if attempt() == 0:
+        dist.barrier()
+        sys.exit(3)
+    return {"begins": begins}
+
+
+def survive_registration(folder: str) -> list[float]:
+    """Rank 1 dies in its first life with its session made and its values not given; rank 0 goes on in its own process."""
+    import shardd.torch
+    from shardd.torch import fully_shard
+    from shardd.torch._job import TorchJob
+    from shardd.torch.optim import AdamW
+
+    dist.init_process_group("fake", rank=int(os.environ["RANK"]), world_size=2)
+    rank = dist.get_rank()
+    if rank == 1 and attempt() == 0:
+        TorchJob._write_all = lambda *_: _die()  # type: ignore[method-assign,assignment]
+    model = build(Case())
+    shard(model, Case(), fully_shard)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in shardd.torch.steps(3):
+        with step:
+            loss = loss_of(model, step, 0, rank)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses

@@ -43,6 +43,13 @@ def test_a_trainer_that_dies_is_replaced_while_its_dataloader_workers_live_on(me
     assert run.results[0]["counters"]["commits"] == _STEPS
 
 
+def test_ranks_are_told_where_one_raises_and_its_process_lives_on() -> None:
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
+        for rank in range(2):
+            cluster.start(life_scenarios.raises_and_lives_on, rank, (folder,))
+        assert cluster.wait(40) == {0: 0, 1: 1}, cluster.log(0) + cluster.log(1)  # silence would take two minutes
+
+
 @pytest.mark.parametrize(("wait", "stock"), [
     ("register", False), ("backward", False), ("step", False), ("load", False), ("backward", True), ("step", True),
 ])  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import node_daemons
 import resume_scenarios
 from cluster import Cluster, run_ranks
 from models import Case, train_alone
@@ -171,6 +172,38 @@ def test_another_run_does_not_take_over_a_job() -> None:
             assert cluster.wait(300) == {0: -signal.SIGKILL if name == "first" else 0}, cluster.log(0)
         assert [e["step"] for e in cluster.events(0) if e["event"] == "start"] == [0, 0]
         assert cluster.result(0)["counters"]["commits"] == 4
+
+
+@pytest.mark.parametrize("start_over", [False, True], ids=["error", "start-over"])
+def test_who_is_restarted_too_late_is_told_what_was_lost(start_over: bool) -> None:
+    with node_daemons.nodes(1, peers=False) as daemon:
+        environment = {"SHARDD_ADDRESS": daemon.address(0), "SHARDD_GRACE_MS": "300"}
+        run = relaunched(resume_scenarios.too_late, 2, start_over, restarts=1, name="late", environment=environment)
+    for result in _finished(run):
+        if start_over:
+            assert result == {"begins": 0}
+        else:
+            for part in "3 committed steps", "300ms", "SHARDD_GRACE_MS", "start_over=True", "restart 1":
+                assert part in result["error"], (part, result)
+    assert not start_over or "starts from the values that the program gave: the job of this name had 3" in run.log
+
+
+def test_a_loop_over_steps_outlives_a_death_while_it_registers() -> None:
+    expected = train_alone(Case(steps=3), 2)["losses"]
+
+    def environment(restarts: int) -> dict[str, str]:
+        return {"TORCHELASTIC_RUN_ID": "registers", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder, {"SHARDD_TEST_NO_GROUP": "1"}) as cluster:
+        for rank in range(2):
+            cluster.start(resume_scenarios.survive_registration, rank, (folder,), environment(0))
+        assert cluster.wait(300, [1]) == {1: -signal.SIGKILL}, cluster.log(1)
+        cluster.start(resume_scenarios.survive_registration, 1, (folder,), environment(1))
+        assert set(cluster.wait(300).values()) == {0}, cluster.log(0) + cluster.log(1)
+        for rank in range(2):
+            torch.testing.assert_close(
+                torch.tensor(cluster.result(rank)), torch.tensor(expected[rank]), rtol=1e-5, atol=0
+            )
 
 
 def test_agreements_match_where_a_rank_dies_between_two_and_where_another_process_takes_its_place() -> None:

@@ -19,7 +19,7 @@ Status Take(shardd_status* status) { return Status::Take(status); }
 }  // namespace
 
 std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, int node, const std::string& address,
-                                       bool resumes, int64_t timeout_ms, int gpu) {
+                                       bool resumes, int64_t timeout_ms, int gpu, bool alone) {
   Job::Options options;
   options.spec_json = spec_json;
   options.rank = rank;
@@ -28,6 +28,7 @@ std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, i
   options.replace = options.adopt = resumes;
   options.timeout_ms = timeout_ms;
   options.device_memory = gpu >= 0;
+  options.ends_with_launcher = alone;
   const at::Device device = gpu < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu));
   std::unique_ptr<Job> job;
   {

@@ -33,8 +33,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // rank is replaced, and the job is taken as it is where it trains more than the spec says. `gpu`: the GPU that the
   // model is on, as torch numbers them, which must be the rank's in the daemon; -1: the host.
   // `node`: which of the spec's this one is, with ranks of its own.
+  // `alone`: nobody but processes of this launcher knows the job.
   static std::shared_ptr<Engine> Attach(const std::string& spec_json, int rank, int node, const std::string& address,
-                                        bool resumes, int64_t timeout_ms, int gpu);
+                                        bool resumes, int64_t timeout_ms, int gpu, bool alone);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();

@@ -27,7 +27,7 @@ TEST(Config, DefaultsAreWrittenOut) {
   EXPECT_EQ(config.optimizer().kind(), v1::OPTIMIZER_KIND_NONE);
   EXPECT_EQ(config.gradient_divide_factor(), 3);
   EXPECT_EQ(config.silence_timeout_ms(), 120'000);
-  EXPECT_EQ(config.grace_ms(), 60'000);
+  EXPECT_EQ(config.grace_ms(), 900'000);
   EXPECT_EQ(config.mixed_precision().param_dtype(), v1::DTYPE_UNSPECIFIED);
 }
 

@@ -1,6 +1,8 @@
 #include "server/observe/log.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -63,6 +65,35 @@ TEST_F(LogTest, TextCannotForgeASecondLine) {
   const auto lines = Capture([] { LogInfo("a\n2026-01-01T00:00:00.000000Z E 1 forged\r"); });
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_TRUE(absl::EndsWith(lines[0], "forged "));
+}
+
+TEST_F(LogTest, ALineOfTheJournalBeginsWithItsLevel) {
+  const auto lines = Capture([] {
+    struct stat info {};
+    ASSERT_EQ(fstat(STDERR_FILENO, &info), 0);
+    setenv("JOURNAL_STREAM", (std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino)).c_str(), 1);
+    LogInfo("a");
+    LogWarning("b");
+    LogError("c");
+    setenv("JOURNAL_STREAM", "1:2", 1);  // it was sent elsewhere
+    LogError("d");
+    unsetenv("JOURNAL_STREAM");
+  });
+  EXPECT_THAT(lines, ElementsAre(MatchesRegex("<6>[0-9].* I .* a"), MatchesRegex("<4>[0-9].* W .* b"),
+                                 MatchesRegex("<3>[0-9].* E .* c"), MatchesRegex("[0-9].* E .* d")));
+}
+
+TEST_F(LogTest, AFileThatIsBoundedKeepsItsLastLines) {
+  BoundLogFile(10'000);
+  SetLogLevel(LogLevel::kDebug);  // whose lines are not limited
+  const auto lines = Capture([] {
+    for (int i = 0; i < 1000; ++i) LogDebug("line " + std::to_string(i));
+  });
+  BoundLogFile(0);
+  ASSERT_GT(lines.size(), 20u);
+  EXPECT_LT(lines.size(), 300u);
+  EXPECT_TRUE(absl::EndsWith(lines.back(), "line 999"));
+  for (const std::string& line : lines) EXPECT_THAT(line, MatchesRegex("[0-9-]+T[0-9:.]+Z D [0-9]+ line [0-9]+"));
 }
 
 TEST_F(LogTest, VeryLongTextIsOneBoundedLine) {

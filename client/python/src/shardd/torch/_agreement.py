@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch.distributed as dist
 
 from shardd.errors import StepAborted
 from shardd.torch._counts import next_of, threads_prefix
+from shardd.torch._environment import timeout_s
 
 __all__ = ["Meeting", "check_alike", "tell"]
 
@@ -98,7 +98,7 @@ class Meeting:
                 _Round(self, self._base()).say(_FAILED + _text(error))
             return
         if limit_s is None:
-            limit_s = int(os.environ.get("SHARDD_TIMEOUT_MS", "0")) / 1000 or 300.0
+            limit_s = timeout_s()
         now = self._begin(part)
         waited_for = set(range(world)) - {self.rank}
         deadline = time.monotonic() + limit_s

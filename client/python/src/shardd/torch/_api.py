@@ -34,13 +34,20 @@ def _job_of(module: nn.Module | None) -> _job.TorchJob:
     return root._job
 
 
-def resume(module: nn.Module | None = None) -> tuple[int, Any]:
+def resume(module: nn.Module | None = None, *, start_over: bool = False) -> tuple[int, Any]:
     """``(steps committed, state)`` of the job of a model; ``(0, None)`` on a first start.
 
     Call it after sharding and building the optimizer. Parameters and optimizer state need no loading: they are there.
     ``state`` is what this rank gave to ``ride`` before its last committed step. Waits for the other ranks.
+
+    Where torchrun has restarted the workers too late, and the daemon has freed what they had committed, that is a
+    RuntimeError that says what was lost. ``start_over=True``: the program begins from a checkpoint of its own then.
     """
-    job = _job_of(module)
+    _job.start_over = start_over
+    try:
+        job = _job_of(module)
+    finally:
+        _job.start_over = False
     assert job.engine is not None
     return job.engine.info()["committed_step"], job.ridden()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 
+from shardd.torch import _environment
 from shardd.torch._counts import next_of, threads_prefix
 from shardd.torch._spec import WRAPPED_MODULE, unwrapped
 
@@ -101,7 +102,7 @@ def _agreed(index: str, mesh_ranks: list[int]) -> str:
         name = uuid.uuid4().hex[:12]
         store.set(key, name)
         return name
-    limit_s = int(os.environ.get("SHARDD_TIMEOUT_MS", "0")) / 1000 or 300.0
+    limit_s = _environment.timeout_s()
     deadline = time.monotonic() + limit_s
     while not store.check([key]):  # not get(), which no signal interrupts
         if time.monotonic() > deadline:
@@ -126,7 +127,7 @@ def identify(index: str, ranks: JobRanks) -> Identity:
     """
     mesh_ranks = ranks.members
     suffix = f"-{index}"
-    given = os.environ.get("SHARDD_JOB")
+    given = _environment.given(_environment.JOB)
     if given:
         return Identity(given + suffix, resumes=True)
     run = os.environ.get("TORCHELASTIC_RUN_ID")
@@ -135,7 +136,7 @@ def identify(index: str, ranks: JobRanks) -> Identity:
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", run)[:40]
         key = hashlib.sha256(f"{run}\0{os.getuid()}\0{_launcher(run)}\0{host}".encode()).hexdigest()[:12]
         name = f"torch-{readable}-{key}{suffix}"
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        restarts = _environment.restarts()
         if ranks.several:
             name, restarts = ranks.agree(index, name, restarts)
         return Identity(name, resumes=restarts > 0)

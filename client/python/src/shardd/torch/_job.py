@@ -11,15 +11,17 @@ import multiprocessing.util
 import os
 import pickle
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardd import errors
-from shardd.torch import _spec, _writes
+from shardd.torch import _environment, _spec, _writes
 from shardd.torch._agreement import Meeting, check_alike, speaks, tell
 from shardd.torch._bind import Place, bind
 from shardd.torch._counts import at_end_of_thread, rank_thread
@@ -45,6 +47,9 @@ before_end: list[Callable[[TorchJob], None]] = []  # called with each job before
 _registered = 0
 _failed = False  # the process ends with an exception: its job is to be kept
 _ridden: Any = None
+_aborted: weakref.WeakKeyDictionary[ShardState, Identity] = weakref.WeakKeyDictionary()  # while they were registered
+start_over = False  # resume(start_over=True) is under way
+_NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its ranks attach again at once
 RIDE_BYTES = 1 << 20  # what a commit takes of this rank's own (kMaxTrainerStateBytes)
 
 
@@ -98,12 +103,17 @@ class TorchJob:
         unit = root._unit
         assert unit is not None
         ranks = ranks_of(unit.mesh_info)
-        identity = identify(root._next_registration(), ranks)
+        # One that an abort has ended is tried again as the same job, as its other ranks do.
+        identity = _aborted.pop(root, None) or identify(root._next_registration(), ranks)
         optimizers = _optimizers_of(root)
         description = _spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
         tell(identity.name, ranks.rank, root.attributes)
         with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
-            job = opened(ranks, lambda: cls._open(root, identity, description, ranks, optimizers, progress))
+            try:
+                job = opened(ranks, lambda: cls._open(root, identity, description, ranks, optimizers, progress))
+            except errors.StepAborted:
+                _aborted[root] = replace(identity, resumes=True)
+                raise
         for before in [other for other in _jobs if other._retired is not None and other.root() is root]:
             before._end(finished=True)  # all ranks have left it: they have given the new one its values
         return job
@@ -149,14 +159,17 @@ class TorchJob:
         """``memory``: of the job whose place it takes, in this process."""
         started = time.monotonic()
         progress.doing("attaching")
-        timeout_ms = int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
         gpu = _spec.gpu_of(root)
         if gpu >= 0 and rank_thread() != 0:
             raise NotImplementedError(
                 "register model: it is on a GPU and ranks are threads of this process, whose streams would wait for one "
                 "another; make ranks processes"
             )
-        who = (json.dumps(description.spec), ranks.local_rank, ranks.node, "", identity.resumes, timeout_ms, gpu)
+        alone = not ranks.several and not _environment.given(_environment.JOB)  # nobody else forms the job's name
+        if alone and not _environment.of_launcher() and not _environment.given(_environment.GRACE):
+            description.spec["config"]["graceMs"] = _NAMELESS_GRACE_MS
+        who = (json.dumps(description.spec), ranks.local_rank, ranks.node, "", identity.resumes,
+               _environment.timeout_ms(), gpu, alone)  # fmt: skip
         try:
             engine = _C.Engine.attach(*who)
         except errors.Error as error:
@@ -210,11 +223,8 @@ class TorchJob:
         self.step_groups = groups + 1
         self.memory = OptimizerMemory(self, states, info["param_count"])
         if info["version"] == 0:
-            if identity.resumes and _restart_count() > 0:
-                logger.warning(
-                    'job "%s" was not found after a restart; starting from the values that the program gave',
-                    identity.name,
-                )
+            if identity.resumes:
+                self._tell_lost()
             if optimizers:
                 optimizers[0]._write_loaded(self)
             self._write_all(progress)
@@ -247,6 +257,25 @@ class TorchJob:
             _stock.watch_loads(optimizer)
             if is_given and any(self._has(param) for param in optimizer.state):
                 _stock.keep_loaded(optimizer, [self])
+
+    def _tell_lost(self) -> None:
+        """The job has no parameters. RuntimeError where a restart by torchrun was to go on with those that are lost."""
+        assert self.engine is not None
+        restarts = _environment.restarts()
+        lost = json.loads(self.engine.describe()).get("lost")
+        if lost is None:
+            if restarts > 0:
+                logger.warning(
+                    'job "%s" was not found after a restart; starting from the values that the program gave', self.name
+                )
+        elif restarts == 0 or start_over or _environment.number(_environment.START_OVER, 1):
+            logger.warning('job "%s" starts from the values that the program gave: %s', self.name, lost["text"])
+        else:
+            raise RuntimeError(
+                f'register model: job "{self.name}" cannot be resumed by restart {restarts}: {lost["text"]}. A program that '
+                "loads a checkpoint of its own then says so with shardd.torch.resume(model, start_over=True), or "
+                f"{_environment.START_OVER}=1"
+            )
 
     def _bind(self, description: _spec.Description) -> None:
         engine = self.engine
@@ -460,10 +489,6 @@ def _optimizers_of(root: ShardState) -> list[DaemonOptimizer]:
     return [o for o in _optimizers if any(id(p) in owned for g in o.param_groups for p in g["params"])]
 
 
-def _restart_count() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def _note_registration() -> None:
     global _registered
     _registered += 1
@@ -495,8 +520,20 @@ def _note_exception(previous: Any) -> Any:
         global _failed
         _failed = True
         previous(kind, value, traceback)
+        if threading.current_thread() is threading.main_thread():
+            _leave_if_process_stays()
 
     return hook
+
+
+def _leave_if_process_stays() -> None:
+    """The main thread has ended with an exception, and other threads keep the process: ranks that wait for this one are told."""
+    alive = threading.enumerate()
+    if hasattr(sys, "ps1") or all(thread.daemon or thread is threading.main_thread() for thread in alive):
+        return  # the program goes on, or _at_exit is next
+    for job in jobs():
+        with contextlib.suppress(RuntimeError):
+            job.close(finished=False)
 
 
 def _at_exit() -> None:

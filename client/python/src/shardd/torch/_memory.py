@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 
+from shardd.torch import _environment
+from shardd.torch._environment import GIVE_BACK
 from shardd.torch._extension import _C
 
 # "0": never; "1": always; otherwise where the job's parameters are many: it takes some of each step's processor time.
-ENVIRONMENT = "SHARDD_GIVE_BACK"
 WORTH_IT_NUMEL = 1 << 25
 
 logger = logging.getLogger("shardd.torch")
 
 
 def wants_it(trained_numel: int) -> bool:
-    given = os.environ.get(ENVIRONMENT, "")
+    given = _environment.given(GIVE_BACK)
     if given not in ("", "0", "1"):
-        raise ValueError(f"{ENVIRONMENT}: out of range (got {given!r}, want 0, 1 or nothing)")
+        raise ValueError(f"{GIVE_BACK}: out of range (got {given!r}, want 0, 1 or nothing)")
     return given == "1" or (given != "0" and trained_numel >= WORTH_IT_NUMEL)
 
 

@@ -21,8 +21,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 from shardd.errors import StepAborted
+from shardd.torch import _environment
 from shardd.torch._agreement import speaks
 from shardd.torch._counts import rank_thread, threads_prefix
+from shardd.torch._environment import NODES
 from shardd.torch._extension import _C
 from shardd.torch._group import Members, members_of
 
@@ -43,7 +45,6 @@ __all__ = [
 
 logger = logging.getLogger("shardd.torch")
 
-NODES = "SHARDD_NODES"  # "host:port,host:port": where the daemons of the mesh's rows are reached by each other
 _POLL_S = 0.01
 _OPENS = 3
 _REMEDY = (
@@ -218,7 +219,7 @@ def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:
         return []
     if local and os.environ.get("GROUP_RANK") and local * _number("GROUP_WORLD_SIZE") == world:
         return [str(rank // local) for rank in ranks]
-    if not waits or not (hybrid or os.environ.get(NODES)) or not speaks():
+    if not waits or not (hybrid or _environment.given(NODES)) or not speaks():
         return []
     own = dist.get_rank()
     _say(own, {"host": os.environ.get("GROUP_RANK", "") + _host()})
@@ -227,7 +228,7 @@ def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:
 
 def _addresses_of(rows: list[list[int]], node: int) -> tuple[str, ...]:
     """Where daemons reach those of the other nodes, by row."""
-    given = os.environ.get(NODES)
+    given = _environment.given(NODES)
     if given:
         addresses = tuple(part.strip() for part in given.split(","))
         if len(addresses) != len(rows):
@@ -270,8 +271,7 @@ def _addresses_of(rows: list[list[int]], node: int) -> tuple[str, ...]:
 
 
 def _own_address() -> str:
-    timeout_ms = int(os.environ.get("SHARDD_TIMEOUT_MS", "0"))
-    return str(json.loads(_C.describe_daemon(timeout_ms)).get("peer_address", ""))
+    return str(json.loads(_C.describe_daemon(_environment.timeout_ms())).get("peer_address", ""))
 
 
 def _number(name: str) -> int:
@@ -308,7 +308,7 @@ def _told(rank: int) -> dict[str, str]:
 
 def _told_by(ranks: Iterable[int], fact: str, what: str) -> Iterable[dict[str, str]]:
     """Of each rank what it has told, once ``fact`` is among it."""
-    limit_s = int(os.environ.get("SHARDD_TIMEOUT_MS", "0")) / 1000 or 300.0
+    limit_s = _environment.timeout_s()
     deadline = time.monotonic() + limit_s
     for rank in ranks:
         while fact not in (told := _told(rank)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPO
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
+from shardd.torch import _environment
 from shardd.torch._group import offloads
 from shardd.torch._memory import wants_it
 from shardd.torch._nodes import cuts_over_nodes
@@ -247,7 +247,7 @@ def describe(
     }
     if _offloads(groups):
         config["offload"] = "OFFLOAD_HOST"
-    if on_gpu and (sums := os.environ.get("SHARDD_TRAINER_SUMS")) in ("0", "1"):
+    if on_gpu and (sums := _environment.given(_environment.TRAINER_SUMS)) in ("0", "1"):
         config["trainerSums"] = sums == "1"
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
     if not on_gpu and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):

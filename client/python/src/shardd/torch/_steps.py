@@ -61,6 +61,16 @@ def _job_was_aborted(module: nn.Module | None) -> bool:
     return False
 
 
+def _begin(module: nn.Module | None, rebuild: Callable[[], None] | None) -> tuple[int, Any]:
+    while True:
+        try:
+            return _api.resume(module)
+        except StepAborted as error:
+            logger.warning("register again, because a rank died meanwhile: %s", error)
+        if rebuild is not None:
+            rebuild()
+
+
 def _attach_again(module: nn.Module | None) -> tuple[int, Any]:
     while True:
         try:
@@ -76,15 +86,15 @@ def steps(stop: int, module: nn.Module | None = None, *, rebuild: Callable[[], N
             with step:
                 loss = model(batch(step)); loss.backward(); optimizer.step(); optimizer.zero_grad()
 
-    A step that is aborted in the ``with``, because a rank died or the daemon is gone, is dropped: this rank attaches
-    again, waits for the others, and goes on after the last committed step. ``step.resumed`` and ``step.state`` then say
+    A step that is aborted in the ``with``, because a rank died or the daemon is gone, is dropped, and so is a registration
+    that a death aborts: this rank attaches again, waits for the others, and goes on after the last committed step. ``step.resumed`` and ``step.state`` then say
     so, as they do in a process that was started anew.
 
     The program's own process groups break with a dead rank. A loop with collectives of its own gives ``rebuild``, which
     makes them anew and is called before attaching again; an error of such a collective then counts as an abort if a rank
     has died. Without ``module`` the process has one model.
     """
-    number, state = _api.resume(module)
+    number, state = _begin(module, rebuild)
     resumed = number > 0
     while number < stop:
         step = Step(number)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardd import errors
+from shardd.torch import _environment
+from shardd.torch._environment import KEEP_EVERY, PASS_COPIES, number
 from shardd.torch._leaving import wait_for_leaving
 
 if TYPE_CHECKING:
@@ -24,25 +25,15 @@ __all__ = ["DROPPED_S", "RESOURCE_EXHAUSTED", "begin", "config_of_writes", "edit
 
 logger = logging.getLogger("shardd.torch")
 
-COPIES = "SHARDD_PASS_COPIES"
-KEEP_EVERY = "SHARDD_KEEP_EVERY"
-
 RESOURCE_EXHAUSTED = 8
 DROPPED_S = 10  # for jobs of dropped models, where there are too many and all ranks drop theirs
 
 
-def _number(name: str, most: int) -> int:
-    given = os.environ.get(name, "") or "0"
-    if not given.isascii() or not given.isdigit() or int(given) > most:
-        raise ValueError(f"{name}: out of range (got {given!r}, want a number from 0 to {most})")
-    return int(given)
-
-
 def edits_of(given: bool | None) -> tuple[bool, bool]:
     """``in_place_edits`` of an optimizer of the daemon, and whether anybody has said so."""
-    environment = os.environ.get("SHARDD_IN_PLACE_EDITS")
+    environment = _environment.given(_environment.IN_PLACE_EDITS)
     if given is None:
-        return environment != "0", environment is not None
+        return environment != "0", environment != ""
     return given, True
 
 
@@ -52,13 +43,13 @@ def evaluates_alone(params: list[Any], training: bool, never: bool = False) -> b
     ``training``: its first forward is with gradients. ``never``: no model is written by the program.
     """
     trained = [param for param in params if param.requires_grad]
-    never = never or os.environ.get("SHARDD_IN_PLACE_EDITS") == "0"
+    never = never or _environment.given(_environment.IN_PLACE_EDITS) == "0"
     return never and not (training and trained) and all(param.dtype != torch.float64 for param in trained)
 
 
 def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[str, Any]:
     """The fields of JobConfig for a model. ``never``: trainers do not write; ``daemon_updates``: its optimizer does."""
-    copies, keep_every = _number(COPIES, 1), _number(KEEP_EVERY, 1_000_000)
+    copies, keep_every = number(PASS_COPIES, 1), number(KEEP_EVERY, 1_000_000)
     if never:
         return {"trainersNeverWrite": True}
     config: dict[str, Any] = {"trainersNeverWrite": False}

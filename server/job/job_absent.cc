@@ -1,0 +1,86 @@
+// Ranks that have no session: refused ones, for whom others wait in vain, and those whose process ends after their
+// epoch did.
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/process/process_stat.h"
+#include "server/job/job_core.h"
+
+namespace shardd {
+namespace {
+
+// Another answer to the same description is not to be had.
+bool IsFinal(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status) || absl::IsUnimplemented(status);
+}
+
+}  // namespace
+
+void JobCore::OpenAnswered(int rank, const absl::Status& status) {
+  if (closed_ || !IsFinal(status) || rank < 0 || rank >= world_size()) {
+    return;
+  }
+  if (sessions_[rank] != nullptr || ranks_[rank].finished) {  // nobody waits for whom this is
+    return;
+  }
+  if (absent_.Refused(rank, std::string(status.message()), TicksSinceBoot())) {
+    Event(rank, "refused", std::string(status.message()));
+  }
+  MaybeTellRefused();
+}
+
+// Behind a commit that is under way: Abort waits for it.
+void JobCore::MaybeTellRefused() {
+  const bool waits = std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
+    return session != nullptr && session->stream != nullptr && absent_.WaitsInVain(session->start_ticks);
+  });
+  if (waits) {
+    Abort(absl::FailedPreconditionError(
+              absl::StrCat("job \"", name(), "\" waits for a rank that does not come: ", absent_.WhyRefused())),
+          {});
+  }
+}
+
+absl::Status JobCore::CheckStillHas(const Session& session) const {
+  if (session.expected_version == 0 || version_ > 0) {
+    return absl::OkStatus();
+  }
+  const std::string what = absl::StrCat("reattach rank ", session.rank(), " of job \"", name(), "\": ");
+  if (nodes_ != nullptr && nodes_->generation() == 0) {
+    return absl::AbortedError(absl::StrCat(
+        what, "this daemon, a new one, has not heard yet whether another node has its state; attach again"));
+  }
+  return absl::NotFoundError(absl::StrCat(
+      what, "its parameters are lost (got version 0, want ", session.expected_version,
+      " or later): the daemon was restarted, or has freed the job after its grace time; start the program anew, which "
+      "begins from the values that it gives (a checkpoint's)"));
+}
+
+void JobCore::CheckAbsent() {
+  for (const AbsentRanks::Ended& ended : absent_.TakeEnded()) {
+    Event(ended.rank, "lost",
+          absl::StrCat("its process (pid ", ended.pid,
+                       ") ended without attaching again; its session had ended with "
+                       "its epoch"));
+  }
+}
+
+bool JobCore::IsMidStep() const {
+  if (gradients_seen_ || window_open_ || !initial_writes_.empty()) {
+    return true;
+  }
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const RankStep& rank) {
+                       return rank.stepped || rank.window || rank.pass != Pass::kOutside || rank.committed_params ||
+                              rank.full_params || rank.closed_backwards > 0;
+                     }) ||
+         std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
+           return session != nullptr &&
+                  std::any_of(session->handles.begin(), session->handles.end(),
+                              [](const Handle& handle) { return handle.training() != TrainingState::kIdle; });
+         });
+}
+
+}  // namespace shardd
