@@ -53,17 +53,13 @@ void JobCore::ForgetGradientWriters() {
   if (left_writers_.empty()) {
     // Behind what devices, and the copier, may still do with it.
     std::shared_ptr<JobSlab> slab = std::exchange(left_gradients_, nullptr);
-    auto free = [reaper = reaper_, slab](const absl::Status&) { reaper->Post([slab] {}); };
+    auto free = [self = shared_from_this(), slab](const absl::Status&) { self->memory_worker_->Post([slab] {}); };
     auto fence = [self = shared_from_this(), this, free] {
       if (closed_) return free(absl::OkStatus());
       optimizer_devices_.Submit("free gradient shards", optimizer_devices_.Divide(DeviceOps(world_size())),
                                 Join(optimizer_devices_.count(), free));
     };
-    if (copier_ == nullptr) {
-      fence();
-    } else {
-      copier_->Post([loop = loop_, fence] { loop->Post(fence); });
-    }
+    copier_->Post([loop = loop_, fence] { loop->Post(fence); });
   }
 }
 
@@ -126,12 +122,12 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
   renewing_gradients_ = true;
   Event(-1, "renew",
         absl::StrCat(why, ": new ones are made, and the old ones are left to ", TextOf(gradient_writers_)));
-  reaper_->Post([self = shared_from_this(), this] {
+  memory_worker_->Post([self = shared_from_this(), this] {
     auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(memory_->MakeGradientsAgain(*plan_));
     loop_->Post([self, this, made] {
       renewing_gradients_ = false;
       if (closed_) {
-        reaper_->Post([made] {});
+        memory_worker_->Post([made] {});
         return;
       }
       if (!made->ok()) {
@@ -145,7 +141,7 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
       }
       ForgetGradientWriters();
       // What GPUs still add goes into the old ones, too.
-      reaper_->Post([gone = std::make_shared<std::vector<Straggler>>(std::exchange(stragglers_, {}))] {});
+      memory_worker_->Post([gone = std::make_shared<std::vector<Straggler>>(std::exchange(stragglers_, {}))] {});
     });
   });
   return absl::AbortedError(absl::StrCat(what, why, ": new ones are being made; attach again"));
