@@ -229,16 +229,16 @@ TEST(ViewsTest, DaemonSaysHowOldItIsAndWhatItHolds) {
     isolation: "own uid"
   )pb");
   EXPECT_EQ(Show(daemon, "/run/shardd/shardd.sock", kView),
-            "daemon           shardd 0.1.0, protocol 1\n"
-            "address          /run/shardd/shardd.sock\n"
-            "pid              99\n"
-            "up               10 min 0 s\n"
-            "devices          cpu:0 cpu:1\n"
-            "jobs             2\n"
-            "slabs            1.0 MiB\n"
-            "huge pages       none: shmem_enabled is never\n"
-            "isolation        own uid\n"
-            "embedded         no\n");
+            "daemon      shardd 0.1.0, protocol 1\n"
+            "address     /run/shardd/shardd.sock\n"
+            "pid         99\n"
+            "up          10 min 0 s\n"
+            "devices     cpu:0 cpu:1\n"
+            "jobs        2\n"
+            "slabs       1.0 MiB\n"
+            "huge pages  none: shmem_enabled is never\n"
+            "isolation   own uid\n"
+            "embedded    no\n");
 }
 
 TEST(ViewsTest, DaemonSaysHowItsGpusAreSetAndWhatIsWrongAroundThem) {
@@ -254,11 +254,10 @@ TEST(ViewsTest, DaemonSaysHowItsGpusAreSetAndWhatIsWrongAroundThem) {
     }
     warnings: "a trap; unset it"
   )pb");
-  EXPECT_THAT(
-      Show(daemon, "", kView),
-      AllOf(HasSubstr("cuda:0           NVIDIA H200, 139 GiB, at 0000:65:00.0, MPS off, persistence mode unknown: "
-                      "no NVML, compute mode default\njobs"),
-            HasSubstr("embedded         no\nwarning          a trap; unset it\n")));
+  EXPECT_THAT(Show(daemon, "", kView),
+              AllOf(HasSubstr("cuda:0      NVIDIA H200, 139 GiB, at 0000:65:00.0, MPS off, persistence mode unknown: "
+                              "no NVML, compute mode default\njobs"),
+                    HasSubstr("embedded    no\nwarning     a trap; unset it\n")));
 }
 
 TEST(ViewsTest, JobSaysItsDefaultsInWords) {

@@ -58,7 +58,7 @@ class RenewMemory {  // outlives the job
 class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithParamInterface<Place> {
  protected:
   Renew()
-      : JobCoreTest(SgdJob(), /*copies_off_loop=*/GetParam().on_device, nullptr,
+      : JobCoreTest(SgdJob(), /*shared_copier=*/nullptr,
                     GetParam().on_device ? SlabPlace{&memory_, {&memory_}} : SlabPlace()) {}
 
   // The rank's session is of this process, which is stopped and then lost to the job.
