@@ -69,6 +69,8 @@ class NodeCoordinator {
   void CheckSilence(absl::Time now, absl::Duration limit);
 
   uint64_t generation() const { return generation_; }
+  // Node 0 has nothing of the job, and another node has its state, or has not said that it has none.
+  bool MayRecover() const { return !initialized_ && (Unheard() >= 0 || Latest() >= 0); }
   // What a node has reduced. REQUIRES: all have.
   const v1::PeerMessage::Reduced& reduced(int node) const { return *nodes_[static_cast<size_t>(node)].reduced; }
   bool takes_part(int node) const { return nodes_[static_cast<size_t>(node)].takes_part; }

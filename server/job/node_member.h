@@ -107,6 +107,10 @@ class NodeMember final : public NodeEvents::Listener {
   bool promised() const { return promised_; }
   int node() const { return node_; }
   uint64_t generation() const { return generation_; }
+  // This node has nothing of the job, and may still be sent the state of another node that has.
+  bool MayBeSentState() const {
+    return fetching_ || (coordinator_ == nullptr ? generation_ == 0 : coordinator_->MayRecover());
+  }
   // Every other node has said that its ranks have.
   bool OthersFinished() const;
   // "node 1 (address) is not reached: why"; empty: all links are there.

@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
                [](auto& c) {
                  SendOnStream(c, [](v1::Command& command) {
                    *command.mutable_step() = GoodStep();
-                   command.mutable_step()->set_trainer_state(std::string(20 << 20, 'x'));
+                   command.mutable_step()->set_trainer_state(std::string(2 << 20, 'x'));
                  });
                },
                kInvalid, "trainer state is too large"},

@@ -129,6 +129,7 @@ class TorchJob:
         optimizers = _optimizers_of(root)
         gradients = GradientMoves((fqn, ref()) for fqn, ref in self._params)
         description = _spec.describe(root, self.name, self.ranks.local_world, optimizers)
+        self._settle_grace(description, self.ranks)  # the job's own, which an extension must not change
         with Progress(f'job "{self.name}"', shown=self.ranks.rank == 0) as progress:
             progress.doing("waiting for the other ranks to unfreeze parameters")
             if not engine.extend(json.dumps(description.spec)):
@@ -144,6 +145,14 @@ class TorchJob:
             except BaseException:
                 self.closed = True  # not to be registered under another name, without what is committed
                 raise
+
+    @staticmethod
+    def _settle_grace(description: _spec.Description, ranks: JobRanks) -> bool:
+        """Writes ``graceMs`` where the library's default does not serve; whether nobody else forms the job's name."""
+        alone = not ranks.several and not _environment.given(_environment.JOB)
+        if alone and not _environment.of_launcher() and not _environment.given(_environment.GRACE):
+            description.spec["config"]["graceMs"] = _NAMELESS_GRACE_MS
+        return alone
 
     @classmethod
     def _open(
@@ -165,9 +174,7 @@ class TorchJob:
                 "register model: it is on a GPU and ranks are threads of this process, whose streams would wait for one "
                 "another; make ranks processes"
             )
-        alone = not ranks.several and not _environment.given(_environment.JOB)  # nobody else forms the job's name
-        if alone and not _environment.of_launcher() and not _environment.given(_environment.GRACE):
-            description.spec["config"]["graceMs"] = _NAMELESS_GRACE_MS
+        alone = cls._settle_grace(description, ranks)
         who = (json.dumps(description.spec), ranks.local_rank, ranks.node, "", identity.resumes,
                _environment.timeout_ms(), gpu, alone)  # fmt: skip
         try:
