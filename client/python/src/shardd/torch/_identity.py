@@ -7,7 +7,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,16 +58,16 @@ def _launcher(run: str) -> str:
         return str(pid)
 
 
-def identity_of(modules: Sequence[nn.Module], managed: Collection[nn.Parameter], ranks: Sequence[int]) -> str:
+def identity_of(modules: Sequence[nn.Module], managed: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> str:
     """Of a model, or a part of one, as it is made: what it is, how many such there were before it over these ranks, and the
-    ranks where they are not all. Alike on those ranks, whatever models others have made, and whatever else than ``managed``
-    parameters they have in it.
+    ranks where they are not all. Alike on those ranks, whatever models others have made, whatever else than ``managed``
+    parameters they have in it (names by the id of their module), and whether these are held by a ``FlatParameter``.
     """
     names = [
-        name.replace(WRAPPED_MODULE + ".", "")
+        f"{prefix}.{name}".replace(WRAPPED_MODULE + ".", "")
         for module in modules
-        for name, param in module.named_parameters(remove_duplicate=False)
-        if param in managed
+        for prefix, inner in module.named_modules(remove_duplicate=False)
+        for name in managed.get(id(inner), ())
     ]
     kinds = [type(unwrapped(module)).__name__ for module in modules]
     digest = hashlib.sha256("\0".join([*kinds, *names]).encode()).hexdigest()[:6]

@@ -67,7 +67,11 @@ class ShardState(FSDPState):
         """Installs the group and the module hooks."""
         self._unit = unit
         units = [s._unit for m in self._modules for below in m.modules() if (s := state_of(below)) and s._unit]
-        managed = {p.sharded_param for u in dict.fromkeys([unit, *units]) for p in u.fsdp_params}
+        managed: dict[int, list[str]] = {}
+        for info in (p._module_info for u in dict.fromkeys([unit, *units]) for p in u.fsdp_params):
+            uses = zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names])
+            for module, name in uses:
+                managed.setdefault(id(module), []).append(name)
         self.identity = identity_of(self._modules, managed, members_of(unit.mesh_info).ranks)
         self.list_groups()
         ensure = weakref.WeakMethod(self._ensure_registered)
