@@ -1,9 +1,13 @@
 // Clients that send faster than they are served.
 
 #include <atomic>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/plan/session_layout.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
@@ -14,9 +18,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-constexpr int64_t kNumel = kMiB / 4;  // of the parameter: 1 MiB, as much as is staged at once
-constexpr int64_t kWriteNumel = kNumel / 16;
-constexpr int kMostInABatch = 16'000;  // about as many writes as a message may have, decoded
+constexpr int64_t kNumel = kMiB / 4;  // of one write: 1 MiB, as much as is staged at once
 
 class Flood : public BadInput {
  protected:
@@ -30,11 +32,11 @@ class Flood : public BadInput {
     client.Send(Record(Opcode::kEnterFullParams, 0, 0, 0, 0, kWriteback));
     ASSERT_TRUE(client.Consumed());
   }
-  static v1::SessionRequest Writes(const RawClient& client, int count) {
+  static v1::SessionRequest Writes(const RawClient& client, int count, int64_t numel = kNumel) {
     v1::SessionRequest request;
     for (int i = 0; i < count; ++i) {
       v1::WriteParameters& write = *request.mutable_commands()->add_commands()->mutable_write_parameters();
-      write.set_numel(kWriteNumel);
+      write.set_numel(numel);
       write.set_staging_offset_bytes(client.layout().payload_offset_bytes);
     }
     return request;
@@ -45,20 +47,23 @@ class Flood : public BadInput {
 // Batches that take several times as long to execute as to receive, from a client that reads no event: they wait in
 // the client, not in the daemon, and others are served.
 TEST_F(Flood, OfCommandsWaitsInTheClient) {
+  constexpr int kWrites = 1024;
+  constexpr int kOfNothing = 12'000;  // commands that take memory and no time: a batch is 3 MiB when it is decoded
   // AddressSanitizer keeps 256 MiB of freed memory: enough more batches have to come that a backlog would show.
-  constexpr int kLeastBatches = testing::kSanitized ? 320 : 48;
+  constexpr int kLeastBatches = testing::kSanitized ? 256 : 40;
   // A few batches in several shapes (on the way, decoded, being executed), where all of them would be twice as much or
   // more.
-  constexpr int64_t kMostBytes = (testing::kSanitized ? 384 : 48) * kMiB;
+  constexpr int64_t kMostBytes = (testing::kSanitized ? 384 : 64) * kMiB;
   StartDaemonWithJob();
   {
     RawClient client(socket());
     ASSERT_NO_FATAL_FAILURE(EnterAsWriter(client));
-    const v1::SessionRequest request = Writes(client, kMostInABatch);
+    v1::SessionRequest request = Writes(client, kWrites);
     const uint64_t executed = Executed();
     ASSERT_TRUE(client.stream().Write(request));  // old values are kept from now on: they are no backlog
-    ASSERT_TRUE(testing::PollUntil([&] { return Executed() == executed + kMostInABatch; }));
+    ASSERT_TRUE(testing::PollUntil([&] { return Executed() == executed + kWrites; }));
     const int64_t before = ResidentBytes();
+    request.MergeFrom(Writes(client, kOfNothing, 0));
 
     std::atomic<bool> served = false;
     std::atomic<int> batches = 0;
@@ -79,24 +84,46 @@ TEST_F(Flood, OfCommandsWaitsInTheClient) {
   ExpectJobIntact();
 }
 
-// Batches follow one another for as long as their client likes; whoever comes meanwhile is served before the last one.
-TEST_F(Flood, InBatchesThatFollowOneAnotherHoldsUpNobody) {
+// A batch is as long as its client likes; whoever comes meanwhile is served before it has been executed.
+TEST_F(Flood, InOneBatchHoldsUpNobody) {
+  constexpr int kWrites = 14'000;  // about as many as a message may have
   StartDaemonWithJob();
   {
     RawClient client(socket());
     ASSERT_NO_FATAL_FAILURE(EnterAsWriter(client));
     const uint64_t executed = Executed();
-    std::atomic<bool> served = false;
-    std::thread flooding([&] {
-      const v1::SessionRequest request = Writes(client, kMostInABatch);
-      while (!served && client.stream().Write(request)) {
-      }
-    });
-    EXPECT_TRUE(testing::PollUntil([&] { return Executed() > executed; }));
+    ASSERT_TRUE(client.stream().Write(Writes(client, kWrites)));
+    ASSERT_TRUE(testing::PollUntil([&] { return Executed() > executed; }));
     ExpectServesOthers();
-    EXPECT_FALSE(served.exchange(true));
-    flooding.join();
-    EXPECT_EQ(Ranks("flood")[0].session_id(), client.session().session_id());
+    EXPECT_LT(Executed(), executed + kWrites);
+  }
+  ExpectJobIntact();
+}
+
+// Steps that are nothing but unknown fields, of all ranks of a small job at once: none is parsed, none is kept.
+TEST_F(Flood, OfUnknownFieldsInStepsIsRefusedUnparsed) {
+  constexpr int kRanks = 16;
+  constexpr int64_t kMostBytes = 64 * kMiB;  // kept, they are 13 MiB each
+  StartDaemonWithJob();
+  {
+    const v1::JobSpec spec = SpecOf({{"name", "flood"}, {"world", absl::StrCat(kRanks)}});
+    std::vector<std::unique_ptr<RawClient>> clients;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      clients.push_back(std::make_unique<RawClient>(socket()));
+      ASSERT_TRUE(clients.back()->Enter(spec, rank).ok());
+      clients.back()->Send(Record(Opcode::kCommitParameters));
+    }
+    ASSERT_TRUE(testing::PollUntil([this] { return HasEvent("flood", "parameters", "version 1"); }));
+    std::string bytes = GoodStep().SerializeAsString();
+    while (bytes.size() + 2 <= static_cast<size_t>(kStepPayloadBytes)) bytes.append("\x78\x01");
+    const int64_t before = ResidentBytes();
+    for (const auto& client : clients) {
+      std::memcpy(client->payload(), bytes.data(), bytes.size());
+      client->Send(Record(Opcode::kStep, 0, static_cast<int64_t>(bytes.size())));
+    }
+    ExpectServesOthers();
+    EXPECT_LT(ResidentBytes() - before, kMostBytes);
+    ExpectStatus(clients[0]->stream().End(), absl::StatusCode::kInvalidArgument, "unknown field (number 15)");
   }
   ExpectJobIntact();
 }
@@ -121,22 +148,18 @@ TEST_F(Flood, OfWordsAboutGradientsOfALargeGroupHoldsUpNobody) {
     const uint64_t executed = Executed();
     uint64_t words = 0;
     v1::SessionRequest request;
-    const auto send = [&] {
-      words += static_cast<uint64_t>(request.commands().commands_size());
-      ASSERT_TRUE(speaker.stream().Write(request));
-      request.Clear();
-    };
     for (size_t i = 0; i < speaker.plan().params.size(); ++i) {  // rank 1 has none of them: its parts are zeroed
       if (speaker.plan().params[i].requires_grad) {
         v1::SetGradientPresence& word = *request.mutable_commands()->add_commands()->mutable_set_gradient_presence();
         word.set_param(static_cast<int>(i));
         word.set_present(true);
+        ++words;
       }
-      if (request.commands().commands_size() == kMostInABatch) {
-        ASSERT_NO_FATAL_FAILURE(send());
+      if (request.commands().commands_size() == 10'000 || i + 1 == speaker.plan().params.size()) {
+        ASSERT_TRUE(speaker.stream().Write(request));
+        request.Clear();
       }
     }
-    ASSERT_NO_FATAL_FAILURE(send());
     ASSERT_GE(words, static_cast<uint64_t>(kParameters));
     ASSERT_TRUE(testing::PollUntil([&] { return Executed() == executed + words; }));
     SendStep(speaker, GoodStep());

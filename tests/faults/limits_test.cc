@@ -1,15 +1,21 @@
 // Quotas, and a machine that is full.
 
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/shm/fd_channel.h"
 #include "common/shm/slab.h"
+#include "common/status/grpc_status.h"
 #include "tests/e2e/resident.h"
 #include "tests/faults/bad_input.h"
+#include "tests/faults/commands.h"
 #include "tests/faults/own_mounts.h"
 #include "tests/testing/sanitizers.h"
 
@@ -98,7 +104,48 @@ TEST_F(BadInput, TheHeapOfALargeJobIsGivenBackWhenItIsClosed) {
   ExpectJobIntact();
 }
 
-// A full machine -----------------------------------------------------------------------------------------------------
+// Open files ---------------------------------------------------------------------------------------------------------
+
+// Nearly as many as the daemon may have: what comes then is refused by name, and what is there is served from the
+// reserve: a job trains on, and its ranks may leave.
+TEST_F(BadInput, OutOfDescriptorsTheDaemonSaysSoAndServesWhatItHas) {
+  StartDaemonWithJob();
+  {
+    RawClient client(socket());
+    ASSERT_TRUE(client.Enter(SpecOf(job_), 0).ok());
+    rlimit limit = {192, 192};
+    ASSERT_EQ(prlimit(daemon_pid(), RLIMIT_NOFILE, &limit, nullptr), 0);
+    std::vector<std::unique_ptr<RawClient>> others;
+    absl::Status refused;
+    for (int i = 0; i < 200 && refused.ok(); ++i) {
+      others.push_back(std::make_unique<RawClient>(socket()));
+      grpc::ClientContext context;
+      context.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit));
+      v1::Daemon daemon;
+      refused = FromGrpcStatus(others.back()->jobs().GetDaemon(&context, {}, &daemon));
+    }
+    ExpectStatus(refused, absl::StatusCode::kResourceExhausted,
+                 "connect: the daemon has too many files open (its limit is 192");
+    ExpectStatus(refused, absl::StatusCode::kResourceExhausted, "raise the limit (ulimit -n");
+    // On connections that there are, the few descriptors being taken that the refused one has let go of.
+    std::vector<UniqueFd> silent;
+    for (int i = 0; i < 4; ++i) silent.push_back(ConnectTo(socket()));
+    absl::Status second;
+    EXPECT_TRUE(testing::PollUntil([&] {
+      second = others.front()->Open(SpecOf({{"name", "second"}})).status();
+      return !second.ok();
+    }));
+    ExpectStatus(second, absl::StatusCode::kResourceExhausted, "open job: the daemon has too many files open");
+    EXPECT_TRUE(
+        FetchSessionFds(socket(), client.session().session_id(), client.session().token(), testing::kLimit).ok());
+    client.Send(Record(Opcode::kUnshard, 0, v1::PHASE_FORWARD));
+    EXPECT_TRUE(client.Consumed());
+  }
+  ExpectJobIntact();
+}
+
+// A full machine
+// -----------------------------------------------------------------------------------------------------
 
 class FullMachine : public BadInput {
  protected:

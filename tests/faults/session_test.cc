@@ -10,7 +10,10 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/plan/session_layout.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
 
@@ -28,6 +31,17 @@ struct Misuse {
   const char* text;
 };
 std::ostream& operator<<(std::ostream& out, const Misuse& misuse) { return out << misuse.name; }
+
+// As many times as a step's payload has room for.
+std::string Repeated(absl::string_view text) {
+  std::string all;
+  while (static_cast<int64_t>(all.size() + text.size()) <= kStepPayloadBytes) absl::StrAppend(&all, text);
+  return all;
+}
+void SendPayload(RawClient& client, const std::string& bytes) {
+  std::memcpy(client.payload(), bytes.data(), bytes.size());
+  client.Send(Record(Opcode::kStep, 0, static_cast<int64_t>(bytes.size())));
+}
 
 class HostileSession : public BadInput, public ::testing::WithParamInterface<Misuse> {};
 
@@ -89,6 +103,30 @@ INSTANTIATE_TEST_SUITE_P(
                  c.Send(Record(Opcode::kStep, 0, 64));
                },
                kInvalid, "not a shardd.v1.Step"},
+        // 37 ms of the daemon's loop and 13 MiB each, were they parsed.
+        Misuse{"StepOfUnknownFields", [](auto& c) { SendPayload(c, Repeated("\x78\x01")); }, kInvalid,
+               "unknown field (number 15)"},
+        Misuse{"StepOfUnknownFieldsInAGroup", [](auto& c) { SendPayload(c, "\x0a\x02\x78\x01"); }, kInvalid,
+               "unknown field (number 15)"},
+        Misuse{"StepOfEmptyGroups", [](auto& c) { SendPayload(c, Repeated(absl::string_view("\x0a\0", 2))); }, kInvalid,
+               "too many fields"},
+        Misuse{"StepOfOneFieldAgainAndAgain", [](auto& c) { SendPayload(c, Repeated(absl::string_view("\x1a\0", 2))); },
+               kInvalid, "too many fields"},
+        Misuse{"StepOnTheStreamWithAnUnknownField",
+               [](auto& c) {
+                 SendOnStream(c, [](v1::Command& command) {
+                   v1::Step& step = *command.mutable_step() = GoodStep();
+                   step.GetReflection()->MutableUnknownFields(&step)->AddVarint(1000, 1);
+                 });
+               },
+               kInvalid, "unknown field (number 1000)"},
+        Misuse{"StepOnTheStreamOfEmptyGroups",
+               [](auto& c) {
+                 SendOnStream(c, [](v1::Command& command) {
+                   for (int i = 0; i < 10'000; ++i) command.mutable_step()->add_groups();
+                 });
+               },
+               kInvalid, "optimizer groups are too many"},
         Misuse{"StepWithTooMuchTrainerState",
                [](auto& c) {
                  v1::Step step = GoodStep();
@@ -100,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(
                [](auto& c) {
                  SendOnStream(c, [](v1::Command& command) {
                    *command.mutable_step() = GoodStep();
-                   command.mutable_step()->set_trainer_state(std::string(2 << 20, 'x'));
+                   command.mutable_step()->set_trainer_state(std::string(kMaxTrainerStateBytes + 1, 'x'));
                  });
                },
                kInvalid, "trainer state is too large"},

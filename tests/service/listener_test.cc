@@ -312,9 +312,12 @@ TEST_F(ListenerTest, GrpcConnectionsOfOneUidAreBounded) {
     SendBytes(socket.get(), "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
   }
   ASSERT_TRUE(Eventually([&] { return registry_.CountOfUid(::geteuid()) == 2; }));
-  const UniqueFd third = ConnectTo(path());
-  SendBytes(third.get(), "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-  EXPECT_TRUE(IsClosedWithin(third.get(), kPatience));
+  const absl::Status third = Call();
+  EXPECT_EQ(third.code(), absl::StatusCode::kResourceExhausted) << third;
+  EXPECT_THAT(third.message(), HasSubstr("too many gRPC connections of uid"));
+  const UniqueFd silent = ConnectTo(path());
+  SendBytes(silent.get(), "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+  EXPECT_TRUE(IsClosedWithin(silent.get(), kPatience));
   open[0].reset();
   EXPECT_TRUE(Eventually([&] { return Call().ok(); })) << "a closed connection must not count";
 }

@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -53,6 +54,25 @@ TEST_F(LogTest, LevelSuppressesLowerOnes) {
   EXPECT_EQ(lines.size(), 2u);
   SetLogLevel(LogLevel::kNone);
   EXPECT_TRUE(Capture([] { LogError("e"); }).empty());
+}
+
+TEST_F(LogTest, OnePlaceDoesNotFillTheLog) {
+  constexpr int kLines = 100 * kLogBurst;
+  auto say = [] { LogWarning(std::string(1000, 'x')); };
+  const auto lines = Capture([&] {
+    for (int i = 0; i < kLines; ++i) say();
+    LogWarning("of another place");
+  });
+  EXPECT_GE(lines.size(), static_cast<size_t>(kLogBurst + 1));
+  EXPECT_LT(lines.size(), static_cast<size_t>(2 * kLogBurst));  // a few more for the time that it took
+  EXPECT_TRUE(absl::StrContains(lines.back(), "of another place"));
+  std::vector<std::string> later;
+  for (const absl::Time end = absl::Now() + absl::Seconds(30); later.empty() && absl::Now() < end;
+       absl::SleepFor(absl::Milliseconds(10))) {
+    later = Capture(say);
+  }
+  ASSERT_EQ(later.size(), 2u);
+  EXPECT_THAT(later[0], MatchesRegex(".* W [0-9]+ [0-9]+ lines like the next were left out"));
 }
 
 TEST_F(LogTest, UnknownLevelIsRefusedAndChangesNothing) {
@@ -107,7 +127,7 @@ TEST_F(LogTest, LinesOfSeveralThreadsStayWhole) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([t] {
-        for (int i = 0; i < 50; ++i) {  // as many as one place may write at once, together
+        for (int i = 0; i < kLogBurst / 4; ++i) {
           LogInfo(std::string(100, static_cast<char>('a' + t)));
         }
       });
@@ -116,7 +136,7 @@ TEST_F(LogTest, LinesOfSeveralThreadsStayWhole) {
       thread.join();
     }
   });
-  ASSERT_EQ(lines.size(), 200u);
+  ASSERT_EQ(lines.size(), static_cast<size_t>(kLogBurst));
   for (const std::string& line : lines) {
     EXPECT_THAT(line, MatchesRegex(".* I [0-9]+ (a+|b+|c+|d+)"));
   }
