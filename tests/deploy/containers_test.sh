@@ -74,5 +74,8 @@ for rank in 0 1; do
 done
 await "step 200 close: all ranks have finished" "$work/daemon.log"
 grep -c " open: world size 2" "$work/daemon.log" | grep -qx 1 || fail "the ranks of the second round did not find the job of the first"
-[[ -z $(grep -E ' [WE] [0-9]+ ' "$work/daemon.log") ]] || fail "the daemon warns of something"
+# The rank that was killed is two warnings, and there are no others.
+[[ $(grep -E ' [WE] [0-9]+ ' "$work/daemon.log" | grep -oE ' rank 0 lost: | abort: session: rank 0 is lost: ') == \
+  $' rank 0 lost: \n abort: session: rank 0 is lost: ' ]] || fail "the daemon does not warn of the killed rank"
+[[ $(grep -cE ' [WE] [0-9]+ ' "$work/daemon.log") == 2 ]] || fail "the daemon warns of something else"
 echo "containers_test: passed"
