@@ -10,7 +10,7 @@
 #include "common/shm/session_view.h"
 #include "common/status/status_macros.h"
 #include "server/job/job_core.h"
-#include "server/job/value_digest.h"
+#include "server/multinode/value_digest.h"
 
 namespace shardd {
 namespace {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
 #include "server/job/job_core.h"
-#include "server/job/step_difference.h"
+#include "server/optimizer/step_difference.h"
 
 namespace shardd {
 

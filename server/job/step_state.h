@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/multinode/backwards.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
@@ -84,7 +84,6 @@ struct Pair {
   bool said = false;             // several nodes: to node 0 that it is complete
 };
 using PairKey = std::pair<int, int>;  // (backward, group)
-inline constexpr int kAllBackwards = std::numeric_limits<int>::max();
 
 }  // namespace shardd
 

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "grpcpp/grpcpp.h"
+#include "server/daemon/jobs_source.h"
 #include "server/service/fd_reply.h"
-#include "server/service/jobs_source.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 

@@ -7,12 +7,13 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/optional.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
+#include "server/observe/trace_sink.h"
 #include "server/service/fd_reply.h"
-#include "server/service/jobs_source.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {

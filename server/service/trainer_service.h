@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "server/job/core.h"
+#include "server/daemon/core.h"
 #include "server/service/message.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/trainer.grpc.pb.h"

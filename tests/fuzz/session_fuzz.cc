@@ -11,7 +11,7 @@
 #include <string>
 
 #include "google/protobuf/stubs/logging.h"
-#include "server/job/session.h"
+#include "server/session/session.h"
 #include "tests/fuzz/spec_input.h"
 
 namespace shardd {

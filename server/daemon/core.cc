@@ -1,0 +1,427 @@
+#include "server/daemon/core.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "common/version.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+namespace {
+
+constexpr int kLargeBatch = 1024;  // commands
+// What a job has of the loop before the next one's turn comes. What a command takes beyond it is not cut, so commands
+// are short; it is paid with the turns that follow.
+constexpr absl::Duration kTurn = absl::Microseconds(500);
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+// Threads that call a GPU's driver may hang in it: a shutdown goes on without them.
+constexpr absl::Duration kStopLimit = absl::Seconds(20);
+// Of a job that has committed nothing but initial values: whoever comes gives them again.
+constexpr absl::Duration kGraceOfNothing = absl::Minutes(1);
+constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank to hello
+
+void StopWithin(CoreLoop& thread, absl::string_view name) {
+  if (!thread.Stop(kStopLimit)) {
+    LogError(absl::StrCat("shutdown: the ", name, " thread has not ended within ", absl::FormatDuration(kStopLimit),
+                          " and is left: a GPU's driver does not return, or much memory is being freed"));
+  }
+}
+
+}  // namespace
+
+Core::Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices)
+    : options_(std::move(options)),
+      devices_(std::move(devices)),
+      start_time_(absl::Now()),
+      started_(MonotonicNow()),
+      loop_([this] { return BeforeSleep(); }) {
+  loop_.Post([this] { Tick(); });
+}
+
+Core::~Core() { Shutdown(); }
+
+void Core::Shutdown() {
+  if (shut_down_) {
+    return;
+  }
+  shut_down_ = true;
+  stopping_ = true;
+  status_.Stop();
+  node_values_.Stop();
+  StopWithin(join_, "join");
+  StopWithin(setup_, "setup");
+  loop_.RunAndWait([this] {
+    for (auto& [name, entry] : jobs_) {
+      entry.job->Close("the daemon is shutting down");
+    }
+  });
+  // Devices first: their completions are posted to the loop while it still runs, and they hold the jobs.
+  for (const auto& device : devices_) {
+    device->Shutdown();
+  }
+  {
+    absl::MutexLock lock(&host_devices_mutex_);
+    for (const auto& device : host_devices_) {
+      device->Shutdown();
+    }
+  }
+  StopWithin(copier_, "copier");
+  loop_.RunAndWait([this] { jobs_.clear(); });
+  loop_.Stop();
+  StopWithin(reaper_, "reaper");
+}
+
+bool Core::BeforeSleep() {
+  bool found = false;
+  for (auto& [name, entry] : jobs_) {
+    found = Serve(entry) || found;
+  }
+  if (found) {
+    return true;
+  }
+  // About to sleep: clients ring the doorbell from here on. Whoever wrote before it saw that is found by the second
+  // look.
+  for (auto& [name, entry] : jobs_) {
+    entry.job->SetAwake(false);
+  }
+  for (auto& [name, entry] : jobs_) {
+    for (int rank = 0; rank < entry.job->plan()->world_size; ++rank) {
+      if (Session* session = entry.job->session(rank); session != nullptr && session->HasCommands()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Deficit round robin: each job's commands, by ring and by stream, for a turn.
+bool Core::Serve(Entry& entry) {
+  entry.job->SetAwake(true);
+  entry.credit = std::min(entry.credit + kTurn, kTurn);
+  if (entry.credit <= absl::ZeroDuration()) {
+    return !entry.batches.empty();  // rings are looked at before the loop sleeps
+  }
+  const absl::Time begin = MonotonicNow();
+  bool found = entry.job->PollRings(begin + entry.credit);
+  found = ExecuteBatches(entry, begin + entry.credit) || found;
+  entry.credit -= MonotonicNow() - begin;
+  return found;
+}
+
+void Core::Tick() {
+  const absl::Time now = MonotonicNow();
+  for (auto& [name, entry] : jobs_) {
+    JobCore* job = entry.job.get();
+    for (int rank = 0; rank < job->plan()->world_size; ++rank) {
+      Session* session = job->session(rank);
+      if (session != nullptr && session->stream == nullptr && now - session->last_command_time > kAttachTimeout) {
+        job->SessionLost(rank, "it never opened its session stream");
+      }
+    }
+    job->CheckSilence(now);
+  }
+  ReviewJobs();
+  if (options_.embedded && jobs_.empty() && opening_ == 0 && !idle_reported_ && !freed_.Awaits(now) &&
+      (had_job_ || now - started_ > options_.embedded_idle)) {
+    idle_reported_ = true;
+    options_.on_idle();
+  }
+  loop_.AddTimer(now + kTick, [this] { Tick(); });
+}
+
+void Core::ReviewJobs() {
+  const absl::Time now = MonotonicNow();
+  for (auto it = jobs_.begin(); it != jobs_.end();) {
+    Entry& entry = it->second;
+    JobCore& job = *entry.job;
+    if (!job.closed() && job.finished()) {
+      job.Close("all ranks have finished");
+    }
+    if (!job.closed()) {
+      if (job.attached() > 0 || entry.arriving > 0 || job.ServesOthers()) {
+        entry.empty_since = absl::InfiniteFuture();
+      } else {
+        ReviewEmpty(&entry, now);
+      }
+    }
+    if (job.closed()) {
+      for (const auto& pending : std::exchange(entry.batches, {})) {
+        EndBatch(pending);
+      }
+      if (!entry.freed && job.version() > 1) {
+        freed_.Forget(it->first);  // a later job of the name has come to its end
+      }
+      it = jobs_.erase(it);  // the memory goes when the last device work has ended
+    } else {
+      ++it;
+    }
+  }
+}
+
+void Core::ReviewEmpty(Entry* entry, absl::Time now) {
+  JobCore& job = *entry->job;
+  if (entry->launcher.lives()) {
+    entry->empty_since = absl::InfiniteFuture();
+    return;
+  }
+  if (entry->launcher.alone()) {
+    job.Close("no session, and its launcher has ended");
+    return;
+  }
+  entry->empty_since = std::min(entry->empty_since, now);
+  const absl::Duration empty = now - entry->empty_since;
+  const bool has_commits = job.version() > 1;
+  const absl::Duration grace = absl::Milliseconds(job.plan()->config.grace_ms());
+  if (empty <= (has_commits || job.plan()->nodes() > 1 ? grace : std::min(grace, kGraceOfNothing))) {
+    return;
+  }
+  if (has_commits) {
+    v1::LostJob lost;
+    lost.set_committed_step(job.committed_step());
+    lost.set_freed_unix_ms(absl::ToUnixMillis(absl::Now()));
+    lost.set_text(absl::StrCat("the job of this name had ", job.committed_step(), " committed steps and was freed at ",
+                               absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()),
+                               ", because no rank had come for ", absl::FormatDuration(grace),
+                               " (graceMs, or SHARDD_GRACE_MS); a longer one would have kept it"));
+    freed_.Add(job.name(), job.uid(), std::move(lost), now);
+    entry->freed = true;
+  }
+  job.Close(absl::StrCat("no session for ", absl::FormatDuration(empty)));
+}
+
+JobCore* Core::FindJob(uint64_t job_id) const {
+  for (const auto& [name, entry] : jobs_) {
+    if (entry.job->id() == job_id && !entry.job->closed()) {
+      return entry.job.get();
+    }
+  }
+  return nullptr;
+}
+
+absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const std::string& name) const {
+  auto it = jobs_.find(name);
+  if (it == jobs_.end() || !caller.MaySee(it->second.job->uid()) || it->second.job->closed()) {
+    return absl::NotFoundError(absl::StrCat("no job \"", name, "\""));
+  }
+  return it->second.job.get();
+}
+
+Session* Core::FindSession(uint64_t session_id, JobCore** job) const {
+  for (const auto& [name, entry] : jobs_) {
+    if (Session* session = entry.job->FindSession(session_id); session != nullptr) {
+      *job = entry.job.get();
+      return session;
+    }
+  }
+  return nullptr;
+}
+
+// Sessions ---------------------------------------------------------------------------------------------------------
+
+void Core::StartSession(uint64_t session_id, std::string token, PeerCredentials peer,
+                        std::shared_ptr<SessionStream> stream, std::function<void(absl::Status)> done) {
+  loop_.Post(
+      [this, session_id, token = std::move(token), peer, stream = std::move(stream), done = std::move(done)]() mutable {
+        JobCore* job = nullptr;
+        Session* session = FindSession(session_id, &job);
+        if (session == nullptr || session->token() != token || session->peer.uid != peer.uid) {
+          done(absl::UnauthenticatedError(absl::StrCat("session ", session_id, ": no such session, or wrong token")));
+          return;
+        }
+        if (session->stream != nullptr) {
+          done(absl::AlreadyExistsError(absl::StrCat("session ", session_id, ": it has a stream already")));
+          return;
+        }
+        done(absl::OkStatus());
+        job->SessionLive(session, std::move(stream));
+      });
+}
+
+Session* Core::FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const {
+  Session* session = FindSession(session_id, job);
+  return session != nullptr && session->stream.get() == &stream ? session : nullptr;
+}
+
+void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done) {
+  auto pending = std::make_shared<PendingBatch>();
+  pending->session_id = session_id;
+  pending->stream = std::move(stream);
+  pending->batch = std::move(batch);
+  pending->done = std::move(done);
+  loop_.Post([this, pending] { AddBatch(pending); });
+}
+
+Core::Entry* Core::FindEntryOf(const JobCore& job) {
+  const auto it = jobs_.find(job.name());
+  return it == jobs_.end() || it->second.job.get() != &job ? nullptr : &it->second;
+}
+
+void Core::AddBatch(const std::shared_ptr<PendingBatch>& pending) {
+  JobCore* job = nullptr;
+  Session* const session = FindSessionOf(pending->session_id, *pending->stream, &job);
+  Entry* const entry = session == nullptr ? nullptr : FindEntryOf(*job);
+  if (entry == nullptr) {
+    EndBatch(pending);
+    return;
+  }
+  entry->batches.push_back(pending);
+}
+
+bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
+  bool found = false;
+  // Each once at most: one that goes on does so behind the others.
+  for (size_t left = entry.batches.size(); left > 0 && (!found || MonotonicNow() < until); --left) {
+    found = true;
+    const std::shared_ptr<PendingBatch> pending = std::move(entry.batches.front());
+    entry.batches.pop_front();
+    JobCore* job = nullptr;
+    Session* session = FindSessionOf(pending->session_id, *pending->stream, &job);
+    if (session != nullptr && !session->held) {
+      pending->next = job->ExecuteFromStream(session, pending->batch, pending->next, until);
+      session = FindSessionOf(pending->session_id, *pending->stream, &job);
+    }
+    if (session == nullptr || pending->next >= pending->batch.commands_size()) {
+      EndBatch(pending);
+    } else if (session->held) {
+      session->when_released.push_back([this, pending] { AddBatch(pending); });
+    } else {
+      entry.batches.push_back(pending);
+    }
+  }
+  return found;
+}
+
+void Core::EndBatch(const std::shared_ptr<PendingBatch>& pending) {
+  if (pending->batch.commands_size() > kLargeBatch) {  // freeing a million commands is not the loop's work
+    auto gone = std::make_shared<v1::CommandBatch>();
+    gone->Swap(&pending->batch);
+    reaper_.Post([gone = std::move(gone)] {});
+  }
+  pending->done();
+}
+
+void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {
+  loop_.Post([this, session_id, stream = std::move(stream), finished] {
+    JobCore* job = nullptr;
+    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
+      auto again = [this, session_id, stream, finished] { SessionDetach(session_id, stream, finished); };
+      if (session->held) {  // in the middle of what it has asked for before
+        session->when_released.push_back(std::move(again));
+        return;
+      }
+      if (session->HasCommands()) {  // likewise; they come in the job's turns
+        loop_.Post(std::move(again));
+        return;
+      }
+      job->Detach(session->rank(), finished);
+      ReviewJobs();
+    }
+  });
+}
+
+void Core::SessionStreamClosed(uint64_t session_id, StreamPtr stream) {
+  loop_.Post([this, session_id, stream = std::move(stream)] {
+    JobCore* job = nullptr;
+    if (Session* session = FindSessionOf(session_id, *stream, &job); session != nullptr) {
+      if (session->held && !session->when_released.empty()) {  // first what it has said before, a detach perhaps
+        session->when_released.push_back([this, session_id, stream] { SessionStreamClosed(session_id, stream); });
+        return;
+      }
+      session->stream = nullptr;
+      job->SessionLost(session->rank(), "its session stream ended");
+    }
+  });
+}
+
+void Core::FetchFds(FdRequest request, PeerCredentials peer,
+                    std::function<void(absl::Status, const std::vector<int>&)> done) {
+  auto shared = std::make_shared<FdRequest>(std::move(request));
+  loop_.Post([this, shared, peer, done = std::move(done)] {
+    JobCore* job = nullptr;
+    Session* session = FindSession(shared->session_id, &job);
+    if (shared->protocol_version != kProtocolVersion) {
+      done(absl::FailedPreconditionError(absl::StrCat("fd channel: protocol version differs (got ",
+                                                      shared->protocol_version, ", want ", kProtocolVersion, ")")),
+           {});
+      return;
+    }
+    if (session == nullptr || session->token() != shared->token || session->peer.uid != peer.uid) {
+      done(absl::PermissionDeniedError(
+               absl::StrCat("fd channel: session ", shared->session_id, ": no such session, or wrong token")),
+           {});
+      return;
+    }
+    job->WatchProcess(session, std::move(shared->pidfd));  // where the kernel did not give one with AttachRank
+    // Read-only descriptors are made anew for each request and closed after sending.
+    std::vector<UniqueFd> owned;
+    std::vector<int> fds(kSessionFdCount, -1);
+    UniqueFd absent(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    auto read_only = [&](const auto* slab) -> absl::StatusOr<int> {
+      if (slab == nullptr) {
+        return absent.get();
+      }
+      SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, slab->ReadOnlyFd());
+      owned.push_back(std::move(fd));
+      return owned.back().get();
+    };
+    auto collect = [&]() -> absl::Status {
+      const JobMemory& memory = job->memory();
+      fds[kFdSessionMemory] = session->memory()->memory->fd();
+      if (const Slab* page = session->memory()->daemon_page.get(); page->backing() == SlabBacking::kSealedMemfd) {
+        fds[kFdDaemonPage] = page->fd();
+      } else {
+        SHARDD_ASSIGN_OR_RETURN(fds[kFdDaemonPage], read_only(page));
+      }
+      fds[kFdDoorbell] = session->doorbell();
+      const v1::JobConfig& config = job->plan()->config;
+      const bool in_trainers = config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
+      if (config.trainers_never_write() || memory.shards() == nullptr) {
+        SHARDD_ASSIGN_OR_RETURN(fds[kFdShards], read_only(memory.shards()));
+      } else {
+        fds[kFdShards] = memory.shards()->fd();
+      }
+      if (in_trainers && memory.optimizer() != nullptr) {
+        fds[kFdOptimizer] = memory.optimizer()->fd();
+      } else {
+        SHARDD_ASSIGN_OR_RETURN(fds[kFdOptimizer], read_only(memory.optimizer()));
+      }
+      SHARDD_ASSIGN_OR_RETURN(fds[kFdParameters], read_only(memory.parameters()));
+      SHARDD_ASSIGN_OR_RETURN(fds[kFdPool], read_only(memory.pool()));
+      fds[kFdGradients] = memory.gradients() == nullptr ? absent.get() : memory.gradients()->fd();
+      if (const DeviceSlab* slots = session->memory()->slots.get(); slots != nullptr) {
+        fds[kFdGradientSlots] = slots->pieces().front().fd;
+      }
+      return absl::OkStatus();
+    };
+    const FdRange range = shared->range;
+    if (range.first >= kFdFirstPeerSlots) {
+      const absl::StatusOr<int> slots = job->SlotsOfPeer(range);
+      done(slots.status(), slots.ok() ? std::vector<int>{*slots} : std::vector<int>());
+      return;
+    }
+    absl::Status status = range.first < uint32_t{kSessionFdCount} ? collect() : absl::OkStatus();
+    // Behind them, what DescribePlace has announced.
+    for (const auto& [which, slab] : job->memory().mapped()) {
+      for (size_t i = 1; slab != nullptr && !slab->on_host() && i < slab->on_devices()->pieces().size(); ++i) {
+        fds.push_back(slab->on_devices()->pieces()[i].fd);
+      }
+    }
+    if (status.ok() && (range.first > fds.size() || range.count > fds.size() - range.first)) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat("fd channel: session ", shared->session_id, " has no such descriptors (got ", range.first,
+                       " to ", uint64_t{range.first} + range.count, ", want at most ", fds.size(), ")"));
+    }
+    if (!status.ok()) {
+      done(status, {});
+      return;
+    }
+    const auto begin = fds.begin() + range.first;
+    done(status, std::vector<int>(begin, begin + range.count));
+  });
+}
+
+}  // namespace shardd

@@ -1,0 +1,226 @@
+#ifndef SHARDD_SERVER_DAEMON_CORE_H_
+#define SHARDD_SERVER_DAEMON_CORE_H_
+
+// The daemon without its port: all jobs of this node, their devices, the loop that owns their state and the setup
+// thread that allocates their memory.
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/daemon/freed_jobs.h"
+#include "server/daemon/jobs_source.h"
+#include "server/daemon/launcher.h"
+#include "server/device/device.h"
+#include "server/job/job_core.h"
+#include "server/loop/core_loop.h"
+#include "server/observe/events.h"
+
+namespace shardd {
+
+class NcclCommunicator;
+
+struct CoreOptions {
+  bool embedded = false;                             // ends (on_idle) after its last job
+  absl::Duration embedded_idle = absl::Seconds(60);  // ... or when no job was ever opened for so long
+  int max_jobs_per_uid = 64;
+  int64_t max_bytes_per_uid = 0;  // of slabs; 0: no quota
+  // On GPUs: threads that compute norms and updates of jobs with offload to the host, together. At least 1.
+  int offload_threads = 1;
+  std::vector<GpuFacts> gpus;  // with device_warnings: what status says of the devices
+  std::vector<std::string> device_warnings;
+  // Null: every job's ranks are summed by copies. Else asked with a job's world size, on the setup thread; an error is
+  // why that job is summed by copies all the same.
+  std::function<absl::StatusOr<std::shared_ptr<NcclCommunicator>>(int ranks)> communicators;
+  // Null: no jobs that span several nodes. Else makes a job's links, on the setup thread; the events outlive them.
+  std::function<absl::StatusOr<std::unique_ptr<PeerLinks>>(PeerJoin, PeerLinks::Events*)> join_nodes;
+  // On GPUs: what adds a job's gradients over its nodes (NcclExchanges::Make).
+  std::function<absl::StatusOr<std::unique_ptr<NodeExchange>>(const std::string& job, int node, int nodes,
+                                                              std::vector<Device*> devices,
+                                                              std::function<void(int node, v1::PeerMessage)> send)>
+      node_exchanges;
+  std::string peer_address;       // where others reach this daemon: what stands in JobConfig.nodes
+  std::function<void()> on_idle;  // embedded: the daemon has nothing left to do; any thread
+};
+
+// Thread-safe, but for what says "loop-confined". Construct, use, Shutdown.
+class Core final : public JobsSource {
+ public:
+  Core(CoreOptions options, std::vector<std::unique_ptr<Device>> devices);
+  ~Core() override;  // Shutdown()
+
+  // Trainer side. Each calls `done` once, from any thread.
+  void OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done);
+  void ExtendJob(PeerCredentials peer, v1::ExtendJobRequest request, Done<v1::ExtendJobResponse> done);
+  // `pidfd`: of the client's process, whose end is the session's, hello or not; may be invalid.
+  void AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
+                  Done<v1::AttachRankResponse> done);
+  void CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done);
+  // Hello: the session becomes live and `stream` receives its events. UNAUTHENTICATED: no such session, or wrong token.
+  void StartSession(uint64_t session_id, std::string token, PeerCredentials peer, std::shared_ptr<SessionStream> stream,
+                    std::function<void(absl::Status)> done);
+  // Ignored unless `stream` is the one that StartSession has accepted for the session: an id alone proves nothing.
+  using StreamPtr = std::shared_ptr<const SessionStream>;
+  // `done`, once, when the batch was executed or dropped: the next may be read. So a client that sends faster than it
+  // is served waits, and holds one batch in memory.
+  void SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done);
+  void SessionDetach(uint64_t session_id, StreamPtr stream, bool finished);
+  void SessionStreamClosed(uint64_t session_id, StreamPtr stream);
+  // The fd channel. `done` receives borrowed descriptors, valid during the call.
+  void FetchFds(FdRequest request, PeerCredentials peer,
+                std::function<void(absl::Status, const std::vector<int>&)> done);
+
+  // JobsSource.
+  void GetDaemon(const Caller& caller, Done<v1::Daemon> done) override;
+  void ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) override;
+  void ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) override;
+  void ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) override;
+  void ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) override;
+  void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) override;
+  void GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) override;
+  void ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) override;
+  void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) override;
+
+  void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
+
+  // Closes all jobs, stops devices and threads. Idempotent.
+  void Shutdown();
+
+ private:
+  struct PendingBatch;
+  struct Entry {
+    std::shared_ptr<JobCore> job;
+    std::deque<std::shared_ptr<PendingBatch>> batches;  // of its sessions' streams, in turn
+    // Of the loop's time; what a turn took too much is taken from those that follow.
+    absl::Duration credit;
+    int arriving = 0;                                 // OpenJob calls that are queued
+    absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session, and no launcher
+    JobLauncher launcher;
+    bool freed = false;  // its ranks may still come
+  };
+
+  // Setup and join threads.
+  // create false: NOT_FOUND where the job is not there yet.
+  absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
+                                                     bool create);
+  void ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequest& request,
+                        Done<v1::ExtendJobResponse> done);
+  // Makes what takes the place of the job, whose ranks wait for it. An error where the epoch is not `epoch` any more.
+  absl::Status BuildExtended(const std::shared_ptr<JobCore>& job, const Extension& extension, uint64_t epoch);
+  // Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes the place of a
+  // job whose ranks have gradient slots.
+  absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
+                                         int64_t reserved_bytes, bool extends, int node = 0);
+  // Several nodes (core_nodes.cc). FAILED_PRECONDITION: the daemon has no address for others, or another one.
+  absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
+  absl::Status AddNodes(int node, JobCore::Init* init);
+  std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
+  // Until what was posted to the reaper before has run: memory that others have let go is free. Not for long where a
+  // driver keeps it from running, and then not again until it runs.
+  void AwaitReaper();
+  // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
+  // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.
+  SlabPlace PlaceOf(int rank, int world_size) const;
+  // Devices of the host that compute for a job with offload, by rank, as many for each rank; all jobs share them. They
+  // are made with the first such job. With a rank: whose.
+  std::vector<std::pair<Device*, int>> HostDevices(int world_size) ABSL_LOCKS_EXCLUDED(host_devices_mutex_);
+  // `spec` with what depends on the devices that its ranks are on: over several GPUs, unsharding is pooled unless the
+  // spec says otherwise, with a pool for each GPU; on CPUs there is nothing to offload; who adds gradients
+  // (`ranks_add`: its ranks can). FAILED_PRECONDITION: it asks for another number of pools.
+  absl::StatusOr<v1::JobSpec> FillIn(v1::JobSpec spec, bool ranks_add) const;
+  std::shared_ptr<JobCore> MakeJob(JobCore::Init init);
+  absl::Status CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const;
+  // On the job's own thread: what is waited for there, the end of a process or the memory of a session, keeps no other
+  // job's ranks waiting.
+  struct Attaching;
+  void Attach(const std::shared_ptr<Attaching>& attaching);
+  absl::StatusOr<v1::AttachRankResponse> AttachRankOnWorker(const Attaching& attaching);
+  // Runs `body` on the loop from the setup thread and hands its result back.
+  template <typename T>
+  absl::StatusOr<T> OnLoop(std::function<absl::StatusOr<T>()> body) {
+    absl::StatusOr<T> result = absl::CancelledError("the daemon is shutting down");
+    loop_.RunAndWait([&] { result = body(); });
+    return result;
+  }
+
+  // RESOURCE_EXHAUSTED: the uid has too many calls under way. Else End must follow.
+  absl::Status Begin(uint32_t uid, absl::string_view what) ABSL_LOCKS_EXCLUDED(requests_mutex_);
+  void End(uint32_t uid) ABSL_LOCKS_EXCLUDED(requests_mutex_);
+
+  // A batch of a stream that is being executed, a turn at a time.
+  struct PendingBatch {
+    uint64_t session_id = 0;
+    StreamPtr stream;
+    v1::CommandBatch batch;
+    int next = 0;
+    std::function<void()> done;
+  };
+
+  // Loop-confined.
+  void AddBatch(const std::shared_ptr<PendingBatch>& pending);
+  void EndBatch(const std::shared_ptr<PendingBatch>& pending);
+  // The job's turn of this round; true if there was something to do.
+  bool Serve(Entry& entry);
+  bool ExecuteBatches(Entry& entry, absl::Time until);
+  bool BeforeSleep();
+  void Tick();
+  JobCore* FindJob(uint64_t job_id) const;
+  absl::StatusOr<JobCore*> FindJobByName(const Caller& caller, const std::string& name) const;
+  Session* FindSession(uint64_t session_id, JobCore** job) const;
+  Entry* FindEntryOf(const JobCore& job);
+  Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
+  void ReviewJobs();  // grace times, finished and closed jobs
+  void ReviewEmpty(Entry* entry, absl::Time now);
+  // `fill` runs on the loop; QueryPlan's on the status thread, for answers that grow with the plan.
+  template <typename T>
+  void Query(const Caller& caller, const std::string& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
+  template <typename T>
+  void QueryPlan(const Caller& caller, const std::string& job, Done<T> done, void (*fill)(const ShardPlan&, T*));
+
+  // Constant after construction.
+  const CoreOptions options_;
+  const std::vector<std::unique_ptr<Device>> devices_;
+  const absl::Time start_time_;  // for people
+  const absl::Time started_;     // MonotonicNow
+  // Self-synchronised.
+  EventLog events_;
+  std::atomic<bool> stopping_ = false;  // what is queued is refused, not worked off
+  absl::Mutex host_devices_mutex_;
+  std::vector<std::unique_ptr<Device>> host_devices_
+      ABSL_GUARDED_BY(host_devices_mutex_);  // never fewer, in their place
+  absl::Mutex requests_mutex_;
+  absl::flat_hash_map<uint32_t, int> requests_of_uid_ ABSL_GUARDED_BY(requests_mutex_);  // OpenJob and AttachRank
+  // Loop-confined.
+  absl::btree_map<std::string, Entry> jobs_;  // by name
+  FreedJobs freed_;
+  uint64_t next_job_id_ = 1;
+  uint64_t next_session_id_ = 1;
+  int opening_ = 0;  // OpenJob calls under way
+  bool had_job_ = false;
+  bool idle_reported_ = false;
+  // Threads; last.
+  // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
+  // wait for those.
+  CoreLoop copier_{nullptr, "copier", CoreLoop::Urgency::kQueue};  // of values, of all jobs
+  std::atomic<bool> reaper_stuck_ = false;                         // AwaitReaper gave up
+  CoreLoop reaper_{nullptr, "reaper", CoreLoop::Urgency::kQueue};
+  // Reads initial values of jobs that span several nodes.
+  CoreLoop node_values_{nullptr, "node values", CoreLoop::Urgency::kQueue};
+  CoreLoop status_{nullptr, "status", CoreLoop::Urgency::kQueue};
+  CoreLoop setup_{nullptr, "setup", CoreLoop::Urgency::kQueue};
+  CoreLoop join_{nullptr, "join", CoreLoop::Urgency::kQueue};  // plans what comes: computes, and waits for nothing
+  CoreLoop loop_;
+  bool shut_down_ = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DAEMON_CORE_H_

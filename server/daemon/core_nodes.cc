@@ -1,0 +1,120 @@
+// Jobs that span several nodes: the links to the other daemons, and the collective over them.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+#include "server/collective/nodes/node_collective.h"
+#include "server/collective/nodes/peer_exchange.h"
+#include "server/daemon/core.h"
+
+namespace shardd {
+namespace {
+
+constexpr size_t kMoreOfSpecBytes = size_t{64} << 10;
+
+// Whether another node's spec describes the job of `spec` and `plan`.
+absl::Status CheckSameJob(const v1::JobSpec& spec, const std::string& serialized, const ShardPlan& plan,
+                          const v1::PeerHello& hello) {
+  if (hello.spec() == serialized) {
+    return absl::OkStatus();
+  }
+  if (hello.spec().size() > serialized.size() + kMoreOfSpecBytes) {  // planning it would take long, and say the same
+    return absl::FailedPreconditionError(
+        absl::StrCat("node ", hello.node(), " describes another job under this name: a larger one (got ",
+                     hello.spec().size(), " bytes of description, want ", serialized.size(), ")"));
+  }
+  v1::JobSpec other;
+  if (!other.ParseFromString(hello.spec())) {
+    return absl::FailedPreconditionError(
+        "its description of the job cannot be read; install the same version on all nodes");
+  }
+  SHARDD_ASSIGN_OR_RETURN(const ShardPlan others, PlanShards(other));
+  if (others.digest == plan.digest) {
+    return absl::OkStatus();
+  }
+  const std::string difference = FirstDifference(other, spec);
+  return absl::FailedPreconditionError(absl::StrCat("node ", hello.node(), " describes another job under this name: ",
+                                                    difference.empty() ? "plans differ" : difference));
+}
+
+}  // namespace
+
+absl::Status Core::CheckNode(absl::string_view what, const ShardPlan& plan, int node) const {
+  const int nodes = plan.nodes();
+  if (node < 0 || node >= nodes) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": no such node (got ", node, ", want ",
+                                                   nodes == 1 ? "0" : absl::StrCat("0 to ", nodes - 1), " with ",
+                                                   plan.config.nodes().addresses_size(), " addresses in nodes)"));
+  }
+  if (nodes == 1) {
+    return absl::OkStatus();
+  }
+  if (options_.join_nodes == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": it spans ", nodes,
+                     " nodes and this daemon has no address for others (got no "
+                     "--peer_listen, want one); start the daemons of all nodes with --peer_listen=host:port"));
+  }
+  const std::string& address = plan.config.nodes().addresses(node);
+  if (address != options_.peer_address) {
+    return absl::FailedPreconditionError(absl::StrCat(what, ": node ", node, " is another daemon (got address ",
+                                                      address, " in nodes, want ", options_.peer_address,
+                                                      ", which is this one's --peer_address)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Core::AddNodes(int node, JobCore::Init* init) {
+  const ShardPlan& plan = *init->plan;
+  auto nodes = std::make_unique<JobCore::Init::Nodes>();
+  nodes->node = node;
+  nodes->worker = &node_values_;
+  std::string serialized = init->spec.SerializeAsString();
+  nodes->events = std::make_shared<NodeEvents>(
+      &loop_, [spec = init->spec, serialized, shared = init->plan](const v1::PeerHello& hello) {
+        return CheckSameJob(spec, serialized, *shared, hello);
+      });
+  PeerJoin join;
+  join.job = init->spec.name();
+  join.uid = init->uid;
+  join.node = node;
+  join.addresses.assign(plan.config.nodes().addresses().begin(), plan.config.nodes().addresses().end());
+  join.spec = std::move(serialized);
+  SHARDD_ASSIGN_OR_RETURN(nodes->links, options_.join_nodes(std::move(join), nodes->events.get()));
+  std::shared_ptr<NodeExchange> exchange;
+  if (devices_.front()->memory() == nullptr) {
+    exchange = std::make_shared<PeerExchange>(
+        nodes->links.get(), plan.world_size * plan.node_slot_bytes / static_cast<int64_t>(sizeof(float)), kNodeSlots,
+        plan.node_piece_bytes / static_cast<int64_t>(sizeof(float)));
+    if (plan.cut_over_nodes) {
+      nodes->gather = std::make_unique<NodeGather>(init->plan, nodes->links.get(), init->memory->shards()->At(0));
+    }
+  } else if (plan.cut_over_nodes) {
+    nodes->events->SetExchange(nullptr);
+    return absl::UnimplementedError(
+        absl::StrCat("open job \"", init->spec.name(), "\": parameters are cut over the ranks of several nodes on CPU ",
+                     "devices alone (got ", v1::Strategy_Name(plan.config.strategy()), " on ", devices_.front()->name(),
+                     ", want STRATEGY_HYBRID_SHARD: cut over the ranks of a node, replicated over nodes)"));
+  } else {
+    absl::StatusOr<std::unique_ptr<NodeExchange>> made = options_.node_exchanges(
+        init->spec.name(), node, plan.nodes(), init->devices,
+        [links = nodes->links.get()](int to, v1::PeerMessage message) { links->Send(to, std::move(message)); });
+    if (!made.ok()) {
+      nodes->events->SetExchange(nullptr);
+      return absl::Status(made.status().code(),
+                          absl::StrCat("open job \"", init->spec.name(), "\": ", made.status().message()));
+    }
+    exchange = *std::move(made);
+  }
+  nodes->events->SetExchange(exchange.get(), nodes->gather.get());
+  auto collective = std::make_unique<NodeCollective>(init->devices, std::move(exchange),
+                                                     init->memory->StagingByRank(plan), plan.node_slot_bytes);
+  nodes->collective = collective.get();
+  init->collective = std::move(collective);
+  init->nodes = std::move(nodes);
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

@@ -1,0 +1,455 @@
+// A job is opened, a rank attaches.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/plan/extend.h"
+#include "common/process/process_stat.h"
+#include "common/status/status_macros.h"
+#include "common/version.h"
+#include "server/daemon/core.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+namespace {
+
+constexpr int kMaxRequestsPerUid = 256;  // under way at once; a rank has one
+// For what is freed by another thread; a GPU that hangs may keep it, and then others' jobs do without that memory.
+constexpr absl::Duration kFreeLimit = absl::Seconds(10);
+constexpr absl::Duration kKillGrace = absl::Seconds(2);
+
+}  // namespace
+
+absl::Status Core::Begin(uint32_t uid, absl::string_view what) {
+  absl::MutexLock lock(&requests_mutex_);
+  int& requests = requests_of_uid_[uid];
+  if (requests >= kMaxRequestsPerUid) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": too many requests of uid ", uid, " under way (got ",
+                                                     requests + 1, ", want at most ", kMaxRequestsPerUid,
+                                                     "); try again"));
+  }
+  ++requests;
+  return absl::OkStatus();
+}
+
+void Core::End(uint32_t uid) {
+  absl::MutexLock lock(&requests_mutex_);
+  if (const auto it = requests_of_uid_.find(uid); --it->second == 0) {
+    requests_of_uid_.erase(it);
+  }
+}
+
+void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
+  // Whoever comes keeps the job from its grace time, however long the queue is.
+  if (absl::Status status = Begin(peer.uid, "open job"); !status.ok()) {
+    done(std::move(status));
+    return;
+  }
+  loop_.Post([this, name = request.spec().name()] {
+    ++opening_;
+    if (auto it = jobs_.find(name); it != jobs_.end()) {
+      ++it->second.arriving;
+    }
+  });
+  auto finish = [this, uid = peer.uid, name = request.spec().name(), rank = request.has_rank() ? request.rank() : -1,
+                 done = std::move(done)](absl::StatusOr<v1::OpenJobResponse> result) {
+    End(uid);
+    loop_.Post([this, name, uid, rank, status = result.status()] {
+      --opening_;
+      if (auto it = jobs_.find(name); it != jobs_.end()) {
+        it->second.arriving = std::max(0, it->second.arriving - 1);
+        if (it->second.job->uid() == uid) {
+          it->second.job->OpenAnswered(rank, status);
+        }
+      }
+    });
+    done(std::move(result));
+  };
+  // Joining must not wait for the slabs of other jobs; making them is the setup thread's.
+  join_.Post([this, peer, request = std::move(request), finish = std::move(finish)]() mutable {
+    absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, request, /*create=*/false);
+    if (!absl::IsNotFound(joined.status())) {
+      finish(std::move(joined));
+      return;
+    }
+    setup_.Post([this, peer, request = std::move(request), finish = std::move(finish)] {
+      finish(OpenJobOnSetup(peer, request, /*create=*/true));
+    });
+  });
+}
+
+void Core::AwaitReaper() {
+  if (reaper_stuck_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  if (!reaper_.RunAndWait([] {}, kFreeLimit)) {
+    reaper_stuck_ = true;
+    LogWarning(absl::StrCat("memory that was let go is not free after ", absl::FormatDuration(kFreeLimit),
+                            ": a GPU's driver does not return, or it is very much; jobs go on without it"));
+    reaper_.Post([this] { reaper_stuck_ = false; });
+  }
+}
+
+namespace {
+
+// A node out of range is CheckNode's to name.
+absl::StatusOr<ShardPlan> PlanOf(const v1::JobSpec& spec, int node) {
+  return PlanShards(spec, node >= 0 && node < spec.config().nodes().addresses_size() ? node : 0);
+}
+
+}  // namespace
+
+absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
+                                                         bool create) {
+  const std::string& name = request.spec().name();
+  const std::string what = absl::StrCat("open job \"", absl::CHexEscape(name.substr(0, 128)), "\"");
+  if (request.protocol_version() != kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": client and daemon are of different versions (got protocol ", request.protocol_version(),
+                     ", want ", kProtocolVersion, "); install the same version of both"));
+  }
+  if (stopping_) {
+    return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
+  }
+  const DeviceMemory* const device_memory = devices_.front()->memory();
+  if (device_memory != nullptr && !request.device_memory()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": its memory would lie on ", devices_.front()->name(),
+                     " and this trainer takes host memory alone (got device_memory false, want true); use a daemon "
+                     "with --devices=cpu:N, or a trainer that is written for pointers into a GPU's memory"));
+  }
+  absl::StatusOr<ShardPlan> plan = PlanOf(request.spec(), request.node());
+  if (!plan.ok()) {
+    return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
+  }
+  if (!request.plan_digest().empty() && request.plan_digest() != plan->digest) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, ": client and daemon plan differently (got digest ", absl::BytesToHexString(request.plan_digest()),
+        ", want ", absl::BytesToHexString(plan->digest), "); install the same version of both"));
+  }
+  // What the rank described may leave to the daemon; the job is what comes of it.
+  const absl::StatusOr<v1::JobSpec> filled_in = FillIn(request.spec(), request.adds_gradients());
+  if (!filled_in.ok()) {
+    return absl::Status(filled_in.status().code(), absl::StrCat(what, ": ", filled_in.status().message()));
+  }
+  const v1::JobSpec& spec = *filled_in;
+  const bool is_filled_in = spec.config().unshard_mode() != request.spec().config().unshard_mode() ||
+                            spec.config().unsharded_pools() != request.spec().config().unsharded_pools() ||
+                            spec.config().offload() != request.spec().config().offload() ||
+                            spec.config().pass_copies() != request.spec().config().pass_copies() ||
+                            spec.config().trainer_sums() != request.spec().config().trainer_sums();
+  if (is_filled_in) {
+    plan = PlanOf(spec, request.node());
+    if (!plan.ok()) {
+      return absl::Status(plan.status().code(), absl::StrCat(what, ": ", plan.status().message()));
+    }
+  }
+  SHARDD_RETURN_IF_ERROR(CheckNode(what, *plan, request.node()));
+  JobLauncher launcher =
+      request.has_launcher() ? JobLauncher::Find(request.launcher(), peer.pid, peer.uid) : JobLauncher();
+  struct Found {
+    bool exists = false;
+    std::shared_ptr<JobCore> other;  // of this name, with another plan
+    int64_t reserved_bytes = 0;      // promised to other jobs and not there yet
+    v1::OpenJobResponse response;
+    int jobs_of_uid = 0;
+    int64_t bytes_of_uid = 0;
+    uint64_t new_id = 0;
+  };
+  auto fill = [&](const JobCore& job, v1::OpenJobResponse* response) {
+    response->set_job_id(job.id());
+    response->set_plan_digest(job.plan()->digest);
+    response->set_epoch(job.epoch());
+    response->set_committed_step(job.committed_step());
+    response->set_initialized(job.has_parameters());
+    if (is_filled_in) {
+      *response->mutable_spec() = spec;
+    }
+  };
+  SHARDD_ASSIGN_OR_RETURN(
+      Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
+        Found result;
+        ReviewJobs();
+        for (const auto& [job_name, entry] : jobs_) {
+          result.reserved_bytes += entry.job->reserved_bytes();
+          if (entry.job->uid() == peer.uid) {
+            ++result.jobs_of_uid;
+            result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
+          }
+        }
+        auto it = jobs_.find(name);
+        if (it == jobs_.end()) {
+          result.new_id = next_job_id_++;
+          return result;
+        }
+        JobCore& job = *it->second.job;
+        if (job.uid() != peer.uid) {
+          return absl::PermissionDeniedError(absl::StrCat(what, ": the name is taken by a job of another user"));
+        }
+        if (job.plan()->digest != plan->digest) {
+          result.other = it->second.job;
+          if (request.adopt()) {
+            it->second.empty_since = absl::InfiniteFuture();
+          }
+          fill(job, &result.response);
+          return result;
+        }
+        if (job.node() != request.node()) {
+          return absl::FailedPreconditionError(absl::StrCat(what,
+                                                            ": this rank is of another node than the first one (got ",
+                                                            request.node(), ", want ", job.node(), ")"));
+        }
+        it->second.empty_since = absl::InfiniteFuture();  // its grace time begins anew: somebody is coming
+        if (launcher.known()) {
+          it->second.launcher = std::move(launcher);
+        }
+        result.exists = true;
+        fill(job, &result.response);
+        return result;
+      }));
+  if (found.exists) {
+    return found.response;
+  }
+  if (found.other != nullptr && request.adopt()) {
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobSpec widened,
+                            Widened(spec, found.other->spec(), *found.other->plan(), /*own_groups=*/false));
+    const absl::StatusOr<ShardPlan> as_widened = PlanShards(widened);
+    if (as_widened.ok() && as_widened->digest == found.other->plan()->digest) {
+      *found.response.mutable_spec() = found.other->spec();
+      return found.response;
+    }
+  }
+  if (found.other != nullptr) {  // plans both again: not the loop's work
+    const std::string difference = FirstDifference(spec, found.other->spec());
+    return absl::FailedPreconditionError(absl::StrCat(what, ": this rank describes another job than the first one: ",
+                                                      difference.empty() ? "plans differ" : difference));
+  }
+  if (absl::Status served = device_memory != nullptr ? CheckServedOn(*device_memory, *plan) : absl::OkStatus();
+      !served.ok()) {
+    return absl::Status(served.code(), absl::StrCat(what, ": ", served.message()));
+  }
+  if (!create) {
+    return absl::NotFoundError(absl::StrCat(what, ": not there yet"));
+  }
+  const int64_t bytes = plan->memory.TotalBytes(plan->world_size);
+  if (found.jobs_of_uid >= options_.max_jobs_per_uid) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, ": too many jobs of uid ", peer.uid, " (got ", found.jobs_of_uid + 1, ", want at most ",
+                     options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
+  }
+  SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
+  AwaitReaper();  // what closed jobs held is free by now
+  SHARDD_ASSIGN_OR_RETURN(JobCore::Init init, MakeInit(found.new_id, peer.uid, spec, *std::move(plan),
+                                                       found.reserved_bytes, /*extends=*/false, request.node()));
+  return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
+    Entry entry;
+    if (const v1::LostJob* lost = freed_.Find(name, peer.uid); lost != nullptr) {
+      init.lost = *lost;
+    }
+    entry.launcher = std::move(launcher);
+    entry.job = MakeJob(std::move(init));
+    entry.job->StartNodes();
+    had_job_ = true;
+    v1::OpenJobResponse response;
+    fill(*entry.job, &response);
+    response.set_created(true);
+    jobs_[name] = std::move(entry);
+    return response;
+  });
+}
+
+namespace {
+
+// What of the session's slabs lies on devices.
+void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankResponse* response) {
+  if (job.memory().place().memory == nullptr) {
+    return;
+  }
+  response->set_device_uuid(job.device_memory(session.rank())->device_uuid());
+  auto add = [&](SessionFd which, const DeviceSlab& from) {
+    v1::DeviceSlab* slab = response->add_device_slabs();
+    slab->set_descriptor_index(which);
+    slab->set_size_bytes(from.size_bytes());
+    for (const DeviceSlab::Piece& piece : from.pieces()) {
+      if (from.pieces().size() > 1) slab->add_piece_bytes(piece.size_bytes);
+    }
+  };
+  for (const auto& [which, slab] : job.memory().mapped()) {
+    if (slab != nullptr && !slab->on_host()) {
+      add(which, *slab->on_devices());
+    }
+  }
+  if (session.memory()->slots != nullptr) {
+    add(kFdGradientSlots, *session.memory()->slots);
+  }
+}
+
+}  // namespace
+
+// Attach -----------------------------------------------------------------------------------------------------------
+
+struct Core::Attaching {
+  PeerCredentials peer;
+  UniqueFd pidfd;
+  v1::AttachRankRequest request;
+  Done<v1::AttachRankResponse> finish;
+  bool frees_awaited = false;
+
+  std::string what() const { return absl::StrCat("attach rank ", request.rank(), " of job ", request.job_id()); }
+  absl::Status NoSuchJob() const { return absl::NotFoundError(absl::StrCat(what(), ": no such job; open it first")); }
+};
+
+void Core::AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
+                      Done<v1::AttachRankResponse> done) {
+  if (absl::Status status = Begin(peer.uid, "attach rank"); !status.ok()) {
+    done(std::move(status));
+    return;
+  }
+  auto finish = [this, uid = peer.uid, done = std::move(done)](absl::StatusOr<v1::AttachRankResponse> result) {
+    End(uid);
+    done(std::move(result));
+  };
+  Attach(std::make_shared<Attaching>(Attaching{peer, std::move(pidfd), std::move(request), std::move(finish)}));
+}
+
+void Core::Attach(const std::shared_ptr<Attaching>& attaching) {
+  loop_.Post([this, attaching] {
+    JobCore* const job = FindJob(attaching->request.job_id());
+    if (job == nullptr || job->uid() != attaching->peer.uid) {
+      attaching->finish(attaching->NoSuchJob());
+      return;
+    }
+    job->memory_worker()->Post([this, attaching] {
+      absl::StatusOr<v1::AttachRankResponse> result = AttachRankOnWorker(*attaching);
+      // Memory is short: perhaps of what other jobs have let go and the reaper has not freed yet.
+      if (absl::IsResourceExhausted(result.status()) && !std::exchange(attaching->frees_awaited, true)) {
+        reaper_.Post([this, attaching] { Attach(attaching); });
+        return;
+      }
+      attaching->finish(std::move(result));
+    });
+  });
+}
+
+absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching& attaching) {
+  const PeerCredentials& peer = attaching.peer;
+  const UniqueFd& pidfd = attaching.pidfd;
+  const v1::AttachRankRequest& request = attaching.request;
+  const int rank = request.rank();
+  const std::string what = attaching.what();
+  if (stopping_) {
+    return absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
+  }
+  struct Found {
+    std::shared_ptr<const ShardPlan> plan;
+    uint64_t epoch = 0;
+    uint64_t session_id = 0;
+    UniqueFd killed;  // who had the rank
+  };
+  absl::Status last;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    SHARDD_ASSIGN_OR_RETURN(
+        Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
+          JobCore* job = FindJob(request.job_id());
+          if (job == nullptr || job->uid() != peer.uid) {
+            return attaching.NoSuchJob();
+          }
+          if (rank < 0 || rank >= job->plan()->world_size) {
+            return absl::InvalidArgumentError(
+                absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
+          }
+          UniqueFd killed;
+          if (Session* holder = job->session(rank); holder != nullptr) {
+            pollfd ended{holder->pidfd.get(), POLLIN, 0};
+            const bool dead = holder->pidfd.valid() && poll(&ended, 1, 0) == 1;
+            if (!dead && !request.replace()) {
+              return absl::AlreadyExistsError(
+                  absl::StrCat(what, ": the rank has a live session (session=", holder->id(),
+                               ", pid=", holder->peer.pid, "); end it first, or attach with replace"));
+            }
+            // Silent but alive: killed before it is replaced, so that it can never write again; where it cannot be,
+            // what it may write is left to it (job_renew.cc). A process that replaces itself (its attach was answered
+            // and then failed) lives on.
+            if (!dead && !AreOneProcess(holder->pidfd, holder->peer.pid, pidfd, peer.pid)) {
+              if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid); kill.ok()) {
+                killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
+              } else {
+                LogWarning(absl::StrCat(what, ": ", kill.message()));
+              }
+            }
+            job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
+            if (job->session(rank) != nullptr && !job->DropHeld(rank)) {
+              return absl::AbortedError(absl::StrCat(what, ": a commit is under way; attach again"));
+            }
+          }
+          if (!killed.valid()) {
+            SHARDD_RETURN_IF_ERROR(job->CheckMayAttach(rank, peer.pid, request.replace(), pidfd));
+          }
+          Found result;
+          result.killed = std::move(killed);
+          result.plan = job->plan();
+          result.epoch = job->epoch();
+          result.session_id = next_session_id_++;
+          return result;
+        }));
+    if (found.killed.valid()) {
+      pollfd ended{found.killed.get(), POLLIN, 0};
+      poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kKillGrace)));  // its last store is behind it
+    }
+    // Sessions of earlier epochs were freed on this thread before, and are not in memory beside this one.
+    SHARDD_ASSIGN_OR_RETURN(
+        std::unique_ptr<Session> session,
+        Session::Create(found.plan, found.session_id, rank, found.epoch, PlaceOf(rank, found.plan->world_size)));
+    session->peer = peer;
+    session->expected_version = request.expected_version();
+    session->start_ticks = ReadProcessStat(peer.pid).value_or(ProcessStat()).start_ticks;
+    session->pidfd = UniqueFd(pidfd.valid() ? fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
+    absl::StatusOr<v1::AttachRankResponse> response =
+        OnLoop<v1::AttachRankResponse>([&]() -> absl::StatusOr<v1::AttachRankResponse> {
+          JobCore* job = FindJob(request.job_id());
+          if (job == nullptr) {
+            return absl::NotFoundError(absl::StrCat(what, ": the job was closed"));
+          }
+          v1::AttachRankResponse result;
+          result.set_session_id(session->id());
+          result.set_token(session->token());
+          result.set_epoch(session->epoch());
+          DescribePlace(*job, *session, &result);
+          SHARDD_RETURN_IF_ERROR(job->AddSession(std::move(session)));
+          result.set_committed_step(job->committed_step());
+          result.set_version(job->version());
+          result.set_trainer_state(job->trainer_state(rank));
+          result.set_device(job->device_name(rank));
+          return result;
+        });
+    if (!absl::IsAborted(response.status())) {
+      return response;
+    }
+    last = response.status();  // the epoch advanced, or what the rank waits for
+  }
+  return last;
+}
+
+void Core::CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done) {
+  loop_.Post([this, peer, job_id, done = std::move(done)] {
+    if (JobCore* job = FindJob(job_id); job != nullptr) {
+      if (job->uid() != peer.uid && peer.uid != 0) {
+        done(absl::PermissionDeniedError(absl::StrCat("close job ", job_id, ": it belongs to another user")));
+        return;
+      }
+      job->Close(absl::StrCat("closed by pid ", peer.pid), JobCore::CloseOn::kAllNodes);
+      ReviewJobs();
+    }
+    done(absl::OkStatus());
+  });
+}
+
+}  // namespace shardd

@@ -1,0 +1,182 @@
+// What operators ask for. Nothing here changes state but CloseJobByName.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/version.h"
+#include "server/daemon/core.h"
+
+namespace shardd {
+void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
+  loop_.Post([this, done = std::move(done)] {
+    v1::Daemon daemon;
+    daemon.set_version(kVersion);
+    daemon.set_protocol_version(kProtocolVersion);
+    daemon.set_pid(getpid());
+    daemon.set_start_time_unix_ms(absl::ToUnixMillis(start_time_));
+    for (const auto& device : devices_) {
+      daemon.add_devices(device->name());
+    }
+    daemon.set_embedded(options_.embedded);
+    daemon.set_peer_address(options_.peer_address);
+    daemon.set_jobs(static_cast<int>(jobs_.size()));
+    int64_t bytes = 0;
+    bool huge = false;
+    for (const auto& [name, entry] : jobs_) {
+      bytes += entry.job->memory().allocated_bytes();
+      huge = huge || (entry.job->memory().shards() != nullptr && entry.job->memory().shards()->huge_pages());
+    }
+    daemon.set_slab_bytes(bytes);
+    daemon.set_huge_pages(huge            ? "in use"
+                          : jobs_.empty() ? "no slab yet"
+                                          : "none: the kernel gives shared memory 4 KiB pages");
+    daemon.set_isolation(options_.embedded ? "accident only: the daemon runs under the trainers' uid"
+                                           : "own uid where trainers run under another one; else accident only");
+    for (const GpuFacts& facts : options_.gpus) {
+      v1::Gpu* const gpu = daemon.add_gpus();
+      gpu->set_device(facts.device);
+      gpu->set_description(facts.description);
+      gpu->set_pci_bus_id(facts.pci_bus_id);
+      gpu->set_mps(facts.mps);
+      gpu->set_persistence_mode(facts.persistence_mode);
+      gpu->set_compute_mode(facts.compute_mode);
+    }
+    daemon.mutable_warnings()->Add(options_.device_warnings.begin(), options_.device_warnings.end());
+    done(std::move(daemon));
+  });
+}
+
+void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
+  loop_.Post([this, caller, done = std::move(done)] {
+    v1::ListJobsResponse response;
+    for (const auto& [name, entry] : jobs_) {
+      if (caller.MaySee(entry.job->uid()) && !entry.job->closed()) {
+        entry.job->Describe(response.add_jobs());
+      }
+    }
+    done(std::move(response));
+  });
+}
+
+template <typename T>
+void Core::Query(const Caller& caller, const std::string& job, Done<T> done,
+                 std::function<void(const JobCore&, T*)> fill) {
+  loop_.Post([this, caller, job, done = std::move(done), fill = std::move(fill)] {
+    absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
+    if (!found.ok()) {
+      done(found.status());
+      return;
+    }
+    T response;
+    fill(**found, &response);
+    done(std::move(response));
+  });
+}
+
+void Core::ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) {
+  Query<v1::ListRanksResponse>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeRanks(out); });
+}
+template <typename T>
+void Core::QueryPlan(const Caller& caller, const std::string& job, Done<T> done, void (*fill)(const ShardPlan&, T*)) {
+  loop_.Post([this, caller, job, done = std::move(done), fill] {
+    absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
+    if (!found.ok()) {
+      done(found.status());
+      return;
+    }
+    status_.Post([plan = (*found)->plan(), done = std::move(done), fill] {
+      T response;
+      fill(*plan, &response);
+      done(std::move(response));
+    });
+  });
+}
+
+void Core::ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) {
+  QueryPlan<v1::ListGroupsResponse>(caller, job, std::move(done), &DescribeGroups);
+}
+void Core::ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) {
+  QueryPlan<v1::ListParametersResponse>(caller, job, std::move(done), &DescribeParameters);
+}
+void Core::GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) {
+  Query<v1::Memory>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeMemory(out); });
+}
+
+void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) {
+  loop_.Post([this, caller, done = std::move(done)] {
+    // What runs names groups: not for the eyes of others. Devices are shared, so it is all or nothing.
+    const bool may_see_work =
+        std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& e) { return caller.MaySee(e.second.job->uid()); });
+    v1::ListStreamsResponse response;
+    const auto add = [&](const Device& device) {
+      for (const StreamStatus& status : device.Status()) {
+        v1::Stream* stream = response.add_streams();
+        stream->set_device(device.name());
+        stream->set_name(std::string(StreamName(status.stream)));
+        stream->set_submitted(status.submitted);
+        stream->set_done(status.done);
+        stream->set_current(may_see_work ? status.current : "");
+        stream->set_busy_us(status.busy_us);
+      }
+    };
+    for (const auto& device : devices_) {
+      add(*device);
+    }
+    absl::MutexLock lock(&host_devices_mutex_);
+    for (const auto& device : host_devices_) {
+      add(*device);
+    }
+    done(std::move(response));
+  });
+}
+
+void Core::ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) {
+  v1::ListEventsResponse response;
+  for (v1::Event& event : events_.List(job, limit, [&](uint32_t uid) { return caller.MaySee(uid); })) {
+    *response.add_events() = std::move(event);
+  }
+  done(std::move(response));
+}
+
+void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) {
+  loop_.Post([this, caller, request, sink = std::move(sink)]() mutable {
+    const absl::StatusOr<JobCore*> job = FindJobByName(caller, request.job());
+    if (!job.ok()) {
+      sink->Finish(job.status());
+      return;
+    }
+    // As QueryPlan: the names of all groups.
+    status_.Post([this, caller, request, plan = (*job)->plan(), sink = std::move(sink)]() mutable {
+      v1::TraceJobResponse start;
+      DescribeTraced(*plan, start.mutable_start());
+      sink->Prepare(start);
+      loop_.Post([this, caller, request, plan = std::move(plan), sink = std::move(sink)]() mutable {
+        const absl::StatusOr<JobCore*> job = FindJobByName(caller, request.job());
+        if (!job.ok() || (*job)->plan() != plan) {
+          sink->Finish(job.ok() ? absl::AbortedError(absl::StrCat("trace job \"", request.job(),
+                                                                  "\": it was closed and opened anew; try again"))
+                                : job.status());
+          return;
+        }
+        (*job)->Trace(request, std::move(sink));
+      });
+    });
+  });
+}
+
+void Core::CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) {
+  loop_.Post([this, caller, job, done = std::move(done)] {
+    v1::CloseJobByNameResponse response;
+    if (absl::StatusOr<JobCore*> found = FindJobByName(caller, job); found.ok()) {
+      response.set_existed(true);
+      (*found)->Close(absl::StrCat("closed by uid ", caller.uid), JobCore::CloseOn::kAllNodes);
+      ReviewJobs();
+    }
+    done(std::move(response));
+  });
+}
+
+}  // namespace shardd

@@ -1,0 +1,35 @@
+#include "server/daemon/freed_jobs.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shardd {
+namespace {
+
+constexpr size_t kMostJobs = 256;
+constexpr absl::Duration kAwaited = absl::Minutes(15);
+
+}  // namespace
+
+void FreedJobs::Add(const std::string& name, uid_t uid, v1::LostJob lost, absl::Time now) {
+  Forget(name);
+  if (jobs_.size() == kMostJobs) {
+    jobs_.pop_front();
+  }
+  jobs_.push_back({name, uid, std::move(lost), now});
+}
+
+const v1::LostJob* FreedJobs::Find(const std::string& name, uid_t uid) const {
+  const auto it = std::find_if(jobs_.begin(), jobs_.end(),
+                               [&](const Freed& freed) { return freed.name == name && freed.uid == uid; });
+  return it == jobs_.end() ? nullptr : &it->lost;
+}
+
+void FreedJobs::Forget(const std::string& name) {
+  jobs_.erase(std::remove_if(jobs_.begin(), jobs_.end(), [&](const Freed& freed) { return freed.name == name; }),
+              jobs_.end());
+}
+
+bool FreedJobs::Awaits(absl::Time now) const { return !jobs_.empty() && now - jobs_.back().time < kAwaited; }
+
+}  // namespace shardd

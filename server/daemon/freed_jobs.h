@@ -1,0 +1,38 @@
+#ifndef SHARDD_SERVER_DAEMON_FREED_JOBS_H_
+#define SHARDD_SERVER_DAEMON_FREED_JOBS_H_
+
+#include <sys/types.h>
+
+#include <deque>
+#include <string>
+
+#include "absl/time/time.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// The newest jobs that had committed something and were freed because no rank came: for whoever comes too late.
+// Loop-confined.
+class FreedJobs {
+ public:
+  // `now` as MonotonicNow. The one before of that name is forgotten, and the oldest where there are too many.
+  void Add(const std::string& name, uid_t uid, v1::LostJob lost, absl::Time now);
+  // Null: none of that user.
+  const v1::LostJob* Find(const std::string& name, uid_t uid) const;
+  void Forget(const std::string& name);
+  // Some were freed so lately that their ranks may still come.
+  bool Awaits(absl::Time now) const;
+
+ private:
+  struct Freed {
+    std::string name;
+    uid_t uid;
+    v1::LostJob lost;
+    absl::Time time;
+  };
+  std::deque<Freed> jobs_;  // oldest first
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DAEMON_FREED_JOBS_H_

@@ -1,0 +1,54 @@
+#ifndef SHARDD_SERVER_DAEMON_JOBS_SOURCE_H_
+#define SHARDD_SERVER_DAEMON_JOBS_SOURCE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/observe/trace_sink.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// Who asks, as the kernel says it (SO_PEERCRED).
+struct Caller {
+  uint32_t uid = 0;
+  bool is_admin = false;  // root or the daemon's own uid: sees the jobs of all
+
+  bool MaySee(uint32_t owner_uid) const { return is_admin || uid == owner_uid; }
+};
+
+// What JobsService asks the daemon's core for. Every method returns at once and calls `done` exactly once, from any
+// thread, also from within the call; the core never waits for the data path to answer. `done` must be called before the
+// gRPC server is shut down for good, or be destroyed uncalled: the rpc then ends with CANCELLED.
+//
+// `job` is a job's name. NOT_FOUND where there is none, also where there is one that the caller may not see.
+class JobsSource {
+ public:
+  template <typename T>
+  using Done = std::function<void(absl::StatusOr<T>)>;
+
+  virtual ~JobsSource() = default;
+
+  virtual void GetDaemon(const Caller& caller, Done<v1::Daemon> done) = 0;
+  virtual void ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) = 0;
+  virtual void ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) = 0;
+  virtual void ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) = 0;
+  virtual void ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) = 0;
+  virtual void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) = 0;
+  virtual void GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) = 0;
+  // `job` empty: of all jobs that the caller may see. `limit` is between 1 and EventLog::kCapacity.
+  virtual void ListEvents(const Caller& caller, const std::string& job, int limit,
+                          Done<v1::ListEventsResponse> done) = 0;
+  // Calls nothing but the sink, once Finish; or drops it.
+  virtual void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) = 0;
+  // `existed` false where there is none (or none that the caller may see): closing twice is no error.
+  virtual void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_DAEMON_JOBS_SOURCE_H_

@@ -1,0 +1,59 @@
+#include "server/job/membership/past_process.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+namespace {
+
+constexpr auto kPidfdMagic = 0x50494446;  // PID_FS_MAGIC, kernel 6.9: a pidfd's inode is its process's alone
+
+bool InodeOf(const UniqueFd& process, struct stat* object) {
+  struct statfs volume {};
+  return process.valid() && fstatfs(process.get(), &volume) == 0 && volume.f_type == kPidfdMagic &&
+         fstat(process.get(), object) == 0;
+}
+
+}  // namespace
+
+bool HasEnded(const UniqueFd& process, int32_t pid) {
+  if (process.valid()) {
+    pollfd ended{process.get(), POLLIN, 0};
+    return poll(&ended, 1, 0) == 1;
+  }
+  return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH;
+}
+
+bool AreOneProcess(const UniqueFd& process, int32_t pid, const UniqueFd& other, int32_t other_pid) {
+  struct stat one {};
+  struct stat two {};
+  if (InodeOf(process, &one) && InodeOf(other, &two)) {
+    return one.st_dev == two.st_dev && one.st_ino == two.st_ino;
+  }
+  return pid > 0 && pid == other_pid;
+}
+
+absl::Status KillProcess(const UniqueFd& process, int32_t pid) {
+  const auto text = [pid](absl::string_view fact) { return absl::StrCat("kill process ", pid, ": ", fact); };
+  if (!process.valid()) {
+    return absl::FailedPreconditionError(text("its kernel gave no pidfd, and the pid may be another process's by now"));
+  }
+  if (syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0) == 0 || errno == ESRCH) {
+    return absl::OkStatus();
+  }
+  return errno == EPERM ? absl::PermissionDeniedError(
+                              text("it is another user's (got EPERM); give the daemon CAP_KILL or the trainers' uid"))
+                        : absl::FailedPreconditionError(
+                              text(absl::StrCat(std::strerror(errno), "; it may be of another PID namespace")));
+}
+
+}  // namespace shardd

@@ -1,0 +1,495 @@
+#include "server/multinode/node_coordinator.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
+#include "common/status/status_macros.h"
+#include "server/loop/core_loop.h"
+#include "server/multinode/backwards.h"
+#include "server/optimizer/step_difference.h"
+
+namespace shardd {
+
+absl::StatusCode NodeErrorCode(int code) {
+  const auto known = static_cast<absl::StatusCode>(code);
+  switch (known) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnavailable:
+      return known;
+    default:
+      return absl::StatusCode::kAborted;
+  }
+}
+
+NodeCoordinator::NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t generation, Send send,
+                                 std::function<void()> decide, std::function<void(int node)> recover)
+    : plan_(std::move(plan)),
+      send_(std::move(send)),
+      decide_(std::move(decide)),
+      recover_(std::move(recover)),
+      nodes_(plan_->nodes()),
+      generation_(generation) {}
+
+std::string NodeCoordinator::NodeText(int node) const {
+  return absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), ")");
+}
+
+int NodeCoordinator::Missing(const std::function<bool(const Node&)>& has) const {
+  const auto found = std::find_if_not(nodes_.begin(), nodes_.end(), has);
+  return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
+}
+
+void NodeCoordinator::SendAll(const v1::PeerMessage& message) {
+  for (size_t node = nodes_.size(); node-- > 0;) {
+    if (nodes_[node].takes_part) {
+      send_(static_cast<int>(node), message);
+    }
+  }
+}
+
+void NodeCoordinator::SendBegin(int node, const absl::Status& cause) {
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  v1::PeerMessage::Begin* begin = message.mutable_begin();
+  begin->set_generation(generation_);
+  begin->set_code(static_cast<int>(cause.code()));
+  begin->set_message(std::string(cause.message()));
+  begin->set_decided_step(decided_.step());
+  begin->set_initialized(initialized_);
+  begin->set_agreed_generation(agreed_generation_);
+  begin->set_held_step(held_step_);
+  if (decided_.step() > 0 && decided_known_) {
+    *begin->mutable_decided() = decided_;
+  }
+  send_(node, std::move(message));
+}
+
+void NodeCoordinator::ForgetStep() {
+  pending_.clear();
+  gone_.clear();
+  all_closed_ = 0;
+  deciding_ = false;
+  for (Node& node : nodes_) {
+    node.closed = 0;
+    node.step.reset();
+    node.reduced.reset();
+    node.values.reset();
+  }
+}
+
+void NodeCoordinator::NextGeneration(const absl::Status& cause) {
+  ++generation_;
+  sequence_ = 0;
+  showing_ = false;
+  ForgetStep();
+  for (size_t node = nodes_.size(); node-- > 0;) {
+    if (nodes_[node].takes_part) {
+      SendBegin(static_cast<int>(node), cause);
+    }
+  }
+}
+
+void NodeCoordinator::OnFinished(int node) {
+  nodes_[static_cast<size_t>(node)].finished = true;
+  const bool others_go_on = std::any_of(nodes_.begin(), nodes_.end(), [](const Node& other) {
+    return !other.finished && (other.closed > 0 || other.step.has_value());
+  });
+  if (others_go_on || !pending_.empty()) {
+    NextGeneration(absl::FailedPreconditionError(
+        absl::StrCat(NodeText(node), " has finished and takes part in nothing any more, while others are in step ",
+                     decided_.step() + 1)));
+  }
+  MaybeAllHold();
+  MaybeRecover();
+}
+
+void NodeCoordinator::OnMessage(int node, const v1::PeerMessage& message) {
+  if (message.has_holds()) {
+    OnHolds(node, message.holds());
+    return;
+  }
+  if (message.has_held()) {  // a fact of the node, not of an attempt
+    OnHeld(node, message.held().step());
+    return;
+  }
+  if (message.generation() != generation_) {
+    return;  // of an attempt that has ended; nobody can know of a later one
+  }
+  progress_ = MonotonicNow();
+  if (message.kind_case() == v1::PeerMessage::kAbandoned) {
+    NextGeneration(absl::Status(NodeErrorCode(message.abandoned().code()),
+                                absl::StrCat(NodeText(node), ": ", message.abandoned().message())));
+    return;
+  }
+  absl::Status status = Handle(node, message);
+  status.Update(CheckAllCanCome());
+  if (!status.ok()) {
+    NextGeneration(status);
+  }
+}
+
+// Whoever says something waits for all nodes.
+absl::Status NodeCoordinator::CheckAllCanCome() const {
+  if (const int gone = Missing([](const Node& n) { return !n.finished; }); gone >= 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(NodeText(gone), " has finished and takes part in nothing any more"));
+  }
+  if (const int gone = Missing([](const Node& n) { return n.refused.empty(); }); gone >= 0) {
+    return absl::FailedPreconditionError(absl::StrCat(NodeText(gone), ": ", nodes_[static_cast<size_t>(gone)].refused));
+  }
+  return absl::OkStatus();
+}
+
+void NodeCoordinator::OnRefused(int node, const absl::Status& why) {
+  nodes_[static_cast<size_t>(node)].refused = std::string(why.message());
+  if (!Waiting().empty()) {
+    NextGeneration(CheckAllCanCome());
+  }
+  MaybeRecover();
+}
+
+absl::Status NodeCoordinator::Handle(int node, const v1::PeerMessage& message) {
+  switch (message.kind_case()) {
+    case v1::PeerMessage::kReady:
+      return OnReady(node, message.ready());
+    case v1::PeerMessage::kClosed:
+      return OnClosed(node, message.closed());
+    case v1::PeerMessage::kReduced:
+      return OnReduced(node, message.reduced());
+    case v1::PeerMessage::kValues:
+      return OnValues(node, message.values());
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(NodeText(node), " said what is not for node 0 (got kind ",
+                                                     static_cast<int>(message.kind_case()), ")"));
+  }
+}
+
+absl::Status NodeCoordinator::CheckStep(absl::string_view what, int64_t step) const {
+  if (step == decided_.step() + 1 && initialized_) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, ": another step than the one that runs (got ", step, ", want ",
+                   initialized_ ? absl::StrCat(decided_.step() + 1) : std::string("initial values first"), ")"));
+}
+
+absl::Status NodeCoordinator::OnReady(int node, const v1::PeerMessage::Ready& ready) {
+  const v1::SumKey& sum = ready.key();
+  const std::string what = absl::StrCat(NodeText(node), ", a part of a sum");
+  SHARDD_RETURN_IF_ERROR(CheckStep(what, sum.step()));
+  if (sum.group() < 0 || sum.group() >= static_cast<int>(plan_->groups.size()) || sum.backward() < 0 ||
+      sum.backward() == kAllBackwards) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": no such group or backward (got ", sum.group(), " and ",
+                                                   sum.backward(), ", want a group below ", plan_->groups.size(), ")"));
+  }
+  const GroupPlan& group = plan_->groups[sum.group()];
+  const auto mask_bytes = (group.params.size() + 7) / 8;
+  if (ready.gives().present().size() != mask_bytes || ready.gives().fresh().size() != mask_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " of group \"", group.name, "\": masks of another size (got ",
+                                                   ready.gives().present().size(), " and ",
+                                                   ready.gives().fresh().size(), " bytes, want ", mask_bytes, ")"));
+  }
+  const auto gone = gone_.find({sum.backward(), sum.group()});
+  const int next = gone == gone_.end() ? 0 : gone->second;
+  const Key key(sum.backward(), sum.group(), sum.occurrence());
+  const auto found = pending_.find(key);
+  const bool twice = found != pending_.end() && found->second[static_cast<size_t>(node)].has_value();
+  if (sum.occurrence() != next || sum.backward() < nodes_[static_cast<size_t>(node)].closed || twice) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " of group \"", group.name, "\", backward ", sum.backward(),
+                     ": it is closed, was given already, or is not the next (got occurrence ", sum.occurrence(),
+                     ", want ", next, ")"));
+  }
+  Gives& gives = pending_.try_emplace(key, Gives(nodes_.size())).first->second;
+  gives[static_cast<size_t>(node)] = ready.gives();
+  return TryGo(key);
+}
+
+absl::Status NodeCoordinator::TryGo(const Key& key) {
+  const auto found = pending_.find(key);
+  const auto [backward, group, occurrence] = key;
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  v1::PeerMessage::Go* go = message.mutable_go();
+  const std::string none((plan_->groups[group].params.size() + 7) / 8, '\0');
+  int missing = -1;
+  int gave = -1;
+  for (size_t node = 0; node < nodes_.size(); ++node) {
+    v1::NodeGives* gives = go->add_gives();
+    if (const auto& given = found->second[node]; given.has_value()) {
+      *gives = *given;
+      gave = static_cast<int>(node);
+    } else if (nodes_[node].closed > backward) {
+      gives->set_present(none);
+      gives->set_fresh(none);
+      missing = static_cast<int>(node);
+    } else {
+      return absl::OkStatus();  // its part may still come
+    }
+  }
+  // A second submission in one backward that only some make is how the group was used there.
+  if (missing >= 0 && occurrence == 0 && !plan_->config.allow_missing_contribution()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        NodeText(missing), " closed backward ", backward, " without SubmitGradients for group \"",
+        plan_->groups[group].name, "\", which node ", gave,
+        " gave; submit it (with an empty presence mask if there is no gradient), or set allow_missing_contribution"));
+  }
+  go->mutable_key()->set_step(decided_.step() + 1);
+  go->mutable_key()->set_backward(backward);
+  go->mutable_key()->set_group(group);
+  go->mutable_key()->set_occurrence(occurrence);
+  go->set_sequence(sequence_++);
+  gone_[{backward, group}] = occurrence + 1;
+  pending_.erase(found);
+  SendAll(message);
+  return absl::OkStatus();
+}
+
+absl::Status NodeCoordinator::OnClosed(int node, const v1::PeerMessage::Closed& closed) {
+  const std::string what = absl::StrCat(NodeText(node), ", a closed backward");
+  SHARDD_RETURN_IF_ERROR(CheckStep(what, closed.step()));
+  Node& from = nodes_[static_cast<size_t>(node)];
+  if (closed.backwards() <= from.closed || closed.has_ranks_step() != (closed.backwards() == kAllBackwards)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ": out of order (got ", closed.backwards(), ", want more than ", from.closed, ")"));
+  }
+  from.closed = closed.backwards();
+  if (closed.has_ranks_step()) {
+    from.step = closed.ranks_step();
+  }
+  for (auto it = pending_.begin(); it != pending_.end() && std::get<0>(it->first) < from.closed;) {
+    const Key key = (it++)->first;
+    SHARDD_RETURN_IF_ERROR(TryGo(key));
+  }
+  return MaybeAllClosed();
+}
+
+absl::Status NodeCoordinator::MaybeAllClosed() {
+  int closed = kAllBackwards;
+  for (const Node& node : nodes_) {
+    closed = std::min(closed, node.closed);
+  }
+  if (closed <= all_closed_) {
+    return absl::OkStatus();
+  }
+  if (closed == kAllBackwards) {
+    SHARDD_RETURN_IF_ERROR(CompareSteps());
+  }
+  all_closed_ = closed;
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_all_closed()->set_step(decided_.step() + 1);
+  message.mutable_all_closed()->set_backwards(closed);
+  SendAll(message);
+  return absl::OkStatus();
+}
+
+absl::Status NodeCoordinator::CompareSteps() const {
+  for (size_t node = 1; node < nodes_.size(); ++node) {
+    const std::string difference = StepDifference(*nodes_[node].step, *nodes_[0].step);
+    if (!difference.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat("Step ", decided_.step() + 1, ": hyperparameters of ",
+                                                        NodeText(static_cast<int>(node)),
+                                                        " differ from node 0's: ", difference));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced& reduced) {
+  const std::string what = absl::StrCat(NodeText(node), ", a reduced step");
+  SHARDD_RETURN_IF_ERROR(CheckStep(what, reduced.step()));
+  Node& from = nodes_[static_cast<size_t>(node)];
+  if (all_closed_ != kAllBackwards || from.reduced.has_value() ||
+      reduced.present().size() != (plan_->params.size() + 7) / 8) {
+    return absl::FailedPreconditionError(absl::StrCat(what, ": not its turn, or a mask of another size (got ",
+                                                      reduced.present().size(), " bytes, want ",
+                                                      (plan_->params.size() + 7) / 8, ")"));
+  }
+  from.reduced = reduced;
+  if (Missing([](const Node& n) { return n.reduced.has_value(); }) >= 0) {
+    return absl::OkStatus();
+  }
+  for (size_t param = 0; param < plan_->params.size(); ++param) {
+    SHARDD_RETURN_IF_ERROR(ComparePresence(param));
+  }
+  deciding_ = true;
+  decide_();
+  return absl::OkStatus();
+}
+
+// Of nodes that hold some of the parameter: others have nothing that could be dropped or written.
+absl::Status NodeCoordinator::ComparePresence(size_t param) const {
+  const auto has = [&](size_t n) { return (nodes_[n].reduced->present()[param / 8] >> (param % 8) & 1) != 0; };
+  const auto holds = [&](size_t n) {
+    return !plan_->cut_over_nodes || NodeRangeOf(*plan_, static_cast<int>(param), static_cast<int>(n)).numel > 0;
+  };
+  size_t first = 0;
+  for (size_t other = 1; other < nodes_.size(); ++other) {
+    if (has(other) == has(first)) {
+      continue;
+    }
+    if (!holds(first)) {
+      first = other;
+    } else if (holds(other)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("Step ", decided_.step() + 1, ": the gradient of \"", plan_->params[param].fqn, "\" is ",
+                       has(other) ? "there" : "dropped", " on ", NodeText(static_cast<int>(other)), " and ",
+                       has(first) ? "there" : "dropped", " on node ", first,
+                       "; trainers of all nodes must drop or write the same gradients"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
+  decided_ = decided;
+  decided_known_ = true;
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  *message.mutable_decided() = decided;
+  ForgetStep();
+  for (size_t node = 1; node < nodes_.size(); ++node) {
+    if (nodes_[node].takes_part) {
+      send_(static_cast<int>(node), message);
+    }
+  }
+  showing_ = true;
+  progress_ = MonotonicNow();
+  OnHeld(0, decided.step());
+}
+
+void NodeCoordinator::OnHeld(int node, int64_t step) {
+  if (initialized_ && step <= decided_.step()) {
+    int64_t& held_step = nodes_[static_cast<size_t>(node)].held_step;
+    held_step = std::max(held_step, step);
+    MaybeAllHold();
+  }
+}
+
+void NodeCoordinator::MaybeAllHold() {
+  if (!initialized_ || held_step_ >= decided_.step() || !Unheld().empty()) {
+    return;
+  }
+  held_step_ = decided_.step();
+  showing_ = false;
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_all_hold()->set_step(held_step_);
+  SendAll(message);
+}
+
+std::string NodeCoordinator::Unheld() const {
+  const auto holds = [this](const Node& n) { return n.finished || n.held_step >= decided_.step(); };
+  const int missing = held_step_ >= decided_.step() ? -1 : Missing(holds);
+  return missing < 0
+             ? ""
+             : absl::StrCat(NodeText(missing), nodes_[static_cast<size_t>(missing)].up ? "" : ", which has no link,",
+                            " has not said that it holds step ", decided_.step(), ", which is decided");
+}
+
+bool NodeCoordinator::AllServed() const {
+  return held_step_ >= decided_.step() && std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
+           return node.finished || (node.up && node.takes_part && !node.fetching);
+         });
+}
+
+absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
+  Node& from = nodes_[static_cast<size_t>(node)];
+  if (initialized_ || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(NodeText(node), ", initial values: not before version 1, or not of all parameters (got ",
+                     values.digests_size(), " digests, want ", plan_->params.size(), ")"));
+  }
+  from.values = values;
+  if (Missing([](const Node& n) { return n.values.has_value(); }) >= 0) {
+    return absl::OkStatus();
+  }
+  SHARDD_RETURN_IF_ERROR(CompareValues());
+  initialized_ = true;
+  agreed_generation_ = generation_;
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_values_agreed();
+  SendAll(message);
+  return absl::OkStatus();
+}
+
+absl::Status NodeCoordinator::CompareValues() const {
+  for (size_t node = 1; node < nodes_.size(); ++node) {
+    for (int param = 0; param < nodes_[0].values->digests_size(); ++param) {
+      const uint64_t got = nodes_[node].values->digests(param);
+      const uint64_t want = nodes_[0].values->digests(param);
+      const bool counts = !plan_->cut_over_nodes || (got != 0 && want != 0);
+      if (got != want && counts) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "CommitParameters: the initial value of \"", plan_->params[static_cast<size_t>(param)].fqn, "\" on ",
+            NodeText(static_cast<int>(node)),
+            " differs from node 0's; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string NodeCoordinator::Waiting() const {
+  if (showing_) {
+    return Unheld();
+  }
+  if (!pending_.empty()) {
+    const auto& [key, gives] = *pending_.begin();
+    const auto [backward, group, occurrence] = key;
+    for (size_t node = 0; node < gives.size(); ++node) {
+      if (!gives[node].has_value() && nodes_[node].closed <= backward) {
+        return absl::StrCat(NodeText(static_cast<int>(node)), nodes_[node].up ? "" : ", which has no link,",
+                            " has not given its part of the sum of group \"", plan_->groups[group].name,
+                            "\", backward ", backward);
+      }
+    }
+  }
+  const auto any = [this](const auto& has) { return std::any_of(nodes_.begin(), nodes_.end(), has); };
+  const auto closed = [this](const Node& n) { return n.closed > all_closed_; };
+  const auto reduced = [](const Node& n) { return n.reduced.has_value(); };
+  const auto given = [](const Node& n) { return n.values.has_value(); };
+  const auto text = [this](int node, absl::string_view what) {
+    return absl::StrCat(NodeText(node), nodes_[static_cast<size_t>(node)].up ? "" : ", which has no link,", what);
+  };
+  if (any(closed)) {
+    return text(Missing(closed), absl::StrCat(" has not closed backward ", all_closed_, " of step ",
+                                              decided_.step() + 1, ", or not sent Step"));
+  }
+  if (all_closed_ == kAllBackwards && !deciding_) {
+    return text(Missing(reduced), absl::StrCat(" has not all sums of step ", decided_.step() + 1));
+  }
+  if (!initialized_ && any(given) && Latest() >= 0) {
+    return Lacking();
+  }
+  if (!initialized_ && any(given) && Missing(given) >= 0) {
+    return text(Missing(given), " has not given its initial values");
+  }
+  return "";
+}
+
+void NodeCoordinator::CheckSilence(absl::Time now, absl::Duration limit) {
+  std::string waiting = Waiting();
+  if (source_ >= 0 ||
+      std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.up && node.fetching; })) {
+    progress_ = now;
+  }
+  if (waiting.empty() || now - progress_ < limit) {
+    return;
+  }
+  NextGeneration(
+      absl::DeadlineExceededError(absl::StrCat(waiting, " for ", absl::FormatDuration(now - progress_), " (limit ",
+                                               absl::FormatDuration(limit), "); other nodes wait for it")));
+}
+
+}  // namespace shardd

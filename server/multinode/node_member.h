@@ -1,0 +1,179 @@
+#ifndef SHARDD_SERVER_MULTINODE_NODE_MEMBER_H_
+#define SHARDD_SERVER_MULTINODE_NODE_MEMBER_H_
+
+// A node's part in a job that spans several: what its job says goes to node 0 (node_coordinator.h; on node 0 over the
+// loop instead of a link), what node 0 decides comes to the job, each in the generation that counts.
+//
+// A decided step is shown to ranks when all nodes hold it (held_step): each says so as soon as it has journaled the
+// decision, and updates meanwhile. An attempt that ends in between ends without having shown it; the job has it, and
+// nobody attaches before it may be shown (Lacking).
+//
+// A job that gives its attempt up says so and waits for the next generation; what it has to say of the next attempt by
+// then is kept and sent in that. Between Reduced and what node 0 decides nothing is given up here (promised): the step
+// may be decided already, and then it is committed on every node. Likewise with initial values.
+//
+// Node 0 is lost: the attempt is given up, but not a promise, and the job is kept. On the next link the member says
+// what it has (Holds), also to a daemon of node 0 that is a new one, and Begin says how it goes on (OnBegin):
+// - the promised step was decided, and some node has it: it is committed here too;
+// - it was not, or by nobody who is left: it is given up, and done anew by all;
+// - the job is ahead of this node, which has lost its state, or its promise (where nodes are replicas, a node 0 that is
+//   silent for too long ends it): the state is fetched, and ranks attach again behind that (node_member_fetch.cc).
+//   Where parameters are cut over nodes nobody could send it: a promise lasts as long as the job does.
+// Until Begin comes ranks wait, with what node 0 says of that (Recovering).
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/plan/plan.h"
+#include "server/loop/core_loop.h"
+#include "server/multinode/node_coordinator.h"
+#include "server/multinode/node_events.h"
+#include "server/peer/peer_links.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// What a member asks of its job.
+class NodeJob {
+ public:
+  virtual ~NodeJob() = default;
+  virtual int64_t NodeStep() const = 0;      // committed, or about to be
+  virtual bool NodeInitialized() const = 0;  // likewise version 1
+  virtual void NodeGo(const v1::PeerMessage::Go& go) = 0;
+  virtual void NodesClosed(int backwards) = 0;
+  // Node 0: Decide is to follow. What each node has reduced, in their order.
+  virtual void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) = 0;
+  virtual void NodeDecided(const v1::PeerMessage::Decided& decided) = 0;
+  virtual void NodeValuesAgreed() = 0;
+  // NodeMember::held_step has grown: a step that was decided may be shown.
+  virtual void NodeHeld() = 0;
+  // The attempt has ended on all nodes; AttemptEnded is to follow when it has here, behind a commit under way.
+  virtual void NodeAbort(const absl::Status& cause) = 0;
+  // Exchanges of earlier generations are to be ended.
+  virtual void NodeGeneration(uint64_t generation) = 0;
+  virtual void NodeIsUp() {}  // a link is there
+  virtual void NodeClose(const std::string& why) = 0;
+  // The state of a node that has lost its own (job_restore.cc). Is to be sent to `node`, as soon as no commit is under
+  // way; nothing is decided until that node takes part again.
+  virtual void NodeSendState(int node, uint64_t transfer) = 0;
+  // The link is lost.
+  virtual void NodeStopSending(int node) = 0;
+  // That node: is to be asked for (Fetch), and NodeMember::Restored to be called when it is there; until then no rank
+  // is, and what the node had is nothing.
+  virtual void NodeBeginFetch(int from, uint64_t transfer) = 0;
+  virtual void NodeTakeState(const v1::PeerMessage::State& state) = 0;
+  virtual void NodeTakeRankState(const v1::PeerMessage::RankState& state) = 0;
+};
+
+// Loop-confined.
+class NodeMember final : public NodeEvents::Listener {
+ public:
+  // All outlive it; `job` hears nothing after Stop.
+  NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop* loop, PeerLinks* links,
+             std::shared_ptr<NodeEvents> events, NodeJob* job);
+  void Start();
+  void Stop();  // the job hears nothing any more, and nothing is said
+
+  // The job says:
+  void Ready(v1::PeerMessage::Ready ready);
+  void Closed(v1::PeerMessage::Closed closed);
+  void Reduced(v1::PeerMessage::Reduced reduced);        // promised, once it is on its way
+  void Values(v1::PeerMessage::Values values);           // likewise
+  void Decide(const v1::PeerMessage::Decided& decided);  // node 0
+  // It wants to give the attempt up and is promised.
+  void WantsToEnd(const absl::Status& cause);
+  // It has given the attempt up.
+  void AttemptEnded(const absl::Status& cause);
+  // `finished`: all its ranks have; else it is to be closed on all nodes.
+  void Closing(const std::string& why, bool finished);
+  void Restored();
+  bool fetching() const { return fetching_; }
+  // The decided step is journaled here.
+  void Holding(int64_t step);
+  // Why no rank may attach: the job has lost its state, which another node has, so that nothing of a rank's would
+  // count; or it has a step that may not be shown yet. Else empty.
+  std::string Lacking() const;
+  // The last step that all nodes have held, and so no recovery can miss.
+  int64_t held_step() const { return held_step_; }
+  // Nobody needs this node to hear of what was decided: it may go when its ranks have finished.
+  bool AllServed() const { return coordinator_ == nullptr || coordinator_->AllServed(); }
+
+  bool promised() const { return promised_; }
+  int node() const { return node_; }
+  uint64_t generation() const { return generation_; }
+  // This node has nothing of the job, and may still be sent the state of another node that has.
+  bool MayBeSentState() const {
+    return fetching_ || (coordinator_ == nullptr ? generation_ == 0 : coordinator_->MayRecover());
+  }
+  // Every other node has said that its ranks have.
+  bool OthersFinished() const;
+  // "node 1 (address) is not reached: why"; empty: all links are there.
+  std::string Unreached() const;
+  // Nodes that others wait for, and node 0 that cannot be reached.
+  void CheckSilence(absl::Time now, absl::Duration limit);
+  void Describe(v1::Job* out) const;
+  std::string WaitText() const;  // empty: for nobody
+
+  void OnUp(int node) override;
+  void OnMessage(int node, const v1::PeerMessage& message) override;
+  void OnDown(int node, const absl::Status& why) override;
+  void OnRefused(int node, const absl::Status& why) override;
+
+ private:
+  bool ReachesOthers() const;
+  void Say(v1::PeerMessage message);
+  void Tell(const absl::Status& cause);
+  void ToMember(int node, v1::PeerMessage message);  // of the coordinator
+  void FromCoordinator(const v1::PeerMessage& message);
+  void OnBegin(const v1::PeerMessage::Begin& begin);
+  void AllHold(int64_t step);
+  // (node_member_fetch.cc)
+  void SayHolds();
+  void Fetch(int from, uint64_t generation);
+  void Recover(int from);  // of the coordinator
+  void Adopt(uint64_t generation);
+
+  const std::shared_ptr<const ShardPlan> plan_;
+  const int node_;
+  CoreLoop* const loop_;
+  PeerLinks* const links_;
+  const std::shared_ptr<NodeEvents> events_;
+  NodeJob* const job_;
+  std::unique_ptr<NodeCoordinator> coordinator_;  // of node 0
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+
+  uint64_t generation_ = 0;  // of what is said; 0: none known yet
+  bool heard_ = false;       // Begin has come over the present link to node 0
+  bool ended_ = false;       // the job has given the generation up
+  bool told_ = false;        // node 0 knows that it has, or wants to
+  bool said_ = false;        // something of the running step
+  uint64_t adopting_ = 0;    // counts when the job has ended its attempt; 0: none
+  bool promised_ = false;
+  bool promised_values_ = false;  // of these
+  int64_t held_step_ = 0;
+  bool node0_finished_ = false;
+  std::set<int> finished_;             // other nodes whose ranks have all
+  v1::PeerMessage::Decided decided_;   // the last that was heard
+  std::string node0_waits_;            // for whom, before it begins
+  bool node0_fetches_ = false;         // before it begins
+  bool fetching_ = false;              // the state comes from another node
+  int fetches_from_ = 0;               // which
+  uint64_t fetched_generation_ = 0;    // what counts when it is there; of node 0: the next one does
+  std::vector<v1::PeerMessage> kept_;  // for the next generation
+  absl::Time unheard_since_ = absl::InfiniteFuture();
+  struct Link {
+    bool up = false;
+    std::string why;  // not
+  };
+  std::vector<Link> links_state_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_MULTINODE_NODE_MEMBER_H_

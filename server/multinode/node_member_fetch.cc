@@ -1,0 +1,82 @@
+// What a node has of the job, as it says on a link to node 0, and how it comes to what it has not (node_member.h).
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/multinode/node_member.h"
+
+namespace shardd {
+
+void NodeMember::SayHolds() {
+  v1::PeerMessage message;
+  v1::PeerMessage::Holds* holds = message.mutable_holds();
+  holds->set_generation(std::max(generation_, adopting_));
+  holds->set_initialized(job_->NodeInitialized());
+  holds->set_step(job_->NodeStep());
+  if (decided_.step() > 0 && decided_.step() == job_->NodeStep()) {
+    *holds->mutable_decided() = decided_;
+  }
+  holds->set_held_step(std::min(held_step_, job_->NodeStep()));
+  holds->mutable_finished()->Add(finished_.begin(), finished_.end());
+  links_->Send(0, std::move(message));
+}
+
+// What ranks have begun here is another job's beginning, or a step that others have behind them.
+void NodeMember::Fetch(int from, uint64_t generation) {
+  if (plan_->cut_over_nodes) {
+    const std::string why =
+        absl::StrCat("the daemon of node ", node_, " (", plan_->config.nodes().addresses(node_),
+                     ") has nothing of what other nodes have committed: it has ended since, or the ",
+                     "job was opened anew there while others had the old one. What its ranks held ",
+                     "is nowhere else; open the job anew on all nodes, from a checkpoint");
+    Closing(why, /*finished=*/false);
+    job_->NodeClose(why);
+    return;
+  }
+  promised_ = promised_values_ = false;
+  adopting_ = 0;
+  fetching_ = told_ = true;
+  fetches_from_ = from;
+  fetched_generation_ = generation;
+  job_->NodeAbort(absl::AbortedError(absl::StrCat(Lacking(), "; attach again")));
+  job_->NodeBeginFetch(from, static_cast<uint64_t>(absl::ToUnixNanos(absl::Now())));
+}
+
+// Within a call of the coordinator.
+void NodeMember::Recover(int from) {
+  fetching_ = false;
+  if (from >= 0) {
+    Fetch(from, 0);
+  }
+}
+
+void NodeMember::Restored() {
+  fetching_ = false;
+  if (coordinator_ != nullptr) {
+    coordinator_->Recovered(job_->NodeStep());  // the next generation is for this node, too
+    return;
+  }
+  v1::PeerMessage message;
+  message.mutable_fetched();
+  links_->Send(0, std::move(message));
+  Holding(job_->NodeStep());
+  Adopt(fetched_generation_);
+}
+
+std::string NodeMember::Lacking() const {
+  if (fetching_) {
+    return absl::StrCat("the node's state is being brought from node ", fetches_from_, " (",
+                        plan_->config.nodes().addresses(fetches_from_), ")");
+  }
+  if (job_->NodeStep() > held_step_) {
+    const std::string step =
+        absl::StrCat("step ", job_->NodeStep(), " is decided, and not shown before all nodes hold it");
+    return coordinator_ == nullptr ? absl::StrCat(step, "; node 0 (", plan_->config.nodes().addresses(0),
+                                                  heard_ ? ")" : "), which has no link,", " has not said that they do")
+                                   : absl::StrCat(step, "; ", coordinator_->Unheld());
+  }
+  return coordinator_ == nullptr ? "" : coordinator_->Lacking();
+}
+
+}  // namespace shardd

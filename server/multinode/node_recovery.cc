@@ -1,0 +1,179 @@
+// Who takes part in a job over several nodes, and how node 0 comes to the job's state where its daemon is a new one
+// (node_coordinator.h).
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/shm/ring.h"
+#include "server/multinode/node_coordinator.h"
+
+namespace shardd {
+namespace {
+
+constexpr uint64_t kMaxGeneration = std::numeric_limits<uint64_t>::max() / 2;  // there is always a next one
+
+}  // namespace
+
+void NodeCoordinator::OnUp(int node) {
+  Node& come = nodes_[static_cast<size_t>(node)];
+  come.up = true;
+  come.refused.clear();
+  come.finished = come.fetching = false;
+  come.held_step = 0;
+  come.holds.reset();
+  if (node == 0) {
+    Admit(0);
+  }
+}
+
+void NodeCoordinator::OnDown(int node, const absl::Status& why) {
+  Node& gone = nodes_[static_cast<size_t>(node)];
+  gone.holds.reset();
+  gone.held_step = 0;
+  const bool was_up = std::exchange(gone.up, false);
+  const bool took_part = std::exchange(gone.takes_part, false);
+  const std::string lost = absl::StrCat(NodeText(node), " is lost: ", why.message());
+  if (source_ == node) {
+    source_ = -1;
+    recover_(-1);
+    NextGeneration(absl::AbortedError(lost));
+  } else if (was_up && took_part && !gone.finished) {
+    NextGeneration(absl::AbortedError(lost));
+  }
+  MaybeRecover();
+}
+
+void NodeCoordinator::Admit(int node) {
+  nodes_[static_cast<size_t>(node)].takes_part = true;
+  SendBegin(node, absl::OkStatus());
+}
+
+absl::Status NodeCoordinator::CheckHolds(int node, const v1::PeerMessage::Holds& holds) const {
+  const Node& from = nodes_[static_cast<size_t>(node)];
+  const bool finished = std::all_of(holds.finished().begin(), holds.finished().end(),
+                                    [this](int n) { return n >= 0 && n < plan_->nodes(); });
+  const bool held = holds.held_step() >= 0 && holds.held_step() <= holds.step();
+  const bool decided = !holds.has_decided() || holds.decided().step() == holds.step();
+  if (node == 0 || !from.up || from.holds.has_value() || holds.generation() > kMaxGeneration || holds.step() < 0 ||
+      holds.step() > kMaxUpdates || (holds.step() > 0 && !holds.initialized()) || !held || !decided || !finished) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(NodeText(node), " said what it cannot have, or said it twice (got step ", holds.step(),
+                     holds.initialized() ? "" : " and no parameters", ", decided step ", holds.decided().step(),
+                     ", generation ", holds.generation(), ")"));
+  }
+  return absl::OkStatus();
+}
+
+void NodeCoordinator::OnHolds(int node, const v1::PeerMessage::Holds& holds) {
+  if (const absl::Status status = CheckHolds(node, holds); !status.ok()) {
+    NextGeneration(status);
+    return;
+  }
+  Node& from = nodes_[static_cast<size_t>(node)];
+  from.holds = holds;
+  for (const int other : holds.finished()) {
+    if (!initialized_ && !nodes_[static_cast<size_t>(other)].up) {  // else it has come again
+      nodes_[static_cast<size_t>(other)].finished = true;
+    }
+  }
+  // Of an earlier daemon of node 0: one with the same number would not be told from it.
+  if (holds.generation() > generation_ || (!initialized_ && holds.generation() == generation_)) {
+    generation_ = holds.generation();
+    NextGeneration(absl::AbortedError(
+        absl::StrCat(NodeText(node), " has been in a later generation than node 0, whose daemon is a new one")));
+  }
+  if (initialized_ || !holds.initialized()) {
+    Admit(node);
+  }
+  OnHeld(node, holds.step());
+  MaybeRecover();
+}
+
+int NodeCoordinator::Latest() const {
+  int latest = -1;
+  for (size_t node = 0; node < nodes_.size(); ++node) {
+    const auto& holds = nodes_[node].holds;
+    if (holds.has_value() && holds->initialized() && !nodes_[node].finished &&
+        (latest < 0 || holds->step() > nodes_[static_cast<size_t>(latest)].holds->step())) {
+      latest = static_cast<int>(node);
+    }
+  }
+  return latest;
+}
+
+int NodeCoordinator::Unheard() const {
+  const auto unheard = [](const Node& node) { return !node.holds.has_value() && !node.finished; };
+  const auto found = std::find_if(nodes_.begin() + 1, nodes_.end(), unheard);
+  return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
+}
+
+std::string NodeCoordinator::Lacking() const {
+  const int latest = initialized_ ? -1 : Latest();
+  if (latest < 0) {
+    return "";
+  }
+  const std::string state = absl::StrCat("step ", nodes_[static_cast<size_t>(latest)].holds->step());
+  if (source_ >= 0) {
+    return absl::StrCat(NodeText(source_), " sends node 0, whose daemon is a new one, ", state);
+  }
+  const int unheard = Unheard();
+  if (unheard < 0) {
+    return "";  // about to be asked for
+  }
+  const Node& missing = nodes_[static_cast<size_t>(unheard)];
+  return absl::StrCat(
+      NodeText(unheard), missing.up ? "" : ", which has no link,",
+      " has not said what it has of the job; node 0, whose daemon is a new one, waits for that before it "
+      "goes on from ",
+      state, " of node ", latest, missing.refused.empty() ? "" : ": ", missing.refused,
+      "; start its daemon and its ranks, or close the job on all nodes and begin from a checkpoint");
+}
+
+// Whenever what nodes have said, or who may still say it, has changed.
+void NodeCoordinator::MaybeRecover() {
+  const int latest = initialized_ ? -1 : Latest();
+  if (latest < 0) {
+    return;
+  }
+  const bool begins = source_ < 0 && Unheard() < 0;
+  if (begins) {
+    source_ = latest;
+  }
+  v1::PeerMessage message;
+  message.set_generation(generation_);
+  message.mutable_recovering()->set_waits_for(source_ >= 0 ? "" : Lacking());
+  for (size_t node = 1; node < nodes_.size(); ++node) {
+    if (nodes_[node].holds.has_value() && !nodes_[node].takes_part) {
+      send_(static_cast<int>(node), message);
+    }
+  }
+  if (begins) {
+    recover_(source_);
+  }
+}
+
+void NodeCoordinator::Recovered(int64_t step) {
+  const int source = std::exchange(source_, -1);
+  const v1::PeerMessage::Holds& holds = *nodes_[static_cast<size_t>(source)].holds;
+  initialized_ = true;
+  agreed_generation_ = 0;
+  decided_ = holds.decided();
+  decided_known_ = holds.has_decided() && decided_.step() == step;
+  decided_.set_step(step);
+  nodes_[0].held_step = step;
+  for (Node& node : nodes_) {
+    node.takes_part = node.takes_part || node.holds.has_value();
+    if (node.holds.has_value()) {
+      node.held_step = node.holds->step();
+      held_step_ = std::max(held_step_, node.holds->held_step());
+    }
+  }
+  NextGeneration(
+      absl::AbortedError(absl::StrCat("node 0 (", plan_->config.nodes().addresses(0),
+                                      ") has lost its state, and goes on from step ", step, " of node ", source)));
+  MaybeAllHold();
+}
+
+}  // namespace shardd

@@ -1,0 +1,302 @@
+#include "server/storage/job_memory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/plan/node_part.h"
+#include "common/plan/slab_spread.h"
+#include "common/shm/open_files.h"
+#include "common/status/status_macros.h"
+#include "server/storage/device_room.h"
+#include "server/storage/slab_pieces.h"
+
+namespace shardd {
+namespace {
+
+// As many bytes of gradients come with the first gradients: while trainers still hold the model that they were made
+// from, they would be what memory is short of. That there is room for them has been checked, and is (given_back_bytes).
+constexpr int64_t kLateGradientsBytes = int64_t{1} << 27;
+
+}  // namespace
+
+int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place) {
+  return plan.memory.session_bytes - (place.memory == nullptr ? 0 : plan.memory.gradient_slots_bytes);
+}
+
+absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan) {
+  if (IsOffloaded(plan) && plan.config.replica_copies()) {
+    return absl::UnimplementedError(
+        "copies of gradients for replicas are not served with offload to the host (got replica_copies true, want "
+        "false); clip by shardd_step's max_grad_norm, or use OFFLOAD_NONE");
+  }
+  for (const FlatParamPlan& flat : plan.flat_params) {
+    if (flat.requires_grad && !IsTrainable(flat.unsharded_dtype)) {
+      return absl::UnimplementedError(
+          absl::StrCat("gradients of ", DTypeName(flat.unsharded_dtype), " are not added on GPUs (got it for group \"",
+                       plan.groups[static_cast<size_t>(flat.group)].name, "\", want float32, bfloat16 or float16)"));
+    }
+  }
+  if (plan.world_size > memory.max_reduce_sources()) {
+    return absl::UnimplementedError(absl::StrCat("so many ranks are not served on one node's GPUs (got ",
+                                                 plan.world_size, ", want at most ", memory.max_reduce_sources(), ")"));
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+absl::StatusOr<std::vector<DeviceMemory::Part>> PartsOnDevices(const ShardPlan& plan, SpreadSlab which,
+                                                               const SlabPlace& place, int max_pieces) {
+  int64_t page_bytes = 1;
+  for (const DeviceMemory* memory : place.users) {
+    SHARDD_ASSIGN_OR_RETURN(const int64_t bytes, memory->PageBytes());
+    page_bytes = std::max(page_bytes, bytes);  // powers of two
+  }
+  std::vector<DeviceMemory::Part> parts;
+  for (const SlabPiece& piece :
+       SpreadOverGpus(plan, which, static_cast<int>(place.users.size()), page_bytes, max_pieces)) {
+    parts.push_back({place.users[static_cast<size_t>(piece.gpu)], piece.size_bytes});
+  }
+  return parts;
+}
+
+}  // namespace
+
+namespace {
+
+// Where parameters are cut over nodes, with memory for what this one holds alone.
+absl::StatusOr<std::unique_ptr<Slab>> MakeHostSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
+                                                   int64_t size_bytes) {
+  const bool is_cut =
+      which == SpreadSlab::kShards || which == SpreadSlab::kGradients || which == SpreadSlab::kOptimizer;
+  if (!plan.cut_over_nodes || !is_cut) {
+    return Slab::Create(name, SlabBacking::kSealedMemfd, size_bytes);
+  }
+  std::vector<Slab::Range> held;
+  for (const ByteRange& range : HeldRanges(plan, which == SpreadSlab::kShards      ? HeldSlab::kShards
+                                                 : which == SpreadSlab::kGradients ? HeldSlab::kGradients
+                                                                                   : HeldSlab::kOptimizer)) {
+    held.push_back({range.first, range.end});
+  }
+  return Slab::CreateParts(name, SlabBacking::kSealedMemfd, size_bytes, held);
+}
+
+// Of the host, for the job's GPUs too where it has some.
+absl::StatusOr<std::unique_ptr<JobSlab>> MakeHostJobSlab(const ShardPlan& plan, SpreadSlab which, const char* name,
+                                                         int64_t size_bytes, const SlabPlace& place) {
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, MakeHostSlab(plan, which, name, size_bytes));
+  if (place.memory != nullptr) {
+    SHARDD_ASSIGN_OR_RETURN(
+        std::unique_ptr<PinnedMemory> pinned,
+        place.memory->RegisterHost(absl::StrCat("slab \"", name, "\""), slab->data(), slab->size_bytes(), place.users));
+    return std::make_unique<JobSlab>(std::move(slab), std::move(pinned));
+  }
+  if (which == SpreadSlab::kGradients && plan.config.late_gradients() && size_bytes >= kLateGradientsBytes) {
+    slab->Discard();
+  }
+  return std::make_unique<JobSlab>(std::move(slab));
+}
+
+}  // namespace
+
+void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose) {
+  std::map<std::string, int64_t> bytes;
+  for (const v1::DeviceBytes& before : purpose->devices()) bytes[before.device()] = before.allocated_bytes();
+  for (const DeviceSlab::Piece& piece : slab.pieces()) bytes[piece.on->device()] += piece.size_bytes;
+  purpose->clear_devices();
+  for (const auto& [device, allocated_bytes] : bytes) {
+    v1::DeviceBytes* entry = purpose->add_devices();
+    entry->set_device(device);
+    entry->set_allocated_bytes(allocated_bytes);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(const ShardPlan& plan, const std::string& job,
+                                                             int64_t reserved_bytes, const SlabPlace& place,
+                                                             bool extends) {
+  const MemoryPlan& want = plan.memory;
+  const bool on_host = place.memory == nullptr;
+  const bool offloaded = !on_host && IsOffloaded(plan);
+  int64_t host_bytes = want.journal_bytes + HostSessionBytes(plan, place) * static_cast<int64_t>(plan.world_size);
+  if (on_host || offloaded) {
+    host_bytes += want.held_shards_bytes + want.held_gradients_bytes + want.held_optimizer_bytes +
+                  want.parameters_bytes + want.kept_bytes;
+  }
+  if (on_host) {
+    host_bytes += want.unsharded_pool_bytes + want.gradient_staging_bytes + want.node_receive_bytes;
+  }
+  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits limits, GetMemoryLimits());
+  const int64_t undo = PromisedUndoBytes(plan, place);
+  if (absl::Status status = CheckMemory(limits, host_bytes + undo + reserved_bytes); !status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat("open job \"", job, "\": ", status.message(), " (counted: the job's plan, ", undo,
+                                     " bytes for the undo of a writeback, ", reserved_bytes, " promised to others)"));
+  }
+  std::unique_ptr<JobMemory> memory(new JobMemory(place));
+  struct Purpose {
+    std::unique_ptr<JobSlab>* slab;
+    const char* name;
+    int64_t size_bytes;
+    SpreadSlab spread;
+  };
+  const auto lies_on_gpus = [&](const Purpose& purpose) {
+    const bool of_gpus = purpose.spread == SpreadSlab::kPool || purpose.spread == SpreadSlab::kStaging;
+    return !on_host && (of_gpus || !offloaded);
+  };
+  const Purpose purposes[] = {
+      // Some of it goes at once.
+      {&memory->gradients_, "gradients", want.gradients_bytes, SpreadSlab::kGradients},
+      {&memory->shards_, "shards", want.shards_bytes, SpreadSlab::kShards},
+      {&memory->optimizer_, "optimizer", want.optimizer_bytes, SpreadSlab::kOptimizer},
+      {&memory->parameters_, "parameters", want.parameters_bytes, SpreadSlab::kParameters},
+      {&memory->pool_, "unsharded pool", want.unsharded_pool_bytes, SpreadSlab::kPool},
+      {&memory->staging_, "gradient staging", want.gradient_staging_bytes, SpreadSlab::kStaging},
+      // Taken with the first commit; else with the first window, which most jobs never open.
+      {&memory->kept_, "kept copy", plan.config.pass_copies() ? want.kept_bytes : 0, SpreadSlab::kKept},
+  };
+  int max_pieces = 1;
+  if (!on_host) {
+    const auto slabs = std::count_if(std::begin(purposes), std::end(purposes), [&](const Purpose& purpose) {
+      return purpose.size_bytes > 0 && lies_on_gpus(purpose);
+    });
+    const auto pieces = PiecesPerSlab(CountOpenFiles(), std::max(1, static_cast<int>(slabs)),
+                                      static_cast<int>(place.users.size()), plan.world_size);
+    if (!pieces.ok()) {
+      return absl::Status(pieces.status().code(), absl::StrCat("open job \"", job, "\": ", pieces.status().message()));
+    }
+    max_pieces = *pieces;
+  }
+  const auto named = [&job](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("open job \"", job, "\": ", status.message()));
+  };
+  std::map<SpreadSlab, std::vector<DeviceMemory::Part>> parts;
+  DeviceRoom room;
+  if (!extends) room.AddSlots(plan, place);
+  for (const Purpose& purpose : purposes) {
+    if (purpose.size_bytes == 0 || !lies_on_gpus(purpose)) continue;
+    absl::StatusOr<std::vector<DeviceMemory::Part>> of = PartsOnDevices(plan, purpose.spread, place, max_pieces);
+    if (!of.ok()) return named(of.status());
+    room.Add(*of);
+    parts.emplace(purpose.spread, *std::move(of));
+  }
+  if (absl::Status status = room.Check(); !status.ok()) return named(status);
+  for (const Purpose& purpose : purposes) {
+    if (purpose.size_bytes == 0) {
+      continue;
+    }
+    if (lies_on_gpus(purpose)) {
+      auto slab =
+          place.memory->MakeSpreadSlab(absl::StrCat("slab \"", purpose.name, "\""), parts[purpose.spread], place.users);
+      if (!slab.ok()) {
+        return absl::Status(slab.status().code(), absl::StrCat("open job \"", job, "\": ", slab.status().message()));
+      }
+      *purpose.slab = std::make_unique<JobSlab>(*std::move(slab));
+      continue;
+    }
+    auto slab = MakeHostJobSlab(plan, purpose.spread, purpose.name, purpose.size_bytes, place);
+    if (!slab.ok()) return named(slab.status());
+    *purpose.slab = *std::move(slab);
+  }
+  int64_t end_bytes = 0;
+  const DeviceSlab* const spread = memory->shards_ == nullptr ? nullptr : memory->shards_->on_devices();
+  for (size_t i = 0; spread != nullptr && i < spread->pieces().size(); ++i) {
+    if (i > 0) memory->shards_boundaries_.push_back(end_bytes);
+    end_bytes += spread->pieces()[i].size_bytes;
+  }
+  memory->elsewhere_bytes_ = want.shards_bytes - want.held_shards_bytes + want.gradients_bytes -
+                             want.held_gradients_bytes + want.optimizer_bytes - want.held_optimizer_bytes;
+  memory->elsewhere_gradients_bytes_ = want.gradients_bytes - want.held_gradients_bytes;
+  return memory;
+}
+
+absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeGradientsAgain(const ShardPlan& plan) const {
+  gradients_->Discard();
+  const int64_t size_bytes = plan.memory.gradients_bytes;
+  if (gradients_->on_host()) {
+    return MakeHostJobSlab(plan, SpreadSlab::kGradients, "gradients", size_bytes, place_);
+  }
+  SHARDD_ASSIGN_OR_RETURN(const int pieces,
+                          PiecesPerSlab(CountOpenFiles(), 1, static_cast<int>(place_.users.size()), plan.world_size));
+  SHARDD_ASSIGN_OR_RETURN(const std::vector<DeviceMemory::Part> parts,
+                          PartsOnDevices(plan, SpreadSlab::kGradients, place_, pieces));
+  DeviceRoom room;
+  room.Add(parts);
+  SHARDD_RETURN_IF_ERROR(room.Check());
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSlab> slab,
+                          place_.memory->MakeSpreadSlab("slab \"gradients\"", parts, place_.users));
+  return std::make_unique<JobSlab>(std::move(slab));
+}
+
+absl::StatusOr<std::unique_ptr<JobSlab>> JobMemory::MakeKept(const ShardPlan& plan) {
+  SHARDD_ASSIGN_OR_RETURN(auto kept, Slab::Create("kept copy", SlabBacking::kSealedMemfd, plan.memory.kept_bytes));
+  return std::make_unique<JobSlab>(std::move(kept));
+}
+
+SlabPointers JobMemory::pointers() const {
+  auto base = [](const std::unique_ptr<JobSlab>& slab) { return slab == nullptr ? nullptr : slab->At(0); };
+  return SlabPointers{base(shards_), base(parameters_), base(gradients_), base(optimizer_)};
+}
+
+std::vector<char*> JobMemory::StagingByRank(const ShardPlan& plan) const {
+  std::vector<char*> staging;
+  for (int rank = 0; staging_ != nullptr && rank < plan.world_size; ++rank) {
+    staging.push_back(staging_->At(rank % plan.staging_count() * plan.staging_stride_bytes));
+  }
+  return staging;
+}
+
+int64_t JobMemory::allocated_bytes() const {
+  int64_t total = 0;
+  for (const JobSlab* slab : {shards(), parameters(), gradients(), optimizer(), pool(), staging(), kept()}) {
+    total += slab == nullptr ? 0 : slab->size_bytes();
+  }
+  return total - elsewhere_bytes_;
+}
+
+int64_t JobMemory::given_back_bytes() const {
+  if (gradients_ == nullptr) {
+    return 0;
+  }
+  // Trainers may have touched what is other nodes'.
+  return std::max<int64_t>(0, gradients_->size_bytes() - elsewhere_gradients_bytes_ - gradients_->allocated_bytes());
+}
+
+void JobMemory::Describe(const ShardPlan& plan, v1::Memory* out) const {
+  auto add = [out](const char* name, int64_t planned, const JobSlab* slab) {
+    v1::Purpose* purpose = out->add_purposes();
+    purpose->set_purpose(name);
+    purpose->set_planned_bytes(planned);
+    if (slab != nullptr) {
+      purpose->set_allocated_bytes(slab->allocated_bytes());
+      purpose->set_backing(slab->backing());
+      if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), purpose);
+    }
+  };
+  add("shards", plan.memory.held_shards_bytes, shards());
+  add("parameters", plan.memory.parameters_bytes, parameters());
+  add("gradients", plan.memory.held_gradients_bytes, gradients());
+  add("optimizer", plan.memory.held_optimizer_bytes, optimizer());
+  add("unsharded pool", plan.memory.unsharded_pool_bytes, pool());
+  if (plan.memory.gradient_staging_bytes > 0) {
+    add("gradient staging", plan.memory.gradient_staging_bytes, staging());
+  }
+  if (plan.memory.node_receive_bytes > 0 && place_.memory == nullptr) {  // the exchange's own
+    add("node receive", plan.memory.node_receive_bytes, nullptr);
+    out->mutable_purposes()->rbegin()->set_allocated_bytes(plan.memory.node_receive_bytes);
+  }
+  if (plan.memory.kept_bytes > 0) {
+    add("kept copy", plan.memory.kept_bytes, kept());
+  }
+  v1::Purpose* journal = out->add_purposes();
+  journal->set_purpose("journal");
+  journal->set_planned_bytes(plan.memory.journal_bytes);
+  journal->set_allocated_bytes(plan.memory.journal_bytes);  // allocated with the job
+  journal->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
+}
+
+}  // namespace shardd

@@ -1,0 +1,113 @@
+#ifndef SHARDD_SERVER_STORAGE_JOB_MEMORY_H_
+#define SHARDD_SERVER_STORAGE_JOB_MEMORY_H_
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/plan/plan.h"
+#include "common/shm/fd_channel.h"
+#include "server/device/device_memory.h"
+#include "server/optimizer/optimizer.h"
+#include "server/storage/job_slab.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// A writeback of full parameters keeps the old bytes of what it writes until it is committed: at most all shards, and
+// all state of the daemon's optimizer. It is allocated as it is needed.
+inline int64_t WritebackUndoBytes(const ShardPlan& plan) {
+  if (plan.cut_over_nodes) return 0;  // there are none
+  const bool updates = plan.config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
+  return plan.shards_stride_bytes + (updates ? plan.optimizer_stride_bytes : 0);
+}
+
+// Of these, what a job is promised when it is opened: all of them on the host. A job on GPUs may be larger than the
+// host's memory, and may never write back: it asks for them when it does.
+inline int64_t PromisedUndoBytes(const ShardPlan& plan, const SlabPlace& place) {
+  return place.memory == nullptr ? WritebackUndoBytes(plan) : 0;
+}
+
+// Bytes of the host that a job's plan promises to each session: all that the plan says, but for the gradient slots
+// where those lie on a device.
+int64_t HostSessionBytes(const ShardPlan& plan, const SlabPlace& place);
+
+// UNIMPLEMENTED, naming what of `plan` is not served where slabs lie on a device with this memory.
+absl::Status CheckServedOn(const DeviceMemory& memory, const ShardPlan& plan);
+
+// What `slab` has on each device, added to `purpose`.
+void AddDeviceBytes(const DeviceSlab& slab, v1::Purpose* purpose);
+
+// Of a job on GPUs: its shards, states and reduced gradients are memory of the host all the same.
+inline bool IsOffloaded(const ShardPlan& plan) { return plan.config.offload() == v1::OFFLOAD_HOST; }
+
+// The slabs of one job, one per purpose, on the host or spread over the GPUs of its ranks. Immutable after Create but
+// for SetKept and SetGradients; the bytes are written by the job's device work and, in write windows and before version
+// 1, by its core.
+class JobMemory {
+ public:
+  // `reserved_bytes` of memory are others' already, though nobody has them yet. Checks the plan and what is
+  // promised of the undo of a writeback against free memory and cgroup limit, then allocates and populates the
+  // plan, but for the gradients of a large job, which come with the first ones (given_back_bytes). Blocks. `place`
+  // outlives this. A device that is full is RESOURCE_EXHAUSTED too; sessions take their part of it when they are made,
+  // and have it where the job `extends` another.
+  static absl::StatusOr<std::unique_ptr<JobMemory>> Create(const ShardPlan& plan, const std::string& job,
+                                                           int64_t reserved_bytes = 0, const SlabPlace& place = {},
+                                                           bool extends = false);
+
+  SlabPointers pointers() const;
+  // Absent where the plan has no bytes for it.
+  const JobSlab* shards() const { return shards_.get(); }
+  const JobSlab* parameters() const { return parameters_.get(); }
+  const JobSlab* gradients() const { return gradients_.get(); }
+  const JobSlab* optimizer() const { return optimizer_.get(); }
+  const JobSlab* pool() const { return pool_.get(); }
+  // Where the device of each rank makes sums before they are copied to the host, or added to those of other nodes, by
+  // rank; empty: there is none.
+  std::vector<char*> StagingByRank(const ShardPlan& plan) const;
+  const JobSlab* staging() const { return staging_.get(); }
+  // Where within shards() memory of another device begins, ascending; empty: all of it is in one place.
+  const std::vector<int64_t>& shards_boundaries() const { return shards_boundaries_; }
+  // The copy that a job whose trainers write goes back to: shards, then the optimizer's slab where trainers write that
+  // too. Null until SetKept, but with pass_copies. MakeKept allocates, and blocks; any thread.
+  const JobSlab* kept() const { return kept_.get(); }
+  static absl::StatusOr<std::unique_ptr<JobSlab>> MakeKept(const ShardPlan& plan);
+  void SetKept(std::unique_ptr<JobSlab> kept) { kept_ = std::move(kept); }
+  // Gradient shards in the place of those that there are, which a process may still write. On the host the pages of
+  // these go first, so that both take no more than one; on GPUs there has to be room for both. Blocks; any thread,
+  // while nothing reads or writes them. RESOURCE_EXHAUSTED: there is no room.
+  absl::StatusOr<std::unique_ptr<JobSlab>> MakeGradientsAgain(const ShardPlan& plan) const;
+  // Returns those before.
+  std::unique_ptr<JobSlab> SetGradients(std::unique_ptr<JobSlab> gradients) {
+    return std::exchange(gradients_, std::move(gradients));
+  }
+  const SlabPlace& place() const { return place_; }
+  // What clients map, in the order of descriptors; null: the plan has no bytes for it.
+  std::array<std::pair<SessionFd, const JobSlab*>, 5> mapped() const {
+    return {{{kFdShards, shards()},
+             {kFdParameters, parameters()},
+             {kFdPool, pool()},
+             {kFdGradients, gradients()},
+             {kFdOptimizer, optimizer()}}};
+  }
+  int64_t allocated_bytes() const;
+  // Of these, what trainers have given back and will want again (shardd_give_back_gradient).
+  int64_t given_back_bytes() const;
+  void Describe(const ShardPlan& plan, v1::Memory* out) const;
+
+ private:
+  explicit JobMemory(SlabPlace place) : place_(std::move(place)) {}
+  const SlabPlace place_;
+  std::vector<int64_t> shards_boundaries_;
+  // Of the slabs' sizes, what is other nodes'.
+  int64_t elsewhere_bytes_ = 0;
+  int64_t elsewhere_gradients_bytes_ = 0;
+  std::unique_ptr<JobSlab> shards_, parameters_, gradients_, optimizer_, pool_, staging_, kept_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_STORAGE_JOB_MEMORY_H_

@@ -1,0 +1,52 @@
+#ifndef SHARDD_SERVER_STORAGE_JOURNAL_H_
+#define SHARDD_SERVER_STORAGE_JOURNAL_H_
+
+// The job's journal: a slab of its own with two places that decided steps take in turn, and a header that says which
+// step is committed. A place is valid when its checksum fits, so a torn write leaves the other one. It bounds a step
+// within the daemon's life alone: no daemon takes up the jobs of one that died, whose journals go with them.
+//
+//   header (64 bytes):  "SHJL" | u32 format 1 | u64 epoch | i64 committed step | u64 version | u32 crc of these | 0...
+//   place k at 64 + k * place_bytes:  u32 length | u32 crc | serialized v1::DecidedStepRecord
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/shm/slab.h"
+#include "shardd/v1/journal.pb.h"
+
+namespace shardd {
+
+// Thread-compatible.
+class Journal {
+ public:
+  struct Header {
+    uint64_t epoch = 0;
+    int64_t committed_step = 0;
+    uint64_t version = 0;
+  };
+  // All of its memory is there when this returns: a decision does not fail for want of space. RESOURCE_EXHAUSTED: there
+  // is none.
+  static absl::StatusOr<std::unique_ptr<Journal>> Create(int64_t place_bytes);
+
+  // Before any shard changes. RESOURCE_EXHAUSTED: the record is larger than a place; nothing is decided.
+  absl::Status WriteDecided(const v1::DecidedStepRecord& record);
+  absl::Status WriteHeader(const Header& header);
+
+  // DATA_LOSS: the checksum does not fit.
+  absl::StatusOr<Header> ReadHeader() const;
+  // The decided record of `step`; NOT_FOUND where neither place holds it.
+  absl::StatusOr<v1::DecidedStepRecord> ReadDecided(int64_t step) const;
+
+ private:
+  static constexpr int64_t kHeaderBytes = 64;
+  int64_t PlaceOf(int64_t step) const { return kHeaderBytes + step % 2 * place_bytes_; }
+  Journal(std::unique_ptr<Slab> slab, int64_t place_bytes) : slab_(std::move(slab)), place_bytes_(place_bytes) {}
+  const std::unique_ptr<Slab> slab_;
+  const int64_t place_bytes_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_STORAGE_JOURNAL_H_

@@ -1,0 +1,17 @@
+#ifndef SHARDD_SERVER_STORAGE_SLAB_PIECES_H_
+#define SHARDD_SERVER_STORAGE_SLAB_PIECES_H_
+
+#include "absl/status/statusor.h"
+#include "common/shm/open_files.h"
+
+namespace shardd {
+
+// Of how many pieces each of a job's `slabs` on `gpus` GPUs may be made: a piece is an allocation and a descriptor of
+// the daemon's, which are both counted as open files, so that half of what is left stays for other jobs. More pieces
+// are nearer to the GPUs that work on them; fewer are right as well. Pure.
+// RESOURCE_EXHAUSTED: there are not enough for one piece on each GPU and the job's own sessions.
+absl::StatusOr<int> PiecesPerSlab(const OpenFiles& files, int slabs, int gpus, int world_size);
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_STORAGE_SLAB_PIECES_H_

@@ -1,0 +1,45 @@
+#include "server/daemon/freed_jobs.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace shardd {
+namespace {
+
+v1::LostJob Lost(int64_t step) {
+  v1::LostJob lost;
+  lost.set_committed_step(step);
+  return lost;
+}
+
+const absl::Time kNow = absl::UnixEpoch() + absl::Hours(1);
+
+TEST(FreedJobsTest, TellsTheOwnerTheNewestOfAName) {
+  FreedJobs jobs;
+  jobs.Add("a", 7, Lost(1), kNow);
+  jobs.Add("a", 7, Lost(2), kNow);
+  ASSERT_NE(jobs.Find("a", 7), nullptr);
+  EXPECT_EQ(jobs.Find("a", 7)->committed_step(), 2);
+  EXPECT_EQ(jobs.Find("a", 8), nullptr) << "another user's";
+  jobs.Forget("a");
+  EXPECT_EQ(jobs.Find("a", 7), nullptr);
+}
+
+TEST(FreedJobsTest, ForgetsTheOldestOfMany) {
+  FreedJobs jobs;
+  for (int i = 0; i < 300; ++i) jobs.Add("job" + std::to_string(i), 7, Lost(i), kNow);
+  EXPECT_EQ(jobs.Find("job0", 7), nullptr);
+  EXPECT_NE(jobs.Find("job299", 7), nullptr);
+}
+
+TEST(FreedJobsTest, RanksAreAwaitedForAQuarterOfAnHour) {
+  FreedJobs jobs;
+  EXPECT_FALSE(jobs.Awaits(kNow));
+  jobs.Add("a", 7, Lost(1), kNow);
+  EXPECT_TRUE(jobs.Awaits(kNow + absl::Minutes(14)));
+  EXPECT_FALSE(jobs.Awaits(kNow + absl::Minutes(16)));
+}
+
+}  // namespace
+}  // namespace shardd

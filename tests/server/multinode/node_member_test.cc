@@ -1,0 +1,64 @@
+// Nodes of one job in random schedules of trouble: what one commits all commit, once, in the same order and of the same
+// sums; what is given up is given up by all; and all train again when the trouble ends.
+
+#include "server/multinode/node_member.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/server/multinode/node_world.h"
+
+namespace shardd {
+namespace {
+
+using testing::NodeWorld;
+
+class NodeMemberSchedules : public ::testing::TestWithParam<int> {};
+
+TEST_P(NodeMemberSchedules, AllNodesCommitTheSameAndTrainOn) {
+  for (uint64_t seed = 1; seed <= 1500; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0);
+    const std::string failure = world.Run(/*events=*/static_cast<int>(50 + seed % 900));
+    ASSERT_EQ(failure, "") << "seed " << seed;
+  }
+}
+
+TEST_P(NodeMemberSchedules, WithoutTroubleNothingIsGivenUp) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0);
+    ASSERT_EQ(world.Run(/*events=*/1), "") << "seed " << seed;
+  }
+}
+
+TEST_P(NodeMemberSchedules, DaemonsThatAreLostTakeNothingAlongThatAnotherHas) {
+  int recoveries = 0;
+  int carried_over = 0;
+  for (uint64_t seed = 1; seed <= 1500; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, /*daemons_die=*/true);
+    const std::string failure = world.Run(/*events=*/static_cast<int>(300 + seed % 1700));
+    ASSERT_EQ(failure, "") << "seed " << seed;
+    recoveries += world.recoveries();
+    carried_over += world.carried_over();
+  }
+  EXPECT_GT(recoveries, 100);
+  if (GetParam() == 2) {
+    EXPECT_EQ(carried_over, 0) << "nobody is left who could have committed it";
+  } else {
+    EXPECT_GT(carried_over, 0);
+  }
+}
+
+// Nobody could send a node a step whose promise it has given up.
+TEST_P(NodeMemberSchedules, WhereParametersAreCutOverNodesAPromiseOutlastsEverySilence) {
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+    NodeWorld world(GetParam(), seed, /*allow_missing=*/seed % 2 == 0, /*daemons_die=*/false, /*cut=*/true);
+    ASSERT_EQ(world.Run(/*events=*/static_cast<int>(50 + seed % 900)), "") << "seed " << seed;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, NodeMemberSchedules, ::testing::Values(2, 3),
+                         [](const auto& info) { return "Of" + std::to_string(info.param); });
+
+}  // namespace
+}  // namespace shardd

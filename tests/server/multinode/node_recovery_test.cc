@@ -1,0 +1,311 @@
+// Node 0's daemon is a new one: whom it hears before it settles what the job's step is, and whose state it takes.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/loop/core_loop.h"
+#include "server/multinode/node_coordinator.h"
+#include "tests/server/multinode/node_world.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr uint64_t kFirst = 100;  // generation of the new daemon
+
+class NodeRecoveryTest : public ::testing::Test {
+ protected:
+  NodeRecoveryTest() : plan_(testing::NodesPlan(3, false)) {
+    coordinator_ = std::make_unique<NodeCoordinator>(
+        plan_, kFirst, [this](int node, v1::PeerMessage message) { sent_.emplace_back(node, std::move(message)); },
+        [] { ADD_FAILURE() << "no step is trained here"; }, [this](int from) { asked_.push_back(from); });
+    coordinator_->OnUp(0);
+    sent_.clear();
+  }
+  static v1::PeerMessage Holds(int64_t step, uint64_t generation = 50) {
+    v1::PeerMessage message;
+    v1::PeerMessage::Holds& holds = *message.mutable_holds();
+    holds.set_generation(generation);
+    holds.set_initialized(true);
+    holds.set_step(step);
+    if (step > 0) {
+      holds.mutable_decided()->set_step(step);
+      holds.mutable_decided()->set_grad_norm(static_cast<double>(step));
+    }
+    return message;
+  }
+  static v1::PeerMessage Nothing(uint64_t generation = 0) {
+    v1::PeerMessage message;
+    message.mutable_holds()->set_generation(generation);
+    return message;
+  }
+  void Up(int node, const v1::PeerMessage& holds) {
+    coordinator_->OnUp(node);
+    coordinator_->OnMessage(node, holds);
+  }
+  void Down(int node) { coordinator_->OnDown(node, absl::UnavailableError("reset by peer")); }
+  void GiveValues(int node) {
+    v1::PeerMessage message;
+    message.set_generation(coordinator_->generation());
+    for (size_t param = 0; param < plan_->params.size(); ++param) message.mutable_values()->add_digests(param);
+    coordinator_->OnMessage(node, message);
+  }
+  // What `node` was sent since the last call, the last of its kind; default: nothing of that kind.
+  v1::PeerMessage::Begin BeginOf(int node) {
+    v1::PeerMessage::Begin begin;
+    for (const auto& [to, message] : sent_) {
+      if (to == node && message.has_begin()) begin = message.begin();
+    }
+    return begin;
+  }
+  std::string Sent(int node) {
+    std::string kinds;
+    for (const auto& [to, message] : sent_) {
+      if (to != node) continue;
+      if (message.has_begin()) {
+        absl::StrAppend(&kinds, message.begin().code() == 0 ? "begin " : "next ");
+      } else if (message.has_recovering()) {
+        absl::StrAppend(&kinds, message.recovering().waits_for().empty() ? "recovering " : "waits ");
+      } else if (message.has_all_hold()) {
+        kinds += "held ";
+      } else {
+        absl::StrAppend(&kinds, message.kind_case(), " ");
+      }
+    }
+    return kinds;
+  }
+  std::string WaitsFor(int node) {
+    std::string waits;
+    for (const auto& [to, message] : sent_) {
+      if (to == node && message.has_recovering()) waits = message.recovering().waits_for();
+    }
+    return waits;
+  }
+
+  const std::shared_ptr<const ShardPlan> plan_;
+  std::vector<std::pair<int, v1::PeerMessage>> sent_;
+  std::vector<int> asked_;
+  std::unique_ptr<NodeCoordinator> coordinator_;
+};
+
+TEST_F(NodeRecoveryTest, TheLatestStepIsTakenWhenAllHaveBeenHeard) {
+  Up(1, Holds(4));
+  EXPECT_EQ(Sent(1), "waits ");
+  EXPECT_THAT(WaitsFor(1), AllOf(HasSubstr("node 2 (host2:7000), which has no link,"), HasSubstr("step 4 of node 1")));
+  EXPECT_THAT(asked_, IsEmpty());
+  sent_.clear();
+  Up(2, Holds(5));
+  EXPECT_THAT(asked_, ElementsAre(2));
+  EXPECT_EQ(Sent(1), "recovering ");
+  EXPECT_EQ(Sent(2), "recovering ");
+  sent_.clear();
+  coordinator_->Recovered(5);
+  for (int node = 0; node < 3; ++node) {
+    EXPECT_EQ(Sent(node), "next ");
+    EXPECT_EQ(BeginOf(node).generation(), kFirst + 1);
+    EXPECT_EQ(BeginOf(node).decided_step(), 5);
+    EXPECT_EQ(BeginOf(node).decided().grad_norm(), 5);
+    EXPECT_TRUE(BeginOf(node).initialized());
+    EXPECT_EQ(BeginOf(node).agreed_generation(), 0u);
+  }
+  EXPECT_THAT(BeginOf(1).message(), HasSubstr("goes on from step 5 of node 2"));
+  EXPECT_EQ(coordinator_->Lacking(), "");
+}
+
+TEST_F(NodeRecoveryTest, NobodyHasAnythingAndAllBegin) {
+  Up(1, Nothing());
+  EXPECT_EQ(Sent(1), "begin ");
+  Up(2, Nothing());
+  EXPECT_EQ(Sent(2), "begin ");
+  sent_.clear();
+  for (int node = 0; node < 3; ++node) GiveValues(node);
+  EXPECT_THAT(asked_, IsEmpty());
+  Down(2);
+  Up(2, Nothing(kFirst));
+  EXPECT_TRUE(BeginOf(2).initialized());
+  EXPECT_EQ(BeginOf(2).agreed_generation(), kFirst);
+}
+
+TEST_F(NodeRecoveryTest, ANodeThatComesEmptyTakesPartAndIsToldWhenNode0HasTheState) {
+  Up(1, Nothing());
+  GiveValues(0);
+  GiveValues(1);
+  sent_.clear();
+  Up(2, Holds(0));
+  EXPECT_THAT(asked_, ElementsAre(2)) << "initial values that were committed are a state";
+  GiveValues(2);  // nobody says that; it would be of no generation that it was told of, but for this
+  sent_.clear();
+  coordinator_->Recovered(0);
+  for (int node = 0; node < 3; ++node) {
+    EXPECT_EQ(Sent(node), "next ");
+    EXPECT_TRUE(BeginOf(node).initialized());
+    EXPECT_EQ(BeginOf(node).decided_step(), 0);
+  }
+}
+
+TEST_F(NodeRecoveryTest, TheSenderIsLostAndAnotherTakesItsPlace) {
+  Up(1, Holds(5));
+  Up(2, Holds(4));
+  EXPECT_THAT(asked_, ElementsAre(1));
+  sent_.clear();
+  Down(1);
+  EXPECT_THAT(asked_, ElementsAre(1, -1)) << "node 1 may come back with its step";
+  EXPECT_EQ(Sent(0), "next ");
+  EXPECT_THAT(BeginOf(0).message(), HasSubstr("node 1 (host1:7000) is lost: reset by peer"));
+  EXPECT_FALSE(BeginOf(0).initialized());
+  EXPECT_THAT(WaitsFor(2), HasSubstr("node 1 (host1:7000), which has no link,"));
+  Up(1, Nothing());  // as another daemon
+  EXPECT_THAT(asked_, ElementsAre(1, -1, 2));
+  sent_.clear();
+  coordinator_->Recovered(4);
+  EXPECT_EQ(BeginOf(1).decided_step(), 4);
+  EXPECT_EQ(BeginOf(2).decided_step(), 4);
+}
+
+TEST_F(NodeRecoveryTest, TheOnlyStateIsLostAndAllBeginAnew) {
+  Up(1, Holds(5));
+  Up(2, Nothing());
+  EXPECT_THAT(asked_, ElementsAre(1));
+  Down(1);
+  sent_.clear();
+  Up(1, Nothing());
+  EXPECT_EQ(Sent(1), "begin ");
+  EXPECT_FALSE(BeginOf(1).initialized());
+  for (int node = 0; node < 3; ++node) GiveValues(node);
+  Down(1);
+  Up(1, Nothing(coordinator_->generation()));
+  EXPECT_TRUE(BeginOf(1).initialized());
+}
+
+TEST_F(NodeRecoveryTest, AnotherThanTheSenderMayGoAndCome) {
+  Up(1, Holds(5));
+  Up(2, Holds(5));
+  EXPECT_THAT(asked_, ElementsAre(1));
+  Down(2);
+  sent_.clear();
+  Up(2, Holds(5));
+  EXPECT_EQ(Sent(2), "recovering ");
+  Down(2);
+  coordinator_->Recovered(5);
+  sent_.clear();
+  Up(2, Holds(5));
+  EXPECT_EQ(Sent(2), "begin held ") << "it was the last that was not known to hold it";
+  EXPECT_EQ(BeginOf(2).decided_step(), 5);
+  EXPECT_THAT(asked_, ElementsAre(1));
+}
+
+TEST_F(NodeRecoveryTest, TheNextGenerationIsAboveAllThatNodesHaveBeenIn) {
+  Up(1, Nothing(kFirst));  // one of an earlier life
+  EXPECT_EQ(BeginOf(1).generation(), kFirst + 1);
+  Up(2, Holds(3, kFirst + 70));
+  EXPECT_EQ(BeginOf(1).generation(), kFirst + 71);
+  EXPECT_THAT(BeginOf(1).message(), HasSubstr("node 2 (host2:7000) has been in a later generation"));
+  coordinator_->Recovered(3);
+  EXPECT_EQ(BeginOf(2).generation(), kFirst + 72);
+}
+
+TEST_F(NodeRecoveryTest, OfAStepThatTheSenderWasSentItselfNothingIsTold) {
+  v1::PeerMessage holds = Holds(5);
+  holds.mutable_holds()->clear_decided();
+  Up(1, holds);
+  Up(2, Holds(4));
+  coordinator_->Recovered(5);
+  EXPECT_EQ(BeginOf(2).decided_step(), 5);
+  EXPECT_FALSE(BeginOf(2).has_decided());
+}
+
+TEST_F(NodeRecoveryTest, WhomRanksWaitForIsNamedAndEndsTheirAttempt) {
+  Up(1, Holds(4));
+  GiveValues(0);
+  EXPECT_THAT(coordinator_->Waiting(), AllOf(HasSubstr("node 2 (host2:7000)"), HasSubstr("step 4 of node 1")));
+  EXPECT_EQ(coordinator_->Lacking(), coordinator_->Waiting());
+  sent_.clear();
+  const absl::Time now = MonotonicNow();
+  coordinator_->CheckSilence(now + absl::Minutes(3), absl::Minutes(2));
+  EXPECT_EQ(Sent(0), "next ");
+  EXPECT_THAT(BeginOf(0).message(), AllOf(HasSubstr("node 2 (host2:7000)"), HasSubstr("limit 2m")));
+  EXPECT_EQ(Sent(1), "") << "it is no part of the attempt";
+  sent_.clear();
+  coordinator_->CheckSilence(now + absl::Minutes(9), absl::Minutes(2));
+  EXPECT_EQ(Sent(0), "") << "nobody waits";
+  Up(2, Holds(4));
+  GiveValues(0);
+  coordinator_->CheckSilence(now + absl::Minutes(12), absl::Minutes(2));
+  EXPECT_EQ(Sent(0), "") << "a transfer takes as long as it takes";
+}
+
+TEST_F(NodeRecoveryTest, AnotherJobOfTheNameIsNamedToAllThatWait) {
+  Up(1, Holds(4));
+  sent_.clear();
+  coordinator_->OnRefused(2, absl::FailedPreconditionError("node 2 describes another job: layout"));
+  EXPECT_THAT(WaitsFor(1), HasSubstr("describes another job: layout"));
+  GiveValues(0);
+  EXPECT_THAT(BeginOf(0).message(), AllOf(HasSubstr("node 2 (host2:7000)"), HasSubstr("describes another job")));
+}
+
+TEST_F(NodeRecoveryTest, NodesThatHaveFinishedAreNotWaitedFor) {
+  v1::PeerMessage holds = Holds(9);
+  holds.mutable_holds()->add_finished(2);
+  Up(1, holds);
+  EXPECT_THAT(asked_, ElementsAre(1));
+  coordinator_->Recovered(9);
+  Up(2, Nothing());  // it came again, and takes part
+  EXPECT_EQ(BeginOf(2).decided_step(), 9);
+}
+
+TEST_F(NodeRecoveryTest, ASenderThatFinishesIsAskedNoMore) {
+  Up(1, Holds(9));
+  coordinator_->OnFinished(1);
+  Down(1);
+  sent_.clear();
+  Up(2, Nothing());
+  EXPECT_EQ(Sent(2), "begin ") << "it has taken the state with it";
+  EXPECT_THAT(asked_, IsEmpty());
+}
+
+TEST_F(NodeRecoveryTest, WhatANodeCannotHaveIsNoState) {
+  const auto with = [](void (*change)(v1::PeerMessage::Holds*)) {
+    v1::PeerMessage message = Holds(4);
+    change(message.mutable_holds());
+    return message;
+  };
+  const std::vector<v1::PeerMessage> malformed = {
+      with([](auto* holds) { holds->set_step(-1); }),
+      with([](auto* holds) { holds->set_initialized(false); }),
+      with([](auto* holds) { holds->mutable_decided()->set_step(3); }),
+      with([](auto* holds) { holds->set_generation(~uint64_t{0}); }),
+      with([](auto* holds) { holds->add_finished(3); }),
+      with([](auto* holds) { holds->add_finished(-1); }),
+  };
+  for (const v1::PeerMessage& message : malformed) {
+    SCOPED_TRACE(message.ShortDebugString());
+    sent_.clear();
+    Up(1, message);
+    EXPECT_THAT(BeginOf(0).message(), AllOf(HasSubstr("node 1 (host1:7000)"), HasSubstr("cannot have")));
+    EXPECT_EQ(Sent(1), "");
+    EXPECT_EQ(coordinator_->Lacking(), "");
+    Down(1);
+  }
+  sent_.clear();
+  coordinator_->OnMessage(1, Holds(4));
+  EXPECT_THAT(BeginOf(0).message(), HasSubstr("cannot have")) << "it has no link";
+  Up(1, Holds(4));
+  sent_.clear();
+  coordinator_->OnMessage(1, Holds(3));
+  EXPECT_THAT(BeginOf(0).message(), HasSubstr("said it twice"));
+  EXPECT_THAT(coordinator_->Lacking(), AllOf(HasSubstr("step 4"), Not(HasSubstr("step 3"))));
+}
+
+}  // namespace
+}  // namespace shardd

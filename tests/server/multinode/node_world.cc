@@ -1,0 +1,612 @@
+#include "tests/server/multinode/node_world.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "server/multinode/backwards.h"
+
+namespace shardd::testing {
+namespace {
+
+class MemoryLinks final : public PeerLinks {
+ public:
+  MemoryLinks(NodeWorld* world, int node, int nodes) : world_(world), node_(node), nodes_(nodes) {}
+  int node() const override { return node_; }
+  int nodes() const override { return nodes_; }
+  void Send(int node, v1::PeerMessage message) override { world_->Send(node_, node, std::move(message)); }
+  void SendData(int, const v1::PeerData&, absl::string_view, std::function<void(absl::Status)>) override {}
+
+ private:
+  NodeWorld* const world_;
+  const int node_;
+  const int nodes_;
+};
+
+}  // namespace
+
+// The job -----------------------------------------------------------------------------------------------------------
+
+void RandomJob::BeginAttempt() {
+  begun_ = true;
+  said_values_ = said_reduced_ = said_all_ = false;
+  backward_ = closed_ = 0;
+  to_give_.clear();
+  waits_.clear();
+  added_.clear();
+  // The same on all nodes, but for order and what is missing.
+  std::mt19937_64 same(world_->seed() * 1000003 + static_cast<uint64_t>(step));
+  backwards_ = 1 + static_cast<int>(same() % 2);
+}
+
+void RandomJob::GiveNext() {
+  std::mt19937_64 same(world_->seed() * 1000003 + static_cast<uint64_t>(step * 8 + backward_));
+  for (int group = 0; group < static_cast<int>(world_->plan().groups.size()); ++group) {
+    if (same() % 5 == 0) continue;
+    const bool may_miss = world_->plan().config.allow_missing_contribution();
+    if (may_miss && world_->Random(4) == 0) continue;
+    // Twice in one backward, where nodes leave out others, is for all to wait for one another.
+    to_give_.push_back({group, !may_miss && world_->Random(4) == 0 ? 2 : 1});
+  }
+  std::shuffle(to_give_.begin(), to_give_.end(), std::mt19937_64(static_cast<uint64_t>(world_->Random(1 << 30))));
+}
+
+void RandomJob::Act() {
+  if (stopped) {
+    return;
+  }
+  if (committing_) {
+    if (applied_) return;                                            // until all hold it
+    if (world_->seed() % 3 == 0 && world_->Random(16) != 0) return;  // so that links come and go meanwhile
+    applied_ = true;
+    if (initialized) {
+      for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
+    }
+    if (pending_abort_.has_value() && !MayShow()) {
+      Abort(*std::exchange(pending_abort_, std::nullopt));
+      return;
+    }
+    MaybeShow();
+    return;
+  }
+  if (state_sent_.has_value()) {
+    FinishRestore();
+    return;
+  }
+  if (member->promised() || said_reduced_) {
+    return;
+  }
+  if (world_->target() > 0 && step >= world_->target()) {
+    if (ranks_finished_ || member->Lacking().empty()) Finish();
+    return;
+  }
+  if (!begun_) {
+    if (!member->Lacking().empty()) return;  // nobody attaches
+    if (step > 0) world_->Shown(node_, step, commits.back());
+    BeginAttempt();
+    GiveNext();
+    return;
+  }
+  if (!initialized) {
+    if (!std::exchange(said_values_, true)) {
+      v1::PeerMessage::Values values;
+      for (size_t param = 0; param < world_->plan().params.size(); ++param) values.add_digests(7 + param);
+      member->Values(std::move(values));
+    }
+    return;
+  }
+  if (!to_give_.empty()) {
+    Give& give = to_give_.back();
+    const auto same_group = [&](const auto& wait) { return wait.first.second == give.group; };
+    if (std::any_of(waits_.begin(), waits_.end(), same_group)) {
+      std::rotate(to_give_.begin(), to_give_.end() - 1, to_give_.end());  // its slot is taken
+      return;
+    }
+    const GroupPlan& group = world_->plan().groups[give.group];
+    v1::PeerMessage::Ready ready;
+    ready.mutable_key()->set_step(step + 1);
+    ready.mutable_key()->set_backward(backward_);
+    ready.mutable_key()->set_group(give.group);
+    const int occurrence = give.times < 0 ? 1 : 0;
+    ready.mutable_key()->set_occurrence(occurrence);
+    ready.mutable_gives()->set_present(std::string(1, static_cast<char>((1 << group.params.size()) - 1)));
+    ready.mutable_gives()->set_fresh(std::string(1, '\0'));
+    waits_[{backward_, give.group}] = occurrence;
+    if (give.times == 2) {
+      give.times = -1;
+    } else {
+      to_give_.pop_back();
+    }
+    member->Ready(std::move(ready));
+    return;
+  }
+  if (backward_ < backwards_) {
+    ++backward_;
+    v1::PeerMessage::Closed closed;
+    closed.set_step(step + 1);
+    closed.set_backwards(backward_);
+    if (backward_ < backwards_) GiveNext();
+    member->Closed(std::move(closed));
+    return;
+  }
+  if (!std::exchange(said_all_, true)) {
+    v1::PeerMessage::Closed closed;
+    closed.set_step(step + 1);
+    closed.set_backwards(kAllBackwards);
+    closed.mutable_ranks_step()->add_groups()->set_lr(0.5);
+    member->Closed(std::move(closed));
+    return;
+  }
+  if (closed_ == kAllBackwards) {
+    if (!waits_.empty()) {
+      world_->Fail(absl::StrCat("node ", node_, ": all backwards are closed and a sum that it gave was never added"));
+      return;
+    }
+    said_reduced_ = true;
+    reduced_in_life_ = world_->life();
+    v1::PeerMessage::Reduced reduced;
+    reduced.set_step(step + 1);
+    reduced.set_present(std::string(1, '\x0f'));
+    member->Reduced(std::move(reduced));
+  }
+}
+
+void RandomJob::Abort(const absl::Status& cause) {
+  if (stopped) {
+    return;
+  }
+  if ((committing_ && !applied_) || member->promised()) {
+    if (!pending_abort_.has_value()) pending_abort_ = cause;
+    if (!committing_) member->WantsToEnd(*pending_abort_);
+    return;
+  }
+  ++aborts;
+  begun_ = said_reduced_ = false;
+  member->AttemptEnded(cause);
+  if (applied_) EndCommit();
+}
+
+std::string RandomJob::CommitText() const {
+  return initialized ? absl::StrCat("step ", step + 1, ": ", decided_, " of ", added_) : "values";
+}
+
+void RandomJob::EndCommit() {
+  commits.push_back(CommitText());
+  step += initialized ? 1 : 0;
+  initialized = true;
+  committing_ = applied_ = begun_ = false;
+}
+
+void RandomJob::MaybeShow() {
+  if (!committing_ || !applied_ || !MayShow()) {
+    return;
+  }
+  EndCommit();
+  if (step > 0) world_->Shown(node_, step, commits.back());
+  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) NodeSendState(node, transfer);
+  if (pending_abort_.has_value()) {
+    Abort(*std::exchange(pending_abort_, std::nullopt));
+  }
+}
+
+void RandomJob::NodeIsUp() {
+  if (ranks_finished_ && world_->plan().cut_over_nodes) member->Closing("its ranks have finished", true);
+}
+
+// What is cut over nodes is served until the others' ranks have finished, too.
+void RandomJob::Finish() {
+  const bool cut = world_->plan().cut_over_nodes;
+  if (!std::exchange(ranks_finished_, true) && cut) member->Closing("its ranks have finished", true);
+  if (cut ? !member->OthersFinished() : !member->AllServed()) {
+    return;
+  }
+  stopped = true;
+  member->Closing("all ranks have finished", true);
+  member->Stop();
+}
+
+std::string RandomJob::Text() const {
+  std::string text = absl::StrCat("step ", step, committing_ ? ", committing" : "", applied_ ? ", applied" : "",
+                                  begun_ ? ", begun" : "", said_reduced_ ? ", reduced" : "", ", backward ", backward_,
+                                  " of ", backwards_, ", closed ", closed_, ", gives");
+  for (const Give& give : to_give_) absl::StrAppend(&text, " ", give.group, "x", give.times);
+  text += ", waits for";
+  for (const auto& [key, occurrence] : waits_) absl::StrAppend(&text, " ", key.first, ".", key.second, ".", occurrence);
+  return text;
+}
+
+void RandomJob::NodeGo(const v1::PeerMessage::Go& go) {
+  world_->Added(node_, member->generation(), go);
+  const auto wait = waits_.find({go.key().backward(), go.key().group()});
+  const bool own = wait != waits_.end() && wait->second == go.key().occurrence();
+  const bool there = go.gives(node_).present() != std::string(1, '\0');
+  if (stopped || committing_ || !initialized || go.key().step() != step + 1 || said_reduced_ || own != there) {
+    world_->Fail(absl::StrCat("node ", node_, " at step ", step,
+                              ": a sum that is not its own or not now: ", go.ShortDebugString()));
+    return;
+  }
+  if (own) waits_.erase(wait);
+  if (!added_.empty() && added_in_ != member->generation()) {
+    world_->Fail(absl::StrCat("node ", node_, ": sums of two generations in one attempt"));
+  }
+  added_in_ = member->generation();
+  absl::StrAppend(&added_, added_in_, "/", go.sequence(), " ", go.key().backward(), ".", go.key().group(), ".",
+                  go.key().occurrence(), "; ");
+}
+
+void RandomJob::NodesClosed(int backwards) {
+  if (backwards <= closed_ || (backwards == kAllBackwards && !said_all_) || committing_) {
+    world_->Fail(absl::StrCat("node ", node_, ": ", backwards, " closed backwards, twice or too early"));
+  }
+  closed_ = backwards;
+}
+
+void RandomJob::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& /*reduced*/) {
+  if (node_ != 0 || !said_reduced_ || committing_) {
+    world_->Fail(absl::StrCat("node ", node_, " is asked to decide what it has not reduced"));
+    return;
+  }
+  if (!world_->calm() && world_->Random(20) == 0) {
+    Abort(absl::InternalError("the journal could not be written"));
+    return;
+  }
+  v1::PeerMessage::Decided decided;
+  decided.set_step(step + 1);
+  decided.set_grad_norm(world_->Random(1 << 20));
+  world_->Node0Decides(step + 1);
+  member->Decide(decided);
+  committing_ = true;
+  said_reduced_ = false;
+  decided_ = decided.ShortDebugString();
+}
+
+void RandomJob::NodeDecided(const v1::PeerMessage::Decided& decided) {
+  if (committing_ || !said_reduced_ || decided.step() != step + 1) {
+    world_->Fail(
+        absl::StrCat("node ", node_, " at step ", step, ": is told of a decided step that it has not reduced"));
+  }
+  committing_ = true;
+  said_reduced_ = false;
+  decided_ = decided.ShortDebugString();
+  world_->Decided(reduced_in_life_);
+  member->Holding(decided.step());
+}
+
+void RandomJob::NodeSendState(int node, uint64_t transfer) {
+  NodeStopSending(node);
+  if (committing_ && !applied_) {
+    wait_for_state_[node] = transfer;
+    return;
+  }
+  if (!initialized) {
+    world_->Fail(absl::StrCat("node ", node_, " is asked for a state that it has not"));
+  }
+  std::vector<std::string> sent = commits;
+  if (applied_) sent.push_back(CommitText());
+  v1::PeerMessage own;
+  own.mutable_rank_state()->set_transfer(transfer);
+  own.mutable_rank_state()->set_trainer_state(absl::StrJoin(sent, "\n"));
+  world_->Send(node_, node, std::move(own));
+  v1::PeerMessage message;
+  message.mutable_state()->set_transfer(transfer);
+  message.mutable_state()->set_step(step + (applied_ ? 1 : 0));
+  world_->Send(node_, node, std::move(message));
+}
+
+void RandomJob::NodeBeginFetch(int from, uint64_t transfer) {
+  if (begun_ || committing_ || !member->fetching()) {
+    world_->Fail(absl::StrCat("node ", node_, " fetches in the middle of something"));
+  }
+  if (initialized) commits_before_ = commits;
+  commits.clear();
+  initialized = false;
+  step = 0;
+  state_sent_.reset();
+  transfer_ = transfer;
+  v1::PeerMessage message;
+  message.mutable_fetch()->set_transfer(transfer);
+  world_->Send(node_, from, std::move(message));
+}
+
+void RandomJob::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
+  if (state.transfer() == transfer_) commits_sent_ = absl::StrSplit(state.trainer_state(), '\n');
+}
+
+void RandomJob::NodeTakeState(const v1::PeerMessage::State& state) {
+  if (state.transfer() == transfer_) state_sent_ = state;
+}
+
+// Some time behind it, as bytes of slabs come.
+void RandomJob::FinishRestore() {
+  const v1::PeerMessage::State state = *std::exchange(state_sent_, std::nullopt);
+  if (!member->fetching()) {
+    return;
+  }
+  const bool prefix = commits_before_.size() <= commits_sent_.size() &&
+                      std::equal(commits_before_.begin(), commits_before_.end(), commits_sent_.begin());
+  if (initialized || committing_ || begun_ || !prefix) {
+    world_->Fail(absl::StrCat("node ", node_, " is sent a state that does not follow its own: ",
+                              absl::StrJoin(commits_sent_, "\n"), "\nit had: ", absl::StrJoin(commits_before_, "\n")));
+  }
+  commits = commits_sent_;
+  commits_before_.clear();
+  step = state.step();
+  initialized = true;
+  world_->Restored(node_, step);
+  member->Restored();
+}
+
+void RandomJob::NodeValuesAgreed() {
+  if (committing_ || initialized || !said_values_) {
+    world_->Fail(absl::StrCat("node ", node_, ": values agreed that it has not given"));
+  }
+  committing_ = true;
+}
+
+void RandomJob::NodeAbort(const absl::Status& cause) {
+  if (pending_abort_.has_value() && !committing_) {
+    Abort(*std::exchange(pending_abort_, std::nullopt));
+    return;
+  }
+  Abort(cause);
+}
+
+void RandomJob::NodeGeneration(uint64_t generation) {
+  if (generation < last_generation_) {
+    world_->Fail(absl::StrCat("node ", node_, ": generation ", generation, " behind ", last_generation_));
+  }
+  last_generation_ = generation;
+}
+
+void RandomJob::NodeClose(const std::string& why) { world_->Fail(absl::StrCat("node ", node_, " is closed: ", why)); }
+
+// The world ---------------------------------------------------------------------------------------------------------
+
+NodeWorld::NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die, bool cut)
+    : seed_(seed),
+      daemons_die_(daemons_die),
+      rng_(seed),
+      plan_(NodesPlan(nodes, allow_missing, cut)),
+      nodes_(static_cast<size_t>(nodes)) {
+  for (int node = 0; node < nodes; ++node) MakeNode(node);
+}
+
+void NodeWorld::MakeNode(int node) {
+  Node& made = nodes_[static_cast<size_t>(node)];
+  made.member.reset();
+  made.daemon = ++daemons_made_;
+  made.links = std::make_unique<MemoryLinks>(this, node, static_cast<int>(nodes_.size()));
+  made.events = std::make_shared<NodeEvents>(&loop_, [](const v1::PeerHello&) { return absl::OkStatus(); });
+  made.job = std::make_unique<RandomJob>(this, node);
+  made.member = std::make_unique<NodeMember>(plan_, node, &loop_, made.links.get(), made.events, made.job.get());
+  made.job->member = made.member.get();
+}
+
+// What it had, and what it had not read, goes with it; of what it has sent the last may not come.
+void NodeWorld::Kill(int node) {
+  Node& killed = nodes_[static_cast<size_t>(node)];
+  if (node == 0) ++life_;
+  for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
+    if (other != node) Break(node, other, /*loses=*/true);
+  }
+  killed.member->Stop();
+  for (auto& [step, commit] : shown_) commit.daemons.erase(killed.daemon);
+  std::erase_if(shown_, [](const auto& step) { return step.second.daemons.empty(); });
+  killed.comes.clear();
+  killed.added.clear();
+  MakeNode(node);
+  std::erase_if(added_, [this](const auto& generation) {  // what nobody knows of may come again
+    return std::none_of(nodes_.begin(), nodes_.end(),
+                        [&](const Node& left) { return left.added.contains(generation.first); });
+  });
+  killed.member->Start();
+}
+
+void NodeWorld::Shown(int node, int64_t step, const std::string& commit) {
+  if (const auto found = shown_.find(step); found != shown_.end()) {
+    if (found->second.text != commit) {
+      Fail(absl::StrCat("node ", node, " shows {", commit, "}, and ranks have been shown {", found->second.text, "}"));
+    }
+    return;
+  }
+  Commit shown{commit, {}};
+  for (const Node& there : nodes_) {
+    if (decided_by_[step].contains(there.daemon)) shown.daemons.insert(there.daemon);
+  }
+  if (!shown.daemons.empty()) shown_[step] = std::move(shown);
+}
+
+void NodeWorld::Restored(int node, int64_t step) {
+  if (node == 0 && step > 0) ++recoveries_;
+}
+
+NodeWorld::~NodeWorld() {
+  loop_.RunAndWait([this] {
+    for (Node& node : nodes_) node.member->Stop();
+  });
+  loop_.Stop();
+}
+
+void NodeWorld::Fail(const std::string& what) {
+  if (failure_.empty()) failure_ = what;
+}
+
+void NodeWorld::Send(int from, int to, v1::PeerMessage message) {
+  if (Linked(from, to)) {
+    nodes_[static_cast<size_t>(to)].comes[from].push_back({Event::Kind::kMessage, std::move(message)});
+  }
+}
+
+// What was sent over it and has not come is lost from some place on, in each direction.
+void NodeWorld::Break(int a, int b, bool loses) {
+  if (!std::exchange(Linked(a, b), false)) {
+    return;
+  }
+  for (const auto& [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
+    std::deque<Event>& comes = nodes_[static_cast<size_t>(to)].comes[from];
+    for (int lost = loses ? Random(5) : 0; lost > 0 && !comes.empty() && comes.back().kind == Event::Kind::kMessage;
+         --lost) {
+      comes.pop_back();
+    }
+    comes.push_back({Event::Kind::kDown, {}});
+  }
+}
+
+void NodeWorld::Make(int a, int b) {
+  if (std::exchange(Linked(a, b), true)) {
+    return;
+  }
+  nodes_[static_cast<size_t>(a)].comes[b].push_back({Event::Kind::kUp, {}});
+  nodes_[static_cast<size_t>(b)].comes[a].push_back({Event::Kind::kUp, {}});
+}
+
+void NodeWorld::Added(int node, uint64_t generation, const v1::PeerMessage::Go& go) {
+  std::vector<std::string>& all = added_[generation];
+  size_t& count = nodes_[static_cast<size_t>(node)].added[generation];
+  const std::string text = go.ShortDebugString();
+  if (go.sequence() != count || (count < all.size() && all[count] != text)) {
+    Fail(absl::StrCat("node ", node, ", generation ", generation, ": sum ", count, " is {", text, "}, elsewhere {",
+                      count < all.size() ? all[count] : "not yet there", "}"));
+    return;
+  }
+  if (count++ == all.size()) all.push_back(text);
+}
+
+bool NodeWorld::Deliver(int to) {
+  Node& node = nodes_[static_cast<size_t>(to)];
+  std::vector<int> senders;
+  for (const auto& [from, events] : node.comes) {
+    if (!events.empty()) senders.push_back(from);
+  }
+  if (senders.empty()) {
+    return false;
+  }
+  const int from = senders[static_cast<size_t>(Random(static_cast<int>(senders.size())))];
+  const Event event = std::move(node.comes[from].front());
+  node.comes[from].pop_front();
+  if (node.job->stopped) {
+    return true;
+  }
+  switch (event.kind) {
+    case Event::Kind::kUp:
+      node.member->OnUp(from);
+      break;
+    case Event::Kind::kMessage:
+      delivers_begin_ = event.message.has_begin();
+      node.member->OnMessage(from, event.message);
+      delivers_begin_ = false;
+      break;
+    case Event::Kind::kDown:
+      node.member->OnDown(from, absl::UnavailableError("the link broke"));
+      break;
+  }
+  return true;
+}
+
+void NodeWorld::Trouble() {
+  const int nodes = static_cast<int>(nodes_.size());
+  const int a = Random(nodes);
+  const int b = (a + 1 + Random(nodes - 1)) % nodes;
+  Node& node = nodes_[static_cast<size_t>(a)];
+  switch (Random(daemons_die_ ? 9 : 8)) {
+    case 8:
+      if (Random(2) == 0) Kill(Random(3) == 0 ? a : 0);
+      return;
+    case 0:
+    case 1:
+      Break(a, b, /*loses=*/true);
+      return;
+    case 2:
+    case 3:
+    case 4:
+      Make(a, b);
+      return;
+    case 5:
+    case 6:
+      node.job->Abort(absl::AbortedError(absl::StrCat("rank of node ", a, " is lost")));
+      return;
+    default:
+      if (Random(3) == 0) {
+        node.member->CheckSilence(MonotonicNow() + absl::Hours(1), absl::Minutes(1));
+      }
+  }
+}
+
+void NodeWorld::CalmDown() {
+  int64_t most = 0;
+  for (const Node& node : nodes_) most = std::max(most, node.job->step);
+  target_ = most + 3;
+  for (int a = 0; a < static_cast<int>(nodes_.size()); ++a) {
+    for (int b = 0; b < a; ++b) Make(a, b);
+  }
+}
+
+bool NodeWorld::Ended() const {
+  return !failure_.empty() ||
+         std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.job->stopped; });
+}
+
+// Posts what nodes post to their loop goes between.
+void NodeWorld::Turn() {
+  for (int i = 1 + Random(4); i > 0 && !Ended(); --i) {
+    const int node = Random(static_cast<int>(nodes_.size()));
+    if (std::exchange(node0_dies_, false)) {
+      Kill(0);
+    } else if (target_ == 0 && Random(25) == 0) {
+      Trouble();
+    } else if (Random(3) == 0 || !Deliver(node)) {
+      RandomJob& job = *nodes_[static_cast<size_t>(node)].job;
+      const bool was_stopped = job.stopped;
+      job.Act();
+      if (job.stopped && !was_stopped) {
+        for (int other = 0; other < static_cast<int>(nodes_.size()); ++other) {
+          if (other != node) Break(node, other, /*loses=*/false);
+        }
+      }
+    }
+    if (--left_ == 0 && target_ == 0) {
+      CalmDown();
+      left_ = 4000 * static_cast<int>(nodes_.size());
+    } else if (left_ == 0) {
+      std::string text = "nothing moves:";
+      for (const Node& n : nodes_) {
+        absl::StrAppend(&text, " [", n.job->Text(), n.member->promised() ? ", promised" : "", ", generation ",
+                        n.member->generation(), n.job->stopped ? ", finished" : "", " ", n.member->WaitText(), "]");
+      }
+      Fail(absl::StrCat(text, ", target ", target_));
+    }
+  }
+  if (Ended()) {
+    ended_.Notify();
+    return;
+  }
+  loop_.Post([this] { Turn(); });
+}
+
+std::string NodeWorld::Run(int events) {
+  left_ = events;
+  loop_.Post([this] {
+    for (Node& node : nodes_) node.member->Start();
+    Turn();
+  });
+  ended_.WaitForNotification();
+  std::string result;
+  loop_.RunAndWait([&] {
+    for (size_t node = 1; node < nodes_.size() && failure_.empty(); ++node) {
+      const std::vector<std::string>& own = nodes_[node].job->commits;
+      const std::vector<std::string>& first = nodes_[0].job->commits;
+      for (size_t i = 0; i < std::max(own.size(), first.size()); ++i) {
+        if (i >= own.size() || i >= first.size() || own[i] != first[i]) {
+          Fail(absl::StrCat("commit ", i, " of node ", node, " is {", i < own.size() ? own[i] : "none",
+                            "} and of node 0 {", i < first.size() ? first[i] : "none", "}"));
+          break;
+        }
+      }
+    }
+    result = failure_;
+  });
+  return result;
+}
+
+}  // namespace shardd::testing

@@ -1,0 +1,210 @@
+#ifndef SHARDD_TESTS_SERVER_MULTINODE_NODE_WORLD_H_
+#define SHARDD_TESTS_SERVER_MULTINODE_NODE_WORLD_H_
+
+// The nodes of one job on one loop, with links in memory that lose what is under way, break and return, daemons that
+// are lost and come anew with nothing, and jobs that behave towards their NodeMember as JobCore does: all at random
+// moments, the same for the same seed.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "gtest/gtest.h"
+#include "server/multinode/node_member.h"
+#include "tests/common/plan/spec_builder.h"
+
+namespace shardd::testing {
+
+// Three groups, of two, one and one parameters.
+inline std::shared_ptr<const ShardPlan> NodesPlan(int nodes, bool allow_missing, bool cut = false) {
+  SpecBuilder b(1);
+  b.config().set_strategy(cut ? v1::STRATEGY_FULL_SHARD : v1::STRATEGY_HYBRID_SHARD);
+  b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+  b.config().set_allow_missing_contribution(allow_missing);
+  for (int node = 0; node < nodes; ++node) {
+    b.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
+  }
+  b.Param(0, "w", {64});
+  b.Param(0, "bias", {8});
+  b.Param(b.AddSharded(0, "a"), "w", {32});
+  b.Param(b.AddSharded(0, "b"), "w", {16});
+  return std::make_shared<const ShardPlan>(b.Plan());
+}
+
+class NodeWorld;
+
+// What JobCore is to its member. Its step: backwards, in each some groups once or twice, in an order of its own.
+class RandomJob final : public NodeJob {
+ public:
+  RandomJob(NodeWorld* world, int node) : world_(world), node_(node) {}
+  void Act();  // the next thing that it does; nothing where it waits
+  void Abort(const absl::Status& cause);
+  void Finish();
+  std::string Text() const;
+
+  NodeMember* member = nullptr;
+  int64_t step = 0;
+  bool initialized = false;
+  bool stopped = false;
+  int aborts = 0;
+  std::vector<std::string> commits;
+
+  int64_t NodeStep() const override { return step + (committing_ && initialized ? 1 : 0); }
+  bool NodeInitialized() const override { return initialized || committing_; }
+  void NodeGo(const v1::PeerMessage::Go& go) override;
+  void NodesClosed(int backwards) override;
+  void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
+  void NodeDecided(const v1::PeerMessage::Decided& decided) override;
+  void NodeValuesAgreed() override;
+  void NodeHeld() override { MaybeShow(); }
+  void NodeIsUp() override;
+  void NodeAbort(const absl::Status& cause) override;
+  void NodeGeneration(uint64_t generation) override;
+  void NodeClose(const std::string& why) override;
+  // The state is `commits`, which goes with the trainer state of rank 0.
+  void NodeSendState(int node, uint64_t transfer) override;
+  void NodeStopSending(int node) override { wait_for_state_.erase(node); }
+  void NodeBeginFetch(int from, uint64_t transfer) override;
+  void NodeTakeState(const v1::PeerMessage::State& state) override;
+  void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
+
+ private:
+  struct Give {
+    int group = 0;
+    int times = 1;
+  };
+  void BeginAttempt();
+  void GiveNext();
+  void FinishRestore();
+  bool MayShow() const { return !initialized || member->held_step() > step; }
+  void MaybeShow();
+  void EndCommit();
+  std::string CommitText() const;
+
+  NodeWorld* const world_;
+  const int node_;
+  bool committing_ = false;
+  bool applied_ = false;  // and not shown
+  bool ranks_finished_ = false;
+  std::optional<absl::Status> pending_abort_;
+  uint64_t last_generation_ = 0;
+  std::map<int, uint64_t> wait_for_state_;  // behind a commit
+  uint64_t transfer_ = 0;
+  std::vector<std::string> commits_before_;  // it was sent the state
+  std::vector<std::string> commits_sent_;
+  std::optional<v1::PeerMessage::State> state_sent_;
+  // Of the attempt:
+  bool begun_ = false;
+  bool said_values_ = false;
+  bool said_reduced_ = false;
+  int reduced_in_life_ = 0;
+  int backwards_ = 0;
+  int backward_ = 0;
+  std::vector<Give> to_give_;  // in this backward
+  int closed_ = 0;             // by all
+  bool said_all_ = false;
+  std::map<std::pair<int, int>, int> waits_;  // by (backward, group): the occurrence that was said and not added
+  std::string added_;                         // sums, in order
+  uint64_t added_in_ = 0;                     // the generation
+  std::string decided_;
+};
+
+class NodeWorld {
+ public:
+  // `daemons_die`: trouble is also that. `cut`: parameters are cut over the nodes, so that nobody could be sent any.
+  NodeWorld(int nodes, uint64_t seed, bool allow_missing, bool daemons_die = false, bool cut = false);
+  ~NodeWorld();
+
+  // Empty: `events` of trouble, and then without trouble every node trains to a common step and finishes.
+  std::string Run(int events);
+
+  // For jobs and links.
+  void Fail(const std::string& what);
+  int Random(int below) { return static_cast<int>(rng_() % static_cast<uint64_t>(below)); }
+  void Send(int from, int to, v1::PeerMessage message);
+  void Added(int node, uint64_t generation, const v1::PeerMessage::Go& go);
+  void Restored(int node, int64_t step);
+  const ShardPlan& plan() const { return *plan_; }
+  int64_t target() const { return target_; }
+  uint64_t seed() const { return seed_; }
+  bool calm() const { return target_ > 0; }
+  // Behind Run: how often node 0 was sent a state with a step, and a decided step was taken from it that its earlier
+  // daemon had decided.
+  int recoveries() const { return recoveries_; }
+  int carried_over() const { return carried_over_; }
+  // Ranks of the node see the step as committed. As long as a daemon lives that was there when it was decided, no other
+  // such step may be made.
+  void Shown(int node, int64_t step, const std::string& commit);
+  // Its daemon may die behind that, when some nodes have heard of it.
+  void Node0Decides(int64_t step) {
+    for (const Node& node : nodes_) decided_by_[step].insert(node.daemon);
+    node0_dies_ = daemons_die_ && !calm() && Random(8) == 0;
+  }
+  // How many daemons of node 0 have ended. A step is decided that was reduced so long ago.
+  int life() const { return life_; }
+  void Decided(int reduced_in_life) { carried_over_ += delivers_begin_ && reduced_in_life < life_ ? 1 : 0; }
+
+ private:
+  struct Event {
+    enum class Kind { kUp, kMessage, kDown } kind = Kind::kUp;
+    v1::PeerMessage message;
+  };
+  struct Node {
+    int daemon = 0;  // a number of its own for each
+    std::unique_ptr<PeerLinks> links;
+    std::shared_ptr<NodeEvents> events;
+    std::unique_ptr<RandomJob> job;
+    std::unique_ptr<NodeMember> member;
+    std::map<int, std::deque<Event>> comes;  // by sender
+    std::map<uint64_t, size_t> added;        // by generation: how many sums
+  };
+  void MakeNode(int node);
+  void Kill(int node);
+  void Turn();
+  bool Deliver(int node);
+  void Break(int a, int b, bool loses);
+  void Make(int a, int b);
+  bool& Linked(int a, int b) { return linked_[{std::min(a, b), std::max(a, b)}]; }
+  void Trouble();
+  void CalmDown();
+  bool Ended() const;
+
+  const uint64_t seed_;
+  const bool daemons_die_;
+  std::mt19937_64 rng_;
+  const std::shared_ptr<const ShardPlan> plan_;
+  std::vector<Node> nodes_;
+  std::map<std::pair<int, int>, bool> linked_;
+  std::map<uint64_t, std::vector<std::string>> added_;  // by generation
+  struct Commit {
+    std::string text;
+    std::set<int> daemons;  // that live and were there when it was decided
+  };
+  std::map<int64_t, Commit> shown_;              // by step
+  std::map<int64_t, std::set<int>> decided_by_;  // daemons that were there
+  int daemons_made_ = 0;
+  std::string failure_;
+  int recoveries_ = 0;
+  int carried_over_ = 0;
+  int life_ = 0;
+  bool delivers_begin_ = false;
+  bool node0_dies_ = false;
+  int64_t target_ = 0;  // 0: there is trouble still
+  int left_ = 0;        // events
+  absl::Notification ended_;
+  CoreLoop loop_;  // last: ends first
+};
+
+}  // namespace shardd::testing
+
+#endif  // SHARDD_TESTS_SERVER_MULTINODE_NODE_WORLD_H_

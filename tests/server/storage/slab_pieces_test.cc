@@ -1,0 +1,64 @@
+#include "server/storage/slab_pieces.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "common/plan/slab_spread.h"
+
+namespace shardd {
+namespace {
+
+constexpr int kSlabs = 5, kGpus = 8, kRanks = 8;
+
+OpenFiles Files(int64_t open, int64_t limit) {
+  OpenFiles files;
+  files.open = open;
+  files.limit = limit;
+  return files;
+}
+
+TEST(SlabPiecesTest, AreAsManyAsThereMayBeWhereNothingIsShort) {
+  EXPECT_EQ(*PiecesPerSlab(Files(100, INT64_MAX), kSlabs, kGpus, kRanks), kMaxSlabPieces);
+  EXPECT_EQ(*PiecesPerSlab(Files(100, 1 << 20), kSlabs, kGpus, kRanks), kMaxSlabPieces);
+  EXPECT_EQ(*PiecesPerSlab(Files(100, INT64_MAX), 0, kGpus, kRanks), kMaxSlabPieces) << "a job without slabs";
+}
+
+// Whatever the limit, the pieces fit into it, and half of it stays for others.
+TEST(SlabPiecesTest, TakeHalfOfWhatIsLeft) {
+  for (const int64_t limit : {1024, 2048, 4096, 65536}) {
+    for (const int64_t open : {50, 500}) {
+      const absl::StatusOr<int> pieces = PiecesPerSlab(Files(open, limit), kSlabs, kGpus, kRanks);
+      ASSERT_TRUE(pieces.ok()) << pieces.status();
+      EXPECT_GE(*pieces, kGpus);
+      EXPECT_LE(2 * kSlabs * *pieces, std::max<int64_t>(2 * kSlabs * kGpus, (limit - open) / 2))
+          << limit << " " << open;
+    }
+  }
+}
+
+TEST(SlabPiecesTest, AreRefusedWhereThereIsNotOneOnEachGpu) {
+  const int64_t least = 2 * kSlabs * kGpus + 14 * kRanks + 32;
+  EXPECT_EQ(*PiecesPerSlab(Files(1000, 1000 + least), kSlabs, kGpus, kRanks), kGpus);
+  const absl::Status refused = PiecesPerSlab(Files(1000, 1000 + least - 1), kSlabs, kGpus, kRanks).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("(got 223 left of 1223, want at least 224)"));
+  EXPECT_FALSE(PiecesPerSlab(Files(1000, 500), kSlabs, kGpus, kRanks).ok());
+}
+
+TEST(OpenFilesTest, CountsWhatThisProcessHas) {
+  const OpenFiles before = CountOpenFiles();
+  EXPECT_GE(before.open, 3);
+  EXPECT_GT(before.limit, before.open);
+  FILE* const one = fopen("/dev/null", "r");
+  EXPECT_EQ(CountOpenFiles().open, before.open + 1);
+  fclose(one);
+  EXPECT_EQ(CountOpenFiles().open, before.open);
+}
+
+}  // namespace
+}  // namespace shardd
