@@ -45,7 +45,7 @@ function(shardd_few_objects target)
   endif()
 endfunction()
 set_source_files_properties(client/c/graph_words.cc client/c/stream_graph.cc client/c/trainer_sums.cc
-  server/device/cuda/engine_ops.cc server/service/listener.cc server/service/relay.cc server/service/trainer_service.cc
+  server/device/cuda/engine_ops.cc server/service/listener.cc server/service/trainer_service.cc
   tests/fakes/cuda/calls_work.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 # What the numeric kernels need to vectorise; the rest is built as its preset says.

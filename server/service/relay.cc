@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <string>
@@ -25,78 +24,18 @@
 #include "server/observe/log.h"
 #include "server/service/http2_meter.h"
 #include "server/service/http2_refusal.h"
+#include "server/service/relay_account.h"
+#include "server/service/relay_way.h"
 
 namespace shardd {
 namespace {
 
-constexpr size_t kBufferBytes = 16 << 10;
 constexpr int kMovesPerTurn = 4;
 // What one connection is let through at once, where others of its uid wait as well.
 constexpr absl::Duration kMostPerTurn = absl::Milliseconds(5);
 constexpr absl::Duration kLeastPause = absl::Milliseconds(1);
 constexpr absl::Duration kLastWords = absl::Seconds(1);
 constexpr size_t kMaxRefusals = 64;
-
-// Earns `rate` per second up to `burst`; may be overdrawn by what cannot be divided.
-class Account {
- public:
-  Account(double rate, absl::Duration burst, absl::Time now) : rate_(rate), burst_(burst), credit_(burst), at_(now) {}
-  absl::Duration Credit(absl::Time now) {
-    credit_ = std::min(burst_, credit_ + std::max(absl::ZeroDuration(), now - at_) * rate_);
-    at_ = now;
-    return credit_;
-  }
-  void Pay(absl::Duration price) { credit_ -= price; }
-  // Until there is some again.
-  absl::Duration Pause() const { return credit_ > absl::ZeroDuration() ? absl::ZeroDuration() : -credit_ / rate_; }
-
- private:
-  const double rate_;
-  const absl::Duration burst_;
-  absl::Duration credit_;
-  absl::Time at_;
-};
-
-// One direction.
-struct Way {
-  int from = -1;
-  int to = -1;
-  bool readable = false;
-  bool writable = true;
-  bool eof = false;      // of `from`
-  bool discard = false;  // `to` takes nothing any more
-  std::unique_ptr<char[]> buffer;
-  size_t begin = 0, end = 0;  // of the bytes in it
-
-  bool empty() const { return begin == end; }
-};
-
-struct UidState {
-  Account account;
-  int connections = 0;
-};
-
-struct Connection {
-  Connection(UniqueFd client_fd, UniqueFd inner_fd, const Account& first_account)
-      : client(std::move(client_fd)), inner(std::move(inner_fd)), account(first_account) {
-    up.from = down.to = client.get();
-    up.to = down.from = inner.get();
-  }
-  UniqueFd client;
-  UniqueFd inner;  // invalid: refused
-  uint32_t uid = 0;
-  Account account;
-  UidState* of_uid = nullptr;
-  Http2Meter meter;
-  Way up, down;
-  size_t passed_bytes = 0;  // of `up`: paid for
-  bool paused = false;      // `up`, until its timer
-  bool queued = false;
-  bool client_gone = false;  // both ways; what it has said may still lie there
-  bool dead = false;
-  std::string refusal;  // the answer, as frames but for the stream's number
-  absl::Time deadline = absl::InfiniteFuture();
-};
 
 }  // namespace
 
@@ -134,6 +73,33 @@ class Relay::Impl {
   }
 
  private:
+  struct UidState {
+    RelayAccount account;
+    int connections = 0;
+  };
+
+  struct Connection {
+    Connection(UniqueFd client_fd, UniqueFd inner_fd, const RelayAccount& first_account)
+        : client(std::move(client_fd)), inner(std::move(inner_fd)), account(first_account) {
+      up.from = down.to = client.get();
+      up.to = down.from = inner.get();
+    }
+    UniqueFd client;
+    UniqueFd inner;  // invalid: refused
+    uint32_t uid = 0;
+    RelayAccount account;
+    UidState* of_uid = nullptr;
+    Http2Meter meter;
+    RelayWay up, down;
+    size_t passed_bytes = 0;  // of `up`: paid for
+    bool paused = false;      // `up`, until its timer
+    bool queued = false;
+    bool client_gone = false;  // both ways; what it has said may still lie there
+    bool dead = false;
+    std::string refusal;  // the answer, as frames but for the stream's number
+    absl::Time deadline = absl::InfiniteFuture();
+  };
+
   struct Arrival {
     UniqueFd client;
     UniqueFd inner;
@@ -205,11 +171,12 @@ class Relay::Impl {
       }
       const uint64_t id = next_id_++;
       auto made = std::make_unique<Connection>(std::move(arrival.client), std::move(arrival.inner),
-                                               Account(options_.connection_rate, options_.connection_burst, now));
+                                               RelayAccount(options_.connection_rate, options_.connection_burst, now));
       Connection& connection = *made;
       connection.uid = arrival.uid;
       connection.of_uid =
-          &uids_.try_emplace(arrival.uid, UidState{Account(options_.uid_rate, options_.uid_burst, now)}).first->second;
+          &uids_.try_emplace(arrival.uid, UidState{RelayAccount(options_.uid_rate, options_.uid_burst, now)})
+               .first->second;
       ++connection.of_uid->connections;
       connection.refusal = std::move(arrival.refusal);
       const bool refused = !connection.refusal.empty();
@@ -219,7 +186,7 @@ class Relay::Impl {
       // Edge-triggered: what may be done is kept in the ways, and a pause needs no change of what is watched.
       Watch(connection.client.get(), id << 1);
       if (refused) {
-        Say(connection.down, http2::ServerSettings());
+        connection.down.Say(http2::ServerSettings());
       } else {
         Watch(connection.inner.get(), id << 1 | 1);
       }
@@ -241,8 +208,8 @@ class Relay::Impl {
     }
     Connection& connection = *it->second;
     connection.client_gone = connection.client_gone || ((key & 1) == 0 && (events & (EPOLLHUP | EPOLLERR)) != 0);
-    Way& from = (key & 1) == 0 ? connection.up : connection.down;
-    Way& to = (key & 1) == 0 ? connection.down : connection.up;
+    RelayWay& from = (key & 1) == 0 ? connection.up : connection.down;
+    RelayWay& to = (key & 1) == 0 ? connection.down : connection.up;
     from.readable = from.readable || (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
     to.writable = to.writable || (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
     Queue(it->first, connection);
@@ -297,102 +264,47 @@ class Relay::Impl {
     }
   }
 
-  // True: there was something.
-  static bool Fill(Way& way) {
-    if (way.eof || !way.readable) {
-      return false;
-    }
-    if (way.buffer == nullptr) {
-      way.buffer = std::make_unique<char[]>(kBufferBytes);
-    }
-    const ssize_t bytes = ::recv(way.from, way.buffer.get(), kBufferBytes, MSG_DONTWAIT);
-    if (bytes > 0) {
-      way.begin = 0;
-      way.end = way.discard ? 0 : static_cast<size_t>(bytes);
-      return true;
-    }
-    if (bytes < 0 && errno == EINTR) {
-      return true;
-    }
-    way.readable = false;
-    way.eof = bytes == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
-    return false;
-  }
-
-  // Up to `most_bytes` of what lies there. True: something went.
-  static bool Send(Way& way, size_t most_bytes, size_t* sent) {
-    *sent = 0;
-    if (!way.writable && !way.discard) {
-      return false;
-    }
-    const ssize_t bytes =
-        way.discard ? -1 : ::send(way.to, way.buffer.get() + way.begin, most_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (bytes >= 0) {
-      *sent = static_cast<size_t>(bytes);
-      way.begin += *sent;
-      return true;
-    }
-    if (!way.discard && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      way.writable = false;
-      return false;
-    }
-    if (!way.discard && errno == EINTR) {
-      return true;
-    }
-    way.discard = true;  // what the other way brings is still carried
-    *sent = way.end - way.begin;
-    way.begin = way.end;
-    return true;
-  }
-
-  static void LetGoOfBuffer(Way& way) {
-    if (way.empty()) {
-      way.buffer = nullptr;
-      way.begin = way.end = 0;
-    }
-  }
-
   static bool MoveDown(Connection& connection) {
-    Way& way = connection.down;
+    RelayWay& way = connection.down;
     bool more = true;
     for (int i = 0; i < kMovesPerTurn && more; ++i) {
       size_t sent = 0;
-      more = way.empty() ? Fill(way) : Send(way, way.end - way.begin, &sent);
+      more = way.empty() ? way.Fill() : way.Send(way.end - way.begin, &sent);
     }
     if (way.empty() && way.eof) {
       connection.dead = true;  // gRPC has closed, and never closes one side alone
     }
-    LetGoOfBuffer(way);
+    way.FreeBufferIfEmpty();
     return more;
   }
 
   bool MoveUp(uint64_t id, Connection& connection, absl::Time now) {
-    Way& way = connection.up;
+    RelayWay& way = connection.up;
     connection.dead = connection.dead || (connection.paused && connection.client_gone);
     bool more = !connection.paused;
     for (int i = 0; i < kMovesPerTurn && more; ++i) {
       if (way.empty()) {
-        more = Fill(way);
+        more = way.Fill();
         continue;
       }
       if (connection.passed_bytes == 0 && !LetPass(id, connection, now)) {
         return false;
       }
       size_t sent = 0;
-      more = Send(way, connection.passed_bytes, &sent);
+      more = way.Send(connection.passed_bytes, &sent);
       connection.passed_bytes = way.empty() ? 0 : connection.passed_bytes - sent;
     }
     if (way.empty() && way.eof && !way.discard) {
       ::shutdown(way.to, SHUT_WR);
       way.discard = true;
     }
-    LetGoOfBuffer(way);
+    way.FreeBufferIfEmpty();
     return more && !connection.dead;
   }
 
   // False: its uid's or its own account is empty, and it waits.
   bool LetPass(uint64_t id, Connection& connection, absl::Time now) {
-    Account& of_uid = connection.of_uid->account;
+    RelayAccount& of_uid = connection.of_uid->account;
     const absl::Duration credit = std::min({connection.account.Credit(now), of_uid.Credit(now), kMostPerTurn});
     if (credit <= absl::ZeroDuration()) {
       connection.paused = true;
@@ -400,7 +312,7 @@ class Relay::Impl {
       timers_.emplace(now + std::max({connection.account.Pause(), of_uid.Pause(), kLeastPause}), id);
       return false;
     }
-    Way& way = connection.up;
+    RelayWay& way = connection.up;
     const Http2Meter::Passed passed =
         connection.meter.Pass(absl::string_view(way.buffer.get() + way.begin, way.end - way.begin), credit);
     connection.account.Pay(passed.price);
@@ -409,30 +321,20 @@ class Relay::Impl {
     return true;
   }
 
-  // REQUIRES: all that is said on a connection that is refused fits into one buffer.
-  static void Say(Way& way, absl::string_view bytes) {
-    if (way.buffer == nullptr) {
-      way.buffer = std::make_unique<char[]>(kBufferBytes);
-    }
-    const size_t size_bytes = std::min(bytes.size(), kBufferBytes - way.end);
-    std::memcpy(way.buffer.get() + way.end, bytes.data(), size_bytes);
-    way.end += size_bytes;
-  }
-
   // Waits for the first call, answers it, and waits for the client to close.
   static bool AdvanceRefusal(Connection& connection) {
-    Way& up = connection.up;
-    Way& down = connection.down;
-    while (Fill(up)) {
+    RelayWay& up = connection.up;
+    RelayWay& down = connection.down;
+    while (up.Fill()) {
       (void)connection.meter.Pass(absl::string_view(up.buffer.get(), up.end), absl::InfiniteDuration());
       up.end = 0;
       if (connection.meter.last_stream() != 0 && !up.discard) {
         up.discard = true;
-        Say(down, http2::RefusalOf(connection.meter.last_stream(), connection.refusal));
+        down.Say(http2::RefusalOf(connection.meter.last_stream(), connection.refusal));
       }
     }
     size_t sent = 0;
-    while (!down.empty() && Send(down, down.end - down.begin, &sent)) {
+    while (!down.empty() && down.Send(down.end - down.begin, &sent)) {
     }
     if (up.discard && down.empty() && !down.eof) {
       ::shutdown(down.to, SHUT_WR);

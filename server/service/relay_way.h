@@ -1,0 +1,35 @@
+#ifndef SHARDD_SERVER_SERVICE_RELAY_WAY_H_
+#define SHARDD_SERVER_SERVICE_RELAY_WAY_H_
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/strings/string_view.h"
+
+namespace shardd {
+
+// One direction of a relayed connection: what can be done on its two sockets, as epoll has said, and at most one buffer
+// of bytes on their way. The sockets belong to the connection. Used by the relay's thread alone.
+struct RelayWay {
+  int from = -1;
+  int to = -1;
+  bool readable = false;
+  bool writable = true;
+  bool eof = false;      // of `from`
+  bool discard = false;  // `to` takes nothing any more
+  std::unique_ptr<char[]> buffer;
+  size_t begin = 0, end = 0;  // of the bytes in it, `end` excluded
+
+  bool empty() const { return begin == end; }
+  // Reads into the empty buffer. Returns true if there was something to read.
+  bool Fill();
+  // Sends up to `most_bytes` of the buffer, and says how many went. Returns true if the caller may go on.
+  bool Send(size_t most_bytes, size_t* sent);
+  // Appends bytes of the relay's own. REQUIRES: all that is said to one client fits into one buffer.
+  void Say(absl::string_view bytes);
+  void FreeBufferIfEmpty();
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_SERVICE_RELAY_WAY_H_
