@@ -1,5 +1,5 @@
 # tests/<layer>/<folder>/*.cc -> one binary <layer>_<folder>_test, one ctest entry per case. Labels: unit, service,
-# multiproc (starts processes; such tests run one at a time), torch, fuzz, bench_smoke.
+# multiproc (starts processes; see below which of them run beside others), torch, fuzz, bench_smoke.
 enable_testing()
 include(GoogleTest)
 
@@ -68,8 +68,12 @@ function(shardd_tests folders label)
     shardd_reads_test_headers(${name})
   endif()
   set(properties LABELS ${label} TIMEOUT ${SHARDD_TEST_TIMEOUT_S})
-  if(label STREQUAL "multiproc")
-    list(APPEND properties RUN_SERIAL ON)
+  if(label STREQUAL "multiproc" AND (SHARDD_SANITIZE OR name STREQUAL "faults_test"))
+    list(APPEND properties RUN_SERIAL ON) # a sanitizer makes processes slow, and faults are the machine's
+  elseif(name STREQUAL "e2e_test")
+    list(APPEND properties RESOURCE_LOCK e2e_processes) # they mostly wait for each other: another folder's case runs beside
+  elseif(label STREQUAL "multiproc")
+    list(APPEND properties RESOURCE_LOCK processes)
   endif()
   gtest_discover_tests(${name} TEST_PREFIX "${folder}/" PROPERTIES ${properties}
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
