@@ -74,6 +74,9 @@ absl::Status CheckValues(const v1::JobConfig& config) {
   }
   SHARDD_RETURN_IF_ERROR(CheckTimeout("silence_timeout_ms", config.silence_timeout_ms()));
   SHARDD_RETURN_IF_ERROR(CheckTimeout("grace_ms", config.grace_ms()));
+  if (config.compare_every() < 0) {
+    return ConfigError("compare_every", "out of range (got ", config.compare_every(), ", want 0 or more)");
+  }
   if (config.keep_every() < 0 || config.keep_every() > kMaxKeepEvery) {
     return ConfigError("keep_every", "out of range (got ", config.keep_every(), ", want 0 to ", kMaxKeepEvery, ")");
   }
@@ -286,6 +289,9 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   }
   if (filled.gradient_divide_factor() == 0) {  // also -0.0
     filled.set_gradient_divide_factor(world_size * std::max(1, filled.nodes().addresses_size()));
+  }
+  if (filled.compare_every() == 0 && filled.has_nodes()) {
+    filled.set_compare_every(1000);
   }
   if (filled.silence_timeout_ms() == 0) {
     filled.set_silence_timeout_ms(120'000);

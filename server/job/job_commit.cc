@@ -252,6 +252,7 @@ void JobCore::EndStep() {
   for (UnshardPool& pool : pools_) {
     pool.Invalidate();
   }
+  CompareReplicasIfDue();
 }
 
 // The new version is there: whoever waits for it is let go, then what had to wait for the commit is done.

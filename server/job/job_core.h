@@ -215,6 +215,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void MaybeSayClosed();
   void SayReduced();
+  void CompareReplicasIfDue();
   void SayValues();
   // Any thread, while nobody writes them.
   absl::Status ReadValues(const std::vector<int64_t>& step_counts, v1::PeerMessage::Values* values) const;
@@ -598,6 +599,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Time unreached_since_ = absl::InfiniteFuture();  // some other node
   std::vector<Gathered> next_gathers_;                   // for the next generation, or until all nodes are reached
   bool reading_values_ = false;
+  // Replicas: digests of what this node had at a version, and how many are being taken.
+  uint64_t compared_version_ = 0;
+  std::vector<uint64_t> value_digests_;
+  int digests_under_way_ = 0;
   // Nodes that are sent the state behind a commit, and the numbers of their transfers; who sends.
   std::map<int, uint64_t> wait_for_state_;
   std::map<int, std::shared_ptr<StateSender>> senders_;

@@ -293,9 +293,10 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
     return;
   }
-  if ((committing_ && !applied_) || promised()) {
-    // A decided step always completes forward; those who died in between are found out afterwards. On several nodes it
-    // may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
+  if ((committing_ && (!applied_ || MayShow())) || promised()) {
+    // A decided step always completes forward, with the copy that is kept of it; those who died in between are found
+    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided). Only
+    // a step that is applied and may not be shown yet ends here, unshown.
     if (!pending_abort_.has_value()) {
       pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
     } else {

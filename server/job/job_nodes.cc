@@ -191,7 +191,36 @@ void JobCore::SayReduced() {
   }
   reduced.set_norm_scale(own_norm_.state().scale);
   reduced.set_norm_sum(own_norm_.state().sum);
+  if (compared_version_ == version_) {
+    reduced.mutable_digests()->Add(value_digests_.begin(), value_digests_.end());
+  }
   nodes_->Reduced(std::move(reduced));
+}
+
+// Digests go with the next step (SayReduced), which is not decided before they are there.
+void JobCore::CompareReplicasIfDue() {
+  if (nodes_ == nullptr || plan_->cut_over_nodes || committed_step_ % plan_->config.compare_every() != 0) {
+    return;
+  }
+  ++digests_under_way_;
+  node_worker_->Post([self = shared_from_this(), counts = step_counts_, version = version_, epoch = epoch_] {
+    auto values = std::make_shared<v1::PeerMessage::Values>();
+    const absl::Status status = self->ReadValues(counts, values.get());
+    self->loop_->Post([self, status, values, version, epoch] {
+      --self->digests_under_way_;
+      if (self->closed_) {
+        return;
+      }
+      if (status.ok()) {
+        self->compared_version_ = version;
+        self->value_digests_.assign(values->digests().begin(), values->digests().end());
+      }
+      const absl::Status decided = status.ok() ? self->MaybeDecide() : status;
+      if (!decided.ok() && self->epoch_ == epoch) {
+        self->Abort(decided, {});
+      }
+    });
+  });
 }
 
 void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) {

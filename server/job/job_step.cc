@@ -119,7 +119,7 @@ absl::Status JobCore::CompareOrders() {
 }
 
 absl::Status JobCore::MaybeDecide() {
-  if (deciding_ || committing_ || pending_reductions_ > 0 || pending_fills_ > 0 ||
+  if (deciding_ || committing_ || pending_reductions_ > 0 || pending_fills_ > 0 || digests_under_way_ > 0 ||
       (nodes_ != nullptr && nodes_closed_ != kAllBackwards) ||
       !std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.stepped; })) {
     return absl::OkStatus();

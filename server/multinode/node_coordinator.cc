@@ -1,6 +1,7 @@
 #include "server/multinode/node_coordinator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -12,6 +13,16 @@
 #include "server/optimizer/step_difference.h"
 
 namespace shardd {
+namespace {
+
+// Nodes may take a norm in pieces of other sizes: one for each of their devices.
+bool SameWithinRounding(double a, double b) {
+  constexpr double kRounding = 1e-9;
+  return a == b || (std::isnan(a) && std::isnan(b)) ||
+         std::abs(a - b) <= kRounding * std::max(std::abs(a), std::abs(b));
+}
+
+}  // namespace
 
 absl::StatusCode NodeErrorCode(int code) {
   const auto known = static_cast<absl::StatusCode>(code);
@@ -309,7 +320,8 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
   SHARDD_RETURN_IF_ERROR(CheckStep(what, reduced.step()));
   Node& from = nodes_[static_cast<size_t>(node)];
   if (all_closed_ != kAllBackwards || from.reduced.has_value() ||
-      reduced.present().size() != (plan_->params.size() + 7) / 8) {
+      reduced.present().size() != (plan_->params.size() + 7) / 8 ||
+      (!reduced.digests().empty() && static_cast<size_t>(reduced.digests_size()) != plan_->params.size())) {
     return absl::FailedPreconditionError(absl::StrCat(what, ": not its turn, or a mask of another size (got ",
                                                       reduced.present().size(), " bytes, want ",
                                                       (plan_->params.size() + 7) / 8, ")"));
@@ -321,8 +333,47 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
   for (size_t param = 0; param < plan_->params.size(); ++param) {
     SHARDD_RETURN_IF_ERROR(ComparePresence(param));
   }
+  SHARDD_RETURN_IF_ERROR(CompareReplicas());
   deciding_ = true;
   decide_();
+  return absl::OkStatus();
+}
+
+absl::Status NodeCoordinator::CompareReplicas() const {
+  if (plan_->cut_over_nodes) {
+    return absl::OkStatus();
+  }
+  const auto error = [this](size_t node, size_t other, const std::string& difference) {
+    return absl::InternalError(absl::StrCat(
+        "Step ", decided_.step() + 1, ": ", NodeText(static_cast<int>(node)), " is no replica of ",
+        NodeText(static_cast<int>(other)), " any more: ", difference,
+        "; replace the node whose memory or devices are at fault, whose daemon is then sent the other's state"));
+  };
+  size_t first_digests = 0;
+  for (size_t node = 0; node < nodes_.size(); ++node) {
+    const v1::PeerMessage::Reduced& reduced = *nodes_[node].reduced;
+    const v1::PeerMessage::Reduced& first = *nodes_[0].reduced;
+    if (!SameWithinRounding(reduced.norm_scale(), first.norm_scale()) ||
+        !SameWithinRounding(reduced.norm_sum(), first.norm_sum())) {
+      return error(node, 0,
+                   absl::StrCat("its gradients have another norm (got a sum of ", reduced.norm_sum(), " in units of ",
+                                reduced.norm_scale(), ", want ", first.norm_sum(), " of ", first.norm_scale(), ")"));
+    }
+    const auto& want_digests = nodes_[first_digests].reduced->digests();
+    if (want_digests.empty()) {
+      first_digests = node;
+      continue;
+    }
+    for (int param = 0; !reduced.digests().empty() && param < want_digests.size(); ++param) {
+      if (reduced.digests(param) != want_digests[param]) {
+        const ParamPlan& differs = plan_->params[static_cast<size_t>(param)];
+        return error(
+            node, first_digests,
+            absl::StrCat("\"", differs.fqn, "\" of group \"", plan_->groups[static_cast<size_t>(differs.group)].name,
+                         "\", or its optimizer state, is another one behind step ", decided_.step()));
+      }
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -141,6 +141,7 @@ class JobNodesTest : public ::testing::Test {
     SpecBuilder builder(1);
     builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
     builder.config().set_strategy(strategy_);
+    builder.config().set_compare_every(2);
     for (int node = 0; node < count(); ++node) {
       builder.config().mutable_nodes()->add_addresses(absl::StrCat("host", node, ":7000"));
     }

@@ -13,6 +13,26 @@ TEST_F(JobNodesTest, StepsAreTheMeanOfBothNodes) {
   for (int64_t step = 1; step <= 3; ++step) TrainsTo(step);
 }
 
+TEST_F(JobNodesTest, AParameterThatDiffersIsNamedWithTheNextStep) {
+  Begin();
+  TrainsTo(1);
+  OnLoop([&] { SlabAt<float>(job(1).memory().shards(), 0)[7] += 1; });  // a bit of its memory fell over
+  TrainsTo(2);                                                          // behind which nodes compare
+  TrainAll();
+  ASSERT_TRUE(Gone(0) && Gone(1));
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_THAT(Why(node), HasSubstr("Step 3: node 1 (host1:7000) is no replica of node 0"));
+    EXPECT_THAT(Why(node), HasSubstr("\"w\" of group"));
+    EXPECT_THAT(Why(node), HasSubstr("behind step 2"));
+    EXPECT_EQ(job(node).committed_step(), 2);
+  }
+}
+
+TEST_F(JobNodesTest, ReplicasThatAreTheSameAreComparedAndTrainOn) {
+  Begin();
+  for (int64_t step = 1; step <= 7; ++step) TrainsTo(step);
+}
+
 TEST_F(JobNodesTest, ARankIsLostWhileTheOtherNodeWaitsForItsPart) {
   Begin();
   TrainsTo(1);

@@ -333,6 +333,23 @@ TEST_F(DaemonUpdates, AStepOfTheDaemonsOptimizerIsKeptWithItsCommit) {
   EXPECT_EQ(read(), 3.5f);
 }
 
+TEST_F(DaemonUpdates, ADeathWhileADecidedStepIsCopiedCommitsItOnce) {
+  Store(4);
+  Pass();
+  TrainUntilDecided();
+  for (const auto& device : devices_) device->RunFirst();  // the update
+  ASSERT_TRUE(testing::PollUntil([&] { return devices_[0]->Waiting() && devices_[1]->Waiting(); }, kPatience))
+      << "nothing copies the shards for the step";
+  Lose(1);
+  Release();
+  ASSERT_TRUE(Until([&] { return job_->epoch() == 2; }));
+  EXPECT_EQ(committed(), 1);
+  EXPECT_EQ(version(), 3u);
+  OnLoop([&] { EXPECT_EQ(job_->trainer_state(0), "state of rank 0"); });
+  AttachAll();
+  EXPECT_EQ(value(), 3.5f);
+}
+
 // Its GPUs have not done with the step when the host asks for the next pass.
 TEST_F(DaemonUpdates, APassThatIsEnteredBehindAStepBeginsWithItsVersion) {
   Store(4);

@@ -359,6 +359,26 @@ TEST_F(NodeCoordinatorOfTwo, WhatIsOfAnotherGenerationIsNotHeard) {
   EXPECT_TRUE(TrainsAStep());
 }
 
+TEST_F(NodeCoordinatorOfTwo, ANormThatDiffersByMoreThanRoundingEndsTheStep) {
+  const auto reduced = [this](double sum) {
+    v1::PeerMessage message = Reduced();
+    message.mutable_reduced()->set_norm_scale(1);
+    message.mutable_reduced()->set_norm_sum(sum);
+    return message;
+  };
+  for (int node = 0; node < 2; ++node) Say(node, Closed(kAllBackwards));
+  Say(0, reduced(2));
+  Say(1, reduced(2 + 1e-12));
+  EXPECT_EQ(decides_, 1);
+  coordinator_->Decide(Decided());
+  Say(1, Held(step_++));
+  for (int node = 0; node < 2; ++node) Say(node, Closed(kAllBackwards));
+  Say(0, reduced(2));
+  Say(1, reduced(2.001));
+  EXPECT_EQ(decides_, 1);
+  EXPECT_THAT(EndedBecause(), AllOf(HasSubstr("node 1 (host1:7000) is no replica of node 0"), HasSubstr("2.001")));
+}
+
 TEST_F(NodeCoordinatorOfTwo, AStepIsDecidedOnceAndALostNodeHearsOfItInTheAnswer) {
   for (int node = 0; node < 2; ++node) Say(node, Closed(kAllBackwards));
   for (int node = 0; node < 2; ++node) Say(node, Reduced());
