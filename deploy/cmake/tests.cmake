@@ -95,7 +95,8 @@ function(shardd_benches)
   endforeach()
 endfunction()
 
-# tests/fuzz/x_fuzz.cc (LLVMFuzzerTestOneInput) -> fuzz_x, with clang's libFuzzer; ctest runs each for a few seconds.
+# tests/fuzz/x_fuzz.cc (LLVMFuzzerTestOneInput) -> fuzz_x, with clang's libFuzzer; ctest runs each for so many seconds.
+set(SHARDD_FUZZ_S 30 CACHE STRING "seconds for each fuzzer")
 function(shardd_fuzzers)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz/*_fuzz.cc)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
@@ -113,7 +114,7 @@ function(shardd_fuzzers)
     if(NOT EXISTS ${kept})
       set(kept)
     endif()
-    add_test(NAME fuzz/${name} COMMAND fuzz_${name} -max_total_time=10 -timeout=10 ${found} ${kept})
+    add_test(NAME fuzz/${name} COMMAND fuzz_${name} -max_total_time=${SHARDD_FUZZ_S} -timeout=10 ${found} ${kept})
     set_tests_properties(fuzz/${name} PROPERTIES LABELS fuzz TIMEOUT ${SHARDD_TEST_TIMEOUT_S})
   endforeach()
 endfunction()
