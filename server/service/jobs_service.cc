@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -41,6 +42,16 @@ absl::Status Check(absl::string_view operation, const v1::TraceJobRequest& reque
 }
 absl::Status Check(absl::string_view, const google::protobuf::Message&) { return absl::OkStatus(); }
 
+// Of one call, which counts for its caller until gRPC has done with it.
+class CountedReactor final : public grpc::ServerUnaryReactor {
+ public:
+  void Hold(PendingSlot slot) { slot_.emplace(std::move(slot)); }
+  void OnDone() override { delete this; }
+
+ private:
+  std::optional<PendingSlot> slot_;
+};
+
 }  // namespace
 
 absl::StatusOr<Caller> JobsService::Identify(const grpc::CallbackServerContext& context) const {
@@ -54,12 +65,22 @@ absl::StatusOr<Caller> JobsService::Identify(const grpc::CallbackServerContext& 
 template <typename Request, typename Response, typename Ask>
 grpc::ServerUnaryReactor* JobsService::Serve(grpc::CallbackServerContext* context, absl::string_view operation,
                                              const grpc::ByteBuffer& bytes, grpc::ByteBuffer* response, Ask ask) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  auto* reactor = new CountedReactor();
   const absl::StatusOr<Caller> caller = Identify(*context);
   Request request;
   absl::Status status = caller.status();
   status.Update(DecodeWithin(operation, bytes, kSmallMessage, &request));
   status.Update(Check(operation, request));
+  if (status.ok()) {
+    const size_t total = caller->is_admin ? kMaxCalls + 2 * kMaxCallsPerUid : kMaxCalls;
+    if (calls_->TryAcquire(caller->uid, kMaxCallsPerUid, total)) {
+      reactor->Hold(PendingSlot(calls_, caller->uid));
+    } else {
+      status = absl::ResourceExhaustedError(
+          absl::StrCat(operation, ": too many calls are under way or not read (want less than ", kMaxCallsPerUid,
+                       " of uid ", caller->uid, " and ", total, " of all); wait for the answer of one"));
+    }
+  }
   if (status.ok()) {
     ask(*caller, request, MakeDone<Response>(reactor, response));
   } else {

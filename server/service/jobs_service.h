@@ -20,13 +20,17 @@ using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
                     v1::JobsService::WithRawCallbackMethod_TraceJob<v1::JobsService::Service>>>>>>>>>>;
 
 // The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Holds no state
-// but how many traces there are. Thread-safe; no call blocks a gRPC thread.
+// but how many calls and traces are under way. Thread-safe; no call blocks a gRPC thread.
 class JobsService final : public RawJobsService {
  public:
   // Of one uid, and of all; each may have 4 MiB of spans waiting for its reader. Root and the daemon's uid always find
   // room: only they count for the rest.
   static constexpr size_t kMaxTracesPerUid = 8;
   static constexpr size_t kMaxTraces = 48;
+  // Calls of one uid, and of all, that gRPC has not done with: an answer grows with the model, and waits in the
+  // daemon's memory for its reader. Root and the daemon's uid find room beside all others, too.
+  static constexpr size_t kMaxCallsPerUid = 64;
+  static constexpr size_t kMaxCalls = 256;
 
   // Both must outlive the server that serves this. `admin_uid` (the daemon's own) and root see the jobs of all.
   JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid)
@@ -63,6 +67,7 @@ class JobsService final : public RawJobsService {
   JobsSource* const source_;
   const PeerRegistry* const peers_;
   const uint32_t admin_uid_;
+  const std::shared_ptr<PendingCount> calls_ = std::make_shared<PendingCount>();
   const std::shared_ptr<PendingCount> traces_ = std::make_shared<PendingCount>();
 };
 

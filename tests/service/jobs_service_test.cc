@@ -213,6 +213,35 @@ TEST_F(JobsServiceTest, ShutdownWaitsForARunningCallWithinItsGrace) {
   server_->Shutdown(absl::ZeroDuration());
 }
 
+TEST_F(JobsServiceTest, CallsThatAreNotAnsweredAreCountedByUid) {
+  source_.ranks["gpt"];
+  absl::Mutex mutex;
+  std::vector<std::function<void()>> waiting;
+  source_.delivery = [&](std::function<void()> later) {
+    absl::MutexLock lock(&mutex);
+    waiting.push_back(std::move(later));
+  };
+  Start();
+  std::vector<std::thread> callers;
+  std::atomic<int> answered = 0;
+  for (size_t i = 0; i < JobsService::kMaxCallsPerUid; ++i) {
+    callers.emplace_back([&] { answered += ListRanks("gpt").ok() ? 1 : 0; });
+  }
+  const auto waits = [&] {
+    absl::MutexLock lock(&mutex);
+    return waiting.size() == JobsService::kMaxCallsPerUid;
+  };
+  ASSERT_TRUE(Eventually(waits));
+  const grpc::Status refused = ListRanks("gpt");
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("list ranks: too many calls are under way"));
+  for (const auto& deliver : waiting) deliver();
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered, static_cast<int>(JobsService::kMaxCallsPerUid));
+  source_.delivery = [](const std::function<void()>& now) { now(); };
+  EXPECT_TRUE(Eventually([&] { return ListRanks("gpt").ok(); }));
+}
+
 TEST_F(JobsServiceTest, ARequestTooLargeForANameIsRefusedAndAsksNobody) {
   Start();
   const grpc::Status status = ListRanks(std::string(16 << 20, 'x'));
