@@ -77,8 +77,12 @@ void Core::Shutdown() {
 
 bool Core::BeforeSleep() {
   bool found = false;
+  std::map<uint32_t, int> busy;  // jobs, by uid, that have used up a turn: they share one
+  for (const auto& [name, entry] : jobs_) {
+    busy[entry.job->uid()] += entry.used_turn ? 1 : 0;
+  }
   for (auto& [name, entry] : jobs_) {
-    found = Serve(entry) || found;
+    found = Serve(entry, kTurn / std::max(1, busy[entry.job->uid()])) || found;
   }
   if (found) {
     return true;
@@ -99,9 +103,9 @@ bool Core::BeforeSleep() {
 }
 
 // Deficit round robin: each job's commands, by ring and by stream, for a turn.
-bool Core::Serve(Entry& entry) {
+bool Core::Serve(Entry& entry, absl::Duration turn) {
   entry.job->SetAwake(true);
-  entry.credit = std::min(entry.credit + kTurn, kTurn);
+  entry.credit = std::min(entry.credit + turn, turn);
   if (entry.credit <= absl::ZeroDuration()) {
     return !entry.batches.empty();  // rings are looked at before the loop sleeps
   }
@@ -109,6 +113,7 @@ bool Core::Serve(Entry& entry) {
   bool found = entry.job->PollRings(begin + entry.credit);
   found = ExecuteBatches(entry, begin + entry.credit) || found;
   entry.credit -= MonotonicNow() - begin;
+  entry.used_turn = entry.credit <= absl::ZeroDuration();
   return found;
 }
 

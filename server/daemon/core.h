@@ -101,6 +101,7 @@ class Core final : public JobsSource {
     std::deque<std::shared_ptr<PendingBatch>> batches;  // of its sessions' streams, in turn
     // Of the loop's time; what a turn took too much is taken from those that follow.
     absl::Duration credit;
+    bool used_turn = false;                           // of the loop, in the last round
     int arriving = 0;                                 // OpenJob calls that are queued
     absl::Time empty_since = absl::InfiniteFuture();  // since when the job has no session, and no launcher
     JobLauncher launcher;
@@ -168,7 +169,7 @@ class Core final : public JobsSource {
   void AddBatch(const std::shared_ptr<PendingBatch>& pending);
   void EndBatch(const std::shared_ptr<PendingBatch>& pending);
   // The job's turn of this round; true if there was something to do.
-  bool Serve(Entry& entry);
+  bool Serve(Entry& entry, absl::Duration turn);
   bool ExecuteBatches(Entry& entry, absl::Time until);
   bool BeforeSleep();
   void Tick();
