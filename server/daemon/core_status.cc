@@ -107,7 +107,8 @@ void Core::GetMemory(const Caller& caller, const std::string& job, Done<v1::Memo
 
 void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) {
   loop_.Post([this, caller, done = std::move(done)] {
-    // What runs names groups: not for the eyes of others. Devices are shared, so it is all or nothing.
+    // What runs names groups, and how busy a device is tells of others' jobs. Devices are shared, so it is all or
+    // nothing.
     const bool may_see_work =
         std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& e) { return caller.MaySee(e.second.job->uid()); });
     v1::ListStreamsResponse response;
@@ -116,10 +117,12 @@ void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done)
         v1::Stream* stream = response.add_streams();
         stream->set_device(device.name());
         stream->set_name(std::string(StreamName(status.stream)));
-        stream->set_submitted(status.submitted);
-        stream->set_done(status.done);
-        stream->set_current(may_see_work ? status.current : "");
-        stream->set_busy_us(status.busy_us);
+        if (may_see_work) {
+          stream->set_submitted(status.submitted);
+          stream->set_done(status.done);
+          stream->set_current(status.current);
+          stream->set_busy_us(status.busy_us);
+        }
       }
     };
     for (const auto& device : devices_) {

@@ -115,6 +115,11 @@ TEST_F(AnotherUser, ReachesNothingOfTheJob) {
     v1::ListJobsResponse jobs;
     EXPECT_TRUE(Ask(stranger, &Jobs::ListJobs, v1::ListJobsRequest(), &jobs).ok());
     EXPECT_EQ(jobs.jobs_size(), 0) << jobs.ShortDebugString();
+    v1::ListStreamsResponse streams;
+    EXPECT_TRUE(Ask(stranger, &Jobs::ListStreams, v1::ListStreamsRequest(), &streams).ok());
+    for (const v1::Stream& stream : streams.streams()) {
+      EXPECT_TRUE(stream.submitted() == 0 && stream.busy_us() == 0) << stream.ShortDebugString();
+    }
     v1::ListEventsRequest which;
     which.set_limit(1000);
     v1::ListEventsResponse events;
