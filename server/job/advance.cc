@@ -159,7 +159,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Ranks that ask do nothing else meanwhile, so it stands where the wait is told best."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return !job.decision_held_ && job.pending_fills_ == 0 && job.digests_under_way_ == 0 &&
+         return !job.decision_held_ && job.unshards_.pending_fills() == 0 && job.digests_under_way_ == 0 &&
                 (job.nodes_ == nullptr || job.nodes_closed_ == kAllBackwards);
        },
        [](JobCore& job) { return job.BeginDecision(); },
@@ -257,10 +257,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.", ""},
       {"unshard what was deferred", kPooled, kCommitting,
-       [](const JobCore& job) {
-         return std::find(job.unshard_again_.begin(), job.unshard_again_.end(), true) != job.unshard_again_.end();
-       },
-       [](JobCore& job) { return job.UnshardAgain(); }, nullptr,
+       [](const JobCore& job) { return job.unshards_.MayRetry(); },
+       [](JobCore& job) { return job.RetryUnshards(); }, nullptr,
        "a slot of the pool, or the version that is being made",
        "A slot of the pool has become free, or a new version is there, for ranks that have asked before.",
        "It reads the version that the rows above have made, or let ranks into."},
@@ -279,7 +277,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "A rank whose description of the job was refused does not come, and others wait for it.",
        "It ends the epoch, whose end the other nodes hear of first."},
       {"say that ranks have finished", kOverNodes, 0,
-       [](const JobCore& job) { return job.node_gather_ != nullptr && !job.finished_said_ && job.RanksFinished(); },
+       [](const JobCore& job) { return job.node_gathers_ != nullptr && !job.finished_said_ && job.RanksFinished(); },
        [](JobCore& job) {
          job.SayFinished();
          return absl::OkStatus();
@@ -297,7 +295,7 @@ absl::Span<const Transition> JobCore::Transitions() {
 }
 
 uint32_t JobCore::SeeFacts() const {
-  uint32_t facts = (pooled_ ? kPooled : 0) | (nodes_ != nullptr ? kOverNodes : 0) |
+  uint32_t facts = (unshards_.pooled() ? kPooled : 0) | (nodes_ != nullptr ? kOverNodes : 0) |
                    (trainers_write() ? kTrainersWrite : 0) | (pass_copies() ? kPassCopies : 0) |
                    (committing_ ? kCommitting : 0) | (applied_ ? kApplied : 0) | (deciding_ ? kDeciding : 0) |
                    (pending_reductions_ > 0 ? kReducing : 0) | (window_open_ ? kWindowOpen : 0) |

@@ -204,12 +204,7 @@ void JobCore::EndStep() {
   for (int rank = 0; rank < world_size(); ++rank) {
     trainer_states_[rank] = std::move(*ranks_[rank].step.mutable_trainer_state());
   }
-  if (captured_order_ == nullptr && !step_orders_[0].empty()) {
-    captured_order_ = std::make_unique<const CapturedOrder>(step_orders_[0]);
-    for (OrderTracker& tracker : orders_) {
-      tracker.SetCaptured(captured_order_.get());
-    }
-  }
+  orders_.StepCommitted();
   ++committed_step_;
   ++version_;
   counters_.set_commits(counters_.commits() + 1);
@@ -223,7 +218,6 @@ void JobCore::EndStep() {
   pairs_.clear();
   nodes_closed_ = said_closed_ = told_reducing_ = told_reduced_ = 0;
   gradients_seen_ = false;
-  departures_told_ = 0;
   abandons_told_ = 0;
   for (RankStep& rank : ranks_) {
     rank.stepped = false;
@@ -239,9 +233,7 @@ void JobCore::EndStep() {
       session->EndStepBackwards();
     }
   }
-  for (UnshardPool& pool : pools_) {
-    pool.Invalidate();
-  }
+  unshards_.NewVersion();
   CompareReplicasIfDue();
 }
 
@@ -256,7 +248,7 @@ void JobCore::AfterCommit() {
       session->PublishVersion(version_);
     }
   }
-  unshard_again_.assign(pools_.size(), true);
+  unshards_.RetryAll();
 }
 
 }  // namespace shardd

@@ -13,7 +13,6 @@
 namespace shardd {
 namespace {
 
-constexpr int kDeparturesToldPerStep = 8;
 // Whoever gives up and goes on does so soon.
 constexpr int kOfSilenceAfterGivingUp = 12;
 constexpr absl::Duration kLeastSilence = absl::Seconds(1);
@@ -49,18 +48,12 @@ JobCore::JobCore(Init init)
       created_(absl::Now()),
       lost_(std::move(init.lost)),
       gradient_scale_(GradientScale(*plan_)),
-      pooled_(plan_->config.unshard_mode() == v1::UNSHARD_MODE_POOLED),
       step_counts_(plan_->params.size(), 0),
       trainer_states_(plan_->world_size),
       sessions_(plan_->world_size),
-      orders_(plan_->world_size),
-      step_orders_(plan_->world_size),
+      orders_(plan_),
+      unshards_(plan_),
       trace_(plan_, std::move(init.work_trace)) {
-  for (const PoolPlan& pool : plan_->pools) {
-    pools_.emplace_back(pool.slots, plan_->pool_quota, world_size(), static_cast<int>(plan_->groups.size()));
-    pool_done_.emplace_back(pool.slots, std::vector<uint64_t>(world_size(), 0));
-  }
-  unshard_again_.assign(pools_.size(), false);
   ranks_.resize(world_size());
   ResetStep();
   if (init.committed.version > 0) {
@@ -77,9 +70,13 @@ JobCore::JobCore(Init init)
   if (init.nodes != nullptr) {
     node_events_ = std::move(init.nodes->events);
     node_links_ = std::move(init.nodes->links);
-    node_gather_ = std::move(init.nodes->gather);
     NodeJob* const job = this;
     nodes_ = std::make_unique<NodeMember>(plan_, init.nodes->node, loop_, node_links_.get(), node_events_, job);
+    if (init.nodes->gather != nullptr) {
+      node_gathers_ = std::make_unique<NodeGathers>(
+          std::move(init.nodes->gather), [this] { return nodes_->Unreached(); },
+          [this](absl::AnyInvocable<void()> closure) { loop_->Post(std::move(closure)); });
+    }
   }
   Event(-1, "open",
         absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),
@@ -93,7 +90,7 @@ JobCore::~JobCore() {
   if (node_events_ != nullptr) {  // the exchange is the collective's, and uses the links
     node_events_->ForgetExchange();
     collective_.reset();
-    node_gather_.reset();
+    node_gathers_.reset();
     node_links_.reset();  // what was said leaves
   }
 }
@@ -323,38 +320,6 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
   return absl::InternalError("execute: a command passed decoding without a valid opcode");
 }
 
-absl::Status JobCore::Observe(Session* session, OrderEntry entry) {
-  const int rank = session->rank();
-  const OrderTracker::Observation seen = orders_[rank].Observe(entry);
-  if (!seen.departed) {
-    return absl::OkStatus();
-  }
-  counters_.set_departures(counters_.departures() + 1);
-  ++session->departures;
-  auto text = [this](const OrderEntry& e) {
-    const char* kind = e.kind == OrderEntry::Kind::kUnshardForward    ? "Unshard (forward) "
-                       : e.kind == OrderEntry::Kind::kUnshardBackward ? "Unshard (backward) "
-                                                                      : "SubmitGradients ";
-    return absl::StrCat(kind, group_name(e.group));
-  };
-  const std::string fact = absl::StrCat("departs from the recorded order (got ", text(entry), ", want ",
-                                        seen.expected.has_value() ? text(*seen.expected) : "nothing more", ")");
-  TellDeparture(rank, fact);
-  if (plan_->config.strict_order()) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "strict order", fact);
-  }
-  return absl::OkStatus();
-}
-
-// A model whose order depends on its data departs all the time: a few are told, all are counted.
-void JobCore::TellDeparture(int rank, const std::string& fact) {
-  if (departures_told_ < kDeparturesToldPerStep) {
-    ++departures_told_;
-    Event(rank, "departure",
-          departures_told_ < kDeparturesToldPerStep ? fact : fact + "; more of this step are only counted");
-  }
-}
-
 void JobCore::CheckSilence(absl::Time now) {
   ForgetGradientWriters();
   CheckAbsent();
@@ -387,9 +352,12 @@ void JobCore::CheckSilence(absl::Time now) {
   if (closed_ || committing_ || promised()) {
     return;
   }
-  if (absl::Status late = CheckGathers(now); !late.ok()) {
-    Abort(std::move(late), {});
-    return;
+  if (node_gathers_ != nullptr) {
+    const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
+    if (absl::Status late = node_gathers_->CheckDeadlines(now, limit); !late.ok()) {
+      Abort(std::move(late), {});
+      return;
+    }
   }
   if (attached() < world_size()) {
     return;

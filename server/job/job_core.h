@@ -27,7 +27,6 @@
 #include "common/tensor/norm.h"
 #include "server/collective/collective.h"
 #include "server/collective/nodes/node_collective.h"
-#include "server/collective/nodes/node_gather.h"
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/advance.h"
 #include "server/job/given_back.h"
@@ -37,13 +36,14 @@
 #include "server/job/optimizer_devices.h"
 #include "server/job/step_state.h"
 #include "server/job/trace/job_trace.h"
+#include "server/job/unshard/node_gathers.h"
+#include "server/job/unshard/pooled_unshards.h"
+#include "server/job/unshard/request_orders.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_events.h"
 #include "server/multinode/node_member.h"
 #include "server/multinode/node_restore.h"
 #include "server/observe/events.h"
-#include "server/schedule/order.h"
-#include "server/schedule/unshard_pool.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/journal.h"
@@ -122,7 +122,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // given what they need of this one until then.
   bool finished() const;
   // Its own ranks have finished, and other nodes need what this one holds.
-  bool ServesOthers() const { return node_gather_ != nullptr && RanksFinished() && !finished(); }
+  bool ServesOthers() const { return node_gathers_ != nullptr && RanksFinished() && !finished(); }
   bool closed() const { return closed_; }
 
   // Where sessions are made, and what they leave is freed: in this order, so a session that is made has the memory of
@@ -230,21 +230,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool promised() const { return nodes_ != nullptr && nodes_->promised(); }
   // What has been said to node 0 and not been added.
   bool AwaitsNodes() const;
-  // Parameters cut over nodes (job_gather.cc). What other nodes hold of a group that is being unsharded into a slot.
-  struct Gathered {
-    int group = 0;
-    uint64_t version = 0;
-    uint64_t epoch = 0;
-    char* destination = nullptr;
-    std::string label;
-    std::function<void(absl::Status)> done;  // any thread
-    absl::Time since = MonotonicNow();
-  };
-  void GatherFromNodes(Gathered gathered);
-  void KeepGather(Gathered gathered);
-  void GatherAgain();
-  void DropGathers();
-  absl::Status CheckGathers(absl::Time now) const;
+  // Parameters cut over nodes (job_gather.cc).
   absl::Status CheckUnreached(absl::Time now);
   // By parameter, where some nodes hold none of it: as those say that do.
   std::string PresentOnHolders(const std::vector<v1::PeerMessage::Reduced>& reduced) const;
@@ -318,7 +304,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);
-  absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_params.cc)
+  absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_unshard.cc)
   absl::Status OnReshard(Session* session, int group, uint64_t done);
   absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
   absl::Status OnCommitParameters(Session* session);
@@ -335,23 +321,19 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status OnOpenWindow(Session* session);
   void OnWaitGradientSlot(Session* session, int group);
 
-  absl::Status Observe(Session* session, OrderEntry entry);
-  void TellDeparture(int rank, const std::string& fact);
-  // POOLED (job_params.cc)
-  // False: it has no slot yet, UnshardDeferred is to be asked again when a fill of the rank's pool has ended.
-  absl::StatusOr<bool> UnshardIntoPool(int rank, int group);
-  // What the rank has asked for and could not be given when it did, as far as it can be now.
-  absl::Status UnshardDeferred(int rank);
-  void PublishFilled(size_t pool, int slot, int group);
-  absl::Status UnshardAgain();
+  // Unshards (job_unshard.cc).
+  // Records a request of the rank's. An error where it departs from the captured order and the job is strict.
+  absl::Status Observe(int rank, OrderEntry entry);
+  // Counts and tells a departure, and refuses it where the job is strict.
+  absl::Status Departed(const Departure& departure);
+  // Grants what the rank has asked for, as far as there are slots.
+  absl::Status GrantUnshards(int rank);
+  absl::Status RetryUnshards();
   absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
-  // POOLED: which of pools_ a rank uses.
-  size_t PoolNumber(int rank) const { return static_cast<size_t>(rank) % pools_.size(); }
-  absl::Status FillSlot(size_t pool, int slot, int group);
-  void SubmitFill(size_t pool, int slot, int group);
-  int64_t SlotOffsetBytes(size_t pool, int slot) const {
-    return plan_->pools[pool].offset_bytes + slot * plan_->pool_slot_bytes;
-  }
+  // Fills the slot when the devices that read it have done with it.
+  absl::Status FillSlot(const PoolFill& fill);
+  void SubmitFill(const PoolFill& fill);
+  void OnFilled(const PoolFill& fill, absl::Status status);
   absl::Status CheckUndoFits() const;
   absl::Status RefuseFullParams(const absl::Status& why);
   void SayFullParams(int rank, const std::string& present, const absl::Status& status);
@@ -543,16 +525,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const absl::Time created_;
   const std::optional<v1::LostJob> lost_;  // what one of this name had before
   const float gradient_scale_;
-  const bool pooled_;
 
   // Loop-confined. Committed:
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
   bool had_parameters_ = false;  // before another node's state began to come
   int64_t committed_step_ = 0;
-  std::vector<int64_t> step_counts_;                     // by parameter
-  std::vector<std::string> trainer_states_;              // by rank
-  std::unique_ptr<const CapturedOrder> captured_order_;  // null until the first step with requests was committed
+  std::vector<int64_t> step_counts_;         // by parameter
+  std::vector<std::string> trainer_states_;  // by rank
   // Membership:
   std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
   AbsentRanks absent_;
@@ -577,19 +557,16 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   std::vector<RankStep> ranks_;
-  std::vector<OrderTracker> orders_;                  // by rank
-  std::vector<std::vector<OrderEntry>> step_orders_;  // by rank: of the step it has ended
+  RequestOrders orders_;
+  PooledUnshards unshards_;
   std::map<PairKey, Pair> pairs_;
   std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
   bool gradients_seen_ = false;
   absl::flat_hash_map<int, std::vector<bool>> gradient_holders_;  // by parameter that was asked for
   bool presence_said_ = false;                                    // some rank's `said` is not empty
-  int departures_told_ = 0;
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
   int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch
-  int pending_fills_ = 0;
-  std::vector<bool> unshard_again_;  // by pool: for ranks that have been put off
   // Backwards of the step of which ranks were told: that all is under way, that all is added.
   int told_reducing_ = 0;
   int told_reduced_ = 0;
@@ -602,8 +579,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::atomic<int64_t> copier_moved_ns_ = 0;  // MonotonicNow() of its last piece for this job; 0: it has none
   PollTimer poll_timer_;
   bool poll_watched_ = false;
-  // POOLED, by pool, slot and rank: the signal with which it reads no more.
-  std::vector<std::vector<std::vector<uint64_t>>> pool_done_;
   bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
   bool applied_ = false;     // of a decided step: it waits
   bool showing_ = false;     // no more
@@ -621,10 +596,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int nodes_closed_ = 0;
   int said_closed_ = 0;
   Norm own_norm_;
-  std::unique_ptr<NodeGather> node_gather_;  // null: nothing is cut over nodes
-  uint64_t gather_generation_ = 0;
-  absl::Time unreached_since_ = absl::InfiniteFuture();  // some other node
-  std::vector<Gathered> next_gathers_;                   // for the next generation, or until all nodes are reached
+  std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool reading_values_ = false;
   bool values_said_ = false;    // initial ones, to node 0, or about to be
   bool finished_said_ = false;  // that all ranks have, to other nodes
@@ -682,7 +654,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool undo_kept_ = false;
   bool undoing_ = false;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
-  std::vector<UnshardPool> pools_;       // POOLED, as ShardPlan::pools; their slots are numbered from 0 in each
   v1::Counters counters_;
   JobTrace trace_;
   // Of copies: old bytes by 64 KiB chunk of a slab; how many, for status.

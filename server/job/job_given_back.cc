@@ -109,9 +109,9 @@ bool JobCore::RunGivenBack() {
 
 void JobCore::DropGivenBack() {
   std::list<Held> gone = std::exchange(held_, {});
-  for (const Held& held : gone) {
-    if (held.pool_slot >= 0) {
-      (void)pools_[held.pool].Filled(held.pool_slot);  // nothing writes into it
+  for (Held& held : gone) {
+    if (held.dropped) {
+      held.dropped();
     }
   }
   if (!gone.empty()) {  // with the memory of sessions

@@ -62,7 +62,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
     contribution.present[i] = trainable && (command.present.empty() || command.present[i]);
   }
   SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kSubmitGradients, group_name(group), rank));
-  SHARDD_RETURN_IF_ERROR(Observe(session, {OrderEntry::Kind::kSubmitGradients, group}));
+  SHARDD_RETURN_IF_ERROR(Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
   counters_.set_gradient_submissions(counters_.gradient_submissions() + 1);
   const PairKey key(state.closed_backwards, group);
   gradients_seen_ = true;
@@ -75,7 +75,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   for (int other = 0; other < world_size(); ++other) {
     SHARDD_RETURN_IF_ERROR(CheckMissing(other, key, pair));
   }
-  if (pooled_ && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
+  if (unshards_.pooled() && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
     SHARDD_RETURN_IF_ERROR(PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward));
   }
   return TryReduce(key);
@@ -122,7 +122,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
   const int closed = state.closed_backwards++;
   state.done_at_close.push_back(command.done);
   session->CountBackward();
-  orders_[rank].Mark();
+  orders_.CloseBackward(rank);
   for (auto it = pairs_.lower_bound({closed, 0}); it != pairs_.end() && it->first.first == closed;) {
     const PairKey key = (it++)->first;
     SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));

@@ -52,7 +52,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
-  if (node_gather_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
+  if (node_gathers_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": all ranks of this node have finished, and its daemon serves the "
                                            "other nodes until theirs have, too; attach again, or use another name"));
@@ -147,11 +147,7 @@ void JobCore::EndSession(int rank) {
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }
-  for (auto& pool : pool_done_) {
-    for (std::vector<uint64_t>& by_rank : pool) {
-      by_rank[rank] = 0;  // signals of its next session are other ones
-    }
-  }
+  unshards_.EndSession(rank);
   memory_worker_->Post([gone = std::move(sessions_[rank])] {});
   sessions_[rank] = nullptr;
   if (std::exchange(extending_, false)) {
@@ -207,10 +203,8 @@ void JobCore::EndDetached(int rank, bool finished) {
   ranks_[rank] = RankStep();
   ranks_[rank].finished = true;
   ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
-  orders_[rank].BeginStep(captured_order_.get());
-  if (pooled_) {
-    pools_[PoolNumber(rank)].ReleaseAll(rank);
-  }
+  orders_.ForgetStep(rank);
+  unshards_.Leave(rank);
 }
 
 // In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
@@ -302,6 +296,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   }
   const auto extensions = TakeExtensions();
   ++epoch_;
+  if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   counters_.set_aborts(counters_.aborts() + 1);
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
   Event(-1, IsMidStep() ? "abort" : "epoch", std::string(cause.message()));
@@ -367,32 +362,26 @@ void JobCore::ResetStep() {
     ranks_[rank] = RankStep();
     ranks_[rank].finished = finished;
     ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
-    orders_[rank].BeginStep(captured_order_.get());
-    step_orders_[rank].clear();
   }
+  orders_.EndEpoch();
   pairs_.clear();
   DropGivenBack();
-  DropGathers();
   gradients_seen_ = false;
   presence_said_ = false;
   nodes_closed_ = said_closed_ = told_reducing_ = told_reduced_ = 0;
   values_said_ = false;
   uneven_gradient_ = absl::OkStatus();
-  departures_told_ = 0;
   abandons_told_ = 0;
   present_.assign(plan_->params.size(), false);
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
-  pending_fills_ = 0;
   deciding_ = decision_held_ = entry_held_ = false;
   pass_issued_ = copied_for_pass_ = pass_held_ = leave_held_ = false;
   window_open_ = false;
   keeping_ = false;
   full_params_granted_ = false;
-  for (UnshardPool& pool : pools_) {
-    pool.Invalidate();
-  }
+  unshards_.EndEpoch();
 }
 
 void JobCore::Close(const std::string& why, CloseOn on) {
@@ -403,6 +392,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   const auto extensions = TakeExtensions();
   ++epoch_;
   closed_ = true;
+  if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {
       session->Poison(epoch_);
@@ -425,10 +415,9 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     nodes_->Stop();
     while (!senders_.empty()) NodeStopSending(senders_.begin()->first);
     node_sums_->Begin(std::numeric_limits<uint64_t>::max());  // nothing of it needs the links any more
-    if (node_gather_ != nullptr) node_gather_->Begin(std::numeric_limits<uint64_t>::max());
+    if (node_gathers_ != nullptr) node_gathers_->EndJob();
   }
   DropGivenBack();
-  DropGathers();
   trace_.EndAll(why);
   Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }

@@ -311,12 +311,9 @@ void JobCore::NodeAbort(const absl::Status& cause) {
 
 void JobCore::NodeGeneration(uint64_t generation) {
   node_sums_->Begin(generation);
-  if (node_gather_ == nullptr) {
-    return;
+  if (node_gathers_ != nullptr) {
+    node_gathers_->BeginGeneration(generation);
   }
-  gather_generation_ = generation;
-  node_gather_->Begin(generation);
-  GatherAgain();
 }
 
 void JobCore::NodeClose(const std::string& why) { Close(why); }

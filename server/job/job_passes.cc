@@ -88,9 +88,7 @@ void JobCore::FinishPassCopies(bool stepped) {
     EndStep();
   } else {
     ++version_;
-    for (UnshardPool& pool : pools_) {
-      pool.Invalidate();
-    }
+    unshards_.NewVersion();
     if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
       LogError(absl::StrCat("job ", name(), ": ", status.message()));
     }

@@ -10,8 +10,6 @@
 namespace shardd {
 namespace {
 
-constexpr absl::Duration kOverdueShown = absl::Seconds(1);  // of parameters that another node has not sent
-
 int64_t UnixMillis(absl::Time time) { return absl::ToUnixMillis(time); }
 
 }  // namespace
@@ -29,9 +27,8 @@ std::string JobCore::WaitText(int rank) const {
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
     const RankStep& state = ranks_[rank];
-    if (node_gather_ != nullptr && !state.awaited_unshards.empty()) {
-      const std::string unreached = nodes_->Unreached();
-      return unreached.empty() ? node_gather_->Overdue(MonotonicNow(), kOverdueShown) : unreached;
+    if (node_gathers_ != nullptr && unshards_.AwaitsFill(rank)) {
+      return node_gathers_->WaitText(MonotonicNow());
     }
     const bool waits = state.stepped || state.blocked_slot >= 0 || state.closed_backwards > 0 || state.committed_params;
     return nodes_ != nullptr && waits ? nodes_->WaitText() : "";
@@ -84,8 +81,9 @@ void JobCore::Describe(v1::Job* out) const {
   out->set_slab_bytes(memory_->allocated_bytes());
   *out->mutable_config() = plan_->config;
   *out->mutable_counters() = counters_;
-  out->set_collective(node_gather_ == nullptr ? collective_->Describe()
-                                              : absl::StrCat(collective_->Describe(), "; ", node_gather_->Describe()));
+  out->set_collective(node_gathers_ == nullptr
+                          ? collective_->Describe()
+                          : absl::StrCat(collective_->Describe(), "; ", node_gathers_->Describe()));
   if (nodes_ != nullptr) {
     nodes_->Describe(out);
   }

@@ -60,8 +60,7 @@ absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) cons
 absl::Status JobCore::CloseStep(Session* session) {
   const int rank = session->rank();
   ranks_[rank].closed_backwards = kAllBackwards;
-  step_orders_[rank] = orders_[rank].sequence();
-  orders_[rank].BeginStep(captured_order_.get());
+  orders_.EndStep(rank);
   for (auto it = pairs_.begin(); it != pairs_.end();) {
     const PairKey key = (it++)->first;
     SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
@@ -79,34 +78,6 @@ absl::Status JobCore::CompareSteps() const {
     if (!difference.empty()) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
                        absl::StrCat("hyperparameters of rank ", rank, " differ from rank 0's: ", difference));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// In the first step there is no recorded order yet: ranks are held against rank 0.
-absl::Status JobCore::CompareOrders() {
-  if (captured_order_ != nullptr) {
-    return absl::OkStatus();
-  }
-  const CapturedOrder first(step_orders_[0]);
-  for (int rank = 1; rank < world_size(); ++rank) {
-    OrderTracker tracker;
-    tracker.BeginStep(&first);
-    for (const OrderEntry& entry : step_orders_[rank]) {
-      const OrderTracker::Observation seen = tracker.Observe(entry);
-      if (!seen.departed) {
-        continue;
-      }
-      counters_.set_departures(counters_.departures() + 1);
-      ++sessions_[rank]->departures;
-      const std::string fact = absl::StrCat(
-          "departs from rank 0's order in the first step (got group \"", group_name(entry.group), "\", want ",
-          seen.expected.has_value() ? absl::StrCat("\"", group_name(seen.expected->group), "\"") : "nothing more", ")");
-      TellDeparture(rank, fact);
-      if (plan_->config.strict_order()) {
-        return RankError(absl::StatusCode::kFailedPrecondition, rank, "strict order", fact);
-      }
     }
   }
   return absl::OkStatus();

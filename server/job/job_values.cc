@@ -235,9 +235,7 @@ void JobCore::FinishParametersCommit() {
     rank.committed_params = false;
     rank.writeback = false;
   }
-  for (UnshardPool& pool : pools_) {
-    pool.Invalidate();
-  }
+  unshards_.NewVersion();
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }

@@ -227,9 +227,7 @@ void JobCore::FinishWindow(bool stepped) {
   } else {
     ++version_;
     NoteWindowCommitted();
-    for (UnshardPool& pool : pools_) {
-      pool.Invalidate();
-    }
+    unshards_.NewVersion();
     if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
       LogError(absl::StrCat("job ", name(), ": ", status.message()));
     }

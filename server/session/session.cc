@@ -96,7 +96,6 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(std::shared_ptr<const S
   session->memory_ = std::move(memory);
   session->released_.assign(slots, 0);
   session->issued_.assign(slots, 0);
-  session->asked_.assign(groups, 0);
   session->handles.resize(groups);
   DaemonPage& page = session->page_.page();
   page.magic = DaemonPage::kMagic;

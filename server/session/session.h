@@ -107,11 +107,9 @@ class Session {
   void PublishVersion(uint64_t version);
   void PublishSlotIssued(int slot);
   void PublishSlotReleased(int slot);
-  // POOLED: the client waits for as many as it has asked for, so requests are counted, not publications.
-  void CountUnshard(int group) { ++asked_[group]; }
-  uint64_t asked(int group) const { return asked_[group]; }
+  // POOLED: the client waits for as many as it has asked for, so requests are counted (`asked`), not publications.
   // Where the group will lie, and that it is under way. Then, when it is there, as often as was asked for by then.
-  void PublishUnshardIssued(int group, int64_t pool_offset_bytes);
+  void PublishUnshardIssued(int group, uint64_t asked, int64_t pool_offset_bytes);
   void PublishUnsharded(int group, uint64_t asked);
   void PublishFullParams();
   uint64_t next_full_params() const { return full_params_ + 1; }
@@ -192,7 +190,6 @@ class Session {
   uint64_t reducing_ = 0;
   std::vector<uint64_t> released_;  // by slot
   std::vector<uint64_t> issued_;    // by slot
-  std::vector<uint64_t> asked_;     // by group: Unshard commands
 };
 
 absl::string_view OpcodeName(Opcode opcode);

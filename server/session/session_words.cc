@@ -29,10 +29,10 @@ void Session::PublishSlotReleased(int slot) {
   TimelineStore(page_.slot(slot).released, TimelineValue(epoch_, ++released_[slot]), waiting());
 }
 
-void Session::PublishUnshardIssued(int group, int64_t pool_offset_bytes) {
+void Session::PublishUnshardIssued(int group, uint64_t asked, int64_t pool_offset_bytes) {
   GroupEntry& entry = page_.group(group);
   entry.pool_offset_bytes.store(pool_offset_bytes, std::memory_order_relaxed);
-  TimelineStore(entry.issued, TimelineValue(epoch_, asked_[group]), waiting());
+  TimelineStore(entry.issued, TimelineValue(epoch_, asked), waiting());
 }
 
 void Session::PublishUnsharded(int group, uint64_t asked) {
@@ -114,7 +114,7 @@ void Session::Poison(uint64_t epoch) {
     TimelineStore(page_.slot(static_cast<int64_t>(s)).released, value, waiting());
     TimelineStore(page_.slot(static_cast<int64_t>(s)).issued, value, waiting());
   }
-  for (size_t g = 0; g < asked_.size(); ++g) {
+  for (size_t g = 0; g < handles.size(); ++g) {
     TimelineStore(page_.group(static_cast<int64_t>(g)).unsharded, value, waiting());
     TimelineStore(page_.group(static_cast<int64_t>(g)).issued, value, waiting());
   }
