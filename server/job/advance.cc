@@ -263,7 +263,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "A slot of the pool has become free, or a new version is there, for ranks that have asked before.",
        "It reads the version that the rows above have made, or let ranks into."},
       {"copy back", 0, 0,
-       [](const JobCore& job) { return job.waits_for_writers_ && job.writers_.empty() && !job.undoing_; },
+       [](const JobCore& job) { return job.waits_for_writers_ && job.writers_.empty() && !job.undo_.undoing(); },
        [](JobCore& job) {
          job.waits_for_writers_ = false;
          job.CopyBack();

@@ -67,7 +67,7 @@ void JobCore::CheckAbsent() {
 }
 
 bool JobCore::IsMidStep() const {
-  if (gradients_seen_ || window_open_ || !initial_writes_.empty()) {
+  if (gradients_seen_ || window_open_ || initial_values_.any()) {
     return true;
   }
   return std::any_of(ranks_.begin(), ranks_.end(),

@@ -171,8 +171,8 @@ void JobCore::CountUpdates() {
   for (size_t i = 0; i < present_.size(); ++i) {
     if (decided_.present[i]) {
       ++step_counts_[i];
-      counters_.set_bytes_updated(counters_.bytes_updated() +
-                                  HeldOf(static_cast<int>(i)).numel * DTypeSizeBytes(plan_->params[i].dtype));
+      counters_.set_bytes_updated(counters_.bytes_updated() + ElementsOfNode(*plan_, static_cast<int>(i)).numel *
+                                                                  DTypeSizeBytes(plan_->params[i].dtype));
     }
   }
   present_.assign(present_.size(), false);

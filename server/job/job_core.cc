@@ -39,7 +39,6 @@ JobCore::JobCore(Init init)
       collective_(std::move(init.collective)),
       trainers_(collective_->trainers()),
       loop_(init.loop),
-      copier_(init.copier),
       memory_worker_(std::move(init.memory_worker)),
       node_sums_(init.nodes == nullptr ? nullptr : init.nodes->collective),
       node_worker_(init.nodes == nullptr ? nullptr : init.nodes->worker),
@@ -53,6 +52,7 @@ JobCore::JobCore(Init init)
       sessions_(plan_->world_size),
       orders_(plan_),
       unshards_(plan_),
+      copies_(init.loop, init.copier),
       trace_(plan_, std::move(init.work_trace)) {
   ranks_.resize(world_size());
   ResetStep();
@@ -328,8 +328,10 @@ void JobCore::CheckSilence(absl::Time now) {
       TellWaiting(session.get(), now);
     }
   }
-  if (absl::Status stuck = CheckCopies(now); !closed_ && !stuck.ok()) {
-    Close(std::string(stuck.message()));
+  if (copies_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
+    Close(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(ValueCopies::kLimit),
+                       ": a GPU's driver does not return (devices ", device_name(0), " to ",
+                       device_name(world_size() - 1), "); restart the daemon"));
     return;
   }
   ForgetStragglers();

@@ -39,6 +39,11 @@
 #include "server/job/unshard/node_gathers.h"
 #include "server/job/unshard/pooled_unshards.h"
 #include "server/job/unshard/request_orders.h"
+#include "server/job/writes/initial_values.h"
+#include "server/job/writes/parameter_parts.h"
+#include "server/job/writes/value_copies.h"
+#include "server/job/writes/write_request.h"
+#include "server/job/writes/write_undo.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/node_events.h"
 #include "server/multinode/node_member.h"
@@ -237,8 +242,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void SayFinished();
   bool RanksFinished() const;  // of this node
   void SetReadable(uint64_t version);
-  // What this node holds of a parameter: elements of it.
-  ParamRange HeldOf(int param) const;
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void Event(int rank, absl::string_view kind, std::string text);
   absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
@@ -347,27 +350,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void GrantFullParams();
   absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
-  // A part of a parameter that ranks may write; where replicas have copies, copy 0 of it, which the commit carries
-  // over.
-  struct Written {
-    const JobSlab* slab = nullptr;
-    int64_t offset_bytes = 0;
-    int64_t element_bytes = 0;
-  };
-  Written WrittenPart(const ParamPlan& param, int what) const;
-  // Where what this node holds of it begins, and how many elements that are.
-  static std::pair<Written, int64_t> HeldPart(Written written, const ParamRange& held) {
-    written.offset_bytes += held.first * written.element_bytes;
-    return {written, held.numel};
-  }
-  // Initial values of an attempt that was given up, with how many elements: to be zeroed.
-  std::vector<std::pair<Written, int64_t>> StaleValues() const;
+  // Writes of values (job_values.cc). `source`: in the session's staging.
+  absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
+  absl::Status WritePart(Session* session, const WriteRequest& request, const char* source);
+  // Initial values of an attempt that was given up: to be cleared.
+  std::vector<SlabPart> StaleValues() const;
   absl::Status BeginValuesCommit();
   absl::Status CommitValues();
   void SubmitParametersCommit();
-  // Copies of values (job_copies.cc): each runs to its end before the next, most on the copier, where they may touch
-  // nothing of the job but slabs and `undo_`.
-  using CopyValues = std::function<absl::Status()>;
   struct Copying {
     const JobSlab* slab = nullptr;
     int64_t size_bytes = 0;  // that it writes, at most
@@ -375,17 +365,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   };
   // For a command of the session, which is held until the copy has ended; an error that comes then aborts the epoch.
   // One of few bytes has ended when this returns.
-  absl::Status CopyFor(Session* session, const Copying& copying, CopyValues copy);
-  // `then` runs on the loop.
-  void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
+  absl::Status CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy);
+  // Runs `copy` on the copier, then `then` and Advance on the loop.
+  void CopyOffLoop(ValueCopies::Copy copy, ValueCopies::Then then);
   void Release(Session* session);
-  void CopierGoesOn();                             // where copies run: a piece of one begins
-  absl::Status CheckCopies(absl::Time now) const;  // one that does not end
-  static absl::Status Clear(const Written& written, int64_t numel);
-  absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
-  absl::Status TakeBack();
-  void ForgetUndo();
-  void UndoWrites();  // closes the job where a device fails; `undoing_` until the copier has done it
+  void UndoWrites();  // closes the job where a device fails; undo_.undoing() until the copier has done it
 
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
@@ -516,7 +500,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<Collective> collective_;  // constant, until the end
   TrainerCollective* const trainers_;       // it, or null
   CoreLoop* const loop_;
-  CoreLoop* const copier_;
   const std::unique_ptr<CoreLoop> memory_worker_;
   NodeCollective* const node_sums_;  // collective_, on several nodes; else null
   CoreLoop* const node_worker_;
@@ -575,8 +558,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::list<Held> held_;
   bool decision_held_ = false;
   bool entry_held_ = false;
-  int copies_under_way_ = 0;                  // on the copier
-  std::atomic<int64_t> copier_moved_ns_ = 0;  // MonotonicNow() of its last piece for this job; 0: it has none
   PollTimer poll_timer_;
   bool poll_watched_ = false;
   bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
@@ -646,19 +627,13 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int64_t kept_step_ = 0;
   std::vector<std::string> kept_states_;
   int kept_age_ = 0;
-  // Before version 1: by parameter and part (WrittenPart), the epoch that wrote it.
-  std::map<std::pair<int, int>, uint64_t> initial_writes_;
-  // Of writes not yet committed: old counts of updates by parameter; whether there are old bytes, and whether they are
-  // being put back.
-  std::map<int, int64_t> undo_counts_;
-  bool undo_kept_ = false;
-  bool undoing_ = false;
+  // What trainers write.
+  ValueCopies copies_;
+  InitialValues initial_values_;
+  WriteUndo undo_;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
   v1::Counters counters_;
   JobTrace trace_;
-  // Of copies: old bytes by 64 KiB chunk of a slab; how many, for status.
-  std::map<std::pair<const JobSlab*, int64_t>, std::string> undo_;
-  std::atomic<int64_t> undo_bytes_ = 0;
 };
 
 // Of the plan alone (plan_status.cc); any thread.

@@ -106,7 +106,7 @@ absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const
 }
 
 bool JobCore::MayGrantFullParams() const {
-  return !full_params_granted_ && !undoing_ && !entry_held_ && !AwaitsNodes();
+  return !full_params_granted_ && !undo_.undoing() && !entry_held_ && !AwaitsNodes();
 }
 
 absl::Status JobCore::CheckEqualBackwards() const {

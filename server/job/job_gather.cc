@@ -35,13 +35,6 @@ void JobCore::SayFinished() {
   nodes_->Closing("its ranks have finished", /*finished=*/true);
 }
 
-ParamRange JobCore::HeldOf(int param) const {
-  if (!plan_->cut_over_nodes) {
-    return {0, plan_->params[param].numel};
-  }
-  return NodeRangeOf(*plan_, param, plan_->node);
-}
-
 std::string JobCore::PresentOnHolders(const std::vector<v1::PeerMessage::Reduced>& reduced) const {
   std::string present = reduced[0].present();  // sizes are those of the plan: node 0 has checked them
   for (size_t param = 0; param < plan_->params.size(); ++param) {

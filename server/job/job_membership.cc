@@ -66,7 +66,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": a copy of its shards to go back to is being taken; attach again"));
   }
-  if (undoing_) {
+  if (undo_.undoing()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
   }

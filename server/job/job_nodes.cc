@@ -245,14 +245,13 @@ absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::Pe
       // Each node has its own part, but of the updates of a parameter all count the same. 0: it has nothing of it.
       ValueDigest counts;
       counts.AddWord(static_cast<uint64_t>(step_counts[p]));
-      values->add_digests(HeldOf(static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
+      values->add_digests(ElementsOfNode(*plan_, static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
       continue;
     }
-    const ParamPlan& param = plan_->params[p];
     ValueDigest digest;
     for (int what = 0; what <= plan_->optimizer_states; ++what) {
-      const Written written = WrittenPart(param, what);
-      const int64_t bytes = written.slab == nullptr ? 0 : param.numel * written.element_bytes;
+      const SlabPart written = WholePart(*plan_, *memory_, static_cast<int>(p), what);
+      const int64_t bytes = written.size_bytes();
       for (int64_t at = 0; at < bytes; at += kReadPieceBytes) {
         piece.resize(static_cast<size_t>(std::min(kReadPieceBytes, bytes - at)));
         SHARDD_RETURN_IF_ERROR(
@@ -271,8 +270,8 @@ void JobCore::SayValues() {
   reading_values_ = true;
   node_worker_->Post([self = shared_from_this(), stale = StaleValues(), counts = step_counts_, epoch = epoch_] {
     absl::Status status;
-    for (const auto& [written, numel] : stale) {
-      if (status.ok()) status = Clear(written, numel);
+    for (const SlabPart& part : stale) {
+      if (status.ok()) status = part.Clear();
     }
     auto values = std::make_shared<v1::PeerMessage::Values>();
     if (status.ok()) status = self->ReadValues(counts, values.get());

@@ -59,7 +59,7 @@ void JobCore::ForgetGradientWriters() {
       optimizer_devices_.Submit("free gradient shards", optimizer_devices_.Divide(DeviceOps(world_size())),
                                 Join(optimizer_devices_.count(), free));
     };
-    copier_->Post([loop = loop_, fence] { loop->Post(fence); });
+    copies_.Behind([loop = loop_, fence] { loop->Post(fence); });
   }
 }
 
@@ -111,7 +111,7 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
   if (attached() > 0) {
     Abort(absl::AbortedError(absl::StrCat(what, why, ": all ranks begin anew with new ones")), {});
   }
-  if (closed_ || committing_ || promised() || gradient_work_ > 0 || undoing_) {
+  if (closed_ || committing_ || promised() || gradient_work_ > 0 || undo_.undoing()) {
     return absl::AbortedError(absl::StrCat(what, why, ", and work on them is under way; attach again"));
   }
   if (!renew_failed_.ok()) {  // told once, to whoever asks next; then tried again

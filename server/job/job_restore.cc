@@ -88,8 +88,8 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
   trainer_states_.assign(trainer_states_.size(), "");
   for (size_t p = 0; p < plan_->params.size(); ++p) {
     for (int what = 0; what <= plan_->optimizer_states; ++what) {
-      if (WrittenPart(plan_->params[p], what).slab != nullptr) {
-        initial_writes_[{static_cast<int>(p), what}] = epoch_ - 1;
+      if (WholePart(*plan_, *memory_, static_cast<int>(p), what).slab != nullptr) {
+        initial_values_.MarkTorn(static_cast<int>(p), what);
       }
     }
   }
@@ -132,7 +132,7 @@ void JobCore::AskForState(int from, uint64_t transfer) {
   auto behind_worker = [self = shared_from_this(), ask = std::move(ask)] {
     self->node_worker_->Post([self, ask] { self->loop_->Post(ask); });
   };
-  copier_->Post(std::move(behind_worker));
+  copies_.Behind(std::move(behind_worker));
 }
 
 void JobCore::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
@@ -179,7 +179,7 @@ void JobCore::FinishRestore() {
     had_parameters_ = false;
     step_counts_.assign(state.step_counts().begin(), state.step_counts().end());
     trainer_states_ = std::move(restore->trainer_states);
-    initial_writes_.clear();
+    initial_values_.Committed();
     if (absl::Status written = journal_->WriteHeader({epoch_, committed_step_, version_}); !written.ok()) {
       LogError(absl::StrCat("job ", name(), ": ", written.message()));
     }

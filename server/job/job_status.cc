@@ -189,7 +189,7 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
     slots->set_planned_bytes(plan_->memory.gradient_slots_bytes * world_size());
     slots->set_allocated_bytes(slots_allocated);
   }
-  if (const int64_t undo_bytes = undo_bytes_; undo_bytes > 0) {
+  if (const int64_t undo_bytes = undo_.bytes(); undo_bytes > 0) {
     v1::Purpose* undo = out->add_purposes();
     undo->set_purpose("writeback undo");
     undo->set_backing("heap");
