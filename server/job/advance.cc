@@ -256,8 +256,7 @@ absl::Span<const Transition> JobCore::Transitions() {
                                                   : Wait();
        },
        "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.", ""},
-      {"unshard what was deferred", kPooled, kCommitting,
-       [](const JobCore& job) { return job.unshards_.MayRetry(); },
+      {"unshard what was deferred", kPooled, kCommitting, [](const JobCore& job) { return job.unshards_.MayRetry(); },
        [](JobCore& job) { return job.RetryUnshards(); }, nullptr,
        "a slot of the pool, or the version that is being made",
        "A slot of the pool has become free, or a new version is there, for ranks that have asked before.",

@@ -109,18 +109,17 @@ absl::Status JobCore::CopyFor(Session* session, const Copying& copying, ValueCop
   const bool of_gradient = copying.of_gradient;
   session->held = true;
   gradient_work_ += of_gradient ? 1 : 0;
-  CopyOffLoop(std::move(copy),
-              [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
-                gradient_work_ -= of_gradient ? 1 : 0;
-                // Of an epoch that has ended, the loss of the device alone means anything.
-                if (!status.ok() && (epoch == epoch_ || absl::IsDataLoss(status))) {
-                  Abort(std::move(status), {});
-                  return;
-                }
-                if (Session* held = FindSession(id); held != nullptr) {
-                  Release(held);
-                }
-              });
+  CopyOffLoop(std::move(copy), [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
+    gradient_work_ -= of_gradient ? 1 : 0;
+    // Of an epoch that has ended, the loss of the device alone means anything.
+    if (!status.ok() && (epoch == epoch_ || absl::IsDataLoss(status))) {
+      Abort(std::move(status), {});
+      return;
+    }
+    if (Session* held = FindSession(id); held != nullptr) {
+      Release(held);
+    }
+  });
   return absl::OkStatus();
 }
 
@@ -152,20 +151,19 @@ void JobCore::UndoWrites() {
       session->held = true;
     }
   }
-  CopyOffLoop(
-      [this] { return undo_.PutBack([this] { copies_.Progress(); }); },
-      [this](const absl::Status& status) {
-        undo_.EndUndo();
-        if (!status.ok()) {
-          Close(absl::StrCat("take back what was not committed: ", status.message()));
-          return;
-        }
-        for (const auto& session : sessions_) {
-          if (session != nullptr && session->held) {
-            Release(session.get());
-          }
-        }
-      });
+  CopyOffLoop([this] { return undo_.PutBack([this] { copies_.Progress(); }); },
+              [this](const absl::Status& status) {
+                undo_.EndUndo();
+                if (!status.ok()) {
+                  Close(absl::StrCat("take back what was not committed: ", status.message()));
+                  return;
+                }
+                for (const auto& session : sessions_) {
+                  if (session != nullptr && session->held) {
+                    Release(session.get());
+                  }
+                }
+              });
 }
 
 absl::Status JobCore::OnCommitParameters(Session* session) {

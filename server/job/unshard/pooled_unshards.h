@@ -71,8 +71,8 @@ class PooledUnshards {
   // again when a fill of its pool has ended. RESOURCE_EXHAUSTED: the rank must reshard a group first.
   absl::StatusOr<std::optional<Grant>> GrantNext(int rank);
 
-  // For ranks that GrantNext gave nothing, or that were not to be asked: a fill of their pool has ended since, or RetryAll
-  // was called. TakeRetries returns and forgets that, by pool.
+  // For ranks that GrantNext gave nothing, or that were not to be asked: a fill of their pool has ended since, or
+  // RetryAll was called. TakeRetries returns and forgets that, by pool.
   bool MayRetry() const { return std::find(retries_.begin(), retries_.end(), true) != retries_.end(); }
   void RetryAll() { retries_.assign(pools_.size(), true); }
   std::vector<bool> TakeRetries() { return std::exchange(retries_, std::vector<bool>(pools_.size(), false)); }
