@@ -140,15 +140,15 @@ absl::Span<const Transition> JobCore::Transitions() {
        "No row below opens by it: sums are under way then."},
       {"extend", 0, 0,
        [](const JobCore& job) {
-         return !job.extending_ && static_cast<int>(job.extensions_.size()) == job.world_size();
+         return !job.extensions_.building() && static_cast<int>(job.extensions_.by_rank().size()) == job.world_size();
        },
        [](JobCore& job) {
          job.BuildExtension();
          return absl::OkStatus();
        },
        [](const JobCore& job, int rank) -> Wait {
-         for (int other = 0; job.extensions_.count(rank) > 0 && other < job.world_size(); ++other) {
-           if (other != rank && job.extensions_.count(other) == 0) {
+         for (int other = 0; job.extensions_.Has(rank) && other < job.world_size(); ++other) {
+           if (other != rank && !job.extensions_.Has(other)) {
              return {other, "ExtendJob"};
            }
          }
@@ -310,7 +310,7 @@ uint32_t JobCore::SeeFacts() const {
              (rank.pending_detach.has_value() ? kSomeLeft : 0);
     closed = std::min(closed, rank.closed_backwards);
   }
-  if ((trainers_ == nullptr && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
+  if ((!sums_.by_trainers() && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
     facts |= kToldLess;
   }
   return facts | all;

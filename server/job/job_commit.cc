@@ -208,7 +208,7 @@ void JobCore::EndStep() {
   ++committed_step_;
   ++version_;
   counters_.set_commits(counters_.commits() + 1);
-  trace_.Committed(committed_step_, sessions_);
+  trace_.Committed(committed_step_, sessions_.by_rank());
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }

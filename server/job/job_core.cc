@@ -37,7 +37,6 @@ JobCore::JobCore(Init init)
       optimizer_devices_(init.optimizer_devices.empty() ? devices_ : std::move(init.optimizer_devices),
                          plan_->world_size),
       collective_(std::move(init.collective)),
-      trainers_(collective_->trainers()),
       loop_(init.loop),
       memory_worker_(std::move(init.memory_worker)),
       node_sums_(init.nodes == nullptr ? nullptr : init.nodes->collective),
@@ -49,7 +48,9 @@ JobCore::JobCore(Init init)
       gradient_scale_(GradientScale(*plan_)),
       step_counts_(plan_->params.size(), 0),
       trainer_states_(plan_->world_size),
-      sessions_(plan_->world_size),
+      sessions_(plan_->world_size, loop_),
+      sums_(collective_.get()),
+      renewal_(memory_.get()),
       orders_(plan_),
       unshards_(plan_),
       copies_(init.loop, init.copier),
@@ -248,14 +249,6 @@ int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, 
   return end;
 }
 
-void JobCore::SetAwake(bool awake) {
-  for (const auto& session : sessions_) {
-    if (session != nullptr) {
-      session->SetAwake(awake);
-    }
-  }
-}
-
 absl::Status JobCore::Execute(Session* session, RankCommand command) {
   const int rank = session->rank();
   counters_.set_commands(counters_.commands() + 1);
@@ -321,7 +314,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
 }
 
 void JobCore::CheckSilence(absl::Time now) {
-  ForgetGradientWriters();
+  FreeLeftGradients();
   CheckAbsent();
   for (const auto& session : sessions_) {
     if (session != nullptr) {

@@ -32,7 +32,10 @@
 #include "server/job/given_back.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
-#include "server/job/membership/past_process.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/gradient_renewal.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/membership/trainer_sums.h"
 #include "server/job/optimizer_devices.h"
 #include "server/job/step_state.h"
 #include "server/job/trace/job_trace.h"
@@ -115,10 +118,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   }
   const std::string& trainer_state(int rank) const { return trainer_states_[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
-  Session* FindSession(uint64_t session_id) const;
+  Session* FindSession(uint64_t session_id) const { return sessions_.Find(session_id); }
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
   DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
-  int attached() const;
+  int attached() const { return sessions_.attached(); }
   int node() const { return nodes_ == nullptr ? 0 : nodes_->node(); }
   // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
   // (on GPUs when one begins), gradients that trainers have given back until the next come.
@@ -174,19 +177,19 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // number of the one to go on with; behind the last where the batch is done or the session is.
   int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0,
                         absl::Time until = absl::InfiniteFuture());
-  void SetAwake(bool awake);
+  void SetAwake(bool awake) { sessions_.SetAwake(awake); }
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 
   // More to train (job_extend.cc). The rank asks that another job take this one's place, as `extension` says. `done`
   // runs once, on the loop; with OK when that has happened. When all ranks have asked for the same, `build` is called
   // with all of `done`, and the job is `extending` until its epoch ends or GiveUpExtension.
-  using ExtendDone = std::function<void(absl::Status)>;
-  using BuildExtended = std::function<void(std::shared_ptr<const Extension>, std::vector<ExtendDone>)>;
+  using ExtendDone = Extensions::Done;
+  using BuildExtended = Extensions::Build;
   void AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, ExtendDone done,
                       BuildExtended build);
-  bool extending() const { return extending_; }
-  void GiveUpExtension() { (void)TakeExtensions(); }
+  bool extending() const { return extensions_.building(); }
+  void GiveUpExtension() { (void)extensions_.TakeAll(); }
   CommittedFacts committed_facts() const;  // as its successor begins
 
   // Traces (job_traced.cc). The request is within the limits of the rpc, whoever asks may see the job; the sink was
@@ -251,19 +254,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool LeavesInOrder(int rank) const;
   bool OthersNeedGradientsOf(int rank) const;
   // (job_extend.cc)
-  struct AskedExtension {
-    std::shared_ptr<const Extension> extension;
-    ExtendDone done;  // null while it is being built
-    BuildExtended build;
-  };
   absl::Status CheckMayExtend(int rank) const;
   absl::Status CheckNobodyWentOn(int rank, const std::string& what) const;
   absl::Status CheckNobodyExtends(int rank, absl::string_view what, int backward) const;
   std::string AloneText(int rank, const std::string& what) const;
   void BuildExtension();
   absl::Status EndAsking(int rank);  // it was interrupted and goes on
-  std::map<int, AskedExtension> TakeExtensions();
-  static void Answer(const std::map<int, AskedExtension>& extensions, const absl::Status& status);
   int LeaverAt() const;
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
@@ -280,22 +276,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool PollSums();
   void PollSoon();  // until nothing is waited for
   void PollNoMore();
-  void SessionHasSums(int rank);
-  void SessionHasNoSums(int rank);  // it ends
   absl::Status CheckSums(absl::Time now, int* rank);
   void ForgetStragglers();
-  // New gradient shards (job_renew.cc). A process that may still write those of an epoch that has ended.
-  struct GradientWriter {
-    int rank = 0;
-    int32_t pid = 0;
-    UniqueFd process;
-    absl::Time killed = absl::InfiniteFuture();
-  };
-  static std::string TextOf(const std::list<GradientWriter>& writers);
-  void NoteGradientWriter(const Session& session);
-  void ForgetGradientWriters();
-  // ABORTED: not yet, the attach has to come again. RESOURCE_EXHAUSTED: not before a process has ended.
-  absl::Status CheckGradientWriters(int rank, int32_t pid, const UniqueFd& process, bool replace);
+  // New gradient shards (job_renew.cc). ABORTED: not yet, the attach has to come again. RESOURCE_EXHAUSTED: not before
+  // a process has ended.
+  absl::Status Settle(int rank, const std::string& what, const AttachAnswer& answer);
+  void FreeLeftGradients();
   absl::Status RenewGradients(const std::string& what, const std::string& why);
   // Signals that have not come for too long; *rank: whose.
   absl::Status CheckHeld(absl::Time now, int* rank) const;
@@ -498,7 +484,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
   std::unique_ptr<Collective> collective_;  // constant, until the end
-  TrainerCollective* const trainers_;       // it, or null
   CoreLoop* const loop_;
   const std::unique_ptr<CoreLoop> memory_worker_;
   NodeCollective* const node_sums_;  // collective_, on several nodes; else null
@@ -517,26 +502,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::vector<int64_t> step_counts_;         // by parameter
   std::vector<std::string> trainer_states_;  // by rank
   // Membership:
-  std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
+  Sessions sessions_;
   AbsentRanks absent_;
-  // Sessions that have ended with sums under way, which their processes' GPUs may still make.
-  struct Straggler {
-    int rank = 0;
-    PeerCredentials peer;
-    UniqueFd pidfd;
-    std::shared_ptr<SumChannel> sums;
-  };
-  std::vector<Straggler> stragglers_;
-  std::list<GradientWriter> gradient_writers_;  // of the gradient shards, in epochs that have ended
-  std::list<GradientWriter> left_writers_;      // of those before, which nobody else uses; empty: there are none
-  std::unique_ptr<JobSlab> left_gradients_;
-  bool renewing_gradients_ = false;
-  absl::Status renew_failed_;
+  TrainerSums sums_;
+  GradientRenewal renewal_;
+  Extensions extensions_;
   int next_polled_ = 0;  // the rank whose ring is looked at first
   bool closed_ = false;
   bool advancing_ = false;
-  std::map<int, AskedExtension> extensions_;                                // by rank
-  bool extending_ = false;                                                  // all ranks have asked
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   std::vector<RankStep> ranks_;

@@ -73,7 +73,7 @@ void JobCore::PollSoon() {
 }
 
 void JobCore::PollNoMore() {
-  if (held_.empty() && (trainers_ == nullptr || !trainers_->waiting())) {
+  if (held_.empty() && !sums_.waiting()) {
     poll_timer_.Set(false);
   }
 }

@@ -144,7 +144,7 @@ void JobCore::PublishReduced() {
   told_reduced_ = pending_reductions_ == 0 ? closed : told_reduced_;
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      if (trainers_ == nullptr) {
+      if (!sums_.by_trainers()) {
         session->PublishReducing(closed);
       }
       if (pending_reductions_ == 0) {

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/job/job_core.h"
+#include "server/job/membership/past_process.h"
 #include "server/observe/log.h"
 
 namespace shardd {

@@ -13,20 +13,6 @@
 
 namespace shardd {
 
-Session* JobCore::FindSession(uint64_t session_id) const {
-  for (const auto& session : sessions_) {
-    if (session != nullptr && session->id() == session_id) {
-      return session.get();
-    }
-  }
-  return nullptr;
-}
-
-int JobCore::attached() const {
-  return static_cast<int>(
-      std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
-}
-
 bool JobCore::finished() const {
   return RanksFinished() &&
          (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->OthersFinished() : nodes_->AllServed()));
@@ -39,7 +25,10 @@ bool JobCore::RanksFinished() const {
 absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process) {
   SHARDD_RETURN_IF_ERROR(CheckWriters(rank, pid, replace));
   SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, pid, replace));
-  return CheckGradientWriters(rank, pid, process, replace);
+  const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
+  const AttachAnswer answer = renewal_.MayAttach(what, rank, pid, process, replace);
+  FreeLeftGradients();
+  return Settle(rank, what, answer);
 }
 
 absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
@@ -98,31 +87,19 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   session->PublishVersion(version_);
   session->last_command_time = MonotonicNow();
   ranks_[rank].finished = finished_said_ = false;
-  // Never read: the client shares the descriptor and could make a read block. The ring is looked at before the loop
-  // sleeps.
-  loop_->AddFd(
-      session->doorbell(), [] {}, /*edge=*/true);
   UniqueFd pidfd = std::move(session->pidfd);
   absent_.Came(rank);
-  sessions_[rank] = std::move(session);
+  sessions_.Add(std::move(session));
   trace_.SessionBegins(sessions_[rank].get());
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
-  SessionHasSums(rank);
+  sums_.SessionBegins(*sessions_[rank]);
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
 }
 
 void JobCore::WatchProcess(Session* session, UniqueFd pidfd) {
-  if (session->pidfd.valid() || !pidfd.valid()) {
-    return;
-  }
-  session->pidfd = std::move(pidfd);
-  // Readable once the process has ended, also before its hello and while forked children hold its sockets open.
-  loop_->AddFd(session->pidfd.get(), [this, rank = session->rank(), session_id = session->id()] {
-    if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
-      SessionLost(rank, "its process ended");
-    }
-  });
+  sessions_.WatchProcess(session, std::move(pidfd),
+                         [this, rank = session->rank()] { SessionLost(rank, "its process ended"); });
 }
 
 void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> stream) {
@@ -139,19 +116,15 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
 void JobCore::EndSession(int rank) {
   Session* session = sessions_[rank].get();
   trace_.SessionEnds(session);
-  loop_->RemoveFd(session->doorbell());
-  if (session->pidfd.valid()) {
-    loop_->RemoveFd(session->pidfd.get());
-  }
-  SessionHasNoSums(rank);
+  sessions_.Unwatch(*session);
+  sums_.SessionEnds(session);
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }
   unshards_.EndSession(rank);
-  memory_worker_->Post([gone = std::move(sessions_[rank])] {});
-  sessions_[rank] = nullptr;
-  if (std::exchange(extending_, false)) {
-    extensions_.clear();  // what is being built comes to nothing
+  memory_worker_->Post([gone = sessions_.Take(rank)] {});
+  if (extensions_.building()) {
+    (void)extensions_.TakeAll();
   }
   (void)EndAsking(rank);
 }
@@ -258,9 +231,7 @@ void JobCore::SessionLost(int rank, const std::string& why) {
   if (std::exchange(session->lost, true)) {
     return;  // known; a commit under way comes first
   }
-  if (session->pidfd.valid()) {
-    loop_->RemoveFd(session->pidfd.get());  // it stays readable
-  }
+  sessions_.ForgetProcess(*session);
   if (ranks_[rank].pending_detach.has_value() && (committing_ || attached() == world_size())) {
     return;  // it has done its part of the step and said good-bye; its gradients are here
   }
@@ -294,7 +265,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     }
     return;
   }
-  const auto extensions = TakeExtensions();
+  const auto extensions = extensions_.TakeAll();
   ++epoch_;
   if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   counters_.set_aborts(counters_.aborts() + 1);
@@ -305,7 +276,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   }
   UndoWrites();
   if (closed_) {
-    Answer(extensions, cause);
+    Extensions::Answer(extensions, cause);
     return;
   }
   if (window_open_ || (pass_copies() && kept_ && !restoring_)) {
@@ -342,7 +313,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       session->stream->Send(std::move(event));
       session->stream->Finish(absl::OkStatus());
     }
-    NoteGradientWriter(*session);
+    renewal_.EpochEnded(*session);
     EndSession(rank);
   }
   if (applied_) {
@@ -352,7 +323,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }
-  Answer(extensions, cause);  // behind what ended the sessions
+  Extensions::Answer(extensions, cause);  // behind what ended the sessions
   Advance();
 }
 
@@ -389,7 +360,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     return;
   }
   Event(-1, "close", why);
-  const auto extensions = TakeExtensions();
+  const auto extensions = extensions_.TakeAll();
   ++epoch_;
   closed_ = true;
   if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
@@ -419,7 +390,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   }
   DropGivenBack();
   trace_.EndAll(why);
-  Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
+  Extensions::Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }
 
 }  // namespace shardd

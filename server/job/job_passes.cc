@@ -15,7 +15,7 @@
 namespace shardd {
 
 // A trainer's stream that waited for the pass could hold up its sums (trainers/README.md).
-bool JobCore::MayAnnouncePass() const { return !pass_issued_ && (trainers_ == nullptr || pending_reductions_ == 0); }
+bool JobCore::MayAnnouncePass() const { return !pass_issued_ && (!sums_.by_trainers() || pending_reductions_ == 0); }
 
 absl::Status JobCore::AnnouncePass() {
   SHARDD_RETURN_IF_ERROR(StepComesFirst().status());

@@ -299,7 +299,7 @@ void JobCore::SubmitReduction(Reduction reduction) {
     }
   }
   collective_->ReduceScatter(std::move(reduction.request), done);
-  if (trainers_ != nullptr) {
+  if (sums_.by_trainers()) {
     PollSoon();
   }
 }

@@ -18,7 +18,7 @@ void JobCore::IssueSlot(int rank, int slot, bool stream_ordered) {
       ranks_[rank].blocked_slot = -1;
     }
   }
-  if (trainers_ == nullptr) {
+  if (!sums_.by_trainers()) {
     sessions_[rank]->PublishSlotIssued(slot);
   }
 }
@@ -32,7 +32,7 @@ void JobCore::ReleaseSlot(int rank, int slot, bool stream_ordered) {
     }
   }
   sessions_[rank]->PublishSlotReleased(slot);
-  if (trainers_ != nullptr) {
+  if (sums_.by_trainers()) {
     sessions_[rank]->PublishSlotIssued(slot);  // README.md says why not before
   }
 }

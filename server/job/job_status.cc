@@ -158,12 +158,13 @@ int64_t JobCore::reserved_undo_bytes() const {
 void JobCore::DescribeMemory(v1::Memory* out) const {
   out->set_job(name());
   memory_->Describe(*plan_, out);
-  if (left_gradients_ != nullptr) {  // planned for nobody: on the host, what processes have stored since
+  if (const JobSlab* slab = renewal_.left();
+      slab != nullptr) {  // planned for nobody: on the host, what processes have stored since
     v1::Purpose* left = out->add_purposes();
     left->set_purpose("gradients left to processes of ended epochs");
-    left->set_allocated_bytes(left_gradients_->allocated_bytes());
-    left->set_backing(left_gradients_->backing());
-    if (!left_gradients_->on_host()) AddDeviceBytes(*left_gradients_->on_devices(), left);
+    left->set_allocated_bytes(slab->allocated_bytes());
+    left->set_backing(slab->backing());
+    if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), left);
   }
   v1::Purpose* sessions = out->add_purposes();
   sessions->set_purpose("session");
