@@ -72,7 +72,7 @@ absl::Span<const Transition> JobCore::Transitions() {
   static constexpr auto kAlways = [](const JobCore&) { return true; };
   static constexpr Transition kTable[] = {
       {"send state", kOverNodes, 0,
-       [](const JobCore& job) { return !job.wait_for_state_.empty() && !(job.committing_ && !job.applied_); },
+       [](const JobCore& job) { return job.nodes_->senders().waiting() && !(job.committing_ && !job.applied_); },
        [](JobCore& job) {
          job.SendWaitedState();
          return absl::OkStatus();
@@ -159,8 +159,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Ranks that ask do nothing else meanwhile, so it stands where the wait is told best."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return !job.decision_held_ && job.unshards_.pending_fills() == 0 && job.digests_under_way_ == 0 &&
-                (job.nodes_ == nullptr || job.nodes_closed_ == kAllBackwards);
+         return !job.decision_held_ && job.unshards_.pending_fills() == 0 &&
+                (job.nodes_ == nullptr ||
+                 (job.nodes_->closed() == kAllBackwards && !job.nodes_->digests().under_way()));
        },
        [](JobCore& job) { return job.BeginDecision(); },
        [](const JobCore& job, int rank) {
@@ -300,7 +301,7 @@ uint32_t JobCore::SeeFacts() const {
                    (pending_reductions_ > 0 ? kReducing : 0) | (window_open_ ? kWindowOpen : 0) |
                    (pending_abort_.has_value() ? kEnding : 0);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
-  int closed = nodes_ != nullptr ? nodes_closed_ : kAllBackwards;
+  int closed = nodes_ != nullptr ? nodes_->closed() : kAllBackwards;
   for (const RankStep& rank : ranks_) {
     all &= (rank.stepped ? kAllStepped : 0) | (rank.pass == Pass::kEntering ? kAllEntering : 0) |
            (rank.full_params && !rank.stepped ? kAllFullParams : 0) | (rank.committed_params ? kAllCommitted : 0);

@@ -47,7 +47,7 @@ absl::Status JobCore::CheckStillHas(const Session& session) const {
     return absl::OkStatus();
   }
   const std::string what = absl::StrCat("reattach rank ", session.rank(), " of job \"", name(), "\": ");
-  if (nodes_ != nullptr && nodes_->MayBeSentState()) {
+  if (nodes_ != nullptr && nodes_->member().MayBeSentState()) {
     return absl::AbortedError(absl::StrCat(
         what, "this daemon, a new one, has not heard yet whether another node has its state; attach again"));
   }

@@ -60,8 +60,7 @@ void JobCore::Measured(const Norm& norm) {
     Apply(norm.value());
     return;
   }
-  own_norm_ = norm;
-  SayReduced();
+  nodes_->SayReduced(committed_step_ + 1, version_, present_, norm);
 }
 
 void JobCore::Apply(double norm) {
@@ -98,14 +97,14 @@ void JobCore::ApplyDecided() {
     record.add_trainer_states(rank.step.trainer_state());
   }
   if (absl::Status status = journal_->WriteDecided(record); !status.ok()) {
-    if (nodes_ != nullptr && nodes_->node() != 0) {
+    if (nodes_ != nullptr && nodes_->member().node() != 0) {
       Close(absl::StrCat("step ", committed_step_ + 1, " is decided on all nodes: ", status.message()));
       return;
     }
     Abort(std::move(status), {});  // nothing has changed yet
     return;
   }
-  if (nodes_ != nullptr && nodes_->node() == 0) {
+  if (nodes_ != nullptr && nodes_->member().node() == 0) {
     v1::PeerMessage::Decided decided;
     decided.set_step(committed_step_ + 1);
     decided.set_grad_norm(grad_norm_);
@@ -117,12 +116,12 @@ void JobCore::ApplyDecided() {
         SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i), present_[i]);
       }
     }
-    nodes_->Decide(decided);
+    nodes_->member().Decide(decided);
   }
   committing_ = true;
   applied_ = showing_ = false;
   if (nodes_ != nullptr) {
-    nodes_->Holding(committed_step_ + 1);  // before the update, which takes longer than all nodes' answers
+    nodes_->member().Holding(committed_step_ + 1);  // before the update, which takes longer than all nodes' answers
   }
   SetReadable(0);
   auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
@@ -149,7 +148,7 @@ void JobCore::ApplyDecided() {
   optimizer_devices_.Submit(absl::StrCat("update step ", committed_step_ + 1), std::move(ops), done);
 }
 
-bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->held_step() > committed_step_; }
+bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->member().held_step() > committed_step_; }
 
 // A step that is being shown completes forward. One that is not may be behind for as long as another node is silent.
 bool JobCore::MayEndEpoch() const { return !promised() && (!committing_ || (applied_ && !MayShow())); }
@@ -216,7 +215,8 @@ void JobCore::EndStep() {
   deciding_ = false;
   NoteWindowCommitted();
   pairs_.clear();
-  nodes_closed_ = said_closed_ = told_reducing_ = told_reduced_ = 0;
+  told_reducing_ = told_reduced_ = 0;
+  if (nodes_ != nullptr) nodes_->EndStep();
   gradients_seen_ = false;
   abandons_told_ = 0;
   for (RankStep& rank : ranks_) {

@@ -39,8 +39,6 @@ JobCore::JobCore(Init init)
       collective_(std::move(init.collective)),
       loop_(init.loop),
       memory_worker_(std::move(init.memory_worker)),
-      node_sums_(init.nodes == nullptr ? nullptr : init.nodes->collective),
-      node_worker_(init.nodes == nullptr ? nullptr : init.nodes->worker),
       events_(init.events),
       reserved_by_all_(std::move(init.reserved_by_all)),
       created_(absl::Now()),
@@ -69,13 +67,11 @@ JobCore::JobCore(Init init)
     }
   }
   if (init.nodes != nullptr) {
-    node_events_ = std::move(init.nodes->events);
-    node_links_ = std::move(init.nodes->links);
     NodeJob* const job = this;
-    nodes_ = std::make_unique<NodeMember>(plan_, init.nodes->node, loop_, node_links_.get(), node_events_, job);
+    nodes_ = std::make_unique<JobNodes>(plan_, loop_, init.nodes.get(), job);
     if (init.nodes->gather != nullptr) {
       node_gathers_ = std::make_unique<NodeGathers>(
-          std::move(init.nodes->gather), [this] { return nodes_->Unreached(); },
+          std::move(init.nodes->gather), [this] { return nodes_->member().Unreached(); },
           [this](absl::AnyInvocable<void()> closure) { loop_->Post(std::move(closure)); });
     }
   }
@@ -88,11 +84,11 @@ JobCore::JobCore(Init init)
 }
 
 JobCore::~JobCore() {
-  if (node_events_ != nullptr) {  // the exchange is the collective's, and uses the links
-    node_events_->ForgetExchange();
+  if (nodes_ != nullptr) {  // the exchange is the collective's, and uses the links
+    nodes_->ForgetExchange();
     collective_.reset();
     node_gathers_.reset();
-    node_links_.reset();  // what was said leaves
+    nodes_.reset();  // what was said leaves
   }
 }
 
@@ -335,7 +331,7 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   if (nodes_ != nullptr && !closed_ && (!committing_ || applied_)) {
     const uint64_t epoch = epoch_;
-    nodes_->CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
+    nodes_->member().CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
     if (epoch != epoch_) {
       return;
     }

@@ -48,9 +48,8 @@
 #include "server/job/writes/write_request.h"
 #include "server/job/writes/write_undo.h"
 #include "server/loop/core_loop.h"
-#include "server/multinode/node_events.h"
-#include "server/multinode/node_member.h"
-#include "server/multinode/node_restore.h"
+#include "server/multinode/given_gradients.h"
+#include "server/multinode/job_nodes.h"
 #include "server/observe/events.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
@@ -82,17 +81,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
     std::optional<v1::LostJob> lost;           // what one of this name had, which was not kept
     // Several nodes (job_nodes.cc); else null.
-    struct Nodes {
-      int node = 0;
-      std::shared_ptr<NodeEvents> events;
-      std::unique_ptr<PeerLinks> links;      // of `events`; used by the exchange of `collective`
-      NodeCollective* collective = nullptr;  // it is `collective`
-      std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
-      CoreLoop* worker = nullptr;            // reads initial values
-      ~Nodes() {
-        if (events != nullptr && links != nullptr) events->ForgetExchange();  // it came to no job
-      }
-    };
+    using Nodes = NodeParts;
     std::unique_ptr<Nodes> nodes;
   };
   explicit JobCore(Init init);
@@ -111,10 +100,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   uint64_t epoch() const { return epoch_; }
   uint64_t version() const { return version_; }
   // Also while what it had is brought from another node: ranks that live come back to it.
-  bool has_parameters() const { return version_ > 0 || (had_parameters_ && nodes_->fetching()); }
+  bool has_parameters() const { return version_ > 0 || (had_parameters_ && nodes_->member().fetching()); }
   // The last step that ranks may know of: on several nodes, that all of them hold.
   int64_t committed_step() const {
-    return nodes_ == nullptr ? committed_step_ : std::min(committed_step_, nodes_->held_step());
+    return nodes_ == nullptr ? committed_step_ : std::min(committed_step_, nodes_->member().held_step());
   }
   const std::string& trainer_state(int rank) const { return trainer_states_[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
@@ -122,7 +111,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
   DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
   int attached() const { return sessions_.attached(); }
-  int node() const { return nodes_ == nullptr ? 0 : nodes_->node(); }
+  int node() const { return nodes_ == nullptr ? 0 : nodes_->member().node(); }
   // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
   // (on GPUs when one begins), gradients that trainers have given back until the next come.
   int64_t reserved_bytes() const;
@@ -220,7 +209,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodeStopSending(int node) override;
   void NodeBeginFetch(int from, uint64_t transfer) override;
   void SendWaitedState();
-  void AskForState(int from, uint64_t transfer);
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
   StateSlabs SlabsOfState() const;
@@ -230,7 +218,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
   int ClosedToSay() const;
   void SayClosed();
-  void SayReduced();
   void CompareReplicasIfDue();
   void SayValues();
   // Any thread, while nobody writes them.
@@ -240,8 +227,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool AwaitsNodes() const;
   // Parameters cut over nodes (job_gather.cc).
   absl::Status CheckUnreached(absl::Time now);
-  // By parameter, where some nodes hold none of it: as those say that do.
-  std::string PresentOnHolders(const std::vector<v1::PeerMessage::Reduced>& reduced) const;
   void SayFinished();
   bool RanksFinished() const;  // of this node
   void SetReadable(uint64_t version);
@@ -369,12 +354,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
   const std::vector<bool>& GradientHolders(int param);  // by rank (job_presence.cc)
-  // What nodes give together, this one included, by index_in_group.
-  struct OfOthers {
-    std::vector<bool> present;
-    std::vector<bool> fresh;
-    uint64_t sequence = 0;
-  };
+  using OfOthers = GivenGradients;                      // this node included
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            const OfOthers* others, std::vector<GradientMode>* modes);
   // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
@@ -486,8 +466,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<Collective> collective_;  // constant, until the end
   CoreLoop* const loop_;
   const std::unique_ptr<CoreLoop> memory_worker_;
-  NodeCollective* const node_sums_;  // collective_, on several nodes; else null
-  CoreLoop* const node_worker_;
   EventLog* const events_;
   const std::function<int64_t()> reserved_by_all_;
   const absl::Time created_;
@@ -541,38 +519,13 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   double clip_factor_ = 1;
   bool skipped_ = false;
   bool full_params_granted_ = false;
-  std::vector<bool> summoned_;  // by parameter, while granted
-  // Several nodes. How many backwards of the step all nodes have closed, and this one has said that it has; the node's
-  // own measure of the norm.
-  std::shared_ptr<NodeEvents> node_events_;
-  std::unique_ptr<PeerLinks> node_links_;
-  std::unique_ptr<NodeMember> nodes_;
-  int nodes_closed_ = 0;
-  int said_closed_ = 0;
-  Norm own_norm_;
+  std::vector<bool> summoned_;                 // by parameter, while granted
+  std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool reading_values_ = false;
-  bool values_said_ = false;    // initial ones, to node 0, or about to be
-  bool finished_said_ = false;  // that all ranks have, to other nodes
-  // Replicas: digests of what this node had at a version, and how many are being taken.
-  uint64_t compared_version_ = 0;
-  std::vector<uint64_t> value_digests_;
-  int digests_under_way_ = 0;
-  // Nodes that are sent the state behind a commit, and the numbers of their transfers; who sends.
-  std::map<int, uint64_t> wait_for_state_;
-  std::map<int, std::shared_ptr<StateSender>> senders_;
+  bool values_said_ = false;      // initial ones, to node 0, or about to be
+  bool finished_said_ = false;    // that all ranks have, to other nodes
   absl::Status uneven_gradient_;  // of several nodes: ranks of this one have dropped it and others have not
-  // What comes from another node.
-  struct Restore {
-    int from = 0;
-    absl::Time began = MonotonicNow();
-    std::shared_ptr<NodeRestore> slabs;
-    bool all_slabs = false;
-    bool casts = false;  // everything has come
-    std::optional<v1::PeerMessage::State> state;
-    std::vector<std::string> trainer_states;  // by rank
-  };
-  std::shared_ptr<Restore> restore_;  // of nodes_->fetching(); else null, or older
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version
   bool keeping_ = false;

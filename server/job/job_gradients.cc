@@ -138,7 +138,7 @@ void JobCore::PublishReduced() {
     closed = std::min(closed, rank.closed_backwards);
   }
   if (nodes_ != nullptr) {
-    closed = std::min(closed, nodes_closed_);
+    closed = std::min(closed, nodes_->closed());
   }
   told_reducing_ = closed;
   told_reduced_ = pending_reductions_ == 0 ? closed : told_reduced_;

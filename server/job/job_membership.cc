@@ -14,8 +14,8 @@
 namespace shardd {
 
 bool JobCore::finished() const {
-  return RanksFinished() &&
-         (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->OthersFinished() : nodes_->AllServed()));
+  return RanksFinished() && (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->member().OthersFinished()
+                                                                         : nodes_->member().AllServed()));
 }
 
 bool JobCore::RanksFinished() const {
@@ -59,7 +59,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
   }
-  if (const std::string lacking = nodes_ == nullptr ? "" : nodes_->Lacking(); !lacking.empty()) {
+  if (const std::string lacking = nodes_ == nullptr ? "" : nodes_->member().Lacking(); !lacking.empty()) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ", lacking, "; attach again"));
   }
@@ -261,7 +261,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
     }
     if (!committing_) {
-      nodes_->WantsToEnd(pending_abort_->first);
+      nodes_->member().WantsToEnd(pending_abort_->first);
     }
     return;
   }
@@ -272,7 +272,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
   Event(-1, IsMidStep() ? "abort" : "epoch", std::string(cause.message()));
   if (nodes_ != nullptr) {
-    nodes_->AttemptEnded(cause);
+    nodes_->member().AttemptEnded(cause);
   }
   UndoWrites();
   if (closed_) {
@@ -339,7 +339,8 @@ void JobCore::ResetStep() {
   DropGivenBack();
   gradients_seen_ = false;
   presence_said_ = false;
-  nodes_closed_ = said_closed_ = told_reducing_ = told_reduced_ = 0;
+  told_reducing_ = told_reduced_ = 0;
+  if (nodes_ != nullptr) nodes_->EndStep();
   values_said_ = false;
   uneven_gradient_ = absl::OkStatus();
   abandons_told_ = 0;
@@ -381,11 +382,9 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   }
   if (nodes_ != nullptr) {
     if (RanksFinished() || on == CloseOn::kAllNodes || plan_->cut_over_nodes) {  // of that, a part is no job
-      nodes_->Closing(why, plan_->cut_over_nodes ? finished() : RanksFinished());
+      nodes_->member().Closing(why, plan_->cut_over_nodes ? finished() : RanksFinished());
     }
     nodes_->Stop();
-    while (!senders_.empty()) NodeStopSending(senders_.begin()->first);
-    node_sums_->Begin(std::numeric_limits<uint64_t>::max());  // nothing of it needs the links any more
     if (node_gathers_ != nullptr) node_gathers_->EndJob();
   }
   DropGivenBack();

@@ -201,7 +201,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, others, &request.modes));
   if (others != nullptr) {
-    request.nodes = {nodes_->generation(), others->sequence, others->present};
+    request.nodes = {nodes_->member().generation(), others->sequence, others->present};
     request.staging.clear();  // it is where the nodes' sums are made, and the collective's
     request.staging_bytes = 0;
   }

@@ -31,7 +31,7 @@ std::string JobCore::WaitText(int rank) const {
       return node_gathers_->WaitText(MonotonicNow());
     }
     const bool waits = state.stepped || state.blocked_slot >= 0 || state.closed_backwards > 0 || state.committed_params;
-    return nodes_ != nullptr && waits ? nodes_->WaitText() : "";
+    return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
                       sessions_[wait.rank] != nullptr         ? ""
@@ -85,7 +85,7 @@ void JobCore::Describe(v1::Job* out) const {
                           ? collective_->Describe()
                           : absl::StrCat(collective_->Describe(), "; ", node_gathers_->Describe()));
   if (nodes_ != nullptr) {
-    nodes_->Describe(out);
+    nodes_->member().Describe(out);
   }
   out->set_created_unix_ms(UnixMillis(created_));
   if (lost_.has_value()) {
