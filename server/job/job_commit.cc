@@ -230,7 +230,7 @@ void JobCore::EndStep() {
   }
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->EndStepBackwards();
+      session->words().EndStepBackwards();
     }
   }
   unshards_.NewVersion();
@@ -245,7 +245,7 @@ void JobCore::AfterCommit() {
   SetReadable(version_);
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->PublishVersion(version_);
+      session->words().PublishVersion(version_);
     }
   }
   unshards_.RetryAll();

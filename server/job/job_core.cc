@@ -364,7 +364,7 @@ void JobCore::CheckSilence(absl::Time now) {
   const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
   for (int rank = 0; rank < world_size(); ++rank) {
     const Session& session = *sessions_[rank];
-    const absl::Duration silent = now - std::max(session.last_command_time, session.last_progress_time);
+    const absl::Duration silent = now - std::max(session.last_command_time, session.words().last_progress_time());
     const absl::Duration allowed =
         session.gave_up ? std::min(limit, std::max(limit / kOfSilenceAfterGivingUp, kLeastSilence)) : limit;
     if (silent < allowed || session.held) {  // held: it is not the rank that takes so long

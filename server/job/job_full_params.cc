@@ -183,13 +183,13 @@ void JobCore::SayFullParams(int rank, const std::string& present, const absl::St
   Session* session = sessions_[rank].get();
   if (session->stream != nullptr) {
     v1::SessionEvent event;
-    event.mutable_full_params()->set_number(session->next_full_params());
+    event.mutable_full_params()->set_number(session->words().next_full_params());
     event.mutable_full_params()->set_present(present);
     event.mutable_full_params()->set_code(static_cast<int>(status.code()));
     event.mutable_full_params()->set_message(std::string(status.message()));
     session->stream->Send(std::move(event));
   }
-  session->PublishFullParams();
+  session->words().PublishFullParams();
 }
 
 void JobCore::SettleBehindReductions() {
@@ -230,7 +230,7 @@ void JobCore::GrantFullParams() {
     if (asked.with_grads || asked.writeback) {
       SayFullParams(rank, present, absl::OkStatus());
     } else {
-      sessions_[rank]->PublishFullParams();
+      sessions_[rank]->words().PublishFullParams();
     }
   }
 }

@@ -43,7 +43,8 @@ DoneSignal JobCore::SignalOf(int rank, uint64_t done) const {
 
 bool JobCore::HasCome(const DoneSignal& signal) const {
   const Session* session = sessions_[signal.rank].get();
-  return signal.done == 0 || session == nullptr || session->id() != signal.session_id || session->HasDone(signal.done);
+  return signal.done == 0 || session == nullptr || session->id() != signal.session_id ||
+         session->words().HasDone(signal.done);
 }
 
 bool JobCore::HaveCome(const std::vector<DoneSignal>& signals) const {

@@ -121,7 +121,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "BackwardDone", state.closed_backwards));
   const int closed = state.closed_backwards++;
   state.done_at_close.push_back(command.done);
-  session->CountBackward();
+  session->words().CountBackward();
   orders_.CloseBackward(rank);
   for (auto it = pairs_.lower_bound({closed, 0}); it != pairs_.end() && it->first.first == closed;) {
     const PairKey key = (it++)->first;
@@ -145,11 +145,11 @@ void JobCore::PublishReduced() {
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       if (!sums_.by_trainers()) {
-        session->PublishReducing(closed);
+        session->words().PublishReducing(closed);
       }
       if (pending_reductions_ == 0) {
-        session->PublishReduced(closed);
-        session->PublishReducing(closed);
+        session->words().PublishReduced(closed);
+        session->words().PublishReducing(closed);
       }
     }
   }

@@ -84,7 +84,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
   }
-  session->PublishVersion(version_);
+  session->words().PublishVersion(version_);
   session->last_command_time = MonotonicNow();
   ranks_[rank].finished = finished_said_ = false;
   UniqueFd pidfd = std::move(session->pidfd);

@@ -21,7 +21,7 @@ absl::Status JobCore::AnnouncePass() {
   SHARDD_RETURN_IF_ERROR(StepComesFirst().status());
   pass_issued_ = true;
   for (const auto& session : sessions_) {
-    session->PublishPassIssued();
+    session->words().PublishPassIssued();
   }
   return absl::OkStatus();
 }
@@ -116,7 +116,7 @@ absl::Status JobCore::LetStore() {
   for (int rank = 0; rank < world_size(); ++rank) {
     ranks_[rank].done_at_leave = 0;
     if (std::exchange(ranks_[rank].wants_window, false)) {
-      sessions_[rank]->PublishWindow();
+      sessions_[rank]->words().PublishWindow();
     }
   }
   return absl::OkStatus();

@@ -257,7 +257,7 @@ std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const Pair& pai
     } else if (static_cast<size_t>(key.first) < state.done_at_close.size()) {
       done = state.done_at_close[static_cast<size_t>(key.first)];
     } else {
-      done = state.stepped ? state.done_at_step : sessions_[rank]->last_done;
+      done = state.stepped ? state.done_at_step : sessions_[rank]->ring().last_done();
     }
     if (done != 0) {
       signals.push_back(SignalOf(rank, done));

@@ -19,7 +19,7 @@ void JobCore::IssueSlot(int rank, int slot, bool stream_ordered) {
     }
   }
   if (!sums_.by_trainers()) {
-    sessions_[rank]->PublishSlotIssued(slot);
+    sessions_[rank]->words().PublishSlotIssued(slot);
   }
 }
 
@@ -31,9 +31,9 @@ void JobCore::ReleaseSlot(int rank, int slot, bool stream_ordered) {
       ranks_[rank].blocked_slot = -1;
     }
   }
-  sessions_[rank]->PublishSlotReleased(slot);
+  sessions_[rank]->words().PublishSlotReleased(slot);
   if (sums_.by_trainers()) {
-    sessions_[rank]->PublishSlotIssued(slot);  // README.md says why not before
+    sessions_[rank]->words().PublishSlotIssued(slot);  // README.md says why not before
   }
 }
 

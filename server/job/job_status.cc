@@ -138,7 +138,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     r->set_last_command_age_ms(absl::ToInt64Milliseconds(MonotonicNow() - session->last_command_time));
     r->set_waiting_for(WaitText(rank));
     r->set_departures(session->departures);
-    r->set_stream_ordered(session->stream_ordered);
+    r->set_stream_ordered(session->ring().stream_ordered());
   }
 }
 

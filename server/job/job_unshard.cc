@@ -90,9 +90,9 @@ absl::Status JobCore::GrantUnshards(int rank) {
       SHARDD_RETURN_IF_ERROR(FillSlot(*grant->fill));
     }
     Session* session = sessions_[rank].get();
-    session->PublishUnshardIssued(grant->group, grant->asked, grant->offset_bytes);
+    session->words().PublishUnshardIssued(grant->group, grant->asked, grant->offset_bytes);
     if (grant->there) {
-      session->PublishUnsharded(grant->group, grant->asked);
+      session->words().PublishUnsharded(grant->group, grant->asked);
       SHARDD_RETURN_IF_ERROR(
           session->handles[grant->group].Apply(HandleEvent::kUnshardDone, group_name(grant->group), rank));
     }
@@ -159,7 +159,7 @@ void JobCore::OnFilled(const PoolFill& fill, absl::Status status) {
   }
   for (const PooledUnshards::There& unshard : there) {
     if (Session* session = sessions_[unshard.rank].get(); session != nullptr) {
-      session->PublishUnsharded(unshard.group, unshard.asked);
+      session->words().PublishUnsharded(unshard.group, unshard.asked);
       (void)session->handles[unshard.group].Apply(HandleEvent::kUnshardDone, group_name(unshard.group), unshard.rank);
     }
   }

@@ -132,7 +132,7 @@ void JobCore::CopyOffLoop(ValueCopies::Copy copy, ValueCopies::Then then) {
 
 void JobCore::Release(Session* session) {
   session->held = false;
-  session->last_progress_time = MonotonicNow();
+  session->words().NoteProgress();
   if (std::exchange(session->consumes_when_released, false)) {
     session->PublishConsumed();
   }

@@ -209,9 +209,9 @@ void JobCore::ReadmitLate() {
   for (const int rank : LateRanks()) {
     ranks_[rank].pass = Pass::kInside;
     if (pass_copies()) {
-      sessions_[rank]->PublishPassIssued();
+      sessions_[rank]->words().PublishPassIssued();
     }
-    sessions_[rank]->PublishPass();
+    sessions_[rank]->words().PublishPass();
   }
 }
 
@@ -247,7 +247,7 @@ void JobCore::BeginPass() {
   for (int rank = 0; rank < world_size(); ++rank) {
     ranks_[rank].pass = Pass::kInside;
     ranks_[rank].pass_stepped = false;
-    sessions_[rank]->PublishPass();
+    sessions_[rank]->words().PublishPass();
   }
 }
 
@@ -271,7 +271,7 @@ void JobCore::OpenWindows() {
     if (ranks_[rank].wants_window && !ranks_[rank].stepped) {
       ranks_[rank].wants_window = false;
       ranks_[rank].window = true;
-      sessions_[rank]->PublishWindow();
+      sessions_[rank]->words().PublishWindow();
     }
   }
 }
@@ -289,7 +289,7 @@ bool JobCore::ReadersPause() const {
       continue;
     }
     // What it sent before it paused comes first, too.
-    if (!sessions_[rank]->pass_paused() || sessions_[rank]->HasCommands() ||
+    if (!sessions_[rank]->words().pass_paused() || sessions_[rank]->HasCommands() ||
         ranks_[rank].closed_backwards < written_after) {
       return false;
     }
@@ -302,7 +302,7 @@ bool JobCore::EndPausedPasses() {
     if (ranks_[rank].pass != Pass::kInside) {
       continue;
     }
-    if (!sessions_[rank]->Overtake()) {
+    if (!sessions_[rank]->words().Overtake()) {
       return false;  // it has begun its backward just now; the others before it know that their pass is over
     }
     ranks_[rank].pass = Pass::kOutside;

@@ -19,7 +19,7 @@ int Sessions::attached() const {
 void Sessions::SetAwake(bool awake) {
   for (const auto& session : by_rank_) {
     if (session != nullptr) {
-      session->SetAwake(awake);
+      session->words().SetAwake(awake);
     }
   }
 }
