@@ -16,6 +16,7 @@
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/daemon/core.h"
+#include "server/job/membership/past_process.h"
 #include "server/observe/log.h"
 
 namespace shardd {

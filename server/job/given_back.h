@@ -34,10 +34,9 @@ struct Held {
   Order order = Order::kFills;
   std::string what;  // "reduce layers.3 step 12"
   std::vector<DoneSignal> signals;
-  size_t pool = 0;     // kFills
-  int pool_slot = -1;  // kFills
   absl::Time since = absl::InfinitePast();
   absl::AnyInvocable<absl::Status()> run;
+  absl::AnyInvocable<void()> dropped;  // instead of `run` where the epoch ends first; may be null
 };
 
 // A descriptor that becomes readable every kPoll while it is on. Loop-confined.

@@ -23,19 +23,8 @@ absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
   }
   counters_.set_abandons(counters_.abandons() + 1);
   session->gave_up = true;
-  if (pooled_) {
-    const size_t pool = PoolNumber(rank);
-    pools_[pool].ReleaseAll(rank);
-    if (done == 0) {
-      state.awaited_unshards.clear();
-    } else {  // what its stream still reads, and waits for
-      for (std::vector<uint64_t>& by_rank : pool_done_[pool]) {
-        by_rank[rank] = done;
-      }
-    }
-    state.deferred_unshards.clear();
-  }
-  orders_[rank].Rewind();
+  unshards_.GiveUp(rank, done);
+  orders_.AbandonBackward(rank);
   const int backward = state.closed_backwards;
   if (backward == kAllBackwards) {
     return absl::OkStatus();  // it has stepped: only the next forward had begun

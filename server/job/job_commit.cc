@@ -60,8 +60,7 @@ void JobCore::Measured(const Norm& norm) {
     Apply(norm.value());
     return;
   }
-  own_norm_ = norm;
-  SayReduced();
+  nodes_->SayReduced(committed_step_ + 1, version_, present_, norm);
 }
 
 void JobCore::Apply(double norm) {
@@ -98,14 +97,14 @@ void JobCore::ApplyDecided() {
     record.add_trainer_states(rank.step.trainer_state());
   }
   if (absl::Status status = journal_->WriteDecided(record); !status.ok()) {
-    if (nodes_ != nullptr && nodes_->node() != 0) {
+    if (nodes_ != nullptr && nodes_->member().node() != 0) {
       Close(absl::StrCat("step ", committed_step_ + 1, " is decided on all nodes: ", status.message()));
       return;
     }
     Abort(std::move(status), {});  // nothing has changed yet
     return;
   }
-  if (nodes_ != nullptr && nodes_->node() == 0) {
+  if (nodes_ != nullptr && nodes_->member().node() == 0) {
     v1::PeerMessage::Decided decided;
     decided.set_step(committed_step_ + 1);
     decided.set_grad_norm(grad_norm_);
@@ -117,12 +116,12 @@ void JobCore::ApplyDecided() {
         SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i), present_[i]);
       }
     }
-    nodes_->Decide(decided);
+    nodes_->member().Decide(decided);
   }
   committing_ = true;
-  applied_ = false;
+  applied_ = showing_ = false;
   if (nodes_ != nullptr) {
-    nodes_->Holding(committed_step_ + 1);  // before the update, which takes longer than all nodes' answers
+    nodes_->member().Holding(committed_step_ + 1);  // before the update, which takes longer than all nodes' answers
   }
   SetReadable(0);
   auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
@@ -134,14 +133,6 @@ void JobCore::ApplyDecided() {
       return;
     }
     applied_ = true;
-    SendWaitedState();
-    if (pending_abort_.has_value() && !MayShow()) {
-      auto [cause, lost] = *std::move(pending_abort_);
-      pending_abort_.reset();
-      Abort(std::move(cause), std::move(lost));
-      return;
-    }
-    MaybeShow();
   });
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -157,18 +148,16 @@ void JobCore::ApplyDecided() {
   optimizer_devices_.Submit(absl::StrCat("update step ", committed_step_ + 1), std::move(ops), done);
 }
 
-bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->held_step() > committed_step_; }
+bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->member().held_step() > committed_step_; }
 
-// A step that no other node may hold is not shown: were this one lost, the others would make another one.
-void JobCore::MaybeShow() {
-  if (!committing_ || !applied_ || !MayShow()) {
-    return;
-  }
+// A step that is being shown completes forward. One that is not may be behind for as long as another node is silent.
+bool JobCore::MayEndEpoch() const { return !promised() && (!committing_ || (applied_ && !MayShow())); }
+
+void JobCore::Show() {
+  showing_ = true;
   const v1::OptimizerKind kind = plan_->config.optimizer().kind();
   KeepThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
 }
-
-void JobCore::NodeHeld() { MaybeShow(); }
 
 // Ranks have gone without having been told of the step (Abort).
 void JobCore::CommitUnshown() {
@@ -181,8 +170,8 @@ void JobCore::CountUpdates() {
   for (size_t i = 0; i < present_.size(); ++i) {
     if (decided_.present[i]) {
       ++step_counts_[i];
-      counters_.set_bytes_updated(counters_.bytes_updated() +
-                                  HeldOf(static_cast<int>(i)).numel * DTypeSizeBytes(plan_->params[i].dtype));
+      counters_.set_bytes_updated(counters_.bytes_updated() + ElementsOfNode(*plan_, static_cast<int>(i)).numel *
+                                                                  DTypeSizeBytes(plan_->params[i].dtype));
     }
   }
   present_.assign(present_.size(), false);
@@ -214,26 +203,21 @@ void JobCore::EndStep() {
   for (int rank = 0; rank < world_size(); ++rank) {
     trainer_states_[rank] = std::move(*ranks_[rank].step.mutable_trainer_state());
   }
-  if (captured_order_ == nullptr && !step_orders_[0].empty()) {
-    captured_order_ = std::make_unique<const CapturedOrder>(step_orders_[0]);
-    for (OrderTracker& tracker : orders_) {
-      tracker.SetCaptured(captured_order_.get());
-    }
-  }
+  orders_.StepCommitted();
   ++committed_step_;
   ++version_;
   counters_.set_commits(counters_.commits() + 1);
-  trace_.Committed(committed_step_, sessions_);
+  trace_.Committed(committed_step_, sessions_.by_rank());
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }
-  committing_ = applied_ = false;
+  committing_ = applied_ = showing_ = false;
   deciding_ = false;
   NoteWindowCommitted();
   pairs_.clear();
-  nodes_closed_ = said_closed_ = 0;
+  told_reducing_ = told_reduced_ = 0;
+  if (nodes_ != nullptr) nodes_->EndStep();
   gradients_seen_ = false;
-  departures_told_ = 0;
   abandons_told_ = 0;
   for (RankStep& rank : ranks_) {
     rank.stepped = false;
@@ -246,16 +230,14 @@ void JobCore::EndStep() {
   }
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->EndStepBackwards();
+      session->words().EndStepBackwards();
     }
   }
-  for (UnshardPool& pool : pools_) {
-    pool.Invalidate();
-  }
+  unshards_.NewVersion();
   CompareReplicasIfDue();
 }
 
-// The new version is there: whoever waits for it is let go, then what had to wait for the commit is done.
+// The new version is there: whoever waits for it is let go. Advance does what had to wait for the commit.
 void JobCore::AfterCommit() {
   if (std::exchange(kept_with_commit_, false)) {
     NoteKept();
@@ -263,41 +245,10 @@ void JobCore::AfterCommit() {
   SetReadable(version_);
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->PublishVersion(version_);
+      session->words().PublishVersion(version_);
     }
   }
-  SendWaitedState();
-  if (pending_abort_.has_value()) {
-    auto [cause, lost] = *std::move(pending_abort_);
-    pending_abort_.reset();
-    Abort(std::move(cause), std::move(lost));
-    return;
-  }
-  const uint64_t epoch = epoch_;
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (const std::optional<bool> finished = std::exchange(ranks_[rank].pending_detach, std::nullopt);
-        finished.has_value() && sessions_[rank] != nullptr) {
-      Detach(rank, *finished);
-    }
-    if (epoch_ != epoch) {
-      return;
-    }
-  }
-  absl::Status status = MaybeGrantFullParams();
-  if (status.ok()) {
-    status = MaybeBeginPass();
-  }
-  if (!status.ok()) {
-    Abort(std::move(status), {});
-    return;
-  }
-  MaybeOpenWindows();
-  for (int rank = 0; rank < world_size() && pooled_; ++rank) {
-    if (absl::Status status = UnshardDeferred(rank); !status.ok()) {
-      Abort(std::move(status), {});
-      return;
-    }
-  }
+  unshards_.RetryAll();
 }
 
 }  // namespace shardd

@@ -13,7 +13,6 @@
 namespace shardd {
 namespace {
 
-constexpr int kDeparturesToldPerStep = 8;
 // Whoever gives up and goes on does so soon.
 constexpr int kOfSilenceAfterGivingUp = 12;
 constexpr absl::Duration kLeastSilence = absl::Seconds(1);
@@ -38,28 +37,22 @@ JobCore::JobCore(Init init)
       optimizer_devices_(init.optimizer_devices.empty() ? devices_ : std::move(init.optimizer_devices),
                          plan_->world_size),
       collective_(std::move(init.collective)),
-      trainers_(collective_->trainers()),
       loop_(init.loop),
-      copier_(init.copier),
       memory_worker_(std::move(init.memory_worker)),
-      node_sums_(init.nodes == nullptr ? nullptr : init.nodes->collective),
-      node_worker_(init.nodes == nullptr ? nullptr : init.nodes->worker),
       events_(init.events),
       reserved_by_all_(std::move(init.reserved_by_all)),
       created_(absl::Now()),
       lost_(std::move(init.lost)),
       gradient_scale_(GradientScale(*plan_)),
-      pooled_(plan_->config.unshard_mode() == v1::UNSHARD_MODE_POOLED),
       step_counts_(plan_->params.size(), 0),
       trainer_states_(plan_->world_size),
-      sessions_(plan_->world_size),
-      orders_(plan_->world_size),
-      step_orders_(plan_->world_size),
+      sessions_(plan_->world_size, loop_),
+      sums_(collective_.get()),
+      renewal_(memory_.get()),
+      orders_(plan_),
+      unshards_(plan_),
+      copies_(init.loop, init.copier),
       trace_(plan_, std::move(init.work_trace)) {
-  for (const PoolPlan& pool : plan_->pools) {
-    pools_.emplace_back(pool.slots, plan_->pool_quota, world_size(), static_cast<int>(plan_->groups.size()));
-    pool_done_.emplace_back(pool.slots, std::vector<uint64_t>(world_size(), 0));
-  }
   ranks_.resize(world_size());
   ResetStep();
   if (init.committed.version > 0) {
@@ -74,11 +67,13 @@ JobCore::JobCore(Init init)
     }
   }
   if (init.nodes != nullptr) {
-    node_events_ = std::move(init.nodes->events);
-    node_links_ = std::move(init.nodes->links);
-    node_gather_ = std::move(init.nodes->gather);
     NodeJob* const job = this;
-    nodes_ = std::make_unique<NodeMember>(plan_, init.nodes->node, loop_, node_links_.get(), node_events_, job);
+    nodes_ = std::make_unique<JobNodes>(plan_, loop_, init.nodes.get(), job);
+    if (init.nodes->gather != nullptr) {
+      node_gathers_ = std::make_unique<NodeGathers>(
+          std::move(init.nodes->gather), [this] { return nodes_->member().Unreached(); },
+          [this](absl::AnyInvocable<void()> closure) { loop_->Post(std::move(closure)); });
+    }
   }
   Event(-1, "open",
         absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),
@@ -89,11 +84,11 @@ JobCore::JobCore(Init init)
 }
 
 JobCore::~JobCore() {
-  if (node_events_ != nullptr) {  // the exchange is the collective's, and uses the links
-    node_events_->ForgetExchange();
+  if (nodes_ != nullptr) {  // the exchange is the collective's, and uses the links
+    nodes_->ForgetExchange();
     collective_.reset();
-    node_gather_.reset();
-    node_links_.reset();  // what was said leaves
+    node_gathers_.reset();
+    nodes_.reset();  // what was said leaves
   }
 }
 
@@ -147,6 +142,7 @@ std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(ab
         }
         state->on_loop(std::move(first));
         state->on_loop = nullptr;
+        self->Advance();
       });
     }
   };
@@ -192,6 +188,9 @@ bool JobCore::PollRings(absl::Time until) {
       if (epoch_ != epoch) {
         return true;  // the sessions are gone
       }
+      if (sessions_[rank].get() != session) {
+        break;  // it has said good-bye before
+      }
       if (!status.ok()) {
         Abort(std::move(status), {});
         if (epoch_ != epoch) {
@@ -216,6 +215,7 @@ bool JobCore::PollRings(absl::Time until) {
 
 int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first, absl::Time until) {
   const uint64_t epoch = epoch_;
+  const int rank = session->rank();
   const int end = batch.commands_size();
   for (int i = first; i < end; ++i) {
     if (session->held) {
@@ -238,19 +238,11 @@ int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, 
         session->broken = true;
       }
     }
-    if (epoch_ != epoch) {
+    if (epoch_ != epoch || sessions_[rank].get() != session) {
       return end;
     }
   }
   return end;
-}
-
-void JobCore::SetAwake(bool awake) {
-  for (const auto& session : sessions_) {
-    if (session != nullptr) {
-      session->SetAwake(awake);
-    }
-  }
 }
 
 absl::Status JobCore::Execute(Session* session, RankCommand command) {
@@ -267,6 +259,17 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   }
   session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);
   SHARDD_RETURN_IF_ERROR(EndAsking(rank));
+  // Where parameters are given and taken nothing changes that a row of the table asks for, and every layer does so.
+  const bool moves = command.opcode != Opcode::kUnshard && command.opcode != Opcode::kReshard;
+  SHARDD_RETURN_IF_ERROR(Dispatch(session, std::move(command)));
+  if (moves) {
+    Advance();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
+  const int rank = session->rank();
   switch (command.opcode) {
     case Opcode::kUnshard:
       return OnUnshard(session, command.group, command.arg0);
@@ -289,8 +292,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
       return OnLeaveFullParams(session, command.done);
     case Opcode::kWaitGradientSlot:
       OnWaitGradientSlot(session, command.group);
-      ReadmitLate();
-      return MaybeFold();
+      return absl::OkStatus();
     case Opcode::kEnterPass:
       return OnEnterPass(session, std::move(command));
     case Opcode::kLeavePass:
@@ -307,48 +309,18 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   return absl::InternalError("execute: a command passed decoding without a valid opcode");
 }
 
-absl::Status JobCore::Observe(Session* session, OrderEntry entry) {
-  const int rank = session->rank();
-  const OrderTracker::Observation seen = orders_[rank].Observe(entry);
-  if (!seen.departed) {
-    return absl::OkStatus();
-  }
-  counters_.set_departures(counters_.departures() + 1);
-  ++session->departures;
-  auto text = [this](const OrderEntry& e) {
-    const char* kind = e.kind == OrderEntry::Kind::kUnshardForward    ? "Unshard (forward) "
-                       : e.kind == OrderEntry::Kind::kUnshardBackward ? "Unshard (backward) "
-                                                                      : "SubmitGradients ";
-    return absl::StrCat(kind, group_name(e.group));
-  };
-  const std::string fact = absl::StrCat("departs from the recorded order (got ", text(entry), ", want ",
-                                        seen.expected.has_value() ? text(*seen.expected) : "nothing more", ")");
-  TellDeparture(rank, fact);
-  if (plan_->config.strict_order()) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "strict order", fact);
-  }
-  return absl::OkStatus();
-}
-
-// A model whose order depends on its data departs all the time: a few are told, all are counted.
-void JobCore::TellDeparture(int rank, const std::string& fact) {
-  if (departures_told_ < kDeparturesToldPerStep) {
-    ++departures_told_;
-    Event(rank, "departure",
-          departures_told_ < kDeparturesToldPerStep ? fact : fact + "; more of this step are only counted");
-  }
-}
-
 void JobCore::CheckSilence(absl::Time now) {
-  ForgetGradientWriters();
+  FreeLeftGradients();
   CheckAbsent();
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       TellWaiting(session.get(), now);
     }
   }
-  if (absl::Status stuck = CheckCopies(now); !closed_ && !stuck.ok()) {
-    Close(std::string(stuck.message()));
+  if (copies_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
+    Close(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(ValueCopies::kLimit),
+                       ": a GPU's driver does not return (devices ", device_name(0), " to ",
+                       device_name(world_size() - 1), "); restart the daemon"));
     return;
   }
   ForgetStragglers();
@@ -359,7 +331,7 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   if (nodes_ != nullptr && !closed_ && (!committing_ || applied_)) {
     const uint64_t epoch = epoch_;
-    nodes_->CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
+    nodes_->member().CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
     if (epoch != epoch_) {
       return;
     }
@@ -371,9 +343,12 @@ void JobCore::CheckSilence(absl::Time now) {
   if (closed_ || committing_ || promised()) {
     return;
   }
-  if (absl::Status late = CheckGathers(now); !late.ok()) {
-    Abort(std::move(late), {});
-    return;
+  if (node_gathers_ != nullptr) {
+    const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
+    if (absl::Status late = node_gathers_->CheckDeadlines(now, limit); !late.ok()) {
+      Abort(std::move(late), {});
+      return;
+    }
   }
   if (attached() < world_size()) {
     return;
@@ -389,7 +364,7 @@ void JobCore::CheckSilence(absl::Time now) {
   const absl::Duration limit = absl::Milliseconds(plan_->config.silence_timeout_ms());
   for (int rank = 0; rank < world_size(); ++rank) {
     const Session& session = *sessions_[rank];
-    const absl::Duration silent = now - std::max(session.last_command_time, session.last_progress_time);
+    const absl::Duration silent = now - std::max(session.last_command_time, session.words().last_progress_time());
     const absl::Duration allowed =
         session.gave_up ? std::min(limit, std::max(limit / kOfSilenceAfterGivingUp, kLeastSilence)) : limit;
     if (silent < allowed || session.held) {  // held: it is not the rank that takes so long

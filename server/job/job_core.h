@@ -21,27 +21,36 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "common/tensor/norm.h"
 #include "server/collective/collective.h"
 #include "server/collective/nodes/node_collective.h"
-#include "server/collective/nodes/node_gather.h"
 #include "server/collective/trainers/trainer_collective.h"
+#include "server/job/advance.h"
 #include "server/job/given_back.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
-#include "server/job/membership/past_process.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/gradient_renewal.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/membership/trainer_sums.h"
 #include "server/job/optimizer_devices.h"
 #include "server/job/step_state.h"
 #include "server/job/trace/job_trace.h"
+#include "server/job/unshard/node_gathers.h"
+#include "server/job/unshard/pooled_unshards.h"
+#include "server/job/unshard/request_orders.h"
+#include "server/job/writes/initial_values.h"
+#include "server/job/writes/parameter_parts.h"
+#include "server/job/writes/value_copies.h"
+#include "server/job/writes/write_request.h"
+#include "server/job/writes/write_undo.h"
 #include "server/loop/core_loop.h"
-#include "server/multinode/node_events.h"
-#include "server/multinode/node_member.h"
-#include "server/multinode/node_restore.h"
+#include "server/multinode/given_gradients.h"
+#include "server/multinode/job_nodes.h"
 #include "server/observe/events.h"
-#include "server/schedule/order.h"
-#include "server/schedule/unshard_pool.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/journal.h"
@@ -72,17 +81,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
     std::optional<v1::LostJob> lost;           // what one of this name had, which was not kept
     // Several nodes (job_nodes.cc); else null.
-    struct Nodes {
-      int node = 0;
-      std::shared_ptr<NodeEvents> events;
-      std::unique_ptr<PeerLinks> links;      // of `events`; used by the exchange of `collective`
-      NodeCollective* collective = nullptr;  // it is `collective`
-      std::unique_ptr<NodeGather> gather;    // where parameters are cut over nodes, else null; uses `links` and slabs
-      CoreLoop* worker = nullptr;            // reads initial values
-      ~Nodes() {
-        if (events != nullptr && links != nullptr) events->ForgetExchange();  // it came to no job
-      }
-    };
+    using Nodes = NodeParts;
     std::unique_ptr<Nodes> nodes;
   };
   explicit JobCore(Init init);
@@ -101,18 +100,18 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   uint64_t epoch() const { return epoch_; }
   uint64_t version() const { return version_; }
   // Also while what it had is brought from another node: ranks that live come back to it.
-  bool has_parameters() const { return version_ > 0 || (had_parameters_ && nodes_->fetching()); }
+  bool has_parameters() const { return version_ > 0 || (had_parameters_ && nodes_->member().fetching()); }
   // The last step that ranks may know of: on several nodes, that all of them hold.
   int64_t committed_step() const {
-    return nodes_ == nullptr ? committed_step_ : std::min(committed_step_, nodes_->held_step());
+    return nodes_ == nullptr ? committed_step_ : std::min(committed_step_, nodes_->member().held_step());
   }
   const std::string& trainer_state(int rank) const { return trainer_states_[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
-  Session* FindSession(uint64_t session_id) const;
+  Session* FindSession(uint64_t session_id) const { return sessions_.Find(session_id); }
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
   DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
-  int attached() const;
-  int node() const { return nodes_ == nullptr ? 0 : nodes_->node(); }
+  int attached() const { return sessions_.attached(); }
+  int node() const { return nodes_ == nullptr ? 0 : nodes_->member().node(); }
   // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
   // (on GPUs when one begins), gradients that trainers have given back until the next come.
   int64_t reserved_bytes() const;
@@ -120,7 +119,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // given what they need of this one until then.
   bool finished() const;
   // Its own ranks have finished, and other nodes need what this one holds.
-  bool ServesOthers() const { return node_gather_ != nullptr && RanksFinished() && !finished(); }
+  bool ServesOthers() const { return node_gathers_ != nullptr && RanksFinished() && !finished(); }
   bool closed() const { return closed_; }
 
   // Where sessions are made, and what they leave is freed: in this order, so a session that is made has the memory of
@@ -157,25 +156,29 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // The epoch advances; see the top.
   void Abort(absl::Status cause, std::vector<int> lost_ranks);
 
+  // Does whatever may happen next, until nothing may: at the end of every event on the loop. (advance.cc)
+  void Advance() override;
+  static absl::Span<const Transition> Transitions();
+
   // Takes commands from all rings, no new one after `until`; true if there were any.
   bool PollRings(absl::Time until = absl::InfiniteFuture());
   // Executes commands of the batch from number `first` on, at least one and no new one after `until`. Returns the
   // number of the one to go on with; behind the last where the batch is done or the session is.
   int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0,
                         absl::Time until = absl::InfiniteFuture());
-  void SetAwake(bool awake);
+  void SetAwake(bool awake) { sessions_.SetAwake(awake); }
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 
   // More to train (job_extend.cc). The rank asks that another job take this one's place, as `extension` says. `done`
   // runs once, on the loop; with OK when that has happened. When all ranks have asked for the same, `build` is called
   // with all of `done`, and the job is `extending` until its epoch ends or GiveUpExtension.
-  using ExtendDone = std::function<void(absl::Status)>;
-  using BuildExtended = std::function<void(std::shared_ptr<const Extension>, std::vector<ExtendDone>)>;
+  using ExtendDone = Extensions::Done;
+  using BuildExtended = Extensions::Build;
   void AwaitExtension(Session* session, std::shared_ptr<const Extension> extension, ExtendDone done,
                       BuildExtended build);
-  bool extending() const { return extending_; }
-  void GiveUpExtension() { (void)TakeExtensions(); }
+  bool extending() const { return extensions_.building(); }
+  void GiveUpExtension() { (void)extensions_.TakeAll(); }
   CommittedFacts committed_facts() const;  // as its successor begins
 
   // Traces (job_traced.cc). The request is within the limits of the rpc, whoever asks may see the job; the sink was
@@ -197,7 +200,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
-  void NodeHeld() override;  // (job_commit.cc)
+  void NodeHeld() override {}  // "show the step" asks
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeIsUp() override;  // (job_gather.cc)
@@ -206,15 +209,15 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodeStopSending(int node) override;
   void NodeBeginFetch(int from, uint64_t transfer) override;
   void SendWaitedState();
-  void AskForState(int from, uint64_t transfer);
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
   StateSlabs SlabsOfState() const;
-  void MaybeFinishRestore();
+  bool MayFinishRestore() const;
+  void FinishRestore();
   // Says to node 0 that the group's next occurrence is complete here; it is added when all nodes have it (NodeGo).
   void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
-  void MaybeSayClosed();
-  void SayReduced();
+  int ClosedToSay() const;
+  void SayClosed();
   void CompareReplicasIfDue();
   void SayValues();
   // Any thread, while nobody writes them.
@@ -222,29 +225,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool promised() const { return nodes_ != nullptr && nodes_->promised(); }
   // What has been said to node 0 and not been added.
   bool AwaitsNodes() const;
-  // Parameters cut over nodes (job_gather.cc). What other nodes hold of a group that is being unsharded into a slot.
-  struct Gathered {
-    int group = 0;
-    uint64_t version = 0;
-    uint64_t epoch = 0;
-    char* destination = nullptr;
-    std::string label;
-    std::function<void(absl::Status)> done;  // any thread
-    absl::Time since = MonotonicNow();
-  };
-  void GatherFromNodes(Gathered gathered);
-  void KeepGather(Gathered gathered);
-  void GatherAgain();
-  void DropGathers();
-  absl::Status CheckGathers(absl::Time now) const;
+  // Parameters cut over nodes (job_gather.cc).
   absl::Status CheckUnreached(absl::Time now);
-  // By parameter, where some nodes hold none of it: as those say that do.
-  std::string PresentOnHolders(const std::vector<v1::PeerMessage::Reduced>& reduced) const;
-  void MaybeSayFinished();
+  void SayFinished();
   bool RanksFinished() const;  // of this node
   void SetReadable(uint64_t version);
-  // What this node holds of a parameter: elements of it.
-  ParamRange HeldOf(int param) const;
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void Event(int rank, absl::string_view kind, std::string text);
   absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
@@ -254,19 +239,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool LeavesInOrder(int rank) const;
   bool OthersNeedGradientsOf(int rank) const;
   // (job_extend.cc)
-  struct AskedExtension {
-    std::shared_ptr<const Extension> extension;
-    ExtendDone done;  // null while it is being built
-  };
   absl::Status CheckMayExtend(int rank) const;
   absl::Status CheckNobodyWentOn(int rank, const std::string& what) const;
   absl::Status CheckNobodyExtends(int rank, absl::string_view what, int backward) const;
   std::string AloneText(int rank, const std::string& what) const;
+  void BuildExtension();
   absl::Status EndAsking(int rank);  // it was interrupted and goes on
-  std::map<int, AskedExtension> TakeExtensions();
-  static void Answer(const std::map<int, AskedExtension>& extensions, const absl::Status& status);
-  void EndFinished();
-  void EndFinishedLater();
+  int LeaverAt() const;
+  void EndDetached(int rank, bool finished);
   void EndSession(int rank);
   void ResetStep();
   // What waits for ranks' devices (job_given_back.cc). Runs `held` when its signals have come and all of its order
@@ -281,22 +261,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool PollSums();
   void PollSoon();  // until nothing is waited for
   void PollNoMore();
-  void SessionHasSums(int rank);
-  void SessionHasNoSums(int rank);  // it ends
   absl::Status CheckSums(absl::Time now, int* rank);
   void ForgetStragglers();
-  // New gradient shards (job_renew.cc). A process that may still write those of an epoch that has ended.
-  struct GradientWriter {
-    int rank = 0;
-    int32_t pid = 0;
-    UniqueFd process;
-    absl::Time killed = absl::InfiniteFuture();
-  };
-  static std::string TextOf(const std::list<GradientWriter>& writers);
-  void NoteGradientWriter(const Session& session);
-  void ForgetGradientWriters();
-  // ABORTED: not yet, the attach has to come again. RESOURCE_EXHAUSTED: not before a process has ended.
-  absl::Status CheckGradientWriters(int rank, int32_t pid, const UniqueFd& process, bool replace);
+  // New gradient shards (job_renew.cc). ABORTED: not yet, the attach has to come again. RESOURCE_EXHAUSTED: not before
+  // a process has ended.
+  absl::Status Settle(int rank, const std::string& what, const AttachAnswer& answer);
+  void FreeLeftGradients();
   absl::Status RenewGradients(const std::string& what, const std::string& why);
   // Signals that have not come for too long; *rank: whose.
   absl::Status CheckHeld(absl::Time now, int* rank) const;
@@ -307,7 +277,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
 
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
-  absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_params.cc)
+  absl::Status Dispatch(Session* session, RankCommand command);
+  absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_unshard.cc)
   absl::Status OnReshard(Session* session, int group, uint64_t done);
   absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
   absl::Status OnCommitParameters(Session* session);
@@ -324,53 +295,40 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status OnOpenWindow(Session* session);
   void OnWaitGradientSlot(Session* session, int group);
 
-  absl::Status Observe(Session* session, OrderEntry entry);
-  void TellDeparture(int rank, const std::string& fact);
-  // POOLED (job_params.cc)
-  // False: it has no slot yet, UnshardDeferred is to be asked again when a fill of the rank's pool has ended.
-  absl::StatusOr<bool> UnshardIntoPool(int rank, int group);
-  // What the rank has asked for and could not be given when it did, as far as it can be now.
-  absl::Status UnshardDeferred(int rank);
-  void PublishFilled(size_t pool, int slot, int group);
-  absl::Status SlotIsFree(size_t pool);
+  // Unshards (job_unshard.cc).
+  // Records a request of the rank's. An error where it departs from the captured order and the job is strict.
+  absl::Status Observe(int rank, OrderEntry entry);
+  // Counts and tells a departure, and refuses it where the job is strict.
+  absl::Status Departed(const Departure& departure);
+  // Grants what the rank has asked for, as far as there are slots.
+  absl::Status GrantUnshards(int rank);
+  absl::Status RetryUnshards();
   absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
-  // POOLED: which of pools_ a rank uses.
-  size_t PoolNumber(int rank) const { return static_cast<size_t>(rank) % pools_.size(); }
-  absl::Status FillSlot(size_t pool, int slot, int group);
-  void SubmitFill(size_t pool, int slot, int group);
-  int64_t SlotOffsetBytes(size_t pool, int slot) const {
-    return plan_->pools[pool].offset_bytes + slot * plan_->pool_slot_bytes;
-  }
+  // Fills the slot when the devices that read it have done with it.
+  absl::Status FillSlot(const PoolFill& fill);
+  void SubmitFill(const PoolFill& fill);
+  void OnFilled(const PoolFill& fill, absl::Status status);
   absl::Status CheckUndoFits() const;
   absl::Status RefuseFullParams(const absl::Status& why);
   void SayFullParams(int rank, const std::string& present, const absl::Status& status);
   int64_t reserved_undo_bytes() const;
   absl::Status CompareFullParams(int rank, const FullParams& asked) const;
-  absl::Status MaybeGrantFullParams();
+  bool MayGrantFullParams() const;
+  absl::Status CheckEqualBackwards() const;
+  bool SumsHoldFullParams() const;
+  absl::Status LetIntoFullParams();
   void SettleBehindReductions();
   void GrantFullParams();
   absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
-  // A part of a parameter that ranks may write; where replicas have copies, copy 0 of it, which the commit carries
-  // over.
-  struct Written {
-    const JobSlab* slab = nullptr;
-    int64_t offset_bytes = 0;
-    int64_t element_bytes = 0;
-  };
-  Written WrittenPart(const ParamPlan& param, int what) const;
-  // Where what this node holds of it begins, and how many elements that are.
-  static std::pair<Written, int64_t> HeldPart(Written written, const ParamRange& held) {
-    written.offset_bytes += held.first * written.element_bytes;
-    return {written, held.numel};
-  }
-  // Initial values of an attempt that was given up, with how many elements: to be zeroed.
-  std::vector<std::pair<Written, int64_t>> StaleValues() const;
+  // Writes of values (job_values.cc). `source`: in the session's staging.
+  absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
+  absl::Status WritePart(Session* session, const WriteRequest& request, const char* source);
+  // Initial values of an attempt that was given up: to be cleared.
+  std::vector<SlabPart> StaleValues() const;
+  absl::Status BeginValuesCommit();
   absl::Status CommitValues();
   void SubmitParametersCommit();
-  // Copies of values (job_copies.cc): each runs to its end before the next, most on the copier, where they may touch
-  // nothing of the job but slabs and `undo_`.
-  using CopyValues = std::function<absl::Status()>;
   struct Copying {
     const JobSlab* slab = nullptr;
     int64_t size_bytes = 0;  // that it writes, at most
@@ -378,17 +336,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   };
   // For a command of the session, which is held until the copy has ended; an error that comes then aborts the epoch.
   // One of few bytes has ended when this returns.
-  absl::Status CopyFor(Session* session, const Copying& copying, CopyValues copy);
-  // `then` runs on the loop.
-  void CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> then);
+  absl::Status CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy);
+  // Runs `copy` on the copier, then `then` and Advance on the loop.
+  void CopyOffLoop(ValueCopies::Copy copy, ValueCopies::Then then);
   void Release(Session* session);
-  void CopierGoesOn();                             // where copies run: a piece of one begins
-  absl::Status CheckCopies(absl::Time now) const;  // one that does not end
-  static absl::Status Clear(const Written& written, int64_t numel);
-  absl::Status SaveForUndo(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
-  absl::Status TakeBack();
-  void ForgetUndo();
-  void UndoWrites();  // closes the job where a device fails; `undoing_` until the copier has done it
+  void UndoWrites();  // closes the job where a device fails; undo_.undoing() until the copier has done it
 
   // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
   Pair& GetPair(PairKey key);
@@ -402,12 +354,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
   const std::vector<bool>& GradientHolders(int param);  // by rank (job_presence.cc)
-  // What nodes give together, this one included, by index_in_group.
-  struct OfOthers {
-    std::vector<bool> present;
-    std::vector<bool> fresh;
-    uint64_t sequence = 0;
-  };
+  using OfOthers = GivenGradients;                      // this node included
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            const OfOthers* others, std::vector<GradientMode>* modes);
   // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
@@ -429,10 +376,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   };
   void SubmitReduction(Reduction reduction);
   void OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered);
-  absl::Status MaybeFold();
+  bool AllStuck() const;
+  absl::Status AddBeforeTurn();
   void PublishReduced();
+  Wait WaitForGradients(int rank) const;
   // The step (job_step.cc, job_commit.cc)
-  absl::Status MaybeDecide();
+  absl::Status BeginDecision();
   absl::Status CheckBackwardClosed(int rank, absl::string_view what) const;
   absl::Status CloseStep(Session* session);
   absl::Status CompareSteps() const;
@@ -443,7 +392,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void Apply(double norm);
   void ApplyDecided();
   bool MayShow() const;
-  void MaybeShow();
+  bool MayEndEpoch() const;
+  void Show();
   void Commit();
   void CommitUnshown();
   void CountUpdates();
@@ -452,14 +402,17 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
 
   // Passes and write windows (job_windows.cc)
   bool trainers_write() const { return !plan_->config.trainers_never_write(); }
-  absl::Status MaybeBeginPass();
-  bool AllEnterPass() const;
+  absl::Status CommitWindow();
+  bool NoStepComesFirst() const;
   absl::StatusOr<bool> StepComesFirst() const;
   void FinishWindow(bool stepped);
   void BeginPass();
-  void MaybeOpenWindows();
+  bool MayOpenWindows() const;
+  void OpenWindows();
+  std::vector<int> LateRanks() const;
   void ReadmitLate();
-  bool EndPausedPasses(bool only_look);
+  bool ReadersPause() const;
+  bool EndPausedPasses();
   void PollPausesLater();
   absl::Status CheckStuckWindows(absl::Time now) const;
   // The shards have changed since the copy was kept, and moments or counts with them.
@@ -467,10 +420,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NoteWindowCommitted();
   // Passes that read copies (job_passes.cc)
   bool pass_copies() const { return plan_->config.pass_copies(); }
-  absl::Status MaybeCopyForPass();
+  bool MayAnnouncePass() const;
+  absl::Status AnnouncePass();
+  absl::Status BeginPassCopies();
   absl::Status CopyForPass();
   void FinishPassCopies(bool stepped);
-  absl::Status MaybeLetStore();
+  absl::Status LetStore();
   // The copy to go back to (job_kept.cc)
   void Keep();
   void NoteKept();
@@ -481,22 +436,20 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void GoBackToKept();
   // ABORTED: it still waits for those that may store.
   absl::Status CheckWriters(int rank, int32_t pid, bool replace);
-  bool MaybeCopyBack();
   void CopyBack();
   bool IsKeptForStores();
   void PollTraceLater();
 
-  struct Wait {
-    int rank = -1;  // who is waited for; -1: nobody
-    std::string call;
-  };
-  Wait WaitingFor(int rank) const;       // (job_status.cc)
-  std::string WaitText(int rank) const;  // empty: it is its own turn
+  uint32_t SeeFacts() const;        // (advance.cc)
+  Wait WaitingFor(int rank) const;  // for whom and for what it cannot go on
+  Wait WaitForPass(int rank) const;
+  std::string WaitText(int rank) const;  // (job_status.cc) empty: it is its own turn
   void TellWaiting(Session* session, absl::Time now);
   // Ranks without a session (job_absent.cc).
   absl::Status CheckStillHas(const Session& session) const;
   void CheckAbsent();
-  void MaybeTellRefused();
+  bool SomeWaitInVain() const;
+  absl::Status RefusedError() const;
   bool IsMidStep() const;  // the end of the epoch drops something that a rank has begun
   v1::JobState State() const;
 
@@ -511,112 +464,68 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
   std::unique_ptr<Collective> collective_;  // constant, until the end
-  TrainerCollective* const trainers_;       // it, or null
   CoreLoop* const loop_;
-  CoreLoop* const copier_;
   const std::unique_ptr<CoreLoop> memory_worker_;
-  NodeCollective* const node_sums_;  // collective_, on several nodes; else null
-  CoreLoop* const node_worker_;
   EventLog* const events_;
   const std::function<int64_t()> reserved_by_all_;
   const absl::Time created_;
   const std::optional<v1::LostJob> lost_;  // what one of this name had before
   const float gradient_scale_;
-  const bool pooled_;
 
   // Loop-confined. Committed:
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
   bool had_parameters_ = false;  // before another node's state began to come
   int64_t committed_step_ = 0;
-  std::vector<int64_t> step_counts_;                     // by parameter
-  std::vector<std::string> trainer_states_;              // by rank
-  std::unique_ptr<const CapturedOrder> captured_order_;  // null until the first step with requests was committed
+  std::vector<int64_t> step_counts_;         // by parameter
+  std::vector<std::string> trainer_states_;  // by rank
   // Membership:
-  std::vector<std::unique_ptr<Session>> sessions_;  // by rank; of the current epoch
+  Sessions sessions_;
   AbsentRanks absent_;
-  // Sessions that have ended with sums under way, which their processes' GPUs may still make.
-  struct Straggler {
-    int rank = 0;
-    PeerCredentials peer;
-    UniqueFd pidfd;
-    std::shared_ptr<SumChannel> sums;
-  };
-  std::vector<Straggler> stragglers_;
-  std::list<GradientWriter> gradient_writers_;  // of the gradient shards, in epochs that have ended
-  std::list<GradientWriter> left_writers_;      // of those before, which nobody else uses; empty: there are none
-  std::unique_ptr<JobSlab> left_gradients_;
-  bool renewing_gradients_ = false;
-  absl::Status renew_failed_;
+  TrainerSums sums_;
+  GradientRenewal renewal_;
+  Extensions extensions_;
   int next_polled_ = 0;  // the rank whose ring is looked at first
   bool closed_ = false;
-  std::map<int, AskedExtension> extensions_;                                // by rank
-  bool extending_ = false;                                                  // all ranks have asked
+  bool advancing_ = false;
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   std::vector<RankStep> ranks_;
-  std::vector<OrderTracker> orders_;                  // by rank
-  std::vector<std::vector<OrderEntry>> step_orders_;  // by rank: of the step it has ended
+  RequestOrders orders_;
+  PooledUnshards unshards_;
   std::map<PairKey, Pair> pairs_;
   std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
   bool gradients_seen_ = false;
   absl::flat_hash_map<int, std::vector<bool>> gradient_holders_;  // by parameter that was asked for
   bool presence_said_ = false;                                    // some rank's `said` is not empty
-  int departures_told_ = 0;
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
   int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch
-  int pending_fills_ = 0;
+  // Backwards of the step of which ranks were told: that all is under way, that all is added.
+  int told_reducing_ = 0;
+  int told_reduced_ = 0;
   bool deciding_ = false;
   // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
   std::list<Held> held_;
   bool decision_held_ = false;
   bool entry_held_ = false;
-  int copies_under_way_ = 0;                  // on the copier
-  std::atomic<int64_t> copier_moved_ns_ = 0;  // MonotonicNow() of its last piece for this job; 0: it has none
   PollTimer poll_timer_;
   bool poll_watched_ = false;
-  // POOLED, by pool, slot and rank: the signal with which it reads no more.
-  std::vector<std::vector<std::vector<uint64_t>>> pool_done_;
   bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
   bool applied_ = false;     // of a decided step: it waits
+  bool showing_ = false;     // no more
   DecidedStep decided_;
   double grad_norm_ = 0;
   double clip_factor_ = 1;
   bool skipped_ = false;
   bool full_params_granted_ = false;
-  std::vector<bool> summoned_;  // by parameter, while granted
-  // Several nodes. How many backwards of the step all nodes have closed, and this one has said that it has; the node's
-  // own measure of the norm.
-  std::shared_ptr<NodeEvents> node_events_;
-  std::unique_ptr<PeerLinks> node_links_;
-  std::unique_ptr<NodeMember> nodes_;
-  int nodes_closed_ = 0;
-  int said_closed_ = 0;
-  Norm own_norm_;
-  std::unique_ptr<NodeGather> node_gather_;  // null: nothing is cut over nodes
-  uint64_t gather_generation_ = 0;
-  absl::Time unreached_since_ = absl::InfiniteFuture();  // some other node
-  std::vector<Gathered> next_gathers_;                   // for the next generation, or until all nodes are reached
+  std::vector<bool> summoned_;                 // by parameter, while granted
+  std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
+  std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool reading_values_ = false;
-  // Replicas: digests of what this node had at a version, and how many are being taken.
-  uint64_t compared_version_ = 0;
-  std::vector<uint64_t> value_digests_;
-  int digests_under_way_ = 0;
-  // Nodes that are sent the state behind a commit, and the numbers of their transfers; who sends.
-  std::map<int, uint64_t> wait_for_state_;
-  std::map<int, std::shared_ptr<StateSender>> senders_;
+  bool values_said_ = false;      // initial ones, to node 0, or about to be
+  bool finished_said_ = false;    // that all ranks have, to other nodes
   absl::Status uneven_gradient_;  // of several nodes: ranks of this one have dropped it and others have not
-  // What comes from another node.
-  struct Restore {
-    int from = 0;
-    absl::Time began = MonotonicNow();
-    std::shared_ptr<NodeRestore> slabs;
-    bool all_slabs = false;
-    std::optional<v1::PeerMessage::State> state;
-    std::vector<std::string> trainer_states;  // by rank
-  };
-  std::shared_ptr<Restore> restore_;  // of nodes_->fetching(); else null, or older
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version
   bool keeping_ = false;
@@ -644,20 +553,13 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int64_t kept_step_ = 0;
   std::vector<std::string> kept_states_;
   int kept_age_ = 0;
-  // Before version 1: by parameter and part (WrittenPart), the epoch that wrote it.
-  std::map<std::pair<int, int>, uint64_t> initial_writes_;
-  // Of writes not yet committed: old counts of updates by parameter; whether there are old bytes, and whether they are
-  // being put back.
-  std::map<int, int64_t> undo_counts_;
-  bool undo_kept_ = false;
-  bool undoing_ = false;
+  // What trainers write.
+  ValueCopies copies_;
+  InitialValues initial_values_;
+  WriteUndo undo_;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
-  std::vector<UnshardPool> pools_;       // POOLED, as ShardPlan::pools; their slots are numbered from 0 in each
   v1::Counters counters_;
   JobTrace trace_;
-  // Of copies: old bytes by 64 KiB chunk of a slab; how many, for status.
-  std::map<std::pair<const JobSlab*, int64_t>, std::string> undo_;
-  std::atomic<int64_t> undo_bytes_ = 0;
 };
 
 // Of the plan alone (plan_status.cc); any thread.

@@ -87,7 +87,7 @@ std::string JobCore::AloneText(int rank, const std::string& what) const {
 }
 
 absl::Status JobCore::CheckNobodyExtends(int rank, absl::string_view what, int backward) const {
-  for (const auto& [other, asked] : extensions_) {
+  for (const auto& [other, asked] : extensions_.by_rank()) {
     if (other != rank && ranks_[other].closed_backwards <= backward) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, what, AloneText(other, asked.extension->what));
     }
@@ -116,58 +116,40 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
   }
   session->last_command_time = MonotonicNow();
   session->last_command = "ExtendJob";
-  extensions_[rank] = {std::move(extension), std::move(done)};
-  if (status = CheckNobodyWentOn(rank, extensions_[rank].extension->what); !status.ok()) {
+  const std::string what = extension->what;
+  extensions_.Ask(rank, extension, std::move(done), std::move(build));
+  if (status = CheckNobodyWentOn(rank, what); !status.ok()) {
     Abort(std::move(status), {});
     return;
   }
-  const auto& [first, agreed] = *extensions_.begin();
-  for (const auto& [other, asked] : extensions_) {
-    if (asked.extension->plan.digest != agreed.extension->plan.digest) {
-      Answer(TakeExtensions(),
-             RankError(absl::StatusCode::kFailedPrecondition, other, "ExtendJob",
-                       absl::StrCat("ranks differ in what they train from here on (got ", asked.extension->what,
-                                    ", rank ", first, ": ", agreed.extension->what, ")")));
-      return;
-    }
-  }
-  if (static_cast<int>(extensions_.size()) < world_size()) {
+  const auto& asked = extensions_.by_rank();
+  const auto& [first, agreed] = *asked.begin();
+  if (const auto other = extensions_.FindDifferent(); other != asked.end()) {
+    status = RankError(absl::StatusCode::kFailedPrecondition, other->first, "ExtendJob",
+                       absl::StrCat("ranks differ in what they train from here on (got ", other->second.extension->what,
+                                    ", rank ", first, ": ", agreed.extension->what, ")"));
+    Extensions::Answer(extensions_.TakeAll(), status);
     return;
   }
-  Event(-1, "extend", agreed.extension->what);
-  extending_ = true;
-  std::vector<ExtendDone> asked;
-  for (auto& [other, extension_of] : extensions_) {
-    asked.push_back(std::exchange(extension_of.done, nullptr));
-  }
-  build(agreed.extension, std::move(asked));
+  Advance();
+}
+
+// All ranks have asked for the same.
+void JobCore::BuildExtension() {
+  Event(-1, "extend", extensions_.by_rank().begin()->second.extension->what);
+  extensions_.StartBuild();
 }
 
 absl::Status JobCore::EndAsking(int rank) {
-  if (extensions_.count(rank) == 0) {
+  if (!extensions_.Has(rank)) {
     return absl::OkStatus();
   }
-  if (extending_) {
+  if (extensions_.building()) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "ExtendJob",
                      "the rank goes on before it is answered");
   }
-  const ExtendDone done = std::move(extensions_[rank].done);
-  extensions_.erase(rank);
-  done(RankError(absl::StatusCode::kCancelled, rank, "ExtendJob", "the rank has gone on instead"));
+  extensions_.Take(rank)(RankError(absl::StatusCode::kCancelled, rank, "ExtendJob", "the rank has gone on instead"));
   return absl::OkStatus();
-}
-
-std::map<int, JobCore::AskedExtension> JobCore::TakeExtensions() {
-  extending_ = false;
-  return std::exchange(extensions_, {});
-}
-
-void JobCore::Answer(const std::map<int, AskedExtension>& extensions, const absl::Status& status) {
-  for (const auto& [rank, asked] : extensions) {
-    if (asked.done != nullptr) {
-      asked.done(status);
-    }
-  }
 }
 
 }  // namespace shardd

@@ -43,7 +43,8 @@ DoneSignal JobCore::SignalOf(int rank, uint64_t done) const {
 
 bool JobCore::HasCome(const DoneSignal& signal) const {
   const Session* session = sessions_[signal.rank].get();
-  return signal.done == 0 || session == nullptr || session->id() != signal.session_id || session->HasDone(signal.done);
+  return signal.done == 0 || session == nullptr || session->id() != signal.session_id ||
+         session->words().HasDone(signal.done);
 }
 
 bool JobCore::HaveCome(const std::vector<DoneSignal>& signals) const {
@@ -73,7 +74,7 @@ void JobCore::PollSoon() {
 }
 
 void JobCore::PollNoMore() {
-  if (held_.empty() && (trainers_ == nullptr || !trainers_->waiting())) {
+  if (held_.empty() && !sums_.waiting()) {
     poll_timer_.Set(false);
   }
 }
@@ -96,6 +97,7 @@ bool JobCore::RunGivenBack() {
     if (!status.ok() && epoch == epoch_) {
       Abort(std::move(status), {});
     }
+    Advance();
     if (epoch != epoch_) {
       return true;
     }
@@ -108,9 +110,9 @@ bool JobCore::RunGivenBack() {
 
 void JobCore::DropGivenBack() {
   std::list<Held> gone = std::exchange(held_, {});
-  for (const Held& held : gone) {
-    if (held.pool_slot >= 0) {
-      (void)pools_[held.pool].Filled(held.pool_slot);  // nothing writes into it
+  for (Held& held : gone) {
+    if (held.dropped) {
+      held.dropped();
     }
   }
   if (!gone.empty()) {  // with the memory of sessions

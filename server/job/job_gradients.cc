@@ -62,7 +62,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
     contribution.present[i] = trainable && (command.present.empty() || command.present[i]);
   }
   SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kSubmitGradients, group_name(group), rank));
-  SHARDD_RETURN_IF_ERROR(Observe(session, {OrderEntry::Kind::kSubmitGradients, group}));
+  SHARDD_RETURN_IF_ERROR(Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
   counters_.set_gradient_submissions(counters_.gradient_submissions() + 1);
   const PairKey key(state.closed_backwards, group);
   gradients_seen_ = true;
@@ -75,7 +75,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   for (int other = 0; other < world_size(); ++other) {
     SHARDD_RETURN_IF_ERROR(CheckMissing(other, key, pair));
   }
-  if (pooled_ && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
+  if (unshards_.pooled() && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
     SHARDD_RETURN_IF_ERROR(PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward));
   }
   return TryReduce(key);
@@ -121,44 +121,62 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "BackwardDone", state.closed_backwards));
   const int closed = state.closed_backwards++;
   state.done_at_close.push_back(command.done);
-  session->CountBackward();
-  orders_[rank].Mark();
+  session->words().CountBackward();
+  orders_.CloseBackward(rank);
   for (auto it = pairs_.lower_bound({closed, 0}); it != pairs_.end() && it->first.first == closed;) {
     const PairKey key = (it++)->first;
     SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
     ForgetIfClosed(key);
   }
-  MaybeSayClosed();
-  PublishReduced();
-  ReadmitLate();
-  return MaybeFold();
+  return absl::OkStatus();
 }
 
-// A backward that all ranks have closed has nothing waiting; what it has under way ends together.
 void JobCore::PublishReduced() {
   int closed = std::numeric_limits<int>::max();
   for (const RankStep& rank : ranks_) {
     closed = std::min(closed, rank.closed_backwards);
   }
   if (nodes_ != nullptr) {
-    closed = std::min(closed, nodes_closed_);
+    closed = std::min(closed, nodes_->closed());
   }
+  told_reducing_ = closed;
+  told_reduced_ = pending_reductions_ == 0 ? closed : told_reduced_;
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      if (trainers_ == nullptr) {
-        session->PublishReducing(closed);
+      if (!sums_.by_trainers()) {
+        session->words().PublishReducing(closed);
       }
       if (pending_reductions_ == 0) {
-        session->PublishReduced(closed);
-        session->PublishReducing(closed);
+        session->words().PublishReduced(closed);
+        session->words().PublishReducing(closed);
       }
     }
   }
-  if (pending_reductions_ > 0) {
-    return;
+}
+
+Wait JobCore::WaitForGradients(int rank) const {
+  const RankStep& state = ranks_[rank];
+  if (state.blocked_slot < 0 && state.closed_backwards == 0) {
+    return {};
   }
-  EndFinishedLater();
+  for (const auto& [key, pair] : pairs_) {
+    if ((pair.folded[rank] == 0 && pair.waiting[rank].empty()) ||
+        (state.blocked_slot < 0 && key.first >= state.closed_backwards)) {
+      continue;
+    }
+    for (int other = 0; other < world_size(); ++other) {
+      const bool missing =
+          pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
+      if (other != rank && missing && pair.added[other] > pair.stays[other]) {  // it gave its part
+        return {other, absl::StrCat("BackwardDone of backward ", key.first)};
+      }
+      if (other != rank && missing) {
+        return {other, absl::StrCat("SubmitGradients \"", group_name(key.second), "\" of backward ", key.first)};
+      }
+    }
+  }
+  return {};
 }
 
 // Nothing can come for it any more. Also what keeps a step of many backwards small.

@@ -13,23 +13,9 @@
 
 namespace shardd {
 
-Session* JobCore::FindSession(uint64_t session_id) const {
-  for (const auto& session : sessions_) {
-    if (session != nullptr && session->id() == session_id) {
-      return session.get();
-    }
-  }
-  return nullptr;
-}
-
-int JobCore::attached() const {
-  return static_cast<int>(
-      std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; }));
-}
-
 bool JobCore::finished() const {
-  return RanksFinished() &&
-         (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->OthersFinished() : nodes_->AllServed()));
+  return RanksFinished() && (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->member().OthersFinished()
+                                                                         : nodes_->member().AllServed()));
 }
 
 bool JobCore::RanksFinished() const {
@@ -39,7 +25,10 @@ bool JobCore::RanksFinished() const {
 absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process) {
   SHARDD_RETURN_IF_ERROR(CheckWriters(rank, pid, replace));
   SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, pid, replace));
-  return CheckGradientWriters(rank, pid, process, replace);
+  const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
+  const AttachAnswer answer = renewal_.MayAttach(what, rank, pid, process, replace);
+  FreeLeftGradients();
+  return Settle(rank, what, answer);
 }
 
 absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
@@ -52,7 +41,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                            session->epoch(), ", want ", epoch_, "); attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
-  if (node_gather_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
+  if (node_gathers_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": all ranks of this node have finished, and its daemon serves the "
                                            "other nodes until theirs have, too; attach again, or use another name"));
@@ -66,11 +55,11 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": a copy of its shards to go back to is being taken; attach again"));
   }
-  if (undoing_) {
+  if (undo_.undoing()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
   }
-  if (const std::string lacking = nodes_ == nullptr ? "" : nodes_->Lacking(); !lacking.empty()) {
+  if (const std::string lacking = nodes_ == nullptr ? "" : nodes_->member().Lacking(); !lacking.empty()) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ", lacking, "; attach again"));
   }
@@ -95,34 +84,22 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
   }
-  session->PublishVersion(version_);
+  session->words().PublishVersion(version_);
   session->last_command_time = MonotonicNow();
-  ranks_[rank].finished = false;
-  // Never read: the client shares the descriptor and could make a read block. The ring is looked at before the loop
-  // sleeps.
-  loop_->AddFd(
-      session->doorbell(), [] {}, /*edge=*/true);
+  ranks_[rank].finished = finished_said_ = false;
   UniqueFd pidfd = std::move(session->pidfd);
   absent_.Came(rank);
-  sessions_[rank] = std::move(session);
+  sessions_.Add(std::move(session));
   trace_.SessionBegins(sessions_[rank].get());
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
-  SessionHasSums(rank);
+  sums_.SessionBegins(*sessions_[rank]);
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
 }
 
 void JobCore::WatchProcess(Session* session, UniqueFd pidfd) {
-  if (session->pidfd.valid() || !pidfd.valid()) {
-    return;
-  }
-  session->pidfd = std::move(pidfd);
-  // Readable once the process has ended, also before its hello and while forked children hold its sockets open.
-  loop_->AddFd(session->pidfd.get(), [this, rank = session->rank(), session_id = session->id()] {
-    if (sessions_[rank] != nullptr && sessions_[rank]->id() == session_id) {
-      SessionLost(rank, "its process ended");
-    }
-  });
+  sessions_.WatchProcess(session, std::move(pidfd),
+                         [this, rank = session->rank()] { SessionLost(rank, "its process ended"); });
 }
 
 void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> stream) {
@@ -133,42 +110,39 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
   session->stream->Send(std::move(event));
   Event(rank, "attach",
         absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
-  MaybeTellRefused();
+  Advance();
 }
 
 void JobCore::EndSession(int rank) {
   Session* session = sessions_[rank].get();
   trace_.SessionEnds(session);
-  loop_->RemoveFd(session->doorbell());
-  if (session->pidfd.valid()) {
-    loop_->RemoveFd(session->pidfd.get());
-  }
-  SessionHasNoSums(rank);
+  sessions_.Unwatch(*session);
+  sums_.SessionEnds(session);
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }
-  for (auto& pool : pool_done_) {
-    for (std::vector<uint64_t>& by_rank : pool) {
-      by_rank[rank] = 0;  // signals of its next session are other ones
-    }
-  }
-  memory_worker_->Post([gone = std::move(sessions_[rank])] {});
-  sessions_[rank] = nullptr;
-  if (std::exchange(extending_, false)) {
-    extensions_.clear();  // what is being built comes to nothing
+  unshards_.EndSession(rank);
+  memory_worker_->Post([gone = sessions_.Take(rank)] {});
+  if (extensions_.building()) {
+    (void)extensions_.TakeAll();
   }
   (void)EndAsking(rank);
 }
 
 void JobCore::Detach(int rank, bool finished) {
+  EndDetached(rank, finished);
+  Advance();
+}
+
+void JobCore::EndDetached(int rank, bool finished) {
   Session* session = sessions_[rank].get();
   if (ranks_[rank].stepped || committing_) {
-    ranks_[rank].pending_detach = finished;  // its step is still to be committed (AfterCommit)
+    ranks_[rank].pending_detach = finished;  // its step is still to be committed
     return;
   }
   const bool in_order = finished && LeavesInOrder(rank);
   if (in_order && OthersNeedGradientsOf(rank)) {
-    ranks_[rank].pending_detach = true;  // EndFinished
+    ranks_[rank].pending_detach = true;  // they close backwards first
     return;
   }
   v1::SessionEvent event;
@@ -180,10 +154,8 @@ void JobCore::Detach(int rank, bool finished) {
   Event(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
   ranks_[rank].finished = finished;
-  MaybeSayFinished();
   if (in_order) {
-    EndFinishedLater();  // another may have waited for this one to close a backward
-    return;              // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
+    return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
   // Whoever was let in to read, full parameters or in a pass, needs nobody any more; everything else that ranks do
   // together does. So a rank may be the first to leave the pass that its last step was committed with, or that was a
@@ -204,11 +176,8 @@ void JobCore::Detach(int rank, bool finished) {
   ranks_[rank] = RankStep();
   ranks_[rank].finished = true;
   ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
-  orders_[rank].BeginStep(captured_order_.get());
-  if (pooled_) {
-    pools_[PoolNumber(rank)].ReleaseAll(rank);
-  }
-  (void)MaybeLetStore();  // it may have read full parameters; an error is a device's, and comes again with what follows
+  orders_.ForgetStep(rank);
+  unshards_.Leave(rank);
 }
 
 // In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
@@ -244,26 +213,17 @@ bool JobCore::DropHeld(int rank) {
   return true;
 }
 
-void JobCore::EndFinishedLater() {
-  if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pending_detach == true; })) {
-    return;
-  }
-  loop_->Post([weak = weak_from_this()] {
-    if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
-      self->EndFinished();
-    }
-  });
-}
-
-// Ranks that said good-bye with backwards that others had not closed.
-void JobCore::EndFinished() {
-  for (int rank = 0; rank < world_size() && !committing_; ++rank) {
-    if (sessions_[rank] != nullptr && !ranks_[rank].stepped && ranks_[rank].pending_detach == true &&
-        !OthersNeedGradientsOf(rank)) {
-      ranks_[rank].pending_detach.reset();
-      Detach(rank, /*finished=*/true);
+// A rank that said good-bye before its step was committed, or with backwards that others had not closed, and that may
+// go now; -1: there is none.
+int JobCore::LeaverAt() const {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const RankStep& state = ranks_[rank];
+    if (state.pending_detach.has_value() && sessions_[rank] != nullptr && !state.stepped &&
+        !(*state.pending_detach && LeavesInOrder(rank) && OthersNeedGradientsOf(rank))) {
+      return rank;
     }
   }
+  return -1;
 }
 
 void JobCore::SessionLost(int rank, const std::string& why) {
@@ -271,11 +231,9 @@ void JobCore::SessionLost(int rank, const std::string& why) {
   if (std::exchange(session->lost, true)) {
     return;  // known; a commit under way comes first
   }
-  if (session->pidfd.valid()) {
-    loop_->RemoveFd(session->pidfd.get());  // it stays readable
-  }
+  sessions_.ForgetProcess(*session);
   if (ranks_[rank].pending_detach.has_value() && (committing_ || attached() == world_size())) {
-    return;  // it has done its part of the step and said good-bye; its gradients are here (AfterCommit)
+    return;  // it has done its part of the step and said good-bye; its gradients are here
   }
   const std::string last =
       session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
@@ -295,29 +253,30 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   }
   if ((committing_ && (!applied_ || MayShow())) || promised()) {
     // A decided step always completes forward, with the copy that is kept of it; those who died in between are found
-    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided). Only
-    // a step that is applied and may not be shown yet ends here, unshown.
+    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
+    // Only a step that is applied and may not be shown yet ends here, unshown.
     if (!pending_abort_.has_value()) {
       pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
     } else {
       pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
     }
     if (!committing_) {
-      nodes_->WantsToEnd(pending_abort_->first);
+      nodes_->member().WantsToEnd(pending_abort_->first);
     }
     return;
   }
-  const auto extensions = TakeExtensions();
+  const auto extensions = extensions_.TakeAll();
   ++epoch_;
+  if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   counters_.set_aborts(counters_.aborts() + 1);
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
   Event(-1, IsMidStep() ? "abort" : "epoch", std::string(cause.message()));
   if (nodes_ != nullptr) {
-    nodes_->AttemptEnded(cause);
+    nodes_->member().AttemptEnded(cause);
   }
   UndoWrites();
   if (closed_) {
-    Answer(extensions, cause);
+    Extensions::Answer(extensions, cause);
     return;
   }
   if (window_open_ || (pass_copies() && kept_ && !restoring_)) {
@@ -354,7 +313,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       session->stream->Send(std::move(event));
       session->stream->Finish(absl::OkStatus());
     }
-    NoteGradientWriter(*session);
+    renewal_.EpochEnded(*session);
     EndSession(rank);
   }
   if (applied_) {
@@ -364,7 +323,8 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }
-  Answer(extensions, cause);  // behind what ended the sessions
+  Extensions::Answer(extensions, cause);  // behind what ended the sessions
+  Advance();
 }
 
 void JobCore::ResetStep() {
@@ -373,31 +333,27 @@ void JobCore::ResetStep() {
     ranks_[rank] = RankStep();
     ranks_[rank].finished = finished;
     ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
-    orders_[rank].BeginStep(captured_order_.get());
-    step_orders_[rank].clear();
   }
+  orders_.EndEpoch();
   pairs_.clear();
   DropGivenBack();
-  DropGathers();
   gradients_seen_ = false;
   presence_said_ = false;
-  nodes_closed_ = said_closed_ = 0;
+  told_reducing_ = told_reduced_ = 0;
+  if (nodes_ != nullptr) nodes_->EndStep();
+  values_said_ = false;
   uneven_gradient_ = absl::OkStatus();
-  departures_told_ = 0;
   abandons_told_ = 0;
   present_.assign(plan_->params.size(), false);
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
-  pending_fills_ = 0;
   deciding_ = decision_held_ = entry_held_ = false;
   pass_issued_ = copied_for_pass_ = pass_held_ = leave_held_ = false;
   window_open_ = false;
   keeping_ = false;
   full_params_granted_ = false;
-  for (UnshardPool& pool : pools_) {
-    pool.Invalidate();
-  }
+  unshards_.EndEpoch();
 }
 
 void JobCore::Close(const std::string& why, CloseOn on) {
@@ -405,9 +361,10 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     return;
   }
   Event(-1, "close", why);
-  const auto extensions = TakeExtensions();
+  const auto extensions = extensions_.TakeAll();
   ++epoch_;
   closed_ = true;
+  if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {
       session->Poison(epoch_);
@@ -425,17 +382,14 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   }
   if (nodes_ != nullptr) {
     if (RanksFinished() || on == CloseOn::kAllNodes || plan_->cut_over_nodes) {  // of that, a part is no job
-      nodes_->Closing(why, plan_->cut_over_nodes ? finished() : RanksFinished());
+      nodes_->member().Closing(why, plan_->cut_over_nodes ? finished() : RanksFinished());
     }
     nodes_->Stop();
-    while (!senders_.empty()) NodeStopSending(senders_.begin()->first);
-    node_sums_->Begin(std::numeric_limits<uint64_t>::max());  // nothing of it needs the links any more
-    if (node_gather_ != nullptr) node_gather_->Begin(std::numeric_limits<uint64_t>::max());
+    if (node_gathers_ != nullptr) node_gathers_->EndJob();
   }
   DropGivenBack();
-  DropGathers();
   trace_.EndAll(why);
-  Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
+  Extensions::Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }
 
 }  // namespace shardd

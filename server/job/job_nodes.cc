@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/plan/node_part.h"
-#include "common/shm/session_view.h"
 #include "common/status/status_macros.h"
 #include "server/job/job_core.h"
+#include "server/multinode/param_mask.h"
 #include "server/multinode/value_digest.h"
 
 namespace shardd {
@@ -17,22 +16,11 @@ namespace {
 
 constexpr int64_t kReadPieceBytes = int64_t{1} << 20;
 
-std::string NoBits(size_t bits) {
-  return std::string(static_cast<size_t>(MaskBytes(static_cast<int64_t>(bits))), '\0');
-}
-void SetBit(std::string* mask, size_t bit) {
-  SetMaskBit(reinterpret_cast<uint8_t*>(mask->data()), static_cast<int64_t>(bit), true);
-}
-// Of a mask that node 0 has passed on, which has checked its size.
-bool HasBit(const std::string& mask, size_t bit) {
-  return bit / 8 < mask.size() && MaskBit(reinterpret_cast<const uint8_t*>(mask.data()), static_cast<int64_t>(bit));
-}
-
 }  // namespace
 
 void JobCore::StartNodes() {
   if (nodes_ != nullptr) {
-    nodes_->Start();
+    nodes_->member().Start();
   }
 }
 
@@ -41,25 +29,17 @@ void JobCore::StartNodes() {
 void JobCore::SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks) {
   FollowHolders(key, pair, ranks);
   const size_t params = plan_->groups[key.second].params.size();
-  v1::PeerMessage::Ready ready;
-  ready.mutable_key()->set_step(committed_step_ + 1);
-  ready.mutable_key()->set_backward(key.first);
-  ready.mutable_key()->set_group(key.second);
-  ready.mutable_key()->set_occurrence(pair.occurrence);
-  std::string& present = *ready.mutable_gives()->mutable_present();
-  std::string& fresh = *ready.mutable_gives()->mutable_fresh();
-  present = fresh = NoBits(params);
+  std::vector<bool> present(params);
+  std::vector<bool> fresh(params);
   for (size_t i = 0; i < params; ++i) {
     for (int rank : ranks) {
       const Contribution& contribution = pair.waiting[rank].front();
-      if (contribution.present[i]) {
-        SetBit(&present, i);
-        if (contribution.fresh[i]) SetBit(&fresh, i);
-      }
+      present[i] = present[i] || contribution.present[i];
+      fresh[i] = fresh[i] || (contribution.present[i] && contribution.fresh[i]);
     }
   }
   pair.said = true;
-  nodes_->Ready(std::move(ready));
+  nodes_->SayReady(committed_step_ + 1, key.first, key.second, pair.occurrence, present, fresh);
 }
 
 bool JobCore::AwaitsNodes() const {
@@ -83,43 +63,12 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
       ranks.push_back(rank);
     }
   }
-  const size_t params = plan_->groups[group].params.size();
-  OfOthers others;
-  others.sequence = go.sequence();
-  others.present.assign(params, false);
-  others.fresh.assign(params, false);
-  absl::Status status;
-  for (size_t i = 0; i < params; ++i) {
-    int fresh_node = -1;
-    int adding_node = -1;
-    const auto hear = [&](const auto& counts) {
-      for (int node = 0; node < go.gives_size(); ++node) {
-        if (HasBit(go.gives(node).present(), i) && counts(node)) {
-          (HasBit(go.gives(node).fresh(), i) ? fresh_node : adding_node) = node;
-        }
-      }
-    };
-    hear([](int) { return true; });
-    if (fresh_node >= 0 && adding_node >= 0 && plan_->cut_over_nodes) {
-      // As ranks of one node: who holds nothing of it cannot tell.
-      const int either = fresh_node;
-      fresh_node = adding_node = -1;
-      hear([&](int node) { return NodeRangeOf(*plan_, plan_->groups[group].params[i], node).numel > 0; });
-      if (fresh_node < 0 && adding_node < 0) fresh_node = either;
-    }
-    if (fresh_node >= 0 && adding_node >= 0) {
-      status = absl::FailedPreconditionError(absl::StrCat(
-          "SubmitGradients group \"", group_name(group), "\": gradient of \"",
-          plan_->params[plan_->groups[group].params[i]].fqn, "\" replaces on node ", fresh_node, " and adds on node ",
-          adding_node, "; all nodes must do the same (step=", committed_step_ + 1, ")"));
-    }
-    others.present[i] = fresh_node >= 0 || adding_node >= 0;
-    others.fresh[i] = fresh_node >= 0;
-  }
+  absl::StatusOr<GivenGradients> given = GivenByAll(*plan_, go);
+  absl::Status status = given.status();
   const uint64_t epoch = epoch_;
   if (status.ok()) {
     gradients_seen_ = true;
-    status = IssueReduce(key, pair, ranks, &others);
+    status = IssueReduce(key, pair, ranks, &*given);
   }
   if (status.ok() && epoch == epoch_) {
     if (own) {
@@ -129,118 +78,72 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
     pair.touched.assign(pair.touched.size(), 0);
     status = TryReduce(key);
     ForgetIfClosed(key);
-    MaybeSayClosed();
   }
   if (!status.ok() && epoch == epoch_) {
     Abort(std::move(status), {});
   }
 }
 
-// Node 0 takes it that what was not said of these backwards by then never will be.
-void JobCore::MaybeSayClosed() {
-  if (nodes_ == nullptr) {
-    return;
-  }
+// How many backwards are closed here, where node 0 is to be told; else 0.
+int JobCore::ClosedToSay() const {
   int closed = kAllBackwards;
   for (const RankStep& rank : ranks_) {
     closed = std::min(closed, rank.closed_backwards);
   }
-  if (closed <= said_closed_) {
-    return;
+  if (closed <= nodes_->said_closed()) {
+    return 0;
   }
   for (const auto& [key, pair] : pairs_) {
     const size_t said = pair.said ? 1 : 0;
     for (int rank = 0; key.first < closed && rank < world_size(); ++rank) {
       if (pair.waiting[rank].size() > said) {
-        return;  // said behind the one that is under way
+        return 0;  // said behind the one that is under way
       }
     }
   }
-  said_closed_ = closed;
-  v1::PeerMessage::Closed message;
-  message.set_step(committed_step_ + 1);
-  message.set_backwards(closed);
-  if (closed == kAllBackwards) {
-    *message.mutable_ranks_step() = ranks_[0].step;
-    message.mutable_ranks_step()->clear_trainer_state();
-  }
-  nodes_->Closed(std::move(message));
+  return closed;
 }
 
-void JobCore::NodesClosed(int backwards) {
-  nodes_closed_ = backwards;
-  PublishReduced();
-  const uint64_t epoch = epoch_;
-  absl::Status status = MaybeDecide();
-  if (status.ok() && epoch == epoch_) {
-    status = MaybeGrantFullParams();
-  }
-  if (!status.ok() && epoch == epoch_) {
-    Abort(std::move(status), {});
-  }
-}
+void JobCore::SayClosed() { nodes_->SayClosed(committed_step_ + 1, ClosedToSay(), ranks_[0].step); }
+
+void JobCore::NodesClosed(int backwards) { nodes_->HearClosed(backwards); }
 
 // The step ----------------------------------------------------------------------------------------------------------
 
-void JobCore::SayReduced() {
-  v1::PeerMessage::Reduced reduced;
-  reduced.set_step(committed_step_ + 1);
-  *reduced.mutable_present() = NoBits(present_.size());
-  for (size_t i = 0; i < present_.size(); ++i) {
-    if (present_[i]) SetBit(reduced.mutable_present(), i);
-  }
-  reduced.set_norm_scale(own_norm_.state().scale);
-  reduced.set_norm_sum(own_norm_.state().sum);
-  if (compared_version_ == version_) {
-    reduced.mutable_digests()->Add(value_digests_.begin(), value_digests_.end());
-  }
-  nodes_->Reduced(std::move(reduced));
-}
-
-// Digests go with the next step (SayReduced), which is not decided before they are there.
+// Digests go with the next step (JobNodes::SayReduced), which is not decided before they are there.
 void JobCore::CompareReplicasIfDue() {
   if (nodes_ == nullptr || plan_->cut_over_nodes || committed_step_ % plan_->config.compare_every() != 0) {
     return;
   }
-  ++digests_under_way_;
-  node_worker_->Post([self = shared_from_this(), counts = step_counts_, version = version_, epoch = epoch_] {
+  nodes_->digests().Begin();
+  nodes_->worker()->Post([self = shared_from_this(), counts = step_counts_, version = version_, epoch = epoch_] {
     auto values = std::make_shared<v1::PeerMessage::Values>();
     const absl::Status status = self->ReadValues(counts, values.get());
     self->loop_->Post([self, status, values, version, epoch] {
-      --self->digests_under_way_;
+      ReplicaDigests& digests = self->nodes_->digests();
+      status.ok() ? digests.Taken(version, {values->digests().begin(), values->digests().end()}) : digests.Failed();
       if (self->closed_) {
         return;
       }
-      if (status.ok()) {
-        self->compared_version_ = version;
-        self->value_digests_.assign(values->digests().begin(), values->digests().end());
+      if (!status.ok() && self->epoch_ == epoch) {
+        self->Abort(status, {});
       }
-      const absl::Status decided = status.ok() ? self->MaybeDecide() : status;
-      if (!decided.ok() && self->epoch_ == epoch) {
-        self->Abort(decided, {});
-      }
+      self->Advance();
     });
   });
 }
 
 void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) {
   if (!plan_->cut_over_nodes) {
-    Apply(own_norm_.value());  // all nodes have the same gradients
+    Apply(nodes_->own_norm().value());  // all nodes have the same gradients
     return;
   }
-  const std::string present = PresentOnHolders(reduced);
-  for (size_t i = 0; i < present_.size(); ++i) present_[i] = HasBit(present, i);
-  Norm total(own_norm_.order());
-  for (const v1::PeerMessage::Reduced& of_node : reduced) {
-    Norm part(total.order());
-    part.set_state({of_node.norm_scale(), of_node.norm_sum()});
-    total.Add(part);
-  }
-  Apply(total.value());
+  present_ = PresentOnHolders(*plan_, reduced);
+  Apply(NormOverNodes(nodes_->own_norm().order(), reduced).value());
 }
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
-  for (size_t i = 0; plan_->cut_over_nodes && i < present_.size(); ++i) present_[i] = HasBit(decided.present(), i);
+  if (plan_->cut_over_nodes) present_ = BitsOf(decided.present(), present_.size());
   skipped_ = decided.skipped();
   grad_norm_ = decided.grad_norm();
   clip_factor_ = decided.clip_factor();
@@ -256,14 +159,13 @@ absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::Pe
       // Each node has its own part, but of the updates of a parameter all count the same. 0: it has nothing of it.
       ValueDigest counts;
       counts.AddWord(static_cast<uint64_t>(step_counts[p]));
-      values->add_digests(HeldOf(static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
+      values->add_digests(ElementsOfNode(*plan_, static_cast<int>(p)).numel > 0 ? counts.value() | 1 : 0);
       continue;
     }
-    const ParamPlan& param = plan_->params[p];
     ValueDigest digest;
     for (int what = 0; what <= plan_->optimizer_states; ++what) {
-      const Written written = WrittenPart(param, what);
-      const int64_t bytes = written.slab == nullptr ? 0 : param.numel * written.element_bytes;
+      const SlabPart written = WholePart(*plan_, *memory_, static_cast<int>(p), what);
+      const int64_t bytes = written.size_bytes();
       for (int64_t at = 0; at < bytes; at += kReadPieceBytes) {
         piece.resize(static_cast<size_t>(std::min(kReadPieceBytes, bytes - at)));
         SHARDD_RETURN_IF_ERROR(
@@ -280,10 +182,10 @@ absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::Pe
 // Off the loop: it takes as long as reading all of the model does.
 void JobCore::SayValues() {
   reading_values_ = true;
-  node_worker_->Post([self = shared_from_this(), stale = StaleValues(), counts = step_counts_, epoch = epoch_] {
+  nodes_->worker()->Post([self = shared_from_this(), stale = StaleValues(), counts = step_counts_, epoch = epoch_] {
     absl::Status status;
-    for (const auto& [written, numel] : stale) {
-      if (status.ok()) status = Clear(written, numel);
+    for (const SlabPart& part : stale) {
+      if (status.ok()) status = part.Clear();
     }
     auto values = std::make_shared<v1::PeerMessage::Values>();
     if (status.ok()) status = self->ReadValues(counts, values.get());
@@ -296,7 +198,8 @@ void JobCore::SayValues() {
         self->Abort(status, {});
         return;
       }
-      self->nodes_->Values(std::move(*values));
+      self->nodes_->member().Values(std::move(*values));
+      self->Advance();
     });
   });
 }
@@ -320,13 +223,10 @@ void JobCore::NodeAbort(const absl::Status& cause) {
 }
 
 void JobCore::NodeGeneration(uint64_t generation) {
-  node_sums_->Begin(generation);
-  if (node_gather_ == nullptr) {
-    return;
+  nodes_->BeginGeneration(generation);
+  if (node_gathers_ != nullptr) {
+    node_gathers_->BeginGeneration(generation);
   }
-  gather_generation_ = generation;
-  node_gather_->Begin(generation);
-  GatherAgain();
 }
 
 void JobCore::NodeClose(const std::string& why) { Close(why); }

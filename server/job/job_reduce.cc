@@ -201,7 +201,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, others, &request.modes));
   if (others != nullptr) {
-    request.nodes = {nodes_->generation(), others->sequence, others->present};
+    request.nodes = {nodes_->member().generation(), others->sequence, others->present};
     request.staging.clear();  // it is where the nodes' sums are made, and the collective's
     request.staging_bytes = 0;
   }
@@ -257,7 +257,7 @@ std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const Pair& pai
     } else if (static_cast<size_t>(key.first) < state.done_at_close.size()) {
       done = state.done_at_close[static_cast<size_t>(key.first)];
     } else {
-      done = state.stepped ? state.done_at_step : sessions_[rank]->last_done;
+      done = state.stepped ? state.done_at_step : sessions_[rank]->ring().last_done();
     }
     if (done != 0) {
       signals.push_back(SignalOf(rank, done));
@@ -283,23 +283,11 @@ void JobCore::SubmitReduction(Reduction reduction) {
           return;
         }
         --pending_reductions_;
-        if (status.ok()) {
-          OnReduced(group, ranks, stream_ordered);
-          PublishReduced();
-          status = MaybeFold();
-        }
-        if (status.ok()) {
-          status = MaybeDecide();
-        }
-        if (status.ok() && epoch == epoch_) {
-          status = MaybeBeginPass();
-        }
-        if (status.ok() && epoch == epoch_) {
-          status = MaybeGrantFullParams();
-        }
-        if (!status.ok() && epoch == epoch_) {
+        if (!status.ok()) {
           Abort(std::move(status), {});
+          return;
         }
+        OnReduced(group, ranks, stream_ordered);
       });
   for (size_t device = 0; device < zeros.size(); ++device) {
     if (!zeros[device].empty()) {
@@ -311,29 +299,28 @@ void JobCore::SubmitReduction(Reduction reduction) {
     }
   }
   collective_->ReduceScatter(std::move(reduction.request), done);
-  if (trainers_ != nullptr) {
+  if (sums_.by_trainers()) {
     PollSoon();
   }
 }
 
 // Ranks that run groups in different orders can come to hold each other up: each sleeps until a slot is released whose
-// group another rank submits only later. Such a state is reached whatever the timing, so resolving it when, and only
-// when, every rank is stuck keeps results the same on every run: what the stuck ranks have is added before its turn.
-absl::Status JobCore::MaybeFold() {
-  if (pending_reductions_ > 0 || committing_) {
-    return absl::OkStatus();
-  }
-  bool blocked = false;
+// group another rank submits only later. Such a state is reached whatever the timing.
+bool JobCore::AllStuck() const {
+  bool stuck = false;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].blocked_slot >= 0) {
-      blocked = true;
-    } else if (!ranks_[rank].stepped && !(ranks_[rank].pass == Pass::kEntering && ranks_[rank].pass_stepped)) {
-      return absl::OkStatus();
+    const RankStep& state = ranks_[rank];
+    if (state.blocked_slot >= 0) {
+      const std::optional<PairKey>& key = state.slot_holder[state.blocked_slot];
+      stuck = stuck || (key.has_value() && !pairs_.at(*key).waiting[rank].empty());
+    } else if (!state.stepped && !(state.pass == Pass::kEntering && state.pass_stepped)) {
+      return false;
     }
   }
-  if (!blocked || AwaitsNodes()) {
-    return absl::OkStatus();
-  }
+  return stuck && !AwaitsNodes();
+}
+
+absl::Status JobCore::AddBeforeTurn() {
   if (nodes_ != nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("SubmitGradients: the ranks of this node run groups in orders in which each waits for another's "

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/shm/ring.h"
 #include "server/job/job_core.h"
 #include "server/observe/log.h"
 
@@ -18,36 +17,26 @@ StateSlabs JobCore::SlabsOfState() const {
 }
 
 void JobCore::SendWaitedState() {
-  for (const auto& [node, transfer] : std::exchange(wait_for_state_, {})) {
+  for (const auto& [node, transfer] : nodes_->senders().TakeWaiting()) {
     NodeSendState(node, transfer);
   }
 }
 
 // Also a step that is not shown yet: the node that asks may be the one that is to hold it.
 void JobCore::NodeSendState(int node, uint64_t transfer) {
-  NodeStopSending(node);
+  nodes_->senders().Stop(node);
   if (committing_ && !applied_) {
-    wait_for_state_[node] = transfer;
+    nodes_->senders().Await(node, transfer);
     return;
   }
   const int64_t ahead = applied_ ? 1 : 0;
-  for (int rank = 0; rank < world_size(); ++rank) {
-    v1::PeerMessage message;
-    message.mutable_rank_state()->set_transfer(transfer);
-    message.mutable_rank_state()->set_rank(rank);
-    message.mutable_rank_state()->set_trainer_state(applied_ ? ranks_[rank].step.trainer_state()
-                                                             : trainer_states_[rank]);
-    node_links_->Send(node, std::move(message));
-  }
-  v1::PeerMessage message;
-  v1::PeerMessage::State* state = message.mutable_state();
-  state->set_transfer(transfer);
-  state->set_step(committed_step_ + ahead);
-  state->set_version(version_ + static_cast<uint64_t>(ahead));
+  v1::PeerMessage::State state;
+  state.set_transfer(transfer);
+  state.set_step(committed_step_ + ahead);
+  state.set_version(version_ + static_cast<uint64_t>(ahead));
   for (size_t param = 0; param < step_counts_.size(); ++param) {
-    state->add_step_counts(step_counts_[param] + (applied_ && decided_.present[param] ? 1 : 0));
+    state.add_step_counts(step_counts_[param] + (applied_ && decided_.present[param] ? 1 : 0));
   }
-  node_links_->Send(node, std::move(message));
   const StateSlabs slabs = SlabsOfState();
   Event(-1, "state",
         absl::StrCat("step ", committed_step_ + ahead, " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes,
@@ -59,17 +48,13 @@ void JobCore::NodeSendState(int node, uint64_t transfer) {
       }
     });
   };
-  senders_[node] =
-      StateSender::Start(transfer, slabs, node_links_.get(), node, node_worker_, failed, shared_from_this());
+  const auto trainer_state = [this](int rank) -> const std::string& {
+    return applied_ ? ranks_[rank].step.trainer_state() : trainer_states_[rank];
+  };
+  nodes_->senders().Send(node, state, world_size(), trainer_state, slabs, failed, shared_from_this());
 }
 
-void JobCore::NodeStopSending(int node) {
-  wait_for_state_.erase(node);
-  if (const auto found = senders_.find(node); found != senders_.end()) {
-    found->second->Cancel();
-    senders_.erase(found);
-  }
-}
+void JobCore::NodeStopSending(int node) { nodes_->senders().Stop(node); }
 
 void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
   if (closed_) {
@@ -88,112 +73,83 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
   trainer_states_.assign(trainer_states_.size(), "");
   for (size_t p = 0; p < plan_->params.size(); ++p) {
     for (int what = 0; what <= plan_->optimizer_states; ++what) {
-      if (WrittenPart(plan_->params[p], what).slab != nullptr) {
-        initial_writes_[{static_cast<int>(p), what}] = epoch_ - 1;
+      if (WholePart(*plan_, *memory_, static_cast<int>(p), what).slab != nullptr) {
+        initial_values_.MarkTorn(static_cast<int>(p), what);
       }
     }
   }
-  restore_ = std::make_shared<Restore>();
-  restore_->from = from;
-  restore_->trainer_states.resize(world_size());
-  const auto done = [weak = weak_from_this(), loop = loop_,
-                     of = std::weak_ptr<Restore>(restore_)](absl::Status status) {
+  const std::shared_ptr<NodeFetch>& fetch = nodes_->BeginFetch(from, transfer, world_size());
+  const auto ended = [weak = weak_from_this(), loop = loop_,
+                      of = std::weak_ptr<NodeFetch>(fetch)](absl::Status status) {
     loop->Post([weak, of, status = std::move(status)] {
       const std::shared_ptr<JobCore> self = weak.lock();
-      const std::shared_ptr<Restore> restore = of.lock();
-      if (self == nullptr || self->closed_ || restore == nullptr || self->restore_ != restore) {
+      const std::shared_ptr<NodeFetch> fetch = of.lock();
+      if (self == nullptr || self->closed_ || fetch == nullptr || self->nodes_->fetch() != fetch) {
         return;
       }
       if (!status.ok()) {
         self->Close(std::string(status.message()));
         return;
       }
-      restore->all_slabs = true;
-      self->MaybeFinishRestore();
+      fetch->SlabsAreThere();
+      self->Advance();
     });
   };
-  restore_->slabs = std::make_shared<NodeRestore>(transfer, SlabsOfState(), done);
-  node_events_->SetState(
-      [slabs = restore_->slabs, from](int node, const v1::PeerData& header, absl::string_view elements) {
-        if (node == from) slabs->Take(header, elements);
-      });
-  AskForState(from, transfer);
-}
-
-// Behind what still writes initial values of an attempt that has ended.
-void JobCore::AskForState(int from, uint64_t transfer) {
-  auto ask = [self = shared_from_this(), restore = restore_, from, transfer] {
-    if (!self->closed_ && self->restore_ == restore && self->nodes_->fetching()) {
-      v1::PeerMessage message;
-      message.mutable_fetch()->set_transfer(transfer);
-      self->node_links_->Send(from, std::move(message));
+  nodes_->TakeBytes(fetch->Begin(SlabsOfState(), ended));
+  // Behind what still writes initial values of an attempt that has ended.
+  auto ask = [self = shared_from_this(), fetch, from, transfer] {
+    if (!self->closed_ && self->nodes_->fetch() == fetch && self->nodes_->member().fetching()) {
+      self->nodes_->AskForState(from, transfer);
     }
   };
   auto behind_worker = [self = shared_from_this(), ask = std::move(ask)] {
-    self->node_worker_->Post([self, ask] { self->loop_->Post(ask); });
+    self->nodes_->worker()->Post([self, ask] { self->loop_->Post(ask); });
   };
-  copier_->Post(std::move(behind_worker));
+  copies_.Behind(std::move(behind_worker));
 }
 
-void JobCore::NodeTakeRankState(const v1::PeerMessage::RankState& state) {
-  if (state.transfer() == restore_->slabs->transfer() && state.rank() >= 0 && state.rank() < world_size() &&
-      static_cast<int64_t>(state.trainer_state().size()) <= kMaxTrainerStateBytes) {
-    restore_->trainer_states[state.rank()] = state.trainer_state();
-  }
-}
+void JobCore::NodeTakeRankState(const v1::PeerMessage::RankState& state) { nodes_->fetch()->TakeRankState(state); }
 
 void JobCore::NodeTakeState(const v1::PeerMessage::State& state) {
-  if (state.transfer() != restore_->slabs->transfer()) {
-    return;
+  if (const absl::Status taken = nodes_->fetch()->TakeState(*plan_, state); !taken.ok()) {
+    Close(std::string(taken.message()));
   }
-  const bool counted = std::all_of(state.step_counts().begin(), state.step_counts().end(),
-                                   [](int64_t count) { return count >= 0 && count <= kMaxUpdates; });
-  if (state.step() < 0 || state.step() > kMaxUpdates || state.version() == 0 || state.version() > kMaxUpdates ||
-      state.step_counts_size() != static_cast<int>(plan_->params.size()) || !counted) {
-    Close(absl::StrCat("state from node ", restore_->from, ": it does not fit the plan (got step ", state.step(),
-                       ", version ", state.version(), ", ", state.step_counts_size(), " counts, want ",
-                       plan_->params.size(), " counts of 0 to ", kMaxUpdates, ")"));
-    return;
-  }
-  restore_->state = state;
-  MaybeFinishRestore();
 }
 
-void JobCore::MaybeFinishRestore() {
-  if (!restore_->all_slabs || !restore_->state.has_value() || !nodes_->fetching()) {
-    return;
-  }
-  auto cast = Join(optimizer_devices_.count(), [this, restore = restore_](const absl::Status& status) {
-    if (closed_ || restore_ != restore || !nodes_->fetching()) {
+bool JobCore::MayFinishRestore() const {
+  return nodes_->fetch() != nullptr && nodes_->fetch()->complete() && nodes_->member().fetching();
+}
+
+void JobCore::FinishRestore() {
+  const v1::PeerMessage::State& state = nodes_->fetch()->Take();
+  auto cast = Join(optimizer_devices_.count(), [this, fetch = nodes_->fetch(), &state](const absl::Status& status) {
+    if (closed_ || nodes_->fetch() != fetch || !nodes_->member().fetching()) {
       return;
     }
     if (!status.ok()) {
-      Close(absl::StrCat("state from node ", restore->from, ": ", status.message()));
+      Close(absl::StrCat("state from node ", fetch->from(), ": ", status.message()));
       return;
     }
-    const v1::PeerMessage::State& state = *restore->state;
     committed_step_ = state.step();
     version_ = state.version();
     had_parameters_ = false;
     step_counts_.assign(state.step_counts().begin(), state.step_counts().end());
-    trainer_states_ = std::move(restore->trainer_states);
-    initial_writes_.clear();
+    trainer_states_ = fetch->TakeTrainerStates();
+    initial_values_.Committed();
     if (absl::Status written = journal_->WriteHeader({epoch_, committed_step_, version_}); !written.ok()) {
       LogError(absl::StrCat("job ", name(), ": ", written.message()));
     }
     Event(-1, "state",
-          absl::StrCat("step ", committed_step_, " came from node ", restore->from, ", in ",
-                       absl::FormatDuration(absl::Trunc(MonotonicNow() - restore->began, absl::Milliseconds(1)))));
-    node_events_->SetState(nullptr);
-    restore_ = nullptr;
-    nodes_->Restored();
+          absl::StrCat("step ", committed_step_, " came from node ", fetch->from(), ", in ",
+                       absl::FormatDuration(absl::Trunc(MonotonicNow() - fetch->began(), absl::Milliseconds(1)))));
+    nodes_->EndFetch();
+    nodes_->member().Restored();
   });
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
     ops[rank] = CommitOps(*plan_, memory_->pointers(), rank);
   }
-  optimizer_devices_.Submit(absl::StrCat("cast step ", restore_->state->step()),
-                            optimizer_devices_.Divide(std::move(ops)), cast);
+  optimizer_devices_.Submit(absl::StrCat("cast step ", state.step()), optimizer_devices_.Divide(std::move(ops)), cast);
 }
 
 }  // namespace shardd

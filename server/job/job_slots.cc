@@ -18,8 +18,8 @@ void JobCore::IssueSlot(int rank, int slot, bool stream_ordered) {
       ranks_[rank].blocked_slot = -1;
     }
   }
-  if (trainers_ == nullptr) {
-    sessions_[rank]->PublishSlotIssued(slot);
+  if (!sums_.by_trainers()) {
+    sessions_[rank]->words().PublishSlotIssued(slot);
   }
 }
 
@@ -31,9 +31,9 @@ void JobCore::ReleaseSlot(int rank, int slot, bool stream_ordered) {
       ranks_[rank].blocked_slot = -1;
     }
   }
-  sessions_[rank]->PublishSlotReleased(slot);
-  if (trainers_ != nullptr) {
-    sessions_[rank]->PublishSlotIssued(slot);  // README.md says why not before
+  sessions_[rank]->words().PublishSlotReleased(slot);
+  if (sums_.by_trainers()) {
+    sessions_[rank]->words().PublishSlotIssued(slot);  // README.md says why not before
   }
 }
 

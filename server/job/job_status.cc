@@ -10,64 +10,9 @@
 namespace shardd {
 namespace {
 
-constexpr absl::Duration kOverdueShown = absl::Seconds(1);  // of parameters that another node has not sent
-
 int64_t UnixMillis(absl::Time time) { return absl::ToUnixMillis(time); }
 
 }  // namespace
-
-// For whom and for what the rank cannot go on.
-JobCore::Wait JobCore::WaitingFor(int rank) const {
-  const RankStep& state = ranks_[rank];
-  if (state.blocked_slot >= 0 || state.closed_backwards > 0) {
-    for (const auto& [key, pair] : pairs_) {
-      if ((pair.folded[rank] == 0 && pair.waiting[rank].empty()) ||
-          (state.blocked_slot < 0 && key.first >= state.closed_backwards)) {
-        continue;
-      }
-      for (int other = 0; other < world_size(); ++other) {
-        const bool missing =
-            pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
-        if (other != rank && missing && pair.added[other] > pair.stays[other]) {  // it gave its part
-          return {other, absl::StrCat("BackwardDone of backward ", key.first)};
-        }
-        if (other != rank && missing) {
-          return {other, absl::StrCat("SubmitGradients \"", group_name(key.second), "\" of backward ", key.first)};
-        }
-      }
-    }
-  }
-  for (int other = 0; other < world_size(); ++other) {
-    if (other == rank) {
-      continue;
-    }
-    if (extensions_.count(rank) > 0 && extensions_.count(other) == 0) {
-      return {other, "ExtendJob"};
-    }
-    if (state.stepped && !ranks_[other].stepped) {
-      return {other, "Step"};
-    }
-    if (state.full_params && !state.inside && !ranks_[other].full_params) {
-      return {other, "EnterFullParams"};
-    }
-    if (state.full_params && !state.inside && ranks_[other].inside) {
-      return {other, "LeaveFullParams"};
-    }
-    if (state.pass == Pass::kEntering && ranks_[other].pass != Pass::kEntering) {
-      return {other, "EnterPass"};
-    }
-    if (state.wants_window && pass_copies() && ranks_[other].inside) {
-      return {other, "LeaveFullParams"};
-    }
-    if (state.wants_window && ranks_[other].pass == Pass::kInside) {
-      return {other, "LeavePass"};
-    }
-    if (state.committed_params && !ranks_[other].committed_params) {
-      return {other, "CommitParameters"};
-    }
-  }
-  return {};
-}
 
 std::string JobCore::WaitText(int rank) const {
   if (const Session* session = sessions_[rank].get(); session != nullptr && session->held) {
@@ -82,12 +27,11 @@ std::string JobCore::WaitText(int rank) const {
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
     const RankStep& state = ranks_[rank];
-    if (node_gather_ != nullptr && !state.awaited_unshards.empty()) {
-      const std::string unreached = nodes_->Unreached();
-      return unreached.empty() ? node_gather_->Overdue(MonotonicNow(), kOverdueShown) : unreached;
+    if (node_gathers_ != nullptr && unshards_.AwaitsFill(rank)) {
+      return node_gathers_->WaitText(MonotonicNow());
     }
     const bool waits = state.stepped || state.blocked_slot >= 0 || state.closed_backwards > 0 || state.committed_params;
-    return nodes_ != nullptr && waits ? nodes_->WaitText() : "";
+    return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
                       sessions_[wait.rank] != nullptr         ? ""
@@ -137,10 +81,11 @@ void JobCore::Describe(v1::Job* out) const {
   out->set_slab_bytes(memory_->allocated_bytes());
   *out->mutable_config() = plan_->config;
   *out->mutable_counters() = counters_;
-  out->set_collective(node_gather_ == nullptr ? collective_->Describe()
-                                              : absl::StrCat(collective_->Describe(), "; ", node_gather_->Describe()));
+  out->set_collective(node_gathers_ == nullptr
+                          ? collective_->Describe()
+                          : absl::StrCat(collective_->Describe(), "; ", node_gathers_->Describe()));
   if (nodes_ != nullptr) {
-    nodes_->Describe(out);
+    nodes_->member().Describe(out);
   }
   out->set_created_unix_ms(UnixMillis(created_));
   if (lost_.has_value()) {
@@ -193,7 +138,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     r->set_last_command_age_ms(absl::ToInt64Milliseconds(MonotonicNow() - session->last_command_time));
     r->set_waiting_for(WaitText(rank));
     r->set_departures(session->departures);
-    r->set_stream_ordered(session->stream_ordered);
+    r->set_stream_ordered(session->ring().stream_ordered());
   }
 }
 
@@ -213,12 +158,13 @@ int64_t JobCore::reserved_undo_bytes() const {
 void JobCore::DescribeMemory(v1::Memory* out) const {
   out->set_job(name());
   memory_->Describe(*plan_, out);
-  if (left_gradients_ != nullptr) {  // planned for nobody: on the host, what processes have stored since
+  if (const JobSlab* slab = renewal_.left();
+      slab != nullptr) {  // planned for nobody: on the host, what processes have stored since
     v1::Purpose* left = out->add_purposes();
     left->set_purpose("gradients left to processes of ended epochs");
-    left->set_allocated_bytes(left_gradients_->allocated_bytes());
-    left->set_backing(left_gradients_->backing());
-    if (!left_gradients_->on_host()) AddDeviceBytes(*left_gradients_->on_devices(), left);
+    left->set_allocated_bytes(slab->allocated_bytes());
+    left->set_backing(slab->backing());
+    if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), left);
   }
   v1::Purpose* sessions = out->add_purposes();
   sessions->set_purpose("session");
@@ -244,7 +190,7 @@ void JobCore::DescribeMemory(v1::Memory* out) const {
     slots->set_planned_bytes(plan_->memory.gradient_slots_bytes * world_size());
     slots->set_allocated_bytes(slots_allocated);
   }
-  if (const int64_t undo_bytes = undo_bytes_; undo_bytes > 0) {
+  if (const int64_t undo_bytes = undo_.bytes(); undo_bytes > 0) {
     v1::Purpose* undo = out->add_purposes();
     undo->set_purpose("writeback undo");
     undo->set_backing("heap");

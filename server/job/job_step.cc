@@ -42,11 +42,7 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   state.step = std::move(step);
   state.pass = Pass::kOutside;  // it has stopped reading, and writing
   state.window = state.wants_window = false;
-  SHARDD_RETURN_IF_ERROR(CloseStep(session));
-  ReadmitLate();
-  SHARDD_RETURN_IF_ERROR(MaybeDecide());
-  MaybeOpenWindows();  // it was perhaps the last that read
-  return absl::OkStatus();
+  return CloseStep(session);
 }
 
 absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) const {
@@ -64,17 +60,14 @@ absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) cons
 absl::Status JobCore::CloseStep(Session* session) {
   const int rank = session->rank();
   ranks_[rank].closed_backwards = kAllBackwards;
-  step_orders_[rank] = orders_[rank].sequence();
-  orders_[rank].BeginStep(captured_order_.get());
+  orders_.EndStep(rank);
   for (auto it = pairs_.begin(); it != pairs_.end();) {
     const PairKey key = (it++)->first;
     SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
     ForgetIfClosed(key);
   }
-  MaybeSayClosed();
-  PublishReduced();
-  return MaybeFold();
+  return absl::OkStatus();
 }
 
 absl::Status JobCore::CompareSteps() const {
@@ -90,40 +83,7 @@ absl::Status JobCore::CompareSteps() const {
   return absl::OkStatus();
 }
 
-// In the first step there is no recorded order yet: ranks are held against rank 0.
-absl::Status JobCore::CompareOrders() {
-  if (captured_order_ != nullptr) {
-    return absl::OkStatus();
-  }
-  const CapturedOrder first(step_orders_[0]);
-  for (int rank = 1; rank < world_size(); ++rank) {
-    OrderTracker tracker;
-    tracker.BeginStep(&first);
-    for (const OrderEntry& entry : step_orders_[rank]) {
-      const OrderTracker::Observation seen = tracker.Observe(entry);
-      if (!seen.departed) {
-        continue;
-      }
-      counters_.set_departures(counters_.departures() + 1);
-      ++sessions_[rank]->departures;
-      const std::string fact = absl::StrCat(
-          "departs from rank 0's order in the first step (got group \"", group_name(entry.group), "\", want ",
-          seen.expected.has_value() ? absl::StrCat("\"", group_name(seen.expected->group), "\"") : "nothing more", ")");
-      TellDeparture(rank, fact);
-      if (plan_->config.strict_order()) {
-        return RankError(absl::StatusCode::kFailedPrecondition, rank, "strict order", fact);
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status JobCore::MaybeDecide() {
-  if (deciding_ || committing_ || pending_reductions_ > 0 || pending_fills_ > 0 || digests_under_way_ > 0 ||
-      (nodes_ != nullptr && nodes_closed_ != kAllBackwards) ||
-      !std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.stepped; })) {
-    return absl::OkStatus();
-  }
+absl::Status JobCore::BeginDecision() {
   // Nothing that changes shards is begun before every rank's GPU has done with this step.
   Held decision;
   decision.order = Held::Order::kDecisions;
@@ -131,14 +91,11 @@ absl::Status JobCore::MaybeDecide() {
   for (int rank = 0; rank < world_size(); ++rank) {
     decision.signals.push_back(SignalOf(rank, ranks_[rank].done_at_step));
   }
-  if (decision_held_) {
-    return absl::OkStatus();
-  }
   if (!HaveCome(decision.signals)) {
     decision_held_ = true;
     decision.run = [this] {
       decision_held_ = false;
-      return MaybeDecide();
+      return absl::OkStatus();
     };
     return WhenGivenBack(std::move(decision));
   }

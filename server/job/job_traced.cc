@@ -31,7 +31,7 @@ void JobCore::Trace(const v1::TraceJobRequest& request, std::shared_ptr<TraceSin
   }
   DescribeMemory(start.mutable_memory());
   const bool polled = trace_.on();
-  trace_.Begin(request, std::move(start), committed_step_, std::move(sink), sessions_);
+  trace_.Begin(request, std::move(start), committed_step_, std::move(sink), sessions_.by_rank());
   if (!polled) {
     PollTraceLater();
   }
@@ -43,7 +43,7 @@ void JobCore::PollTraceLater() {
     if (self == nullptr || !self->trace_.on()) {
       return;
     }
-    self->trace_.Poll(self->sessions_, [&self](v1::TraceEnd* end) {
+    self->trace_.Poll(self->sessions_.by_rank(), [&self](v1::TraceEnd* end) {
       self->DescribeMemory(end->mutable_memory());
       for (int rank = 0; rank < self->world_size() && end->reason() == v1::TRACE_END_REASON_TIMEOUT; ++rank) {
         if (const std::string waits = self->WaitText(rank); !waits.empty()) {

@@ -1,5 +1,5 @@
 // Values from trainers: initial ones, writeback of full parameters, and with them the state of the daemon's optimizer.
-// Nothing of it is in a version before every rank has sent CommitParameters; old bytes are kept until then.
+// Nothing of it is in a version before every rank has sent CommitParameters; until then it can be undone (writes/).
 
 #include <algorithm>
 #include <utility>
@@ -10,24 +10,6 @@
 #include "server/observe/log.h"
 
 namespace shardd {
-// Where `what` of a parameter lies: 0 itself, k > 0 its optimizer state k - 1. Null: the job has no such state.
-JobCore::Written JobCore::WrittenPart(const ParamPlan& param, int what) const {
-  const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
-  if (what == 0) {
-    const int64_t element_bytes = DTypeSizeBytes(param.dtype);
-    return {memory_->shards(), flat.shards_offset_bytes + param.offset * element_bytes, element_bytes};
-  }
-  const bool updates = plan_->config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-  if (!updates || !param.requires_grad || flat.optimizer_offset_bytes < 0 || what < 0 ||
-      what > plan_->optimizer_states) {
-    return {};
-  }
-  const int64_t element_bytes = DTypeSizeBytes(v1::DTYPE_FLOAT32);
-  return {memory_->optimizer(),
-          flat.optimizer_offset_bytes + (what - 1) * flat.StateStrideBytes() + param.offset * element_bytes,
-          element_bytes};
-}
-
 absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& command) {
   const int rank = session->rank();
   const bool writeback = ranks_[rank].inside && ranks_[rank].writeback;
@@ -49,91 +31,139 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   if (writeback) {
     SHARDD_RETURN_IF_ERROR(CheckSummoned(rank, command.group, what));
   }
-  const int state = static_cast<int16_t>(command.flags >> kWrittenStateShift);
-  if (state != 0 && (command.flags & kOfGradient) != 0) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank, what,
-                     absl::StrCat("either a gradient or optimizer state (got both; state ", state, ")"));
+  const absl::StatusOr<WriteRequest> request =
+      ParseWrite(*plan_, command, /*gradients=*/writeback && ranks_[rank].full.with_grads);
+  if (!request.ok()) {
+    return RankError(request.status().code(), rank, what, request.status().message());
   }
-  const Written written = WrittenPart(param, std::max(state, -state));  // a count belongs to the first state
-  if (state < -1 || (written.slab == nullptr && state >= 0) || (state == -1 && !param.requires_grad)) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank, what,
-                     absl::StrCat("no such optimizer state (got ", state, ", want -1 to ",
-                                  param.requires_grad ? plan_->optimizer_states : 0, ")"));
-  }
-  if (state == -1) {
-    if (command.arg0 < 0 || command.arg0 > kMaxUpdates) {
-      return RankError(
-          absl::StatusCode::kInvalidArgument, rank, what,
-          absl::StrCat("count of updates is out of range (got ", command.arg0, ", want 0 to ", kMaxUpdates, ")"));
-    }
-    undo_counts_.try_emplace(command.group, step_counts_[command.group]);
-    step_counts_[command.group] = command.arg0;
+  if (request->target == WriteRequest::Target::kUpdateCount) {
+    undo_.SaveCount(request->param, step_counts_[request->param]);
+    step_counts_[request->param] = request->count;
     return absl::OkStatus();
   }
-  if (command.arg0 < 0 || command.arg1 < 0 || command.arg0 > param.numel || command.arg1 > param.numel - command.arg0) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank, what,
-                     absl::StrCat("elements are out of range (got ", command.arg0, " + ", command.arg1,
-                                  ", want within ", param.numel, ")"));
-  }
-  const FlatParamPlan& flat = plan_->flat_params[param.flat_param];
-  const bool of_gradient = (command.flags & kOfGradient) != 0;
-  if (of_gradient && !(writeback && ranks_[rank].full.with_grads && param.requires_grad)) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                     param.requires_grad ? "gradients may be written after EnterFullParams(writeback, with_grads)"
-                                         : "a frozen parameter has no gradient");
-  }
-  const int64_t element = of_gradient ? sizeof(float) : written.element_bytes;
-  const int64_t size = command.arg1 * element;
-  const char* source = session->Staging(command.arg2, size);
+  const char* source = session->Staging(command.arg2, request->size_bytes());
   if (source == nullptr) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank, what,
-                     absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", size, " bytes)"));
+    return RankError(
+        absl::StatusCode::kInvalidArgument, rank, what,
+        absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", request->size_bytes(), " bytes)"));
   }
-  const std::shared_ptr<SessionMemory>& memory = session->memory();  // of `source`
-  if (of_gradient) {
-    const int64_t gradient = flat.gradients_offset_bytes + param.offset * element;
-    const bool zero = !present_[command.group];  // what lies there is of no step
-    present_[command.group] = true;
-    written_gradients_[command.group] = true;
-    return CopyFor(session, {memory_->gradients(), size + (zero ? param.numel * element : 0), /*of_gradient=*/true},
-                   [slab = memory_->gradients(), gradient, zero, whole = param.numel * element,
-                    offset = command.arg0 * element, source, size, memory]() -> absl::Status {
-                     if (zero) {
-                       SHARDD_RETURN_IF_ERROR(slab->Zero(gradient, whole));
-                     }
-                     return slab->Write(gradient + offset, source, size);
-                   });
-  }
+  return request->target == WriteRequest::Target::kGradient ? WriteGradient(session, *request, source)
+                                                            : WritePart(session, *request, source);
+}
+
+absl::Status JobCore::WriteGradient(Session* session, const WriteRequest& request, const char* source) {
+  const ParamPlan& param = plan_->params[request.param];
+  const int64_t gradient =
+      plan_->flat_params[param.flat_param].gradients_offset_bytes + param.offset * request.element_bytes;
+  const bool zero = !present_[request.param];  // what lies there is of no step
+  present_[request.param] = true;
+  written_gradients_[request.param] = true;
+  const int64_t whole = param.numel * request.element_bytes;
+  return CopyFor(session, {memory_->gradients(), request.size_bytes() + (zero ? whole : 0), /*of_gradient=*/true},
+                 [slab = memory_->gradients(), gradient, zero, whole, request, source,
+                  memory = session->memory()]() -> absl::Status {
+                   if (zero) {
+                     SHARDD_RETURN_IF_ERROR(slab->Zero(gradient, whole));
+                   }
+                   return slab->Write(gradient + request.first * request.element_bytes, source, request.size_bytes());
+                 });
+}
+
+absl::Status JobCore::WritePart(Session* session, const WriteRequest& request, const char* source) {
+  const SlabPart whole = WholePart(*plan_, *memory_, request.param, request.part);
   // Of what other nodes hold, those keep theirs: every node's ranks may write whole parameters.
-  const ParamRange held = HeldOf(command.group);
-  const int64_t first = std::max(command.arg0, held.first);
-  const int64_t kept = std::min(command.arg0 + command.arg1, held.first + held.numel) - first;
-  if (kept <= 0 && plan_->cut_over_nodes) {
+  const ParamRange own = ElementsOfNode(*plan_, request.param);
+  const int64_t first = std::max(request.first, own.first);
+  const int64_t numel = std::min(request.first + request.numel, own.first + own.numel) - first;
+  if (whole.slab == nullptr || (numel <= 0 && plan_->cut_over_nodes)) {
     return absl::OkStatus();
   }
-  const int64_t offset_bytes = written.offset_bytes + first * element;
-  const char* const from = source + (first - command.arg0) * element;
-  const int64_t kept_bytes = kept * element;
-  bool clear = false;
-  if (version_ == 0) {
-    uint64_t& written_in = initial_writes_[{command.group, state}];
-    clear = written_in != epoch_ && written_in != 0;  // by an attempt that was given up: initial values are one's
-    written_in = epoch_;
-  }
+  const SlabPart to{whole.slab, whole.offset_bytes + first * whole.element_bytes, whole.element_bytes, numel};
+  const char* const from = source + (first - request.first) * whole.element_bytes;
   const bool undo = version_ != 0;
-  undo_kept_ = undo_kept_ || undo;
-  const int64_t cleared_bytes = clear ? held.numel * element : 0;
-  return CopyFor(
-      session, {written.slab, kept_bytes + cleared_bytes},
-      [this, whole = HeldPart(written, held), clear, undo, offset_bytes, from, kept_bytes, memory]() -> absl::Status {
-        if (clear) {
-          SHARDD_RETURN_IF_ERROR(Clear(whole.first, whole.second));
-        }
-        if (undo) {
-          SHARDD_RETURN_IF_ERROR(SaveForUndo(whole.first.slab, offset_bytes, kept_bytes));
-        }
-        return whole.first.slab->Write(offset_bytes, from, kept_bytes);
-      });
+  if (undo) {
+    undo_.WillSave();
+  }
+  SlabPart stale;  // initial values are one attempt's
+  if (!undo && initial_values_.Write(request.param, request.part, epoch_)) {
+    stale = PartOfNode(*plan_, *memory_, request.param, request.part);
+  }
+  return CopyFor(session, {to.slab, to.size_bytes() + stale.size_bytes()},
+                 [this, to, stale, undo, from, memory = session->memory()]() -> absl::Status {
+                   if (stale.slab != nullptr) {
+                     SHARDD_RETURN_IF_ERROR(stale.Clear());
+                   }
+                   if (undo) {
+                     SHARDD_RETURN_IF_ERROR(undo_.Save(to.slab, to.offset_bytes, to.size_bytes()));
+                   }
+                   return to.slab->Write(to.offset_bytes, from, to.size_bytes());
+                 });
+}
+
+// A copy that is made off the loop holds the session until it has ended: its commands wait in its ring, in their order,
+// and everybody else goes on.
+absl::Status JobCore::CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy) {
+  if (copies_.IsMadeAtOnce(*copying.slab, copying.size_bytes)) {
+    return copy();
+  }
+  const bool of_gradient = copying.of_gradient;
+  session->held = true;
+  gradient_work_ += of_gradient ? 1 : 0;
+  CopyOffLoop(std::move(copy), [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
+    gradient_work_ -= of_gradient ? 1 : 0;
+    // Of an epoch that has ended, the loss of the device alone means anything.
+    if (!status.ok() && (epoch == epoch_ || absl::IsDataLoss(status))) {
+      Abort(std::move(status), {});
+      return;
+    }
+    if (Session* held = FindSession(id); held != nullptr) {
+      Release(held);
+    }
+  });
+  return absl::OkStatus();
+}
+
+void JobCore::CopyOffLoop(ValueCopies::Copy copy, ValueCopies::Then then) {
+  copies_.Run(shared_from_this(), std::move(copy), [this, then = std::move(then)](absl::Status status) {
+    then(std::move(status));
+    Advance();
+  });
+}
+
+void JobCore::Release(Session* session) {
+  session->held = false;
+  session->words().NoteProgress();
+  if (std::exchange(session->consumes_when_released, false)) {
+    session->PublishConsumed();
+  }
+  for (auto& closure : std::exchange(session->when_released, {})) {
+    loop_->Post(std::move(closure));
+  }
+}
+
+void JobCore::UndoWrites() {
+  if (!undo_.BeginUndo(&step_counts_)) {
+    return;
+  }
+  // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
+  for (const auto& session : sessions_) {
+    if (session != nullptr) {
+      session->held = true;
+    }
+  }
+  CopyOffLoop([this] { return undo_.PutBack([this] { copies_.Progress(); }); },
+              [this](const absl::Status& status) {
+                undo_.EndUndo();
+                if (!status.ok()) {
+                  Close(absl::StrCat("take back what was not committed: ", status.message()));
+                  return;
+                }
+                for (const auto& session : sessions_) {
+                  if (session != nullptr && session->held) {
+                    Release(session.get());
+                  }
+                }
+              });
 }
 
 absl::Status JobCore::OnCommitParameters(Session* session) {
@@ -147,55 +177,53 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "CommitParameters"));
   ranks_[rank].committed_params = true;
-  if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.committed_params; })) {
-    return absl::OkStatus();
-  }
+  return absl::OkStatus();
+}
+
+absl::Status JobCore::BeginValuesCommit() {
   if (nodes_ != nullptr) {
+    values_said_ = true;
     SayValues();  // CommitValues comes when all nodes have the same
     return absl::OkStatus();
   }
   return CommitValues();
 }
 
-std::vector<std::pair<JobCore::Written, int64_t>> JobCore::StaleValues() const {
-  std::vector<std::pair<Written, int64_t>> stale;
-  for (const auto& [part, written_in] : initial_writes_) {
-    if (written_in != epoch_) {
-      stale.push_back(HeldPart(WrittenPart(plan_->params[part.first], part.second), HeldOf(part.first)));
-    }
+std::vector<SlabPart> JobCore::StaleValues() const {
+  std::vector<SlabPart> stale;
+  for (const auto& [param, part] : initial_values_.WrittenBefore(epoch_)) {
+    stale.push_back(PartOfNode(*plan_, *memory_, param, part));
   }
   return stale;
 }
 
 absl::Status JobCore::CommitValues() {
-  std::vector<std::pair<Written, int64_t>> stale = StaleValues();
-  initial_writes_.clear();
+  std::vector<SlabPart> stale = StaleValues();
+  initial_values_.Committed();
   committing_ = true;  // from here on it completes forward
-  undo_counts_.clear();
-  const bool copies = std::exchange(undo_kept_, false) || !stale.empty();
+  if (!undo_.BeginCommit() && stale.empty()) {
+    SubmitParametersCommit();
+    return absl::OkStatus();
+  }
   auto copy = [this, stale = std::move(stale)]() -> absl::Status {
-    ForgetUndo();
-    for (const auto& [written, numel] : stale) {
-      CopierGoesOn();
-      SHARDD_RETURN_IF_ERROR(Clear(written, numel));
+    undo_.Forget();
+    for (const SlabPart& part : stale) {
+      copies_.Progress();
+      SHARDD_RETURN_IF_ERROR(part.Clear());
     }
     return absl::OkStatus();
   };
-  if (copies) {
-    CopyOffLoop(std::move(copy), [this](const absl::Status& status) {
-      if (status.ok() && !closed_) {
-        SubmitParametersCommit();
-        return;
-      }
-      committing_ = false;
-      if (closed_) {
-        return;
-      }
-      Close(absl::StrCat("commit of parameters: ", status.message()));
-    });
-    return absl::OkStatus();
-  }
-  SubmitParametersCommit();
+  CopyOffLoop(std::move(copy), [this](const absl::Status& status) {
+    if (status.ok() && !closed_) {
+      SubmitParametersCommit();
+      return;
+    }
+    committing_ = false;
+    if (closed_) {
+      return;
+    }
+    Close(absl::StrCat("commit of parameters: ", status.message()));
+  });
   return absl::OkStatus();
 }
 
@@ -228,13 +256,12 @@ void JobCore::FinishParametersCommit() {
   }
   ++version_;
   MarkKeptStale();
+  values_said_ = false;
   for (RankStep& rank : ranks_) {
     rank.committed_params = false;
     rank.writeback = false;
   }
-  for (UnshardPool& pool : pools_) {
-    pool.Invalidate();
-  }
+  unshards_.NewVersion();
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }

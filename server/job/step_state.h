@@ -55,8 +55,6 @@ struct RankStep {
   std::optional<bool> pending_detach;  // asked for after Step; its value: finished
   int blocked_slot = -1;               // its client sleeps until this gradient slot is released
   std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
-  std::map<int, uint64_t> awaited_unshards;  // POOLED: groups whose slot is being filled for this rank: asked so often
-  std::deque<int> deferred_unshards;  // POOLED: asked for after Step, before the commit; or when no slot was to be had
   // Signals of its device (given_back.h): of BackwardDone by backward, of Step, of EnterFullParams and
   // LeaveFullParams, of EnterPass.
   std::vector<uint64_t> done_at_close;

@@ -26,7 +26,7 @@ void JobTrace::Begin(const v1::TraceJobRequest& request, v1::TraceStart start, i
   } else {
     for (const auto& session : sessions) {
       if (session != nullptr) {
-        session->DropTrace();  // of an earlier trace
+        session->trace().Drop();  // of an earlier trace
       }
     }
     if (work_ != nullptr) {
@@ -35,7 +35,7 @@ void JobTrace::Begin(const v1::TraceJobRequest& request, v1::TraceStart start, i
   }
   for (const auto& session : sessions) {
     if (session != nullptr) {
-      session->SetTracing(true);
+      session->trace().SetTracing(true);
     }
   }
   if (work_ != nullptr) {
@@ -157,7 +157,7 @@ void JobTrace::Review(const std::vector<std::unique_ptr<Session>>& sessions) {
   }
   for (const auto& session : sessions) {
     if (session != nullptr) {
-      session->SetTracing(false);
+      session->trace().SetTracing(false);
     }
   }
   for (Rank& rank : ranks_) {

@@ -45,9 +45,9 @@ bool JobTrace::TakeCalls(Session* session) {
       ++trace->refused;
     }
   };
-  if (!session->TakeTrace(kRecordsAtATime, &records)) {
+  if (!session->trace().Take(kRecordsAtATime, &records)) {
     refuse();
-    session->SetTracing(false);
+    session->trace().SetTracing(false);
   }
   const int64_t now_ns = TraceNowNs();
   for (const TraceRecord& record : records) {
@@ -110,7 +110,7 @@ void JobTrace::SessionBegins(Session* session) {
   if (!on()) {
     return;
   }
-  session->SetTracing(true);
+  session->trace().SetTracing(true);
   ranks_[static_cast<size_t>(session->rank())].closed_step = 0;  // the job may have gone back
   for (const auto& trace : traces_) {
     if (trace->last_step == 0) {  // else its whole steps are known, and over
@@ -124,11 +124,11 @@ void JobTrace::SessionEnds(Session* session) {
     const int64_t until_ns = TraceNowNs() + kSliceNs;
     while (TakeCalls(session) && TraceNowNs() < until_ns) {
     }
-    const auto left = static_cast<int64_t>(session->DropTrace());
+    const auto left = static_cast<int64_t>(session->trace().Drop());
     for (const auto& trace : traces_) {
       trace->lost += left;
     }
-    session->SetTracing(false);
+    session->trace().SetTracing(false);
     Rank& rank = ranks_[static_cast<size_t>(session->rank())];
     std::fill(rank.submitted_ns.begin(), rank.submitted_ns.end(), 0);
   }

@@ -15,7 +15,7 @@ class SessionWordsTest : public GradientsTest {
   }
   bool HasDone(int rank, uint64_t done) {
     bool result = false;
-    OnLoop([&] { result = job_->session(rank)->HasDone(done); });
+    OnLoop([&] { result = job_->session(rank)->words().HasDone(done); });
     return result;
   }
 };

@@ -1,4 +1,4 @@
-#include "server/schedule/order.h"
+#include "server/job/unshard/order.h"
 
 #include <gtest/gtest.h>
 

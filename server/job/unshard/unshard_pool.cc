@@ -1,4 +1,4 @@
-#include "server/schedule/unshard_pool.h"
+#include "server/job/unshard/unshard_pool.h"
 
 #include <algorithm>
 

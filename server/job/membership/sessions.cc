@@ -1,0 +1,61 @@
+#include "server/job/membership/sessions.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shardd {
+
+Session* Sessions::Find(uint64_t session_id) const {
+  const auto found = std::find_if(by_rank_.begin(), by_rank_.end(), [session_id](const auto& session) {
+    return session != nullptr && session->id() == session_id;
+  });
+  return found == by_rank_.end() ? nullptr : found->get();
+}
+
+int Sessions::attached() const {
+  return static_cast<int>(std::count_if(by_rank_.begin(), by_rank_.end(), [](const auto& s) { return s != nullptr; }));
+}
+
+void Sessions::SetAwake(bool awake) {
+  for (const auto& session : by_rank_) {
+    if (session != nullptr) {
+      session->words().SetAwake(awake);
+    }
+  }
+}
+
+void Sessions::Add(std::unique_ptr<Session> session) {
+  // Never read: the client shares the descriptor and could make a read block. The ring is looked at before the loop
+  // sleeps.
+  loop_->AddFd(
+      session->doorbell(), [] {}, /*edge=*/true);
+  const int rank = session->rank();
+  by_rank_[rank] = std::move(session);
+}
+
+void Sessions::WatchProcess(Session* session, UniqueFd pidfd, std::function<void()> on_end) {
+  if (session->pidfd.valid() || !pidfd.valid()) {
+    return;
+  }
+  session->pidfd = std::move(pidfd);
+  // Readable once the process has ended, also before its hello and while forked children hold its sockets open.
+  loop_->AddFd(session->pidfd.get(),
+               [this, rank = session->rank(), session_id = session->id(), on_end = std::move(on_end)] {
+                 if (by_rank_[rank] != nullptr && by_rank_[rank]->id() == session_id) {
+                   on_end();
+                 }
+               });
+}
+
+void Sessions::ForgetProcess(const Session& session) {
+  if (session.pidfd.valid()) {
+    loop_->RemoveFd(session.pidfd.get());
+  }
+}
+
+void Sessions::Unwatch(const Session& session) {
+  loop_->RemoveFd(session.doorbell());
+  ForgetProcess(session);
+}
+
+}  // namespace shardd

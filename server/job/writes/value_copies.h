@@ -1,0 +1,55 @@
+#ifndef SHARDD_SERVER_JOB_WRITES_VALUE_COPIES_H_
+#define SHARDD_SERVER_JOB_WRITES_VALUE_COPIES_H_
+
+// Copies of values between trainers' staging and one job's slabs. A GPU that hangs may keep a copy for seconds, and old
+// bytes of a large model take as long to put back, so a thread of their own, the copier, makes them. It serves all
+// jobs.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/loop/core_loop.h"
+#include "server/storage/job_slab.h"
+
+namespace shardd {
+
+// Owns the count of the job's copies and the time of their last progress. Loop-confined but for Progress.
+class ValueCopies {
+ public:
+  // Runs on the copier, where it may touch nothing of the job but slabs and the old bytes of WriteUndo.
+  using Copy = std::function<absl::Status()>;
+  using Then = std::function<void(absl::Status)>;
+
+  // Both outlive this.
+  ValueCopies(CoreLoop* loop, CoreLoop* copier) : loop_(loop), copier_(copier) {}
+
+  // A copy of so few bytes takes less time than waking the copier does, and no other copy can be of the same bytes: the
+  // caller makes it on the loop. Models have thousands of small parameters. A device's memory is never written so, for
+  // that waits for the device.
+  bool IsMadeAtOnce(const JobSlab& slab, int64_t size_bytes) const;
+  // Runs `copy` on the copier, behind all copies before it, and then `then` on the loop. `job` keeps the job alive.
+  void Run(std::shared_ptr<void> job, Copy copy, Then then);
+  // Runs `closure` on the copier, behind all copies that were asked for. It keeps alive what it needs.
+  void Behind(absl::AnyInvocable<void()> closure) { copier_->Post(std::move(closure)); }
+  // A running copy calls this with each piece that it begins. Thread-safe.
+  void Progress();
+  // A copy of this job's has made no progress for longer than any limit of a copy's own: a driver does not return.
+  // False for copies that wait for those of other jobs.
+  bool IsStuck(absl::Time now) const;
+  static constexpr absl::Duration kLimit = absl::Seconds(60);
+
+ private:
+  CoreLoop* const loop_;
+  CoreLoop* const copier_;
+  int under_way_ = 0;
+  std::atomic<int64_t> progressed_ns_ = 0;  // MonotonicNow() of the running copy's last piece; 0: none runs
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_WRITES_VALUE_COPIES_H_

@@ -1,0 +1,87 @@
+#include "server/job/membership/sessions.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "tests/common/plan/spec_builder.h"
+#include "tests/testing/process.h"
+
+namespace shardd {
+namespace {
+
+class SessionsTest : public ::testing::Test {
+ protected:
+  SessionsTest() {
+    SpecBuilder builder(2);
+    builder.Param(0, "w", {8});
+    plan_ = std::make_shared<const ShardPlan>(builder.Plan());
+  }
+  ~SessionsTest() override { loop_.Stop(); }
+
+  void Add(int rank, uint64_t id) {
+    auto session = Session::Create(plan_, id, rank, /*epoch=*/1);
+    ASSERT_TRUE(session.ok()) << session.status();
+    loop_.RunAndWait([&] { sessions_.Add(*std::move(session)); });
+  }
+  void Watch(int rank, const testing::Child& child) {
+    loop_.RunAndWait([&] {
+      sessions_.WatchProcess(sessions_[rank].get(), UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0))),
+                             [this, rank] {
+                               ++ended_;
+                               sessions_.ForgetProcess(*sessions_[rank]);
+                             });
+    });
+  }
+  static int Sleep() {
+    pause();
+    return 0;
+  }
+
+  std::shared_ptr<const ShardPlan> plan_;
+  std::atomic<int> ended_ = 0;
+  CoreLoop loop_;
+  Sessions sessions_{2, &loop_};
+};
+
+TEST_F(SessionsTest, AreFoundByIdWhileTheyAreThere) {
+  Add(1, 7);
+  EXPECT_EQ(sessions_.attached(), 1);
+  EXPECT_EQ(sessions_.Find(7), sessions_[1].get());
+  EXPECT_EQ(sessions_.Find(8), nullptr);
+  loop_.RunAndWait([&] {
+    sessions_.Unwatch(*sessions_[1]);
+    EXPECT_EQ(sessions_.Take(1)->id(), 7u);
+  });
+  EXPECT_EQ(sessions_.attached(), 0);
+  EXPECT_EQ(sessions_.Find(7), nullptr);
+}
+
+TEST_F(SessionsTest, TheEndOfAProcessIsToldOnce) {
+  const testing::Child child(Sleep);
+  Add(0, 1);
+  Watch(0, child);
+  Watch(0, child);  // it has its process
+  child.Kill();
+  EXPECT_TRUE(testing::PollUntil([&] { return ended_ > 0; }));
+  loop_.RunAndWait([] {});
+  EXPECT_EQ(ended_, 1);
+}
+
+TEST_F(SessionsTest, TheEndOfAProcessIsNotTheNextSessions) {
+  testing::Child child(Sleep);
+  Add(0, 1);
+  Watch(0, child);
+  std::unique_ptr<Session> gone;
+  loop_.RunAndWait([&] { gone = sessions_.Take(0); });  // still watched
+  Add(0, 2);
+  child.Kill();
+  EXPECT_NE(child.Wait(), -1);
+  loop_.RunAndWait([] {});
+  loop_.RunAndWait([&] { sessions_.Unwatch(*gone); });
+  EXPECT_EQ(ended_, 0);
+}
+
+}  // namespace
+}  // namespace shardd
