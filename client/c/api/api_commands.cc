@@ -44,7 +44,7 @@ absl::Status EnterFullParams(shardd_job* job, const shardd_full_params_options* 
     SHARDD_RETURN_IF_ERROR(CheckGroup("enter_full_params", job, given->group));
   }
   const Attachment& attachment = job->impl->attachment();
-  if (given->offload_to_cpu != 0 && attachment.session().on_device() && !IsOffloaded(attachment)) {
+  if (given->offload_to_cpu != 0 && attachment.memory().on_device() && !IsOffloaded(attachment)) {
     return absl::UnimplementedError(absl::StrCat(
         "enter_full_params: offload_to_cpu is not served where the job lies on a GPU (device=", attachment.device(),
         "); copy from the pointers that are given"));

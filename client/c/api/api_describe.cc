@@ -29,8 +29,8 @@ absl::Status JobInfo(const shardd_job* job, shardd_job_info* info) {
   value.created = attachment.created() ? 1 : 0;
   value.device = attachment.device().c_str();
   value.address = attachment.target().address.c_str();
-  value.cuda_device = attachment.session().device_ordinal();
-  value.stream_ordered = attachment.session().stream_ordered() ? 1 : 0;
+  value.cuda_device = attachment.memory().device().ordinal();
+  value.stream_ordered = attachment.session().stream_waits().ordered() ? 1 : 0;
   value.offloaded = IsOffloaded(attachment) ? 1 : 0;
   Fill(info, value);
   return absl::OkStatus();
@@ -159,12 +159,12 @@ absl::Status DescribeDaemon(const char* address, int64_t timeout_ms, char** json
 absl::Status GetCounters(const shardd_job* job, shardd_counters* counters) {
   SHARDD_RETURN_IF_ERROR(CheckJob("get_counters", job));
   SHARDD_RETURN_IF_ERROR(CheckStruct("get_counters", counters));
-  const ClientSession& session = job->impl->attachment().session();
+  ClientSession& session = job->impl->attachment().session();
   shardd_counters value = {};
-  value.commands = session.submitted();
-  value.doorbells = session.counters().doorbells;
-  value.waits = session.counters().waits;
-  value.wait_ns = session.counters().wait_ns;
+  value.commands = session.ring().submitted();
+  value.doorbells = session.ring().doorbells();
+  value.waits = session.waits().waits();
+  value.wait_ns = session.waits().wait_ns();
   Fill(counters, value);
   return absl::OkStatus();
 }

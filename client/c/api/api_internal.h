@@ -66,7 +66,7 @@ inline absl::StatusOr<absl::Duration> TimeoutOf(const char* call, int64_t timeou
 
 // On GPUs, and the host has its state.
 inline bool IsOffloaded(const Attachment& attachment) {
-  return attachment.session().on_device() && attachment.plan().plan().config.offload() == v1::OFFLOAD_HOST;
+  return attachment.memory().on_device() && attachment.plan().plan().config.offload() == v1::OFFLOAD_HOST;
 }
 
 inline absl::Status CheckJob(const char* call, const shardd_job* job) {

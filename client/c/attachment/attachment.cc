@@ -16,35 +16,36 @@ absl::Status Attachment::Reattach() {
   }
   session_->Close();
   // What its stream still writes is none of the next epoch.
-  if (!session_->DrainStreams(/*release=*/true, options_.timeout)) {
+  if (!session_->stream_waits().Drain(/*release=*/true, options_.timeout)) {
     SHARDD_RETURN_IF_ERROR(interrupt_.Check("reattach"));
     return absl::DeadlineExceededError(absl::StrCat(object(), "the program's stream has not ended what it had within ",
                                                     absl::FormatDuration(options_.timeout), " (rank=", rank(), ")"));
   }
-  SHARDD_RETURN_IF_ERROR(session_->GiveUpStores());
+  SHARDD_RETURN_IF_ERROR(memory().GiveUpStores());
   return Establish(absl::Now() + options_.timeout);
 }
 
 absl::Status Attachment::Flush(const char* call) {
-  session_->Wake();
-  return WaitConsumed(session_->submitted(), {call, nullptr, "the commands before it"});
+  session_->ring().Wake();
+  return WaitConsumed(session_->ring().submitted(), {call, nullptr, "the commands before it"});
 }
 
 absl::Status Attachment::Detach(absl::Status status, bool finished, absl::Time deadline) {
-  if (status.ok() && !session_->DrainStreams(/*release=*/false, deadline - absl::Now())) {
+  if (status.ok() && !session_->stream_waits().Drain(/*release=*/false, deadline - absl::Now())) {
     status = absl::DeadlineExceededError(
         absl::StrCat("detach: the program's stream has not done with the job's memory in time (rank=", rank(), ")"));
   }
   if (status.ok()) {
     // The ring and the stream are two ways to the daemon: what was sent on the first must not be overtaken.
     const TimelineWord& consumed = page().consumed;
-    session_->Wake();
-    while (status.ok() && !session_->Reached(consumed, session_->submitted()) && absl::Now() < deadline) {
-      status = session_->WaitBriefly(consumed, session_->submitted(), "detach");
+    session_->ring().Wake();
+    while (status.ok() && !session_->waits().Reached(consumed, session_->ring().submitted()) &&
+           absl::Now() < deadline) {
+      status = session_->waits().WaitBriefly(consumed, session_->ring().submitted(), "detach");
     }
-    status = status.ok() ? session_->GiveUpStores() : status;  // nobody waits for the stores of who has detached
+    status = status.ok() ? memory().GiveUpStores() : status;  // nobody waits for the stores of who has detached
     if (status.ok()) {
-      status = session_->Detach(finished, deadline);
+      status = session_->life().stream().Detach(finished, deadline, interrupt_);
     }
   }
   session_->Close();
@@ -65,24 +66,24 @@ absl::Status Attachment::Live() {
   if (!failure_.ok()) {
     return failure_;
   }
-  return Note(session_->Live());
+  return Note(session_->life().Live());
 }
 
 absl::Status Attachment::Note(absl::Status status) {
   // An interrupted wait says nothing of the session, even if that has ended meanwhile: the next call finds out why.
-  if (status.ok() || !failure_.ok() || absl::IsCancelled(status) || !session_->Over()) {
+  if (status.ok() || !failure_.ok() || absl::IsCancelled(status) || !session_->life().Over()) {
     return status;
   }
   Retire();
   failure_ = status;
-  if (const auto aborted = session_->stream().aborted(); aborted.has_value()) {
+  if (const auto aborted = session_->life().stream().aborted(); aborted.has_value()) {
     ledger_.Abort(*aborted);
   }
   return status;
 }
 
 absl::StatusOr<uint64_t> Attachment::GiveBack(const WaitFor& reason) {
-  absl::StatusOr<uint64_t> done = session_->SignalDone(reason);
+  absl::StatusOr<uint64_t> done = session_->stream_waits().SignalDone(reason);
   SHARDD_RETURN_IF_ERROR(Note(done.status()));
   return done;
 }
@@ -101,14 +102,14 @@ absl::Status Attachment::WaitCommitted(const char* call, const std::string* grou
 }
 
 absl::Status Attachment::NameStream(void* stream) {
-  SHARDD_RETURN_IF_ERROR(session_->UseStream(stream));
+  SHARDD_RETURN_IF_ERROR(session_->stream_waits().Use(stream));
   stream_ = stream;
   return absl::OkStatus();
 }
 
 void Attachment::ForgetStream() {
   stream_.reset();
-  session_->ForgetStream();
+  session_->stream_waits().Forget();
   ledger_.StreamAwaits(0);  // the host has not waited for it
 }
 

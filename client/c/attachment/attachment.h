@@ -56,6 +56,8 @@ class Attachment {
   int rank() const { return plan_.rank(); }
   const StepLedger& ledger() const { return ledger_; }
   StepLedger& ledger() { return ledger_; }
+  // The ledger takes over what has been committed.
+  void Retire() { ledger_.Retire(session_->waits(), page()); }
   // Those of the ledger, after a look at what has been committed.
   int64_t committed_step();
   const std::string& trainer_state();
@@ -67,7 +69,8 @@ class Attachment {
   Interrupt& interrupt() { return interrupt_; }
   const Interrupt& interrupt() const { return interrupt_; }
   ClientSession& session() const { return *session_; }
-  const DaemonPage& page() const { return session_->daemon_page().page(); }
+  SessionMemory& memory() const { return session_->memory(); }
+  const DaemonPage& page() const { return session_->memory().page(); }
 
   // OK while the session lives; otherwise the failure that is noted for good.
   absl::Status Live();
@@ -79,19 +82,21 @@ class Attachment {
   }
   bool has_failed() const { return !failure_.ok(); }
 
-  // As ClientSession's, with failures noted.
+  // As the session's parts, with failures noted.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
-    return Note(session_->Wait(word, sequence, reason));
+    return Note(session_->waits().Wait(word, sequence, reason));
   }
   absl::Status WaitInStream(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
-    return Note(session_->WaitInStream(word, sequence, reason));
+    return Note(session_->stream_waits().Wait(word, sequence, reason));
   }
-  absl::Status WaitSpace(uint64_t records, const WaitFor& reason) { return Note(session_->WaitSpace(records, reason)); }
+  absl::Status WaitSpace(uint64_t records, const WaitFor& reason) {
+    return Note(session_->ring().WaitSpace(records, reason));
+  }
   absl::Status WaitConsumed(uint64_t number, const WaitFor& reason) {
-    return Note(session_->WaitConsumed(number, reason));
+    return Note(session_->ring().WaitConsumed(number, reason));
   }
   absl::Status Send(const CommandRecord& record, bool act, const WaitFor& reason) {
-    return Note(session_->Send(record, act, reason));
+    return Note(session_->ring().Send(record, act, reason));
   }
   // The signal of a record that gives memory back (CommandRecord::done).
   absl::StatusOr<uint64_t> GiveBack(const WaitFor& reason);
@@ -111,7 +116,6 @@ class Attachment {
   bool MayRetry(const absl::Status& status, bool again, absl::Duration waited) const;
   v1::OpenJobRequest OpenRequest() const;
   void Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session);
-  void Retire() { ledger_.Retire(*session_); }
 
   AttachOptions options_;  // its spec is the plan's, once there is one
   Interrupt interrupt_;

@@ -16,8 +16,8 @@ class CallSpan {
  public:
   // `attachment` outlives the span. `steps_ago`: the call is of a step that was sent before.
   CallSpan(const Attachment& attachment, v1::TraceCall call, int group = -1, int64_t steps_ago = 0)
-      : session_(attachment.session().tracing() ? &attachment.session() : nullptr) {
-    if (session_ != nullptr) {
+      : trace_(attachment.session().trace().tracing() ? &attachment.session().trace() : nullptr) {
+    if (trace_ != nullptr) {
       record_ = {TraceNowNs(),
                  0,
                  attachment.ledger().running_step() - steps_ago,
@@ -27,15 +27,15 @@ class CallSpan {
     }
   }
   ~CallSpan() {
-    if (session_ != nullptr) {
+    if (trace_ != nullptr) {
       record_.end_ns = TraceNowNs();
-      session_->Trace(record_);
+      trace_->Write(record_);
     }
   }
   // The call's result, absl::Status or StatusOr, as it is.
   template <typename Result>
   Result Of(Result result) {
-    if (session_ != nullptr && result.ok()) {
+    if (trace_ != nullptr && result.ok()) {
       record_.call = static_cast<uint16_t>(record_.call & ~kTraceCallFailed);
     }
     return result;
@@ -44,8 +44,8 @@ class CallSpan {
   CallSpan& operator=(const CallSpan&) = delete;
 
  private:
-  ClientSession* const session_;
-  TraceRecord record_;  // set where session_ is
+  TraceWriter* const trace_;
+  TraceRecord record_;  // set where trace_ is
 };
 
 }  // namespace shardd

@@ -64,7 +64,7 @@ bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration
 }
 
 absl::Status Attachment::TryEstablish(absl::Time deadline) {
-  SHARDD_RETURN_IF_ERROR(ClientSession::GiveUpStoresOfEnded());  // the daemon takes an attach for that
+  SHARDD_RETURN_IF_ERROR(SessionMemory::GiveUpStoresOfEnded());  // the daemon takes an attach for that
   if (!attached_before_) {  // later it is this daemon or none: another one does not have the job
     target_.found_here = options_.address.empty();
     SHARDD_ASSIGN_OR_RETURN(
@@ -96,8 +96,8 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   session_options.interrupt = &interrupt_;
   SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<ClientSession> session,
                           ClientSession::Open(target_, channel, attach, session_options));
-  if (stream_.has_value() && session->on_device()) {
-    SHARDD_RETURN_IF_ERROR(session->UseStream(*stream_));
+  if (stream_.has_value() && session->memory().on_device()) {
+    SHARDD_RETURN_IF_ERROR(session->stream_waits().Use(*stream_));
   }
   created_ = opened.created();
   Adopt(attach, std::move(session));

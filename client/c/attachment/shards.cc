@@ -5,17 +5,17 @@ namespace shardd {
 const char* StoredParameterAt(const Attachment& attachment, int param, int64_t copy) {
   const RankPlan& plan = attachment.plan();
   const FlatParamPlan& flat = plan.flat_of(plan.param(param));
-  return attachment.session().shards() + copy * plan.plan().shards_stride_bytes + flat.shards_offset_bytes +
+  return attachment.memory().shards() + copy * plan.plan().shards_stride_bytes + flat.shards_offset_bytes +
          plan.param(param).offset * DTypeSizeBytes(flat.dtype);
 }
 
 char* ReducedGradientAt(const Attachment& attachment, int param, int64_t copy) {
   const RankPlan& plan = attachment.plan();
   const FlatParamPlan& flat = plan.flat_of(plan.param(param));
-  if (attachment.session().gradients() == nullptr || flat.gradients_offset_bytes < 0) {
+  if (attachment.memory().gradients() == nullptr || flat.gradients_offset_bytes < 0) {
     return nullptr;
   }
-  return attachment.session().gradients() + copy * plan.plan().gradients_stride_bytes + flat.gradients_offset_bytes +
+  return attachment.memory().gradients() + copy * plan.plan().gradients_stride_bytes + flat.gradients_offset_bytes +
          plan.param(param).offset * DTypeSizeBytes(v1::DTYPE_FLOAT32);
 }
 

@@ -18,12 +18,11 @@ void Staging::Reset() {
 }
 
 void Staging::PutMessage(absl::string_view message) {
-  message.copy(attachment_.session().memory().At<char>(attachment_.plan().layout().payload_offset_bytes),
-               message.size());
+  message.copy(attachment_.memory().view().At<char>(attachment_.plan().layout().payload_offset_bytes), message.size());
 }
 
 void Staging::MessageSent() {
-  record_ = half_record_[0] = half_record_[1] = attachment_.session().submitted();
+  record_ = half_record_[0] = half_record_[1] = attachment_.session().ring().submitted();
   half_used_bytes_ = 0;
 }
 
@@ -39,10 +38,10 @@ absl::StatusOr<int64_t> Staging::PutElements(const void* data, int64_t size_byte
   }
   half_used_bytes_ = start + size_bytes;
   const int64_t offset = attachment_.plan().layout().payload_offset_bytes + half_ * kHalfBytes + start;
-  memcpy(attachment_.session().memory().At<char>(offset), data, static_cast<size_t>(size_bytes));
+  memcpy(attachment_.memory().view().At<char>(offset), data, static_cast<size_t>(size_bytes));
   return offset;
 }
 
-void Staging::ElementsSent() { record_ = half_record_[half_] = attachment_.session().submitted(); }
+void Staging::ElementsSent() { record_ = half_record_[half_] = attachment_.session().ring().submitted(); }
 
 }  // namespace shardd

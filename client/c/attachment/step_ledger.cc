@@ -11,13 +11,13 @@ void StepLedger::Reset(const v1::AttachRankResponse& attach) {
   trainer_state_ = attach.trainer_state();
 }
 
-void StepLedger::Retire(const ClientSession& session) {
+void StepLedger::Retire(const WordWaits& waits, const DaemonPage& page) {
   if (pending_.empty() && !pass_begins_) {
     return;
   }
   // Looked at before the version, which is published first.
-  const bool begun = pass_begins_ && session.Reached(session.daemon_page().page().passes, passes_);
-  const uint64_t version = session.SequenceOf(session.daemon_page().page().version);
+  const bool begun = pass_begins_ && waits.Reached(page.passes, passes_);
+  const uint64_t version = waits.SequenceOf(page.version);
   while (!pending_.empty() && pending_.front().version <= version) {
     committed_step_ = pending_.front().step;
     trainer_state_ = std::move(pending_.front().trainer_state);

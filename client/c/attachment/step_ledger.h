@@ -5,20 +5,20 @@
 #include <deque>
 #include <string>
 
-#include "client/c/session/client_session.h"
+#include "client/c/session/word_waits.h"
 #include "shardd/v1/trainer.pb.h"
 
 namespace shardd {
 
 // What one rank knows of its job's versions: which step is committed and with which trainer state, which steps and
 // which pass it has sent whose commit it has not seen yet, and the version that its own next request reads. Owns these
-// facts; reads the daemon's words from the session that it is given. Thread-compatible.
+// facts; reads the daemon's words as it is given them. Thread-compatible.
 class StepLedger {
  public:
   // A new session begins at what its attach has brought.
   void Reset(const v1::AttachRankResponse& attach);
   // Takes over what has been committed. A look at two words while something is on its way, else nothing.
-  void Retire(const ClientSession& session);
+  void Retire(const WordWaits& waits, const DaemonPage& page);
   // The epoch has ended: what was on its way is void.
   void Abort(const v1::SessionEvent::Aborted& aborted);
 

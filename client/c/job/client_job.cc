@@ -70,7 +70,7 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
   // What was stored into shards comes along, and is not copied before it is there.
   const absl::Duration timeout = attachment_.timeout();
   ClientSession& session = attachment_.session();
-  if (rank_plan().pass_copies() && !session.DrainStreams(/*release=*/false, timeout)) {
+  if (rank_plan().pass_copies() && !session.stream_waits().Drain(/*release=*/false, timeout)) {
     SHARDD_RETURN_IF_ERROR(attachment_.interrupt().Check("extend_job"));
     return absl::DeadlineExceededError(absl::StrCat(object(), "the program's stream has not ended what it had within ",
                                                     absl::FormatDuration(timeout), " (rank=", attachment_.rank(), ")"));

@@ -92,7 +92,7 @@ absl::Status Gradients::GiveBack(int index) {
   const ShardPlan& plan = attachment_.plan().plan();
   char* const gradient = ReducedGradientAt(attachment_, index, 0);
   // Rows that several ranks hold are not this one's to drop, and a GPU's memory stays where it is.
-  if (gradient == nullptr || attachment_.session().on_device() ||
+  if (gradient == nullptr || attachment_.memory().on_device() ||
       plan.placement.pieces(Purpose::kGradients) < plan.world_size) {
     return absl::OkStatus();
   }

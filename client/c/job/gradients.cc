@@ -39,11 +39,11 @@ absl::Status Gradients::WaitSlot(int index) {
   const GroupPlan& group = attachment_.plan().group(index);
   Slot& slot = slot_of(index);
   ClientSession& session = attachment_.session();
-  const TimelineWord& released = session.daemon_page().slot(group.gradient_slot).released;
+  const TimelineWord& released = session.memory().daemon_page().slot(group.gradient_slot).released;
   const TimelineWord& word =
-      session.stream_ordered() ? session.daemon_page().slot(group.gradient_slot).issued : released;
+      session.stream_waits().ordered() ? session.memory().daemon_page().slot(group.gradient_slot).issued : released;
   const WaitFor reason{"wait_gradient_slot", &group.name, "the reduction of the slot's last submission"};
-  if (!slot.told && !session.Spin(word, slot.submissions)) {
+  if (!slot.told && !session.waits().Spin(word, slot.submissions)) {
     // The daemon then knows that this rank stands still, and adds out of turn if all do.
     CommandRecord record = {};
     record.opcode = Opcode::kWaitGradientSlot;
@@ -65,7 +65,7 @@ void* Gradients::SlotData(int index) const {
   if (!param.requires_grad || slot < 0 || flat.slot_offset_bytes < 0) {
     return nullptr;
   }
-  return attachment_.session().gradient_slots() + plan.plan().gradient_slots[static_cast<size_t>(slot)].offset_bytes +
+  return attachment_.memory().gradient_slots() + plan.plan().gradient_slots[static_cast<size_t>(slot)].offset_bytes +
          flat.slot_offset_bytes + param.offset * DTypeSizeBytes(flat.unsharded_dtype);
 }
 
@@ -100,7 +100,7 @@ absl::Status Gradients::CheckMasks(int group, const uint8_t* present, const uint
 uint32_t Gradients::PutMasks(int group, const uint8_t* present, const uint8_t* fresh) {
   const SessionLayout& layout = attachment_.plan().layout();
   const int64_t mask_bytes = layout.mask_size_bytes[static_cast<size_t>(group)];
-  uint8_t* masks = attachment_.session().memory().At<uint8_t>(layout.mask_offset_bytes[static_cast<size_t>(group)]);
+  uint8_t* masks = attachment_.memory().view().At<uint8_t>(layout.mask_offset_bytes[static_cast<size_t>(group)]);
   if (present != nullptr) {
     memcpy(masks, present, static_cast<size_t>(mask_bytes));
   }
@@ -146,7 +146,7 @@ absl::Status Gradients::Submit(int index, const uint8_t* present, const uint8_t*
   record.flags = PutMasks(index, present, fresh);
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   if (record.flags != 0) {
-    mask_record = attachment_.session().submitted();
+    mask_record = attachment_.session().ring().submitted();
   }
   backward_open_ = has_gradients_ = true;
   ++slot.submissions;
@@ -186,7 +186,7 @@ absl::Status Gradients::WaitReduced() {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   const WaitFor reason{"wait_gradients", nullptr, "the reduction of the backwards closed so far"};
   const DaemonPage& page = attachment_.page();
-  if (attachment_.session().stream_ordered()) {
+  if (attachment_.session().stream_waits().ordered()) {
     SHARDD_RETURN_IF_ERROR(attachment_.Wait(page.reducing, backwards_closed_, reason));
   }
   return span.Of(attachment_.WaitInStream(page.reduced, backwards_closed_, reason));

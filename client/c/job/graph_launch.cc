@@ -38,7 +38,7 @@ absl::Status Graphs::CheckLaunch(const Graph& graph) const {
     return Error("launch_graph",
                  "it was captured in a session that is over, whose gradient slots are gone; capture it anew");
   }
-  if (graph.calls.empty() || !attachment_.session().stream_ordered()) {
+  if (graph.calls.empty() || !attachment_.session().stream_waits().ordered()) {
     return Error("launch_graph", graph.calls.empty() ? "nothing was noted in it"
                                                      : "no CUDA stream is named; call shardd_set_cuda_stream");
   }
@@ -69,15 +69,15 @@ absl::Status Graphs::Launch(int id, void* exec) {
     SHARDD_RETURN_IF_ERROR(passes_.CheckReading(absl::StrCat("launch_graph job \"", attachment_.plan().job(), "\"")));
   }
   ClientSession& session = attachment_.session();
-  StreamOrder* const order = session.stream_order();
+  StreamOrder* const order = session.stream_waits().order();
   SHARDD_RETURN_IF_ERROR(order->LaunchGraph(static_cast<cu::GraphExec>(exec), graph->words));
-  session.set_waits_on_host(true);
+  session.stream_waits().set_waits_on_host(true);
   absl::Status status;
   for (const GraphCall& call : graph->calls) {
     status = Replay(call, graph->words);
     if (!status.ok()) break;
   }
-  session.set_waits_on_host(false);
+  session.stream_waits().set_waits_on_host(false);
   const auto slice = [this] { return attachment_.interrupt().Check("launch_graph"); };
   if (status.ok()) {
     status = order->AwaitLaunch(slice);
@@ -95,8 +95,8 @@ absl::Status Graphs::Replay(const GraphCall& call, GraphWords* words) {
   ClientSession& session = attachment_.session();
   const WaitFor reason{NameOf(call.kind), call.group < 0 ? nullptr : &attachment_.plan().group_name(call.group),
                        "the graph's stream to come there"};
-  const auto go_on = [&session, on = session.GoOn(reason)]() -> absl::Status {
-    SHARDD_RETURN_IF_ERROR(session.stream_order()->launch_status());
+  const auto go_on = [&session, on = session.waits().GoOn(reason)]() -> absl::Status {
+    SHARDD_RETURN_IF_ERROR(session.stream_waits().order()->launch_status());
     return on();
   };
   switch (call.kind) {

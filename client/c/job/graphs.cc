@@ -33,8 +33,8 @@ absl::StatusOr<int> Graphs::Begin() {
     return Error("begin_graph", "another graph is being noted; call shardd_end_graph first");
   }
   ClientSession& session = attachment_.session();
-  if (!session.stream_ordered()) {
-    const absl::Status fallback = session.stream_fallback();
+  if (!session.stream_waits().ordered()) {
+    const absl::Status fallback = session.stream_waits().fallback();
     return Error("begin_graph", fallback.ok() ? "no CUDA stream was named; call shardd_set_cuda_stream first"
                                               : absl::StrCat("order is by the host: ", fallback.message()));
   }
@@ -49,7 +49,7 @@ absl::StatusOr<int> Graphs::Begin() {
                  "waits could stand behind the graph in a queue of the GPU; open the job with trainerSums false in its "
                  "spec's config");
   }
-  SHARDD_ASSIGN_OR_RETURN(GraphWords* const words, session.stream_order()->MakeGraphWords());
+  SHARDD_ASSIGN_OR_RETURN(GraphWords* const words, session.stream_waits().order()->MakeGraphWords());
   auto graph = std::make_unique<Graph>();
   graph->session_id = session.id();
   graph->words = words;
@@ -87,7 +87,7 @@ absl::Status Graphs::Free(int id) {
     return Error("free_graph", "it is being noted; call shardd_end_graph first");
   }
   if (graph->session_id == attachment_.session().id() &&
-      !attachment_.session().stream_order()->FreeGraphWords(graph->words)) {
+      !attachment_.session().stream_waits().order()->FreeGraphWords(graph->words)) {
     return Error("free_graph", "a launch is still under way; synchronise the stream first");
   }
   graphs_[static_cast<size_t>(id)] = nullptr;
@@ -117,7 +117,7 @@ absl::Status Graphs::NoteWaitUnshard(int group) {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   GraphCall call = {GraphCall::Kind::kWaitUnshard, group};
   if (!noted_->awaits_version) {  // there is one in a graph: steps lie outside
-    SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_order()->AddGraphWait(noted_->words));
+    SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_waits().order()->AddGraphWait(noted_->words));
     noted_->awaits_version = true;
   }
   for (const int other : attachment_.plan().group(group).also_unshards) {
@@ -139,7 +139,7 @@ absl::Status Graphs::NoteWaitGradientSlot(int group) {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(gradients_.CheckTrains("wait_gradient_slot", group));
   GraphCall call = {GraphCall::Kind::kWaitGradientSlot, group};
-  SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_order()->AddGraphWait(noted_->words));
+  SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_waits().order()->AddGraphWait(noted_->words));
   noted_->slot_holders[static_cast<size_t>(attachment_.plan().group(group).gradient_slot)] = group;
   noted_->calls.push_back(std::move(call));
   return absl::OkStatus();
@@ -164,7 +164,7 @@ absl::Status Graphs::NoteSubmitGradients(int group, const uint8_t* present, cons
   if (present != nullptr) call.present.assign(present, present + mask_bytes);
   if (fresh != nullptr) call.fresh.assign(fresh, fresh + mask_bytes);
   SHARDD_RETURN_IF_ERROR(handles_.Apply(group, HandleEvent::kSubmitGradients));
-  SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_order()->AddGraphSignal(noted_->words));
+  SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_waits().order()->AddGraphSignal(noted_->words));
   holder = -1;
   noted_->calls.push_back(std::move(call));
   return absl::OkStatus();
@@ -175,7 +175,7 @@ absl::Status Graphs::NoteBackwardDone(bool last) {
   GraphCall call = {GraphCall::Kind::kBackwardDone};
   call.last = last;
   SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kBackwardDone));
-  SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_order()->AddGraphSignal(noted_->words));
+  SHARDD_ASSIGN_OR_RETURN(call.word, attachment_.session().stream_waits().order()->AddGraphSignal(noted_->words));
   noted_->last_closed = last;
   noted_->calls.push_back(std::move(call));
   return absl::OkStatus();

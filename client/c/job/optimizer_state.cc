@@ -21,8 +21,8 @@ void* OptimizerState::Data(int index, int state) {
   if (flat.optimizer_offset_bytes < 0 || state < 0 || state >= plan.optimizer_states) {
     return nullptr;
   }
-  const bool mapped = attachment_.session().optimizer_slab().data() != nullptr;
-  char* const base = attachment_.session().optimizer();
+  const bool mapped = attachment_.memory().optimizer_slab().data() != nullptr;
+  char* const base = attachment_.memory().optimizer();
   if (base == nullptr) {
     return nullptr;
   }
@@ -43,14 +43,14 @@ absl::Status OptimizerState::CheckStored(const char* call) const {
 }
 
 bool OptimizerState::IsDaemons(const void* address) const {
-  const MappedSlab& slab = attachment_.session().optimizer_slab();
+  const MappedSlab& slab = attachment_.memory().optimizer_slab();
   return !attachment_.plan().trainers_optimize() && slab.data() != nullptr && address >= slab.data() &&
          address < slab.At<const char>(slab.size_bytes());
 }
 
 absl::Status OptimizerState::Committed() {
   if (!std::exchange(loaded_, false) || std::exchange(stored_into_, std::string()).empty() ||
-      attachment_.session().optimizer_slab().MakeShared()) {
+      attachment_.memory().optimizer_slab().MakeShared()) {
     return absl::OkStatus();
   }
   return attachment_.Note(absl::InternalError(absl::StrCat("commit_parameters job \"", attachment_.plan().job(),

@@ -56,8 +56,7 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
   windows_.Close();
   SHARDD_RETURN_IF_ERROR(watch_.Renew());
   staging_.PutMessage(state);
-  attachment_.session().memory().page().pass.store(static_cast<uint32_t>(PassWord::kReading),
-                                                   std::memory_order_release);
+  attachment_.memory().view().page().pass.store(static_cast<uint32_t>(PassWord::kReading), std::memory_order_release);
   record.opcode = Opcode::kEnterPass;
   record.flags = stepped ? kStepped : 0;
   record.arg0 = static_cast<int64_t>(state.size());
@@ -82,7 +81,7 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
     SHARDD_RETURN_IF_ERROR(SendEnter(stepped, state, reason));
   }
   const DaemonPage& page = attachment_.page();
-  if (copies && attachment_.session().stream_ordered()) {
+  if (copies && attachment_.session().stream_waits().ordered()) {
     SHARDD_RETURN_IF_ERROR(attachment_.Wait(page.passes_issued, ledger.passes(), reason));
     SHARDD_RETURN_IF_ERROR(attachment_.WaitInStream(page.passes, ledger.passes(), reason));
     ledger.StreamAwaits(ledger.expected_version());
@@ -95,7 +94,7 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
   if (ledger.entering_stepped()) {
     gradients_.BeginStep();
   }
-  ledger.Retire(attachment_.session());  // what has come with it, if it has begun
+  attachment_.Retire();  // what has come with it, if it has begun
   return span.Of(absl::OkStatus());
 }
 
@@ -125,7 +124,7 @@ absl::Status Passes::Pause() {
     return NotInside("pause_pass");
   }
   paused_ = true;
-  attachment_.session().memory().page().pass.store(static_cast<uint32_t>(PassWord::kPaused), std::memory_order_release);
+  attachment_.memory().view().page().pass.store(static_cast<uint32_t>(PassWord::kPaused), std::memory_order_release);
   return absl::OkStatus();
 }
 
@@ -133,8 +132,8 @@ absl::Status Passes::Pause() {
 bool Passes::EndPause() {
   paused_ = false;
   uint32_t paused = static_cast<uint32_t>(PassWord::kPaused);
-  if (attachment_.session().memory().page().pass.compare_exchange_strong(paused,
-                                                                         static_cast<uint32_t>(PassWord::kReading))) {
+  if (attachment_.memory().view().page().pass.compare_exchange_strong(paused,
+                                                                      static_cast<uint32_t>(PassWord::kReading))) {
     return true;
   }
   inside_ = false;
@@ -145,7 +144,7 @@ bool Passes::EndPause() {
 }
 
 bool Passes::inside() const {
-  return inside_ && !(paused_ && attachment_.session().memory().page().pass.load(std::memory_order_acquire) ==
+  return inside_ && !(paused_ && attachment_.memory().view().page().pass.load(std::memory_order_acquire) ==
                                      static_cast<uint32_t>(PassWord::kOvertaken));
 }
 

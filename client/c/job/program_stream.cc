@@ -11,7 +11,7 @@ namespace shardd {
 
 absl::Status SetCudaStream(Attachment& attachment, const Graphs& graphs, void* stream) {
   SHARDD_RETURN_IF_ERROR(attachment.Live());
-  if (!attachment.session().on_device()) {
+  if (!attachment.memory().on_device()) {
     return absl::FailedPreconditionError(absl::StrCat("set_cuda_stream job \"", attachment.plan().job(),
                                                       "\": its memory is the host's (device ", attachment.device(),
                                                       "; rank=", attachment.rank(), ")"));
@@ -21,7 +21,8 @@ absl::Status SetCudaStream(Attachment& attachment, const Graphs& graphs, void* s
   }
   SHARDD_RETURN_IF_ERROR(attachment.NameStream(stream));
   static std::atomic<bool> warned = false;
-  if (const absl::Status fallback = attachment.session().stream_fallback(); !fallback.ok() && !warned.exchange(true)) {
+  if (const absl::Status fallback = attachment.session().stream_waits().fallback();
+      !fallback.ok() && !warned.exchange(true)) {
     const std::string text =
         absl::StrCat("shardd: job \"", attachment.plan().job(), "\" on ", attachment.device(),
                      ": order is by the host, which waits for ",

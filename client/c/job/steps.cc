@@ -134,12 +134,12 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   record.arg0 = static_cast<int64_t>(payload.size());
   windows_.Close();  // before the daemon may update
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
-  attachment_.session().NeedSums(gradients_.backwards_closed());
+  attachment_.session().stream_waits().NeedSums(gradients_.backwards_closed());
   staging_.MessageSent();
   passes_.Reset();
   gradients_.BeginStep();
   StepLedger& ledger = attachment_.ledger();
-  ledger.Retire(attachment_.session());
+  attachment_.Retire();
   last_step_ = ledger.StepSent(std::string(state));
   last_version_ = ledger.expected_version();
   return span.Of(absl::OkStatus());
@@ -158,11 +158,11 @@ absl::StatusOr<StepResult> Steps::Wait() {
   SHARDD_RETURN_IF_ERROR(CheckSent("wait_step"));
   SHARDD_RETURN_IF_ERROR(
       attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"}));
-  attachment_.ledger().Retire(attachment_.session());
+  attachment_.Retire();
   // The version is there; the event with the norm follows on the stream.
   SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::Committed> committed,
-                          attachment_.session().stream().WaitCommitted(last_step_, absl::Now() + attachment_.timeout(),
-                                                                       attachment_.interrupt()));
+                          attachment_.session().life().stream().WaitCommitted(
+                              last_step_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
   if (!committed.has_value()) {
     SHARDD_RETURN_IF_ERROR(attachment_.Live());
     return absl::DeadlineExceededError(absl::StrCat(

@@ -84,10 +84,10 @@ absl::Status Unsharding::WaitOne(int index) {
 
 absl::Status Unsharding::WaitPooled(int index) {
   const GroupPlan& group = attachment_.plan().group(index);
-  const GroupEntry& entry = attachment_.session().daemon_page().group(index);
+  const GroupEntry& entry = attachment_.memory().daemon_page().group(index);
   const WaitFor reason{"wait_unshard", &group.name, "the unshard"};
   const uint64_t asked = unshards_[static_cast<size_t>(index)];
-  if (attachment_.session().stream_ordered()) {
+  if (attachment_.session().stream_waits().ordered()) {
     SHARDD_RETURN_IF_ERROR(attachment_.Wait(entry.issued, asked, reason));
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitInStream(entry.unsharded, asked, reason));
@@ -107,17 +107,17 @@ const void* Unsharding::ParameterData(int index) const {
   if (handles_.of(param.group).storage() != StorageState::kUnsharded) {
     return nullptr;
   }
-  const ClientSession& session = attachment_.session();
+  const SessionMemory& memory = attachment_.memory();
   const FlatParamPlan& flat = attachment_.plan().flat_of(param);
   const int64_t element_offset_bytes = param.offset * DTypeSizeBytes(flat.unsharded_dtype);
   if (attachment_.plan().pooled()) {
-    return session.pool() + pool_offset_bytes_[static_cast<size_t>(param.group)] + flat.pool_offset_bytes +
+    return memory.pool() + pool_offset_bytes_[static_cast<size_t>(param.group)] + flat.pool_offset_bytes +
            element_offset_bytes;
   }
   if (flat.params_offset_bytes >= 0) {
-    return session.parameters() + flat.params_offset_bytes + element_offset_bytes;
+    return memory.parameters() + flat.params_offset_bytes + element_offset_bytes;
   }
-  return session.shards() + flat.shards_offset_bytes + element_offset_bytes;
+  return memory.shards() + flat.shards_offset_bytes + element_offset_bytes;
 }
 
 absl::Status Unsharding::Reshard(int index) {

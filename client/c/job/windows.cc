@@ -25,7 +25,7 @@ absl::Status Windows::Open(const WaitFor& reason) {
   SHARDD_RETURN_IF_ERROR(attachment_.Wait(attachment_.page().windows, requests_, reason));
   requested_ = false;
   open_ = true;
-  return attachment_.session().SetShardsWritable(true)
+  return attachment_.memory().SetShardsWritable(true)
              ? absl::OkStatus()
              : absl::InternalError(absl::StrCat("open_window job \"", attachment_.plan().job(),
                                                 "\": mprotect (rank=", attachment_.rank(), ")"));
@@ -43,7 +43,7 @@ absl::Status Windows::AwaitOthersLeave() {
 
 void Windows::Close() {
   if (std::exchange(open_, false)) {
-    (void)attachment_.session().SetShardsWritable(false);
+    (void)attachment_.memory().SetShardsWritable(false);
   }
 }
 

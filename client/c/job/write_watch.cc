@@ -7,7 +7,7 @@ namespace shardd {
 
 absl::Status WriteWatch::Set(bool watch) {
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
-  const bool on_device = attachment_.session().on_device();
+  const bool on_device = attachment_.memory().on_device();
   if (on_device && attachment_.plan().pass_copies()) {
     return absl::OkStatus();  // stores need nobody's leave
   }
@@ -37,7 +37,7 @@ void WriteWatch::OnSlabMapped() {
 
 absl::Status WriteWatch::WatchSlabs() {
   int which = 0;
-  for (const MappedSlab* slab : attachment_.session().watched_slabs()) {
+  for (const MappedSlab* slab : attachment_.memory().watched_slabs()) {
     if (slab->data() != nullptr) {
       SHARDD_RETURN_IF_ERROR(WriteFaults::Watch(&handler_, which, slab->data(), slab->size_bytes()));
     }
