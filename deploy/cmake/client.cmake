@@ -1,7 +1,7 @@
 # libshardd.so (the C ABI), the C++ API over it, the libtorch adaptor, shardctl, the example.
 
 # shardd_client_impl is the same code as a static library, for tests that look inside.
-shardd_folder(shardd_client_impl client/c shardd_common shardd_grpc)
+shardd_folder(shardd_client_impl "client/c/*" shardd_common shardd_grpc)
 get_target_property(type shardd_client_impl TYPE)
 if(type STREQUAL "STATIC_LIBRARY")
   # The library lives in other people's processes, beside other copies of gRPC and protobuf: it brings its own, exports

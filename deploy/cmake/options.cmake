@@ -44,7 +44,7 @@ function(shardd_few_objects target)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
   endif()
 endfunction()
-set_source_files_properties(client/c/graph_words.cc client/c/stream_graph.cc client/c/trainer_sums.cc
+set_source_files_properties(client/c/gpu/graph_words.cc client/c/gpu/stream_graph.cc client/c/gpu/trainer_sums.cc
   server/device/cuda/engine_ops.cc server/service/listener.cc server/service/trainer_service.cc
   tests/fakes/cuda/calls_work.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 

@@ -1,0 +1,129 @@
+// How a rank comes to a session: the job is opened, the rank attached, memory mapped, and what goes away by itself
+// tried again.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/c/attachment/attachment.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(5);
+constexpr absl::Duration kLongestRetry = absl::Milliseconds(500);
+// A daemon that is being replaced.
+constexpr absl::Duration kRestartGrace = absl::Seconds(30);
+// An embedded daemon that is just ending while another is started.
+constexpr absl::Duration kAutostartGrace = absl::Seconds(5);
+// The daemon may not have noticed yet that our former session is over.
+constexpr absl::Duration kOwnSessionGrace = absl::Seconds(5);
+
+}  // namespace
+
+absl::Status Attachment::Attach() {
+  SHARDD_RETURN_IF_ERROR(plan_.Use(std::exchange(options_.spec, v1::JobSpec())));
+  SHARDD_RETURN_IF_ERROR(plan_.CheckRank());
+  return Establish(absl::Now() + options_.timeout);
+}
+
+absl::Status Attachment::Establish(absl::Time deadline) {
+  const absl::Time start = absl::Now();
+  const bool again = attached_before_;
+  absl::Duration pause = kFirstRetry;
+  while (true) {
+    absl::Status status = TryEstablish(deadline);
+    if (status.ok() || !MayRetry(status, again, absl::Now() - start) || absl::Now() + pause >= deadline) {
+      return status;
+    }
+    SHARDD_RETURN_IF_ERROR(interrupt_.Sleep(pause, again ? "reattach" : "attach"));
+    pause = std::min(2 * pause, kLongestRetry);
+  }
+}
+
+bool Attachment::MayRetry(const absl::Status& status, bool again, absl::Duration waited) const {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+      // With an address given, a first attach says at once that nobody listens there.
+      return (again && waited < kRestartGrace) || (target_.found_here && waited < kAutostartGrace);
+    case absl::StatusCode::kCancelled:
+      // A daemon that was started for others is just ending, with its last job; another one takes its place. What an
+      // interrupt has ended has the same code and stays ended: by its text, because a signal can be asked for once.
+      return absl::StrContains(status.message(), "the daemon is shutting down") && !again && target_.found_here &&
+             waited < kAutostartGrace;
+    case absl::StatusCode::kAborted:
+      // Somebody else was lost between two of our calls. Nothing was given out yet, so nothing has to be rewound.
+      return true;
+    case absl::StatusCode::kAlreadyExists:
+      return attached_before_ && waited < kOwnSessionGrace;
+    default:
+      return false;
+  }
+}
+
+absl::Status Attachment::TryEstablish(absl::Time deadline) {
+  SHARDD_RETURN_IF_ERROR(SessionMemory::GiveUpStoresOfEnded());  // the daemon takes an attach for that
+  if (!attached_before_) {  // later it is this daemon or none: another one does not have the job
+    target_.found_here = options_.address.empty();
+    SHARDD_ASSIGN_OR_RETURN(
+        target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));
+  }
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
+  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened, OpenJob(channel, OpenRequest(), deadline, interrupt_));
+  if (opened.has_spec()) {
+    if (session_ != nullptr) {  // pointers and indices of the old plan are in use
+      return absl::FailedPreconditionError(
+          absl::StrCat("reattach job \"", plan_.job(), "\": it trains more by now; attach anew"));
+    }
+    SHARDD_RETURN_IF_ERROR(plan_.Use(opened.spec()));
+  }
+  SHARDD_RETURN_IF_ERROR(CheckPlannedAlike(plan_.job(), opened.plan_digest(), plan_.plan().digest));
+  v1::AttachRankRequest request;
+  request.set_job_id(opened.job_id());
+  request.set_rank(rank());
+  // Never once this process has had a session: its holder might be ourselves.
+  request.set_replace(options_.replace && !attached_before_);
+  request.set_expected_version(ledger_.expected_version());
+  SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach, AttachRank(channel, request, deadline, interrupt_));
+  attached_before_ = true;
+  ClientSession::Options session_options;
+  session_options.plan = &plan_.plan();
+  session_options.rank = rank();
+  session_options.timeout = options_.timeout;
+  session_options.deadline = deadline;
+  session_options.interrupt = &interrupt_;
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<ClientSession> session,
+                          ClientSession::Open(target_, channel, attach, session_options));
+  if (stream_.has_value() && session->memory().on_device()) {
+    SHARDD_RETURN_IF_ERROR(session->stream_waits().Use(*stream_));
+  }
+  created_ = opened.created();
+  Adopt(attach, std::move(session));
+  return absl::OkStatus();
+}
+
+v1::OpenJobRequest Attachment::OpenRequest() const {
+  v1::OpenJobRequest request;
+  *request.mutable_spec() = plan_.spec();
+  request.set_plan_digest(plan_.plan().digest);
+  request.set_node(options_.node);
+  request.set_adopt(options_.adopt);
+  request.set_device_memory(options_.device_memory);
+  request.set_rank(rank());
+  if (options_.launcher.start_ticks() != 0) {
+    *request.mutable_launcher() = options_.launcher;
+  }
+  return request;
+}
+
+void Attachment::Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session) {
+  session_ = std::move(session);
+  failure_ = absl::OkStatus();
+  device_ = attach.device();
+  epoch_ = attach.epoch();
+  ledger_.Reset(attach);
+}
+
+}  // namespace shardd

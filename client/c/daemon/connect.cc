@@ -1,0 +1,177 @@
+#include "client/c/daemon/connect.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "client/c/daemon/autostart.h"
+#include "client/c/gpu/trainer_sums.h"
+#include "client/c/daemon/unary_call.h"
+#include "common/cuda/driver.h"
+#include "common/shm/fd_channel.h"
+#include "common/shm/open_files.h"
+#include "common/status/status_macros.h"
+#include "common/version.h"
+#include "grpcpp/create_channel_posix.h"
+#include "shardd/v1/trainer.grpc.pb.h"
+
+namespace shardd {
+namespace {
+
+// gRPC's own, and what the daemon sends: gRPC ends the process where it gets none.
+constexpr int64_t kDescriptorsOfASession = 32;
+// A module tree with a million parameters is some 100 MiB.
+constexpr int kMaxMessageBytes = 256 << 20;
+// connect() on a Unix socket blocks while the listener's backlog is full.
+constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
+
+std::string HexPrefix(absl::string_view digest) { return absl::BytesToHexString(digest.substr(0, 6)); }
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& interrupt) {
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("connect \"", path, "\": no socket (", strerror(errno), ")"));
+  }
+  const timeval slice = absl::ToTimeval(Interrupt::kSlice);
+  (void)setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("connect \"", path, "\": path is too long (got ", path.size(),
+                                                   " characters, want at most ", sizeof(address.sun_path) - 1, ")"));
+  }
+  memcpy(address.sun_path, path.data(), path.size());
+  const absl::Time deadline = absl::Now() + kConnectTimeout;
+  int error = 0;
+  while (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    error = errno;
+    if (error != EINTR && (error != EAGAIN || absl::Now() >= deadline)) {
+      break;
+    }
+    error = 0;
+    SHARDD_RETURN_IF_ERROR(interrupt.Check("connect"));
+  }
+  if (error != 0) {
+    if (error == EACCES || error == EPERM) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("connect \"", path, "\": this user may not (", strerror(error),
+                       "); be its owner or a member of the socket's group, or unset SHARDD_ADDRESS"));
+    }
+    return absl::UnavailableError(absl::StrCat("connect \"", path, "\": no daemon there (", strerror(error),
+                                               "); start one with `shardd --listen=unix:", path,
+                                               "`, or unset SHARDD_ADDRESS to have one started"));
+  }
+  const timeval forever = {0, 0};
+  (void)setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof(forever));
+  return fd;
+}
+
+namespace {
+
+bool HasGpu() {
+  const absl::StatusOr<CudaDriver> driver = CudaDriver::Load();
+  int count = 0;
+  return driver.ok() && (*driver)->Init(0) == cu::kSuccess && (*driver)->DeviceGetCount(&count) == cu::kSuccess &&
+         count > 0;
+}
+
+// `address`, else what the environment says; empty: nothing.
+absl::string_view OrEnvironment(absl::string_view address) {
+  const char* from_environment = address.empty() ? getenv("SHARDD_ADDRESS") : nullptr;
+  return from_environment == nullptr ? address : from_environment;
+}
+
+}  // namespace
+
+absl::StatusOr<Target> GivenTarget(absl::string_view address) {
+  Target target;
+  address = OrEnvironment(address);
+  target.socket_path = kSystemSocket;
+  if (!address.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
+  }
+  target.address = absl::StrCat("unix:", target.socket_path);
+  return target;
+}
+
+absl::StatusOr<Target> ResolveTarget(absl::string_view address, int local_world, bool device_memory,
+                                     absl::Time deadline, const Interrupt& interrupt) {
+  Target target;
+  address = OrEnvironment(address);
+  if (!address.empty()) {
+    SHARDD_ASSIGN_OR_RETURN(target.socket_path, ParseUnixAddress(address));
+  } else {
+    target.found_here = true;
+    const absl::Status system = ConnectUnix(kSystemSocket, interrupt).status();
+    if (absl::IsCancelled(system)) {
+      return system;
+    }
+    if (system.ok()) {
+      target.socket_path = kSystemSocket;
+    } else {
+      AutostartOptions options;
+      options.devices = local_world;
+      options.gpus = device_memory && HasGpu();
+      options.deadline = deadline;
+      options.interrupt = &interrupt;
+      SHARDD_ASSIGN_OR_RETURN(target.socket_path, FindOrStartDaemon(options));
+    }
+  }
+  target.address = absl::StrCat("unix:", target.socket_path);
+  return target;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt) {
+  SHARDD_ASSIGN_OR_RETURN(UniqueFd fd, ConnectUnix(target.socket_path, interrupt));
+  if (const OpenFiles files = CountOpenFiles(); files.left() < kDescriptorsOfASession) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "connect \"", target.socket_path, "\": this program may open too few more files (got ", files.left(), " of ",
+        files.limit, ", want ", kDescriptorsOfASession, "); raise its limit of open files (ulimit -n)"));
+  }
+  if (fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return absl::InternalError(absl::StrCat("connect \"", target.socket_path, "\": ", strerror(errno)));
+  }
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  return grpc::CreateCustomInsecureChannelFromFd("shardd", fd.release(), arguments);
+}
+
+absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
+                                            absl::Time deadline, const Interrupt& interrupt) {
+  auto stub = v1::TrainerService::NewStub(channel);
+  request.set_protocol_version(kProtocolVersion);
+  request.set_adds_gradients(request.device_memory() && CanAddGradients());
+  v1::OpenJobResponse response;
+  SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
+                                   interrupt, &response));
+  return response;
+}
+
+absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs, const std::string& ours) {
+  if (theirs == ours) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "open job \"", job, "\": the daemon plans it differently (got digest ", HexPrefix(theirs), "..., want ",
+      HexPrefix(ours), "...); use client and daemon of one version (this is ", kVersion, ")"));
+}
+
+absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel,
+                                                  const v1::AttachRankRequest& request, absl::Time deadline,
+                                                  const Interrupt& interrupt) {
+  auto stub = v1::TrainerService::NewStub(channel);
+  v1::AttachRankResponse response;
+  SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncAttachRank, request, deadline,
+                                   interrupt, &response));
+  return response;
+}
+
+}  // namespace shardd

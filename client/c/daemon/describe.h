@@ -1,0 +1,25 @@
+#ifndef SHARDD_CLIENT_C_DAEMON_DESCRIBE_H_
+#define SHARDD_CLIENT_C_DAEMON_DESCRIBE_H_
+
+// What a daemon says of itself and of a job, as JSON, for trainers and tests that want its own count of the work done.
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "client/c/daemon/connect.h"
+#include "client/c/host/interrupt.h"
+
+namespace shardd {
+
+// Asks the daemon of a GivenTarget. Starts none.
+absl::StatusOr<std::string> DescribeDaemonJson(absl::string_view address, absl::Duration timeout);
+
+// Asks `target` for the v1::Job of this name. One unary call.
+absl::StatusOr<std::string> DescribeJobJson(const Target& target, const std::string& name, absl::Duration timeout,
+                                            const Interrupt& interrupt);
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_DAEMON_DESCRIBE_H_

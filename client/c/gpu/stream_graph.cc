@@ -1,0 +1,144 @@
+// CUDA graphs in the program's stream: their words, and their launches.
+
+#include <pthread.h>
+
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/c/host/quiet_thread.h"
+#include "client/c/gpu/stream_order.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+// A launch that the driver refuses it refuses sooner, and then nothing has been sent.
+constexpr absl::Duration kRefusal = absl::Microseconds(500);
+
+}  // namespace
+
+absl::Status StreamOrder::CheckNotCapturing(const char* what, cu::Stream stream) const {
+  int capturing = cu::kCaptureNone;
+  SHARDD_RETURN_IF_ERROR(
+      Check(driver_->StreamIsCapturing(stream, &capturing), "cuStreamIsCapturing", "the program's stream"));
+  if (capturing == cu::kCaptureNone) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, ": stream 0x", absl::Hex(reinterpret_cast<uintptr_t>(stream)),
+                   " is being captured into a CUDA graph, whose launches would all wait for what this one waits for "
+                   "(rank=",
+                   options_.rank, "); call shardd_begin_graph before the capture begins, or capture what lies between ",
+                   "the library's calls"));
+}
+
+absl::StatusOr<GraphWords*> StreamOrder::MakeGraphWords() {
+  const ScopedCudaContext current(driver_, context_);
+  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
+  SHARDD_RETURN_IF_ERROR(CheckNotCapturing("begin_graph"));
+  SHARDD_ASSIGN_OR_RETURN(std::unique_ptr<GraphWords> words, GraphWords::Make(driver_));
+  graphs_.push_back(std::move(words));
+  return graphs_.back().get();
+}
+
+bool StreamOrder::FreeGraphWords(GraphWords* words) {
+  if (absl::MutexLock lock(&mutex_); graph_ == words) {
+    return false;  // of a launch that has failed: they are let go until the session is gone
+  }
+  if (!words->idle()) {
+    return false;
+  }
+  const ScopedCudaContext current(driver_, context_);
+  graphs_.remove_if([words](const std::unique_ptr<GraphWords>& graph) { return graph.get() == words; });
+  return true;
+}
+
+absl::StatusOr<int> StreamOrder::AddToGraph(GraphWords* words, bool wait) {
+  const ScopedCudaContext current(driver_, context_);
+  SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
+  int capturing = cu::kCaptureNone;
+  SHARDD_RETURN_IF_ERROR(
+      Check(driver_->StreamIsCapturing(stream_, &capturing), "cuStreamIsCapturing", "the program's stream"));
+  if (capturing != cu::kCaptureActive) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the stream of shardd_set_cuda_stream is not being captured (got capture status ", capturing,
+                     ", want ", cu::kCaptureActive, "; rank=", options_.rank,
+                     "); begin the capture behind shardd_begin_graph, and end it ", "behind shardd_end_graph"));
+  }
+  return wait ? words->AddWait(stream_) : words->AddSignal(stream_);
+}
+
+void* StreamOrder::LaunchMain(void* of) {
+  pthread_setname_np(pthread_self(), "shardd-graph");
+  const std::unique_ptr<std::shared_ptr<GraphLaunch>> launch(static_cast<std::shared_ptr<GraphLaunch>*>(of));
+  GraphLaunch& it = **launch;
+  const ScopedCudaContext current(*it.driver, it.context);
+  it.status = it.driver->Check(current.result(), "cuCtxPushCurrent", "");
+  if (it.status.ok()) {
+    it.status =
+        it.driver->Check((*it.driver)->GraphLaunch(it.exec, it.stream), "cuGraphLaunch", "the program's stream");
+  }
+  it.returned.Notify();
+  return nullptr;
+}
+
+absl::Status StreamOrder::LaunchGraph(cu::GraphExec exec, GraphWords* words) {
+  if (launch_ != nullptr && !launch_->returned.HasBeenNotified()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the driver has not taken the launch before (rank=", options_.rank, ")"));
+  }
+  {
+    const ScopedCudaContext current(driver_, context_);
+    SHARDD_RETURN_IF_ERROR(Check(current.result(), "cuCtxPushCurrent", ""));
+    SHARDD_RETURN_IF_ERROR(CheckNotCapturing("launch_graph"));
+  }
+  {
+    absl::MutexLock lock(&mutex_);  // watched from before it is launched
+    graph_ = words;
+  }
+  launch_ = std::make_shared<GraphLaunch>();
+  launch_->driver = &driver_;
+  launch_->context = context_;
+  launch_->exec = exec;
+  launch_->stream = stream_;
+  pthread_t thread = 0;
+  auto of = std::make_unique<std::shared_ptr<GraphLaunch>>(launch_);
+  if (StartQuietThread(&thread, &StreamOrder::LaunchMain, of.get()) != 0) {
+    launch_ = nullptr;
+    EndGraph();
+    return absl::ResourceExhaustedError(absl::StrCat("no thread for the graph's launch (rank=", options_.rank, ")"));
+  }
+  (void)of.release();  // the thread's
+  (void)pthread_detach(thread);
+  if (launch_->returned.WaitForNotificationWithTimeout(kRefusal) && !launch_->status.ok()) {
+    EndGraph();
+    return launch_->status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StreamOrder::launch_status() const {
+  return launch_ != nullptr && launch_->returned.HasBeenNotified() ? launch_->status : absl::OkStatus();
+}
+
+absl::Status StreamOrder::AwaitLaunch(const std::function<absl::Status()>& slice) {
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  while (launch_ != nullptr && !launch_->returned.WaitForNotificationWithTimeout(kSlice)) {
+    SHARDD_RETURN_IF_ERROR(slice());
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("the driver has not taken the graph's launch within ",
+                                                      absl::FormatDuration(options_.timeout), " (rank=", options_.rank,
+                                                      ")"));
+    }
+  }
+  return launch_status();
+}
+
+void StreamOrder::EndGraph() {
+  absl::MutexLock lock(&mutex_);
+  graph_ = nullptr;
+}
+
+}  // namespace shardd

@@ -1,0 +1,17 @@
+#ifndef SHARDD_CLIENT_C_HOST_LAUNCHER_H_
+#define SHARDD_CLIENT_C_HOST_LAUNCHER_H_
+
+#include <cstdint>
+
+namespace shardd {
+
+// When torchrun's own process, which lives through restarts of its workers, was started (ProcessStat::start_ticks).
+// 0: this process is no worker of torchrun's, or that one has ended.
+//
+// It is the parent, or further up where workers are started through a script of the user's: such a script has the
+// variables of a worker in its own environment, and the launcher has not.
+uint64_t LauncherStartTicks();
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_HOST_LAUNCHER_H_

@@ -1,0 +1,111 @@
+#include "client/c/job/client_job.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/c/daemon/unary_call.h"
+#include "common/status/status_macros.h"
+#include "shardd/v1/trainer.grpc.pb.h"
+
+namespace shardd {
+namespace {
+
+constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
+
+}  // namespace
+
+ClientJob::ClientJob(AttachOptions options)
+    : attachment_(std::move(options)),
+      handles_(attachment_.plan()),
+      staging_(attachment_),
+      windows_(attachment_),
+      gradients_(attachment_, handles_),
+      write_watch_(attachment_, store_faults_),
+      optimizer_state_(attachment_, write_watch_),
+      passes_(attachment_, handles_, staging_, gradients_, windows_, write_watch_),
+      store_faults_(attachment_, handles_, windows_, passes_, optimizer_state_),
+      unsharding_(attachment_, handles_, passes_),
+      full_params_(attachment_, handles_, gradients_, windows_),
+      values_(attachment_, staging_, full_params_, optimizer_state_),
+      steps_(attachment_, handles_, staging_, gradients_, windows_, passes_, optimizer_state_),
+      graphs_(attachment_, handles_, passes_, unsharding_, gradients_) {}
+
+ClientJob::~ClientJob() { WriteFaults::Forget(&store_faults_); }
+
+absl::StatusOr<std::unique_ptr<ClientJob>> ClientJob::Attach(AttachOptions options) {
+  std::unique_ptr<ClientJob> job(new ClientJob(std::move(options)));
+  SHARDD_RETURN_IF_ERROR(job->attachment_.Attach());
+  job->BeginSession();
+  return job;
+}
+
+void ClientJob::BeginSession() {
+  write_watch_.OnNewSession();
+  handles_.Reset();
+  staging_.Reset();
+  windows_.Reset();
+  gradients_.Reset();
+  optimizer_state_.Reset();
+  passes_.Reset();
+  unsharding_.Reset();
+  full_params_.Reset();
+  values_.Reset();
+  steps_.Reset();
+  graphs_.OnNewSession();
+}
+
+absl::Status ClientJob::Reattach() {
+  SHARDD_RETURN_IF_ERROR(attachment_.Reattach());
+  BeginSession();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  const auto object = [this] { return absl::StrCat("extend_job \"", rank_plan().job(), "\": "); };
+  if (spec.name() != rank_plan().job()) {
+    return absl::InvalidArgumentError(absl::StrCat(object(), "the spec is of another job (got \"", spec.name(), "\")"));
+  }
+  SHARDD_RETURN_IF_ERROR(attachment_.WaitCommitted("extend_job", nullptr));
+  // What was stored into shards comes along, and is not copied before it is there.
+  const absl::Duration timeout = attachment_.timeout();
+  ClientSession& session = attachment_.session();
+  if (rank_plan().pass_copies() && !session.stream_waits().Drain(/*release=*/false, timeout)) {
+    SHARDD_RETURN_IF_ERROR(attachment_.interrupt().Check("extend_job"));
+    return absl::DeadlineExceededError(absl::StrCat(object(), "the program's stream has not ended what it had within ",
+                                                    absl::FormatDuration(timeout), " (rank=", attachment_.rank(), ")"));
+  }
+  SHARDD_RETURN_IF_ERROR(attachment_.Flush("extend_job"));
+  SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
+                          Connect(attachment_.target(), attachment_.interrupt()));
+  auto stub = v1::TrainerService::NewStub(channel);
+  v1::ExtendJobRequest request;
+  request.set_session_id(session.id());
+  request.set_token(session.token());
+  *request.mutable_spec() = std::move(spec);
+  v1::ExtendJobResponse response;
+  const absl::Status status = UnaryCall("extend_job", stub.get(), &v1::TrainerService::Stub::AsyncExtendJob, request,
+                                        absl::Now() + timeout, attachment_.interrupt(), &response);
+  if (status.ok()) {
+    return response.extended();
+  }
+  // What ended the session says more than that the call has failed.
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  return status;
+}
+
+absl::Status ClientJob::Detach(bool finished) {
+  // `finished` is answered with the commit of the step that was sent, for which others may still compute.
+  const absl::Time deadline = absl::Now() + (finished ? attachment_.timeout() : kDetachTimeout);
+  absl::Status status = attachment_.Live();
+  status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
+  if (status.ok() && finished && windows_.open()) {  // what was written last becomes a version too
+    status = passes_.Enter(/*stepped=*/false, "");
+    status = status.ok() ? passes_.Leave() : status;
+  }
+  status = attachment_.Detach(std::move(status), finished, deadline);
+  // A session that was over already has nothing left to detach; only `finished` could not be said.
+  return finished || absl::IsCancelled(status) ? status : absl::OkStatus();
+}
+
+}  // namespace shardd

@@ -1,0 +1,78 @@
+#ifndef SHARDD_CLIENT_C_JOB_CLIENT_JOB_H_
+#define SHARDD_CLIENT_C_JOB_CLIENT_JOB_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/c/attachment/attachment.h"
+#include "client/c/attachment/handle_set.h"
+#include "client/c/attachment/staging.h"
+#include "client/c/job/full_params.h"
+#include "client/c/job/gradients.h"
+#include "client/c/job/graphs.h"
+#include "client/c/job/optimizer_state.h"
+#include "client/c/job/passes.h"
+#include "client/c/job/steps.h"
+#include "client/c/job/store_faults.h"
+#include "client/c/job/unsharding.h"
+#include "client/c/job/values.h"
+#include "client/c/job/windows.h"
+#include "client/c/job/write_watch.h"
+
+namespace shardd {
+
+// One attached rank: what shardd_job is behind the C ABI, whose header has the contracts. The composition of what a
+// rank knows of its job, each part of which owns its own state and serves its own calls; here is what concerns them
+// all, from attach to detach. Thread-compatible.
+class ClientJob {
+ public:
+  static absl::StatusOr<std::unique_ptr<ClientJob>> Attach(AttachOptions options);
+  ~ClientJob();
+  ClientJob(const ClientJob&) = delete;
+  ClientJob& operator=(const ClientJob&) = delete;
+
+  absl::Status Reattach();
+  // True: a wider job has taken this one's place, which is over.
+  absl::StatusOr<bool> Extend(v1::JobSpec spec);
+  // At most 5 s, or the timeout where `finished` waits for the commit of the step that was sent. The job is of no
+  // further use.
+  absl::Status Detach(bool finished);
+
+  const RankPlan& rank_plan() const { return attachment_.plan(); }
+  const ShardPlan& plan() const { return attachment_.plan().plan(); }
+  Attachment& attachment() { return attachment_; }
+  Gradients& gradients() { return gradients_; }
+  WriteWatch& write_watch() { return write_watch_; }
+  OptimizerState& optimizer_state() { return optimizer_state_; }
+  Passes& passes() { return passes_; }
+  Unsharding& unsharding() { return unsharding_; }
+  FullParams& full_params() { return full_params_; }
+  Values& values() { return values_; }
+  Steps& steps() { return steps_; }
+  Graphs& graphs() { return graphs_; }
+
+ private:
+  explicit ClientJob(AttachOptions options);
+  // Every part begins anew, with the attachment's new session.
+  void BeginSession();
+
+  Attachment attachment_;
+  HandleSet handles_;
+  Staging staging_;
+  Windows windows_;
+  Gradients gradients_;
+  WriteWatch write_watch_;
+  OptimizerState optimizer_state_;
+  Passes passes_;
+  StoreFaults store_faults_;
+  Unsharding unsharding_;
+  FullParams full_params_;
+  Values values_;
+  Steps steps_;
+  Graphs graphs_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_JOB_CLIENT_JOB_H_

@@ -1,0 +1,71 @@
+#ifndef SHARDD_CLIENT_C_JOB_FULL_PARAMS_H_
+#define SHARDD_CLIENT_C_JOB_FULL_PARAMS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/c/attachment/attachment.h"
+#include "client/c/attachment/handle_set.h"
+#include "client/c/job/gradients.h"
+#include "client/c/job/windows.h"
+
+namespace shardd {
+
+struct FullParamsOptions {
+  int group = -1;  // -1: the whole model
+  bool recurse = true;
+  bool writeback = false;
+  bool rank0_only = false;
+  bool with_grads = false;
+  bool operator==(const FullParamsOptions&) const = default;
+};
+
+// Owns the rank's stay in full parameters: entered by all ranks together, read by all or by rank 0, written where that
+// was asked for. Thread-compatible. REQUIRES of all: group and param within the plan.
+class FullParams {
+ public:
+  FullParams(Attachment& attachment, HandleSet& handles, Gradients& gradients, Windows& windows)
+      : attachment_(attachment), handles_(handles), gradients_(gradients), windows_(windows) {}
+  // As in a new session.
+  void Reset();
+
+  // The calls of the C ABI.
+  absl::Status Enter(const FullParamsOptions& options);
+  const void* ParameterData(int param) const;
+  const void* GradientData(int param) const;
+  absl::Status Leave();
+
+  // Inside, entered with writeback, and what is written is not committed yet.
+  bool written_back() const { return state_ == State::kInside && writeback_; }
+  bool with_grads() const { return options_.with_grads; }
+  // FAILED_PRECONDITION: this rank does not write the parameter. REQUIRES: written_back().
+  absl::Status CheckEntered(const char* call, int param) const;
+  // All ranks have committed what they wrote.
+  void Committed() { writeback_ = false; }
+
+ private:
+  enum class State { kOutside, kEntering, kInside };
+  absl::Status CheckMayEnter(const FullParamsOptions& options) const;
+  absl::Status SendEnter(const FullParamsOptions& options, const WaitFor& reason);
+  // What came with the entry: whether it was refused, and which gradients there are.
+  absl::Status TakeAnswer();
+  bool Gives(int param) const;
+  std::string EnterObject() const;
+
+  Attachment& attachment_;
+  HandleSet& handles_;
+  Gradients& gradients_;
+  Windows& windows_;
+  State state_ = State::kOutside;
+  FullParamsOptions options_;    // as entered
+  std::vector<bool> entered_;    // by parameter
+  std::string gradients_there_;  // mask by parameter
+  bool writeback_ = false;       // entered with it and not committed yet
+  uint64_t entries_ = 0;         // in this session
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_JOB_FULL_PARAMS_H_

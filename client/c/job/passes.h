@@ -1,0 +1,68 @@
+#ifndef SHARDD_CLIENT_C_JOB_PASSES_H_
+#define SHARDD_CLIENT_C_JOB_PASSES_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "client/c/attachment/attachment.h"
+#include "client/c/attachment/handle_set.h"
+#include "client/c/attachment/staging.h"
+#include "client/c/job/gradients.h"
+#include "client/c/job/windows.h"
+#include "client/c/job/write_watch.h"
+
+namespace shardd {
+
+// Owns whether the rank is inside a pass, for jobs whose trainers write: the ranks enter together, and write between
+// passes. Which pass is being entered, and with which step, is the ledger's. Thread-compatible.
+class Passes {
+ public:
+  Passes(Attachment& attachment, const HandleSet& handles, Staging& staging, Gradients& gradients, Windows& windows,
+         const WriteWatch& watch)
+      : attachment_(attachment),
+        handles_(handles),
+        staging_(staging),
+        gradients_(gradients),
+        windows_(windows),
+        watch_(watch) {}
+
+  // The calls of the C ABI.
+  absl::Status Enter(bool stepped, absl::string_view state);
+  absl::Status Leave();
+  absl::Status Pause();
+  absl::Status Resume();
+  bool inside() const;
+  absl::Status OpenWindow();
+
+  // The rank is inside of none: a new session, a step that was sent.
+  void Reset();
+  // Before parameters are read: OK inside of a pass, whose pause ends. `what` is the call.
+  absl::Status CheckReading(absl::string_view what);
+
+  // For stores that fault. Others may read what this rank would write; async-signal-safe.
+  bool reading() const { return attachment_.ledger().entering_pass() || (inside_ && !paused_); }
+  bool paused() const { return inside_ && paused_; }
+  // Leaves the paused pass because of a store into `written`.
+  absl::Status LeaveFor(std::string written);
+
+ private:
+  absl::Status CheckWrites(const char* call) const;
+  absl::Status SendEnter(bool stepped, absl::string_view state, const WaitFor& reason);
+  absl::Status NotInside(const char* call) const;
+  bool EndPause();
+
+  Attachment& attachment_;
+  const HandleSet& handles_;
+  Staging& staging_;
+  Gradients& gradients_;
+  Windows& windows_;
+  const WriteWatch& watch_;
+  bool inside_ = false;
+  bool paused_ = false;  // inside, and a store may leave it
+  std::string written_;  // what such a store wrote; until the next pass
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_JOB_PASSES_H_

@@ -1,0 +1,191 @@
+#include "client/c/job/steps.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "client/c/attachment/call_span.h"
+#include "common/status/status_macros.h"
+#include "common/tensor/norm.h"
+
+namespace shardd {
+namespace {
+
+// The daemon checks the same and more (all ranks equal); there a mistake costs every rank the step, here only this
+// call.
+absl::Status CheckHyperParameters(int index, const v1::HyperParameters& group, v1::OptimizerKind kind,
+                                  bool has_momentum) {
+  const auto refuse = [index](const char* field, double got, const char* want) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer group ", index, ": ", field, " is out of range (got ", got, ", want ", want, ")"));
+  };
+  const bool is_adam = kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM;
+  const struct {
+    const char* field;
+    double value;
+    bool bounded;  // below 1
+    bool used;
+  } fields[] = {
+      {"lr", group.lr(), false, true},         {"weight_decay", group.weight_decay(), false, true},
+      {"beta1", group.beta1(), true, is_adam}, {"beta2", group.beta2(), true, is_adam},
+      {"eps", group.eps(), false, is_adam},    {"momentum", group.momentum(), false, kind == v1::OPTIMIZER_KIND_SGD}};
+  for (const auto& field : fields) {
+    const double high = field.bounded ? 1 : std::numeric_limits<double>::infinity();
+    if (field.used && !(field.value >= 0 && field.value < high)) {
+      return refuse(field.field, field.value, field.bounded ? "[0, 1)" : "finite, >= 0");
+    }
+  }
+  if (kind != v1::OPTIMIZER_KIND_SGD) {
+    return absl::OkStatus();
+  }
+  if (!std::isfinite(group.dampening())) {
+    return refuse("dampening", group.dampening(), "finite");
+  }
+  if (group.momentum() > 0 && !has_momentum) {
+    return refuse("momentum", group.momentum(), "0, or OptimizerConfig.momentum set");
+  }
+  if (group.nesterov() && (group.momentum() == 0 || group.dampening() != 0)) {
+    return refuse("momentum", group.momentum(), "above 0 and dampening 0, because nesterov is set");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void Steps::Reset() {
+  last_step_ = -1;
+  last_version_ = 0;
+}
+
+absl::Status Steps::Check(const v1::Step& step, absl::string_view state) const {
+  const ShardPlan& plan = attachment_.plan().plan();
+  const std::string object = absl::StrCat("step job \"", attachment_.plan().job(), "\": ");
+  const v1::OptimizerKind kind = plan.config.optimizer().kind();
+  const bool updates =
+      kind == v1::OPTIMIZER_KIND_ADAMW || kind == v1::OPTIMIZER_KIND_ADAM || kind == v1::OPTIMIZER_KIND_SGD;
+  const int want_groups = updates ? plan.config.optimizer().groups_size() + 1 : 0;
+  if (step.groups_size() != want_groups) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "wrong number of optimizer groups (got ", step.groups_size(),
+                                                   ", want ", want_groups, "; rank=", attachment_.rank(), ")"));
+  }
+  for (int i = 0; i < want_groups; ++i) {
+    if (absl::Status status = CheckHyperParameters(i, step.groups(i), kind, plan.optimizer_states > 0); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(object, status.message()));
+    }
+  }
+  if (static_cast<int64_t>(state.size()) > kMaxTrainerStateBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "trainer state is too large (got ", state.size(),
+                                                   " bytes, want at most ", kMaxTrainerStateBytes,
+                                                   "; rank=", attachment_.rank(), ")"));
+  }
+  if (!(step.max_grad_norm() >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "max_grad_norm is out of range (got ", step.max_grad_norm(),
+                                                   ", want 0 or more; rank=", attachment_.rank(), ")"));
+  }
+  if (step.norm_type() != 0 && !Norm::IsOrder(step.norm_type())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(object, "norm_type is out of range (got ", step.norm_type(),
+                     ", want above 0, infinity included, or 0 for 2; rank=", attachment_.rank(), ")"));
+  }
+  if (!(step.loss_scale() >= 0) || std::isinf(step.loss_scale())) {
+    return absl::InvalidArgumentError(absl::StrCat(object, "loss_scale is out of range (got ", step.loss_scale(),
+                                                   ", want finite, 0 or more; rank=", attachment_.rank(), ")"));
+  }
+  if (attachment_.ledger().expected_version() == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(object, "the parameters have no values yet (version 0; rank=",
+                                                      attachment_.rank(), "); call shardd_commit_parameters first"));
+  }
+  if (gradients_.backward_open()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(object, "gradients were submitted in a backward that is not closed (", gradients_.backwards(),
+                     " backwards closed; rank=", attachment_.rank(), "); call shardd_backward_done first"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Steps::Send(v1::Step step, absl::string_view state) {
+  CallSpan span(attachment_, v1::TRACE_CALL_STEP);
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  SHARDD_RETURN_IF_ERROR(Check(step, state));
+  const auto object = [this] { return absl::StrCat("step job \"", attachment_.plan().job(), "\": "); };
+  if (attachment_.plan().trainers_optimize()) {
+    return absl::FailedPreconditionError(absl::StrCat(object(),
+                                                      "its optimizer runs in the trainers (rank=", attachment_.rank(),
+                                                      "); write in a window, shardd_enter_pass commits it"));
+  }
+  SHARDD_RETURN_IF_ERROR(optimizer_.CheckStored("step"));
+  step.set_trainer_state(state.data(), state.size());
+  const std::string payload = step.SerializeAsString();
+  if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(object(), "message is too large (got ", payload.size(),
+                                                   " bytes, want at most ", kStepPayloadBytes,
+                                                   "; rank=", attachment_.rank(), "); use fewer optimizer groups"));
+  }
+  SHARDD_RETURN_IF_ERROR(attachment_.WaitCommitted("step", nullptr));
+  const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
+  SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
+  SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
+  CommandRecord record = {};
+  SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
+  SHARDD_RETURN_IF_ERROR(handles_.ApplyToAll(HandleEvent::kStep));
+  staging_.PutMessage(payload);
+  record.opcode = Opcode::kStep;
+  record.arg0 = static_cast<int64_t>(payload.size());
+  windows_.Close();  // before the daemon may update
+  SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
+  attachment_.session().stream_waits().NeedSums(gradients_.backwards_closed());
+  staging_.MessageSent();
+  passes_.Reset();
+  gradients_.BeginStep();
+  StepLedger& ledger = attachment_.ledger();
+  attachment_.Retire();
+  last_step_ = ledger.StepSent(std::string(state));
+  last_version_ = ledger.expected_version();
+  return span.Of(absl::OkStatus());
+}
+
+absl::Status Steps::CheckSent(const char* call) const {
+  return last_step_ >= 0 ? absl::OkStatus()
+                         : absl::FailedPreconditionError(
+                               absl::StrCat(call, " job \"", attachment_.plan().job(),
+                                            "\": no step was sent in this session (rank=", attachment_.rank(), ")"));
+}
+
+absl::StatusOr<StepResult> Steps::Wait() {
+  CallSpan span(attachment_, v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  SHARDD_RETURN_IF_ERROR(CheckSent("wait_step"));
+  SHARDD_RETURN_IF_ERROR(
+      attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"}));
+  attachment_.Retire();
+  // The version is there; the event with the norm follows on the stream.
+  SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::Committed> committed,
+                          attachment_.session().life().stream().WaitCommitted(
+                              last_step_, absl::Now() + attachment_.timeout(), attachment_.interrupt()));
+  if (!committed.has_value()) {
+    SHARDD_RETURN_IF_ERROR(attachment_.Live());
+    return absl::DeadlineExceededError(absl::StrCat(
+        "wait_step job \"", attachment_.plan().job(), "\": the step is committed but its result did not come within ",
+        absl::FormatDuration(attachment_.timeout()), " (step ", last_step_, "; rank=", attachment_.rank(), ")"));
+  }
+  StepResult result;
+  result.committed_step = committed->step();
+  result.grad_norm = committed->grad_norm();
+  result.clip_factor = committed->clip_factor();
+  result.skipped = committed->skipped();
+  return span.Of(absl::StatusOr<StepResult>(result));
+}
+
+absl::Status Steps::Await() {
+  CallSpan span(attachment_, v1::TRACE_CALL_WAIT_STEP, /*group=*/-1, /*steps_ago=*/1);
+  SHARDD_RETURN_IF_ERROR(attachment_.Live());
+  SHARDD_RETURN_IF_ERROR(CheckSent("await_step"));
+  // All that this rank gave for the step is signalled before its record was sent, so its stream may wait.
+  SHARDD_RETURN_IF_ERROR(attachment_.WaitInStream(attachment_.page().version, last_version_,
+                                                  {"await_step", nullptr, "the commit of the last step"}));
+  attachment_.ledger().StreamAwaits(last_version_);
+  return span.Of(absl::OkStatus());
+}
+
+}  // namespace shardd

@@ -1,0 +1,71 @@
+#include "client/c/session/client_session.h"
+
+#include <utility>
+#include <vector>
+
+#include "common/shm/fd_channel.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+// For a program's stream to end what it has, when its session goes.
+constexpr absl::Duration kDrainLimit = absl::Seconds(10);
+
+}  // namespace
+
+ClientSession::ClientSession(const v1::AttachRankResponse& attach, const Options& options)
+    : id_(attach.session_id()),
+      token_(attach.token()),
+      memory_(attach.epoch(), options.rank),
+      life_(attach.epoch(), options.rank, *options.interrupt, memory_),
+      waits_(life_, memory_, options.timeout),
+      ring_(attach.epoch(), waits_, memory_),
+      trace_(memory_),
+      stream_waits_(life_, memory_, waits_) {}
+
+ClientSession::~ClientSession() {
+  if (stream_waits_.idle()) {
+    return;
+  }
+  Close();
+  stream_waits_.End(kDrainLimit);
+  if (stream_waits_.idle()) {
+    return;
+  }
+  // A stream of the program, or the sums', still names all this: it stays for the rest of the process.
+  struct Kept {
+    SessionMemory::NamedByStreams memory;
+    StreamWaits::Named streams;
+  };
+  // Its thread asks whether the session is over; that it is so is known by now.
+  (void)new Kept{memory_.ReleaseNamedByStreams(), stream_waits_.Release()};
+}
+
+absl::StatusOr<std::unique_ptr<ClientSession>> ClientSession::Open(const Target& target,
+                                                                   const std::shared_ptr<grpc::Channel>& channel,
+                                                                   const v1::AttachRankResponse& attach,
+                                                                   const Options& options) {
+  std::unique_ptr<ClientSession> self(new ClientSession(attach, options));
+  SHARDD_RETURN_IF_ERROR(self->life_.Open(channel, self->id_, self->token_, options.deadline));
+  const auto fetch = [&](FdRange range) -> absl::StatusOr<std::vector<UniqueFd>> {
+    auto fds = FetchSessionFds(
+        target.socket_path, self->id_, self->token_, options.deadline - absl::Now(),
+        [&] { return options.interrupt->Raised(); }, range);
+    if (absl::IsCancelled(fds.status())) {
+      return Interrupt::Cancelled("attach");
+    }
+    if (!fds.ok()) {
+      return self->life_.Explain(fds.status());  // the session may have been ended meanwhile; that says more
+    }
+    return fds;
+  };
+  SHARDD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, fetch({}));
+  SHARDD_RETURN_IF_ERROR(self->memory_.Map(std::move(fds), attach, *options.plan, fetch));
+  if (options.plan->config.trainer_sums()) {
+    SHARDD_RETURN_IF_ERROR(self->stream_waits_.StartSums(target, self->id_, self->token_, *options.plan));
+  }
+  return self;
+}
+
+}  // namespace shardd

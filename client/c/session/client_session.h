@@ -1,0 +1,71 @@
+#ifndef SHARDD_CLIENT_C_SESSION_CLIENT_SESSION_H_
+#define SHARDD_CLIENT_C_SESSION_CLIENT_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/c/daemon/connect.h"
+#include "client/c/host/interrupt.h"
+#include "client/c/session/command_ring.h"
+#include "client/c/session/session_life.h"
+#include "client/c/session/session_memory.h"
+#include "client/c/session/stream_waits.h"
+#include "client/c/session/trace_writer.h"
+#include "client/c/session/word_waits.h"
+#include "common/plan/plan.h"
+
+namespace shardd {
+
+// One rank's session in one epoch, of its parts: mapped memory, the stream that is the lease, waits of the host and of
+// the program's stream, the ring's producer end, traced calls. Knows nothing of groups and steps. Thread-compatible.
+// Destroying it cancels the stream and unmaps everything that no stream of a GPU still names.
+//
+// A call on the hot path: life().Live() (two loads), ring().Send() (a record, a store; sometimes an eventfd write),
+// waits().Reached() (a load).
+class ClientSession {
+ public:
+  ~ClientSession();
+  struct Options {
+    const ShardPlan* plan = nullptr;
+    int rank = 0;
+    absl::Duration timeout;                // of every wait
+    absl::Time deadline;                   // of Open
+    const Interrupt* interrupt = nullptr;  // of all waits; outlives the session
+  };
+  // Opens the stream, waits for `attached`, fetches and maps the descriptors. ABORTED when the epoch advances
+  // meanwhile.
+  static absl::StatusOr<std::unique_ptr<ClientSession>> Open(const Target& target,
+                                                             const std::shared_ptr<grpc::Channel>& channel,
+                                                             const v1::AttachRankResponse& attach,
+                                                             const Options& options);
+
+  uint64_t id() const { return id_; }
+  const std::string& token() const { return token_; }
+  SessionMemory& memory() { return memory_; }
+  SessionLife& life() { return life_; }
+  WordWaits& waits() { return waits_; }
+  CommandRing& ring() { return ring_; }
+  TraceWriter& trace() { return trace_; }
+  StreamWaits& stream_waits() { return stream_waits_; }
+  // Cancels the stream; memory stays mapped.
+  void Close() { life_.stream().Close(); }
+
+ private:
+  ClientSession(const v1::AttachRankResponse& attach, const Options& options);
+
+  const uint64_t id_;
+  const std::string token_;
+  SessionMemory memory_;
+  SessionLife life_;  // its reader ends before the memory goes
+  WordWaits waits_;
+  CommandRing ring_;
+  TraceWriter trace_;
+  StreamWaits stream_waits_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_SESSION_CLIENT_SESSION_H_

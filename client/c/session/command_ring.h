@@ -1,0 +1,47 @@
+#ifndef SHARDD_CLIENT_C_SESSION_COMMAND_RING_H_
+#define SHARDD_CLIENT_C_SESSION_COMMAND_RING_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "client/c/session/session_memory.h"
+#include "client/c/session/word_waits.h"
+
+namespace shardd {
+
+// The producer's end of a session's ring of commands: owns how many records were written, and whether the daemon is
+// known to be awake. Thread-compatible.
+class CommandRing {
+ public:
+  // `waits` and `memory` outlive this.
+  CommandRing(uint64_t epoch, WordWaits& waits, const SessionMemory& memory)
+      : epoch_(epoch), waits_(waits), memory_(memory) {}
+
+  // Records written so far; the number of the last one.
+  uint64_t submitted() const { return submitted_; }
+  uint64_t doorbells() const { return doorbells_; }  // rung so far
+
+  // Until so many records can be sent without waiting: before a command changes anything, because a wait can fail.
+  absl::Status WaitSpace(uint64_t records, const WaitFor& reason);
+  // Writes a record. `act`: the daemon must act on it, so it is woken if it sleeps. Waits only while the ring is full.
+  absl::Status Send(const CommandRecord& command, bool act, const WaitFor& reason);
+  // Wakes the daemon if it sleeps, for records that needed no action.
+  void Wake();
+  // Until the daemon has copied out record `number` (1 is the first), with its masks and payload.
+  absl::Status WaitConsumed(uint64_t number, const WaitFor& reason);
+
+ private:
+  void RingDoorbell();
+
+  const uint64_t epoch_;
+  WordWaits& waits_;
+  const SessionMemory& memory_;
+  uint64_t submitted_ = 0;
+  uint64_t consumed_seen_ = 0;  // a lower bound of what the daemon has consumed
+  uint64_t rung_at_ = 0;        // `submitted_` when the daemon was last known to be awake
+  uint64_t doorbells_ = 0;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_SESSION_COMMAND_RING_H_

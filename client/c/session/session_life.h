@@ -1,0 +1,65 @@
+#ifndef SHARDD_CLIENT_C_SESSION_SESSION_LIFE_H_
+#define SHARDD_CLIENT_C_SESSION_SESSION_LIFE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/c/gpu/stream_order.h"
+#include "client/c/host/interrupt.h"
+#include "client/c/session/client_stream.h"
+#include "client/c/session/session_memory.h"
+
+namespace shardd {
+
+// Whether a session lives, and why it does not any more. Owns the stream that is the lease, and which host may
+// interrupt waits. Thread-compatible; Over is thread-safe.
+class SessionLife {
+ public:
+  // `interrupt` and `memory` outlive this.
+  SessionLife(uint64_t epoch, int rank, const Interrupt& interrupt, const SessionMemory& memory)
+      : epoch_(epoch), rank_(rank), interrupt_(interrupt), memory_(memory) {}
+
+  // Opens the stream and waits until the session is live, at most until `deadline`.
+  absl::Status Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t session_id, const std::string& token,
+                    absl::Time deadline);
+  // Why the stream has ended, if that is known soon, else `status`: of a call beside it that has failed.
+  absl::Status Explain(const absl::Status& status);
+
+  uint64_t epoch() const { return epoch_; }
+  int rank() const { return rank_; }
+  ClientStream& stream() const { return *stream_; }
+
+  // Two loads: the stream has ended or the epoch has advanced.
+  bool Ended() const {
+    return stream_->over() || TimelineEpoch(memory_.page().epoch.load(std::memory_order_acquire)) > epoch_;
+  }
+  // Ended, or a GPU's wait was given up.
+  bool Over() const { return (order_ != nullptr && order_->has_expired()) || Ended(); }
+  // OK while the session lives, else Failure.
+  absl::Status Live() { return Over() ? Failure() : absl::OkStatus(); }
+  // Why it is over; waits up to 1 s for the explanation to arrive. REQUIRES: Over().
+  absl::Status Failure();
+
+  // What may interrupt a wait of the host's.
+  const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : interrupt_; }
+  // Nothing of the host's may run: the wait is inside a signal handler.
+  void set_in_signal(bool in_signal) { in_signal_ = in_signal; }
+  // The session ends with a wait of the GPU's that takes too long. Null: there is none any more.
+  void set_order(const StreamOrder* order) { order_ = order; }
+
+ private:
+  const uint64_t epoch_;
+  const int rank_;
+  const Interrupt& interrupt_;
+  const SessionMemory& memory_;
+  const StreamOrder* order_ = nullptr;
+  bool in_signal_ = false;
+  std::unique_ptr<ClientStream> stream_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_SESSION_SESSION_LIFE_H_

@@ -1,0 +1,116 @@
+#ifndef SHARDD_CLIENT_C_SESSION_SESSION_MEMORY_H_
+#define SHARDD_CLIENT_C_SESSION_SESSION_MEMORY_H_
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "client/c/gpu/device_slabs.h"
+#include "common/plan/plan.h"
+#include "common/plan/session_layout.h"
+#include "common/shm/session_view.h"
+#include "common/shm/slab.h"
+#include "common/shm/trace_ring.h"
+
+namespace shardd {
+
+// Owns what a session maps: its own memory (page, ring, masks, slots), the daemon's page, and the job's slabs, on the
+// host or on a GPU; and whether stores of this process reach them. Thread-compatible, but for what says otherwise.
+class SessionMemory {
+ public:
+  SessionMemory(uint64_t epoch, int rank) : epoch_(epoch), rank_(rank) {}
+  ~SessionMemory();
+  SessionMemory(const SessionMemory&) = delete;
+  SessionMemory& operator=(const SessionMemory&) = delete;
+
+  // Takes the descriptors of a session, and those of further pieces from `fetch`. Once.
+  absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
+                   const DeviceSlabs::Fetch& fetch);
+
+  const DaemonPage& page() const { return daemon_page_.page(); }
+  const ReadOnlyDaemonPageView& daemon_page() const { return daemon_page_; }
+  const SessionMemoryView& view() const { return view_; }
+  const MappedSlab& session_slab() const { return session_slab_; }
+  const MappedSlab& daemon_slab() const { return daemon_slab_; }
+  int doorbell() const { return doorbell_.get(); }
+  TraceRecord* trace_ring() const { return trace_ring_; }
+
+  // All pointers below are of the host, or, where on_device() is there, of that GPU; but with offload the host's are
+  // shards, gradients and optimizer.
+  const char* shards() const { return bases_.shards; }
+  const char* parameters() const { return bases_.parameters; }  // nullptr: none
+  const char* pool() const { return bases_.pool; }              // nullptr: none
+  char* gradients() const { return bases_.gradients; }          // nullptr: none
+  char* gradient_slots() const { return bases_.gradient_slots; }
+  bool on_device() const { return !device_.empty(); }
+  const DeviceSlabs& device() const { return device_; }
+  // Mapped with the first call: most trainers never look. nullptr: none, or it cannot be mapped.
+  char* optimizer();
+  const MappedSlab& shards_slab() const { return shards_; }
+  const MappedSlab& parameters_slab() const { return parameters_; }  // may be empty
+  const MappedSlab& optimizer_slab() const { return optimizer_; }    // empty until optimizer() was called
+  // Into which no store goes outside of windows.
+  std::array<const MappedSlab*, 3> watched_slabs() const { return {&shards_, &optimizer_, &parameters_}; }
+
+  // A store at `address` reaches its slab while a window is open.
+  bool WindowCovers(const void* address) const;
+  // A write window opens or closes: whether stores into the shards, and into state that trainers keep, reach them or
+  // fault. Async-signal-safe. REQUIRES: the job's trainers write, and passes read no copies.
+  bool SetShardsWritable(bool writable);
+  // From now on no store of this process reaches the job's memory on the host through this session, whatever other
+  // threads do: it goes to a copy of this process. INTERNAL: the kernel refuses, and it is to be called again.
+  // Thread-safe.
+  absl::Status GiveUpStores();
+  // The same for all sessions of this process whose epoch has ended, whichever of its ranks have them. Thread-safe.
+  static absl::Status GiveUpStoresOfEnded();
+
+  // What streams of a GPU may still name when the session goes.
+  struct NamedByStreams {
+    MappedSlab session, daemon;
+    DeviceSlabs device;
+  };
+  NamedByStreams ReleaseNamedByStreams();
+
+ private:
+  absl::Status MapOnHost(std::vector<UniqueFd>& fds, const ShardPlan& plan);
+  void EnlistStores();
+
+  const uint64_t epoch_;
+  const int rank_;
+  // Constant after Map.
+  UniqueFd doorbell_;
+  MappedSlab session_slab_;
+  MappedSlab daemon_slab_;
+  MappedSlab shards_;
+  MappedSlab parameters_;
+  MappedSlab pool_;
+  MappedSlab gradients_;
+  DeviceSlabs device_;
+  struct {
+    const char* shards = nullptr;
+    const char* parameters = nullptr;
+    const char* pool = nullptr;
+    char* gradients = nullptr;
+    char* gradient_slots = nullptr;
+  } bases_;
+  SessionMemoryView view_;
+  TraceRecord* trace_ring_ = nullptr;
+  ReadOnlyDaemonPageView daemon_page_;
+  bool trainers_write_ = false;
+  int64_t optimizer_bytes_ = 0;
+  bool optimizer_writable_ = false;  // in windows
+  // Of the caller.
+  UniqueFd optimizer_fd_;  // until it is mapped
+  bool window_ = false;    // with pass_copies always
+  // Guarded.
+  absl::Mutex stores_mutex_;
+  MappedSlab optimizer_;  // changes under stores_mutex_
+  bool stores_given_up_ ABSL_GUARDED_BY(stores_mutex_) = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_CLIENT_C_SESSION_SESSION_MEMORY_H_

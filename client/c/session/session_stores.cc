@@ -1,0 +1,95 @@
+// Which stores of this process reach a session's memory: none outside of write windows, none once the session is over.
+// The daemon takes shards back to a kept copy when a process that may store into them attaches again: from then on
+// nothing of it may reach them, whatever its other threads do, and its other ranks' sessions that it has not looked at
+// yet. Unmapping would be a fault for them; a private mapping in place is none.
+
+#include <errno.h>
+#include <string.h>
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/c/session/session_memory.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+struct Enlisted {
+  absl::Mutex mutex;  // before any session's
+  std::set<SessionMemory*> sessions ABSL_GUARDED_BY(mutex);
+};
+Enlisted& All() {
+  static auto* const all = new Enlisted;  // outlives sessions that static objects have
+  return *all;
+}
+
+}  // namespace
+
+void SessionMemory::EnlistStores() {
+  absl::MutexLock lock(&All().mutex);
+  All().sessions.insert(this);
+}
+
+SessionMemory::~SessionMemory() {
+  absl::MutexLock lock(&All().mutex);
+  All().sessions.erase(this);
+}
+
+absl::Status SessionMemory::GiveUpStores() {
+  absl::MutexLock lock(&stores_mutex_);
+  if (stores_given_up_) {
+    return absl::OkStatus();
+  }
+  const auto give_up = [](const MappedSlab& slab) { return slab.data() == nullptr || slab.MakePrivate(); };
+  if (!give_up(gradients_) || (trainers_write_ && !give_up(shards_)) || (optimizer_writable_ && !give_up(optimizer_))) {
+    return absl::InternalError(absl::StrCat(
+        "session: take the job's memory back from this process: mmap: ", strerror(errno), " (rank=", rank_, ")"));
+  }
+  stores_given_up_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status SessionMemory::GiveUpStoresOfEnded() {
+  absl::MutexLock lock(&All().mutex);
+  for (SessionMemory* session : All().sessions) {
+    if (TimelineEpoch(session->page().epoch.load(std::memory_order_acquire)) > session->epoch_) {
+      SHARDD_RETURN_IF_ERROR(session->GiveUpStores());
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool SessionMemory::SetShardsWritable(bool writable) {
+  window_ = writable;
+  return shards_.SetWritable(writable) &&
+         (!optimizer_writable_ || optimizer_.data() == nullptr || optimizer_.SetWritable(writable));
+}
+
+bool SessionMemory::WindowCovers(const void* address) const {
+  const auto in = [address](const MappedSlab& slab) {
+    const auto* begin = static_cast<const char*>(slab.data());
+    return begin != nullptr && address >= begin && address < begin + slab.size_bytes();
+  };
+  return window_ && (in(shards_) || (optimizer_writable_ && in(optimizer_)));
+}
+
+char* SessionMemory::optimizer() {
+  if (device_.has(kFdOptimizer)) {
+    return device_.at(kFdOptimizer);
+  }
+  if (optimizer_fd_.valid()) {
+    absl::MutexLock lock(&stores_mutex_);
+    if (auto mapped = MappedSlab::Map(std::move(optimizer_fd_), optimizer_bytes_, optimizer_writable_,
+                                      /*keep_descriptor=*/true);
+        mapped.ok() &&
+        (!optimizer_writable_ || (stores_given_up_ ? mapped->MakePrivate() : mapped->SetWritable(window_)))) {
+      optimizer_ = *std::move(mapped);
+    }
+    optimizer_fd_.reset();
+  }
+  return optimizer_.At<char>(0);
+}
+
+}  // namespace shardd
