@@ -20,9 +20,9 @@ _SIGSEGV = 11
 
 
 def has_copies(model: nn.Module) -> bool:
-    from shardd.torch._api import _job_of
+    from shardd.torch._training.api import registered_job
 
-    job = _job_of(model)
+    job = registered_job(model)
     assert job.engine is not None
     return bool(json.loads(job.engine.describe())["config"].get("pass_copies", False))
 
@@ -206,7 +206,8 @@ def stores_after_full_precision(gradients: bool) -> dict[str, Any]:
 
 def summoned_while_others_store() -> dict[str, Any]:
     """Rank 0 is out of the context, and stores, while rank 1 has just begun to copy."""
-    from shardd.torch import _full_param_forms, summon_full_params
+    from shardd.torch import summon_full_params
+    from shardd.torch._full_params import forms
 
     rank = dist.get_rank()
     model = model_of("shardd")
@@ -214,18 +215,18 @@ def summoned_while_others_store() -> dict[str, Any]:
     loss_of(model, 0, 0, rank).backward()
     optimizer.step()
     before = parameters_of(model)
-    show = _full_param_forms.ShardedFullParam.show
+    show = forms.ShardedFullParam.show
 
     def late(self: Any, value: torch.Tensor, grad: torch.Tensor | None) -> None:
         time.sleep(0.02 * rank)
         show(self, value, grad)
 
-    _full_param_forms.ShardedFullParam.show = late  # type: ignore[method-assign]
+    forms.ShardedFullParam.show = late  # type: ignore[method-assign]
     try:
         with summon_full_params(model, writeback=False):
             read = {name: param.detach().clone() for name, param in model.named_parameters()}
     finally:
-        _full_param_forms.ShardedFullParam.show = show  # type: ignore[method-assign]
+        forms.ShardedFullParam.show = show  # type: ignore[method-assign]
     with torch.no_grad():
         for param in model.parameters():
             param.zero_()

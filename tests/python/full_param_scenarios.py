@@ -52,9 +52,9 @@ def error_of(call: Any) -> str:
 
 
 def _version(model: nn.Module) -> int:
-    from shardd.torch import _job
+    from shardd.torch._job.job import jobs
 
-    (job,) = _job.jobs()
+    (job,) = jobs()
     assert job.engine is not None
     return int(job.engine.info()["version"])
 
@@ -301,20 +301,21 @@ def full_state_dicts(edits: bool) -> dict[str, Any]:
     backward. What torch's gathering was given is recorded."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    from shardd.torch import _checkpoint_face, counters
+    from shardd.torch import counters
+    from shardd.torch._state_dicts import checkpoint_face
     from shardd.torch.optim import AdamW
 
     rank = dist.get_rank()
     model, _ = sharded("fully_shard")
     optimizer = AdamW(model.parameters(), lr=1e-2, in_place_edits=edits)
     theirs: list[list[str]] = []
-    original = _checkpoint_face._their_gather
+    original = checkpoint_face._their_gather
 
     def gather(state_dict: dict[str, Any], **options: Any) -> Any:
         theirs.append([name for name, value in state_dict.items() if hasattr(value, "full_tensor")])
         return original(state_dict, **options)
 
-    _checkpoint_face._their_gather = gather
+    checkpoint_face._their_gather = gather
 
     def full(cpu_offload: bool) -> dict[str, torch.Tensor]:
         options = StateDictOptions(full_state_dict=True, cpu_offload=cpu_offload)

@@ -10,9 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from shardd.torch import FullyShardedDataParallel, _extension, _full_state_dict, _job, _spec, fully_shard
-from shardd.torch._flat_shard import OlderKeywords, older_options
-from shardd.torch._state import state_of
+from shardd.torch import FullyShardedDataParallel, fully_shard
+from shardd.torch._job import spec
+from shardd.torch._job.job import TorchJob
+from shardd.torch._process import extension
+from shardd.torch._sharding.flat_options import OlderKeywords, older_options
+from shardd.torch._state_dicts import full_state_dict
+from shardd.torch._units.state import state_of
 from shardd.torch.optim import AdamW
 
 
@@ -26,7 +30,7 @@ def state_dicts_are_copies() -> dict[str, Any]:
     model(torch.ones(2, 6)).sum().backward()
     optimizer.step()
     gathered: list[list[str]] = []
-    theirs = _full_state_dict.gather
+    theirs = full_state_dict.gather
 
     def gather(their: Any, state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
         def count(rest: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -35,9 +39,9 @@ def state_dicts_are_copies() -> dict[str, Any]:
 
         return theirs(count, state_dict, **options)
 
-    _full_state_dict.gather = gather  # type: ignore[assignment]
-    on_gpu = _job.TorchJob.on_gpu
-    _job.TorchJob.on_gpu = property(lambda self: True)  # type: ignore[assignment,method-assign]
+    full_state_dict.gather = gather  # type: ignore[assignment]
+    on_gpu = TorchJob.on_gpu
+    TorchJob.on_gpu = property(lambda self: True)  # type: ignore[assignment,method-assign]
     try:
         given = model.state_dict()
         moments = optimizer.state_dict()["state"][0]["exp_avg"]
@@ -48,8 +52,8 @@ def state_dicts_are_copies() -> dict[str, Any]:
                 value.to_local().fill_(7)  # of the job's memory this is an error
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     finally:
-        _job.TorchJob.on_gpu = on_gpu  # type: ignore[method-assign]
-        _full_state_dict.gather = theirs
+        TorchJob.on_gpu = on_gpu  # type: ignore[method-assign]
+        full_state_dict.gather = theirs
     return {
         "shares": shares,
         "gathered": gathered,
@@ -76,13 +80,13 @@ def tied_copies() -> dict[str, Any]:
     optimizer = AdamW(model.parameters(), lr=0.0, in_place_edits=False)
     model(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
     optimizer.step()
-    on_gpu = _job.TorchJob.on_gpu
-    _job.TorchJob.on_gpu = property(lambda self: True)  # type: ignore[assignment,method-assign]
+    on_gpu = TorchJob.on_gpu
+    TorchJob.on_gpu = property(lambda self: True)  # type: ignore[assignment,method-assign]
     try:
         first, second = model.state_dict(), model.state_dict()
         kept = model.state_dict(keep_vars=True)
     finally:
-        _job.TorchJob.on_gpu = on_gpu  # type: ignore[method-assign]
+        TorchJob.on_gpu = on_gpu  # type: ignore[method-assign]
 
     def place(state_dict: dict[str, Any], name: str) -> int:
         return int(state_dict[name].to_local().data_ptr())
@@ -139,13 +143,13 @@ def inputs_of_a_root() -> dict[str, Any]:
         model(given)
     packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
     device = torch.device("meta")
-    args, kwargs = _extension._move_inputs(([torch.ones(2), 3], packed), {"mask": torch.ones(1)}, device)
+    args, kwargs = extension._move_inputs(([torch.ones(2), 3], packed), {"mask": torch.ones(1)}, device)
     return {
         "same": seen[0] is given,
         "devices": [args[0][0].device.type, args[1].data.device.type, kwargs["mask"].device.type],
         "other": (args[0][1], args[1].batch_sizes.device.type),
-        "nothing": _extension._move_inputs((), {}, device),
-        "by name": _extension._move_inputs((), {"x": 1}, device),
+        "nothing": extension._move_inputs((), {}, device),
+        "by name": extension._move_inputs((), {"x": 1}, device),
     }
 
 
@@ -153,12 +157,12 @@ def daemon_without_gpus() -> str:
     model = nn.Linear(4, 4)
     fully_shard(model)
     optimizer = AdamW(model.parameters())
-    gpu_of = _spec.gpu_of
-    _spec.gpu_of = lambda root: 0
+    gpu_of = spec.gpu_of
+    spec.gpu_of = lambda root: 0
     try:
         model(torch.ones(1, 4))
     except RuntimeError as error:
         return str(error)
     finally:
-        _spec.gpu_of = gpu_of
+        spec.gpu_of = gpu_of
     return f"nothing was refused to {optimizer}"

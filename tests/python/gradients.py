@@ -169,7 +169,7 @@ def both_in_backward() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def dropped_model(optimizer_kind: str) -> dict[str, Any]:
     """A model that nobody holds is collected, its job closed; what the program still holds of it keeps its values."""
-    from shardd.torch import _job
+    from shardd.torch._job.job import jobs
 
     model = model_of("shardd")
     if optimizer_kind == "daemon":
@@ -185,7 +185,7 @@ def dropped_model(optimizer_kind: str) -> dict[str, Any]:
     want = [t.full_tensor().clone() for t in (weight, gradient, moment)]
     commits = counts("shardd", model)["commits"]
     dist.barrier()
-    facts: dict[str, Any] = {"jobs": len(_job.jobs()), "commits": commits}
+    facts: dict[str, Any] = {"jobs": len(jobs()), "commits": commits}
     ref = weakref.ref(model)
     # The collector finds it on one rank, while the other waits in a collective of the program's.
     if dist.get_rank() == 0:
@@ -195,7 +195,7 @@ def dropped_model(optimizer_kind: str) -> dict[str, Any]:
     if dist.get_rank() != 0:
         del model
         gc.collect()
-    facts["gone"] = ref() is None and len(_job.jobs()) == 0
+    facts["gone"] = ref() is None and len(jobs()) == 0
     facts["kept"] = [torch.equal(t.full_tensor(), w) for t, w in zip((weight, gradient, moment), want)]
     del optimizer, weight, gradient, moment
     gc.collect()
@@ -210,7 +210,8 @@ def dropped_model(optimizer_kind: str) -> dict[str, Any]:
 def dropped_apart() -> dict[str, Any]:
     """Rank 0 collects a model while rank 1 still has it, and both go on together with another; the model's last step, and
     a call of fully_shard that failed, are in nobody's way."""
-    from shardd.torch import FullyShardedDataParallel, _leaving, fully_shard
+    from shardd.torch import FullyShardedDataParallel, fully_shard
+    from shardd.torch._job import leaving
 
     rank = dist.get_rank()
     gc.disable()
@@ -240,5 +241,5 @@ def dropped_apart() -> dict[str, Any]:
             del model, optimizer, loss
             gc.collect()
         dist.barrier()
-    facts["waiting"] = len(_leaving._leaving)
+    facts["waiting"] = len(leaving._leaving)
     return facts

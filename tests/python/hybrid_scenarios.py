@@ -17,8 +17,8 @@ def hybrid_facts() -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
     from shardd.torch import clip_grad_norm_, finish, fully_shard
-    from shardd.torch._spec import describe
-    from shardd.torch._state import state_of
+    from shardd.torch._job.spec import describe
+    from shardd.torch._units.state import state_of
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     flat = init_device_mesh("cpu", (4,))

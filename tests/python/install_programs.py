@@ -37,7 +37,7 @@ def train(rank: int, out: Path) -> None:
     kinds = [kind.__module__ for kind in type(model).__mro__]
     result = {
         "losses": losses,
-        "shardd": "shardd.torch._fully_shard" in kinds,
+        "shardd": "shardd.torch._sharding.fully_shard" in kinds,
         "is_fsdp": isinstance(model, FSDPModule),
         "optimizer": type(optimizer).__module__,
         "argv": sys.argv[1:],

@@ -34,7 +34,7 @@ def _trainer(case: Case = MESH) -> tuple[Model, Any]:
 
 
 def _job_of(model: nn.Module) -> dict[str, Any]:
-    from shardd.torch._state import state_of
+    from shardd.torch._units.state import state_of
 
     state = state_of(model)
     assert state is not None and state._job is not None and state._job.engine is not None

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from models import Case, build
 from optim_cases import counts, optimizer_of
-from shardd.torch import _optim_state_dict_load
-from shardd.torch._gather import whole_value
+from shardd.torch._ranks.gather import whole_value
+from shardd.torch._state_dicts import optim_state_dict_load
 from state_dict_cases import kinds_of, train
 from wrapper_state_cases import FULL, LOCAL, SHARDED, alone, face, finished, quiet, whole, wrapped
 
@@ -199,7 +199,7 @@ def load(case: Saved, model_state: Any, optim_state: Any, way: str, number: int)
                 if way == "sharded":
                     with wrapper.state_dict_type(source, SHARDED), wrapper.state_dict_type(model, SHARDED):
                         made = wrapper.optim_state_dict(source, older)
-                        with mock.patch.object(_optim_state_dict_load, "whole_value", wraps=whole_value) as gathers:
+                        with mock.patch.object(optim_state_dict_load, "whole_value", wraps=whole_value) as gathers:
                             converted = wrapper.optim_state_dict_to_load(model, optimizer, made)
                         gathered = sum(isinstance(call.args[0], ShardedTensor) for call in gathers.call_args_list)
                 else:

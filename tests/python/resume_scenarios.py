@@ -187,7 +187,7 @@ def survive_agreements(steps: int, folder: str) -> dict[str, Any]:
     comes again and finishes before the last step, and comes once more. Rank 0, and the store, go on throughout."""
     import shardd.torch
     from shardd.torch import counters, fully_shard, load_safetensors, save_safetensors
-    from shardd.torch._agreement import Meeting
+    from shardd.torch._ranks.agreement import Meeting
     from shardd.torch.optim import AdamW
 
     rank, now = int(os.environ["RANK"]), -1
@@ -335,7 +335,7 @@ def stays_away() -> None:
 def too_late(start_over: bool) -> dict[str, Any]:
     """Three steps, and all ranks fail. Whoever is restarted comes when the daemon has freed the job."""
     from shardd.torch import fully_shard, resume
-    from shardd.torch._extension import _C
+    from shardd.torch._process.extension import _C
     from shardd.torch.optim import AdamW
 
     deadline = time.monotonic() + 20
@@ -363,7 +363,7 @@ def survive_registration(folder: str) -> list[float]:
     """Rank 1 dies in its first life with its session made and its values not given; rank 0 goes on in its own process."""
     import shardd.torch
     from shardd.torch import fully_shard
-    from shardd.torch._job import TorchJob
+    from shardd.torch._job.job import TorchJob
     from shardd.torch.optim import AdamW
 
     dist.init_process_group("fake", rank=int(os.environ["RANK"]), world_size=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cluster import PACKAGE, ROOT
-from shardd.torch import _environment
+from shardd.torch._process import environment
 
 TEXT = (ROOT / "client" / "docs" / "launching.md").read_text()
 ROWS = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", TEXT, re.MULTILINE)
@@ -16,12 +16,12 @@ def _documented(reader: str) -> set[str]:
 
 
 def test_the_table_names_what_the_package_reads() -> None:
-    assert _documented("Python package") == _environment.NAMES
+    assert _documented("Python package") == environment.NAMES
 
 
 def test_no_other_module_of_the_package_reads_one() -> None:
     for path in PACKAGE.rglob("*.py"):
-        if path.name != "_environment.py":
+        if path.name != "environment.py":
             assert not re.search(r"(environ|getenv)\W.{0,9}SHARDD_", path.read_text()), path
 
 
@@ -39,7 +39,7 @@ def test_the_table_names_what_the_library_and_the_daemon_read() -> None:
 def test_a_value_that_is_no_number_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("SHARDD_TIMEOUT_MS", "5m")
     try:
-        _environment.timeout_ms()
+        environment.timeout_ms()
     except ValueError as error:
         assert "SHARDD_TIMEOUT_MS" in str(error) and "'5m'" in str(error)
     else:

@@ -10,8 +10,9 @@ from torch import nn
 
 import gpu_forms
 from cluster import run_ranks
-from shardd.torch import _gradient_moves, _wrapper_init
-from shardd.torch._optimizer_state import scalar_device
+from shardd.torch._job import gradient_moves
+from shardd.torch._job.optimizer_memory import scalar_device
+from shardd.torch._sharding import wrapper_arguments
 
 
 def test_state_dicts_of_a_model_on_a_gpu_are_copies_and_full_ones_are_read_from_the_job() -> None:
@@ -40,10 +41,10 @@ def test_what_is_ignored_does_not_say_where_the_model_is() -> None:
 
 def test_what_param_init_fn_makes_is_moved_too(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[torch.device] = []
-    monkeypatch.setattr(_wrapper_init, "move", lambda modules, *_: moved.extend(m.weight.device for m in modules))
+    monkeypatch.setattr(wrapper_arguments, "move", lambda modules, *_: moved.extend(m.weight.device for m in modules))
     module = nn.Linear(3, 2, device="meta")
     cpu = torch.device("cpu")
-    _wrapper_init.place(module, _wrapper_init.Ignored(set(), set()), cpu, lambda m: m.to_empty(device="cpu"))
+    wrapper_arguments.place(module, wrapper_arguments.Ignored(set(), set()), cpu, lambda m: m.to_empty(device="cpu"))
     assert moved == [cpu]
 
 
@@ -74,7 +75,7 @@ def test_gradients_that_moved_are_where_their_parameter_is(flat: bool) -> None:
         param.holder = SimpleNamespace(slices={id(param): SimpleNamespace(start=1, numel=3)})
     else:
         param.sharded_param = sharded = nn.Parameter(torch.empty(3, device="meta"))
-    _gradient_moves._show(param, torch.arange(8.0))  # type: ignore[arg-type]
+    gradient_moves._show(param, torch.arange(8.0))  # type: ignore[arg-type]
     assert sharded.grad is not None and sharded.grad.device == sharded.device
 
 

@@ -16,7 +16,8 @@ from models import Case, build, loss_of, shard
 
 
 def plan_then_train(case: Case, optimizer: str) -> dict[str, Any]:
-    from shardd.torch import _job, fully_shard, memory_plan, optim
+    from shardd.torch import fully_shard, memory_plan, optim
+    from shardd.torch._job.job import jobs
 
     model = build(case)
     shard(model, case, fully_shard)
@@ -30,7 +31,7 @@ def plan_then_train(case: Case, optimizer: str) -> dict[str, Any]:
     dist.barrier()  # all are attached
     ctl = os.path.join(os.path.dirname(os.environ["SHARDD_DAEMON"]), "shardctl")
     answer = subprocess.run(
-        [ctl, "--json", "memory", _job.jobs()[0].name], capture_output=True, text=True, check=True
+        [ctl, "--json", "memory", jobs()[0].name], capture_output=True, text=True, check=True
     ).stdout
     dist.barrier()
     return {"purposes": plan.purposes(), "total": plan.total_bytes, "text": str(plan), "daemon": json.loads(answer)}

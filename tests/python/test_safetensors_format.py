@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardd.torch._safetensors_format import INDEX, Target, encode_header, read_directory
+from shardd.torch._state_dicts.safetensors_format import INDEX, Target, encode_header, read_directory
 
 _ROUNDS = 600
 

@@ -119,10 +119,10 @@ def train(impl: str, steps: int, kills: Kills = (), case: Case | None = None) ->
 
 
 def _name(model: torch.nn.Module) -> str:
-    from shardd.torch import _job
+    from shardd.torch._job.job import jobs
 
     dist.barrier()  # the others' parameters are there
-    return _job.jobs()[0].name
+    return jobs()[0].name
 
 
 def compare(steps: int, world: int) -> dict[str, Any]:

@@ -199,17 +199,17 @@ class _Plain(nn.Module):
 
 def initialised() -> dict[str, Any]:
     from shardd.torch import FullyShardedDataParallel as Wrapper
-    from shardd.torch import _wrapper_init
+    from shardd.torch._sharding import wrapper_arguments
 
     facts: dict[str, Any] = {}
     sent: list[int] = []
-    broadcast = _wrapper_init._broadcast_coalesced
+    broadcast = wrapper_arguments._broadcast_coalesced
 
     def count(group: Any, tensors: list[torch.Tensor], size: int, root: int) -> None:
         sent.extend(t.numel() for t in tensors)
         broadcast(group, tensors, size, root)
 
-    _wrapper_init._broadcast_coalesced = count  # type: ignore[assignment]
+    wrapper_arguments._broadcast_coalesced = count  # type: ignore[assignment]
     try:
         with torch.device("meta"):
             model = nn.Sequential(_Plain(), nn.Sequential(_Plain()))
@@ -217,7 +217,7 @@ def initialised() -> dict[str, Any]:
                                use_orig_params=True)  # fmt: skip
         facts["sent"] = sorted(sent)
     finally:
-        _wrapper_init._broadcast_coalesced = broadcast
+        wrapper_arguments._broadcast_coalesced = broadcast
     facts["output"] = wrapped[0](torch.ones(1, 7)).detach().flatten().tolist()
     facts["buffer"] = wrapped[1][0].scale.tolist()
 
@@ -310,7 +310,7 @@ def order_of(form: str) -> dict[str, Any]:
     """The daemon's events of one whole step, by rank: which call of which group."""
     from shardd.torch import FullyShardedDataParallel as Wrapper
     from shardd.torch import counters, fully_shard
-    from shardd.torch._job import jobs
+    from shardd.torch._job.job import jobs
     from shardd.torch.optim import AdamW
 
     torch.manual_seed(0)

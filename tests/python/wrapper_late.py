@@ -18,7 +18,7 @@ from wrapper_state_cases import face, finished, quiet
 def noticed_late() -> str:
     """An attribute differs; rank 0 is slow to return from its first commit, after which both notice."""
     from shardd.torch import FullyShardedDataParallel as Wrapper
-    from shardd.torch._job import TorchJob
+    from shardd.torch._job.job import TorchJob
 
     rank = dist.get_rank()
     commits = TorchJob._write_all

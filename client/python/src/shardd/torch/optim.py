@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shardd.torch._daemon_optimizer import DaemonOptimizer
+from shardd.torch._optimizers.daemon_optimizer import DaemonOptimizer
 
 __all__ = ["SGD", "Adam", "AdamW", "DaemonOptimizer"]
 
