@@ -41,7 +41,7 @@ def _refuse_inside(job: TorchJob) -> None:
         )
 
 
-class Summoned:
+class FullParameters:
     """Full parameters of one job, from ``enter`` to ``leave``. All ranks of the job call both."""
 
     def __init__(
@@ -72,14 +72,15 @@ class Summoned:
         )
 
     @property
-    def given(self) -> bool:
+    def shows(self) -> bool:
+        """This rank's program sees them."""
         return self._rank == 0 or not self._rank0_only
 
     def enter(self) -> None:
         if self._grads:
             self._engine.settle_gradients()
         self._enter(writeback=False)
-        if not self.given:
+        if not self.shows:
             return
         shown: list[FullParam] = []
         try:
@@ -105,7 +106,7 @@ class Summoned:
         return grad
 
     def leave(self) -> None:
-        left = [(param, *param.hide()) for param in self._params] if self.given else []
+        left = [(param, *param.hide()) for param in self._params] if self.shows else []
         self._engine.leave_full_params()
         if not self._writeback:
             return
@@ -171,16 +172,16 @@ def _scope_of(module: nn.Module, job: TorchJob, recurse: bool) -> tuple[int, boo
 
 
 @contextlib.contextmanager
-def _marked(states: list[ShardState], given: bool) -> Iterator[None]:
-    """Wrappers say what is under way, and whether this rank was given full parameters."""
+def _marked(states: list[ShardState], shows: bool) -> Iterator[None]:
+    """Wrappers say what is under way, and whether this rank's program sees full parameters."""
     modules = [module for state in states for module in state._modules]
     for module in modules:
-        module.__dict__["_summoned"] = given
+        module.__dict__["_shows_full_params"] = shows
     try:
         yield
     finally:
         for module in modules:
-            module.__dict__.pop("_summoned", None)
+            module.__dict__.pop("_shows_full_params", None)
 
 
 @contextlib.contextmanager
@@ -195,7 +196,7 @@ def summon_full_params(
     """Inside, the parameters of ``module`` (and of those beneath it, with ``recurse``) are whole, plain and as stored.
 
     All ranks of the job enter and leave it, outside of forward and backward; a forward inside is an error, and so is
-    summoning again. Any module will do; what in it is not sharded is left alone.
+    another call inside. Any module will do; what in it is not sharded is left alone.
 
     writeback: what a rank leaves in the part of each parameter that is its shard becomes everybody's, edits inside a body
         that raises included. False: edits are dropped.
@@ -225,12 +226,12 @@ def summon_full_params(
             job.refuse_on_nodes("summon_full_params with writeback", "pass writeback=False")
         params = jobs.setdefault(id(job), (job, []))[1]
         params.extend(full_param(job, fsdp_param) for fsdp_param in state._unit.fsdp_params)
-    given = True
+    shows = True
     with contextlib.ExitStack() as stack:
         for job, params in jobs.values():
             if not params:
                 continue
-            summoned = Summoned(
+            full = FullParameters(
                 job,
                 params,
                 writeback,
@@ -239,8 +240,8 @@ def summon_full_params(
                 offload_to_cpu=offload_to_cpu,
                 with_grads=with_grads,
             )
-            summoned.enter()
-            stack.callback(summoned.leave)
-            given = given and summoned.given
-        with _marked(states, given):
+            full.enter()
+            stack.callback(full.leave)
+            shows = shows and full.shows
+        with _marked(states, shows):
             yield

@@ -77,7 +77,7 @@ def _grad_dtype(unit: Any, stored: torch.dtype) -> torch.dtype:
     return stored if unit.precision is None else unit.precision.gradient_dtype(stored)
 
 
-def _hold(
+def _shard_over_job(
     engine: _C.Engine, unit: Any, fsdp_param: Any, index: int, info: dict[str, Any]
 ) -> tuple[_C.HeldShard, Place]:
     """What the user holds of the parameter, over the job's memory."""
@@ -122,7 +122,7 @@ def own_uses(unit: Any, fsdp_param: Any) -> list[tuple[nn.Module, str]]:
     return list(zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]))
 
 
-def _hold_flat(
+def _flat_parameter_over_job(
     engine: _C.Engine, holder: FlatHolder[FlatShardParam], facts: dict[int, tuple[int, dict[str, Any]]]
 ) -> tuple[_C.HeldShard, Place]:
     """A FlatParameter over the job's memory, laid out as the job has it."""
@@ -144,7 +144,7 @@ def _hold_flat(
     slices = {id(member): cut.slice(i, member._orig_size.numel()) for i, member in enumerate(members)}
     if slices != holder.slices or holder.sharded_param.numel() != cut.piece:
         for member in members:
-            member.keep_values()
+            member.save_values()
         holder.lay_out(slices, cut.piece)
     grad_dtype = _grad_dtype(unit, kind.orig_dtype)
     if first_info["requires_grad"] and kind.orig_dtype != grad_dtype:
@@ -203,11 +203,11 @@ class _Binder:
     def _shard(self, unit: Any, fsdp_param: Any) -> _C.HeldShard:
         holder = getattr(fsdp_param, "holder", None)
         if holder is None:
-            shard, place = _hold(self.engine, unit, fsdp_param, *self.facts[id(fsdp_param)])
+            shard, place = _shard_over_job(self.engine, unit, fsdp_param, *self.facts[id(fsdp_param)])
         elif id(holder) in self._flat:
             return self._flat[id(holder)]
         else:
-            shard, place = _hold_flat(self.engine, holder, self.facts)
+            shard, place = _flat_parameter_over_job(self.engine, holder, self.facts)
             self._flat[id(holder)] = shard
         self.places[id(fsdp_param.sharded_param)] = place
         return shard

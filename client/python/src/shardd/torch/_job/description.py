@@ -1,4 +1,4 @@
-"""A model as it is told to the daemon."""
+"""A model as the daemon is to know it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardd.torch._ranks.agreement import speaks
+from shardd.torch._ranks.agreement import have_store
 from shardd.torch._ranks.gather import assemble
 from shardd.torch._units.flat_shard_param import FlatShardParam
 
@@ -17,7 +17,7 @@ __all__ = ["GradientMoves"]
 
 
 @dataclass
-class _Kept:
+class _OldPiece:
     """What this rank had of one parameter."""
 
     fqn: str
@@ -48,13 +48,13 @@ class GradientMoves:
 
     def __init__(self, params: Iterable[tuple[str, Any]]) -> None:
         """``params``: by name, of one model, in the same order on all ranks."""
-        self._kept = [
-            _Kept(fqn, param, *_piece(param), _gradient(param))
+        self._old = [
+            _OldPiece(fqn, param, *_piece(param), _gradient(param))
             for fqn, param in params
             if isinstance(param, FlatShardParam) and not param.whole
         ]
-        gradients = [kept.fqn for kept in self._kept if kept.gradient is not None]
-        if gradients and not speaks():
+        gradients = [old.fqn for old in self._old if old.gradient is not None]
+        if gradients and not have_store():
             raise RuntimeError(
                 f'unfreeze: parameter "{gradients[0]}" has a gradient, and in layout flat its piece on this rank changes with '
                 "what is trained; without collectives between the processes call zero_grad() before"
@@ -62,27 +62,27 @@ class GradientMoves:
 
     def place(self) -> None:
         """Each rank's ``.grad`` is of its new pieces. Only what changes its rank travels, a parameter at a time."""
-        if not self._kept or not speaks():
+        if not self._old or not have_store():
             return
-        groups: dict[int, tuple[Any, list[_Kept]]] = {}
-        for kept in self._kept:
-            group = kept.param.mesh_info.shard_process_group
-            groups.setdefault(id(group), (group, []))[1].append(kept)
+        groups: dict[int, tuple[Any, list[_OldPiece]]] = {}
+        for old in self._old:
+            group = old.param.mesh_info.shard_process_group
+            groups.setdefault(id(group), (group, []))[1].append(old)
         for group, of_group in groups.values():
             own = [
                 (k.first, k.numel, *_piece(k.param), None if k.gradient is None else k.gradient.dtype) for k in of_group
             ]
             every: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(every, own, group=group)
-            for number, kept in enumerate(of_group):
-                said = [of_rank[number] for of_rank in every]
-                dtypes = [dtype for *_, dtype in said if dtype is not None]
-                if not dtypes or all((first, numel) == (now, left) for first, numel, now, left, _ in said):
+            for number, old in enumerate(of_group):
+                of_ranks = [of_rank[number] for of_rank in every]
+                dtypes = [dtype for *_, dtype in of_ranks if dtype is not None]
+                if not dtypes or all((first, numel) == (now, left) for first, numel, now, left, _ in of_ranks):
                     continue
-                ranges = [(first, numel if dtype is not None else 0) for first, numel, _, _, dtype in said]
-                whole = assemble(kept.gradient, ranges, kept.param._orig_size, dtypes[0], group)
+                ranges = [(first, numel if dtype is not None else 0) for first, numel, _, _, dtype in of_ranks]
+                whole = assemble(old.gradient, ranges, old.param._orig_size, dtypes[0], group)
                 assert whole is not None
-                _show(kept.param, whole.view(-1))
+                _show(old.param, whole.view(-1))
 
 
 def _show(param: FlatShardParam, whole: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ def initial_values(params: Iterable[tuple[str, Any]], ranks: JobRanks) -> list[V
         if fsdp_param is None:
             continue
         if isinstance(fsdp_param, FlatShardParam):
-            flat.append((fsdp_param, (fqn, *fsdp_param.given())))
+            flat.append((fsdp_param, (fqn, *fsdp_param.take_initial_values())))
             continue
         # Replicas hold the same; the first of each daemon's gives it.
         if ranks.several or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0:
@@ -39,12 +39,12 @@ def initial_values(params: Iterable[tuple[str, Any]], ranks: JobRanks) -> list[V
         found += _moved(flat)
     else:
         found += [
-            given
-            for fsdp_param, given in flat
+            entry
+            for fsdp_param, entry in flat
             if not (fsdp_param.whole and ranks.local_rank != 0)
             and (ranks.several or getattr(fsdp_param.mesh_info, "replicate_mesh_rank", 0) == 0)
         ]
-    return [given for given in found if given[2].numel()]
+    return [entry for entry in found if entry[2].numel()]
 
 
 def _moved(flat: list[tuple[FlatShardParam, Values]]) -> list[Values]:
@@ -53,17 +53,17 @@ def _moved(flat: list[tuple[FlatShardParam, Values]]) -> list[Values]:
         return []
     group = flat[0][0].mesh_info.shard_process_group
     pieces = [fsdp_param.piece() for fsdp_param, _ in flat]
-    own = [(given[1], given[2].numel(), first, now.numel()) for (_, given), (first, now) in zip(flat, pieces)]
+    own = [(entry[1], entry[2].numel(), first, now.numel()) for (_, entry), (first, now) in zip(flat, pieces)]
     every: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(every, own, group=group)
     found: list[Values] = []
-    for number, (fsdp_param, given) in enumerate(flat):
-        said = [of_rank[number] for of_rank in every]
-        if all((first, numel) == (now, left) for first, numel, now, left in said):
-            found.append(given)
+    for number, (fsdp_param, entry) in enumerate(flat):
+        of_ranks = [of_rank[number] for of_rank in every]
+        if all((first, numel) == (now, left) for first, numel, now, left in of_ranks):
+            found.append(entry)
             continue
-        fqn, _, values = given
-        ranges = [(first, numel) for first, numel, _, _ in said]
+        fqn, _, values = entry
+        ranges = [(first, numel) for first, numel, _, _ in of_ranks]
         whole = assemble(values, ranges, fsdp_param._orig_size, values.dtype, group)
         assert whole is not None
         first, now = pieces[number]
@@ -75,7 +75,7 @@ def drop_initial_values(description: Description) -> None:
     """The job has values already; what was kept for it is not needed."""
     for param in description.params:
         if isinstance(param.fsdp_param, FlatShardParam):
-            param.fsdp_param.given()
+            param.fsdp_param.take_initial_values()
 
 
 def write_values(engine: _C.Engine, values: list[Values], progress: Progress) -> None:

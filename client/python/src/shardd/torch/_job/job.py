@@ -105,7 +105,7 @@ class TorchJob:
                 "node)"
             )
 
-    def give_way(self, what: str) -> bool:
+    def retire_for_load(self, what: str) -> bool:
         """Before the program loads into a registered model, on all ranks; whether the job is given up.
 
         On several nodes only optimizer steps change a job. Before the first one it is given up, what it has stays in this
@@ -164,7 +164,7 @@ class TorchJob:
 
     def reattach(self) -> None:
         assert self.engine is not None
-        self.ranks.publish()
+        self.ranks.publish_address()
         self.engine.reattach()
         if self.trainers_write:
             self.restore_optimizers()
@@ -179,7 +179,7 @@ class TorchJob:
             return
         if self.engine.full_params:
             return  # into what summon_full_params shows, which it writes back
-        if self.give_way("load into a registered model"):
+        if self.retire_for_load("load into a registered model"):
             return
         if id(who) in self._writing:  # an exception ended what it began then
             del self._writing[self._writing.index(id(who)) :]

@@ -29,7 +29,7 @@ from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
 from shardd.torch._process.memory import give_memory_back
 from shardd.torch._process.progress import Progress
-from shardd.torch._ranks.agreement import check_alike, speaks, tell
+from shardd.torch._ranks.agreement import check_alike, have_store, publish_attributes
 from shardd.torch._ranks.job_identity import Identity, identify
 from shardd.torch._ranks.nodes import JobRanks, opened, ranks_of
 from shardd.torch._ranks.this_rank import rank_thread
@@ -71,7 +71,7 @@ def register(root: ShardState) -> TorchJob:
     identity = _aborted.pop(root, None) or identify(root._next_registration(), ranks)
     optimizers = _optimizers_of(root)
     description = spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
-    tell(identity.name, ranks.rank, root.attributes)
+    publish_attributes(identity.name, ranks.rank, root.attributes)
     with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
         opening = _Opening(root, identity, description, ranks, optimizers, progress)
         try:
@@ -121,8 +121,8 @@ def _optimizers_of(root: ShardState) -> list[JobOptimizer]:
 
 def _settle_grace(description: Description, ranks: JobRanks) -> bool:
     """Writes ``graceMs`` where the library's default does not serve; whether nobody else forms the job's name."""
-    alone = not ranks.several and not environment.given(environment.JOB)
-    if alone and not environment.of_launcher() and not environment.given(environment.GRACE):
+    alone = not ranks.several and not environment.value(environment.JOB)
+    if alone and not environment.of_launcher() and not environment.value(environment.GRACE):
         description.spec["config"]["graceMs"] = _NAMELESS_GRACE_MS
     return alone
 
@@ -232,12 +232,12 @@ class _Opening:
         if self.optimizers:
             self.optimizers[0]._write_loaded(job)
         write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
-        if self.memory is None and speaks():  # all ranks have come
+        if self.memory is None and have_store():  # all ranks have come
             check_alike(job.name, job.meeting("attributes"))
 
     def _tell_resumed(self, job: TorchJob, step: int) -> None:
         if self.memory is not None:
-            logger.info('job "%s" goes on with more to train at committed step %d', job.name, step)
+            logger.info('job "%s" goes on with unfrozen parameters at committed step %d', job.name, step)
             return
         job.resumed_step = step
         logger.warning(

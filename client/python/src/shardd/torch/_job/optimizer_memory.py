@@ -38,7 +38,7 @@ logger = logging.getLogger("shardd.torch")
 _COPIED_BYTES = 1024  # of one value that goes with the commit as it is
 
 
-def as_held(fsdp_param: Any, rows: torch.Tensor) -> torch.Tensor:
+def in_form_of(fsdp_param: Any, rows: torch.Tensor) -> torch.Tensor:
     """``rows`` are this rank's of something with the parameter's shape and placement; as the parameter itself is held."""
     if isinstance(fsdp_param, FlatShardParam | FlatHolder):
         return rows
@@ -276,4 +276,4 @@ class OptimizerMemory:
             return self._scalars.made(index, value.place, value.dtype, value.shape, there)
         rows = torch.empty(local_of(param).shape, dtype=value.dtype, device=device)
         self._engine.adopt_state(index, value.place, rows, False)
-        return rows if value.kind == "rows" else as_held(self._places[id(param)].fsdp_param(), rows)
+        return rows if value.kind == "rows" else in_form_of(self._places[id(param)].fsdp_param(), rows)

@@ -19,7 +19,7 @@ def attach(state: ShardState, unit: ShardGroup) -> None:
     state.attach(unit, _register)
 
 
-def _register(state: ShardState, extend: bool) -> None:
+def _register(state: ShardState, unfreeze: bool) -> None:
     root = state._outermost()
     root._training = torch.is_grad_enabled()
     # What is made here outlives an inference_mode or no_grad around the first use.
@@ -36,7 +36,7 @@ def _register(state: ShardState, extend: bool) -> None:
             raise RuntimeError("use of a fully sharded module: its job was closed; make the model anew")
         if not any(other._unit is not None and other._unit.fsdp_params for other in root._state_ctx.all_states):
             return  # as PyTorch: the modules run as they are
-        job = opening.unfreeze(root) if extend and root._job is not None else opening.register(root)
+        job = opening.unfreeze(root) if unfreeze and root._job is not None else opening.register(root)
     for member in (*root._state_ctx.all_states, state):
         assert isinstance(member, ShardState)
         member._job = job

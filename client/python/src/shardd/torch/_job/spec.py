@@ -15,7 +15,7 @@ from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
 from shardd.torch._job.planned_states import planned_states
 from shardd.torch._job.write_mode import config_of_writes, evaluates_alone
 from shardd.torch._process import environment
-from shardd.torch._process.memory import wants_it
+from shardd.torch._process.memory import gives_back
 from shardd.torch._ranks.nodes import cuts_over_nodes
 from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
 from shardd.torch._units.placement import shape_in_job
@@ -58,7 +58,7 @@ def _precision(group: ShardGroup) -> dict[str, Any]:
         mixed["paramDtype"] = dtype_name(group.mp_policy.param_dtype, "mp_policy.param_dtype")
     if group.mp_policy.reduce_dtype is not None:
         mixed["reduceDtype"] = dtype_name(group.mp_policy.reduce_dtype, "mp_policy.reduce_dtype")
-    if group.precision is not None and group.precision.given.keep_low_precision_grads:
+    if group.precision is not None and group.precision.policy.keep_low_precision_grads:
         mixed["keepLowPrecisionGrads"] = True
     return mixed
 
@@ -204,10 +204,10 @@ def describe(
     }
     if _offloads(groups):
         config["offload"] = "OFFLOAD_HOST"
-    if on_gpu and (sums := environment.given(environment.TRAINER_SUMS)) in ("0", "1"):
+    if on_gpu and (sums := environment.value(environment.TRAINER_SUMS)) in ("0", "1"):
         config["trainerSums"] = sums == "1"
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
-    if not on_gpu and wants_it(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
+    if not on_gpu and gives_back(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
         config["lateGradients"] = True
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
     return Description(spec, params, states, divide_factor, names)

@@ -22,7 +22,7 @@ logger = logging.getLogger("shardd.torch")
 
 def edits_of(given: bool | None) -> tuple[bool, bool]:
     """``in_place_edits`` of an optimizer of the daemon, and whether anybody has said so."""
-    said = environment.given(environment.IN_PLACE_EDITS)
+    said = environment.value(environment.IN_PLACE_EDITS)
     if given is None:
         return said != "0", said != ""
     return given, True
@@ -34,7 +34,7 @@ def evaluates_alone(params: list[Any], training: bool, never: bool = False) -> b
     ``training``: its first forward is with gradients. ``never``: no model is written by the program.
     """
     trained = [param for param in params if param.requires_grad]
-    never = never or environment.given(environment.IN_PLACE_EDITS) == "0"
+    never = never or environment.value(environment.IN_PLACE_EDITS) == "0"
     return never and not (training and trained) and all(param.dtype != torch.float64 for param in trained)
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from shardd.torch._job.binding import Place, local_of, own_uses
 from shardd.torch._job.job import TorchJob, job_of, jobs
 from shardd.torch._job.job_optimizer import JobOptimizer
-from shardd.torch._job.optimizer_memory import as_held
+from shardd.torch._job.optimizer_memory import in_form_of
 from shardd.torch._job.write_mode import edits_of
 from shardd.torch._optimizers.loaded_state import Incoming, ParamState, param_state
 from shardd.torch._units.state import ShardState, _states, root_states
@@ -218,7 +218,7 @@ class DaemonOptimizer(JobOptimizer):
 
         if root is None or not any(has_gradient(p) for p in late):
             return job
-        root._ensure_registered(extend=True)
+        root._ensure_registered(unfreeze=True)
         successor = job_of(root)
         assert successor is not None
         return successor
@@ -248,7 +248,7 @@ class DaemonOptimizer(JobOptimizer):
             for number, name in enumerate(states):
                 rows = torch.empty(local_of(param).shape, dtype=torch.float32, device=local_of(param).device)
                 engine.adopt_state(place.index, number, rows, False)
-                entry[name] = as_held(place.fsdp_param(), rows)
+                entry[name] = in_form_of(place.fsdp_param(), rows)
             if entry:
                 self.state[param] = entry
         self._adopted = True
@@ -300,7 +300,7 @@ class DaemonOptimizer(JobOptimizer):
         What cannot be loaded raises before anything has changed, and on all ranks where it cannot be on one of them.
         """
         for job in self._jobs():
-            job.give_way(f"{type(self).__name__}.load_state_dict")
+            job.retire_for_load(f"{type(self).__name__}.load_state_dict")
         meetings = [job.meeting("load") for job in self._jobs()]
         agreed = False
 

@@ -12,12 +12,12 @@ __all__ = [
     "JOB",
     "NAMES",
     "START_OVER",
-    "given",
     "number",
     "of_launcher",
     "restarts",
     "timeout_ms",
     "timeout_s",
+    "value",
 ]
 
 JOB = "SHARDD_JOB"
@@ -38,7 +38,7 @@ _TIMEOUT_MS = 300_000  # the library's own
 _MOST_MS = 365 * 24 * 3_600_000
 
 
-def given(name: str) -> str:
+def value(name: str) -> str:
     """Empty: it is not set."""
     assert name in NAMES, name
     return os.environ.get(name, "")
@@ -46,7 +46,7 @@ def given(name: str) -> str:
 
 def number(name: str, most: int) -> int:
     """0: it is not set. ValueError where it is no number from 0 to ``most``."""
-    text = given(name) or "0"
+    text = value(name) or "0"
     if not text.isascii() or not text.isdigit() or int(text) > most:
         raise ValueError(f"{name}: out of range (got {text!r}, want a number from 0 to {most})")
     return int(text)

@@ -14,8 +14,8 @@ WORTH_IT_NUMEL = 1 << 25
 logger = logging.getLogger("shardd.torch")
 
 
-def wants_it(trained_numel: int) -> bool:
-    given = environment.given(GIVE_BACK)
+def gives_back(trained_numel: int) -> bool:
+    given = environment.value(GIVE_BACK)
     if given not in ("", "0", "1"):
         raise ValueError(f"{GIVE_BACK}: out of range (got {given!r}, want 0, 1 or nothing)")
     return given == "1" or (given != "0" and trained_numel >= WORTH_IT_NUMEL)
@@ -24,7 +24,7 @@ def wants_it(trained_numel: int) -> bool:
 def give_memory_back(engine: _C.Engine) -> None:
     """For a job that was just attached to. The pool is the process', and stays when the job ends."""
     infos = map(engine.param_info, range(engine.info()["param_count"]))
-    if not wants_it(sum(info["numel"] for info in infos if info["requires_grad"])):
+    if not gives_back(sum(info["numel"] for info in infos if info["requires_grad"])):
         return
     engine.set_gives_gradients_back(True)
     if not _C.use_tensor_pool():

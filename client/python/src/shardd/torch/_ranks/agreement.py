@@ -21,7 +21,7 @@ from shardd.errors import StepAborted
 from shardd.torch._process.environment import timeout_s
 from shardd.torch._ranks.this_rank import next_of, threads_prefix
 
-__all__ = ["Meeting", "check_alike", "tell"]
+__all__ = ["Meeting", "check_alike", "publish_attributes"]
 
 _POLL_S = 0.005
 _LOOK_S = 0.5
@@ -33,14 +33,14 @@ def _key_of(name: str, rank: int) -> str:
     return f"shardd/alike/{name}/{rank}"
 
 
-def speaks() -> bool:
+def have_store() -> bool:
     """The processes have a store in common. Without collectives (backend "fake") they know each other by the daemon only."""
     return dist.is_initialized() and dist.get_backend() != "fake"
 
 
-def tell(name: str, rank: int, values: dict[str, Any]) -> None:
+def publish_attributes(name: str, rank: int, values: dict[str, Any]) -> None:
     """Before the ranks of job ``name`` meet: what ``check_alike`` compares afterwards."""
-    if speaks():
+    if have_store():
         dist.distributed_c10d._get_default_store().set(_key_of(name, rank), json.dumps(values))
 
 
@@ -71,7 +71,7 @@ class Meeting:
     """Of the ranks ``members`` (of the default group), this one being ``members[rank]``, for one purpose.
 
     ``key``: alike on these ranks and on no others. ``job``: the TorchJob of a registered model, or None; the loss of a rank
-    of it ends the wait. It speaks through the store of the default group, so that a rank that fails says so and waits for
+    of it ends the wait. Ranks meet in the store of the default group, so that a rank that fails says so and waits for
     nobody, Ctrl-C works, and who is missing is named. Not thread-safe.
     """
 
@@ -95,7 +95,7 @@ class Meeting:
             return
         if error is not None:
             with contextlib.suppress(Exception):  # the daemon is gone: the others get that from it
-                _Round(self, self._base()).say(_FAILED + _text(error))
+                _Round(self, self._base()).post(_FAILED + _text(error))
             return
         if limit_s is None:
             limit_s = timeout_s()
@@ -123,24 +123,24 @@ class Meeting:
             raise  # what another rank or the daemon has said, which all read for themselves
         except BaseException as failure:
             with contextlib.suppress(Exception):
-                now.say(_FAILED + _text(failure))  # for who comes later
+                now.post(_FAILED + _text(failure))  # for who comes later
             raise
         now.end()
 
     def _begin(self, part: str) -> _Round:
         round_ = _Round(self, self._base())
-        round_.say(_OK + part)
+        round_.post(_OK + part)
         return round_
 
     def _came(self, now: _Round, rank: int, what: str, part: str) -> bool:
-        said = now.said_by(rank)
-        if said is None:
+        posted = now.posted_by(rank)
+        if posted is None:
             return False
-        if said.startswith(_FAILED):
-            raise RuntimeError(f"{what}: given up on all ranks, because rank {rank} failed ({said[1:]})")
-        if said[1:] != part:
+        if posted.startswith(_FAILED):
+            raise RuntimeError(f"{what}: given up on all ranks, because rank {rank} failed ({posted[1:]})")
+        if posted[1:] != part:
             raise RuntimeError(
-                f'{what}: rank {rank} is elsewhere (got "{said[1:]}", want "{part}"; rank={self.rank}); all ranks call it '
+                f'{what}: rank {rank} is elsewhere (got "{posted[1:]}", want "{part}"; rank={self.rank}); all ranks call it '
                 "together"
             )
         return True
@@ -165,15 +165,15 @@ class _Round:
         self._number = next_of(base)
         self._store = dist.distributed_c10d._get_default_store()
 
-    def say(self, text: str) -> None:
+    def post(self, text: str) -> None:
         self._store.set(f"{self.base}/{self._number}/{self._rank}", text)
 
-    def said_by(self, rank: int) -> str | None:
+    def posted_by(self, rank: int) -> str | None:
         key = f"{self.base}/{self._number}/{rank}"
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
 
     def end(self) -> None:
-        """All have come to it, so nobody reads what was said in the one before."""
+        """All have come to it, so nobody reads what was posted in the one before."""
         if self._number > 0:
             self._store.delete_key(f"{self.base}/{self._number - 1}/{self._rank}")
 

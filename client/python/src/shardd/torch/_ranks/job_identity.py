@@ -101,7 +101,7 @@ def identify(index: str, ranks: JobRanks) -> Identity:
     """
     mesh_ranks = ranks.members
     suffix = f"-{index}"
-    given = environment.given(environment.JOB)
+    given = environment.value(environment.JOB)
     if given:
         return Identity(given + suffix, resumes=True)
     run = os.environ.get("TORCHELASTIC_RUN_ID")

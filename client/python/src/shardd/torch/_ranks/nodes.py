@@ -24,7 +24,7 @@ from shardd.errors import StepAborted
 from shardd.torch._process import environment
 from shardd.torch._process.environment import NODES
 from shardd.torch._process.extension import _C
-from shardd.torch._ranks.agreement import speaks
+from shardd.torch._ranks.agreement import have_store
 from shardd.torch._ranks.mesh import Members, members_of
 from shardd.torch._ranks.this_rank import rank_thread, threads_prefix
 
@@ -60,7 +60,7 @@ class JobRanks:
     node: int = 0  # of the job's nodes
     addresses: tuple[str, ...] = ()  # of the nodes' daemons; empty: one node
     cut: bool = False  # the nodes have one copy of the parameters between them; else each has one
-    said: dict[str, str] = field(default_factory=dict)  # to the others
+    published: dict[str, str] = field(default_factory=dict)  # to the others
 
     @property
     def several(self) -> bool:
@@ -79,16 +79,18 @@ class JobRanks:
     def agree(self, index: str, name: str, restarts: int) -> tuple[str, int]:
         """The first rank's name for the registration ``index``, and the most restarts of any node: a launcher counts those
         of its own workers' failures only, and restarts them with another node's as well."""
-        self.said.update({f"restarts {index}": str(restarts)} | ({f"name {index}": name} if self.rank == 0 else {}))
-        _say(self.members[self.rank], self.said)
+        self.published.update(
+            {f"restarts {index}": str(restarts)} | ({f"name {index}": name} if self.rank == 0 else {})
+        )
+        _publish(self.members[self.rank], self.published)
         firsts = self.members[:: self.local_world]
-        told = list(_told_by(firsts, f"restarts {index}", "said how often it was restarted"))
-        return told[0][f"name {index}"], max(int(facts[f"restarts {index}"]) for facts in told)
+        of_nodes = list(_wait_for_fact(firsts, f"restarts {index}", "said how often it was restarted"))
+        return of_nodes[0][f"name {index}"], max(int(facts[f"restarts {index}"]) for facts in of_nodes)
 
-    def publish(self) -> None:
+    def publish_address(self) -> None:
         """For a process that takes the place of another in the job, where the program has made its groups anew."""
-        if self.several and speaks():
-            _say(self.members[self.rank], {**self.said, "peer": self.addresses[self.node]})
+        if self.several and have_store():
+            _publish(self.members[self.rank], {**self.published, "peer": self.addresses[self.node]})
 
 
 def ranks_of(mesh_info: FSDPMeshInfo) -> JobRanks:
@@ -181,16 +183,16 @@ def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:
         return []
     if local and os.environ.get("GROUP_RANK") and local * _number("GROUP_WORLD_SIZE") == world:
         return [str(rank // local) for rank in ranks]
-    if not waits or not (hybrid or environment.given(NODES)) or not speaks():
+    if not waits or not (hybrid or environment.value(NODES)) or not have_store():
         return []
     own = dist.get_rank()
-    _say(own, {"host": os.environ.get("GROUP_RANK", "") + _host()})
-    return [told["host"] for told in _told_by(ranks, "host", "said which node it is on")]
+    _publish(own, {"host": os.environ.get("GROUP_RANK", "") + _host()})
+    return [facts["host"] for facts in _wait_for_fact(ranks, "host", "said which node it is on")]
 
 
 def _addresses_of(rows: list[list[int]], node: int) -> tuple[str, ...]:
     """Where daemons reach those of the other nodes, by row."""
-    given = environment.given(NODES)
+    given = environment.value(NODES)
     if given:
         addresses = tuple(part.strip() for part in given.split(","))
         if len(addresses) != len(rows):
@@ -198,32 +200,32 @@ def _addresses_of(rows: list[list[int]], node: int) -> tuple[str, ...]:
                 f"{NODES}: not an address for each node (got {len(addresses)} in {given!r}, want {len(rows)})"
             )
         return addresses
-    if not speaks():
+    if not have_store():
         raise RuntimeError(
             f"register model: ranks of several nodes cannot tell each other where their daemons are (backend "
             f'"{dist.get_backend()}"); use backend "gloo" or "nccl", or set {NODES}'
         )
     own = dist.get_rank()
     try:
-        _say(own, {"peer": _own_address(), "error": ""})
+        _publish(own, {"peer": _own_address(), "error": ""})
     except Exception as error:
-        _say(own, {"peer": "", "error": str(error)})
+        _publish(own, {"peer": "", "error": str(error)})
         raise
-    firsts = list(_told_by([row[0] for row in rows], "peer", "said where its daemon is"))
-    for number, told in enumerate(firsts):
-        if not told["peer"]:
+    firsts = list(_wait_for_fact([row[0] for row in rows], "peer", "said where its daemon is"))
+    for number, facts in enumerate(firsts):
+        if not facts["peer"]:
             raise RuntimeError(
                 f"register model: the daemon of node {number} (rank {rows[number][0]}) serves no other nodes "
-                f"({told.get('error') or 'its peer address is empty'}); start it with --peer_listen=HOST:PORT, or set {NODES}"
+                f"({facts.get('error') or 'its peer address is empty'}); start it with --peer_listen=HOST:PORT, or set {NODES}"
             )
-    addresses = tuple(told["peer"] for told in firsts)
+    addresses = tuple(facts["peer"] for facts in firsts)
     for number, address in enumerate(addresses):
         if address in addresses[:number]:
             raise RuntimeError(
                 f"register model: nodes {addresses.index(address)} and {number} have one daemon (got {address} twice); start "
                 "one on each node, and give the ranks there its SHARDD_ADDRESS"
             )
-    mine = _told(own)["peer"]
+    mine = _facts_of(own)["peer"]
     if mine != addresses[node]:
         raise RuntimeError(
             f"register model: ranks of node {node} have several daemons (got {mine or 'none for other nodes'} on rank {own} "
@@ -258,26 +260,26 @@ def _key(rank: int) -> str:
     return f"shardd/rank/{threads_prefix()}{rank}"
 
 
-def _say(rank: int, facts: dict[str, str]) -> None:
-    dist.distributed_c10d._get_default_store().set(_key(rank), json.dumps({**_told(rank), **facts}))
+def _publish(rank: int, facts: dict[str, str]) -> None:
+    dist.distributed_c10d._get_default_store().set(_key(rank), json.dumps({**_facts_of(rank), **facts}))
 
 
-def _told(rank: int) -> dict[str, str]:
+def _facts_of(rank: int) -> dict[str, str]:
     store = dist.distributed_c10d._get_default_store()
-    told: dict[str, str] = json.loads(bytes(store.get(_key(rank))).decode()) if store.check([_key(rank)]) else {}
-    return told
+    facts: dict[str, str] = json.loads(bytes(store.get(_key(rank))).decode()) if store.check([_key(rank)]) else {}
+    return facts
 
 
-def _told_by(ranks: Iterable[int], fact: str, what: str) -> Iterable[dict[str, str]]:
-    """Of each rank what it has told, once ``fact`` is among it."""
+def _wait_for_fact(ranks: Iterable[int], fact: str, what: str) -> Iterable[dict[str, str]]:
+    """What each rank has published, once ``fact`` is among it."""
     limit_s = environment.timeout_s()
     deadline = time.monotonic() + limit_s
     for rank in ranks:
-        while fact not in (told := _told(rank)):
+        while fact not in (facts := _facts_of(rank)):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"register model: rank {rank} has not {what} after {limit_s:.0f} s "
                     f"(rank={dist.get_rank()}); every rank must use its model"
                 )
             time.sleep(_POLL_S)
-        yield told
+        yield facts

@@ -90,7 +90,7 @@ class FlatOptions:
 
 @dataclass
 class OlderKeywords:
-    """Named as in the ``fully_shard`` that took a ``policy``; ``None`` and ``False`` are not given."""
+    """Named as in the ``fully_shard`` that took a ``policy``; ``None`` and ``False`` count as not passed."""
 
     process_group: Any = None
     strategy: ShardingStrategy | None = None
@@ -102,7 +102,8 @@ class OlderKeywords:
     param_init_fn: Callable[[nn.Module], Any] | None = None
     sync_module_states: bool = False
 
-    def given(self) -> list[str]:
+    def passed(self) -> list[str]:
+        """Names of those that the program has passed."""
         return [name for name, value in vars(self).items() if value is not None and value is not False]
 
 

@@ -247,7 +247,7 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
 def _check_families(newer: dict[str, Any], older: OlderKeywords, layout: str | None) -> str:
     """The layout. The two families of keywords say the same things in different words: only one at a time."""
     default = {"mp_policy": _MP_POLICY, "offload_policy": _OFFLOAD_POLICY}
-    new, old = [name for name, value in newer.items() if value is not default.get(name)], older.given()
+    new, old = [name for name, value in newer.items() if value is not default.get(name)], older.passed()
     if new and old:
         raise TypeError(
             f"fully_shard: {new[0]} and {old[0]} are of two families of keywords; use {', '.join(newer)}, or "
@@ -321,7 +321,7 @@ def fully_shard(
     layout = _check_families(arguments, keywords, layout)
     checkpoint_face.install()
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
-    older = older_options(keywords, modules, policy is not None) if keywords.given() else None
+    older = older_options(keywords, modules, policy is not None) if keywords.passed() else None
     arguments.update(layout=layout, older=older)
     if policy is not None:
         if not isinstance(module, nn.Module):

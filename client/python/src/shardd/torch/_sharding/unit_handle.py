@@ -67,7 +67,7 @@ class UnitHandle:
 
     @property
     def _training_state(self) -> HandleTrainingState:
-        if "_summoned" in self._unit.modules[0].__dict__:
+        if "_shows_full_params" in self._unit.modules[0].__dict__:
             return HandleTrainingState.SUMMON_FULL_PARAMS
         return _STATES[self._unit._training_state]
 

@@ -184,7 +184,7 @@ class FullyShardedDataParallel(StateDictMethods, WrapperInternals, nn.Module):
     @property
     def training_state(self) -> TrainingState:
         """What is under way in this unit."""
-        if "_summoned" in self.__dict__:  # by summon_full_params
+        if "_shows_full_params" in self.__dict__:  # by summon_full_params
             return TrainingState.SUMMON_FULL_PARAMS
         unit = self._state._unit
         assert unit is not None

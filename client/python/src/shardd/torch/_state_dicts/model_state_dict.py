@@ -48,7 +48,7 @@ class _Saving:
     module: nn.Module  # the outermost unit's
     uses: Uses
     job: Any = None  # whose full parameters are entered
-    summoned: bool = False  # the program has entered them: modules show them, perhaps edited
+    shows_full: bool = False  # the program has entered them: modules show them, perhaps edited
     ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # by parameter, where there is no job
     done: dict[int, torch.Tensor] = field(default_factory=dict)  # tied parameters, once
 
@@ -71,7 +71,7 @@ def _state(module: nn.Module) -> ShardState:
     return state
 
 
-def _is_summoned(root: ShardState) -> bool:
+def _shows_full_params(root: ShardState) -> bool:
     """By the program: ``summon_full_params`` is open."""
     job = job_of(root)
     return job is not None and job.engine is not None and job.engine.full_params
@@ -116,8 +116,8 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     _mark(states)
     saving = _savings[id(root)] = _Saving(module, uses_of(states))
     job = job_of(root)
-    if _is_summoned(root):
-        saving.summoned = True
+    if _shows_full_params(root):
+        saving.shows_full = True
         return
     for outermost in root._modules:
         reshard(outermost)
@@ -217,7 +217,7 @@ def _replace(module: nn.Module, state: ShardState, saving: _Saving, state_dict: 
         del state_dict[key]
     for place in places:
         key = prefix + place.key
-        if saving.summoned:
+        if saving.shows_full:
             shown = place.module._parameters.get(place.name)
             value = getattr(place.module, place.name) if shown is None else shown
             if value.shape == place.param._orig_size:  # else another rank has it
@@ -288,8 +288,8 @@ def _before_load(
     states = _states_below(root)
     _mark([state])
     wraps = _WRAPPED if _WRAPPED[:-1] in module._modules else ""
-    summoned = _is_summoned(root)
-    if not summoned:
+    shows_full = _shows_full_params(root)
+    if not shows_full:
         reshard(module)
         if (job := job_of(root)) is not None and job.alive:
             job.open_write(module)
@@ -311,12 +311,12 @@ def _before_load(
             continue
         value = state_dict[key]
         param = place.param
-        if value is param.sharded_param and not summoned and not (param.whole and param.holder is None):
+        if value is param.sharded_param and not shows_full and not (param.whole and param.holder is None):
             # torch's set_model_state_dict puts the model's own where nothing was given.
             missing.append(key)
             _loaded(state_dict, key, place)
             continue
-        if summoned:
+        if shows_full:
             _load_shown(module, place, key, value, errors)
             _loaded(state_dict, key, place)
             continue
@@ -356,11 +356,11 @@ def _load_shown(module: nn.Module, place: FlatPlace, key: str, value: Any, error
     """Into what ``summon_full_params`` shows, which is written back with the context's other edits."""
     value = whole_value(value) if isinstance(value, DTensor | ShardedTensor) else value
     shown = place.module._parameters.get(place.name)
-    if "_summoned" not in module.__dict__:
+    if "_shows_full_params" not in module.__dict__:
         errors.append(f"load {key}: full parameters of other modules are summoned; summon these too, or load outside.")
     elif value.shape != place.param._orig_size:
         errors.append(_size_mismatch(key, value, place.param))
-    elif shown is not None and module.__dict__["_summoned"]:  # else rank 0 has it
+    elif shown is not None and module.__dict__["_shows_full_params"]:  # else rank 0 has it
         shown.copy_(value)
 
 
@@ -380,7 +380,7 @@ def _loaded(state_dict: dict[str, Any], key: str, place: FlatPlace) -> None:
 
 def _after_load(module: nn.Module, incompatible: Any) -> None:
     root = _state(module)._find_root()
-    if (job := job_of(root)) is not None and job.alive and not _is_summoned(root):
+    if (job := job_of(root)) is not None and job.alive and not _shows_full_params(root):
         job.commit_write(module)
     for keys in incompatible:
         keys[:] = [clean_name(key) for key in keys]

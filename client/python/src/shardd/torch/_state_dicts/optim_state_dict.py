@@ -27,7 +27,7 @@ __all__ = ["optim_state_dict"]
 
 
 @dataclass
-class _Said:
+class _Summary:
     """What a rank says of its state of one parameter."""
 
     first: int = 0
@@ -104,19 +104,19 @@ class _InJobs:
         return None
 
 
-def _say(item: Named, entry: dict[str, Any], in_jobs: _InJobs) -> _Said:
+def _summary_of(item: Named, entry: dict[str, Any], in_jobs: _InJobs) -> _Summary:
     first, local = item.param.piece()
-    said = _Said(first, local.numel())
+    summary = _Summary(first, local.numel())
     for name, value in entry.items():
         piece = state_piece(item, value)
         if piece is not None:
-            said.tensors[name] = value.dtype
+            summary.tensors[name] = value.dtype
             number = in_jobs.number(item.param, first, piece)
             if number is not None:
-                said.stored[name] = number
+                summary.stored[name] = number
         else:
-            said.others[name] = _copied(value)
-    return said
+            summary.others[name] = _copied(value)
+    return summary
 
 
 def optim_state_dict(
@@ -150,7 +150,7 @@ def optim_state_dict(
     entries = {item.fqn: own_entry(optim, item, state_dict["state"].get(keys[id(item.held)], {})) for item in flat}
     in_jobs = _InJobs(model)
     in_jobs.settle()
-    said = _exchange(flat, entries, in_jobs)
+    summaries = _exchange(flat, entries, in_jobs)
     state: dict[str, Any] = {}
     for item in named:
         if item.param is None:
@@ -158,11 +158,11 @@ def optim_state_dict(
             if plain is not None:
                 state[item.fqn] = {n: v.cpu() if saving.on_host and torch.is_tensor(v) else v for n, v in plain.items()}
             continue
-        made = _whole_entry(saving, item, entries[item.fqn], said.get(item.fqn), in_jobs)
+        made = _whole_entry(saving, item, entries[item.fqn], summaries.get(item.fqn), in_jobs)
         if made:
             state[item.fqn] = made
     in_jobs.settle()
-    for shard_group in {id(g): g for item in flat if item.fqn in said for g in (group_of(item.param),)}.values():
+    for shard_group in {id(g): g for item in flat if item.fqn in summaries for g in (group_of(item.param),)}.values():
         dist.barrier(shard_group)  # nobody writes while another reads
     if not saving.writes():
         return {}
@@ -215,34 +215,34 @@ def _kind_of(value: Any) -> bool | None:
     return None if not torch.is_tensor(value) else value.dim() > 0
 
 
-def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]], in_jobs: _InJobs) -> dict[str, list[_Said]]:
+def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]], in_jobs: _InJobs) -> dict[str, list[_Summary]]:
     """By name, by rank of the parameter's group: what they have. Nothing is asked where each rank has all."""
     groups: dict[int, tuple[dist.ProcessGroup, list[Named]]] = {}
     for item in flat:
         if not item.param.whole:
             group = group_of(item.param)
             groups.setdefault(id(group), (group, []))[1].append(item)
-    said: dict[str, list[_Said]] = {}
+    summaries: dict[str, list[_Summary]] = {}
     for group, items in groups.values():
         every: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(every, [_say(item, entries[item.fqn], in_jobs) for item in items], group=group)
+        dist.all_gather_object(every, [_summary_of(item, entries[item.fqn], in_jobs) for item in items], group=group)
         for number, item in enumerate(items):
-            said[item.fqn] = [of_rank[number] for of_rank in every]
-    return said
+            summaries[item.fqn] = [of_rank[number] for of_rank in every]
+    return summaries
 
 
 def _whole_entry(
-    saving: _Saving, item: Named, entry: dict[str, Any], said: list[_Said] | None, in_jobs: _InJobs
+    saving: _Saving, item: Named, entry: dict[str, Any], summaries: list[_Summary] | None, in_jobs: _InJobs
 ) -> dict[str, Any] | None:
     """None, and nothing is held on the way, on ranks that do not write."""
-    if said is None:
+    if summaries is None:
         return _own_entry(saving, item, entry) if saving.writes() else None
     only = saving.only(item.param)
     if only == -1:
         return None
     tensors: dict[str, torch.dtype] = {}
     others: dict[str, Any] = {}
-    for of_rank in said:
+    for of_rank in summaries:
         if of_rank.numel:
             tensors.update(of_rank.tensors)
             for name, value in of_rank.others.items():
@@ -252,7 +252,7 @@ def _whole_entry(
         if name not in tensors:
             whole = others[name]
         else:
-            number = _stored_alike(name, said, item)
+            number = _stored_alike(name, summaries, item)
             if number is not None:
                 if only is None or dist.get_rank(group_of(item.param)) == only:
                     stored = in_jobs.state(item.param, number)
@@ -262,7 +262,7 @@ def _whole_entry(
                         saving.copied(there) if saving.full or not there.dim() else _rows(saving, item.param, there)
                     )
                 continue
-            ranges = [(of_rank.first, of_rank.numel if name in of_rank.tensors else 0) for of_rank in said]
+            ranges = [(of_rank.first, of_rank.numel if name in of_rank.tensors else 0) for of_rank in summaries]
             piece = state_piece(item, entry.get(name))
             whole = assemble(piece, ranges, item.param._orig_size, tensors[name], group_of(item.param), only)
             if whole is None:
@@ -272,10 +272,10 @@ def _whole_entry(
     return made if only is None or dist.get_rank(group_of(item.param)) == only else None
 
 
-def _stored_alike(name: str, said: list[_Said], item: Named) -> int | None:
+def _stored_alike(name: str, summaries: list[_Summary], item: Named) -> int | None:
     """The number of the job's state that all ranks have their piece of, and all of it."""
-    numbers = {of_rank.stored.get(name) for of_rank in said if of_rank.numel}
-    covered = sum(of_rank.numel for of_rank in said)
+    numbers = {of_rank.stored.get(name) for of_rank in summaries if of_rank.numel}
+    covered = sum(of_rank.numel for of_rank in summaries)
     return numbers.pop() if len(numbers) == 1 and covered == item.param._orig_size.numel() else None
 
 

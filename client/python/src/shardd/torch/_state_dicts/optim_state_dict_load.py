@@ -47,7 +47,7 @@ def optim_state_dict_to_load(
     source = None
     if rank0_only and dist.get_world_size(group) > 1:
         source = dist.get_process_group_ranks(group)[0] if group is not None else 0
-        optim_state_dict = _told(optim_state_dict, source, group)
+        optim_state_dict = _from_source(optim_state_dict, source, group)
     if optim_state_dict is None or "state" not in optim_state_dict:
         raise ValueError("optim_state_dict_to_load: no `state` in the optimizer state dict (rank 0 has to give one)")
     by_name = {clean_name(key) if isinstance(key, str) else key: key for key in optim_state_dict["state"]}
@@ -127,24 +127,24 @@ def _put(state: dict[str, Any], item: Named, piece: dict[str, Any], optim: Any, 
         state[item.fqn] = copy.deepcopy(optim.state[item.held])
 
 
-def _told(state_dict: dict[str, Any] | None, source: int, group: Any) -> dict[str, Any]:
+def _from_source(state_dict: dict[str, Any] | None, source: int, group: Any) -> dict[str, Any]:
     """The structure of rank 0's, with (shape, dtype) in the place of tensors that are no scalars."""
-    told: list[Any] = [None]
+    received: list[Any] = [None]
     if dist.get_rank() == source:
         assert state_dict is not None
 
         def described(value: Any) -> Any:
             return _Whole(tuple(value.shape), value.dtype) if torch.is_tensor(value) and value.dim() else value
 
-        told[0] = {
+        received[0] = {
             **state_dict,
             "state": {
                 key: {name: described(value) for name, value in entry.items()} if isinstance(entry, dict) else entry
                 for key, entry in state_dict["state"].items()
             },
         }
-    dist.broadcast_object_list(told, src=source, group=group)
-    result: dict[str, Any] = state_dict if dist.get_rank() == source and state_dict is not None else told[0]
+    dist.broadcast_object_list(received, src=source, group=group)
+    result: dict[str, Any] = state_dict if dist.get_rank() == source and state_dict is not None else received[0]
     return result
 
 
@@ -220,7 +220,7 @@ def rekey_optim_state_dict(
         raise ValueError(f"Invalid parameter keys: {optim_state_dict['state'].keys()}")
     if kinds == {str if to_names else int}:
         return optim_state_dict
-    held = _held(model, optim_input, optim)
+    held = _params_in_order(model, optim_input, optim)
     names: dict[int, str] = {}
     for item in named_params(model):
         if names.setdefault(id(item.held), item.fqn) != item.fqn:
@@ -244,7 +244,7 @@ def rekey_optim_state_dict(
     }  # fmt: skip
 
 
-def _held(model: nn.Module, optim_input: Any, optim: Optimizer | None) -> list[Any]:
+def _params_in_order(model: nn.Module, optim_input: Any, optim: Optimizer | None) -> list[Any]:
     if optim is not None:
         return [param for group in optim.param_groups for param in group["params"]]
     if optim_input is None:

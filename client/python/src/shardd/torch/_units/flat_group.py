@@ -107,7 +107,7 @@ class FlatGroup(FlatUnit):
         before = fsdp_param.holder
         if before is None:
             return
-        fsdp_param.keep_values()
+        fsdp_param.save_values()
         flat = before.sharded_param
         before.members.remove(fsdp_param)
         del before.slices[id(fsdp_param)]

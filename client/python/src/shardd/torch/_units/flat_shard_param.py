@@ -88,7 +88,7 @@ class FlatShardParam:
         self._original: Any = None
         self.uses: list[Use] = []
         self._unsharded_param: Any = None
-        self._stale: tuple[int, torch.Tensor] | None = None
+        self._saved: tuple[int, torch.Tensor] | None = None
         _known[param] = weakref.ref(self)
 
     @property
@@ -193,7 +193,7 @@ class FlatShardParam:
         """The job's piece of it may be another one than it was cut to (a tie, a frozen neighbour): what is here is given
         to the job first. The tensor that will lie in the job's memory, alone in its storage."""
         if not self.whole and (first, numel) != (self.first, self.sharded_param.numel()):
-            self.keep_values()
+            self.save_values()
             self.first, self.numel = first, numel
             self.sharded_param.grad = None  # of another piece
             self.sharded_param.data = torch.empty(numel, dtype=self.orig_dtype, device=self.sharded_param.device)
@@ -201,10 +201,10 @@ class FlatShardParam:
             self.sharded_param.data = self.sharded_param.detach().clone(memory_format=torch.contiguous_format)
         return self.sharded_param.detach()
 
-    def keep_values(self) -> None:
+    def save_values(self) -> None:
         """What is here now is given to the job, wherever it will lie."""
-        if self._stale is None:
-            self._stale = self.piece()
+        if self._saved is None:
+            self._saved = self.piece()
 
     def piece(self) -> tuple[int, torch.Tensor]:
         """Its first element in the parameter, and ``local``."""
@@ -217,10 +217,10 @@ class FlatShardParam:
         """This rank's piece, one-dimensional: a view of what the program holds, of a FlatParameter too."""
         return self.piece()[1]
 
-    def given(self) -> tuple[int, torch.Tensor]:
+    def take_initial_values(self) -> tuple[int, torch.Tensor]:
         """First element and values of the parameter that this rank has to give to the job."""
-        stale, self._stale = self._stale, None
-        return self.piece() if stale is None else stale
+        saved, self._saved = self._saved, None
+        return self.piece() if saved is None else saved
 
 
 def _alone(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 The daemon cuts rows and knows of no dimensions. It is told of a parameter whose rows are the shards: the shape is
 ``(ranks of the shard group, *shape of a shard)``, so that each rank's row is its shard, contiguous, and is held as every
-other shard. torch wants such shards to be of equal size. Only where the whole parameter is looked at (unsharded, summoned,
+other shard. torch wants such shards to be of equal size. Only where the whole parameter is looked at (unsharded, shown as a full parameter,
 its gradient on the way into the job) does the order matter: there it is copied, and the others are not.
 """
 

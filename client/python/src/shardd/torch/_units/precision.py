@@ -20,10 +20,10 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 __all__ = ["BufferDtypes", "UnitPrecision", "cast_buffers", "full_precision_in_eval", "input_dtype"]
 
 
-def input_dtype(given: MixedPrecision, is_root: bool) -> torch.dtype | None:
+def input_dtype(policy: MixedPrecision, is_root: bool) -> torch.dtype | None:
     """To what floating point inputs of a module are cast; None: they are not."""
-    casts = given.cast_forward_inputs or (is_root and given.cast_root_forward_inputs)
-    return given.param_dtype if casts else None
+    casts = policy.cast_forward_inputs or (is_root and policy.cast_root_forward_inputs)
+    return policy.param_dtype if casts else None
 
 
 def full_precision_in_eval() -> bool:
@@ -86,9 +86,9 @@ def _cast(buffer: torch.Tensor, dtype: torch.dtype) -> None:
 class UnitPrecision:
     """Of one unit in layout ``flat``; ``module`` is what carries its hooks, without an enclosing unit so far."""
 
-    def __init__(self, module: nn.Module, given: MixedPrecision | None, ignored_modules: set[nn.Module]) -> None:
-        self.given = given or MixedPrecision()
-        lower = self.given.param_dtype is not None or self.given.reduce_dtype is not None
+    def __init__(self, module: nn.Module, policy: MixedPrecision | None, ignored_modules: set[nn.Module]) -> None:
+        self.policy = policy or MixedPrecision()
+        lower = self.policy.param_dtype is not None or self.policy.reduce_dtype is not None
         self.full_in_eval = lower and full_precision_in_eval()
         ignored = {
             clean_tensor_name(f"{name}.{buffer}" if name else buffer)
@@ -96,11 +96,11 @@ class UnitPrecision:
             if inner in ignored_modules
             for buffer in inner._buffers
         }
-        self.buffers = BufferDtypes(module, self.given.buffer_dtype, frozenset(ignored))
+        self.buffers = BufferDtypes(module, self.policy.buffer_dtype, frozenset(ignored))
         self.buffers_are_full = False
 
     def gradient_dtype(self, stored: torch.dtype) -> torch.dtype:
         """Of ``.grad`` of a parameter."""
-        low = self.given.param_dtype
-        kept = self.given.keep_low_precision_grads and low is not None and stored.is_floating_point
+        low = self.policy.param_dtype
+        kept = self.policy.keep_low_precision_grads and low is not None and stored.is_floating_point
         return low if kept and low is not None else stored

@@ -68,6 +68,6 @@ def begin(root: ShardState) -> None:
     for state in states:
         precision = state._unit.precision
         if precision is not None:
-            inputs = input_dtype(precision.given, state is root)
+            inputs = input_dtype(precision.policy, state is root)
             state._unit._set_casts(inputs if state is root or state._unit.fsdp_params else None, None)
     cast_buffers(_buffers_of(states))

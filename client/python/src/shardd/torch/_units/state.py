@@ -101,10 +101,10 @@ class ShardState(FSDPState):
         self.list_groups()
         ensure = weakref.WeakMethod(self._ensure_registered)
 
-        def lazy_init(extend: bool) -> None:
+        def lazy_init(unfreeze: bool) -> None:
             method = ensure()
             if method is not None:
-                method(extend)
+                method(unfreeze)
 
         unit._set_lazy_init(skip_frame(lazy_init))
         if len(self._modules) == 1:
@@ -197,11 +197,11 @@ class ShardState(FSDPState):
         return root
 
     @no_dynamo
-    def _ensure_registered(self, extend: bool = False) -> None:
-        """``extend``: what is trained has changed; with all ranks, inside a pass or where nothing is written."""
-        if self._job is None or not self._job.alive or extend:
+    def _ensure_registered(self, unfreeze: bool = False) -> None:
+        """``unfreeze``: what is trained has changed; with all ranks, inside a pass or where nothing is written."""
+        if self._job is None or not self._job.alive or unfreeze:
             assert self._register is not None
-            self._register(self, extend)
+            self._register(self, unfreeze)
 
     def _register_again(self) -> None:
         """The plan has changed: the job is given up, with the parameters kept here, and made anew at the next use."""
