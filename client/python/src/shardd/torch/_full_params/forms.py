@@ -28,7 +28,7 @@ class FullParam(Protocol):
     trainable: bool  # the job has a gradient for it
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """What ``show`` is to be given, without its values."""
+        """Makes the tensor that ``show`` takes, without its values."""
 
     def show(self, value: torch.Tensor, grad: torch.Tensor | None) -> None:
         """The program holds the whole parameter from here on; ``value`` and ``grad`` are its to edit."""
@@ -40,11 +40,11 @@ class FullParam(Protocol):
         """``.grad`` of the shard becomes None."""
 
     def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
-        """Elements of the whole parameter, or of its gradient, as the job has them; 1-D."""
+        """Returns the elements of the whole parameter, or of its gradient, in the job's order; 1-D."""
 
 
 class ShardedFullParam:
-    """Of ``fully_shard``: a plain parameter takes the place of the DTensor in the module's attributes."""
+    """The form of ``fully_shard``: a plain parameter takes the place of the DTensor in the module's attributes."""
 
     def __init__(self, job: TorchJob, fsdp_param: FSDPParam) -> None:
         place = job.places[id(fsdp_param.sharded_param)]
@@ -97,7 +97,7 @@ class ShardedFullParam:
 
 
 class FlatFullParam:
-    """In layout flat: the object that the user holds shows the whole."""
+    """The form of layout flat: the object that the user has shows the whole."""
 
     def __init__(self, job: TorchJob, fsdp_param: FlatShardParam) -> None:
         place = job.places[id(fsdp_param.sharded_param)]
@@ -142,7 +142,7 @@ class FlatFullParam:
 
 
 class MemberFullParam:
-    """Inside a ``FlatParameter``, which the module does not show while it shows its parameters."""
+    """The form of a parameter in a ``FlatParameter``: the module shows its parameters, and the ``FlatParameter`` is hidden meanwhile."""
 
     def __init__(self, job: TorchJob, fsdp_param: FlatShardParam) -> None:
         holder = fsdp_param.holder
@@ -164,7 +164,7 @@ class MemberFullParam:
         self._before: Any = None
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A part of the whole FlatParameter."""
+        """Returns this parameter's part of the whole FlatParameter."""
         flat = self._holder.full
         if flat is None:
             flat = self._holder.full = torch.zeros(self._end, dtype=self.dtype, device=device)
@@ -192,7 +192,7 @@ class MemberFullParam:
         return left.detach(), left.grad
 
     def drop_grad(self) -> None:
-        """Nothing: the parameters of a FlatParameter have one gradient together."""
+        """Does nothing: the parameters of a FlatParameter have one gradient together."""
 
     def in_job_order(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.reshape(-1)

@@ -161,7 +161,10 @@ def _gradient_rows(held: dict[str, int]) -> tuple[int, int]:
 
 
 def _scope_of(module: nn.Module, job: TorchJob, recurse: bool) -> tuple[int, bool]:
-    """Of the daemon: the group of the module and whether those beneath it are meant too; the whole model if in doubt."""
+    """Returns the daemon's number of the module's group, and whether groups beneath it are meant too.
+
+    Where no one group is the module's it is the whole model.
+    """
     state = state_of(module)
     if state is not None and state._unit is not None and state is not job.root() and len(state._modules) == 1:
         assert job.engine is not None

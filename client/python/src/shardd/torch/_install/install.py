@@ -89,12 +89,12 @@ def _prepare_child(name: str) -> dict[str, Any]:
 
 
 def starts_others() -> bool:
-    """Processes that multiprocessing has started here, in which PyTorch's sharding is shardd's as well."""
+    """Whether multiprocessing has started processes here, in which PyTorch's sharding is shardd's as well."""
     return _starts_others
 
 
 def install(*, optimizers: bool = False) -> list[str]:
-    """From now on PyTorch's sharding in this process is shardd's: accelerate, transformers, Lightning and scripts unchanged.
+    """Makes PyTorch's sharding in this process shardd's, for accelerate, transformers, Lightning and scripts without a changed line.
 
     Best called before models are made; modules that are sharded already stay what they are. Processes that this one starts
     by ``multiprocessing`` install as well. ``optimizers``: ``torch.optim.Adam``, ``AdamW`` and ``SGD`` of sharded
@@ -129,6 +129,6 @@ def uninstall() -> None:
 
 
 def swapped() -> list[str]:
-    """Where shardd's stand in place of PyTorch's now: ``module.name``, sorted. Empty: nothing is installed."""
+    """Lists where shardd's stand in place of PyTorch's now: ``module.name``, sorted. The list is empty where nothing is installed."""
     found = _bindings([new for _, new in _active])
     return sorted(f"{module}.{name}" for module, _, name, _ in found if (module, name) not in _own)

@@ -16,7 +16,7 @@ logger = logging.getLogger("shardd.torch")
 
 
 def _tensors(params: list[Any]) -> list[Any]:
-    """Of what optimizers take: tensors, param groups, or pairs of a name and a tensor."""
+    """Returns the tensors in what optimizers take: tensors, param groups, or pairs of a name and a tensor."""
     found: list[Any] = []
     for item in params:
         if isinstance(item, dict):
@@ -28,7 +28,7 @@ def _tensors(params: list[Any]) -> list[Any]:
 
 
 def _listed(params: Any) -> list[Any]:
-    """What optimizers take, to be gone through more than once: generators, those of groups too, are lists afterwards."""
+    """Makes lists of generators, those in param groups too, so that the parameters can be gone through more than once."""
     items = [params] if isinstance(params, dict) else list(params)
     for item in items:
         if isinstance(item, dict) and not isinstance(item["params"], (torch.Tensor, set)):  # no sets, as torch says

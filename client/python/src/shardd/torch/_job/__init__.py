@@ -1,1 +1,1 @@
-"""A registered model: described, opened, bound to the daemon's memory, written, given up; what it commits for torch's optimizers."""
+"""A registered model has a job: these modules describe it, open it, bind parameters to its memory, write it, give it up."""

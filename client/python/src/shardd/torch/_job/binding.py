@@ -22,7 +22,7 @@ __all__ = ["Place", "bind", "local_of", "own_uses"]
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """A DTensor's tensor on this rank; a plain tensor is its own."""
+    """Returns a DTensor's tensor on this rank, and a plain tensor itself."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -39,13 +39,13 @@ class Place:
     members: tuple[tuple[int, Slice], ...] = ()
 
     def parts(self, values: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-        """``values`` of this rank's shard: the daemon's parameter, the first element of it, those values."""
+        """Cuts ``values`` of this rank's shard into (the daemon's parameter, first element, those values)."""
         if not self.members:
             return [(self.index, self.first, values)]
         return [(i, s.first, values[s.start : s.start + s.numel]) for i, s in self.members]
 
     def indices(self) -> list[int]:
-        """The daemon's parameters that it holds."""
+        """Returns the numbers of the daemon's parameters in it."""
         return [index for index, _ in self.members] or [self.index]
 
     def fsdp_param(self) -> Any:
@@ -55,7 +55,7 @@ class Place:
 
 
 def _own_storage(fsdp_param: Any) -> torch.Tensor:
-    """The sharded parameter's local tensor, alone in its storage, which the job's memory can then take the place of."""
+    """Returns the sharded parameter's local tensor, alone in its storage, so that the job's memory can take that storage's place."""
     sharded = fsdp_param.sharded_param
     local = sharded._local_tensor
     padded = fsdp_param.padded_sharded_param_size.numel() * local.element_size()
@@ -73,14 +73,14 @@ def _gradient_maker(fsdp_param: Any) -> Any:
 
 
 def _grad_dtype(unit: Any, stored: torch.dtype) -> torch.dtype:
-    """Of ``.grad``: a copy where it is not fp32, which gradient shards are whatever their values are numbers of."""
+    """Returns the dtype of ``.grad``. Gradient shards are fp32 in the job, so ``.grad`` is a copy where it is to be another dtype."""
     return stored if unit.precision is None else unit.precision.gradient_dtype(stored)
 
 
 def _shard_over_job(
     engine: _C.Engine, unit: Any, fsdp_param: Any, index: int, info: dict[str, Any]
 ) -> tuple[_C.HeldShard, Place]:
-    """What the user holds of the parameter, over the job's memory."""
+    """Puts what the user has of the parameter over the job's memory."""
     sharded = fsdp_param.sharded_param
     maker = None
     if isinstance(fsdp_param, FlatShardParam):
@@ -113,7 +113,7 @@ def _places(uses: list[tuple[nn.Module, str]]) -> list[tuple[Any, str, Any]]:
 
 
 def own_uses(unit: Any, fsdp_param: Any) -> list[tuple[nn.Module, str]]:
-    """Where the unit's modules have the parameter."""
+    """Returns the places where the unit's modules have the parameter."""
     if isinstance(fsdp_param, FlatShardParam):
         if fsdp_param.holder is not None:
             return []  # modules have the tensor all the time
@@ -125,7 +125,7 @@ def own_uses(unit: Any, fsdp_param: Any) -> list[tuple[nn.Module, str]]:
 def _flat_parameter_over_job(
     engine: _C.Engine, holder: FlatHolder[FlatShardParam], facts: dict[int, tuple[int, dict[str, Any]]]
 ) -> tuple[_C.HeldShard, Place]:
-    """A FlatParameter over the job's memory, laid out as the job has it."""
+    """Puts a FlatParameter over the job's memory, laid out as the job has it."""
     holder.members.sort(key=lambda member: facts[id(member)][1]["offset"])
     members = holder.members
     infos = [facts[id(member)] for member in members]
@@ -166,7 +166,7 @@ def _flat_parameter_over_job(
 
 
 def _leaf(fsdp_param: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What modules compute with: a parameter, or a tensor where they have a FlatParameter."""
+    """Makes what modules compute with: a parameter, or a tensor where they have a FlatParameter."""
     empty = torch.empty((), dtype=dtype, device=device).expand(fsdp_param._orig_size)
     requires_grad = fsdp_param.sharded_param.requires_grad
     if getattr(fsdp_param, "holder", None) is None:

@@ -1,4 +1,4 @@
-"""Gradients that the program holds while the pieces of flat parameters change: what is trained in a unit says where it is cut."""
+"""Gradients follow their parameters when pieces of flat parameters change: unfreezing changes where a unit's flat parameters are cut."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _gradient(param: FlatShardParam) -> torch.Tensor | None:
 
 
 class GradientMoves:
-    """Made before parameters are cut anew, on all ranks; ``place`` comes after it, on all ranks together."""
+    """Remembers this rank's gradients before parameters are cut anew; ``place`` gives them back afterwards, on all ranks together."""
 
     def __init__(self, params: Iterable[tuple[str, Any]]) -> None:
-        """``params``: by name, of one model, in the same order on all ranks."""
+        """``params`` are those of one model by name, in the same order on all ranks."""
         self._old = [
             _OldPiece(fqn, param, *_piece(param), _gradient(param))
             for fqn, param in params
@@ -61,7 +61,7 @@ class GradientMoves:
             )
 
     def place(self) -> None:
-        """Each rank's ``.grad`` is of its new pieces. Only what changes its rank travels, a parameter at a time."""
+        """Gives each rank the gradient of its new pieces. Only what changes its rank travels, a parameter at a time."""
         if not self._old or not have_store():
             return
         groups: dict[int, tuple[Any, list[_OldPiece]]] = {}

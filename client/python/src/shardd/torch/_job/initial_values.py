@@ -22,8 +22,10 @@ Values = tuple[str, int, torch.Tensor]  # of one parameter: name, first element,
 
 
 def initial_values(params: Iterable[tuple[str, Any]], ranks: JobRanks) -> list[Values]:
-    """Of the job's parameters, by name, those that this rank has to give to its daemon. On all ranks of a job that is cut
-    over nodes, together."""
+    """Returns the values that this rank has to give to its daemon, by parameter.
+
+    All ranks call it together where the job is cut over nodes.
+    """
     flat: list[tuple[FlatShardParam, Values]] = []
     found: list[Values] = []
     for fqn, fsdp_param in params:
@@ -48,7 +50,10 @@ def initial_values(params: Iterable[tuple[str, Any]], ranks: JobRanks) -> list[V
 
 
 def _moved(flat: list[tuple[FlatShardParam, Values]]) -> list[Values]:
-    """Pieces as the job has cut them. A daemon takes any on its own node; those of other nodes it does not have."""
+    """Exchanges values so that each rank has those of its pieces in the job.
+
+    A daemon takes any piece of its own node and none of another's.
+    """
     if not flat:
         return []
     group = flat[0][0].mesh_info.shard_process_group
@@ -72,7 +77,7 @@ def _moved(flat: list[tuple[FlatShardParam, Values]]) -> list[Values]:
 
 
 def drop_initial_values(description: Description) -> None:
-    """The job has values already; what was kept for it is not needed."""
+    """Forgets what was saved for the job, which has values already."""
     for param in description.params:
         if isinstance(param.fsdp_param, FlatShardParam):
             param.fsdp_param.take_initial_values()

@@ -70,11 +70,11 @@ class TorchJob:
         return self.engine is not None and bool(self.engine.alive)
 
     def meeting(self, purpose: str) -> Meeting:
-        """Of the ranks of the job."""
+        """Returns a meeting of the job's ranks."""
         return Meeting(purpose, self.ranks.members, self.ranks.rank, self)
 
     def fsdp_params(self) -> Iterator[tuple[str, Any]]:
-        """The parameters by name; None for those that are gone."""
+        """Yields the parameters by name, and None for those that are gone."""
         return ((fqn, ref()) for fqn, ref in self._params)
 
     @property
@@ -83,13 +83,13 @@ class TorchJob:
 
     @property
     def trainers_write(self) -> bool:
-        """No optimizer of the daemon: the program updates its shards between passes, where it may write them."""
+        """Whether the program updates its shards between passes: it may write them, and no optimizer of the daemon has them."""
         return self.optimizer is None and self.passes
 
     # What a job over several nodes does not do.
 
     def refuse_on_nodes(self, what: str, instead: str) -> None:
-        """NotImplementedError where the job spans several."""
+        """Raises NotImplementedError where the job spans several nodes."""
         if self.ranks.several:
             raise NotImplementedError(
                 f'{what}: job "{self.name}" spans {len(self.ranks.addresses)} nodes, where only optimizer steps change it; '
@@ -97,7 +97,7 @@ class TorchJob:
             )
 
     def refuse_where_cut(self, what: str) -> None:
-        """NotImplementedError where no node has whole parameters."""
+        """Raises NotImplementedError where no node has whole parameters."""
         if self.ranks.cut:
             raise NotImplementedError(
                 f'{what}: the parameters of job "{self.name}" are cut over {len(self.ranks.addresses)} nodes, and none has all '
@@ -106,7 +106,7 @@ class TorchJob:
             )
 
     def retire_for_load(self, what: str) -> bool:
-        """Before the program loads into a registered model, on all ranks; whether the job is given up.
+        """Prepares for a load of the program's into a registered model, on all ranks; returns whether the job is given up for it.
 
         On several nodes only optimizer steps change a job. Before the first one it is given up, what it has stays in this
         process, and the next use of the model makes it anew with what was loaded meanwhile. NotImplementedError after it.
@@ -123,7 +123,7 @@ class TorchJob:
     # Parameters and what optimizers keep for them.
 
     def take_object(self, before: Any, now: Any) -> None:
-        """The program has put another parameter in the place of one: it is the sharded one from now on."""
+        """Makes ``now``, which the program has put in the place of ``before``, the sharded parameter."""
         place = self.places[id(now)] = self.places.pop(id(before))
         place.fsdp_param().become(now)
         logger.warning(
@@ -132,32 +132,32 @@ class TorchJob:
         )
 
     def index_of(self, fsdp_param: Any) -> int:
-        """The daemon's parameter, of one in a FlatParameter too."""
+        """Returns the daemon's number of the parameter, of one in a FlatParameter too."""
         place = self.places[id(fsdp_param.sharded_param)]
         holder = getattr(fsdp_param, "holder", None)
         return place.index if holder is None else place.members[holder.members.index(fsdp_param)][0]
 
     def stock_optimizers(self) -> list[Optimizer]:
-        """torch's own that have parameters of the job."""
+        """Returns torch's own optimizers that have parameters of the job."""
         return stock_optimizers_of([place.fsdp_param().sharded_param for place in self.places.values()])
 
     def restore_optimizers(self) -> None:
-        """torch's optimizers go on from what was committed last."""
+        """Gives torch's optimizers the state that was committed last."""
         assert self.engine is not None and self.memory is not None
         self.memory.restore(trainer_state.unpack(self.engine.trainer_state())[1], self.stock_optimizers())
 
     def trainer_state(self, optimizers: list[Optimizer]) -> bytes:
-        """Of this rank, for the commit of a step that these optimizers of torch's have made."""
+        """Returns this rank's trainer state for the commit of a step that these optimizers of torch's have made."""
         assert self.memory is not None
         return trainer_state.pack(self.name, self.memory.pack(optimizers) if self.trainers_write else None)
 
     def program_state(self) -> Any:
-        """What this rank gave to ``ride`` before its last committed step."""
+        """Returns what this rank gave to ``ride`` before its last committed step."""
         assert self.engine is not None
         return trainer_state.unpack(self.engine.trainer_state())[0]
 
     def read_update_counts(self) -> None:
-        """``counts``, by the daemon's parameters, are the updates that its optimizer has made. One call to the daemon."""
+        """Reads into ``counts`` how many updates the daemon's optimizer has made of each parameter. It is one call to the daemon."""
         assert self.engine is not None and self.counts is not None
         known = [int(count) for count in json.loads(self.engine.describe()).get("update_counts", [])]  # empty: none yet
         self.counts.copy_(torch.tensor(known, dtype=self.counts.dtype) if known else torch.zeros_like(self.counts))
@@ -174,7 +174,7 @@ class TorchJob:
     # Values written by the program after registration.
 
     def open_write(self, who: object) -> None:
-        """Sharded parameters may be written until ``commit_write``, of the same; calls nest."""
+        """Lets the program write sharded parameters until ``commit_write`` of the same caller; calls nest."""
         if self.engine is None or not self.engine.alive:
             return
         if self.engine.full_params:
@@ -193,7 +193,7 @@ class TorchJob:
         self._writing.append(id(who))
 
     def commit_write(self, who: object) -> None:
-        """What was written becomes the next version, on all ranks together: it waits for them."""
+        """Makes what was written the next version. All ranks call it, and it waits for them."""
         if id(who) not in self._writing:
             return
         del self._writing[self._writing.index(id(who)) :]
@@ -231,7 +231,7 @@ class TorchJob:
         self.end(finished)
 
     def drop(self) -> None:
-        """The model is gone on this rank: the collector has it, wherever the program and other ranks are."""
+        """Gives the job up for a model that the garbage collector has found, wherever the program and other ranks are."""
         self.closed = True
         engine = self._give_up()
         if engine is not None:
@@ -273,20 +273,20 @@ def job_of(state: ShardState) -> TorchJob | None:
 
 
 def add(job: TorchJob) -> None:
-    """It is attached and has its values."""
+    """Adds a job that is attached and has its values."""
     global _registered
     attached.append(job)
     _registered += 1
 
 
 def jobs() -> list[TorchJob]:
-    """The attached jobs of this rank, in the order of their registration."""
+    """Returns the attached jobs of this rank, in the order of their registration."""
     thread = rank_thread()
     return [job for job in attached if job.alive and job._rank_thread == thread]
 
 
 def registered() -> int:
-    """How many jobs this process has had."""
+    """Counts the jobs that this process has had."""
     return _registered
 
 
@@ -297,7 +297,7 @@ def end_retired(root: ShardState) -> None:
 
 
 def lose_all() -> None:
-    """In a forked child: the jobs' memory is not mapped there, and the sessions are the parent's."""
+    """Forgets all jobs in a forked child, where their memory is not mapped and the sessions are the parent's."""
     for job in attached:
         engine = job.engine or job._retired
         job.engine = job._retired = None

@@ -15,14 +15,14 @@ _built: weakref.WeakSet[JobOptimizer] = weakref.WeakSet()
 
 
 class JobOptimizer(Optimizer):
-    """Lower modules see the daemon's optimizers as this. ``job`` is the ``TorchJob`` that has the parameters."""
+    """What lower modules see of the daemon's optimizers. ``job`` is the ``TorchJob`` that has the parameters."""
 
     _kind = "OPTIMIZER_KIND_NONE"  # shardd.v1.OptimizerKind
     in_place_edits: bool
     _edits_said: bool  # somebody has said whether parameters are edited in place
 
     def _note_built(self) -> None:
-        """Jobs that are made from now on find the optimizer by its parameters."""
+        """Lets jobs that are made from now on find the optimizer by its parameters."""
         _built.add(self)
 
     def _allows_edits(self, on_gpu: bool) -> bool:
@@ -41,10 +41,10 @@ class JobOptimizer(Optimizer):
 
 
 def job_optimizers_of(params: set[int]) -> list[JobOptimizer]:
-    """The daemon's optimizers of this process that have one of the parameters with these ids."""
+    """Returns the daemon's optimizers of this process that have one of the parameters with these ids."""
     return [o for o in _built if any(id(p) in params for g in o.param_groups for p in g["params"])]
 
 
 def stock_optimizers_of(params: list[Any]) -> list[Optimizer]:
-    """torch's own optimizers that have some of these parameters."""
+    """Returns torch's own optimizers that have some of these parameters."""
     return optimizers_of(params, but_not=JobOptimizer)

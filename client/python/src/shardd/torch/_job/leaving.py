@@ -1,4 +1,4 @@
-"""Jobs of models that nobody holds any more: what they still owe to other ranks is waited for beside the program.
+"""Jobs of models that nobody has any more end beside the program, which does not wait for what they still owe to other ranks.
 
 The garbage collector finds such a model on one rank long before another, anywhere in the program. What was written last becomes
 a version with all ranks, so waiting there would hold this rank up in front of a collective that the others are in.
@@ -31,7 +31,7 @@ _leaving: list[_thread.LockType] = []  # held until the job is over
 
 
 def leave_beside(engine: _C.Engine) -> None:
-    """This rank needs the job no more. The model's tensors have memory of their own when this returns; nothing is raised."""
+    """Leaves a job that this rank needs no more. The model's tensors have memory of their own when this returns; it raises nothing."""
     over = _thread.allocate_lock()
     over.acquire()
 
@@ -58,15 +58,17 @@ def leave_beside(engine: _C.Engine) -> None:
 
 
 def wait_for_leaving(limit_s: float = -1) -> None:
-    """Until those jobs are over; ``limit_s`` for each, negative: as long as the jobs' own waits last."""
+    """Waits until those jobs are over, ``limit_s`` for each; a negative limit means as long as the jobs' own waits last."""
     for over in list(_leaving):
         if over.acquire(timeout=limit_s):
             over.release()
 
 
 def after_dropped_left(call: Callable[[], _Result]) -> _Result:
-    """``call()``. Where the daemon refuses it because something is used up, once more after models that nobody holds have
-    given up their jobs: the garbage collector may not have found them yet."""
+    """Returns ``call()``, after a second try where the daemon refuses it because something is used up.
+
+    Before that, models that nobody has give up their jobs: the garbage collector may not have found them yet.
+    """
     try:
         return call()
     except errors.Error as error:

@@ -1,4 +1,4 @@
-"""A job is opened, or joined, for a model: bound to its parameters, with values on all ranks."""
+"""Opens or joins a model's job: binds it to the parameters and gives it values, on all ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _starts_over = False
 
 @contextlib.contextmanager
 def starting_over(allowed: bool) -> Iterator[None]:
-    """Inside it, where ``allowed``, a model may start from the program's values although a restart finds its job lost."""
+    """Lets models inside it, where ``allowed``, start from the program's values although a restart finds their jobs lost."""
     global _starts_over
     _starts_over = allowed
     try:
@@ -84,7 +84,7 @@ def register(root: ShardState) -> TorchJob:
 
 
 def unfreeze(root: ShardState) -> TorchJob:
-    """The job that takes the place of the model's, with what is trained now; the same where it does that already.
+    """Returns the job that trains what is trained now: a new one in the place of the model's, or the same where it does already.
 
     Values, optimizer state and committed steps stay; gradients that are shown stay with their parameters.
     """
@@ -115,12 +115,12 @@ def unfreeze(root: ShardState) -> TorchJob:
 
 
 def _optimizers_of(root: ShardState) -> list[JobOptimizer]:
-    """The daemon's optimizers that have parameters of the model."""
+    """Returns the daemon's optimizers that have parameters of the model."""
     return job_optimizers_of({id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params})
 
 
 def _settle_grace(description: Description, ranks: JobRanks) -> bool:
-    """Writes ``graceMs`` where the library's default does not serve; whether nobody else forms the job's name."""
+    """Writes ``graceMs`` where the library's default does not serve; returns whether nobody else forms the job's name."""
     alone = not ranks.several and not environment.value(environment.JOB)
     if alone and not environment.of_launcher() and not environment.value(environment.GRACE):
         description.spec["config"]["graceMs"] = _NAMELESS_GRACE_MS
@@ -129,7 +129,7 @@ def _settle_grace(description: Description, ranks: JobRanks) -> bool:
 
 @dataclass
 class _Opening:
-    """One attempt, or several, to open a job as it is described. ``memory``: of the job whose place it takes, in this process."""
+    """Opens a job as it is described, in one attempt or several. ``memory`` is of the job whose place it takes, in this process."""
 
     root: ShardState
     identity: Identity
@@ -214,7 +214,7 @@ class _Opening:
             engine.set_complete_partial(complete_partial)
 
     def _size_optimizer(self, job: TorchJob, exists: bool) -> None:
-        """How many param groups and states the job has; one that exists may have more than this program describes."""
+        """Sets how many param groups and states the job has; one that exists may have more than this program describes."""
         assert job.engine is not None
         config = self.description.spec["config"]["optimizer"]
         states, groups = config.get("trainerStates", 0), len(config.get("groups", []))
@@ -245,7 +245,7 @@ class _Opening:
         )
 
     def _give_optimizers(self, job: TorchJob, exists: bool) -> None:
-        """Optimizers have the job's state, or the job gets theirs."""
+        """Gives optimizers the job's state, or the job theirs."""
         if self.optimizers:
             self.optimizers[0]._adopt_job(job, exists and self.memory is None)
             return
@@ -260,7 +260,7 @@ class _Opening:
 
 
 def _tell_lost(job: TorchJob) -> None:
-    """The job has no parameters. RuntimeError where a restart by torchrun was to go on with those that are lost."""
+    """Warns that the job has no parameters, or raises RuntimeError where a restart by torchrun was to go on with those that are lost."""
     assert job.engine is not None
     restarts = environment.restarts()
     lost = json.loads(job.engine.describe()).get("lost")

@@ -39,7 +39,7 @@ _COPIED_BYTES = 1024  # of one value that goes with the commit as it is
 
 
 def in_form_of(fsdp_param: Any, rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` are this rank's of something with the parameter's shape and placement; as the parameter itself is held."""
+    """Gives ``rows``, this rank's part of something with the parameter's shape and placement, the form that the parameter has itself."""
     if isinstance(fsdp_param, FlatShardParam | FlatHolder):
         return rows
     spec = fsdp_param._sharding_spec
@@ -80,7 +80,7 @@ def _alone(tensor: torch.Tensor) -> bool:
 
 
 def scalar_device(name: str, param: torch.Tensor, group: dict[str, Any], was_on_gpu: bool) -> torch.device:
-    """Where an optimizer with these options wants a scalar of ``param``: who committed it may have had others.
+    """Returns where an optimizer with these options wants a scalar of ``param``: who committed it may have had others.
 
     A fused or capturable one has all beside the parameter; of others ``step`` is on the host, where reading it waits for nothing.
     """
@@ -93,10 +93,10 @@ def _params_of(optimizer: Optimizer) -> list[Any]:
 
 
 class OptimizerMemory:
-    """Of one job. Parameters are counted as the daemon counts them."""
+    """Owns where one job has the state of torch's optimizers. Parameters are numbered as the daemon numbers them."""
 
     def __init__(self, engine: _C.Engine, places: dict[int, Place], states: int, param_count: int) -> None:
-        """``places``: the job's, by id of the sharded parameter. ``states``: tensors that the job has for each parameter."""
+        """``places`` are the job's, by id of the sharded parameter; ``states`` counts the tensors that the job has for each parameter."""
         self._engine = engine
         self._places = places
         self._states = states
@@ -117,7 +117,7 @@ class OptimizerMemory:
     # After a step.
 
     def keep(self, optimizer: Optimizer) -> None:
-        """State that the optimizer has made since the last call moves into the job. The write window is open."""
+        """Moves into the job what state the optimizer has made since the last call. REQUIRES: the write window is open."""
         taken = False
         for param in _params_of(optimizer):
             index = self._index(param)
@@ -183,7 +183,7 @@ class OptimizerMemory:
         return alike and local.element_size() <= 4 and states < self._states
 
     def pack(self, optimizers: Iterable[Optimizer]) -> dict[str, Any] | None:
-        """What goes with the commit: where everything lies, the scalars, the small values."""
+        """Returns what goes with the commit: where everything lies, the scalars, the small values."""
         for optimizer in optimizers:
             self._optimizers.add(optimizer)
         homes = {**self._pending, **self._homes}  # also what no optimizer has taken since the restart
@@ -209,13 +209,13 @@ class OptimizerMemory:
         return {"homes": self._packed_homes, "scalars": self._scalars.pack(), "copied": copied}
 
     def loses(self) -> bool:
-        """Some state stays in this process."""
+        """Whether some state stays in this process."""
         return any(value.kind == "lost" for home in self._homes.values() for value in home.values)
 
     # After a restart, or a step that was undone.
 
     def restore(self, packed: dict[str, Any] | None, optimizers: list[Optimizer]) -> None:
-        """State is as it was committed; ``None``: there was none. Optimizers that are made later get it before they step.
+        """Makes state what was committed (``None``: nothing was). Optimizers that are made later get it before they step.
 
         Where something is missing it raises, and the optimizers have what they had.
         """
@@ -250,7 +250,7 @@ class OptimizerMemory:
         return {i: _Home(layouts[number - 1]) for i, number in enumerate(array("I", numbers)) if number}
 
     def give(self, optimizer: Optimizer, replace: bool = False) -> None:
-        """Committed state that nobody has taken yet, for parameters of this optimizer."""
+        """Gives this optimizer the committed state of its parameters that nobody has taken yet."""
         if not self._pending:
             return
         for param, group in [(param, g) for g in optimizer.param_groups for param in g["params"]]:

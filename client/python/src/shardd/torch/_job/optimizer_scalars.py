@@ -30,7 +30,7 @@ class Scalars:
         return scalar.numel() == 1 and scalar.element_size() <= _BYTES and place < _MOST
 
     def keep(self, scalar: torch.Tensor, index: int, place: int) -> None:
-        """``scalar``, alone in its storage, lies in a buffer from now on, with its value."""
+        """Moves ``scalar``, which is alone in its storage, into a buffer with its value."""
         number = place * self._param_count + index
         self._on_gpu[number] = scalar.is_cuda
         if scalar.is_cuda and self._gpu is None:
@@ -40,7 +40,7 @@ class Scalars:
         _C.place_in(scalar, buffer, number * _BYTES)
 
     def pack(self) -> bytes:
-        """Those in use. Waits for the current stream where some are on a GPU."""
+        """Returns those in use. It waits for the current stream where some are on a GPU."""
         count = self.used * self._param_count
         packed = self._host[: count * _BYTES]
         if self._gpu is not None:

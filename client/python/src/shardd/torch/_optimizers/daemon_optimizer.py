@@ -34,7 +34,7 @@ def _states_with(params: Iterable[Any]) -> list[ShardState]:
 
 
 def _sharded() -> set[int]:
-    """Ids of the sharded parameters of this process, and of what is in their place: the program's, or unsharded ones.
+    """Returns ids of the sharded parameters of this process, and of what is in their place: the program's, or unsharded ones.
 
     An optimizer that is given unsharded ones leaves them alone, as with PyTorch: their gradients are elsewhere.
     """
@@ -86,7 +86,7 @@ class _State(defaultdict[Any, dict[str, Any]]):
 
 
 class DaemonOptimizer(JobOptimizer):
-    """What Adam, AdamW and SGD share.
+    """The base class of Adam, AdamW and SGD.
 
     ``in_place_edits`` (default True; the environment variable ``SHARDD_IN_PLACE_EDITS=0`` makes it False): parameters may
     be written between passes, by anything, as with torch's fully_shard (clamping, averages around an evaluation,
@@ -180,7 +180,7 @@ class DaemonOptimizer(JobOptimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, max_grad_norm: float = 0.0, loss_scale: float = 0.0
     ) -> Any:
-        """One step of every rank. Returns when it is committed.
+        """Makes one step of every rank and returns when it is committed.
 
         ``max_grad_norm``: the daemon clips by the global norm, without a collective of the trainers; ``last_grad_norm`` is
         then the norm before clipping. ``loss_scale``: gradients are those of the loss times this, and are divided by it; a
@@ -206,7 +206,7 @@ class DaemonOptimizer(JobOptimizer):
         return loss
 
     def _with_gradients_of_new_groups(self, job: TorchJob) -> TorchJob:
-        """A param group that was added after the backward steps with the others, if it has gradients."""
+        """Lets a param group that was added after the backward step with the others, if it has gradients."""
         late = [p for group in self.param_groups[job.step_groups :] for p in group["params"] if id(p) in job.places]
         root, engine = job.root(), job.engine
         assert engine is not None
@@ -263,12 +263,12 @@ class DaemonOptimizer(JobOptimizer):
         return bool(self._state_names)
 
     def _unused(self, param: Any) -> bool:
-        """The job has state for the parameter, and no update has written it."""
+        """Whether the job has state for the parameter that no update has written."""
         counts = self._update_counts.get(param)
         return counts is not None and not any(count.item() for count in counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do. On a GPU and
+        """Returns what torch's does. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do. On a GPU and
         with copies for passes, where a store into that memory cannot be caught, they are copies.
 
         ``step`` of a ``FlatParameter`` is one for each parameter in it where they differ: the daemon does not update what
@@ -295,7 +295,7 @@ class DaemonOptimizer(JobOptimizer):
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's. Once the model is registered, on all ranks together: what is loaded is committed.
+        """Loads as torch's does. Once the model is registered, all ranks call it together, and what is loaded is committed.
 
         What cannot be loaded raises before anything has changed, and on all ranks where it cannot be on one of them.
         """
@@ -345,7 +345,7 @@ class DaemonOptimizer(JobOptimizer):
             job.read_update_counts()
 
     def _check_loaded(self, saved: dict[str, Any]) -> Incoming:
-        """What a state dict has for the jobs, and what is to be kept for models that are not registered yet."""
+        """Checks what a state dict has for the jobs, and what is to be kept for models that are not registered yet."""
         for group in saved["param_groups"]:
             self._refuse(group)
         params = dict(zip([i for group in saved["param_groups"] for i in group["params"]], self._params()))

@@ -15,7 +15,7 @@ from shardd.torch._job.job import TorchJob
 
 @dataclass
 class ParamState:
-    """Of one parameter, for its job."""
+    """The loaded state of one parameter, for its job."""
 
     place: Place
     rows: list[torch.Tensor]  # this rank's, fp32, by the number of the job's state
@@ -31,7 +31,7 @@ class Incoming:
     kept: dict[Any, Any] = field(default_factory=dict)  # entries of ``state`` for models that are not registered yet
 
     def keep(self, loaded: dict[Any, Any]) -> None:
-        """Copies, as the program may go on with what it loaded from."""
+        """Keeps copies, as the program may go on with what it loaded from."""
         for key, entry in loaded.items():
             if key not in self.taken:
                 self.kept[key] = (
@@ -42,7 +42,10 @@ class Incoming:
 
 
 def param_state(param: Any, place: Place, entry: Any, names: tuple[str, ...], counts_updates: bool) -> ParamState:
-    """``entry``: of one parameter in a state dict, empty for zeros. Collective where a value is placed in another way."""
+    """Checks and cuts the ``entry`` of one parameter in a state dict, empty for zeros.
+
+    It is collective where a value is placed in another way.
+    """
     if not isinstance(entry, dict):
         raise ValueError(f'load optimizer state of "{place.fqn}": not a dictionary (got {type(entry).__name__})')
     rows_of = _rows_of if isinstance(param, DTensor) else partial(_piece_of, place)
@@ -61,7 +64,7 @@ def param_state(param: Any, place: Place, entry: Any, names: tuple[str, ...], co
 
 
 def _piece_of(place: Place, param: Any, value: Any, what: str) -> torch.Tensor:
-    """This rank's piece of a loaded value in layout flat: the piece, the whole, or None for zeros."""
+    """Returns this rank's piece of a loaded value in layout flat, which is the piece, the whole, or None for zeros."""
     if value is None:
         return torch.zeros(param.shape)
     if not torch.is_tensor(value) or value.is_complex() or isinstance(value, DTensor):
@@ -78,7 +81,7 @@ def _piece_of(place: Place, param: Any, value: Any, what: str) -> torch.Tensor:
 
 
 def _rows_of(param: Any, value: Any, what: str) -> torch.Tensor:
-    """This rank's rows of a loaded value: a DTensor, the whole, or None for zeros."""
+    """Returns this rank's rows of a loaded value, which is a DTensor, the whole, or None for zeros."""
     local = param._local_tensor
     if value is None:
         return torch.zeros(local.shape)

@@ -39,13 +39,13 @@ _MOST_MS = 365 * 24 * 3_600_000
 
 
 def value(name: str) -> str:
-    """Empty: it is not set."""
+    """Returns the variable's text; empty where it is not set."""
     assert name in NAMES, name
     return os.environ.get(name, "")
 
 
 def number(name: str, most: int) -> int:
-    """0: it is not set. ValueError where it is no number from 0 to ``most``."""
+    """Returns the variable's number; 0 where it is not set. ValueError where it is no number from 0 to ``most``."""
     text = value(name) or "0"
     if not text.isascii() or not text.isdigit() or int(text) > most:
         raise ValueError(f"{name}: out of range (got {text!r}, want a number from 0 to {most})")
@@ -53,7 +53,7 @@ def number(name: str, most: int) -> int:
 
 
 def timeout_ms() -> int:
-    """Of every wait for other ranks."""
+    """Returns the limit of every wait for other ranks."""
     return number(TIMEOUT, _MOST_MS) or _TIMEOUT_MS
 
 
@@ -62,10 +62,10 @@ def timeout_s() -> float:
 
 
 def of_launcher() -> bool:
-    """torchrun has started this process, or another program of torch.distributed.elastic's."""
+    """Whether torchrun has started this process, or another program of torch.distributed.elastic's."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def restarts() -> int:
-    """How often torchrun has started this rank's workers again."""
+    """Returns how often torchrun has started this rank's workers again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

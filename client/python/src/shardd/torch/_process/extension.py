@@ -16,7 +16,7 @@ __all__ = ["_C"]
 
 
 def _map_slow(value: Any, map_tensors: Callable[[Any], Any]) -> Any:
-    """Containers that are not exactly tuple, list or dict; see extension/tensors.h."""
+    """Maps tensors in containers that are not exactly tuple, list or dict; see extension/tensors.h."""
     if isinstance(value, tuple):
         items = [map_tensors(item) for item in value]
         if all(new is old for new, old in zip(items, value)):
@@ -44,7 +44,7 @@ def _map_slow(value: Any, map_tensors: Callable[[Any], Any]) -> Any:
 
 
 def _move_inputs(args: Any, kwargs: Any, device: torch.device) -> tuple[Any, Any]:
-    """A root's, to the GPU that it computes on; as torch's units and DistributedDataParallel do, on the current stream."""
+    """Moves a root's inputs to the GPU that it computes on, on the current stream, as torch's units and DistributedDataParallel do."""
     moved, moved_kwargs = _to_kwargs(args, kwargs, device, False)
     return moved[0] if moved else (), moved_kwargs[0] if moved_kwargs else {}
 

@@ -22,7 +22,7 @@ def gives_back(trained_numel: int) -> bool:
 
 
 def give_memory_back(engine: _C.Engine) -> None:
-    """For a job that was just attached to. The pool is the process', and stays when the job ends."""
+    """Begins to give memory back, for a job that was just attached to. The pool is the process' and stays when the job ends."""
     infos = map(engine.param_info, range(engine.info()["param_count"]))
     if not gives_back(sum(info["numel"] for info in infos if info["requires_grad"])):
         return

@@ -34,18 +34,18 @@ def _key_of(name: str, rank: int) -> str:
 
 
 def have_store() -> bool:
-    """The processes have a store in common. Without collectives (backend "fake") they know each other by the daemon only."""
+    """Whether the processes have a store in common. Without collectives (backend "fake") they know each other by the daemon only."""
     return dist.is_initialized() and dist.get_backend() != "fake"
 
 
 def publish_attributes(name: str, rank: int, values: dict[str, Any]) -> None:
-    """Before the ranks of job ``name`` meet: what ``check_alike`` compares afterwards."""
+    """Publishes what ``check_alike`` compares after the ranks of job ``name`` have met. It is called before they meet."""
     if have_store():
         dist.distributed_c10d._get_default_store().set(_key_of(name, rank), json.dumps(values))
 
 
 def check_alike(name: str, meeting: Meeting) -> None:
-    """After they have met. ValueError, on all ranks, where two have told different values: it names both.
+    """Compares attributes after the ranks have met. ValueError, on all ranks, where two have published different values: it names both.
 
     Who finds it gives the job up, so it waits for the others (a while: one may have been killed) to have left what they
     were in before; they would be told there that this rank is gone.
@@ -68,7 +68,7 @@ def check_alike(name: str, meeting: Meeting) -> None:
 
 @dataclass
 class Meeting:
-    """Of the ranks ``members`` (of the default group), this one being ``members[rank]``, for one purpose.
+    """A meeting of the ranks ``members`` (of the default group), this one being ``members[rank]``, for one purpose.
 
     ``key``: alike on these ranks and on no others. ``job``: the TorchJob of a registered model, or None; the loss of a rank
     of it ends the wait. Ranks meet in the store of the default group, so that a rank that fails says so and waits for
@@ -146,7 +146,7 @@ class Meeting:
         return True
 
     def _base(self) -> str:
-        """Raises StepAborted where a rank of the job has died."""
+        """Returns what the keys of a round begin with. Raises StepAborted where a rank of the job has died."""
         engine = getattr(self.job, "engine", None)
         if engine is None:
             return f"shardd/meeting/{threads_prefix()}{self.key}"
@@ -158,7 +158,7 @@ class Meeting:
 
 
 class _Round:
-    """The next of this rank under ``base``."""
+    """The next round of this rank under ``base``."""
 
     def __init__(self, meeting: Meeting, base: str) -> None:
         self.base, self._rank = base, meeting.rank
@@ -173,7 +173,7 @@ class _Round:
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
 
     def end(self) -> None:
-        """All have come to it, so nobody reads what was posted in the one before."""
+        """Deletes what was posted in the round before: all have come to this one, so nobody reads it."""
         if self._number > 0:
             self._store.delete_key(f"{self.base}/{self._number - 1}/{self._rank}")
 

@@ -25,14 +25,14 @@ __all__ = [
 
 
 def carrier(group: Any) -> torch.device:
-    """Where values are that ranks of the group send each other: in host memory, if it has a backend for that."""
+    """Returns where values are that ranks of the group send each other: host memory, if the group has a backend for it."""
     group = group or dist.distributed_c10d._get_default_group()
     types = {device.type for device in group._device_types}
     return torch.device("cpu" if "cpu" in types or not torch.cuda.is_available() else torch.cuda.current_device())
 
 
 def sendable(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """The tensor where the group has a backend for it: itself, or a copy."""
+    """Returns the tensor where the group has a backend for it: itself, or a copy."""
     types = {device.type for device in group._device_types}
     return tensor if tensor.device.type in types else tensor.to(carrier(group))
 
@@ -45,7 +45,7 @@ def assemble(
     group: Any,
     only: int | None = None,
 ) -> torch.Tensor | None:
-    """``ranges``: by rank of ``group``, first element and number of those it has. Collective: all ranks, same order.
+    """Assembles a tensor of which each rank of ``group`` has (first element, number), given by ``ranges``. It is collective.
 
     Elements that no rank has are zero. ``only``: that rank alone gets the whole, the others None and hold nothing. It is
     on the device that ``carrier`` says.
@@ -76,7 +76,7 @@ def assemble(
 
 
 def whole_value(value: Any) -> Any:
-    """A DTensor or ShardedTensor gathered on all ranks (collective); anything else as it is."""
+    """Gathers a DTensor or ShardedTensor on all ranks (collective); returns anything else as it is."""
     if isinstance(value, DTensor):
         return value.full_tensor()
     if isinstance(value, ShardedTensor):
@@ -85,13 +85,13 @@ def whole_value(value: Any) -> Any:
 
 
 def row_cuts(rows: int, world: int) -> list[int]:
-    """Where torch.chunk cuts: rank r has rows [cuts[r], cuts[r + 1])."""
+    """Returns where torch.chunk cuts: rank r has rows [cuts[r], cuts[r + 1])."""
     each = -(-rows // world)
     return [min(each * rank, rows) for rank in range(world + 1)]
 
 
 def piece_of_rows(value: Any, ranges: Sequence[tuple[int, int]], group: Any) -> torch.Tensor | None:
-    """This rank's piece of a tensor of which each rank has rows; only what changes its rank travels. Collective.
+    """Returns this rank's piece of a tensor of which each rank has rows; only what changes its rank travels. It is collective.
 
     ``ranges`` as in ``assemble``. ``None``, on all ranks and without a message: it does not lie in rows over ``group``.
     """
@@ -131,7 +131,7 @@ def _row_numel(value: Any) -> int:
 
 
 def _rows_over(value: Any, group: Any) -> tuple[torch.Tensor, list[int]] | None:
-    """The rows that this rank has, and where those of each rank of ``group`` begin, and the last end."""
+    """Returns the rows that this rank has, and where those of each rank of ``group`` begin and the last end."""
     if isinstance(value, DTensor):
         mesh = value.device_mesh
         last = mesh.ndim - 1

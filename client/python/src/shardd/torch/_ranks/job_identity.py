@@ -1,4 +1,4 @@
-"""How a job is known, so that restarted workers find theirs and nobody else does."""
+"""A job has a name by which restarted workers find theirs and nobody else does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Identity:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: state, parent, ..."""
+    """Returns the fields of /proc/PID/stat from the third on: state, parent, ..."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
 
@@ -40,7 +40,7 @@ def _is_worker_of(pid: int, run: str) -> bool:
 
 
 def _launcher(run: str) -> str:
-    """torchrun's own process, which lives through restarts of its workers: its id and when it was started.
+    """Names torchrun's own process, which lives through restarts of its workers, by its id and when it was started.
 
     It is the parent, or further up where workers are started through a script of the user's.
     """
@@ -54,7 +54,7 @@ def _launcher(run: str) -> str:
 
 
 def _agree(index: str, mesh_ranks: list[int]) -> str:
-    """A new name, the same on all ranks. Waits for the first of them; Ctrl-C ends that."""
+    """Returns a new name, the same on all ranks. It waits for the first of them; Ctrl-C ends that."""
     if len(mesh_ranks) == 1:
         return uuid.uuid4().hex[:12]
     try:
@@ -94,7 +94,9 @@ def _few(ranks: Sequence[int]) -> str:
 
 
 def identify(index: str, ranks: JobRanks) -> Identity:
-    """For the model that ``index`` (``identity_of``, and which registration) tells apart, on the ranks of its mesh. May wait for the first of those ranks.
+    """Returns the name of the job of the model that ``index`` (``identity_of``, and which registration) tells apart.
+
+    It may wait for the first of the ranks of its mesh.
 
     Under torchrun: run id, uid and the launcher's process (with several nodes the first rank's); memory is resumed after a
     restart by it. With SHARDD_JOB: that name, on request. Otherwise a name of its own for every run.

@@ -1,4 +1,4 @@
-"""Which node a rank is on, and as what its daemon knows it.
+"""Ranks are on nodes, and each node's daemon has numbers of its own for them.
 
 A daemon serves the ranks of its node, numbered from 0 there; jobs that span nodes have a daemon on each. Everything that
 is said to a daemon is in its numbers (``JobRanks.local_rank``, ``local_world``, ``node``), everything that a program sees
@@ -68,7 +68,7 @@ class JobRanks:
         return bool(self.addresses)
 
     def across(self, key: str, own: str) -> str:
-        """What every node says last under ``key``, this one ``own``; ``?`` for nodes that have said nothing yet."""
+        """Returns what every node published last under ``key``, this one ``own``; ``?`` for nodes that have not yet."""
         if not self.several:
             return own
         store = dist.distributed_c10d._get_default_store()
@@ -77,7 +77,7 @@ class JobRanks:
         return "|".join(bytes(store.get(k)).decode() if store.check([k]) else "?" for k in keys)
 
     def agree(self, index: str, name: str, restarts: int) -> tuple[str, int]:
-        """The first rank's name for the registration ``index``, and the most restarts of any node: a launcher counts those
+        """Returns the first rank's name for the registration ``index``, and the most restarts of any node: a launcher counts those
         of its own workers' failures only, and restarts them with another node's as well."""
         self.published.update(
             {f"restarts {index}": str(restarts)} | ({f"name {index}": name} if self.rank == 0 else {})
@@ -88,13 +88,15 @@ class JobRanks:
         return of_nodes[0][f"name {index}"], max(int(facts[f"restarts {index}"]) for facts in of_nodes)
 
     def publish_address(self) -> None:
-        """For a process that takes the place of another in the job, where the program has made its groups anew."""
+        """Publishes this node's address again, for a process that takes another's place where the program has made its groups anew."""
         if self.several and have_store():
             _publish(self.members[self.rank], {**self.published, "peer": self.addresses[self.node]})
 
 
 def ranks_of(mesh_info: FSDPMeshInfo) -> JobRanks:
-    """Of a model that is about to be registered. On several nodes it waits for the others to tell where their daemons are.
+    """Returns the ranks of a model that is about to be registered.
+
+    On several nodes it waits for the others to publish where their daemons are.
 
     NotImplementedError, alike on all ranks, where the mesh does not go with the nodes.
     """
@@ -104,7 +106,7 @@ def ranks_of(mesh_info: FSDPMeshInfo) -> JobRanks:
 
 
 def planned_ranks(mesh_info: FSDPMeshInfo) -> JobRanks:
-    """The same for a plan: nobody is asked and waited for, so addresses are stand-ins."""
+    """Returns the same for a plan: nobody is asked and waited for, so addresses are stand-ins."""
     nodes = _nodes_of(members_of(mesh_info).ranks, waits=False, hybrid=isinstance(mesh_info, HSDPMeshInfo))
     return _split(mesh_info, nodes, lambda rows, _: tuple(f"node{i}:1" for i in range(len(rows))))
 
@@ -172,7 +174,7 @@ def _split_copy(members: Members, nodes: list[str], addresses_of: Any) -> JobRan
 
 
 def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:
-    """By rank, what is alike for ranks of one node; empty: they are taken to be on one.
+    """Returns by rank what is alike for ranks of one node; empty where they are taken to be on one.
 
     As the launcher says (LOCAL_WORLD_SIZE), else as the hosts are; those are told where a job may span several.
     """
@@ -191,7 +193,7 @@ def _nodes_of(ranks: Sequence[int], *, waits: bool, hybrid: bool) -> list[str]:
 
 
 def _addresses_of(rows: list[list[int]], node: int) -> tuple[str, ...]:
-    """Where daemons reach those of the other nodes, by row."""
+    """Returns where daemons reach those of the other nodes, by row."""
     given = environment.value(NODES)
     if given:
         addresses = tuple(part.strip() for part in given.split(","))
@@ -244,7 +246,7 @@ def _number(name: str) -> int:
 
 
 def _host() -> str:
-    """Alike for processes of one machine, and of none else; containers with names of their own are nodes of their own."""
+    """Returns what is alike for processes of one machine and no other; containers with names of their own are nodes of their own."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -271,7 +273,7 @@ def _facts_of(rank: int) -> dict[str, str]:
 
 
 def _wait_for_fact(ranks: Iterable[int], fact: str, what: str) -> Iterable[dict[str, str]]:
-    """What each rank has published, once ``fact`` is among it."""
+    """Yields what each rank has published, once ``fact`` is among it."""
     limit_s = environment.timeout_s()
     deadline = time.monotonic() + limit_s
     for rank in ranks:

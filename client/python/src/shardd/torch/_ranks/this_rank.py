@@ -1,4 +1,4 @@
-"""What each rank has by itself: counts that are alike on all ranks, and which of the process' jobs are its own.
+"""A rank has counts of its own, alike on all ranks, and jobs of its own, although ranks may be threads of one process.
 
 A rank is a process, or a thread of one where PyTorch's tests put their ranks (torch.testing's threaded process groups).
 """
@@ -31,7 +31,7 @@ def _ranks_are_threads() -> bool:
 
 
 def rank_thread() -> int:
-    """Which thread this rank is, never used again; 0 where it is the process."""
+    """Returns the number of the thread that is this rank, never used again; 0 where the rank is the process."""
     if not _ranks_are_threads():
         return 0
     mine = _of_thread.__dict__
@@ -41,7 +41,7 @@ def rank_thread() -> int:
 
 
 def next_of(what: str) -> int:
-    """0, 1, .. of this rank. Thread-safe."""
+    """Counts 0, 1, .. for this rank. Thread-safe."""
     counts = _of_process
     if _ranks_are_threads():
         counts = _of_thread.__dict__.setdefault("counts", defaultdict(int))
@@ -52,7 +52,7 @@ def next_of(what: str) -> int:
 
 @dataclass
 class _Threads:
-    """Ranks of one store, at the same time."""
+    """The threads that are ranks of one store at the same time."""
 
     store: Any
     number: int
@@ -63,7 +63,7 @@ _groups: list[_Threads] = []
 
 
 def _join(store: Any) -> _Threads:
-    """Of those that still run the ones that want this rank, or new ones."""
+    """Adds this rank to the threads of the store that still run and miss it, or to new ones."""
     rank = dist.get_rank()
     with _lock:
         _groups[:] = [group for group in _groups if any(thread.is_alive() for thread in group.by_rank.values())]
@@ -79,7 +79,7 @@ def _join(store: Any) -> _Threads:
 
 
 def threads_prefix() -> str:
-    """What keys in the default group's store begin with. A store may outlive threads that are ranks, and the counts of the
+    """Returns what keys in the default group's store begin with. A store may outlive threads that are ranks, and the counts of the
     next ones begin anew; processes say nothing.
     """
     if not _ranks_are_threads():
@@ -94,7 +94,7 @@ def threads_prefix() -> str:
 
 
 class _End:
-    """Goes with the thread that has it."""
+    """Calls what was registered when the thread that has it ends."""
 
     def __init__(self) -> None:
         self.calls: list[weakref.WeakMethod[Callable[[], None]]] = []

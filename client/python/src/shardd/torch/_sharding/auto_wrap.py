@@ -68,7 +68,7 @@ def _wrap_below(
 
 
 def warn_unmatched(policy: Any, root: nn.Module, found: bool) -> None:
-    """Where a policy, which has been applied below ``root``, names classes that no module has, or has ``found`` no module."""
+    """Warns where a policy that was applied below ``root`` names classes that no module has, or has ``found`` no module."""
     of_root = type(root).__name__
     classes = _classes_of(policy)
     missing = [c.__name__ for c in classes if not any(isinstance(module, c) for module in root.modules())]
@@ -88,7 +88,7 @@ def warn_unmatched(policy: Any, root: nn.Module, found: bool) -> None:
 
 
 def _classes_of(policy: Any) -> tuple[type, ...]:
-    """The module classes that it names; none where it decides otherwise."""
+    """Returns the module classes that a policy names; none where it decides otherwise."""
     if isinstance(policy, functools.partial):
         named = policy.keywords.get("transformer_layer_cls") or policy.keywords.get("module_classes") or ()
     else:

@@ -37,7 +37,7 @@ def _numbered(device: torch.device) -> torch.device:
 def device_of(
     modules: Iterable[nn.Module], ignored: Ignored, device_id: int | torch.device | None, mesh: DeviceMesh | None
 ) -> torch.device:
-    """``device_id``; else the GPU of units or parameters in the modules; else that of a mesh on cuda; else the CPU."""
+    """Returns ``device_id``, else the GPU of units or parameters in the modules, else that of a mesh on cuda, else the CPU."""
     wanted = None if mesh is None else mesh.device_type
     if wanted not in (None, "cpu", "cuda"):
         raise NotImplementedError(f"shard a model on device_mesh of {wanted}: shardd serves cpu and cuda devices")
@@ -56,7 +56,7 @@ def device_of(
 
 
 def check_offload(offloads: bool, device: torch.device) -> None:
-    """Of CPUs all is in the host's memory."""
+    """Refuses offloading of a GPU in layout flat; on CPUs all is in the host's memory anyway."""
     if offloads and device.type != "cpu":
         raise NotImplementedError(
             f"shard a model on {device} with CPU offload in layout flat: shardd offloads in layout dim0; use "
@@ -70,7 +70,7 @@ def _tensors(module: nn.Module, ignored: Ignored) -> Iterable[tuple[str, Any]]:
 
 
 def move(modules: Iterable[nn.Module], ignored: Ignored, device: torch.device) -> None:
-    """What is in host memory of a unit on a GPU goes there; tensors stay the objects that they are."""
+    """Moves what a unit on a GPU has in host memory there; tensors stay the objects that they are."""
     if device.type == "cpu":
         return
     with torch.no_grad():

@@ -103,12 +103,15 @@ class OlderKeywords:
     sync_module_states: bool = False
 
     def passed(self) -> list[str]:
-        """Names of those that the program has passed."""
+        """Returns the names of those that the program has passed."""
         return [name for name, value in vars(self).items() if value is not None and value is not False]
 
 
 def older_options(keywords: OlderKeywords, modules: tuple[nn.Module, ...], may_choose: bool) -> FlatOptions:
-    """``may_choose``: hybrid strategies need no groups, as a policy gives all modules the same."""
+    """Returns the options of the older keywords.
+
+    ``may_choose``: hybrid strategies need no groups, as a policy gives all modules the same.
+    """
     ignored = find_ignored(modules[0], keywords.ignored_modules, keywords.ignored_states)
     device = device_of(modules, ignored, keywords.device_id, None)
     offloads = keywords.cpu_offload is not None and keywords.cpu_offload.offload_params
@@ -138,7 +141,7 @@ def newer_options(
     offload_policy: OffloadPolicy,
     ignored_params: set[nn.Parameter] | None,
 ) -> FlatOptions:
-    """Of ``fully_shard(..., layout="flat")`` with torch's own keywords."""
+    """Returns the options of ``fully_shard(..., layout="flat")`` with torch's own keywords."""
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
         raise NotImplementedError(
             f"fully_shard: reshard_after_forward={reshard_after_forward} with layout flat: pieces are cut over the shard "

@@ -44,7 +44,7 @@ def _addresses(state: ShardState) -> list[Any]:
 
 
 def apply_and_watch(state: ShardState, apply: Callable[[], Any]) -> Any:
-    """``module._apply``. Most calls change nothing (model.to of where it is). What moves a shard out of the job is a new
+    """Calls ``module._apply``. Most calls change nothing (model.to of where it is). What moves a shard out of the job is a new
     plan."""
     if state._job is None or state._unit is None:
         return apply()
@@ -81,7 +81,7 @@ def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _modules_of_policy(policy: Any, root: nn.Module) -> list[nn.Module]:
-    """The modules below ``root`` that the policy selects, children first."""
+    """Returns the modules below ``root`` that the policy selects, children first."""
     if isinstance(policy, _Policy):
         selected = policy._run_policy(root, ignored_modules=set(), root_kwargs={})
         chosen = {id(module) for module in selected}
@@ -101,7 +101,7 @@ def _modules_of_policy(policy: Any, root: nn.Module) -> list[nn.Module]:
 
 
 def _modules_of_function(policy: Callable[..., bool], root: nn.Module) -> list[nn.Module]:
-    """torch's wrap policy functions: asked whether to go on below a module, then whether to take it."""
+    """Asks one of torch's wrap policy functions whether to go on below a module, then whether to take it."""
     chosen: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
@@ -205,7 +205,7 @@ _copies: weakref.WeakValueDictionary[tuple[int, int], torch.Tensor] = weakref.We
 
 
 def watch_loads(module: nn.Module, state: ShardState) -> None:
-    """load_state_dict into a registered model: a write that all ranks make together."""
+    """Makes load_state_dict into a registered model a write that all ranks make together."""
 
     def before(*args: Any) -> None:
         job = job_of(state)
@@ -245,7 +245,7 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
 
 
 def _check_families(newer: dict[str, Any], older: OlderKeywords, layout: str | None) -> str:
-    """The layout. The two families of keywords say the same things in different words: only one at a time."""
+    """Returns the layout. The two families of keywords say the same things in different words, so only one may be used at a time."""
     default = {"mp_policy": _MP_POLICY, "offload_policy": _OFFLOAD_POLICY}
     new, old = [name for name, value in newer.items() if value is not default.get(name)], older.passed()
     if new and old:

@@ -27,7 +27,7 @@ def find_ignored(
     ignored_modules: Iterable[nn.Module] | None,
     ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None,
 ) -> Ignored:
-    """With everything below ignored modules, ``replicate`` subtrees, and what nested units ignore."""
+    """Finds what is ignored, with everything below ignored modules, ``replicate`` subtrees, and what nested units ignore."""
     if ignored_modules is not None and ignored_states is not None:
         raise ValueError(
             "Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states."

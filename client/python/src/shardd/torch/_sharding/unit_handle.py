@@ -32,7 +32,7 @@ _STATES = {
 
 
 class UnitHandle:
-    """Of one unit; read only, made anew at each access. A unit is not held by it."""
+    """The handle of one unit: it is read only, made anew at each access, and does not keep the unit."""
 
     def __init__(self, unit: Any) -> None:
         self._unit = unit
@@ -44,7 +44,7 @@ class UnitHandle:
         return hash(id(self._unit))
 
     def flat_params(self) -> list[nn.Parameter]:
-        """One for each dtype and requires_grad; none with ``use_orig_params``."""
+        """There is one for each dtype and requires_grad, and none with ``use_orig_params``."""
         held = {id(p.holder): p.holder.sharded_param for p in self._unit.fsdp_params if p.holder is not None}
         return list(held.values())
 

@@ -56,7 +56,7 @@ class WrapperInternals:
 
     @property
     def _is_root(self) -> bool | None:
-        """None: the model has not been used yet."""
+        """None where the model has not been used yet."""
         return self._state._is_root
 
     @property
@@ -65,7 +65,7 @@ class WrapperInternals:
 
     @property
     def _handle(self) -> UnitHandle | None:
-        """``None``: the unit has no parameters."""
+        """None where the unit has no parameters."""
         return UnitHandle(self._unit) if self._has_params else None
 
     @property
@@ -75,7 +75,7 @@ class WrapperInternals:
 
     @property
     def _sync_gradients(self) -> bool:
-        """Not under ``no_sync``."""
+        """False under ``no_sync``."""
         return bool(self._unit.reduce_grads)
 
     @property
@@ -88,14 +88,14 @@ class WrapperInternals:
 
     @property
     def _all_handles(self) -> list[UnitHandle]:
-        """Of all units of the model."""
+        """The handles of all units of the model."""
         root = self._state._find_root()
         units: list[Any] = [state._unit for module in root._modules for state in flat_states(module)]
         return [UnitHandle(unit) for unit in units if unit.fsdp_params]
 
     @property
     def _inter_node_pg(self) -> dist.ProcessGroup:
-        """Of hybrid strategies: the ranks that hold the same shard."""
+        """The ranks that have the same shard, in hybrid strategies."""
         mesh_info = self._unit.mesh_info
         if not isinstance(mesh_info, HSDPMeshInfo):
             raise AttributeError  # ABSENT has the text

@@ -142,7 +142,7 @@ _their_unflatten = target._unflatten_optim_state_dict
 
 
 def install() -> None:
-    """Once or more."""
+    """Puts shardd's answers in; it may be called more than once."""
     if target.FSDP is not _FSDP:
         target.FSDP = _FSDP
         target._gather_state_dict = _gather

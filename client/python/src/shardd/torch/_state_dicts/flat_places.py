@@ -33,7 +33,7 @@ class FlatPlace:
 
 
 def uses_of(states: list[ShardState]) -> Uses:
-    """Of all units of a model: who uses what where, ties included."""
+    """Returns who uses what where, of all units of a model, ties included."""
     found: Uses = {}
     for state in states:
         assert state._unit is not None
@@ -54,7 +54,7 @@ def _modules(module: nn.Module, path: str, root: bool) -> Iterator[tuple[str, nn
 
 
 def places_of(module: nn.Module, uses: Uses) -> list[FlatPlace]:
-    """What the unit of ``module`` uses, in the order of the modules."""
+    """Returns what the unit of ``module`` uses, in the order of the modules."""
     by_module: dict[int, list[tuple[str, Any]]] = {}
     for (number, name), param in uses.items():
         by_module.setdefault(number, []).append((name, param))
@@ -66,7 +66,7 @@ def places_of(module: nn.Module, uses: Uses) -> list[FlatPlace]:
 
 
 def keys_in_order(module: nn.Module, uses: Uses) -> list[str]:
-    """The keys of ``module``'s state dict module by module, as the bare one's, which ``FlatParameter``s do not keep."""
+    """Returns the keys of ``module``'s state dict module by module, as the bare one's are; ``FlatParameter``s do not keep that order."""
     by_module: dict[int, list[str]] = {}
     for number, name in uses:
         by_module.setdefault(number, []).append(name)
@@ -83,7 +83,7 @@ def keys_in_order(module: nn.Module, uses: Uses) -> list[str]:
 
 
 def names_in(module: nn.Module, flat_param: Any) -> list[str]:
-    """What is in a ``FlatParameter`` of the unit of ``module``, as its state dict calls it; tied ones under one name."""
+    """Returns the names that its state dict has for the parameters in a ``FlatParameter`` of ``module``'s unit; tied ones have one name."""
     state = state_of(module)
     assert state is not None
     found: dict[int, str] = {}
@@ -94,7 +94,7 @@ def names_in(module: nn.Module, flat_param: Any) -> list[str]:
 
 
 def flat_params_of(model: nn.Module) -> dict[str, Any]:
-    """All flat parameters below ``model`` by clean name, in the order of its modules; tied ones under each name."""
+    """Returns all flat parameters below ``model`` by clean name, in the order of its modules; tied ones under each name."""
     states = flat_states(model)
     roots = {id(root): root for state in states for root in (state._find_root(),)}
     uses = uses_of([state for root in roots.values() for state in flat_states(root._modules[0])])
@@ -109,5 +109,5 @@ def flat_params_of(model: nn.Module) -> dict[str, Any]:
 
 
 def group_of(param: Any) -> dist.ProcessGroup:
-    """The ranks that have the parameter between them."""
+    """Returns the ranks that have the parameter between them."""
     return param.mesh_info.shard_process_group

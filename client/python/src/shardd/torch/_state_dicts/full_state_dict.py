@@ -40,7 +40,7 @@ def shares_memory(job: TorchJob) -> bool:
 
 
 def _stored() -> dict[int, tuple[TorchJob, int, Any]]:
-    """By the identity of a sharded parameter's storage, which what ``state_dict`` gives shares: job, number, parameter."""
+    """Returns (job, number, parameter) by the identity of the parameter's storage, which what ``state_dict`` gives shares."""
     found: dict[int, tuple[TorchJob, int, Any]] = {}
     for job in jobs():
         if job.engine is None or job.engine.full_params or job.ranks.several:
@@ -72,7 +72,7 @@ def gather(
     ranks_only: tuple[int, ...] = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """As ``theirs``, torch's _gather_state_dict, which gets what is not in a job. Collective; ``ranks_only`` get it all."""
+    """Gathers as ``theirs`` does, torch's _gather_state_dict, which gets what is not in a job. Collective; ``ranks_only`` get it all."""
     stored = _stored() if any(isinstance(value, DTensor) for value in state_dict.values()) else {}
     found = {
         key: entry

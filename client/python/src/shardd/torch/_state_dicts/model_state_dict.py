@@ -72,7 +72,7 @@ def _state(module: nn.Module) -> ShardState:
 
 
 def _shows_full_params(root: ShardState) -> bool:
-    """By the program: ``summon_full_params`` is open."""
+    """Whether the program is inside ``summon_full_params``."""
     job = job_of(root)
     return job is not None and job.engine is not None and job.engine.full_params
 
@@ -134,7 +134,7 @@ def _before_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
 
 
 def _ranges_of(params: list[Any]) -> dict[int, list[tuple[int, int]]]:
-    """By parameter, by rank: first element and number of elements. Collective where one is cut."""
+    """Returns by parameter and rank the first element and their number. Collective where a parameter is cut."""
     cut = [p for p in dict.fromkeys(params) if not _is_whole(p)]
     if not cut:
         return {}
@@ -155,7 +155,10 @@ def _end(root: ShardState) -> None:
 
 
 def _whole(saving: _Saving, param: Any, only: int | None, on_host: bool = False) -> torch.Tensor | None:
-    """A copy, where the parameter is or in host memory; ``only``: for that rank of the shard group alone. Collective where there is no job."""
+    """Returns a copy of the whole, where the parameter is or in host memory; collective where there is no job.
+
+    ``only``: for that rank of the shard group alone.
+    """
     if only is not None and (saving.job is not None or _is_whole(param)) and dist.get_rank(group_of(param)) != only:
         return None
     if id(param) in saving.done:
@@ -240,7 +243,7 @@ def _replace(module: nn.Module, state: ShardState, saving: _Saving, state_dict: 
 
 
 def _sharded(state: ShardState, saving: _Saving, param: Any) -> Any:
-    """On a GPU the rows alone are taken there."""
+    """Returns the value of a sharded state dict; on a GPU the rows alone are taken there."""
     mesh = state.__dict__.get("_given_mesh")
     config: Any = settings_of(state).state_dict_config
     if mesh is None and getattr(config, "_use_dtensor", False):
@@ -261,7 +264,7 @@ def _sharded(state: ShardState, saving: _Saving, param: Any) -> Any:
 
 
 def _with_rows(job: Any, param: Any, rank: int, world: int) -> torch.Tensor:
-    """The whole, of which only the rows of this rank have values, and take memory."""
+    """Returns a whole of which only the rows of this rank have values, and take memory."""
     whole = torch.empty(param._orig_size, dtype=param.sharded_param.dtype)
     first, end = row_cuts(whole.shape[0], world)[rank : rank + 2]
     given = job.engine.copy_stored(job.index_of(param), first * whole[:1].numel(), whole[first:end].view(-1))
@@ -353,7 +356,7 @@ def _before_load(
 
 
 def _load_shown(module: nn.Module, place: FlatPlace, key: str, value: Any, errors: list[str]) -> None:
-    """Into what ``summon_full_params`` shows, which is written back with the context's other edits."""
+    """Loads into what ``summon_full_params`` shows, which is written back with the context's other edits."""
     value = whole_value(value) if isinstance(value, DTensor | ShardedTensor) else value
     shown = place.module._parameters.get(place.name)
     if "_shows_full_params" not in module.__dict__:

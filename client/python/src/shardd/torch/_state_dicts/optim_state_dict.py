@@ -68,7 +68,7 @@ class _Saving:
 
 
 def _copied(value: Any) -> Any:
-    """In host memory, as torch has scalars: ranks send it each other in a message, and may have other GPUs."""
+    """Copies to host memory, as torch has scalars: ranks send it each other in a message, and may have other GPUs."""
     return value.detach().to("cpu", copy=True) if torch.is_tensor(value) else value
 
 
@@ -185,7 +185,7 @@ def optim_state_dict(
 def _in_torchs_order(
     model: nn.Module, named: list[Named], names: dict[Any, list[str]], keys: dict[int, Any]
 ) -> list[Named]:
-    """As the entries follow each other in what torch gives; ranks went through them in the order of the modules.
+    """Orders the entries as torch gives them; ranks went through them in the order of the modules.
 
     With ``use_orig_params``: what no unit has, then unit by unit, by name. Else as the optimizer has its parameters.
     """
@@ -206,7 +206,7 @@ def _original(model: nn.Module) -> bool:
 
 
 def _sorted(saving: _Saving, values: dict[str, bool | None]) -> list[str]:
-    """Names of one parameter's state as torch orders them: ``True`` for tensors, ``False`` scalar tensors, ``None`` others."""
+    """Orders the names of one parameter's state as torch does: ``True`` are tensors, ``False`` scalar tensors, ``None`` others."""
     kinds = [None, False, True] if _original(saving.model) else [True, False, None]
     return sorted(values, key=lambda name: (kinds.index(values[name]), name))
 
@@ -216,7 +216,7 @@ def _kind_of(value: Any) -> bool | None:
 
 
 def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]], in_jobs: _InJobs) -> dict[str, list[_Summary]]:
-    """By name, by rank of the parameter's group: what they have. Nothing is asked where each rank has all."""
+    """Returns by name what each rank of the parameter's group has. Nothing is asked where each rank has all."""
     groups: dict[int, tuple[dist.ProcessGroup, list[Named]]] = {}
     for item in flat:
         if not item.param.whole:
@@ -234,7 +234,7 @@ def _exchange(flat: list[Named], entries: dict[str, dict[str, Any]], in_jobs: _I
 def _whole_entry(
     saving: _Saving, item: Named, entry: dict[str, Any], summaries: list[_Summary] | None, in_jobs: _InJobs
 ) -> dict[str, Any] | None:
-    """None, and nothing is held on the way, on ranks that do not write."""
+    """Returns the state of the whole parameter; None on ranks that do not write, which have no memory for it on the way either."""
     if summaries is None:
         return _own_entry(saving, item, entry) if saving.writes() else None
     only = saving.only(item.param)
@@ -273,14 +273,14 @@ def _whole_entry(
 
 
 def _stored_alike(name: str, summaries: list[_Summary], item: Named) -> int | None:
-    """The number of the job's state that all ranks have their piece of, and all of it."""
+    """Returns the number of the job's state that all ranks have their piece of, if they have all of it between them."""
     numbers = {of_rank.stored.get(name) for of_rank in summaries if of_rank.numel}
     covered = sum(of_rank.numel for of_rank in summaries)
     return numbers.pop() if len(numbers) == 1 and covered == item.param._orig_size.numel() else None
 
 
 def _own_entry(saving: _Saving, item: Named, entry: dict[str, Any]) -> dict[str, Any]:
-    """Of a parameter that each rank has whole."""
+    """Returns the entry of a parameter that each rank has whole."""
     made = {}
     for name in entry if item.holder is None else _sorted(saving, {n: _kind_of(v) for n, v in entry.items()}):
         value = entry[name]
@@ -291,7 +291,7 @@ def _own_entry(saving: _Saving, item: Named, entry: dict[str, Any]) -> dict[str,
 
 
 def _rows(saving: _Saving, param: Any, whole: Any) -> Any:
-    """This rank's, of a tensor; scalars stay as they are."""
+    """Returns this rank's rows of a tensor; scalars stay as they are."""
     if not torch.is_tensor(whole) or whole.dim() == 0:
         return whole
     if not getattr(saving.config, "_use_dtensor", False):

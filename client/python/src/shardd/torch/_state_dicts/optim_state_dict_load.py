@@ -104,7 +104,7 @@ def optim_state_dict_to_load(
 
 
 def _ranges(items: list[Named]) -> dict[str, list[tuple[int, int]]]:
-    """By name, by rank of the parameter's group: first element and number of elements. Of what is cut."""
+    """Returns by name and rank of the parameter's group the first element and their number, for what is cut."""
     groups: dict[int, tuple[dist.ProcessGroup, list[Named]]] = {}
     for item in items:
         if not item.param.whole:
@@ -128,7 +128,7 @@ def _put(state: dict[str, Any], item: Named, piece: dict[str, Any], optim: Any, 
 
 
 def _from_source(state_dict: dict[str, Any] | None, source: int, group: Any) -> dict[str, Any]:
-    """The structure of rank 0's, with (shape, dtype) in the place of tensors that are no scalars."""
+    """Returns the structure of rank ``source``'s, with (shape, dtype) in the place of tensors that are no scalars."""
     received: list[Any] = [None]
     if dist.get_rank() == source:
         assert state_dict is not None
@@ -175,7 +175,7 @@ def _check_shape(item: Named, name: str, value: Any) -> None:
 
 
 def _cut(item: Named, value: Any) -> Any:
-    """This rank's of a whole value."""
+    """Returns this rank's part of a whole value."""
     if not torch.is_tensor(value):
         return value
     param = item.param
@@ -185,7 +185,7 @@ def _cut(item: Named, value: Any) -> Any:
 
 
 def _numbers(optim: Any) -> dict[int, int]:
-    """By id of the optimizer's parameters: their keys in its state dict."""
+    """Returns the keys in the optimizer's state dict, by id of its parameters."""
     numbers: dict[int, int] = {}
     for held in (param for group in optim.param_groups for param in group["params"]):
         numbers.setdefault(id(held), len(numbers))
@@ -211,7 +211,7 @@ def rekey_optim_state_dict(
     optim_input: Any = None,
     optim: Optimizer | None = None,
 ) -> dict[str, Any]:
-    """From numbers to names or back, for ``model``, wrapped or not, and the optimizer over its parameters."""
+    """Changes keys from numbers to names or back, for ``model``, wrapped or not, and the optimizer over its parameters."""
     if optim_state_key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
         raise AssertionError(f"rekey_optim_state_dict: no such key type (got {optim_state_key_type})")
     to_names = optim_state_key_type == OptimStateKeyType.PARAM_NAME

@@ -31,12 +31,12 @@ class Named:
 
     @property
     def holder(self) -> Any:
-        """``FlatHolder``; ``None``: the optimizer has the parameter itself."""
+        """The ``FlatHolder``; None where the optimizer has the parameter itself."""
         return None if self.param is None else self.param.holder
 
 
 def named_params(model: nn.Module) -> list[Named]:
-    """Each parameter once; those of flat units first, in the order of the modules."""
+    """Returns each parameter once; those of flat units first, in the order of the modules."""
     flat = flat_params_of(model)
     found: dict[int, Named] = {}
     for fqn, param in flat.items():
@@ -144,7 +144,7 @@ class FlatState:
         flat[cut.start : cut.start + cut.numel] = value.reshape(-1)[cut.first : cut.first + cut.numel]
 
     def made(self) -> dict[str, Any]:
-        """Empty: none of the parameters has any state."""
+        """Returns the entry; it is empty where none of the parameters has any state."""
         result: dict[str, Any] = dict(self._tensors)
         for name, values in self._others.items():
             if name in self._tensors and all(value is None for value in values.values()):

@@ -88,7 +88,7 @@ def jobs_of(model: nn.Module) -> list[Any]:
 
 
 def meeting_of(model: nn.Module, what: str) -> Meeting:
-    """Of all ranks that have a part of the model; rank 0 of it is the one that writes what is not sharded."""
+    """Returns a meeting of all ranks that have a part of the model; its rank 0 writes what is not sharded."""
     for state in _states(model):
         root = state._find_root()
         unit = root._unit
@@ -159,7 +159,7 @@ def _piece(entry: Entry, jobs: list[Any], is_first_rank: bool) -> Piece:
 
 
 def _in_flat_parameters(model: nn.Module, jobs: list[Any]) -> dict[int, list[Piece]]:
-    """By id of the FlatParameter, which modules have in the place of parameters."""
+    """Returns pieces by id of the FlatParameter, which modules have in the place of parameters."""
     found: dict[int, Piece] = {}
     by_holder: dict[int, list[Piece]] = {}
     for fqn, param in flat_params_of(model).items():
@@ -178,7 +178,7 @@ def _in_flat_parameters(model: nn.Module, jobs: list[Any]) -> dict[int, list[Pie
 
 
 def pieces_of(model: nn.Module, is_first_rank: bool) -> list[Piece]:
-    """In the order of the modules, each tensor once, under its first name. Parameters are resharded first."""
+    """Returns pieces in the order of the modules, each tensor once, under its first name. It reshards parameters first."""
     reshard(model)
     jobs = jobs_of(model)
     of_flat = _in_flat_parameters(model, jobs)

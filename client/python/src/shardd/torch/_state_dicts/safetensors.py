@@ -156,7 +156,7 @@ def _write_pieces(folder: str, pieces: list[Piece], targets: list[Target], count
 
 
 def _finish(folder: str, pieces: list[Piece], targets: list[Target], count: int) -> None:
-    """What an earlier save left is replaced; without an index while it is."""
+    """Replaces what an earlier save left; there is no index meanwhile."""
     index = os.path.join(folder, INDEX)
     for stale in (index, os.path.join(folder, SINGLE)):  # readers prefer the single file to the index
         if os.path.exists(stale):

@@ -56,7 +56,7 @@ class Stored:
 
 
 def encode_header(targets: list[Target], metadata: dict[str, str]) -> bytes:
-    """Of one file. Gives its tensors their places: larger elements first, so that all are aligned."""
+    """Encodes the header of one file and gives its tensors their places: larger elements first, so that all are aligned."""
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for target in sorted(targets, key=lambda t: -t.dtype.itemsize):
@@ -77,7 +77,7 @@ def encode_header(targets: list[Target], metadata: dict[str, str]) -> bytes:
 
 
 def plan_files(targets: list[Target], max_shard_bytes: int) -> int:
-    """Puts tensors into files, in their order. The number of files."""
+    """Puts tensors into files in their order; returns the number of files."""
     files, used = 0, 0
     for target in targets:
         if used and used + target.bytes > max_shard_bytes:
@@ -138,7 +138,7 @@ def _stored(path: str, fqn: str, item: Any, start: int, size: int) -> Stored:
 
 
 def read_directory(directory: str) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Tensors by name, and further names that the files' metadata give to some. A path of one file is allowed too."""
+    """Returns tensors by name, and further names that the files' metadata give to some. A path of one file is allowed too."""
     found: dict[str, Stored] = {}
     aliases: dict[str, str] = {}
     if os.path.isfile(directory):

@@ -45,7 +45,7 @@ def _default() -> StateDictSettings:
 
 
 def flat_states(module: nn.Module) -> list[ShardState]:
-    """Of the units with flat parameters in ``module``, itself included, from the outside in."""
+    """Returns the states of the units with flat parameters in ``module``, itself included, from the outside in."""
     found: dict[int, ShardState] = {}
     for inner in module.modules():
         state = state_of(inner)
@@ -55,7 +55,7 @@ def flat_states(module: nn.Module) -> list[ShardState]:
 
 
 def settings_of(state: ShardState) -> StateDictSettings:
-    """What the unit's next state dict is to be."""
+    """Returns the settings of the unit's next state dict."""
     settings = state.__dict__.get("_state_dict_settings")
     if settings is None:
         settings = state.__dict__["_state_dict_settings"] = _default()
@@ -83,7 +83,7 @@ def set_state_dict_type(
     state_dict_config: StateDictConfig | None = None,
     optim_state_dict_config: OptimStateDictConfig | None = None,
 ) -> StateDictSettings:
-    """For all wrappers in ``module``. Returns what was set before. The configurations have to be of the kind's classes."""
+    """Sets the kind for all wrappers in ``module``; returns what was set before. The configurations have to be of the kind's classes."""
     config_class, optim_class = _CONFIGS[state_dict_type]
     config = config_class() if state_dict_config is None else state_dict_config
     optim_config = optim_class() if optim_state_dict_config is None else optim_state_dict_config
@@ -99,7 +99,7 @@ def set_state_dict_type(
 
 
 def current_settings(module: nn.Module) -> StateDictSettings:
-    """The common settings of all wrappers in ``module``, as they were set."""
+    """Returns the common settings of all wrappers in ``module``, as they were set."""
     return _common(flat_states(module)) or _default()
 
 
@@ -114,7 +114,7 @@ def mark_dtensors(state: ShardState, config: StateDictConfig | OptimStateDictCon
 
 
 def get_state_dict_type(module: nn.Module) -> StateDictSettings:
-    """The common settings of all wrappers in ``module``; AssertionError where they differ."""
+    """Returns the common settings of all wrappers in ``module``; AssertionError where they differ."""
     states = flat_states(module)
     for state in states[1:]:
         first, own = settings_of(states[0]), settings_of(state)

@@ -53,12 +53,12 @@ class StateDictMethods:
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> StateDictSettings:
-        """For all wrappers in ``module``; returns what was set before."""
+        """Sets the kind for all wrappers in ``module``; returns what was set before."""
         return kinds.set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
 
     @staticmethod
     def get_state_dict_type(module: nn.Module) -> StateDictSettings:
-        """What all wrappers in ``module`` are set to."""
+        """Returns what all wrappers in ``module`` are set to."""
         return kinds.get_state_dict_type(module)
 
     @staticmethod
@@ -75,7 +75,7 @@ class StateDictMethods:
     def optim_state_dict(
         model: nn.Module, optim: Optimizer, optim_state_dict: dict[str, Any] | None = None, group: Any = None
     ) -> dict[str, Any]:
-        """Of whole parameters, by clean name; as ``state_dict_type`` says full or sharded."""
+        """Returns state by clean name, with the parameters' shapes, full or sharded as ``state_dict_type`` says."""
         return saving.optim_state_dict(model, optim, optim_state_dict, group)
 
     @staticmethod
@@ -96,7 +96,7 @@ class StateDictMethods:
     def full_optim_state_dict(
         model: nn.Module, optim: Optimizer, optim_input: Any = None, rank0_only: bool = True, group: Any = None
     ) -> dict[str, Any]:
-        """Of whole parameters, on rank 0 or on all."""
+        """Returns state of whole parameters, on rank 0 or on all."""
         _deprecated("full_optim_state_dict", "optim_state_dict")
         _warn_optim_input(optim_input)
         return saving.optim_state_dict(
@@ -105,7 +105,7 @@ class StateDictMethods:
 
     @staticmethod
     def sharded_optim_state_dict(model: nn.Module, optim: Optimizer, group: Any = None) -> dict[str, Any]:
-        """Of rows of parameters."""
+        """Returns state of rows of parameters."""
         _deprecated("sharded_optim_state_dict", "optim_state_dict")
         return saving.optim_state_dict(model, optim, group=group, kind=StateDictType.SHARDED_STATE_DICT)
 
@@ -151,7 +151,7 @@ class StateDictMethods:
         optim_input: list[dict[str, Any]] | Iterable[nn.Parameter] | None = None,
         optim: Optimizer | None = None,
     ) -> dict[str, Any]:
-        """From numbers to names or back."""
+        """Changes keys from numbers to names or back."""
         _warn_optim_input(optim_input)
         return loading.rekey_optim_state_dict(optim_state_dict, optim_state_key_type, model, optim_input, optim)
 

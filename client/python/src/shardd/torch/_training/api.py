@@ -72,7 +72,7 @@ def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
 
 
 def commit(module: nn.Module | None = None) -> None:
-    """What was written into the parameters since the last pass is committed now, and a step of torch's optimizer with it.
+    """Commits now what was written into the parameters since the last pass, and a step of torch's optimizer with it.
 
     All ranks call it. Otherwise that happens where the next forward of the root begins. Nothing to do with the daemon's
     optimizers, whose ``step`` commits.
@@ -84,7 +84,7 @@ def commit(module: nn.Module | None = None) -> None:
 
 
 def open_window(module: nn.Module | None = None) -> None:
-    """Parameters may be written now, until the next pass: returns when no rank is inside one.
+    """Lets parameters be written until the next pass; returns when no rank is inside one.
 
     Stores need no call: the first one opens the window. What the system writes does: ``dist.broadcast(p.to_local(), 0)``
     and other collectives in place, ``file.readinto(...)``. Without a window they fail with EFAULT. Each rank that
@@ -104,14 +104,14 @@ def open_window(module: nn.Module | None = None) -> None:
 
 
 def finish(module: nn.Module | None = None) -> None:
-    """This rank needs the model's job no more; when all have said so the daemon frees it. Done at exit anyway."""
+    """Gives up the model's job, which the daemon frees when all ranks have. The exit of the process does it anyway."""
     job = job_of(_root_of(module))
     if job is not None:
         job.close(finished=True)
 
 
 def counters(module: nn.Module | None = None) -> dict[str, int]:
-    """The daemon's counts for the job, since it was made: unshards, reshards, reductions, commits and others."""
+    """Returns the daemon's counts for the job since it was made: unshards, reshards, reductions, commits and others."""
     job = registered_job(module)
     assert job.engine is not None
     description = json.loads(job.engine.describe())

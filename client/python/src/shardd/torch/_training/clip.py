@@ -21,7 +21,7 @@ __all__ = ["clip_grad_norm_", "clip_model"]
 
 
 def _powered(tensors: list[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """The norm to the power of ``norm_type``, or the norm itself where that is infinite; fp32 whatever they are."""
+    """Returns the norm to the power of ``norm_type``, or the norm itself where that is infinite, in fp32 whatever they are."""
     filled = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not filled:
         return torch.zeros((), device=device)
@@ -36,7 +36,7 @@ def _powered(tensors: list[torch.Tensor], norm_type: float, device: torch.device
 def _total_norm(
     sharded: list[torch.Tensor], whole: list[torch.Tensor], norm_type: float, group: dist.ProcessGroup | None
 ) -> torch.Tensor:
-    """Over the shards of all ranks of ``group``, and over what each of them has whole. fp32."""
+    """Returns the norm over the shards of all ranks of ``group`` and over what each of them has whole, in fp32."""
     infinite = norm_type == float("inf")
     device = next((tensor.device for tensor in [*sharded, *whole]), torch.device("cpu"))
     total = _powered(sharded, norm_type, device)
@@ -58,7 +58,7 @@ def _scale(gradients: list[torch.Tensor], max_norm: float, norm: torch.Tensor) -
 
 
 def _gradients(job: TorchJob) -> list[torch.Tensor]:
-    """This rank's part of every gradient that is shown; its own whole ones, where none is synchronised yet."""
+    """Returns this rank's part of every gradient that is shown, or its own whole ones where none is synchronised yet."""
     shown = [place.fsdp_param().sharded_param.grad for place in job.places.values()]
     return [g._local_tensor if isinstance(g, DTensor) else g for g in shown if g is not None]
 
@@ -67,7 +67,7 @@ def _gradients(job: TorchJob) -> list[torch.Tensor]:
 def clip_model(
     module: nn.Module, root: ShardState, max_norm: float, norm_type: float, group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """As ``FullyShardedDataParallel.clip_grad_norm_`` of the root ``module``. All ranks of ``group`` call it.
+    """Clips as ``FullyShardedDataParallel.clip_grad_norm_`` of the root ``module``. All ranks of ``group`` call it.
 
     Gradients of parameters that the job does not have are taken to be alike on all ranks. The norm is computed in fp32 and
     returned in the widest dtype of the gradients; fp32, with a warning, where this rank has none.
@@ -109,7 +109,7 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """As ``torch.nn.utils.clip_grad_norm_`` over sharded parameters, with one collective for all of them.
+    """Clips as ``torch.nn.utils.clip_grad_norm_`` over sharded parameters, with one collective for all of them.
 
     Returns a plain tensor: the norm over all ranks, each gradient counted once.
     """

@@ -1,4 +1,4 @@
-"""What a model will need, before anything runs."""
+"""Plans what memory a model will need, before anything runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MemoryPlan(dict[str, Any]):
     """The plan's JSON: ``bytes`` by purpose, ``groups``, ``parameters``. ``str()`` is the table."""
 
     def purposes(self) -> dict[str, int]:
-        """Bytes on the node with all ranks attached, named as ``shardctl memory`` does; they add up to the total."""
+        """Returns bytes on the node with all ranks attached, named as ``shardctl memory`` does; they add up to the total."""
         found = {name: int(self["bytes"][key]) for key, name, _ in _PURPOSES}
         found["session"] = int(self["bytes"]["session_per_rank"]) * self.world_size
         return found
@@ -76,7 +76,7 @@ def _mib(size: float) -> str:
 
 
 def memory_plan(module: nn.Module, world_size: int | None = None) -> MemoryPlan:
-    """What a model that ``fully_shard`` was applied to needs on a node, by purpose: ``print`` shows the table.
+    """Returns what a model that ``fully_shard`` was applied to needs on a node, by purpose; ``print`` shows the table.
 
     ``world_size``: number of ranks on it; by default that of its mesh. Nothing is allocated and nobody is waited for. These are
     the numbers that the daemon reports; to admit the job it wants as much as the shards beside them free, for the undo of a

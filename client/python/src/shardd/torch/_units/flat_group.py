@@ -1,4 +1,4 @@
-"""One unit in layout ``flat``: what a wrapper, or ``fully_shard`` with ``layout="flat"``, makes of its parameters."""
+"""A unit in layout ``flat`` is what a wrapper, or ``fully_shard`` with ``layout="flat"``, makes of a module's parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 
 class FlatGroup(FlatUnit):
-    """Of one unit. ``modules`` is what carries its hooks, ``content`` what its parameters are looked for in."""
+    """The parameters of one unit. ``modules`` carry its hooks; its parameters are found in ``content``."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class FlatGroup(FlatUnit):
             tied.show(tied.uses[0].module.__dict__[tied.uses[0].name])
 
     def _by_module(self, content: tuple[nn.Module, ...]) -> list[list[FlatShardParam]]:
-        """The parameters of each module of a list: the plan has flat parameters for each."""
+        """Returns the parameters of each module of a list: the plan has flat parameters for each."""
         if len(content) == 1:
             return [self.fsdp_params]
         first: dict[nn.Module, int] = {}  # what several hold is the first one's
@@ -94,7 +94,7 @@ class FlatGroup(FlatUnit):
         return (0, 1) if whole else (self.mesh_info.shard_mesh_rank, self.mesh_info.shard_mesh_size)
 
     def be_cut(self) -> None:
-        """From NO_SHARD to SHARD_GRAD_OP, before the model is registered."""
+        """Changes from NO_SHARD to SHARD_GRAD_OP, before the model is registered."""
         self.strategy = ShardingStrategy.SHARD_GRAD_OP
         self._shows_shards = False
         for fsdp_param in self.fsdp_params:
@@ -135,7 +135,7 @@ class FlatGroup(FlatUnit):
 
 
 def place_alike(modules: tuple[nn.Module, ...]) -> None:
-    """The daemon places all units of a model alike: where some are sharded, those that are not to be are too."""
+    """Shards the units that are not to be sharded where others of the model are: the daemon places all units of a model alike."""
     found = [state._unit for m in modules for below in m.modules() if (state := state_of(below)) is not None]
     units = [unit for unit in dict.fromkeys(found) if isinstance(unit, FlatGroup) and unit.fsdp_params]
     whole = [unit for unit in units if unit.strategy == ShardingStrategy.NO_SHARD]
@@ -152,7 +152,7 @@ def place_alike(modules: tuple[nn.Module, ...]) -> None:
 
 
 def settle_ties(root: nn.Module, states: list[ShardState]) -> None:
-    """A tied parameter is its first user's, in the order of the module tree, as the daemon's plan has it."""
+    """Gives a tied parameter to its first user in the order of the module tree, as the daemon's plan does."""
     number = {id(module): i for i, module in enumerate(root.modules())}
     units: list[Any] = [state._unit for state in states]
     moved = False

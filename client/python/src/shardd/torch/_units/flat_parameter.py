@@ -49,7 +49,7 @@ class FlatHolder(Generic[_Member]):
         return self.sharded_param.detach() if self._piece is None else self._piece
 
     def values_of(self, member: _Member) -> tuple[int, torch.Tensor]:
-        """The first element and the values that this rank has of it."""
+        """Returns the first element and the values that this rank has of a member."""
         cut = self.slices[id(member)]
         return cut.first, self.local[cut.start : cut.start + cut.numel]
 
@@ -61,7 +61,7 @@ class FlatHolder(Generic[_Member]):
         flat.data = torch.zeros(numel, dtype=flat.dtype, device=flat.device)
 
     def show_full(self) -> None:
-        """Of the first member, and nothing for the others: it shows all of it."""
+        """Shows the whole flat parameter, once for all members."""
         if self._piece is None and self.full is not None:
             self._piece, self._piece_grad = self.sharded_param.data, self.sharded_param.grad
             self.sharded_param.grad = None

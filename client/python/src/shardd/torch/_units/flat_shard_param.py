@@ -32,13 +32,13 @@ _known: Any = WeakTensorKeyDictionary()
 
 
 def flat_param_of(param: torch.Tensor) -> FlatShardParam | None:
-    """``None``: no flat parameter has it."""
+    """Returns what layout flat knows of the parameter; None where no flat parameter has it."""
     ref = _known.get(param)
     return None if ref is None else ref()
 
 
 def is_sharded(param: torch.Tensor) -> bool:
-    """Of a unit already: one of its parameters, or its ``FlatParameter``."""
+    """Whether a unit has it already, as one of its parameters or its ``FlatParameter``."""
     return flat_param_of(param) is not None or getattr(param, "_is_flat_param", False)
 
 
@@ -48,11 +48,11 @@ class FlatUnit(ShardGroup):
     layout = "flat"
 
     def shard_of(self) -> tuple[int, int]:
-        """Which of how many pieces of its flat parameters this rank holds."""
+        """Returns which of how many pieces of its flat parameters this rank has."""
         raise NotImplementedError
 
     def take_over(self, fsdp_param: FlatShardParam) -> None:
-        """A tied parameter turns out to be this unit's."""
+        """Takes a tied parameter, which turns out to be this unit's, from the unit that had it."""
         raise NotImplementedError
 
 
@@ -93,7 +93,7 @@ class FlatShardParam:
 
     @property
     def home(self) -> FlatUnit:
-        """The unit that unshards it: that of its first use."""
+        """The unit of its first use, which unshards it."""
         unit = self.uses[0].unit()
         assert unit is not None
         return unit
@@ -107,7 +107,7 @@ class FlatShardParam:
         return ParamModuleInfo(first.module, first.name, [u.module for u in others], [u.name for u in others])
 
     def join(self, holder: FlatHolder[FlatShardParam]) -> None:
-        """The whole, which the parameter still holds, goes into a FlatParameter; modules have it no more."""
+        """Moves the whole, which the parameter still has, into a FlatParameter; modules have the parameter no more."""
         whole = self.sharded_param.detach().reshape(-1)
         cut = holder.slices[id(self)]
         holder.local[cut.start : cut.start + cut.numel] = whole[cut.first : cut.first + cut.numel]
@@ -120,13 +120,13 @@ class FlatShardParam:
         self.show(torch.empty(self._orig_size, dtype=self.orig_dtype, device="meta"))
 
     def show(self, tensor: torch.Tensor) -> None:
-        """In a FlatParameter: ``tensor`` is what the modules have as their attribute."""
+        """Gives modules ``tensor`` as their attribute, where the parameter is in a FlatParameter."""
         for use in self.uses:
             use.module._parameters.pop(use.name, None)
             use.module.__dict__[use.name] = tensor
 
     def cut(self, first: int, numel: int) -> None:
-        """From the whole, which the parameter still holds, to this rank's piece. The rest is freed."""
+        """Cuts the whole, which the parameter still has, to this rank's piece. The rest is freed."""
         self.first = first
         self.sharded_param.grad = None
         data = self.sharded_param.detach()
@@ -176,7 +176,7 @@ class FlatShardParam:
             self.cut(self.first, self.numel)
 
     def become(self, param: nn.Parameter) -> None:
-        """``param`` is what the program holds from now on."""
+        """Makes ``param`` what the program has from now on."""
         before, self.sharded_param = self.sharded_param, param
         _known.pop(before, None)
         _known[param] = weakref.ref(self)
@@ -202,12 +202,12 @@ class FlatShardParam:
         return self.sharded_param.detach()
 
     def save_values(self) -> None:
-        """What is here now is given to the job, wherever it will lie."""
+        """Remembers what is here now for the job, wherever the piece will lie."""
         if self._saved is None:
             self._saved = self.piece()
 
     def piece(self) -> tuple[int, torch.Tensor]:
-        """Its first element in the parameter, and ``local``."""
+        """Returns its first element in the parameter, and ``local``."""
         if self.holder is not None:
             return self.holder.values_of(self)
         return self.first, self.sharded_param.detach().reshape(-1)
@@ -218,7 +218,7 @@ class FlatShardParam:
         return self.piece()[1]
 
     def take_initial_values(self) -> tuple[int, torch.Tensor]:
-        """First element and values of the parameter that this rank has to give to the job."""
+        """Returns first element and values that this rank has to give to the job, and forgets what was saved of them."""
         saved, self._saved = self._saved, None
         return self.piece() if saved is None else saved
 
@@ -237,7 +237,7 @@ class Cut:
     piece: int
 
     def slice(self, number: int, numel: int) -> Slice:
-        """What the shard has of parameter ``number``, which has ``numel`` elements."""
+        """Returns what the shard has of parameter ``number``, which has ``numel`` elements."""
         offset = self.offsets[number]
         first = min(max(self.start - offset, 0), numel)
         end = min(max(self.start + self.piece - offset, 0), numel)
@@ -245,7 +245,7 @@ class Cut:
 
 
 def cut_flat(sizes: list[int], dtype: torch.dtype, param_dtype: torch.dtype | None, shard: int, shards: int) -> Cut:
-    """As the daemon's plan lays out and cuts parameters of these numels (common/plan/layout.cc)."""
+    """Lays out and cuts parameters of these numels as the daemon's plan does (common/plan/layout.cc)."""
     unsharded = param_dtype if param_dtype is not None and dtype.is_floating_point else dtype
     alignment = ALIGNMENT_BYTES // min(dtype.itemsize, unsharded.itemsize)
     offsets = []
@@ -260,7 +260,7 @@ def cut_flat(sizes: list[int], dtype: torch.dtype, param_dtype: torch.dtype | No
 def lay_out(
     params: list[FlatShardParam], shard: int, shards: int, param_dtype: torch.dtype | None, module: nn.Module | None
 ) -> None:
-    """Cuts whole parameters: a flat parameter for each (dtype, requires_grad). ``module``: gets ``FlatParameter``s."""
+    """Cuts whole parameters into a flat parameter for each (dtype, requires_grad). A ``module`` gets ``FlatParameter``s."""
     kinds: dict[Any, list[FlatShardParam]] = {}
     for param in params:
         kinds.setdefault((param.orig_dtype, param.sharded_param.requires_grad), []).append(param)
@@ -278,14 +278,14 @@ def lay_out(
 
 
 def composable(module: nn.Module) -> bool:
-    """Not the root of a ``replicate`` subtree, whose gradients are reduced by that."""
+    """Whether shardd may have its parameters: it is no root of a ``replicate`` subtree, which reduces its own gradients."""
     return "replicate" not in (_get_registry(module) or {})
 
 
 def managed_uses(
     modules: Iterable[nn.Module], ignored_modules: set[nn.Module], ignored_params: set[nn.Parameter]
 ) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Every place of a parameter below ``modules`` that no other unit, ignored module or ``replicate`` has, in order."""
+    """Yields every place of a parameter below ``modules`` that no other unit, ignored module or ``replicate`` has, in order."""
     visited: set[nn.Module] = set()
 
     def visit(module: nn.Module, root: bool) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

@@ -34,12 +34,12 @@ class Entry:
 
 
 def clean_name(name: str) -> str:
-    """Without the components that wrappers add. DDP's ``module.`` stays: only the model tells it from a user's."""
+    """Removes the components that wrappers add. DDP's ``module.`` stays: only the model tells it from a user's."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPED)
 
 
 def modules_of(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """As ``named_modules(remove_duplicate=False)``, with clean names; a wrapper and what it wraps share one."""
+    """Yields as ``named_modules(remove_duplicate=False)`` does, with clean names; a wrapper and what it wraps share one."""
     yield prefix, model
     for name, child in model.named_children():
         adds_nothing = name in _WRAPPED or (name == "module" and isinstance(model, DistributedDataParallel))
@@ -47,7 +47,7 @@ def modules_of(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Mod
 
 
 def entries_of(model: nn.Module) -> Iterator[Entry]:
-    """Parameters and persistent buffers in the order of ``state_dict``."""
+    """Yields parameters and persistent buffers in the order of ``state_dict``."""
     for prefix, module in modules_of(model):
         where = f"{prefix}." if prefix else ""
         for name, param in module._parameters.items():
@@ -59,12 +59,12 @@ def entries_of(model: nn.Module) -> Iterator[Entry]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What is inside a ``FullyShardedDataParallel``; any other module is itself."""
+    """Returns what is inside a ``FullyShardedDataParallel``, and any other module itself."""
     inner = module._modules.get(WRAPPED_MODULE)
     return module if inner is None else inner
 
 
 def flat_owner(module: nn.Module) -> nn.Module:
-    """Where ``FlatParameter``s of a unit are registered: what is inside a checkpoint wrapper, too, wrapped before or after."""
+    """Returns where ``FlatParameter``s of a unit are registered: inside a checkpoint wrapper, too, whether it wraps or is wrapped."""
     inner = unwrapped(module)
     return getattr(inner, _CHECKPOINT_WRAPPED_MODULE) if isinstance(inner, ActivationWrapper) else inner

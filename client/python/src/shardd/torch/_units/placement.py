@@ -20,7 +20,7 @@ __all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_
 
 
 def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshInfo) -> Callable[..., Any] | None:
-    """What torch's ``FSDPParam`` asks for a placement, and checks. Raises where it is to be on another mesh."""
+    """Returns what torch's ``FSDPParam`` asks for a placement, and checks. It raises where the placement is on another mesh."""
     if shard_placement_fn is None:
         return None
 
@@ -41,13 +41,13 @@ def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshIn
 
 
 def shard_dim(fsdp_param: Any) -> int:
-    """The dimension that is cut; 0 of parameters in layout flat."""
+    """Returns the dimension that is cut; 0 for parameters in layout flat."""
     placement = getattr(fsdp_param, "fsdp_placement", None)
     return 0 if placement is None else int(placement.dim)
 
 
 def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
-    """What the daemon is told, of a shard group of ``shard_size`` ranks."""
+    """Returns the shape that the daemon knows, with a shard group of ``shard_size`` ranks."""
     shape, dim = list(fsdp_param._orig_size), shard_dim(fsdp_param)
     if dim == 0:
         return shape
@@ -59,7 +59,7 @@ def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
 
 
 def first_element(fsdp_param: Any) -> int:
-    """Where this rank's shard begins, in what the daemon was told of."""
+    """Returns where this rank's shard begins in the daemon's parameter."""
     mesh_info, size = fsdp_param.mesh_info, fsdp_param._orig_size
     rank, ranks = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
     if shard_dim(fsdp_param):
@@ -69,7 +69,7 @@ def first_element(fsdp_param: Any) -> int:
 
 
 def in_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor of the parameter's shape, as the job has them; 1-D."""
+    """Returns the elements of a tensor of the parameter's shape in the job's order; 1-D."""
     dim = shard_dim(fsdp_param)
     if dim == 0:
         return whole.reshape(-1)
@@ -78,7 +78,7 @@ def in_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
 
 
 def from_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
-    """The parameter of the elements that the job has: contiguous, without a copy where their order is the parameter's."""
+    """Makes the parameter of the job's elements: contiguous, without a copy where their order is the parameter's."""
     dim = shard_dim(fsdp_param)
     if dim == 0:
         return whole.view(fsdp_param._orig_size)

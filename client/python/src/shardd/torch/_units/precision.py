@@ -21,7 +21,7 @@ __all__ = ["BufferDtypes", "UnitPrecision", "cast_buffers", "full_precision_in_e
 
 
 def input_dtype(policy: MixedPrecision, is_root: bool) -> torch.dtype | None:
-    """To what floating point inputs of a module are cast; None: they are not."""
+    """Returns the dtype that floating point inputs of a module are cast to; None where they are not."""
     casts = policy.cast_forward_inputs or (is_root and policy.cast_root_forward_inputs)
     return policy.param_dtype if casts else None
 
@@ -57,7 +57,7 @@ class BufferDtypes:
 
     @torch.no_grad()
     def cast_to_original(self) -> None:
-        """The model's own buffers, for a forward in full precision."""
+        """Casts the model's own buffers for a forward in full precision."""
         for name, buffer in self.module.named_buffers():
             dtype = self.original.get(clean_tensor_name(name))
             if dtype is not None:
@@ -84,7 +84,7 @@ def _cast(buffer: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 class UnitPrecision:
-    """Of one unit in layout ``flat``; ``module`` is what carries its hooks, without an enclosing unit so far."""
+    """The precision of one unit in layout ``flat``; ``module`` carries its hooks and has no enclosing unit so far."""
 
     def __init__(self, module: nn.Module, policy: MixedPrecision | None, ignored_modules: set[nn.Module]) -> None:
         self.policy = policy or MixedPrecision()
@@ -100,7 +100,7 @@ class UnitPrecision:
         self.buffers_are_full = False
 
     def gradient_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """Of ``.grad`` of a parameter."""
+        """Returns the dtype of ``.grad`` of a parameter that is stored as ``stored``."""
         low = self.policy.param_dtype
         kept = self.policy.keep_low_precision_grads and low is not None and stored.is_floating_point
         return low if kept and low is not None else stored

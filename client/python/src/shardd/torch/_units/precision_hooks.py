@@ -26,7 +26,7 @@ def install(precision: UnitPrecision, state: ShardState) -> None:
 
 
 def _follow_mode(precision: UnitPrecision, state: ShardState) -> None:
-    """Before a forward: what is stored where the module is in eval mode, else param_dtype."""
+    """Lets the forward that begins compute with what is stored where the module is in eval mode, else in param_dtype."""
     state._ensure_registered()
     unit = state._unit
     assert unit is not None
@@ -63,7 +63,7 @@ def _buffers_of(states: Iterable[Any]) -> list[BufferDtypes]:
 
 
 def begin(root: ShardState) -> None:
-    """Where a model is first used, and who is inside whom is known: inputs are cast from now on, and buffers are."""
+    """Casts buffers, and inputs from now on. It is called where a model is first used and who is inside whom is known."""
     states: list[Any] = list(root._state_ctx.all_states)
     for state in states:
         precision = state._unit.precision

@@ -39,7 +39,7 @@ def _not_attached() -> None:
 
 
 def offloads(policy: OffloadPolicy, device: torch.device) -> bool:
-    """Shards, reduced gradients and optimizer state are the host's, and what is computed with them is a GPU's."""
+    """Whether shards, reduced gradients and optimizer state are in host memory and a GPU computes with them."""
     return isinstance(policy, CPUOffloadPolicy) and device.type != "cpu"
 
 
@@ -53,7 +53,7 @@ def rows_params(
     offload_policy: OffloadPolicy,
     placement: Callable[[nn.Parameter], Any] | None = None,
 ) -> list[FSDPParam]:
-    """In layout ``dim0``: torch's own, whose sharded parameters are DTensors over this rank's shards.
+    """Makes the parameters of layout ``dim0``: torch's own, whose sharded parameters are DTensors over this rank's shards.
 
     ``placement``: the dimension that is cut; None, or where it gives None: rows. Raises what torch does of those that it
     does not cut.
@@ -123,7 +123,7 @@ class ShardGroup(_C.Unit):
         self._reshard_after_forward = value is not None
 
     def post_forward_shard_size(self) -> int:
-        """Over how many ranks the parameters are cut between forward and backward; 1: not resharded."""
+        """Returns over how many ranks the parameters are cut between forward and backward; 1 where they are not resharded."""
         info = self._post_forward_mesh_info
         return 1 if info is None else info.shard_mesh_size
 
@@ -139,7 +139,7 @@ class ShardGroup(_C.Unit):
         self._update_gradient_scale()
 
     def divide_factor(self) -> float:
-        """What gradients are to be divided by."""
+        """Returns what gradients are divided by."""
         return self._gradient_divide_factor or float(self.mesh_info.mesh.size())
 
     def _update_gradient_scale(self, job_divide_factor: float | None = None) -> None:
@@ -196,7 +196,7 @@ class ShardGroup(_C.Unit):
     # Life of the group.
 
     def lazy_init(self) -> None:
-        """Before registration: parameters as the program left them. Registers nothing."""
+        """Reads parameters as the program left them, before registration; it registers nothing."""
         if self._bound:
             return
         for fsdp_param in self.fsdp_params:
@@ -231,7 +231,7 @@ class ShardGroup(_C.Unit):
             kept += [(fsdp_param, fsdp_param.sharded_param, name) for owner, name in places if owner is module]
 
     def after_load(self, module: nn.Module) -> None:
-        """What load_state_dict(assign=True) put in a parameter's place goes into it, and the module has it again."""
+        """Copies what load_state_dict(assign=True) put in a parameter's place into it, and gives it back to the module."""
         for fsdp_param, kept, name in self._kept.pop(module, []):
             given = module._parameters[name]
             if given is kept or not isinstance(given, DTensor):
@@ -244,7 +244,7 @@ class ShardGroup(_C.Unit):
                 fsdp_param.reset_sharded_param()
 
     def unshard(self, async_op: bool = False) -> None:
-        """The daemon is asked for the whole parameters; ``wait_for_unshard`` or the next forward puts them in the modules."""
+        """Asks the daemon for the whole parameters; ``wait_for_unshard`` or the next forward puts them in the modules."""
         self.ensure_registered()
         self._request_unshard()
 

@@ -117,12 +117,12 @@ class ShardState(FSDPState):
             module.register_forward_hook(self._post_forward_of_list, prepend=False, always_call=True)
 
     def list_groups(self) -> None:
-        """What FSDPModule's methods go through: no group without parameters."""
+        """Sets what FSDPModule's methods go through: no group without parameters."""
         unit = self._unit
         self._fsdp_param_groups[:] = [unit] if unit is not None and unit.fsdp_params else []  # type: ignore[list-item]
 
     def _joined(self) -> ShardState:
-        """The root of the model whose units this one's modules are."""
+        """Returns the root of the model whose units this one's modules are."""
         root = self._state_ctx.all_states[0]
         assert isinstance(root, ShardState)
         return root
@@ -146,7 +146,7 @@ class ShardState(FSDPState):
 
     @no_dynamo
     def _complete_partial(self, output: Any) -> Any:
-        """At the end of the root's forward, and with ``...`` of a backward: groups of which only some modules ran."""
+        """Ends groups of which only some modules ran, at the end of the root's forward, and with ``...`` of a backward."""
         if output is ...:
             for state in self._state_ctx.all_states:
                 state._modules_to_run_forward.clear()
@@ -178,12 +178,12 @@ class ShardState(FSDPState):
         return f"{self.identity}{again}"
 
     def _find_root(self) -> ShardState:
-        """The state of the model that this one's module is part of."""
+        """Returns the state of the model that this one's module is part of."""
         outermost = self._outermost()
         return outermost._joined() if outermost._is_root is False else outermost
 
     def _outermost(self) -> ShardState:
-        """The state of the outermost module around this one."""
+        """Returns the state of the outermost module around this one."""
         root, largest = self, 0
         own = self._modules[0]
         for ref in _states:
@@ -204,7 +204,7 @@ class ShardState(FSDPState):
             self._register(self, unfreeze)
 
     def _register_again(self) -> None:
-        """The plan has changed: the job is given up, with the parameters kept here, and made anew at the next use."""
+        """Gives the job up because the plan has changed; the parameters stay here, and the next use makes the job anew."""
         job = self._job
         if job is None:
             return
@@ -230,23 +230,23 @@ class ShardState(FSDPState):
 
 
 def state_of(module: nn.Module) -> ShardState | None:
-    """The state of a module that ``fully_shard`` was applied to."""
+    """Returns the state of a module that ``fully_shard`` was applied to."""
     state = _get_module_fsdp_state(module)
     return state if isinstance(state, ShardState) else None
 
 
 def made() -> int:
-    """How many modules, or lists of them, this process has sharded."""
+    """Counts the modules, or lists of them, that this process has sharded."""
     return _made
 
 
 def units() -> list[ShardGroup]:
-    """Of all models of this process."""
+    """Returns the groups of all models of this process."""
     return [state._unit for ref in list(_states) if (state := ref()) is not None and state._unit is not None]
 
 
 def root_states() -> list[ShardState]:
-    """The outermost states of this process, in the order of their making."""
+    """Returns the outermost states of this process, in the order of their making."""
     states = [state for ref in list(_states) if (state := ref()) is not None and hasattr(state, "_modules")]
     inner: set[int] = set()
     for state in states:

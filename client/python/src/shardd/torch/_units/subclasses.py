@@ -8,7 +8,7 @@ __all__ = ["refuse_subclass"]
 
 
 def refuse_subclass(param: torch.Tensor, what: str) -> None:
-    """NotImplementedError where ``param`` computes with a dispatch of its own: there are no bytes that could be shared.
+    """Raises NotImplementedError where ``param`` computes with a dispatch of its own: there are no bytes that could be shared.
 
     what: the operation and the object, for the text.
     """
