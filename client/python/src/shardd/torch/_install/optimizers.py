@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardd.torch import optim
-from shardd.torch._optimizers.daemon_optimizer import _states_with
+from shardd.torch._optimizers.sharded_params import roots_with
 
 logger = logging.getLogger("shardd.torch")
 
@@ -49,7 +49,7 @@ class _Chooser(type):
             return super().__call__(params, *args, **kwargs)
         stock, daemon = cls._pair
         params = _listed(params)
-        if not _states_with(_tensors(params)):
+        if not roots_with(_tensors(params)):
             return stock(params, *args, **kwargs)
         try:
             return daemon(params, *args, **kwargs)

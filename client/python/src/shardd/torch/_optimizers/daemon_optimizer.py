@@ -5,55 +5,21 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from shardd.torch._job.binding import Place, local_of, own_uses
+from shardd.torch._job.binding import Place, local_of
 from shardd.torch._job.job import TorchJob, job_of, jobs
 from shardd.torch._job.job_optimizer import JobOptimizer
 from shardd.torch._job.optimizer_memory import in_form_of
 from shardd.torch._job.write_mode import edits_of
 from shardd.torch._optimizers.loaded_state import Incoming, ParamState, param_state
-from shardd.torch._units.state import ShardState, _states, root_states
+from shardd.torch._optimizers.sharded_params import name_of, roots_with, sharded_ids
 
 logger = logging.getLogger("shardd.torch")
-
-
-def _states_with(params: Iterable[Any]) -> list[ShardState]:
-    wanted = {id(p) for p in params}
-    found: list[ShardState] = []
-    for root in root_states():
-        for module in root._modules[0].modules():
-            if any(id(p) in wanted for p in module._parameters.values()):
-                found.append(root)
-                break
-    return found
-
-
-def _sharded() -> set[int]:
-    """Returns ids of the sharded parameters of this process, and of what is in their place: the program's, or unsharded ones.
-
-    An optimizer that is given unsharded ones leaves them alone, as with PyTorch: their gradients are elsewhere.
-    """
-    found: set[int] = set()
-    for ref in _states:
-        state = ref()
-        unit = state._unit if state is not None else None
-        for fsdp_param in unit.fsdp_params if unit is not None else ():
-            found.add(id(fsdp_param.sharded_param))
-            found.update(id(module._parameters.get(name)) for module, name in own_uses(unit, fsdp_param))
-    return found
-
-
-def _name_of(param: Any) -> str:
-    for root in root_states():
-        for name, other in root._modules[0].named_parameters():
-            if other is param:
-                return f'"{name}"'
-    return "of no fully sharded model"
 
 
 def _cloned(entry: dict[str, Any]) -> dict[str, Any]:
@@ -121,23 +87,23 @@ class DaemonOptimizer(JobOptimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _check_params(self) -> None:
-        roots = _states_with(self._params())
+        roots = roots_with(self._params())
         if not roots:
             raise ValueError(
                 f"{type(self).__name__}: none of its parameters belongs to a module that shardd.torch.fully_shard was "
                 "applied to; apply it first, then build the optimizer"
             )
-        sharded = _sharded()
+        sharded = sharded_ids()
         for param in self._params():
             if param.requires_grad and id(param) not in sharded:
                 raise NotImplementedError(
-                    f"{type(self).__name__}: parameter {_name_of(param)} of shape {tuple(param.shape)} is not sharded "
+                    f"{type(self).__name__}: parameter {name_of(param)} of shape {tuple(param.shape)} is not sharded "
                     "(ignored, or of a module outside of fully_shard), so the daemon cannot update it; give it to an optimizer of "
                     "torch.optim"
                 )
             if param.requires_grad and param.dtype == torch.float64:
                 raise NotImplementedError(
-                    f"{type(self).__name__}: parameter {_name_of(param)} is float64, which the daemon's optimizers do not "
+                    f"{type(self).__name__}: parameter {name_of(param)} is float64, which the daemon's optimizers do not "
                     "update (they compute in fp32); give it to an optimizer of torch.optim"
                 )
         for root in roots:
@@ -172,7 +138,7 @@ class DaemonOptimizer(JobOptimizer):
         return [job for job in jobs() if job.optimizer is not None and job.optimizer() is self]
 
     def _register(self) -> list[TorchJob]:
-        for root in _states_with(self._params()):
+        for root in roots_with(self._params()):
             root._ensure_registered()
         return self._jobs()
 

@@ -241,7 +241,7 @@ def made() -> int:
 
 
 def units() -> list[ShardGroup]:
-    """Returns the groups of all models of this process."""
+    """Returns the groups of all models of this process, in the order of their making."""
     return [state._unit for ref in list(_states) if (state := ref()) is not None and state._unit is not None]
 
 
