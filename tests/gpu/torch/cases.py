@@ -22,7 +22,7 @@ from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 from shardd.torch import fully_shard, summon_full_params
-from shardd.torch._job import jobs
+from shardd.torch._job.job import jobs
 from shardd.torch.optim import SGD, AdamW
 
 STEPS = 20

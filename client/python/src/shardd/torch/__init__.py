@@ -4,7 +4,7 @@
     from shardd.torch.wrap import ModuleWrapPolicy  # instead of torch.distributed.fsdp.wrap, whose policies these are
     from shardd.torch.optim import AdamW          # instead of torch.optim
 
-Everything public of this package is named here; modules with an underscore are private. Options are PyTorch's own classes,
+Everything public of this package is named here; packages with an underscore are private (README.md beside this file has their order). Options are PyTorch's own classes,
 from whichever package they are imported:
 
 strategies: ``ShardingStrategy``, all five. Of ``fully_shard``: ``reshard_after_forward`` and a mesh of two dimensions.
@@ -42,18 +42,20 @@ from torch.distributed.fsdp import (
     share_comm_ctx,
 )
 
-from shardd.torch import _signals, optim, wrap
-from shardd.torch._api import commit, counters, finish, open_window, reattach, resume, ride
-from shardd.torch._clip import clip_grad_norm_
-from shardd.torch._full_params import summon_full_params
-from shardd.torch._fully_shard import FSDPModule, fully_shard
-from shardd.torch._install import install, swapped, uninstall
-from shardd.torch._plan import MemoryPlan, memory_plan
-from shardd.torch._safetensors import load_safetensors, save_safetensors
-from shardd.torch._steps import Step, steps
-from shardd.torch._wrapper import FullyShardedDataParallel
+from shardd.torch import optim, wrap
+from shardd.torch._full_params.summon import summon_full_params
+from shardd.torch._install.install import install, swapped, uninstall
+from shardd.torch._job import stock_hooks, store_watch
+from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
+from shardd.torch._sharding.wrapper import FullyShardedDataParallel
+from shardd.torch._state_dicts.safetensors import load_safetensors, save_safetensors
+from shardd.torch._training.api import commit, counters, finish, open_window, reattach, resume, ride
+from shardd.torch._training.clip import clip_grad_norm_
+from shardd.torch._training.memory_plan import MemoryPlan, memory_plan
+from shardd.torch._training.steps import Step, steps
 
-_signals.install()
+stock_hooks.install()
+store_watch.install()
 
 __all__ = [
     "BackwardPrefetch",

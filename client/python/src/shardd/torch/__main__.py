@@ -19,7 +19,10 @@ import types
 import torch.distributed as dist
 
 import shardd.torch
-from shardd.torch import _install, _job, _state
+from shardd.torch._install import install
+from shardd.torch._job import process_end
+from shardd.torch._job.job import TorchJob, before_end, registered
+from shardd.torch._units import state
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -46,7 +49,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 def _count_into(path: str) -> None:
     """The job's first rank writes its line where the job is given up: with its model, or at exit."""
 
-    def count(job: _job.TorchJob) -> None:
+    def count(job: TorchJob) -> None:
         assert job.engine is not None
         if job.ranks.rank != 0:
             return
@@ -55,7 +58,7 @@ def _count_into(path: str) -> None:
             with open(path, "a") as file:
                 file.write(json.dumps({"job": job.name, **{name: int(value) for name, value in counts.items()}}) + "\n")
 
-    _job.before_end.append(count)
+    before_end.append(count)
 
 
 def _run_script(path: str) -> None:
@@ -74,9 +77,9 @@ def _run_script(path: str) -> None:
 
 def _say_what_was_not_sharded() -> None:
     """At the end of a program that has done well without shardd: it was started here to be sharded."""
-    if _job.failed() or _job.registered() or _install.starts_others():
+    if process_end.failed() or registered() or install.starts_others():
         return
-    made = _state.made()
+    made = state.made()
     if made:
         why = f"{made} modules were given to it and none was used in a forward"
     else:

@@ -1,0 +1,1 @@
+"""PyTorch's names become shardd's in the whole process."""

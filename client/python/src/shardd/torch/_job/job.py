@@ -1,0 +1,307 @@
+"""One registered model: its job in the daemon, and the list of those that this process is attached to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+
+from shardd.torch._job import trainer_state
+from shardd.torch._job.binding import Place
+from shardd.torch._job.description import Description
+from shardd.torch._job.initial_values import initial_values, write_values
+from shardd.torch._job.job_optimizer import stock_optimizers_of
+from shardd.torch._job.leaving import leave_beside
+from shardd.torch._job.optimizer_memory import OptimizerMemory
+from shardd.torch._process.extension import _C
+from shardd.torch._process.progress import Progress
+from shardd.torch._ranks.agreement import Meeting
+from shardd.torch._ranks.nodes import JobRanks
+from shardd.torch._ranks.this_rank import rank_thread
+from shardd.torch._units.state import ShardState
+
+__all__ = ["TorchJob", "add", "attached", "before_end", "end_retired", "job_of", "jobs", "lose_all", "registered"]
+
+logger = logging.getLogger("shardd.torch")
+
+attached: list[TorchJob] = []  # of all threads, in the order of their registration
+before_end: list[Callable[[TorchJob], None]] = []  # called with each job before it is given up
+_registered = 0
+
+
+class TorchJob:
+    """Attached from construction to ``retire`` or ``close``. Not thread-safe, as the job itself."""
+
+    def __init__(self, root: ShardState, engine: _C.Engine, description: Description, ranks: JobRanks) -> None:
+        self.ranks = ranks
+        self.engine: _C.Engine | None = engine
+        self._retired: _C.Engine | None = None
+        self.name: str = description.spec["name"]
+        self.step_groups = 1  # of hyperparameters, in a step of the daemon's optimizer
+        self.closed = False
+        self.resumed_step = 0
+        # Weak, as is the root: the daemon's job lives no longer than the model.
+        self._params = [(place.fqn, weakref.ref(place.fsdp_param)) for place in description.params]
+        self.places: dict[int, Place] = {}  # by id of the sharded parameter, which lives as long as the job
+        # Whether parameters may be written between passes, which ranks then enter together.
+        self.passes = not description.spec["config"]["trainersNeverWrite"]
+        self.copies: bool = description.spec["config"].get("passCopies", False)  # read in passes: shards are not
+        self.memory: OptimizerMemory | None = None  # of torch's optimizers
+        self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
+        self._writing: list[int] = []  # who has opened a write, innermost last
+        self._root = weakref.ref(root)
+        engine.set_root(self._root)  # its calls keep the model while they last
+        self._rank_thread = rank_thread()
+        self.optimizer: weakref.ref[Optimizer] | None = None  # the daemon's
+        unit = root._unit
+        assert unit is not None
+        self.device: torch.device = unit.device  # what the model computes on
+
+    def root(self) -> ShardState | None:
+        return self._root()
+
+    @property
+    def alive(self) -> bool:
+        return self.engine is not None and bool(self.engine.alive)
+
+    def meeting(self, purpose: str) -> Meeting:
+        """Returns a meeting of the job's ranks."""
+        return Meeting(purpose, self.ranks.members, self.ranks.rank, self)
+
+    def fsdp_params(self) -> Iterator[tuple[str, Any]]:
+        """Yields the parameters by name, and None for those that are gone."""
+        return ((fqn, ref()) for fqn, ref in self._params)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type != "cpu"
+
+    @property
+    def trainers_write(self) -> bool:
+        """Whether the program updates its shards between passes: it may write them, and no optimizer of the daemon has them."""
+        return self.optimizer is None and self.passes
+
+    # What a job over several nodes does not do.
+
+    def refuse_on_nodes(self, what: str, instead: str) -> None:
+        """Raises NotImplementedError where the job spans several nodes."""
+        if self.ranks.several:
+            raise NotImplementedError(
+                f'{what}: job "{self.name}" spans {len(self.ranks.addresses)} nodes, where only optimizer steps change it; '
+                f"{instead}"
+            )
+
+    def refuse_where_cut(self, what: str) -> None:
+        """Raises NotImplementedError where no node has whole parameters."""
+        if self.ranks.cut:
+            raise NotImplementedError(
+                f'{what}: the parameters of job "{self.name}" are cut over {len(self.ranks.addresses)} nodes, and none has all '
+                "of them; use state dicts and full_tensor(), which gather them, or HYBRID_SHARD (a mesh with a row for each "
+                "node)"
+            )
+
+    def retire_for_load(self, what: str) -> bool:
+        """Prepares for a load of the program's into a registered model, on all ranks; returns whether the job is given up for it.
+
+        On several nodes only optimizer steps change a job. Before the first one it is given up, what it has stays in this
+        process, and the next use of the model makes it anew with what was loaded meanwhile. NotImplementedError after it.
+        """
+        if not self.ranks.several:
+            return False
+        root = self.root()
+        if root is None or self.engine is None or self.engine.info()["committed_step"] > 0:
+            self.refuse_on_nodes(what, "load before the first step")
+        else:
+            root._register_again()
+        return True
+
+    # Parameters and what optimizers keep for them.
+
+    def take_object(self, before: Any, now: Any) -> None:
+        """Makes ``now``, which the program has put in the place of ``before``, the sharded parameter."""
+        place = self.places[id(now)] = self.places.pop(id(before))
+        place.fsdp_param().become(now)
+        logger.warning(
+            'parameter "%s" was replaced by another object; optimizers that have the one before do not train it',
+            place.fqn,
+        )
+
+    def index_of(self, fsdp_param: Any) -> int:
+        """Returns the daemon's number of the parameter, of one in a FlatParameter too."""
+        place = self.places[id(fsdp_param.sharded_param)]
+        holder = getattr(fsdp_param, "holder", None)
+        return place.index if holder is None else place.members[holder.members.index(fsdp_param)][0]
+
+    def stock_optimizers(self) -> list[Optimizer]:
+        """Returns torch's own optimizers that have parameters of the job."""
+        return stock_optimizers_of([place.fsdp_param().sharded_param for place in self.places.values()])
+
+    def restore_optimizers(self) -> None:
+        """Gives torch's optimizers the state that was committed last."""
+        assert self.engine is not None and self.memory is not None
+        self.memory.restore(trainer_state.unpack(self.engine.trainer_state())[1], self.stock_optimizers())
+
+    def trainer_state(self, optimizers: list[Optimizer]) -> bytes:
+        """Returns this rank's trainer state for the commit of a step that these optimizers of torch's have made."""
+        assert self.memory is not None
+        return trainer_state.pack(self.name, self.memory.pack(optimizers) if self.trainers_write else None)
+
+    def program_state(self) -> Any:
+        """Returns what this rank gave to ``ride`` before its last committed step."""
+        assert self.engine is not None
+        return trainer_state.unpack(self.engine.trainer_state())[0]
+
+    def read_update_counts(self) -> None:
+        """Reads into ``counts`` how many updates the daemon's optimizer has made of each parameter. It is one call to the daemon."""
+        assert self.engine is not None and self.counts is not None
+        known = [int(count) for count in json.loads(self.engine.describe()).get("update_counts", [])]  # empty: none yet
+        self.counts.copy_(torch.tensor(known, dtype=self.counts.dtype) if known else torch.zeros_like(self.counts))
+
+    def reattach(self) -> None:
+        assert self.engine is not None
+        self.ranks.publish_address()
+        self.engine.reattach()
+        if self.trainers_write:
+            self.restore_optimizers()
+        elif self.optimizer is not None and self.optimizer() is not None:
+            self.read_update_counts()
+
+    # Values written by the program after registration.
+
+    def open_write(self, who: object) -> None:
+        """Lets the program write sharded parameters until ``commit_write`` of the same caller; calls nest."""
+        if self.engine is None or not self.engine.alive:
+            return
+        if self.engine.full_params:
+            return  # into what summon_full_params shows, which it writes back
+        if self.retire_for_load("load into a registered model"):
+            return
+        if id(who) in self._writing:  # an exception ended what it began then
+            del self._writing[self._writing.index(id(who)) :]
+        if self.passes:
+            self.engine.open_window()  # a store would do it as well, in a signal handler
+        elif not self._writing:
+            root = self.root()
+            assert root is not None
+            for state in root._state_ctx.all_states:
+                state._unit._copy_shards_out()
+        self._writing.append(id(who))
+
+    def commit_write(self, who: object) -> None:
+        """Makes what was written the next version. All ranks call it, and it waits for them."""
+        if id(who) not in self._writing:
+            return
+        del self._writing[self._writing.index(id(who)) :]
+        if self._writing or self.engine is None or not self.engine.alive:
+            return
+        info = self.engine.info()
+        if self.passes:  # where the next pass begins
+            self._log_load(info["committed_step"])
+            return
+        with Progress(f'job "{self.name}"', shown=self.ranks.rank == 0) as progress:
+            progress.doing("waiting for the other ranks to load")
+            self.engine.enter_full_params(True)
+            write_values(self.engine, initial_values(self.fsdp_params(), self.ranks), progress)
+            self.engine.leave_full_params()
+        self.engine.load_memory()
+        self._log_load(info["committed_step"])
+
+    def _log_load(self, step: int) -> None:
+        logger.warning(
+            'job "%s": values that the program loaded replace the parameters of committed step %d', self.name, step
+        )
+
+    # The end.
+
+    def retire(self) -> None:
+        """Keeps the parameters in this process. The session ends with the next registration or ``close``: this rank does
+        not know whether others are still in the middle of what it did before."""
+        self.memory = None
+        if self.engine is not None:
+            self._retired, self.engine = self.engine, None
+            self._retired.release()
+
+    def close(self, finished: bool) -> None:
+        self.closed = True
+        self.end(finished)
+
+    def drop(self) -> None:
+        """Gives the job up for a model that the garbage collector has found, wherever the program and other ranks are."""
+        self.closed = True
+        engine = self._give_up()
+        if engine is not None:
+            leave_beside(engine)
+
+    def _give_up(self) -> _C.Engine | None:
+        if self.alive:
+            for look in before_end:
+                look(self)
+        engine = self.engine or self._retired
+        self.engine = self._retired = self.memory = None
+        if self in attached:
+            attached.remove(self)
+        return engine
+
+    def end(self, finished: bool) -> None:
+        """``finished``: this rank needs the job no more, and has waited for its last commit."""
+        engine = self._give_up()
+        if engine is None:
+            return
+        lost: RuntimeError | None = None
+        try:
+            if finished:
+                engine.wait_for_commit()
+        except RuntimeError as error:
+            lost = error
+        try:
+            engine.detach(finished)
+        except RuntimeError as error:
+            logger.debug('close job "%s": %s', self.name, error)  # it was over already
+        if lost is not None:  # no call of the program's has said so
+            logger.error('job "%s": its last step was not committed: %s', self.name, lost)
+            raise lost
+
+
+def job_of(state: ShardState) -> TorchJob | None:
+    """The job of the model that the state's modules are part of; None before registration."""
+    return cast("TorchJob | None", state._job)
+
+
+def add(job: TorchJob) -> None:
+    """Adds a job that is attached and has its values."""
+    global _registered
+    attached.append(job)
+    _registered += 1
+
+
+def jobs() -> list[TorchJob]:
+    """Returns the attached jobs of this rank, in the order of their registration."""
+    thread = rank_thread()
+    return [job for job in attached if job.alive and job._rank_thread == thread]
+
+
+def registered() -> int:
+    """Counts the jobs that this process has had."""
+    return _registered
+
+
+def end_retired(root: ShardState) -> None:
+    """Ends the sessions of the model's jobs before the one that it has now."""
+    for before in [job for job in attached if job._retired is not None and job.root() is root]:
+        before.end(finished=True)
+
+
+def lose_all() -> None:
+    """Forgets all jobs in a forked child, where their memory is not mapped and the sessions are the parent's."""
+    for job in attached:
+        engine = job.engine or job._retired
+        job.engine = job._retired = None
+        if engine is not None:
+            engine.lose_memory()
+        job.closed = True
+    attached.clear()

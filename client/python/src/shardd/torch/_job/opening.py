@@ -1,0 +1,279 @@
+"""Opens or joins a model's job: binds it to the parameters and gives it values, on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from shardd import errors
+from shardd.torch._job import job as attached
+from shardd.torch._job import spec, stock_hooks, store_watch
+from shardd.torch._job.binding import bind
+from shardd.torch._job.description import Description
+from shardd.torch._job.gradient_moves import GradientMoves
+from shardd.torch._job.initial_values import drop_initial_values, initial_values, write_values
+from shardd.torch._job.job import TorchJob, job_of
+from shardd.torch._job.job_optimizer import JobOptimizer, job_optimizers_of
+from shardd.torch._job.leaving import after_dropped_left
+from shardd.torch._job.optimizer_memory import OptimizerMemory
+from shardd.torch._job.process_end import watch_end
+from shardd.torch._process import environment
+from shardd.torch._process.extension import _C
+from shardd.torch._process.memory import give_memory_back
+from shardd.torch._process.progress import Progress
+from shardd.torch._ranks.agreement import check_alike, have_store, publish_attributes
+from shardd.torch._ranks.job_identity import Identity, identify
+from shardd.torch._ranks.nodes import JobRanks, opened, ranks_of
+from shardd.torch._ranks.this_rank import rank_thread
+from shardd.torch._units.state import ShardState
+
+__all__ = ["register", "starting_over", "unfreeze"]
+
+logger = logging.getLogger("shardd.torch")
+
+_NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its ranks attach again at once
+
+_aborted: weakref.WeakKeyDictionary[ShardState, Identity] = weakref.WeakKeyDictionary()  # while they were registered
+_starts_over = False
+
+
+@contextlib.contextmanager
+def starting_over(allowed: bool) -> Iterator[None]:
+    """Lets models inside it, where ``allowed``, start from the program's values although a restart finds their jobs lost."""
+    global _starts_over
+    _starts_over = allowed
+    try:
+        yield
+    finally:
+        _starts_over = False
+
+
+def register(root: ShardState) -> TorchJob:
+    """Opens or joins the job of the model, on all ranks of its mesh. Waits for them the first time."""
+    job = job_of(root)
+    if job is not None and job.alive:
+        return job
+    for state in root._state_ctx.all_states:
+        assert state._unit is not None
+        state._unit.lazy_init()
+    unit = root._unit
+    assert unit is not None
+    ranks = ranks_of(unit.mesh_info)
+    # One that an abort has ended is tried again as the same job, as its other ranks do.
+    identity = _aborted.pop(root, None) or identify(root._next_registration(), ranks)
+    optimizers = _optimizers_of(root)
+    description = spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
+    publish_attributes(identity.name, ranks.rank, root.attributes)
+    with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
+        opening = _Opening(root, identity, description, ranks, optimizers, progress)
+        try:
+            job = opened(ranks, opening.open)
+        except errors.StepAborted:
+            _aborted[root] = replace(identity, resumes=True)
+            raise
+    attached.end_retired(root)  # all ranks have left it: they have given the new one its values
+    return job
+
+
+def unfreeze(root: ShardState) -> TorchJob:
+    """Returns the job that trains what is trained now: a new one in the place of the model's, or the same where it does already.
+
+    Values, optimizer state and committed steps stay; gradients that are shown stay with their parameters.
+    """
+    job = job_of(root)
+    assert job is not None
+    job.refuse_on_nodes("unfreeze parameters", "freeze and unfreeze them before the first forward")
+    engine, memory = job.engine, job.memory
+    assert engine is not None and memory is not None
+    optimizers = _optimizers_of(root)
+    gradients = GradientMoves(job.fsdp_params())
+    description = spec.describe(root, job.name, job.ranks.local_world, optimizers)
+    _settle_grace(description, job.ranks)  # the job's own, which must not change
+    with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
+        progress.doing("waiting for the other ranks to unfreeze parameters")
+        if not engine.extend(json.dumps(description.spec)):
+            for optimizer in optimizers:  # its groups have changed
+                optimizer._adopt_job(job, False)
+            return job
+        job.end(finished=False)
+        identity = Identity(job.name, resumes=True)
+        try:
+            successor = _Opening(root, identity, description, job.ranks, optimizers, progress, memory).open()
+            gradients.place()
+            return successor
+        except BaseException:
+            job.closed = True  # not to be registered under another name, without what is committed
+            raise
+
+
+def _optimizers_of(root: ShardState) -> list[JobOptimizer]:
+    """Returns the daemon's optimizers that have parameters of the model."""
+    return job_optimizers_of({id(p.sharded_param) for s in root._state_ctx.all_states for p in s._unit.fsdp_params})
+
+
+def _settle_grace(description: Description, ranks: JobRanks) -> bool:
+    """Writes ``graceMs`` where the library's default does not serve; returns whether nobody else forms the job's name."""
+    alone = not ranks.several and not environment.value(environment.JOB)
+    if alone and not environment.of_launcher() and not environment.value(environment.GRACE):
+        description.spec["config"]["graceMs"] = _NAMELESS_GRACE_MS
+    return alone
+
+
+@dataclass
+class _Opening:
+    """Opens a job as it is described, in one attempt or several. ``memory`` is of the job whose place it takes, in this process."""
+
+    root: ShardState
+    identity: Identity
+    description: Description
+    ranks: JobRanks
+    optimizers: list[JobOptimizer]
+    progress: Progress
+    memory: OptimizerMemory | None = None
+
+    def open(self) -> TorchJob:
+        started = time.monotonic()
+        self.progress.doing("attaching")
+        job = TorchJob(self.root, self._attach(), self.description, self.ranks)
+        try:
+            self._fill(job)
+        except BaseException:
+            job.close(False)  # the model may be registered again
+            raise
+        attached.add(job)
+        watch_end(job)
+        weakref.finalize(self.root, job.drop).atexit = False  # a model that is dropped gives its job up
+        logger.info('job "%s" registered in %.2f s', self.identity.name, time.monotonic() - started)
+        return job
+
+    def _attach(self) -> _C.Engine:
+        gpu = spec.gpu_of(self.root)
+        if gpu >= 0 and rank_thread() != 0:
+            raise NotImplementedError(
+                "register model: it is on a GPU and ranks are threads of this process, whose streams would wait for one "
+                "another; make ranks processes"
+            )
+        alone = _settle_grace(self.description, self.ranks)
+        who = (json.dumps(self.description.spec), self.ranks.local_rank, self.ranks.node, "", self.identity.resumes,
+               environment.timeout_ms(), gpu, alone)  # fmt: skip
+        return after_dropped_left(lambda: _C.Engine.attach(*who))  # the memory may be theirs
+
+    def _fill(self, job: TorchJob) -> None:
+        """Binds the model's parameters; gives their values, or takes those that an earlier attempt committed."""
+        engine = job.engine
+        assert engine is not None
+        info = engine.info()
+        exists = info["version"] > 0
+        if exists and not self.identity.resumes:
+            raise RuntimeError(
+                f'register model: job "{self.identity.name}" has parameters already; set SHARDD_JOB to resume one'
+            )
+        self._bind(job)
+        if self.optimizers:
+            job.optimizer = weakref.ref(self.optimizers[0])
+        self._size_optimizer(job, exists)
+        if exists:
+            drop_initial_values(self.description)
+            self._tell_resumed(job, info["committed_step"])
+        else:
+            self._write_initial(job)
+        engine.load_memory()
+        _C.return_freed_memory()  # the model as it was made, which the allocator would keep
+        if not job.on_gpu:
+            give_memory_back(engine)
+        store_watch.begin(job)
+        self._give_optimizers(job, exists)
+
+    def _bind(self, job: TorchJob) -> None:
+        engine = job.engine
+        assert engine is not None
+        job.places.update(bind(engine, self.description))
+        replaced = weakref.WeakMethod(job.take_object)
+
+        def take_object(before: torch.Tensor, now: torch.Tensor) -> None:
+            method = replaced()
+            if method is not None:
+                method(before, now)
+
+        engine.set_replaced(take_object)
+        if any(len(state._modules) > 1 for state in self.description.states):
+            complete = weakref.WeakMethod(self.root._complete_partial)
+
+            def complete_partial(output: Any) -> Any:
+                method = complete()
+                return output if method is None else method(output)
+
+            engine.set_complete_partial(complete_partial)
+
+    def _size_optimizer(self, job: TorchJob, exists: bool) -> None:
+        """Sets how many param groups and states the job has; one that exists may have more than this program describes."""
+        assert job.engine is not None
+        config = self.description.spec["config"]["optimizer"]
+        states, groups = config.get("trainerStates", 0), len(config.get("groups", []))
+        if exists:
+            its = json.loads(job.engine.describe())["config"]
+            states, groups = int(its["optimizer"]["trainer_states"]), len(its["optimizer"]["groups"])
+            job.copies = its.get("pass_copies", job.copies)
+        job.step_groups = groups + 1
+        job.memory = OptimizerMemory(job.engine, job.places, states, job.engine.info()["param_count"])
+
+    def _write_initial(self, job: TorchJob) -> None:
+        assert job.engine is not None
+        if self.identity.resumes:
+            _tell_lost(job)
+        if self.optimizers:
+            self.optimizers[0]._write_loaded(job)
+        write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
+        if self.memory is None and have_store():  # all ranks have come
+            check_alike(job.name, job.meeting("attributes"))
+
+    def _tell_resumed(self, job: TorchJob, step: int) -> None:
+        if self.memory is not None:
+            logger.info('job "%s" goes on with unfrozen parameters at committed step %d', job.name, step)
+            return
+        job.resumed_step = step
+        logger.warning(
+            'job "%s" resumed at committed step %d; its parameters replace those that the program gave', job.name, step
+        )
+
+    def _give_optimizers(self, job: TorchJob, exists: bool) -> None:
+        """Gives optimizers the job's state, or the job theirs."""
+        if self.optimizers:
+            self.optimizers[0]._adopt_job(job, exists and self.memory is None)
+            return
+        # What the job never had is still in this process, and goes into the new one as what is loaded does.
+        is_given = not exists or (self.memory is not None and self.memory.loses())
+        if not is_given:
+            job.restore_optimizers()
+        for optimizer in job.stock_optimizers():
+            stock_hooks.watch_loads(optimizer)
+            if is_given and any(id(param) in job.places for param in optimizer.state):
+                stock_hooks.keep_loaded(optimizer, [job])
+
+
+def _tell_lost(job: TorchJob) -> None:
+    """Warns that the job has no parameters, or raises RuntimeError where a restart by torchrun was to go on with those that are lost."""
+    assert job.engine is not None
+    restarts = environment.restarts()
+    lost = json.loads(job.engine.describe()).get("lost")
+    if lost is None:
+        if restarts > 0:
+            logger.warning(
+                'job "%s" was not found after a restart; starting from the values that the program gave', job.name
+            )
+    elif restarts == 0 or _starts_over or environment.number(environment.START_OVER, 1):
+        logger.warning('job "%s" starts from the values that the program gave: %s', job.name, lost["text"])
+    else:
+        raise RuntimeError(
+            f'register model: job "{job.name}" cannot be resumed by restart {restarts}: {lost["text"]}. A program that '
+            "loads a checkpoint of its own then says so with shardd.torch.resume(model, start_over=True), or "
+            f"{environment.START_OVER}=1"
+        )

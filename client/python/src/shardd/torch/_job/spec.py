@@ -1,0 +1,303 @@
+"""From a module with ``fully_shard`` applied to what the daemon plans: shardd.v1.JobSpec as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+
+from shardd.torch._job.description import Description, ParamPlace
+from shardd.torch._job.job_optimizer import JobOptimizer, stock_optimizers_of
+from shardd.torch._job.planned_states import planned_states
+from shardd.torch._job.write_mode import config_of_writes, evaluates_alone
+from shardd.torch._process import environment
+from shardd.torch._process.memory import gives_back
+from shardd.torch._ranks.nodes import cuts_over_nodes
+from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
+from shardd.torch._units.placement import shape_in_job
+from shardd.torch._units.shard_group import ShardGroup, offloads
+from shardd.torch._units.state import ShardState
+
+_DTYPES = {
+    torch.float32: "DTYPE_FLOAT32",
+    torch.bfloat16: "DTYPE_BFLOAT16",
+    torch.float16: "DTYPE_FLOAT16",
+    torch.float64: "DTYPE_FLOAT64",
+    torch.int64: "DTYPE_INT64",
+    torch.int32: "DTYPE_INT32",
+    torch.int16: "DTYPE_INT16",
+    torch.int8: "DTYPE_INT8",
+    torch.uint8: "DTYPE_UINT8",
+    torch.bool: "DTYPE_BOOL",
+}
+
+
+def dtype_name(dtype: torch.dtype, what: str) -> str:
+    if dtype not in _DTYPES and dtype.itemsize == 1 and dtype.is_floating_point:
+        return _DTYPES[torch.uint8]  # float8: its bytes are kept; the plan refuses to train them
+    if dtype not in _DTYPES:
+        raise NotImplementedError(f"{what}: shardd does not store {dtype} (want one of {', '.join(map(str, _DTYPES))})")
+    return _DTYPES[dtype]
+
+
+def gpu_of(root: ShardState) -> int:
+    """The GPU that the model computes on, as torch numbers them; -1: it does on the CPU."""
+    assert root._unit is not None
+    device = root._unit.device
+    return -1 if device.type == "cpu" else int(device.index)
+
+
+def _precision(group: ShardGroup) -> dict[str, Any]:
+    """``shardd.v1.MixedPrecision`` of the group's policy."""
+    mixed: dict[str, Any] = {}
+    if group.mp_policy.param_dtype is not None:
+        mixed["paramDtype"] = dtype_name(group.mp_policy.param_dtype, "mp_policy.param_dtype")
+    if group.mp_policy.reduce_dtype is not None:
+        mixed["reduceDtype"] = dtype_name(group.mp_policy.reduce_dtype, "mp_policy.reduce_dtype")
+    if group.precision is not None and group.precision.policy.keep_low_precision_grads:
+        mixed["keepLowPrecisionGrads"] = True
+    return mixed
+
+
+def _clean(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != WRAPPED_MODULE)
+
+
+def _uses(unit: Any) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+    for fsdp_param in unit.fsdp_params:
+        info = fsdp_param._module_info
+        yield info.module, info.param_name, fsdp_param
+        for module, name in zip(info.shared_modules, info.shared_param_names):
+            yield module, name, fsdp_param
+
+
+def _tree(
+    root: torch.nn.Module,
+    states: list[ShardState],
+    held: set[int],
+    precision: dict[str, Any],
+    shard_size: int,
+) -> tuple[dict[str, Any], list[ParamPlace], dict[int, str]]:
+    """``precision``: the job's; modules whose own differs say so. ``shard_size``: ranks of a shard group."""
+    places: dict[int, dict[str, tuple[ShardGroup, Any]]] = {}
+    units: dict[int, ShardGroup] = {}  # by module that is fully sharded
+    uses: dict[int, int] = {}
+    for state in states:
+        unit = state._unit
+        assert unit is not None
+        for module in state._modules:
+            units[id(unwrapped(module))] = unit
+        for module, param_name, fsdp_param in _uses(unit):
+            places.setdefault(id(module), {})[param_name] = (unit, fsdp_param)
+            uses[id(fsdp_param)] = uses.get(id(fsdp_param), 0) + 1
+    tied: dict[int, int] = {}
+    found: dict[int, ParamPlace] = {}
+    index: dict[str, int] = {}
+    names: dict[int, str] = {}
+    modules: list[dict[str, Any]] = []
+    for raw_name, module in root.named_modules():
+        if unwrapped(module) is not module:
+            continue
+        name = _clean(raw_name)
+        index[name] = len(modules)
+        parent = -1 if not name else index[name.rpartition(".")[0]]
+        here = places.get(id(module), {})
+        # Flat parameters have taken the place of those that are not registered any more.
+        order = [n for n in module._parameters if n in here] + [n for n in here if n not in module._parameters]
+        parameters = []
+        for param_name in order:
+            unit, fsdp_param = here[param_name]
+            fqn = f"{name}.{param_name}" if name else param_name
+            sharded = fsdp_param.sharded_param
+            item: dict[str, Any] = {
+                "name": param_name,
+                "shape": shape_in_job(fsdp_param, shard_size),
+                "dtype": dtype_name(sharded.dtype, f'register parameter "{fqn}"'),
+                # An optimizer has it: it may be unfrozen at any time.
+                "requiresGrad": sharded.requires_grad
+                or (id(sharded) in held and sharded.is_floating_point() and not hasattr(sharded, "_is_flat_param")),
+            }
+            if uses[id(fsdp_param)] > 1:
+                item["storageId"] = tied.setdefault(id(fsdp_param), len(tied) + 1)
+            parameters.append(item)
+            found.setdefault(id(fsdp_param), ParamPlace(fsdp_param, unit, fqn))
+        entry: dict[str, Any] = {"name": name, "className": type(module).__name__, "parent": parent}
+        if parameters:
+            entry["parameters"] = parameters
+        if id(module) in units:
+            unit = units[id(module)]
+            names[id(module)] = name
+            entry["mark"] = "MODULE_MARK_FULLY_SHARD"
+            if _precision(unit) != precision:
+                entry["mixedPrecision"] = _precision(unit)
+            entry["reshardAfterForward"] = "OVERRIDE_YES" if unit._reshard_after_forward else "OVERRIDE_NO"
+            if 1 < unit.post_forward_shard_size() < unit.mesh_info.shard_mesh_size:
+                entry["postForwardShardSize"] = unit.post_forward_shard_size()
+        modules.append(entry)
+    return {"modules": modules}, list(found.values()), names
+
+
+def describe(
+    root: ShardState, name: str, world_size: int, optimizers: list[JobOptimizer], nodes: Sequence[str] = ()
+) -> Description:
+    """Describes the model as it is now. Raises for what the daemon cannot do, by name.
+
+    ``world_size``: ranks of this node. ``nodes``: addresses of all nodes' daemons, where there are several.
+    """
+    states: list[ShardState] = list(root._state_ctx.all_states)
+    sharded = [p.sharded_param for state in states if state._unit is not None for p in state._unit.fsdp_params]
+    stock = [] if optimizers else stock_optimizers_of(sharded)
+    held = {id(p) for o in [*optimizers, *stock] for group in o.param_groups for p in group["params"]}
+    assert root._unit is not None
+    precision = _precision(root._unit)
+    mesh_info = root._unit.mesh_info
+    ranks = world_size * max(1, len(nodes))
+    shard_size = mesh_info.shard_mesh_size if isinstance(mesh_info, HSDPMeshInfo) else ranks
+    tree, params, names = _tree(root._modules[0], states, held, precision, shard_size)
+    if not params:
+        raise ValueError("register model: no parameter is left for fully_shard; all are ignored or there are none")
+    groups = {place.group._module_fqn or "(root)": place.group for place in params}
+    for where, group in groups.items():
+        if group.mesh_info.mesh != params[0].group.mesh_info.mesh:
+            raise NotImplementedError(f'register module "{where}": its mesh differs from the other modules\'')
+        if group.device != root._unit.device:
+            raise NotImplementedError(
+                f'register module "{where}": it is on another device than the model (got {group.device}, want '
+                f"{root._unit.device}); move the whole model before it is sharded"
+            )
+    strategies = {w: getattr(g, "strategy", None) == ShardingStrategy.NO_SHARD for w, g in groups.items()}
+    if len(set(strategies.values())) > 1:
+        whole = next(where for where, no_shard in strategies.items() if no_shard)
+        raise NotImplementedError(
+            f'register module "{whole}": it is NO_SHARD and other modules are sharded; shardd places all modules of a '
+            "model alike, use SHARD_GRAD_OP for it"
+        )
+    layouts = {group.layout for group in groups.values()}
+    if len(layouts) > 1:
+        raise NotImplementedError(
+            "register model: some of its modules are in layout flat (FullyShardedDataParallel) and some in dim0 "
+            "(fully_shard); use one for the whole model"
+        )
+    factors = {group.divide_factor() for group in groups.values()}
+    divide_factor = factors.pop() if len(factors) == 1 else float(ranks)
+    on_gpu = gpu_of(root) >= 0
+    evaluates = not optimizers and not stock and evaluates_alone(sharded, root._training, bool(nodes))
+    if nodes and not evaluates:
+        _check_on_nodes(optimizers, stock)
+    config: dict[str, Any] = {
+        **(_strategy(params[0].group) if not nodes else _strategy_on_nodes(params[0].group, nodes)),
+        "layout": "LAYOUT_FLAT" if layouts == {"flat"} else "LAYOUT_DIM0",
+        "mixedPrecision": precision,
+        "optimizer": {"kind": "OPTIMIZER_KIND_NONE"}
+        if evaluates
+        else _optimizer(params, optimizers, stock, held, root._training),
+        "gradientDivideFactor": divide_factor,
+        **config_of_writes(
+            never=bool(nodes) or evaluates or not all(optimizer._allows_edits(on_gpu) for optimizer in optimizers),
+            on_gpu=on_gpu,
+            daemon_updates=bool(optimizers),
+        ),
+    }
+    if _offloads(groups):
+        config["offload"] = "OFFLOAD_HOST"
+    if on_gpu and (sums := environment.value(environment.TRAINER_SUMS)) in ("0", "1"):
+        config["trainerSums"] = sums == "1"
+    trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
+    if not on_gpu and gives_back(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
+        config["lateGradients"] = True
+    spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
+    return Description(spec, params, states, divide_factor, names)
+
+
+def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str]) -> dict[str, Any]:
+    """A replica on each node, cut over its ranks; or one copy, cut over the ranks of all nodes."""
+    if getattr(group, "strategy", None) == ShardingStrategy.NO_SHARD:
+        raise NotImplementedError(
+            f"register model: NO_SHARD over {len(nodes)} nodes; use HYBRID_SHARD, with which each node has all parameters"
+        )
+    is_cut = cuts_over_nodes(group.mesh_info)
+    if is_cut and group.precision is not None and group.precision.full_in_eval:
+        raise NotImplementedError(
+            f"register model: FSDP_USE_FULL_PREC_IN_EVAL, and its parameters are cut over {len(nodes)} nodes, none of which "
+            "has all of them as stored; leave it out, or use HYBRID_SHARD"
+        )
+    strategy = "STRATEGY_FULL_SHARD" if is_cut else "STRATEGY_HYBRID_SHARD"
+    return {"strategy": strategy, "nodes": {"addresses": list(nodes)}}
+
+
+def _check_on_nodes(optimizers: list[JobOptimizer], stock: list[torch.optim.Optimizer]) -> None:
+    """Daemons keep their nodes' copies alike, so nobody else may write them."""
+    if stock:
+        raise NotImplementedError(
+            f"register model: torch.optim.{type(stock[0]).__name__} has its parameters and it spans several nodes, where "
+            "trainers do not write them; use shardd.torch.optim (AdamW, Adam, SGD)"
+        )
+    if not optimizers:
+        raise NotImplementedError(
+            "register model: it is trained on several nodes without an optimizer of shardd; build one of shardd.torch.optim "
+            "(AdamW, Adam, SGD) before the first forward"
+        )
+    if any(optimizer.in_place_edits and optimizer._edits_said for optimizer in optimizers):
+        raise NotImplementedError(
+            "register model: in_place_edits=True (or SHARDD_IN_PLACE_EDITS) is not served on several nodes; leave it out: "
+            "optimizer steps alone change parameters there"
+        )
+
+
+def _offloads(groups: dict[str, ShardGroup]) -> bool:
+    offloaded = {where: offloads(group.offload_policy, group.device) for where, group in groups.items()}
+    if len(set(offloaded.values())) > 1:
+        kept = next(where for where, on_host in offloaded.items() if not on_host)
+        raise NotImplementedError(
+            f'register module "{kept}": it has no CPUOffloadPolicy and other modules have one; shardd keeps the shards of a '
+            "model in one place, give all of them the same offload_policy"
+        )
+    return any(offloaded.values())
+
+
+def _strategy(group: ShardGroup) -> dict[str, Any]:
+    mesh_info = group.mesh_info
+    if getattr(group, "strategy", None) == ShardingStrategy.NO_SHARD and mesh_info.mesh.size() > 1:
+        return {"strategy": "STRATEGY_HYBRID_SHARD", "shardGroupSize": 1, "replicaCopies": True}
+    if not isinstance(mesh_info, HSDPMeshInfo):
+        return {"strategy": "STRATEGY_FULL_SHARD"}
+    # The ranks of the job are the mesh row by row. Every rank clips and edits its own shards, as in PyTorch, so each
+    # replica has some to write.
+    return {
+        "strategy": "STRATEGY_HYBRID_SHARD",
+        "shardGroupSize": mesh_info.shard_mesh_size,
+        "replicaCopies": mesh_info.replicate_mesh_size > 1,
+    }
+
+
+def _optimizer(
+    params: list[ParamPlace],
+    optimizers: list[JobOptimizer],
+    stock: list[torch.optim.Optimizer],
+    held: set[int],
+    training: bool,
+) -> dict[str, Any]:
+    if not optimizers:  # one in the trainers, or none
+        trained = any(
+            p.fsdp_param.sharded_param.requires_grad or id(p.fsdp_param.sharded_param) in held for p in params
+        )
+        return {"kind": "OPTIMIZER_KIND_TRAINER", "trainerStates": planned_states(stock, training) if trained else 0}
+    if len(optimizers) > 1:
+        raise NotImplementedError(
+            f"register model: several optimizers of shardd have its parameters (got {len(optimizers)}, want 1); use one "
+            "with several param groups"
+        )
+    optimizer = optimizers[0]
+    owner = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    fqns: list[list[str]] = [[] for _ in optimizer.param_groups]
+    for place in params:
+        group = owner.get(id(place.fsdp_param.sharded_param))
+        if group is not None:
+            fqns[group].append(place.fqn)
+    # Group 0 is whatever is in no other; what the optimizer does not have never gets a gradient in a step.
+    groups = [{"fqns": names} for names in fqns[1:]]
+    return {"kind": optimizer._kind, "momentum": optimizer._needs_momentum(), "groups": groups}

@@ -1,0 +1,147 @@
+"""torch's own optimizers on shards: what their hooks do.
+
+Before a step the write window opens, so that it does not open in the middle of one. After it, and after a load, what the
+optimizer has made moves into the job (optimizer_memory.py), and is marked: the commit is one, where the next pass begins.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.distributed.fsdp import ShardingStrategy
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from shardd.torch._job.job import TorchJob, jobs
+from shardd.torch._job.job_optimizer import JobOptimizer
+from shardd.torch._units.state import units
+
+# Whose state is not tensors of the parameters' shape that stay the same from step to step.
+_REFUSED = {
+    "LBFGS": "its state is lists of tensors, made anew by each step",
+    "Adafactor": "its state has other shapes than its parameters, which torch cannot compute from shards",
+}
+
+_watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def install() -> None:
+    """Hooks all optimizers of the process but the daemon's. Called once."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def watch_loads(optimizer: Optimizer) -> None:
+    """From now on what the optimizer loads goes into its jobs."""
+    if optimizer not in _watched:
+        _watched.add(optimizer)
+        optimizer.register_load_state_dict_post_hook(keep_loaded)
+
+
+def _jobs_of(optimizer: Optimizer) -> list[TorchJob]:
+    found: list[TorchJob] = []
+    for job in jobs():
+        if any(id(p) in job.places for group in optimizer.param_groups for p in group["params"]):
+            found.append(job)
+    return found
+
+
+def _refuse(optimizer: Optimizer, job: TorchJob) -> None:
+    if not job.passes and job.optimizer is None:
+        raise RuntimeError(
+            f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which was registered for '
+            "evaluation alone (got SHARDD_IN_PLACE_EDITS=0 and no optimizer); build the optimizer before the model's first use"
+        )
+    if not job.trainers_write:
+        raise NotImplementedError(
+            f'step of {type(optimizer).__name__}: its parameters are shards of job "{job.name}", which the daemon\'s '
+            "optimizer updates; use one optimizer, the daemon's or torch's"
+        )
+
+
+def _refuse_own_gradients(optimizer: Optimizer, job: TorchJob) -> None:
+    """Of NO_SHARD: each rank would update by its own, and the daemon keeps the ranks' copies alike."""
+    root = job.root()
+    if (
+        root is None
+        or getattr(root._unit, "strategy", None) != ShardingStrategy.NO_SHARD
+        or len(job.ranks.members) == 1
+    ):
+        return
+    for param in (p for group in optimizer.param_groups for p in group["params"]):
+        place = job.places.get(id(param))
+        if place is None:
+            continue
+        held = place.fsdp_param()
+        if next(iter(getattr(held, "members", [held]))).home._has_own_gradient(place.index):
+            raise RuntimeError(
+                f'step of {type(optimizer).__name__}: the gradient of "{place.fqn}" is this rank\'s own, of no_sync(), and the '
+                "ranks' copies of a NO_SHARD model stay alike; run the last backward outside of no_sync()"
+            )
+
+
+def _refuse_kind(optimizer: Optimizer) -> None:
+    """Also where the model is registered inside the step, by the forward of its closure."""
+    why = [_REFUSED[kind.__name__] for kind in type(optimizer).__mro__
+           if kind.__name__ in _REFUSED and kind.__module__.startswith("torch.optim")]  # fmt: skip
+    if not why:
+        return
+    sharded = {id(p.sharded_param) for unit in units() for p in unit.fsdp_params}
+    if any(id(p) in sharded for group in optimizer.param_groups for p in group["params"]):
+        raise NotImplementedError(
+            f"step of {type(optimizer).__name__}: its parameters are sharded, and {why[0]}; use another optimizer"
+        )
+
+
+def _makes_state_only(optimizer: Optimizer) -> bool:
+    """Whether torch makes this step to have state that it can save or load into: with lr 0, it is none of the program's.
+
+    ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` do, on an optimizer that has made none.
+    """
+    if any(float(group.get("lr", 0.0)) != 0 for group in optimizer.param_groups):
+        return False
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _init_optim_state.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, JobOptimizer):
+        return
+    _refuse_kind(optimizer)
+    jobs = _jobs_of(optimizer)
+    for job in jobs:
+        _refuse(optimizer, job)
+        _refuse_own_gradients(optimizer, job)
+    for job in jobs:
+        assert job.engine is not None and job.memory is not None
+        watch_loads(optimizer)
+        job.engine.open_window()
+        job.memory.give(optimizer)
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, JobOptimizer):
+        return
+    jobs = _jobs_of(optimizer)
+    if jobs and _makes_state_only(optimizer):
+        keep_loaded(optimizer, jobs)
+        return
+    for job in jobs:
+        assert job.engine is not None and job.memory is not None
+        job.memory.keep(optimizer)
+        job.engine.mark_stepped(job.trainer_state([optimizer]))
+
+
+def keep_loaded(optimizer: Optimizer, jobs: list[TorchJob] | None = None) -> None:
+    """State that was loaded is the job's with the next pass, as parameters are that were loaded beside it; no step."""
+    for job in _jobs_of(optimizer) if jobs is None else jobs:
+        assert job.engine is not None and job.memory is not None
+        if job.trainers_write:
+            job.engine.open_window()
+            job.memory.keep(optimizer)
+            job.engine.mark_state(job.trainer_state([optimizer]))

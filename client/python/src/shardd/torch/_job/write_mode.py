@@ -1,0 +1,55 @@
+"""What keeps a program's stores into its shards from those who read them.
+
+On CPUs a store is seen: the pages are read-only, and a handler of SIGSEGV opens a write window (WatchWrites). No store into
+a GPU's memory can be seen. There, and on CPUs where ``SHARDD_PASS_COPIES=1`` says so, forward and backward read copies that
+the daemon takes where a pass begins, and shards may be stored into at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from shardd.torch._process import environment
+from shardd.torch._process.environment import KEEP_EVERY, PASS_COPIES, number
+
+__all__ = ["config_of_writes", "edits_of", "evaluates_alone"]
+
+logger = logging.getLogger("shardd.torch")
+
+
+def edits_of(given: bool | None) -> tuple[bool, bool]:
+    """``in_place_edits`` of an optimizer of the daemon, and whether anybody has said so."""
+    said = environment.value(environment.IN_PLACE_EDITS)
+    if given is None:
+        return said != "0", said != ""
+    return given, True
+
+
+def evaluates_alone(params: list[Any], training: bool, never: bool = False) -> bool:
+    """The program has said that a model without an optimizer is not written: passes need no copies of its parameters.
+
+    ``training``: its first forward is with gradients. ``never``: no model is written by the program.
+    """
+    trained = [param for param in params if param.requires_grad]
+    never = never or environment.value(environment.IN_PLACE_EDITS) == "0"
+    return never and not (training and trained) and all(param.dtype != torch.float64 for param in trained)
+
+
+def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[str, Any]:
+    """The fields of JobConfig for a model. ``never``: trainers do not write; ``daemon_updates``: its optimizer does."""
+    copies, keep_every = number(PASS_COPIES, 1), number(KEEP_EVERY, 1_000_000)
+    if never:
+        return {"trainersNeverWrite": True}
+    config: dict[str, Any] = {"trainersNeverWrite": False}
+    if on_gpu or copies:
+        config["passCopies"] = True
+    if keep_every and daemon_updates and config.get("passCopies"):
+        if keep_every > 1:
+            logger.warning("%s=%d says nothing of a job with copies for passes and the daemon's optimizer: each is kept",
+                           KEEP_EVERY, keep_every)  # fmt: skip
+    elif keep_every:
+        config["keepEvery"] = keep_every
+    return config

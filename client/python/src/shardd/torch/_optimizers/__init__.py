@@ -1,0 +1,1 @@
+"""The daemon's optimizers: the step, and state that is shown, saved and loaded."""

@@ -1,0 +1,1 @@
+"""State dicts of models and optimizers, ``torch.distributed.checkpoint``, safetensors."""

@@ -1,0 +1,271 @@
+"""Models to and from directories of safetensors files, each rank its own elements: nobody holds more than its shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys
+
+from shardd.torch._ranks.agreement import Meeting
+from shardd.torch._state_dicts.pieces import Piece, jobs_of, meeting_of, pieces_of
+from shardd.torch._state_dicts.safetensors_format import (
+    INDEX,
+    SINGLE,
+    Stored,
+    Target,
+    encode_header,
+    plan_files,
+    read_directory,
+)
+
+__all__ = ["load_safetensors", "save_safetensors"]
+
+_CHUNK_BYTES = 16 << 20  # of what is cast on its way
+_PARTIAL = ".partial"
+_FILE_LIMIT_S = 24 * 3600.0  # disks have their own pace; a rank that dies ends the wait
+
+
+def _together(meeting: Meeting, what: str, part: str, work: Callable[[], Any]) -> Any:
+    """``work`` on this rank, which is ``part`` of it; raises on all ranks where it raised on one."""
+    try:
+        result = work()
+    except Exception as error:
+        meeting.agree(what, error, part=part)
+        raise
+    meeting.agree(what, limit_s=_FILE_LIMIT_S, part=part)
+    return result
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(cast(Any, tensor.view(torch.uint8).numpy()))
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done
+
+
+def _read(fd: int, data: memoryview, offset: int, path: str) -> None:
+    while len(data):
+        done = os.preadv(fd, [data], offset)
+        if done == 0:
+            raise OSError(f"read {path}: it ends at byte {offset} (want {len(data)} more)")
+        data, offset = data[done:], offset + done
+
+
+class _Files:
+    """Open files by path, closed together."""
+
+    def __init__(self, flags: int) -> None:
+        self._flags = flags
+        self._open: dict[str, int] = {}
+
+    def fd(self, path: str) -> int:
+        if path not in self._open:
+            self._open[path] = os.open(path, self._flags | os.O_CLOEXEC, 0o666)
+        return self._open[path]
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        for fd in self._open.values():
+            if kind is None and self._flags & os.O_RDWR:
+                os.fdatasync(fd)
+            os.close(fd)
+
+
+def save_safetensors(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Writes parameters and persistent buffers as ``model-0000k-of-0000N.safetensors`` with an index.
+
+    transformers and safetensors read it. Names are those of the bare model. All ranks call it; each writes the elements
+    of its own shards, so ``directory``, which is made where it is missing, is one that all ranks see. ``dtype``:
+    floating-point values are cast to it. Tied parameters are stored once, under their first name, the others in the
+    metadata, as ``safetensors.torch.save_model`` does. Raises on all ranks where one fails; the index, without which the
+    files say nothing, is then not there.
+    """
+    folder = os.fspath(directory)
+    what = f"save_safetensors {folder}"
+    meeting = meeting_of(model, "safetensors")
+    with torch.no_grad():
+        pieces, targets, headers = _together(
+            meeting, what, "save: plan", lambda: _plan(model, folder, dtype, max_shard_bytes, meeting.rank == 0)
+        )
+        _together(meeting, what, "save: write", lambda: _write_pieces(folder, pieces, targets, len(headers)))
+    _together(
+        meeting,
+        what,
+        "save: finish",
+        lambda: _finish(folder, pieces, targets, len(headers)) if meeting.rank == 0 else None,
+    )
+
+
+def _name(number: int, count: int) -> str:
+    return f"model-{number + 1:05}-of-{count:05}.safetensors"
+
+
+def _plan(
+    model: nn.Module, folder: str, dtype: torch.dtype | None, max_shard_bytes: int, makes_files: bool
+) -> tuple[list[Piece], list[Target], list[bytes]]:
+    for module in model.modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise NotImplementedError(f"save_safetensors: {type(module).__name__} has extra state, which is no tensor")
+    pieces = pieces_of(model, makes_files)
+    targets = [
+        Target(p.fqn, p.shape, dtype if dtype is not None and p.dtype.is_floating_point else p.dtype) for p in pieces
+    ]
+    count = plan_files(targets, max_shard_bytes)
+    headers = []
+    for number in range(count):
+        inside = [t for t in targets if t.file == number]
+        aliases = {a: p.fqn for p, t in zip(pieces, targets) if t.file == number for a in p.aliases}
+        headers.append(encode_header(inside, {"format": "pt", **aliases}))
+        if makes_files:
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, _name(number, count) + _PARTIAL), "wb") as file:
+                file.write(headers[-1])
+                file.truncate(len(headers[-1]) + sum(t.bytes for t in inside))
+    return pieces, targets, headers
+
+
+def _write_pieces(folder: str, pieces: list[Piece], targets: list[Target], count: int) -> None:
+    with _Files(os.O_RDWR) as files:
+        for piece, target in zip(pieces, targets):
+            if not piece.writes or not piece.local.numel():
+                continue
+            fd = files.fd(os.path.join(folder, _name(target.file, count) + _PARTIAL))
+            size, done = target.dtype.itemsize, 0
+            for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
+                data = _bytes_of(part.to("cpu", target.dtype))
+                for element, begin, end in piece.runs(done, done + part.numel()):
+                    _write(fd, data[begin * size : end * size], target.offset_bytes + element * size)
+                done += part.numel()
+
+
+def _finish(folder: str, pieces: list[Piece], targets: list[Target], count: int) -> None:
+    """Replaces what an earlier save left; there is no index meanwhile."""
+    index = os.path.join(folder, INDEX)
+    for stale in (index, os.path.join(folder, SINGLE)):  # readers prefer the single file to the index
+        if os.path.exists(stale):
+            os.remove(stale)
+    names = [_name(number, count) for number in range(count)]
+    for name in names:
+        os.replace(os.path.join(folder, name + _PARTIAL), os.path.join(folder, name))
+    for name in os.listdir(folder):
+        if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors(\.partial)?", name) and name not in names:
+            os.remove(os.path.join(folder, name))
+    content = {
+        "metadata": {
+            "total_size": sum(t.bytes for t in targets),
+            "total_parameters": sum(p.numel for p in pieces),
+        },
+        "weight_map": {t.fqn: names[t.file] for t in sorted(targets, key=lambda t: t.fqn)},
+    }
+    with open(index + _PARTIAL, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(index + _PARTIAL, index)
+
+
+def load_safetensors(model: nn.Module, directory: str | os.PathLike[str], *, strict: bool = True) -> _IncompatibleKeys:
+    """Reads parameters and persistent buffers from a directory (or one file) of safetensors, cast to the model's dtypes.
+
+    All ranks call it; each reads the elements of its own shards and nothing else. Into a registered model it is a load
+    like ``load_state_dict``: with the daemon's optimizer and in-place edits off it is committed when this returns, else
+    where the next pass begins. ``strict``: missing and unexpected names are an error; else they are returned. Raises on
+    all ranks where one fails, and names, shapes and sizes are checked before anything changes.
+    """
+    folder = os.fspath(directory)
+    what = f"load_safetensors {folder}"
+    for job in jobs_of(model):
+        job.retire_for_load("load_safetensors")
+    meeting = meeting_of(model, "safetensors")
+    with torch.no_grad():
+        keys, found = _together(meeting, what, "load: check", lambda: _check(model, folder, strict))
+        _together(meeting, what, "load: read", lambda: _load(model, found))
+    return keys
+
+
+def _check(model: nn.Module, folder: str, strict: bool) -> tuple[_IncompatibleKeys, list[tuple[Piece, Stored]]]:
+    stored, aliases = read_directory(folder)
+    pieces = pieces_of(model, False)
+    found: list[tuple[Piece, Stored]] = []
+    missing: list[str] = []
+    known = set()
+    for piece in pieces:
+        names = [piece.fqn, *piece.aliases]
+        known.update(names)
+        names += [aliases[name] for name in names if name in aliases]
+        name = next((name for name in names if name in stored), None)
+        if name is None:
+            missing.append(piece.fqn)
+            continue
+        known.add(name)
+        item = stored[name]
+        if item.shape != piece.shape:
+            raise ValueError(
+                f'load "{piece.fqn}" from {item.path}: wrong shape (got {list(item.shape)}, want {list(piece.shape)})'
+            )
+        found.append((piece, item))
+    unexpected = [name for name in stored if name not in known]
+    if strict and (missing or unexpected):
+        parts = [
+            f'{len(m)} {kind}; e.g. "{m[0]}"' for kind, m in (("missing", missing), ("unexpected", unexpected)) if m
+        ]
+        raise ValueError(f"load {folder} into {type(model).__name__}: its names differ ({', '.join(parts)})")
+    return _IncompatibleKeys(missing, unexpected), found
+
+
+def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
+    jobs = jobs_of(model)
+    streamed = [
+        job for job in jobs if not job.passes
+    ]  # their shards are read-only here: the daemon is given the values
+    for job in jobs:
+        if job.passes:
+            job.open_write(model)
+    for job in streamed:
+        job.engine.enter_full_params(True)
+    try:
+        with _Files(os.O_RDONLY) as files:
+            for piece, item in found:
+                if piece.local.numel():
+                    _load_piece(files.fd(item.path), piece, item, piece.job in streamed)
+    finally:  # the other ranks wait for it
+        for job in streamed:
+            job.engine.commit()
+            job.engine.leave_full_params()
+        for job in jobs:
+            if job.passes:
+                job.commit_write(model)
+
+
+def _load_piece(fd: int, piece: Piece, item: Stored, streamed: bool) -> None:
+    size, done = item.dtype.itemsize, 0
+    in_place = item.dtype == piece.dtype and not streamed and piece.local.device.type == "cpu"
+    for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
+        read = part if in_place else torch.empty(part.numel(), dtype=item.dtype)
+        data = _bytes_of(read)
+        for element, begin, end in piece.runs(done, done + part.numel()):
+            _read(fd, data[begin * size : end * size], item.offset_bytes + element * size, item.path)
+        if streamed:
+            piece.job.engine.write(piece.index, read.to(piece.dtype), piece.job_first + done)
+        elif not in_place:
+            part.copy_(read)
+        done += part.numel()
+    if piece.back is not None:
+        piece.back.copy_(piece.local.view(piece.shape))

@@ -1,0 +1,1 @@
+"""What a program calls beside its model: ``resume``, ``ride``, ``steps``, ``commit``, ``memory_plan``, clipping."""

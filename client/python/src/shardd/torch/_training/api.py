@@ -1,0 +1,118 @@
+"""What trainers call beside ``fully_shard`` and the optimizers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch import nn
+
+from shardd.torch._job import trainer_state
+from shardd.torch._job.job import TorchJob, job_of
+from shardd.torch._job.opening import starting_over
+from shardd.torch._process.progress import Progress
+from shardd.torch._units.state import ShardState, root_states, state_of
+
+__all__ = ["commit", "counters", "finish", "open_window", "reattach", "resume", "ride"]
+
+
+def _root_of(module: nn.Module | None) -> ShardState:
+    if module is not None:
+        state = state_of(module)
+        if state is None:
+            raise ValueError(f"fully_shard was not applied to this {type(module).__name__}")
+        return state._find_root()
+    roots = root_states()
+    if len(roots) != 1:
+        raise ValueError(f"no single fully sharded model in this process (got {len(roots)}, want 1); pass it as module")
+    return roots[0]
+
+
+def registered_job(module: nn.Module | None) -> TorchJob:
+    """The job of the model that ``module`` is part of, registered now where it was not; None: of the only model."""
+    root = _root_of(module)
+    root._ensure_registered()
+    job = job_of(root)
+    assert job is not None
+    return job
+
+
+def resume(module: nn.Module | None = None, *, start_over: bool = False) -> tuple[int, Any]:
+    """``(steps committed, state)`` of the job of a model; ``(0, None)`` on a first start.
+
+    Call it after sharding and building the optimizer. Parameters and optimizer state need no loading: they are there.
+    ``state`` is what this rank gave to ``ride`` before its last committed step. Waits for the other ranks.
+
+    Where torchrun has restarted the workers too late, and the daemon has freed what they had committed, that is a
+    RuntimeError that says what was lost. ``start_over=True``: the program begins from a checkpoint of its own then.
+    """
+    with starting_over(start_over):
+        job = registered_job(module)
+    assert job.engine is not None
+    return job.engine.info()["committed_step"], job.program_state()
+
+
+def ride(state: Any) -> None:
+    """``state``, this rank's own, is pickled and committed with the next optimizer steps.
+
+    At most 1 MiB. With an optimizer of torch's, where its state lies and its scalars share that: about 12 bytes for each
+    parameter tensor of the model, and 8 for each further scalar. A step for which it is too much raises with both sizes.
+    """
+    trainer_state.set_program_state(state)
+
+
+def reattach(module: nn.Module | None = None) -> tuple[int, Any]:
+    """After ``shardd.StepAborted`` or ``shardd.Unavailable``: attaches again; as ``resume``. Gradients are dropped."""
+    job = registered_job(module)
+    assert job.engine is not None
+    with Progress(f'job "{job.name}"', shown=job.ranks.rank == 0) as progress:
+        progress.doing("attaching again, with every rank")
+        job.reattach()
+    return resume(module)
+
+
+def commit(module: nn.Module | None = None) -> None:
+    """Commits now what was written into the parameters since the last pass, and a step of torch's optimizer with it.
+
+    All ranks call it. Otherwise that happens where the next forward of the root begins. Nothing to do with the daemon's
+    optimizers, whose ``step`` commits.
+    """
+    job = registered_job(module)
+    assert job.engine is not None
+    if job.passes:
+        job.engine.close_window()
+
+
+def open_window(module: nn.Module | None = None) -> None:
+    """Lets parameters be written until the next pass; returns when no rank is inside one.
+
+    Stores need no call: the first one opens the window. What the system writes does: ``dist.broadcast(p.to_local(), 0)``
+    and other collectives in place, ``file.readinto(...)``. Without a window they fail with EFAULT. Each rank that
+    writes calls it, between a backward (or a forward without gradients) and the next forward. Nothing to do on GPUs and
+    with ``SHARDD_PASS_COPIES=1``: what is written there at any time is in the next pass.
+    """
+    job = registered_job(module)
+    job.refuse_on_nodes("open a write window", "use torch.no_grad arithmetic on copies (full_tensor())")
+    if not job.passes:
+        raise RuntimeError(
+            f'open a write window of job "{job.name}": its parameters may not be written, as its optimizer was built with '
+            "in_place_edits=False (or SHARDD_IN_PLACE_EDITS=0), or with the default of models on GPUs"
+        )
+    assert job.engine is not None
+    if not job.copies:
+        job.engine.open_window()
+
+
+def finish(module: nn.Module | None = None) -> None:
+    """Gives up the model's job, which the daemon frees when all ranks have. The exit of the process does it anyway."""
+    job = job_of(_root_of(module))
+    if job is not None:
+        job.close(finished=True)
+
+
+def counters(module: nn.Module | None = None) -> dict[str, int]:
+    """Returns the daemon's counts for the job since it was made: unshards, reshards, reductions, commits and others."""
+    job = registered_job(module)
+    assert job.engine is not None
+    description = json.loads(job.engine.describe())
+    return {name: int(value) for name, value in description["counters"].items()}

@@ -1,0 +1,86 @@
+"""Parameters that ``shard_placement_fn`` shards on another dimension than their first.
+
+The daemon cuts rows and knows of no dimensions. It is told of a parameter whose rows are the shards: the shape is
+``(ranks of the shard group, *shape of a shard)``, so that each rank's row is its shard, contiguous, and is held as every
+other shard. torch wants such shards to be of equal size. Only where the whole parameter is looked at (unsharded, shown as a full parameter,
+its gradient on the way into the job) does the order matter: there it is copied, and the others are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Shard
+
+__all__ = ["checked", "first_element", "from_job_order", "in_job_order", "shape_in_job", "shard_dim"]
+
+
+def checked(shard_placement_fn: Callable[..., Any] | None, mesh_info: FSDPMeshInfo) -> Callable[..., Any] | None:
+    """Returns what torch's ``FSDPParam`` asks for a placement, and checks. It raises where the placement is on another mesh."""
+    if shard_placement_fn is None:
+        return None
+
+    def placement(param: nn.Parameter) -> Shard | None:
+        result = shard_placement_fn(param)
+        if isinstance(result, ShardPlacementResult):
+            if result.mesh_info.mesh != mesh_info.mesh:
+                raise NotImplementedError(
+                    f"fully_shard: shard_placement_fn gave another mesh for a parameter of shape {tuple(param.shape)} than "
+                    "the module has; shardd has one mesh for a model"
+                )
+            result = result.placement
+        if isinstance(result, Shard) and not -param.ndim <= result.dim < max(param.ndim, 1):
+            raise AssertionError(f"Shard dim {result.dim} is invalid for {param.ndim}D tensor: {param.shape}")
+        return result
+
+    return placement
+
+
+def shard_dim(fsdp_param: Any) -> int:
+    """Returns the dimension that is cut; 0 for parameters in layout flat."""
+    placement = getattr(fsdp_param, "fsdp_placement", None)
+    return 0 if placement is None else int(placement.dim)
+
+
+def shape_in_job(fsdp_param: Any, shard_size: int) -> list[int]:
+    """Returns the shape that the daemon knows, with a shard group of ``shard_size`` ranks."""
+    shape, dim = list(fsdp_param._orig_size), shard_dim(fsdp_param)
+    if dim == 0:
+        return shape
+    if shape[dim] % shard_size:
+        raise NotImplementedError(
+            f"FSDP does not support uneven sharding on dim {dim}: {fsdp_param._orig_size} (world size: {shard_size})"
+        )
+    return [shard_size, *shape[:dim], shape[dim] // shard_size, *shape[dim + 1 :]]
+
+
+def first_element(fsdp_param: Any) -> int:
+    """Returns where this rank's shard begins in the daemon's parameter."""
+    mesh_info, size = fsdp_param.mesh_info, fsdp_param._orig_size
+    rank, ranks = mesh_info.shard_mesh_rank, mesh_info.shard_mesh_size
+    if shard_dim(fsdp_param):
+        return int(rank * (size.numel() // ranks))
+    chunk = -(-size[0] // ranks)  # as torch.chunk cuts
+    return int(min(rank * chunk, size[0]) * (size.numel() // size[0])) if size[0] else 0
+
+
+def in_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of a tensor of the parameter's shape in the job's order; 1-D."""
+    dim = shard_dim(fsdp_param)
+    if dim == 0:
+        return whole.reshape(-1)
+    ranks = fsdp_param.mesh_info.shard_mesh_size
+    return whole.unflatten(dim, (ranks, whole.shape[dim] // ranks)).movedim(dim, 0).reshape(-1)
+
+
+def from_job_order(fsdp_param: Any, whole: torch.Tensor) -> torch.Tensor:
+    """Makes the parameter of the job's elements: contiguous, without a copy where their order is the parameter's."""
+    dim = shard_dim(fsdp_param)
+    if dim == 0:
+        return whole.view(fsdp_param._orig_size)
+    shape = shape_in_job(fsdp_param, fsdp_param.mesh_info.shard_mesh_size)
+    return whole.view(shape).movedim(0, dim).flatten(dim, dim + 1).contiguous()

@@ -1,0 +1,1 @@
+"""summon_full_params."""

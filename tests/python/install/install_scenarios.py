@@ -1,0 +1,199 @@
+"""What test_install.py runs on ranks, in processes that it may change as a whole."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import types
+from typing import Any
+
+import torch
+import torch.distributed.fsdp
+from torch import nn
+
+BEFORE = (  # modules of PyTorch that hold the names, loaded before install
+    "torch.distributed.fsdp",
+    "torch.distributed.fsdp._fully_shard",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed._composable.fsdp",
+)
+AFTER = ("torch.distributed.pipelining.stage", "torch.distributed.pipelining.schedules")
+NAMES = ("fully_shard", "FSDPModule", "FullyShardedDataParallel", "FSDP")
+
+
+def _bindings(modules: tuple[str, ...]) -> dict[str, Any]:
+    found = {}
+    for module in modules:
+        held = vars(importlib.import_module(module))
+        found.update({f"{module}.{name}": held[name] for name in NAMES if name in held})
+    return found
+
+
+def swap_and_back() -> dict[str, Any]:
+    """Everything of ``_bindings`` before, while installed and after; and what is left alone."""
+    assert not any(name in sys.modules for name in AFTER)
+    stock = _bindings(BEFORE)
+    user = types.ModuleType("a_library")  # that has imported the function under its own name, at its top
+    user.shard = torch.distributed.fsdp.fully_shard
+    sys.modules["a_library"] = user
+    import shardd.torch
+
+    chosen = types.ModuleType("on_purpose")
+    chosen.fully_shard = shardd.torch.fully_shard
+    sys.modules["on_purpose"] = chosen
+    ours = {"fully_shard": shardd.torch.fully_shard, "FSDPModule": shardd.torch.FSDPModule}
+    ours["FullyShardedDataParallel"] = ours["FSDP"] = shardd.torch.FullyShardedDataParallel
+
+    listed = shardd.torch.install()
+    again = shardd.torch.install()
+    during = _bindings(BEFORE + AFTER)
+    result = {
+        "swapped": all(value is ours[name.rpartition(".")[2]] for name, value in during.items()),
+        "checked": len(during),
+        "listed": all(name in shardd.torch.swapped() for name in during),
+        "same_again": listed == again,
+        "user": user.shard is shardd.torch.fully_shard,
+        "replicate": importlib.import_module(
+            "torch.distributed._composable.replicate_with_fsdp"
+        ).ReplicateModule.__mro__[1]
+        is stock["torch.distributed.fsdp.FSDPModule"],
+        "shared": shardd.torch.MixedPrecisionPolicy is torch.distributed.fsdp.MixedPrecisionPolicy,
+    }
+    shardd.torch.uninstall()
+    after = _bindings(BEFORE + AFTER)
+    result["back"] = all(after[name] is value for name, value in stock.items()) and not shardd.torch.swapped()
+    result["later_back"] = all(
+        value is stock[f"torch.distributed.fsdp.{name.rpartition('.')[2]}"]
+        for name, value in after.items()
+        if name.startswith(AFTER)
+    )
+    result["user_back"] = user.shard is stock["torch.distributed.fsdp.fully_shard"]
+    result["purpose_kept"] = chosen.fully_shard is shardd.torch.fully_shard
+    return result
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(2)
+    model = nn.Linear(6, 4)
+    torch.distributed.fsdp.fully_shard(model)
+    return model
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def optimizers() -> dict[str, Any]:
+    """Which optimizer a call of torch.optim's names makes."""
+    import shardd.torch
+
+    shardd.torch.install(optimizers=True)
+    from torch.optim import SGD, AdamW
+
+    class Own(AdamW):
+        pass
+
+    model = _model()
+    adamw = AdamW([{"params": list(model.parameters()), "weight_decay": 0.1}], lr=0.5)
+    _step(model, adamw)
+    listed = AdamW([{"params": _model().parameters()}], lr=0.5)
+    named = SGD(_model().named_parameters(), lr=0.1)
+    result = {
+        "sharded": type(adamw).__module__,
+        "group": adamw.param_groups[0]["weight_decay"],
+        "named": type(named).__module__,
+        "bias": model.bias.full_tensor().tolist(),
+        "steps": shardd.torch.counters(model)["commits"],
+        "unsharded": type(AdamW(nn.Linear(2, 2).parameters())).__module__,
+        "refused": type(AdamW(_model().parameters(), amsgrad=True)).__module__,
+        "listed": (type(listed).__module__, [len(group["params"]) for group in listed.param_groups]),
+        "beside": type(SGD([*_model().parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)).__module__,
+        "derived": Own(_model().parameters()).__class__ is Own,
+        "instances": isinstance(adamw, AdamW) and isinstance(adamw, torch.optim.Optimizer) and issubclass(Own, AdamW),
+        "others": isinstance(named, AdamW),
+    }
+    shardd.torch.uninstall()
+    result["back"] = AdamW is not torch.optim.AdamW and type(torch.optim.AdamW) is type
+    return result
+
+
+class Shell(torch.optim.Optimizer):
+    """Stands for another optimizer and has nothing of its own, as accelerate's does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+
+class Sharing(torch.optim.Optimizer):
+    """Has all of another optimizer's attributes, as Lightning's does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.__dict__ = {**vars(inner), "inner": inner}
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def shells() -> dict[str, Any]:
+    """Training through optimizers that stand for others, and what the job knows of them."""
+    import shardd.torch
+    from shardd.torch._job.planned_states import optimizers_of
+
+    shardd.torch.install()
+    outcome = {}
+    for kind in (Shell, Sharing):
+        model = _model()
+        inner = torch.optim.AdamW(model.parameters(), lr=0.5)
+        shell = kind(inner)
+        for _ in range(2):
+            _step(model, shell)
+        shardd.torch.commit(model)
+        found = optimizers_of(model.parameters(), but_not=type(None))
+        outcome[kind.__name__] = {
+            "found": [optimizer is inner for optimizer in found],
+            "commits": shardd.torch.counters(model)["commits"],
+            "bias": model.bias.full_tensor().tolist(),
+        }
+    shardd.torch.uninstall()
+    return outcome
+
+
+def handlers_put_back() -> dict[str, Any]:
+    """Signals reset as Lightning does it; then parameters are written in place, and by an optimizer."""
+    import shardd.torch
+
+    model = _model_of_shardd()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    _step(model, optimizer)
+    model(torch.ones(2, 6)).sum().backward()
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    with torch.no_grad():
+        model.bias.to_local().fill_(3.0)
+    optimizer.zero_grad()
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    _step(model, optimizer)
+    shardd.torch.commit(model)
+    return {"bias": model.bias.full_tensor().tolist(), "windows": shardd.torch.counters(model)["windows"]}
+
+
+def _model_of_shardd() -> nn.Module:
+    import shardd.torch
+
+    torch.manual_seed(2)
+    model = nn.Linear(6, 4)
+    shardd.torch.fully_shard(model)
+    return model

@@ -1,0 +1,174 @@
+"""What ranks do in the tests of in-place edits: programs that write parameters between passes, while ranks drift apart."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from models import loss_of
+from optimizers.optim_cases import counts, full, model_of, optimizer_of, parameters_of
+
+
+def _optimizer(impl: str, kind: str, model: nn.Module) -> Any:
+    if kind == "daemon":
+        return optimizer_of(impl, "adamw", model.parameters())
+    name, _, form = kind.partition("-")
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=form == "foreach", fused=form == "fused")
+
+
+def _late(rank: int, who: int) -> None:
+    """One rank is late; nothing may come of it."""
+    if rank == who:
+        time.sleep(0.03)
+
+
+def edited(impl: str, kind: str, folder: str) -> dict[str, Any]:
+    """Clamping, an average around an evaluation, initialisation, loads, stores past torch: between all passes."""
+    import torch.distributed.checkpoint as dcp
+
+    rank = dist.get_rank()
+    model = model_of(impl)
+    optimizer = _optimizer(impl, kind, model)
+    with torch.no_grad():
+        model.layers[0].norm.bias.add_(0.1)  # before there is a job
+    average = {n: p.detach().clone() for n, p in model.named_parameters()}
+    losses = []
+    for step in range(6):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if step == 3:
+            with torch.no_grad():
+                model.layers[0].down.weight.mul_(0.5)  # between backward and step
+        _late(rank, step % 2)
+        optimizer.step()
+        optimizer.zero_grad()
+        _late(rank, 1 - step % 2)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.clamp_(-0.9, 0.9)
+                average[name].mul_(0.9).add_(parameter, alpha=0.1)
+            _late(rank, 0)
+            kept = {n: p.detach().clone() for n, p in model.named_parameters()}
+            for name, parameter in model.named_parameters():
+                parameter.data.copy_(average[name])
+            losses.append(loss_of(model, 50, 0, 0).item())
+            model.reshard()  # torch leaves the root unsharded after a forward
+            _late(rank, 1)
+            for name, parameter in model.named_parameters():
+                parameter.copy_(kept[name])
+        if step == 1:
+            nn.init.constant_(model.layers[0].down.bias, 0.01)
+            nn.init.zeros_(model.layers[1].norm.bias)
+            dcp.save(model.state_dict(), checkpoint_id=f"{folder}/{impl}")
+        if step == 2:
+            local = model.layers[1].up.weight.detach().to_local()
+            if local.numel():
+                local.numpy()[:] *= 0.9
+        if step == 4:
+            state = model.state_dict()
+            dcp.load(state, checkpoint_id=f"{folder}/{impl}")
+            _late(rank, 1)
+            model.load_state_dict(state)
+        losses.append(loss.item())
+    state = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    loss_of(model, 60, 0, rank).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    _late(rank, 0)
+    model.load_state_dict(state)
+    with torch.no_grad():
+        losses.append(loss_of(model, 61, 0, 0).item())
+        model.reshard()
+    return {"losses": losses, "parameters": parameters_of(model), "counters": counts(impl, model)}
+
+
+def both_edited(kind: str, folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return edited("torch", kind, folder), edited("shardd", kind, folder)
+
+
+def write_inside_a_pass(kind: str) -> dict[str, Any]:
+    """Rank 0 writes a block's shard while another block runs."""
+    import shardd
+
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    model = model_of("shardd")
+    optimizer = _optimizer("shardd", kind, model)
+    loss_of(model, 0, 0, rank).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = full(model.layers[2].up.weight)
+    seen: list[torch.Tensor] = []
+
+    def write(module: nn.Module, args: Any) -> None:
+        if rank == 0:
+            model.layers[2].up.weight.detach().to_local().fill_(9.0)
+            store.set("written", "")
+
+    def look(module: nn.Module, args: Any) -> None:
+        if rank == 1:
+            store.wait(["written"])
+            seen.append(model.layers[2].up.weight.detach().clone())  # whole, with the rows of rank 0
+
+    if kind != "daemon":
+        from shardd.torch import commit
+
+        commit(model)
+        before = full(model.layers[2].up.weight)
+    model.layers[0].register_forward_pre_hook(write)
+    model.layers[2].register_forward_pre_hook(look)
+    error = ""
+    try:
+        loss_of(model, 1, 0, rank).backward()
+    except shardd.Error as caught:
+        error = str(caught)
+        os.environ["SHARDD_TEST_FAILED"] = "1"
+    return {"error": error, "before": before, "seen": seen}
+
+
+def write_where_edits_are_off() -> dict[str, Any]:
+    import shardd
+
+    rank = dist.get_rank()
+    model = model_of("shardd")
+    optimizer = optimizer_of("shardd", "adamw", model.parameters(), in_place_edits=False)
+    for step in range(2):
+        loss_of(model, step, 0, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    counters = counts("shardd", model)
+    state = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    model.load_state_dict(state)
+    dist.barrier()
+    error = ""
+    with torch.no_grad():
+        model.layers[1].down.bias.zero_()
+    try:
+        loss_of(model, 2, 0, rank).backward()
+    except shardd.Error as caught:
+        error = str(caught)
+        os.environ["SHARDD_TEST_FAILED"] = "1"
+    return {"error": error, "counters": counters}
+
+
+def plain_training(edits: bool) -> dict[str, Any]:
+    """No edits at all: what passes alone change."""
+    rank = dist.get_rank()
+    model = model_of("shardd")
+    optimizer = optimizer_of("shardd", "adamw", model.parameters(), in_place_edits=edits)
+    losses = []
+    for step in range(5):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"losses": losses, "counters": counts("shardd", model)}

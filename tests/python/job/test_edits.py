@@ -1,0 +1,48 @@
+"""In-place edits between passes, with the daemon's optimizer and with torch's: exactly as with torch's fully_shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster import run_ranks
+from job import edit_scenarios
+
+
+@pytest.mark.parametrize("kind", ["daemon", "adamw", "adamw-foreach", "adamw-fused", "sgd"])
+def test_edits_between_passes_are_those_of_torch_while_ranks_drift(kind: str, tmp_path: Path) -> None:
+    for stock, ours in run_ranks(edit_scenarios.both_edited, 2, kind, str(tmp_path), limit_s=200):
+        torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(stock["losses"]), rtol=1e-6, atol=0)
+        for name, value in stock["parameters"].items():
+            torch.testing.assert_close(ours["parameters"][name], value, rtol=1e-5, atol=1e-6)
+        counters = ours["counters"]
+        assert counters["commits"] == 7 and counters["aborts"] == 0
+        assert counters["passes"] == 7 + 6 + 1  # backwards, and evaluations
+        assert counters["windows"] >= 12 and counters["reductions"] == 4 * 7
+
+
+@pytest.mark.parametrize("kind", ["daemon", "adamw"])
+def test_a_write_inside_a_pass_reaches_nobody_and_names_the_parameter(kind: str) -> None:
+    short = {"SHARDD_TIMEOUT_MS": "4000"}  # the other rank waits for gradients that do not come
+    writer, other = run_ranks(edit_scenarios.write_inside_a_pass, 2, kind, environment=short)
+    assert 'parameter "layers.2.up.weight": written inside a pass' in writer["error"]
+    (seen,) = other["seen"]  # after the write
+    assert torch.equal(seen, other["before"]) and other["error"] != ""
+
+
+def test_a_write_where_edits_are_off_is_an_error_that_says_what_to_do() -> None:
+    for result in run_ranks(edit_scenarios.write_where_edits_are_off, 2):
+        assert 'parameter "layers.1.down.bias"' in result["error"] and "in_place_edits" in result["error"]
+        assert result["counters"]["passes"] == 0 and result["counters"]["commits"] == 2
+
+
+def test_passes_change_no_number_of_a_training_without_edits() -> None:
+    on = run_ranks(edit_scenarios.plain_training, 2, True)
+    off = run_ranks(edit_scenarios.plain_training, 2, False)
+    for with_passes, without in zip(on, off):
+        assert with_passes["losses"] == without["losses"]
+        assert with_passes["counters"]["passes"] == 5 and without["counters"]["passes"] == 0
+        assert with_passes["counters"]["windows"] == 0
+        assert with_passes["counters"]["commits"] == without["counters"]["commits"] == 5

@@ -1,0 +1,40 @@
+"""Forwards without a backward, edits before it, exceptions in it: what is written then, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cluster import run_ranks
+from job import pause_scenarios
+
+
+def _equal(stock: dict[str, Any], ours: dict[str, Any]) -> None:
+    torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(stock["losses"]), rtol=1e-6, atol=0)
+    for name, value in stock["parameters"].items():
+        torch.testing.assert_close(ours["parameters"][name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", ["root", "blocks"])
+@pytest.mark.parametrize("kind", ["daemon", "adamw"])
+def test_an_edit_between_forward_and_backward_is_an_error_with_its_name(wrap: str, kind: str) -> None:
+    for error in run_ranks(pause_scenarios.edit_before_the_backward, 2, wrap, kind):
+        assert 'parameter "layers.1.up.weight" was written after the forward' in error
+
+
+@pytest.mark.parametrize("meet", [True, False])
+@pytest.mark.parametrize("kind", ["daemon", "adamw"])
+def test_a_rank_edits_after_a_forward_without_backward_while_the_others_do_not(kind: str, meet: bool) -> None:
+    for stock, ours in run_ranks(pause_scenarios.both_skip, 2, kind, meet):
+        _equal(stock, ours)
+        assert ours["counters"]["aborts"] == 0 and ours["counters"]["windows"] >= 4
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["daemon", "adamw"])
+def test_parameters_are_written_after_an_exception_before_the_next_forward(kind: str, where: str) -> None:
+    for stock, ours in run_ranks(pause_scenarios.both_fail, 2, kind, where):
+        _equal(stock, ours)
+        assert ours["counters"]["aborts"] == 0 and ours["counters"]["windows"] >= 1

@@ -1,0 +1,1 @@
+"""The daemon's optimizers and torch's."""

@@ -1,0 +1,220 @@
+"""What ranks do in the tests of torch's own optimizers: their state lies in the job's memory, and outlives the trainer."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from models import loss_of
+from optimizers.optim_cases import counts, full_state, model_of, parameters_of
+from rank_main import report
+
+KINDS: dict[str, Any] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, foreach=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9, centered=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+    "radam": lambda p: torch.optim.RAdam(p, lr=1e-3),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=1e-3),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
+    "muon": lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=1e-3),
+}
+
+
+def _in_the_jobs_memory(tensor: torch.Tensor) -> bool:
+    address = tensor.data_ptr()
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(x, 16) for x in line.split()[0].split("-"))
+            if begin <= address < end:
+                return "shardd-optimizer" in line
+    return False
+
+
+def train(impl: str, kind: str) -> dict[str, Any]:
+    rank = dist.get_rank()
+    model = model_of(impl)
+    optimizer = KINDS[kind](list(model.parameters()))
+    losses = []
+    for step in range(6):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step == 3:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # other tensors, not those of the job
+    homes = []
+    for param, state in optimizer.state.items():
+        for value in state.values():
+            rows = value.to_local() if hasattr(value, "to_local") else value
+            if torch.is_tensor(rows) and rows.numel() and rows.shape == param.to_local().shape:
+                homes.append(_in_the_jobs_memory(rows))
+    result = {"losses": losses, "state": full_state(optimizer), "parameters": parameters_of(model), "homes": homes}
+    if impl == "shardd":
+        from shardd.torch import commit
+
+        commit(model)
+        result["counters"] = counts(impl, model)
+    return result
+
+
+def both(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return train("torch", kind), train("shardd", kind)
+
+
+def train_and_be_killed(kind: str, steps: int) -> dict[str, Any]:
+    """Goes on where the job is; says where it stands in each step, so that the test can kill it there."""
+    from shardd.torch import commit, resume, ride
+
+    rank = dist.get_rank()
+    model = model_of("shardd")
+    optimizer = KINDS[kind](list(model.parameters()))
+    start, state = resume(model)
+    losses: list[float] = state or []
+    report(event="start", step=start, known=len(losses), states=len(optimizer.state))
+    for step in range(start, steps):
+        loss = loss_of(model, step, 0, rank)
+        report(event="forward", step=step)
+        if os.environ.get("HOLD") == f"forward {step}" and rank == 1:
+            time.sleep(600)  # until the test kills it
+        loss.backward()
+        losses = [*losses, loss.item()]
+        ride(losses)
+        optimizer.step()
+        optimizer.zero_grad()
+        report(event="stepped", step=step)
+        if os.environ.get("HOLD") == f"window {step}" and rank == 1:
+            time.sleep(600)
+    commit(model)
+    return {"losses": losses, "state": full_state(optimizer), "parameters": parameters_of(model),
+            "counters": counts("shardd", model)}  # fmt: skip
+
+
+def steps_without_and_with_optimizer(impl: str) -> dict[str, Any]:
+    """Passes without a step, two optimizers, one of which has state that cannot be kept."""
+    rank = dist.get_rank()
+    model = model_of(impl)
+    first = torch.optim.AdamW(model.layers.parameters(), lr=1e-2)
+    rest = [p for n, p in model.named_parameters() if not n.startswith("layers.")]
+
+    class Listing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            for param in rest:
+                self.state[param]["history"] = [p.detach().clone() for p in rest] * 50
+            return result
+
+    second = Listing(rest, lr=0.1)
+    losses = []
+    for step in range(4):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        losses.append(loss.item())
+        if step != 2:  # its gradients add up with the next
+            first.step()
+            second.step()
+            first.zero_grad()
+            second.zero_grad()
+    if impl == "shardd":
+        from shardd.torch import commit
+
+        commit(model)
+    return {"losses": losses, "parameters": parameters_of(model), "counters": counts(impl, model)}
+
+
+def both_steps() -> tuple[dict[str, Any], dict[str, Any]]:
+    return steps_without_and_with_optimizer("torch"), steps_without_and_with_optimizer("shardd")
+
+
+def refused() -> dict[str, Any]:
+    """Optimizers whose state cannot be kept; nothing is written before they are refused."""
+    rank = dist.get_rank()
+    out: dict[str, Any] = {}
+    for name in ("LBFGS", "Adafactor"):
+        model = model_of("shardd")
+        optimizer = getattr(torch.optim, name)(list(model.parameters()), lr=1e-2)
+        loss_of(model, 0, 0, rank).backward()
+        before = parameters_of(model)
+        error = ""
+        try:
+            optimizer.step(lambda: torch.zeros(())) if name == "LBFGS" else optimizer.step()
+        except NotImplementedError as caught:
+            error = str(caught)
+        after = parameters_of(model)
+        same = all(torch.equal(after[n], v) for n, v in before.items())
+        out[name] = (error, same and len(optimizer.state) == 0, counts("shardd", model)["windows"])
+    return out
+
+
+def loaded_before_registration(impl: str) -> dict[str, Any]:
+    """State and parameters from an earlier model, loaded into one that has not run."""
+    model = model_of(impl)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    losses: list[float] = []
+
+    def train(steps: range) -> None:
+        for step in steps:
+            loss = loss_of(model, step, 0, dist.get_rank())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    train(range(2))
+    saved = [{n: v.clone() for n, v in model.state_dict().items()}, copy.deepcopy(optimizer.state_dict())]
+    model = model_of(impl)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    homes = []
+    if impl == "shardd":
+        loss_of(model, 9, 0, 0).backward()  # registers
+        optimizer.zero_grad()
+        homes = [
+            _in_the_jobs_memory(s["exp_avg"].to_local())
+            for s in optimizer.state.values()
+            if s["exp_avg"].to_local().numel()
+        ]
+    train(range(2, 4))
+    return {"losses": losses, "homes": homes}
+
+
+def both_loaded() -> tuple[dict[str, Any], dict[str, Any]]:
+    return loaded_before_registration("torch"), loaded_before_registration("shardd")
+
+
+def too_much_rides() -> dict[str, Any]:
+    """The program's own state and what the optimizer needs are more than a commit takes, together."""
+    import pickle
+
+    from shardd.torch import resume, ride
+
+    model = model_of("shardd")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    own = bytes((1 << 20) - 200)
+    ride(own)
+    loss_of(model, 0, 0, dist.get_rank()).backward()
+    error = ""
+    try:
+        optimizer.step()
+    except ValueError as caught:
+        error = str(caught)
+    ride(own[:-2000])
+    loss_of(model, 1, 0, dist.get_rank()).backward()
+    optimizer.step()
+    from shardd.torch import commit
+
+    commit(model)
+    return {"error": error, "own": len(pickle.dumps(own)), "rode": len(resume(model)[1]),
+            "parameters": len(list(model.parameters()))}  # fmt: skip

@@ -1,0 +1,113 @@
+"""torch's own optimizers on shards: numbers, and state in the daemon's memory that a killed trainer finds again."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+
+from cluster import Cluster, free_port, run_ranks
+from optimizers import stock_scenarios
+
+
+def close(got: Any, want: Any, tolerance: float = 0.0) -> None:
+    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", sorted(stock_scenarios.KINDS))
+def test_state_moves_into_the_jobs_memory_and_changes_no_number(kind: str) -> None:
+    for theirs, ours in run_ranks(stock_scenarios.both, 2, kind):
+        close(ours["losses"], theirs["losses"], 2e-6)
+        for index, entry in theirs["state"].items():
+            assert set(ours["state"][index]) == set(entry)
+            for name, value in entry.items():
+                close(ours["state"][index][name], value, 2e-5)
+        assert ours["homes"] and all(ours["homes"]) and not any(theirs["homes"])
+        # Adagrad has state before the first step, which moves where the model is registered.
+        assert ours["counters"]["commits"] == 6 and ours["counters"]["windows"] == 6 + (kind == "adagrad")
+
+
+def _environment(name: str, restarts: int, hold: str = "") -> dict[str, str]:
+    return {"TORCHELASTIC_RUN_ID": name, "TORCHELASTIC_RESTART_COUNT": str(restarts), "HOLD": hold}
+
+
+_STEPS = 14
+
+
+def _killed(kind: str, hold: str, killed_at: int) -> tuple[list[dict[str, Any]], int]:
+    """Results of the restarted ranks, and the step that they went on from."""
+    name = f"{kind}-{hold.replace(' ', '-')}"
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
+        for rank in range(2):
+            cluster.start(stock_scenarios.train_and_be_killed, rank, (kind, _STEPS), _environment(name, 0, hold))
+        cluster.wait_for_event(1, 60, event="forward" if hold.startswith("forward") else "stepped", step=killed_at)
+        for rank in (1, 0):  # as a launcher does
+            cluster.kill(rank)
+            cluster.processes[rank].wait()
+        cluster.port = free_port()
+        for rank in range(2):
+            cluster.start(stock_scenarios.train_and_be_killed, rank, (kind, _STEPS), _environment(name, 1))
+        assert set(cluster.wait(120).values()) == {0}, cluster.log(0) + cluster.log(1)
+        start = [e for e in cluster.events(0) if e["event"] == "start"][1]
+        assert start["known"] == start["step"] and (start["states"] > 0) == (start["step"] > 0)
+        return [cluster.result(rank) for rank in range(2)], start["step"]
+
+
+def _alike(results: list[dict[str, Any]], kind: str) -> None:
+    """To the last bit as in a run in which nobody was killed."""
+    for got, want in zip(results, run_ranks(stock_scenarios.train_and_be_killed, 2, kind, _STEPS)):
+        assert got["losses"] == want["losses"]
+        for name, value in want["parameters"].items():
+            assert torch.equal(got["parameters"][name], value), name
+        for index, entry in want["state"].items():
+            for name, value in entry.items():
+                assert torch.equal(torch.as_tensor(got["state"][index][name]), torch.as_tensor(value)), (index, name)
+        assert got["counters"]["commits"] >= _STEPS and got["counters"]["aborts"] >= 1
+
+
+@pytest.mark.parametrize("kind", ["adamw-foreach", "sgd", "asgd"])
+def test_a_rank_killed_inside_a_pass_loses_nothing(kind: str) -> None:
+    results, start = _killed(kind, "forward 5", 5)
+    assert start == 5
+    _alike(results, kind)
+
+
+def test_a_rank_killed_inside_a_write_window_loses_at_most_ten_steps() -> None:
+    results, start = _killed("adamw-foreach", "window 12", 12)
+    assert start == 10  # a copy is kept before the first window and before every tenth after it
+    _alike(results, "adamw-foreach")
+    results, start = _killed("adamw", "window 3", 3)
+    assert start == 0
+    _alike(results, "adamw")
+
+
+def test_passes_without_a_step_and_state_that_stays_in_the_process() -> None:
+    for theirs, ours in run_ranks(stock_scenarios.both_steps, 2):
+        close(ours["losses"], theirs["losses"], 2e-6)
+        for name, value in theirs["parameters"].items():
+            close(ours["parameters"][name], value, 2e-5)
+        assert ours["counters"]["commits"] == 3 and ours["counters"]["passes"] == 4 + 1
+
+
+def test_optimizers_whose_state_cannot_be_kept_are_refused_before_they_write() -> None:
+    for out in run_ranks(stock_scenarios.refused, 2):
+        for name, (error, untouched, windows) in out.items():
+            assert f"step of {name}" in error and "use another optimizer" in error
+            assert untouched and windows == 0
+
+
+def test_state_that_was_loaded_before_the_first_forward_lies_in_the_job_with_it() -> None:
+    for theirs, ours in run_ranks(stock_scenarios.both_loaded, 2):
+        close(ours["losses"], theirs["losses"], 2e-6)
+        assert ours["homes"] and all(ours["homes"])
+
+
+def test_what_goes_with_a_commit_is_small_and_more_is_an_error_with_both_sizes() -> None:
+    for out in run_ranks(stock_scenarios.too_much_rides, 2):
+        sizes = re.search(r"got (\d+) bytes that shardd.torch.ride was given and (\d+) of", out["error"])
+        assert sizes is not None and abs(int(sizes[1]) - out["own"]) < 20
+        assert 200 < int(sizes[2]) < 800 + 12 * out["parameters"]
+        assert out["rode"] == (1 << 20) - 2200

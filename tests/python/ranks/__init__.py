@@ -1,0 +1,1 @@
+"""Who the ranks are: names of jobs, nodes, threads."""

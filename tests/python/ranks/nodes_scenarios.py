@@ -1,0 +1,309 @@
+"""What ranks do in the tests of several nodes. Each function runs on every rank of every node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from models import Case, Model, build, loss_of, shard, train_alone
+from rank_main import report
+
+MESH = Case(mesh=(2, 2))
+
+
+def _mesh(*sizes: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = ("replicate", "shard") if len(sizes) == 2 else None
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
+
+
+def _trainer(case: Case = MESH) -> tuple[Model, Any]:
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    model = build(case)
+    shard(model, case, fully_shard)
+    return model, AdamW(model.parameters(), lr=1e-2)
+
+
+def _job_of(model: nn.Module) -> dict[str, Any]:
+    from shardd.torch._units.state import state_of
+
+    state = state_of(model)
+    assert state is not None and state._job is not None and state._job.engine is not None
+    described: dict[str, Any] = json.loads(state._job.engine.describe())
+    return {**described, "info": state._job.engine.info()}
+
+
+def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    """From the daemon: no collective of torch's."""
+    from shardd.torch import summon_full_params
+
+    with summon_full_params(model, writeback=False):
+        return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def facts(steps: int) -> dict[str, Any]:
+    """What daemon and face say of the job, and the norm that the daemon clips by."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    from shardd.torch import clip_grad_norm_, finish, memory_plan
+
+    model, optimizer = _trainer()
+    plan = memory_plan(model)
+    norms = []
+    for step in range(steps):
+        loss_of(model, step, 0, dist.get_rank()).backward()
+        norm = clip_grad_norm_(model.parameters(), 1e9).item()
+        optimizer.step(max_grad_norm=1e9)
+        optimizer.zero_grad()
+        norms.append((norm, optimizer.last_grad_norm))
+    summoned = _whole(model)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    job = _job_of(model)
+    dist.barrier()
+    finish(model)
+    return {
+        "job": job,
+        "norms": norms,
+        "summoned": summoned,
+        "whole": whole,
+        "plan": {"world_size": plan.world_size, "replicas": plan["replicas"]},
+    }
+
+
+def wrapped(steps: int) -> dict[str, Any]:
+    """FullyShardedDataParallel over the nodes that the launcher tells of; only rank 0 begins with the right values."""
+    from torch.distributed.fsdp import ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    from models import Block
+    from shardd.torch import FullyShardedDataParallel, finish
+    from shardd.torch.optim import AdamW
+
+    rank = dist.get_rank()
+    case = Case()
+    model = build(case)
+    if rank != 0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    wrapper = FullyShardedDataParallel(
+        model,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        sync_module_states=True,
+    )
+    optimizer = AdamW(wrapper.parameters(), lr=1e-2)
+    losses, norms = [], []
+    for step in range(steps):
+        with wrapper.no_sync():
+            (loss_of(wrapper, step, 0, rank) / 2).backward()
+        loss = loss_of(wrapper, step, 1, rank) / 2
+        loss.backward()
+        norms.append(float(wrapper.clip_grad_norm_(0.1)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    parameters = {n: v.detach().clone() for n, v in wrapper.state_dict().items() if n != "bias"}
+    dist.barrier()
+    finish(wrapper)
+    return {
+        "losses": losses,
+        "norms": norms,
+        "parameters": parameters,
+        "alone": train_alone(Case(steps=steps, accumulate=2, clip=0.1), dist.get_world_size()) if rank == 0 else None,
+    }
+
+
+# What is refused.
+
+
+def _text_of(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refused_meshes() -> dict[str, str]:
+    """Models that are not registered: each raises on all ranks, without a daemon's help."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    def text(mesh: Any, optimizer: Any = AdamW, **options: Any) -> str:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(model, mesh=mesh)
+        kept = None if optimizer is None else optimizer(model.parameters(), lr=0.1, **options)
+        assert (kept is None) == (optimizer is None)
+        return _text_of(lambda: model(torch.ones(1, 4)).sum())
+
+    dims = ("replicate", "shard")
+    crossing = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=dims)
+    return {
+        "crossing": text(crossing),
+        "rows": text(_mesh(4, 1)),
+        "stock": text(_mesh(2, 2), torch.optim.AdamW),
+        "none": text(_mesh(2, 2), None),
+        "edits": text(_mesh(2, 2), in_place_edits=True),
+    }
+
+
+def one_mesh() -> str:
+    """The first use of a model on a (2, 2) mesh."""
+    model, optimizer = _trainer()
+    assert optimizer.param_groups  # whom nobody holds is gone
+    return _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+
+
+def refused_calls() -> dict[str, str]:
+    """Of a registered model, whose training goes on afterwards."""
+    from shardd.torch import open_window, summon_full_params
+
+    model, optimizer = _trainer()
+    rank = dist.get_rank()
+    saved = {n: v.clone() if torch.is_tensor(v) else v for n, v in model.state_dict().items()}
+    kept = optimizer.state_dict()
+    losses = []
+
+    def step(number: int) -> None:
+        loss = loss_of(model, number, 0, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+    step(0)
+
+    def summon() -> None:
+        with summon_full_params(model):
+            pass
+
+    texts = {
+        "load": _text_of(lambda: model.load_state_dict(saved)),
+        "optimizer": _text_of(lambda: optimizer.load_state_dict(kept)),
+        "summon": _text_of(summon),
+        "window": _text_of(lambda: open_window(model)),
+    }
+    step(1)
+    alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]
+    texts["losses"] = str([abs(a - b) < 1e-6 for a, b in zip(losses, alone)])
+    dist.barrier()
+    texts["edit"] = _text_of(lambda: _edit(model))  # an error from here on
+    return texts
+
+
+def _edit(model: Model) -> None:
+    with torch.no_grad():
+        model.norm.weight.to_local().mul_(0.5)
+    loss_of(model, 0, 0, dist.get_rank())
+
+
+def other_values() -> str:
+    """Node 1 begins with another value in one parameter."""
+    from shardd.torch import fully_shard
+    from shardd.torch.optim import AdamW
+
+    model = build(MESH)
+    if dist.get_rank() >= 2:
+        with torch.no_grad():
+            model.layers[1].up.weight[3, 2] += 1.0
+    shard(model, MESH, fully_shard)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    text = _text_of(lambda: loss_of(model, 0, 0, dist.get_rank()))
+    del optimizer
+    return text
+
+
+# A rank dies.
+
+
+def survive(steps: int, folder: str, victim: int, at_step: int, moment: str) -> dict[str, Any]:
+    """One rank dies in its first life; the others, on both nodes, go on in their processes, whose meshes have lost it."""
+    import shardd.torch
+    from shardd.torch import counters, ride
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    life = generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+    def make_group() -> None:
+        store = dist.FileStore(f"{folder}/store-{generation}", world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+    def rebuild() -> None:
+        nonlocal generation
+        generation += 1
+        dist.destroy_process_group()
+        make_group()
+        _mesh(2, 2)  # who was started anew makes its groups
+
+    def dies(now: str, step: int) -> None:
+        if life == 0 and (rank, at_step, moment) == (victim, step, now):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    make_group()
+    model, optimizer = _trainer()
+    losses: list[float] = []
+    resumed = []
+    for step in shardd.torch.steps(steps, rebuild=rebuild):
+        with step:
+            if step.resumed:
+                resumed.append(int(step))
+                losses = step.state or []
+            report(event="begins", step=step, pid=os.getpid())
+            loss = loss_of(model, step, 0, rank)
+            dies("forward", step)
+            loss.backward()
+            dies("backward", step)
+            ride([*losses, loss.item()])
+            optimizer.step()
+            dies("step", step)
+            optimizer.zero_grad()
+            losses = [*losses, loss.item()]
+    return {
+        "losses": losses,
+        "resumed": resumed,
+        "counters": counters(model),
+        "parameters": _whole(model),
+    }
+
+
+def restarted(steps: int, folder: str, victim: int, at_step: int, daemon: int = 0) -> dict[str, Any]:
+    """Under torchrun: a rank is killed once, or the process ``daemon``; all ranks of all nodes are started again."""
+    from shardd.torch import counters, finish, resume, ride
+
+    rank, mark = dist.get_rank(), f"{folder}/killed"
+    model, optimizer = _trainer()
+    first, losses = resume(model)
+    losses = losses or []
+    for step in range(first, steps):
+        loss = loss_of(model, step, 0, rank)
+        loss.backward()
+        ride([*losses, loss.item()])
+        if (rank, step) == (victim, at_step) and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(daemon or os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses = [*losses, loss.item()]
+    counts, parameters = counters(model), _whole(model)
+    dist.barrier()
+    finish(model)
+    return {
+        "first": first,
+        "losses": losses,
+        "commits": counts["commits"],
+        "parameters": parameters,
+        "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+        "node": int(os.environ["GROUP_RANK"]),
+    }

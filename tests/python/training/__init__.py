@@ -1,0 +1,1 @@
+"""Whole runs: beside PyTorch, and after deaths."""

@@ -1,0 +1,1 @@
+"""Fully sharded modules: what is shown and computed."""
