@@ -21,7 +21,7 @@ namespace {
 
 // How soon a rank that pauses is noticed by one that waits for its window.
 constexpr absl::Duration kPausePoll = absl::Microseconds(500);
-// Of which ReadmitLate and CheckStuckWindows ask whom they wait for.
+// Of which LateRanks and CheckStuckWindows ask whom they wait for.
 constexpr size_t kMostBlockedAtOnce = 8;
 // A rank that waits so long for a window while another waits for its gradients will not get it.
 constexpr absl::Duration kStuckAfter = absl::Seconds(1);
@@ -72,9 +72,6 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
   if (stepped) {
     SHARDD_RETURN_IF_ERROR(CloseStep(session));
   }
-  ReadmitLate();
-  SHARDD_RETURN_IF_ERROR(MaybeBeginPass());
-  MaybeOpenWindows();
   return absl::OkStatus();
 }
 
@@ -90,7 +87,6 @@ absl::Status JobCore::OnLeavePass(Session* session) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeavePass", "the rank is not inside a pass");
   }
   ranks_[rank].pass = Pass::kOutside;
-  MaybeOpenWindows();
   return absl::OkStatus();
 }
 
@@ -107,18 +103,11 @@ absl::Status JobCore::OnOpenWindow(Session* session) {
                      : state.window || state.wants_window ? "the rank has asked for it already"
                                                           : "the rank is inside a pass; LeavePass first");
   }
-  if (pass_copies()) {  // it waits for nobody but who reads full parameters
-    state.wants_window = true;
-    return MaybeLetStore();
+  if (!pass_copies()) {  // else it waits for nobody but who reads full parameters
+    SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
   }
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
   state.wants_window = true;
-  MaybeOpenWindows();
   return absl::OkStatus();
-}
-
-bool JobCore::AllEnterPass() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pass == Pass::kEntering; });
 }
 
 // All enter: whether they have sent Step too, whose commit comes before the pass. An error where they differ.
@@ -144,17 +133,13 @@ absl::StatusOr<bool> JobCore::StepComesFirst() const {
   return false;
 }
 
-absl::Status JobCore::MaybeBeginPass() {
-  if (pass_copies()) {
-    return MaybeCopyForPass();
-  }
-  if (!trainers_write() || committing_ || deciding_ || closed_ || pending_reductions_ > 0 || !AllEnterPass()) {
-    return absl::OkStatus();
-  }
-  SHARDD_ASSIGN_OR_RETURN(const bool step_first, StepComesFirst());
-  if (step_first) {
-    return absl::OkStatus();
-  }
+bool JobCore::NoStepComesFirst() const {
+  const absl::StatusOr<bool> step_first = StepComesFirst();
+  return !step_first.ok() || !*step_first;
+}
+
+absl::Status JobCore::CommitWindow() {
+  SHARDD_RETURN_IF_ERROR(StepComesFirst().status());
   const bool stepped = ranks_[0].pass_stepped;
   if (!stepped) {
     for (int rank = 0; rank < world_size(); ++rank) {
@@ -196,14 +181,8 @@ absl::Status JobCore::MaybeBeginPass() {
 
 // A rank that left a forward without its backward and enters another pass, while others have done that backward and
 // wait for its gradients or its step: it goes on in their pass. Nobody writes meanwhile.
-void JobCore::ReadmitLate() {
-  if (!trainers_write() || committing_ || window_open_) {
-    return;
-  }
+std::vector<int> JobCore::LateRanks() const {
   const auto is_late = [](const RankStep& r) { return r.pass == Pass::kEntering && !r.pass_stepped; };
-  if (std::none_of(ranks_.begin(), ranks_.end(), is_late)) {
-    return;
-  }
   int furthest = 0;  // backwards that somebody has closed who is still inside, or has stepped
   std::vector<int> wanted;
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -216,15 +195,23 @@ void JobCore::ReadmitLate() {
       wanted.push_back(WaitingFor(rank).rank);
     }
   }
+  std::vector<int> late;
   for (int rank = 0; rank < world_size(); ++rank) {
     if (is_late(ranks_[rank]) &&
         (ranks_[rank].closed_backwards < furthest || std::find(wanted.begin(), wanted.end(), rank) != wanted.end())) {
-      ranks_[rank].pass = Pass::kInside;
-      if (pass_copies()) {
-        sessions_[rank]->PublishPassIssued();
-      }
-      sessions_[rank]->PublishPass();
+      late.push_back(rank);
     }
+  }
+  return late;
+}
+
+void JobCore::ReadmitLate() {
+  for (const int rank : LateRanks()) {
+    ranks_[rank].pass = Pass::kInside;
+    if (pass_copies()) {
+      sessions_[rank]->PublishPassIssued();
+    }
+    sessions_[rank]->PublishPass();
   }
 }
 
@@ -266,27 +253,24 @@ void JobCore::BeginPass() {
   }
 }
 
-void JobCore::MaybeOpenWindows() {
-  // A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
-  // commit.
-  const auto may_open = [](const RankStep& r) { return r.wants_window && !r.stepped; };
-  if (!trainers_write() || pass_copies() || committing_ || deciding_ || keeping_ || closed_ ||
-      std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) ||
-      std::none_of(ranks_.begin(), ranks_.end(), may_open)) {
-    return;
-  }
-  const bool keep_first = !window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every());
-  if (!EndPausedPasses(/*only_look=*/keep_first)) {
-    PollPausesLater();
-    return;
-  }
-  if (keep_first) {
+// A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
+// commit.
+bool JobCore::MayOpenWindows() const {
+  return !keeping_ && std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) &&
+         std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window && !r.stepped; });
+}
+
+void JobCore::OpenWindows() {
+  if (!window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every())) {
     Keep();
+    return;
+  }
+  if (!EndPausedPasses()) {
     return;
   }
   window_open_ = true;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (may_open(ranks_[rank])) {
+    if (ranks_[rank].wants_window && !ranks_[rank].stepped) {
       ranks_[rank].wants_window = false;
       ranks_[rank].window = true;
       sessions_[rank]->PublishWindow();
@@ -294,8 +278,8 @@ void JobCore::MaybeOpenWindows() {
   }
 }
 
-// False: some rank reads in its pass.
-bool JobCore::EndPausedPasses(bool only_look) {
+// No rank reads in its pass.
+bool JobCore::ReadersPause() const {
   int written_after = 0;  // backwards that who wants to write has done: those of readers come first
   for (const RankStep& writer : ranks_) {
     if (writer.wants_window && !writer.stepped) {
@@ -312,7 +296,11 @@ bool JobCore::EndPausedPasses(bool only_look) {
       return false;
     }
   }
-  for (int rank = 0; rank < world_size() && !only_look; ++rank) {
+  return true;
+}
+
+bool JobCore::EndPausedPasses() {
+  for (int rank = 0; rank < world_size(); ++rank) {
     if (ranks_[rank].pass != Pass::kInside) {
       continue;
     }
@@ -326,13 +314,11 @@ bool JobCore::EndPausedPasses(bool only_look) {
 }
 
 void JobCore::PollPausesLater() {
-  if (std::exchange(polls_pauses_, true)) {
-    return;
-  }
+  polls_pauses_ = true;
   loop_->AddTimer(MonotonicNow() + kPausePoll, [weak = weak_from_this()] {
     if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr) {
       self->polls_pauses_ = false;
-      self->MaybeOpenWindows();
+      self->Advance();
     }
   });
 }

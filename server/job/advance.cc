@@ -1,0 +1,373 @@
+#include "server/job/advance.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "server/job/job_core.h"
+
+namespace shardd {
+namespace {
+
+// The first rank other than `rank` of which `lacks` says that it has not done `call`.
+template <typename Lacks>
+Wait FirstOther(const std::vector<RankStep>& ranks, int rank, const char* call, const Lacks& lacks) {
+  for (int other = 0; other < static_cast<int>(ranks.size()); ++other) {
+    if (other != rank && lacks(ranks[other])) {
+      return {other, call};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const char* FactName(Fact fact) {
+  switch (fact) {
+    case kPooled:
+      return "pooled";
+    case kOverNodes:
+      return "over nodes";
+    case kTrainersWrite:
+      return "trainers write";
+    case kPassCopies:
+      return "pass copies";
+    case kCommitting:
+      return "committing";
+    case kApplied:
+      return "applied";
+    case kDeciding:
+      return "deciding";
+    case kReducing:
+      return "reducing";
+    case kWindowOpen:
+      return "window open";
+    case kEnding:
+      return "ending";
+    case kAllStepped:
+      return "all stepped";
+    case kAllEntering:
+      return "all entering";
+    case kAllFullParams:
+      return "all in EnterFullParams";
+    case kAllCommitted:
+      return "all in CommitParameters";
+    case kSomeInside:
+      return "some inside";
+    case kSomeWantWindow:
+      return "some want a window";
+    case kSomeBlocked:
+      return "some blocked";
+    case kSomeLate:
+      return "some late";
+    case kSomeLeft:
+      return "some left";
+    case kToldLess:
+      return "told less";
+    case kAllExtend:
+      return "all in ExtendJob";
+    case kNobodyAttached:
+      return "nobody attached";
+  }
+  return "";
+}
+
+absl::Span<const Transition> JobCore::Transitions() {
+  static constexpr auto kAlways = [](const JobCore&) { return true; };
+  static constexpr Transition kTable[] = {
+      {"send state", kOverNodes, 0,
+       [](const JobCore& job) { return !job.wait_for_state_.empty() && !(job.committing_ && !job.applied_); },
+       [](JobCore& job) {
+         job.SendWaitedState();
+         return absl::OkStatus();
+       },
+       nullptr, "",
+       "A node that has lost its state is sent what is committed here, behind a commit under way, and a step that is "
+       "not "
+       "shown yet with it.",
+       "The node may be the one that is to hold the step, also where the epoch ends next."},
+      {"end the epoch", kEnding, 0, [](const JobCore& job) { return job.MayEndEpoch(); },
+       [](JobCore& job) {
+         auto [cause, lost] = *std::exchange(job.pending_abort_, std::nullopt);
+         job.Abort(std::move(cause), std::move(lost));
+         return absl::OkStatus();
+       },
+       nullptr, "", "A rank was lost, or went wrong, while a version was being made, which always completes first.",
+       "Nothing else is begun in an epoch that is to end."},
+      {"tell who was refused", 0, kEnding, [](const JobCore& job) { return job.SomeWaitInVain(); },
+       [](JobCore& job) { return job.RefusedError(); }, nullptr, "",
+       "A rank whose description of the job was refused does not come, and others wait for it.",
+       "Nothing else is begun in an epoch that ends."},
+      {"finish the restore", kOverNodes | kNobodyAttached, 0, [](const JobCore& job) { return job.MayFinishRestore(); },
+       [](JobCore& job) {
+         job.FinishRestore();
+         return absl::OkStatus();
+       },
+       nullptr, "the slabs and the counts of the other node", "All of another node's state has come.",
+       "Everything below reads what is committed."},
+      {"copy back", kNobodyAttached, 0,
+       [](const JobCore& job) { return job.waits_for_writers_ && job.writers_.empty() && !job.undoing_; },
+       [](JobCore& job) {
+         job.waits_for_writers_ = false;
+         job.CopyBack();
+         return absl::OkStatus();
+       },
+       nullptr, "the processes that may still store into the shards: attach, or their end",
+       "Shards go back to the kept copy when nobody can store into them any more.",
+       "Nobody attaches before it has ended."},
+      {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
+       [](const JobCore& job) { return job.node_gather_ != nullptr && !job.finished_said_ && job.RanksFinished(); },
+       [](JobCore& job) {
+         job.SayFinished();
+         return absl::OkStatus();
+       },
+       nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
+       "A node whose ranks have finished says nothing else that others wait for."},
+      {"show the step", kCommitting | kApplied, 0, [](const JobCore& job) { return !job.showing_ && job.MayShow(); },
+       [](JobCore& job) {
+         job.Show();
+         return absl::OkStatus();
+       },
+       nullptr, "the nodes that do not hold the decision yet",
+       "Ranks see a step that every node holds: were this node lost, the others would make another one.",
+       "Whoever waits for the version goes on as early as possible."},
+      {"say good-bye", kSomeLeft, kCommitting, [](const JobCore& job) { return job.LeaverAt() >= 0; },
+       [](JobCore& job) {
+         const int rank = job.LeaverAt();
+         job.EndDetached(rank, *std::exchange(job.ranks_[rank].pending_detach, std::nullopt));
+         return absl::OkStatus();
+       },
+       nullptr, "the step, or the gradients, of the rank that leaves",
+       "A rank has detached before its step was committed, or its gradients were added.",
+       "A window that opens for another rank first would make leaving an interruption."},
+      {"say that backwards are closed", kOverNodes, 0, [](const JobCore& job) { return job.ClosedToSay() > 0; },
+       [](JobCore& job) {
+         job.SayClosed();
+         return absl::OkStatus();
+       },
+       nullptr, "", "Node 0 takes it that what was not said of these backwards by then never will be.",
+       "The other nodes wait for the word."},
+      {"say that backwards are reduced", kToldLess, 0, kAlways,
+       [](JobCore& job) {
+         job.PublishReduced();
+         return absl::OkStatus();
+       },
+       nullptr, "BackwardDone of every rank, and sums under way",
+       "A backward that all ranks have closed has nothing waiting, and what it has under way ends together.",
+       "Trainers wait for the word."},
+      {"readmit a late rank", kTrainersWrite | kSomeLate, kCommitting | kWindowOpen,
+       [](const JobCore& job) { return !job.LateRanks().empty(); },
+       [](JobCore& job) {
+         job.ReadmitLate();
+         return absl::OkStatus();
+       },
+       nullptr, "",
+       "A rank that left a forward without its backward goes on in the pass in which others wait for its gradients.",
+       "Who is readmitted is not entering, so what waits for all to enter waits for it again."},
+      {"add before its turn", kSomeBlocked, kCommitting | kReducing, [](const JobCore& job) { return job.AllStuck(); },
+       [](JobCore& job) { return job.AddBeforeTurn(); },
+       [](const JobCore& job, int rank) { return job.WaitForGradients(rank); },
+       "SubmitGradients, or BackwardDone, of every rank for the backward and group in the slot",
+       "Ranks that run groups in different orders sleep until a slot is released whose group another rank submits only "
+       "later. This is done when, and only when, every rank is stuck, so results are the same on every run.",
+       "No row below opens by it: sums are under way then."},
+      {"extend", kAllExtend, 0, [](const JobCore& job) { return !job.extending_; },
+       [](JobCore& job) {
+         job.BuildExtension();
+         return absl::OkStatus();
+       },
+       [](const JobCore& job, int rank) -> Wait {
+         for (int other = 0; job.extensions_.count(rank) > 0 && other < job.world_size(); ++other) {
+           if (other != rank && job.extensions_.count(other) == 0) {
+             return {other, "ExtendJob"};
+           }
+         }
+         return {};
+       },
+       "ExtendJob of every rank",
+       "All ranks have asked for the same more to train: another job takes this one's place.",
+       "Ranks that ask do nothing else, so nothing depends on it."},
+      {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
+       [](const JobCore& job) {
+         return !job.decision_held_ && job.pending_fills_ == 0 && job.digests_under_way_ == 0 &&
+                (job.nodes_ == nullptr || job.nodes_closed_ == kAllBackwards);
+       },
+       [](JobCore& job) { return job.BeginDecision(); },
+       [](const JobCore& job, int rank) {
+         return job.ranks_[rank].stepped
+                    ? FirstOther(job.ranks_, rank, "Step", [](const RankStep& r) { return !r.stepped; })
+                    : Wait();
+       },
+       "Step of every rank",
+       "Every rank has stepped and all gradients are added: the step is measured, journaled and applied.",
+       "Its commit comes before the pass that ranks enter with it."},
+      {"refuse unequal backwards", kAllFullParams, kCommitting,
+       [](const JobCore& job) { return job.MayGrantFullParams() && !job.CheckEqualBackwards().ok(); },
+       [](JobCore& job) { return job.CheckEqualBackwards(); }, nullptr, "",
+       "Gradients are entered between backwards that all ranks have closed.",
+       "No sum that would be waited for makes it right."},
+      {"let into full parameters", kAllFullParams, kCommitting,
+       [](const JobCore& job) { return job.MayGrantFullParams() && !job.SumsHoldFullParams(); },
+       [](JobCore& job) { return job.LetIntoFullParams(); },
+       [](const JobCore& job, int rank) -> Wait {
+         if (!job.ranks_[rank].full_params || job.ranks_[rank].inside) {
+           return {};
+         }
+         Wait wait = FirstOther(job.ranks_, rank, "EnterFullParams", [](const RankStep& r) { return !r.full_params; });
+         return wait.rank >= 0
+                    ? wait
+                    : FirstOther(job.ranks_, rank, "LeaveFullParams", [](const RankStep& r) { return r.inside; });
+       },
+       "EnterFullParams of every rank, and LeaveFullParams of those inside",
+       "All ranks enter full parameters together.", "Who is let in to write commits later."},
+      {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
+       [](const JobCore& job) { return job.NoStepComesFirst(); }, [](JobCore& job) { return job.CommitWindow(); },
+       [](const JobCore& job, int rank) { return job.WaitForPass(rank); }, "EnterPass of every rank",
+       "All ranks enter a pass: what trainers have written becomes a version, then they are let in.",
+       "What was deferred is unsharded inside of the pass."},
+      {"announce a pass", kPassCopies | kAllEntering, 0, [](const JobCore& job) { return job.MayAnnouncePass(); },
+       [](JobCore& job) { return job.AnnouncePass(); },
+       [](const JobCore& job, int rank) { return job.WaitForPass(rank); }, "EnterPass of every rank",
+       "What is still to come are devices: reductions, a decided step, the signals that ranks have given. So the "
+       "ranks' "
+       "streams may go on.",
+       "Ranks go on with what the copies do not touch."},
+      {"let into a pass", kPassCopies | kAllEntering, 0,
+       [](const JobCore& job) { return job.pass_issued_ && job.copied_for_pass_; },
+       [](JobCore& job) {
+         job.pass_issued_ = job.copied_for_pass_ = false;
+         job.BeginPass();
+         return absl::OkStatus();
+       },
+       nullptr, "the copies of the pass", "The copies that the pass reads are there.",
+       "Copies that are there are not made again."},
+      {"copy for a pass", kPassCopies | kAllEntering, kCommitting | kDeciding | kReducing,
+       [](const JobCore& job) {
+         return job.pass_issued_ && !job.copied_for_pass_ && !job.pass_held_ && job.NoStepComesFirst();
+       },
+       [](JobCore& job) { return job.BeginPassCopies(); }, nullptr, "signals of the ranks' devices",
+       "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",
+       "What was deferred reads the copies."},
+      {"open windows", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
+       [](const JobCore& job) { return job.MayOpenWindows() && job.ReadersPause(); },
+       [](JobCore& job) {
+         job.OpenWindows();
+         return absl::OkStatus();
+       },
+       [](const JobCore& job, int rank) {
+         return job.ranks_[rank].wants_window && !job.pass_copies()
+                    ? FirstOther(job.ranks_, rank, "LeavePass",
+                                 [](const RankStep& r) { return r.pass == Pass::kInside; })
+                    : Wait();
+       },
+       "LeavePass of every rank", "Ranks write while nobody reads; what they wrote before is kept first.",
+       "Who may be let in has nothing to poll for, and nobody who unshards waits for a window."},
+      {"look for pauses", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
+       [](const JobCore& job) { return job.MayOpenWindows() && !job.polls_pauses_; },
+       [](JobCore& job) {
+         job.PollPausesLater();
+         return absl::OkStatus();
+       },
+       nullptr, "", "A rank that reads may pause, which it tells by a word alone.",
+       "It changes nothing that the row below asks for."},
+      {"let store", kPassCopies | kSomeWantWindow, kSomeInside, [](const JobCore& job) { return !job.leave_held_; },
+       [](JobCore& job) { return job.LetStore(); },
+       [](const JobCore& job, int rank) {
+         return job.ranks_[rank].wants_window && job.pass_copies()
+                    ? FirstOther(job.ranks_, rank, "LeaveFullParams", [](const RankStep& r) { return r.inside; })
+                    : Wait();
+       },
+       "LeaveFullParams of every rank",
+       "Full parameters are the shards themselves: who has left them may store when no other rank reads them any more.",
+       "It changes nothing that the row below asks for."},
+      {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_said_; },
+       [](JobCore& job) { return job.BeginValuesCommit(); },
+       [](const JobCore& job, int rank) {
+         return job.ranks_[rank].committed_params ? FirstOther(job.ranks_, rank, "CommitParameters",
+                                                               [](const RankStep& r) { return !r.committed_params; })
+                                                  : Wait();
+       },
+       "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.",
+       "What was deferred reads the new version."},
+      {"unshard what was deferred", kPooled, kCommitting,
+       [](const JobCore& job) {
+         return std::find(job.unshard_again_.begin(), job.unshard_again_.end(), true) != job.unshard_again_.end();
+       },
+       [](JobCore& job) { return job.UnshardAgain(); }, nullptr,
+       "a slot of the pool, or the version that is being made",
+       "A slot of the pool has become free, or a new version is there, for ranks that have asked before.", ""},
+  };
+  return kTable;
+}
+
+uint32_t JobCore::SeeFacts() const {
+  uint32_t facts = (pooled_ ? kPooled : 0) | (nodes_ != nullptr ? kOverNodes : 0) |
+                   (trainers_write() ? kTrainersWrite : 0) | (pass_copies() ? kPassCopies : 0) |
+                   (committing_ ? kCommitting : 0) | (applied_ ? kApplied : 0) | (deciding_ ? kDeciding : 0) |
+                   (pending_reductions_ > 0 ? kReducing : 0) | (window_open_ ? kWindowOpen : 0) |
+                   (pending_abort_.has_value() ? kEnding : 0) |
+                   (static_cast<int>(extensions_.size()) == world_size() ? kAllExtend : 0);
+  const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
+  facts |= attached ? 0 : kNobodyAttached;
+  uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
+  int closed = nodes_ != nullptr ? nodes_closed_ : kAllBackwards;
+  for (const RankStep& rank : ranks_) {
+    all &= (rank.stepped ? kAllStepped : 0) | (rank.pass == Pass::kEntering ? kAllEntering : 0) |
+           (rank.full_params && !rank.stepped ? kAllFullParams : 0) | (rank.committed_params ? kAllCommitted : 0);
+    facts |= (rank.inside ? kSomeInside : 0) | (rank.wants_window ? kSomeWantWindow : 0) |
+             (rank.blocked_slot >= 0 ? kSomeBlocked : 0) |
+             (rank.pass == Pass::kEntering && !rank.pass_stepped ? kSomeLate : 0) |
+             (rank.pending_detach.has_value() ? kSomeLeft : 0);
+    closed = std::min(closed, rank.closed_backwards);
+  }
+  if ((trainers_ == nullptr && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
+    facts |= kToldLess;
+  }
+  return facts | all;
+}
+
+void JobCore::Advance() {
+  if (advancing_) {
+    return;  // whoever does so looks again
+  }
+  std::shared_ptr<JobCore> keep;  // an action may drop whoever holds the job
+  advancing_ = true;
+  for (bool moved = true; moved && !closed_;) {
+    moved = false;
+    const uint32_t facts = SeeFacts();
+    for (const Transition& row : Transitions()) {
+      if ((row.needs & ~facts) != 0 || (row.unless & facts) != 0 || !row.may(*this)) {
+        continue;
+      }
+      keep = keep == nullptr ? shared_from_this() : std::move(keep);
+      const uint64_t epoch = epoch_;
+      absl::Status status = row.act(*this);
+      if (!status.ok()) {
+        Abort(std::move(status), {});
+      }
+      moved = status.ok() || epoch != epoch_;  // else the end of the epoch waits for a commit, and so does the row
+      break;
+    }
+  }
+  advancing_ = false;
+}
+
+Wait JobCore::WaitingFor(int rank) const {
+  for (const Transition& row : Transitions()) {
+    if (row.waits_for == nullptr) {
+      continue;
+    }
+    if (Wait wait = row.waits_for(*this, rank); wait.rank >= 0) {
+      return wait;
+    }
+  }
+  return {};
+}
+
+Wait JobCore::WaitForPass(int rank) const {
+  return ranks_[rank].pass == Pass::kEntering
+             ? FirstOther(ranks_, rank, "EnterPass", [](const RankStep& r) { return r.pass != Pass::kEntering; })
+             : Wait();
+}
+
+}  // namespace shardd
