@@ -28,18 +28,19 @@ void JobCore::OpenAnswered(int rank, const absl::Status& status) {
   if (absent_.Refused(rank, std::string(status.message()), TicksSinceBoot())) {
     Event(rank, "refused", std::string(status.message()));
   }
-  Advance();
+  MaybeTellRefused();
 }
 
-bool JobCore::SomeWaitInVain() const {
-  return absent_.some_refused() && std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
-           return session != nullptr && session->stream != nullptr && absent_.WaitsInVain(session->start_ticks);
-         });
-}
-
-absl::Status JobCore::RefusedError() const {
-  return absl::FailedPreconditionError(
-      absl::StrCat("job \"", name(), "\" waits for a rank that does not come: ", absent_.WhyRefused()));
+// Behind a commit that is under way: Abort waits for it.
+void JobCore::MaybeTellRefused() {
+  const bool waits = std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
+    return session != nullptr && session->stream != nullptr && absent_.WaitsInVain(session->start_ticks);
+  });
+  if (waits) {
+    Abort(absl::FailedPreconditionError(
+              absl::StrCat("job \"", name(), "\" waits for a rank that does not come: ", absent_.WhyRefused())),
+          {});
+  }
 }
 
 absl::Status JobCore::CheckStillHas(const Session& session) const {

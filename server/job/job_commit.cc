@@ -120,7 +120,7 @@ void JobCore::ApplyDecided() {
     nodes_->Decide(decided);
   }
   committing_ = true;
-  applied_ = showing_ = false;
+  applied_ = false;
   if (nodes_ != nullptr) {
     nodes_->Holding(committed_step_ + 1);  // before the update, which takes longer than all nodes' answers
   }
@@ -134,6 +134,14 @@ void JobCore::ApplyDecided() {
       return;
     }
     applied_ = true;
+    SendWaitedState();
+    if (pending_abort_.has_value() && !MayShow()) {
+      auto [cause, lost] = *std::move(pending_abort_);
+      pending_abort_.reset();
+      Abort(std::move(cause), std::move(lost));
+      return;
+    }
+    MaybeShow();
   });
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -151,14 +159,16 @@ void JobCore::ApplyDecided() {
 
 bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->held_step() > committed_step_; }
 
-// A step that is being shown completes forward. One that is not may be behind for as long as another node is silent.
-bool JobCore::MayEndEpoch() const { return !promised() && (!committing_ || (applied_ && !MayShow())); }
-
-void JobCore::Show() {
-  showing_ = true;
+// A step that no other node may hold is not shown: were this one lost, the others would make another one.
+void JobCore::MaybeShow() {
+  if (!committing_ || !applied_ || !MayShow()) {
+    return;
+  }
   const v1::OptimizerKind kind = plan_->config.optimizer().kind();
   KeepThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
 }
+
+void JobCore::NodeHeld() { MaybeShow(); }
 
 // Ranks have gone without having been told of the step (Abort).
 void JobCore::CommitUnshown() {
@@ -217,11 +227,11 @@ void JobCore::EndStep() {
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }
-  committing_ = applied_ = showing_ = false;
+  committing_ = applied_ = false;
   deciding_ = false;
   NoteWindowCommitted();
   pairs_.clear();
-  nodes_closed_ = said_closed_ = told_reducing_ = told_reduced_ = 0;
+  nodes_closed_ = said_closed_ = 0;
   gradients_seen_ = false;
   departures_told_ = 0;
   abandons_told_ = 0;
@@ -245,7 +255,7 @@ void JobCore::EndStep() {
   CompareReplicasIfDue();
 }
 
-// The new version is there: whoever waits for it is let go. Advance does what had to wait for the commit.
+// The new version is there: whoever waits for it is let go, then what had to wait for the commit is done.
 void JobCore::AfterCommit() {
   if (std::exchange(kept_with_commit_, false)) {
     NoteKept();
@@ -256,7 +266,38 @@ void JobCore::AfterCommit() {
       session->PublishVersion(version_);
     }
   }
-  unshard_again_.assign(pools_.size(), true);
+  SendWaitedState();
+  if (pending_abort_.has_value()) {
+    auto [cause, lost] = *std::move(pending_abort_);
+    pending_abort_.reset();
+    Abort(std::move(cause), std::move(lost));
+    return;
+  }
+  const uint64_t epoch = epoch_;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (const std::optional<bool> finished = std::exchange(ranks_[rank].pending_detach, std::nullopt);
+        finished.has_value() && sessions_[rank] != nullptr) {
+      Detach(rank, *finished);
+    }
+    if (epoch_ != epoch) {
+      return;
+    }
+  }
+  absl::Status status = MaybeGrantFullParams();
+  if (status.ok()) {
+    status = MaybeBeginPass();
+  }
+  if (!status.ok()) {
+    Abort(std::move(status), {});
+    return;
+  }
+  MaybeOpenWindows();
+  for (int rank = 0; rank < world_size() && pooled_; ++rank) {
+    if (absl::Status status = UnshardDeferred(rank); !status.ok()) {
+      Abort(std::move(status), {});
+      return;
+    }
+  }
 }
 
 }  // namespace shardd

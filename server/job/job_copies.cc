@@ -49,7 +49,6 @@ void JobCore::CopyOffLoop(CopyValues copy, std::function<void(absl::Status)> the
     self->loop_->Post([self, then, status = copy()] {
       --self->copies_under_way_;
       then(status);
-      self->Advance();
     });
     self->copier_moved_ns_.store(0, std::memory_order_relaxed);
   });
@@ -140,6 +139,9 @@ void JobCore::UndoWrites() {
                   if (session != nullptr && session->held) {
                     Release(session.get());
                   }
+                }
+                if (absl::Status granted = MaybeGrantFullParams(); !granted.ok()) {
+                  Abort(std::move(granted), {});
                 }
               });
 }

@@ -60,7 +60,6 @@ JobCore::JobCore(Init init)
     pools_.emplace_back(pool.slots, plan_->pool_quota, world_size(), static_cast<int>(plan_->groups.size()));
     pool_done_.emplace_back(pool.slots, std::vector<uint64_t>(world_size(), 0));
   }
-  unshard_again_.assign(pools_.size(), false);
   ranks_.resize(world_size());
   ResetStep();
   if (init.committed.version > 0) {
@@ -148,7 +147,6 @@ std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(ab
         }
         state->on_loop(std::move(first));
         state->on_loop = nullptr;
-        self->Advance();
       });
     }
   };
@@ -194,9 +192,6 @@ bool JobCore::PollRings(absl::Time until) {
       if (epoch_ != epoch) {
         return true;  // the sessions are gone
       }
-      if (sessions_[rank].get() != session) {
-        break;  // it has said good-bye before
-      }
       if (!status.ok()) {
         Abort(std::move(status), {});
         if (epoch_ != epoch) {
@@ -221,7 +216,6 @@ bool JobCore::PollRings(absl::Time until) {
 
 int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first, absl::Time until) {
   const uint64_t epoch = epoch_;
-  const int rank = session->rank();
   const int end = batch.commands_size();
   for (int i = first; i < end; ++i) {
     if (session->held) {
@@ -244,7 +238,7 @@ int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, 
         session->broken = true;
       }
     }
-    if (epoch_ != epoch || sessions_[rank].get() != session) {
+    if (epoch_ != epoch) {
       return end;
     }
   }
@@ -273,17 +267,6 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   }
   session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);
   SHARDD_RETURN_IF_ERROR(EndAsking(rank));
-  // Where parameters are given and taken nothing changes that a row of the table asks for, and every layer does so.
-  const bool moves = command.opcode != Opcode::kUnshard && command.opcode != Opcode::kReshard;
-  SHARDD_RETURN_IF_ERROR(Dispatch(session, std::move(command)));
-  if (moves) {
-    Advance();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
-  const int rank = session->rank();
   switch (command.opcode) {
     case Opcode::kUnshard:
       return OnUnshard(session, command.group, command.arg0);
@@ -306,7 +289,8 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
       return OnLeaveFullParams(session, command.done);
     case Opcode::kWaitGradientSlot:
       OnWaitGradientSlot(session, command.group);
-      return absl::OkStatus();
+      ReadmitLate();
+      return MaybeFold();
     case Opcode::kEnterPass:
       return OnEnterPass(session, std::move(command));
     case Opcode::kLeavePass:

@@ -21,7 +21,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "common/plan/extend.h"
 #include "common/plan/plan.h"
 #include "common/tensor/norm.h"
@@ -29,7 +28,6 @@
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/nodes/node_gather.h"
 #include "server/collective/trainers/trainer_collective.h"
-#include "server/job/advance.h"
 #include "server/job/given_back.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
@@ -159,10 +157,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // The epoch advances; see the top.
   void Abort(absl::Status cause, std::vector<int> lost_ranks);
 
-  // Does whatever may happen next, until nothing may: at the end of every event on the loop. (advance.cc)
-  void Advance() override;
-  static absl::Span<const Transition> Transitions();
-
   // Takes commands from all rings, no new one after `until`; true if there were any.
   bool PollRings(absl::Time until = absl::InfiniteFuture());
   // Executes commands of the batch from number `first` on, at least one and no new one after `until`. Returns the
@@ -203,7 +197,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
   void NodeDecided(const v1::PeerMessage::Decided& decided) override;
   void NodeValuesAgreed() override;
-  void NodeHeld() override {}  // "show the step" asks
+  void NodeHeld() override;  // (job_commit.cc)
   void NodeAbort(const absl::Status& cause) override;
   void NodeGeneration(uint64_t generation) override;
   void NodeIsUp() override;  // (job_gather.cc)
@@ -216,12 +210,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NodeTakeState(const v1::PeerMessage::State& state) override;
   void NodeTakeRankState(const v1::PeerMessage::RankState& state) override;
   StateSlabs SlabsOfState() const;
-  bool MayFinishRestore() const;
-  void FinishRestore();
+  void MaybeFinishRestore();
   // Says to node 0 that the group's next occurrence is complete here; it is added when all nodes have it (NodeGo).
   void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
-  int ClosedToSay() const;
-  void SayClosed();
+  void MaybeSayClosed();
   void SayReduced();
   void CompareReplicasIfDue();
   void SayValues();
@@ -248,7 +240,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status CheckUnreached(absl::Time now);
   // By parameter, where some nodes hold none of it: as those say that do.
   std::string PresentOnHolders(const std::vector<v1::PeerMessage::Reduced>& reduced) const;
-  void SayFinished();
+  void MaybeSayFinished();
   bool RanksFinished() const;  // of this node
   void SetReadable(uint64_t version);
   // What this node holds of a parameter: elements of it.
@@ -265,18 +257,16 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   struct AskedExtension {
     std::shared_ptr<const Extension> extension;
     ExtendDone done;  // null while it is being built
-    BuildExtended build;
   };
   absl::Status CheckMayExtend(int rank) const;
   absl::Status CheckNobodyWentOn(int rank, const std::string& what) const;
   absl::Status CheckNobodyExtends(int rank, absl::string_view what, int backward) const;
   std::string AloneText(int rank, const std::string& what) const;
-  void BuildExtension();
   absl::Status EndAsking(int rank);  // it was interrupted and goes on
   std::map<int, AskedExtension> TakeExtensions();
   static void Answer(const std::map<int, AskedExtension>& extensions, const absl::Status& status);
-  int LeaverAt() const;
-  void EndDetached(int rank, bool finished);
+  void EndFinished();
+  void EndFinishedLater();
   void EndSession(int rank);
   void ResetStep();
   // What waits for ranks' devices (job_given_back.cc). Runs `held` when its signals have come and all of its order
@@ -317,7 +307,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
 
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
-  absl::Status Dispatch(Session* session, RankCommand command);
   absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_params.cc)
   absl::Status OnReshard(Session* session, int group, uint64_t done);
   absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
@@ -343,7 +332,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // What the rank has asked for and could not be given when it did, as far as it can be now.
   absl::Status UnshardDeferred(int rank);
   void PublishFilled(size_t pool, int slot, int group);
-  absl::Status UnshardAgain();
+  absl::Status SlotIsFree(size_t pool);
   absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
   // POOLED: which of pools_ a rank uses.
   size_t PoolNumber(int rank) const { return static_cast<size_t>(rank) % pools_.size(); }
@@ -357,10 +346,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void SayFullParams(int rank, const std::string& present, const absl::Status& status);
   int64_t reserved_undo_bytes() const;
   absl::Status CompareFullParams(int rank, const FullParams& asked) const;
-  bool MayGrantFullParams() const;
-  absl::Status CheckEqualBackwards() const;
-  bool SumsHoldFullParams() const;
-  absl::Status LetIntoFullParams();
+  absl::Status MaybeGrantFullParams();
   void SettleBehindReductions();
   void GrantFullParams();
   absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
@@ -380,7 +366,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   }
   // Initial values of an attempt that was given up, with how many elements: to be zeroed.
   std::vector<std::pair<Written, int64_t>> StaleValues() const;
-  absl::Status BeginValuesCommit();
   absl::Status CommitValues();
   void SubmitParametersCommit();
   // Copies of values (job_copies.cc): each runs to its end before the next, most on the copier, where they may touch
@@ -444,12 +429,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   };
   void SubmitReduction(Reduction reduction);
   void OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered);
-  bool AllStuck() const;
-  absl::Status AddBeforeTurn();
+  absl::Status MaybeFold();
   void PublishReduced();
-  Wait WaitForGradients(int rank) const;
   // The step (job_step.cc, job_commit.cc)
-  absl::Status BeginDecision();
+  absl::Status MaybeDecide();
   absl::Status CheckBackwardClosed(int rank, absl::string_view what) const;
   absl::Status CloseStep(Session* session);
   absl::Status CompareSteps() const;
@@ -460,8 +443,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void Apply(double norm);
   void ApplyDecided();
   bool MayShow() const;
-  bool MayEndEpoch() const;
-  void Show();
+  void MaybeShow();
   void Commit();
   void CommitUnshown();
   void CountUpdates();
@@ -470,17 +452,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
 
   // Passes and write windows (job_windows.cc)
   bool trainers_write() const { return !plan_->config.trainers_never_write(); }
-  absl::Status CommitWindow();
-  bool NoStepComesFirst() const;
+  absl::Status MaybeBeginPass();
+  bool AllEnterPass() const;
   absl::StatusOr<bool> StepComesFirst() const;
   void FinishWindow(bool stepped);
   void BeginPass();
-  bool MayOpenWindows() const;
-  void OpenWindows();
-  std::vector<int> LateRanks() const;
+  void MaybeOpenWindows();
   void ReadmitLate();
-  bool ReadersPause() const;
-  bool EndPausedPasses();
+  bool EndPausedPasses(bool only_look);
   void PollPausesLater();
   absl::Status CheckStuckWindows(absl::Time now) const;
   // The shards have changed since the copy was kept, and moments or counts with them.
@@ -488,12 +467,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void NoteWindowCommitted();
   // Passes that read copies (job_passes.cc)
   bool pass_copies() const { return plan_->config.pass_copies(); }
-  bool MayAnnouncePass() const;
-  absl::Status AnnouncePass();
-  absl::Status BeginPassCopies();
+  absl::Status MaybeCopyForPass();
   absl::Status CopyForPass();
   void FinishPassCopies(bool stepped);
-  absl::Status LetStore();
+  absl::Status MaybeLetStore();
   // The copy to go back to (job_kept.cc)
   void Keep();
   void NoteKept();
@@ -504,20 +481,22 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void GoBackToKept();
   // ABORTED: it still waits for those that may store.
   absl::Status CheckWriters(int rank, int32_t pid, bool replace);
+  bool MaybeCopyBack();
   void CopyBack();
   bool IsKeptForStores();
   void PollTraceLater();
 
-  uint32_t SeeFacts() const;        // (advance.cc)
-  Wait WaitingFor(int rank) const;  // for whom and for what it cannot go on
-  Wait WaitForPass(int rank) const;
-  std::string WaitText(int rank) const;  // (job_status.cc) empty: it is its own turn
+  struct Wait {
+    int rank = -1;  // who is waited for; -1: nobody
+    std::string call;
+  };
+  Wait WaitingFor(int rank) const;       // (job_status.cc)
+  std::string WaitText(int rank) const;  // empty: it is its own turn
   void TellWaiting(Session* session, absl::Time now);
   // Ranks without a session (job_absent.cc).
   absl::Status CheckStillHas(const Session& session) const;
   void CheckAbsent();
-  bool SomeWaitInVain() const;
-  absl::Status RefusedError() const;
+  void MaybeTellRefused();
   bool IsMidStep() const;  // the end of the epoch drops something that a rank has begun
   v1::JobState State() const;
 
@@ -571,7 +550,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status renew_failed_;
   int next_polled_ = 0;  // the rank whose ring is looked at first
   bool closed_ = false;
-  bool advancing_ = false;
   std::map<int, AskedExtension> extensions_;                                // by rank
   bool extending_ = false;                                                  // all ranks have asked
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
@@ -589,10 +567,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int pending_reductions_ = 0;
   int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch
   int pending_fills_ = 0;
-  std::vector<bool> unshard_again_;  // by pool: for ranks that have been put off
-  // Backwards of the step of which ranks were told: that all is under way, that all is added.
-  int told_reducing_ = 0;
-  int told_reduced_ = 0;
   bool deciding_ = false;
   // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
   std::list<Held> held_;
@@ -606,7 +580,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::vector<std::vector<std::vector<uint64_t>>> pool_done_;
   bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
   bool applied_ = false;     // of a decided step: it waits
-  bool showing_ = false;     // no more
   DecidedStep decided_;
   double grad_norm_ = 0;
   double clip_factor_ = 1;
@@ -626,8 +599,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Time unreached_since_ = absl::InfiniteFuture();  // some other node
   std::vector<Gathered> next_gathers_;                   // for the next generation, or until all nodes are reached
   bool reading_values_ = false;
-  bool values_said_ = false;    // initial ones, to node 0, or about to be
-  bool finished_said_ = false;  // that all ranks have, to other nodes
   // Replicas: digests of what this node had at a version, and how many are being taken.
   uint64_t compared_version_ = 0;
   std::vector<uint64_t> value_digests_;
@@ -642,7 +613,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     absl::Time began = MonotonicNow();
     std::shared_ptr<NodeRestore> slabs;
     bool all_slabs = false;
-    bool casts = false;  // everything has come
     std::optional<v1::PeerMessage::State> state;
     std::vector<std::string> trainer_states;  // by rank
   };

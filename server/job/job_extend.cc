@@ -116,7 +116,7 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
   }
   session->last_command_time = MonotonicNow();
   session->last_command = "ExtendJob";
-  extensions_[rank] = {std::move(extension), std::move(done), std::move(build)};
+  extensions_[rank] = {std::move(extension), std::move(done)};
   if (status = CheckNobodyWentOn(rank, extensions_[rank].extension->what); !status.ok()) {
     Abort(std::move(status), {});
     return;
@@ -131,19 +131,15 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
       return;
     }
   }
-  Advance();
-}
-
-// All ranks have asked for the same.
-void JobCore::BuildExtension() {
-  AskedExtension& agreed = extensions_.begin()->second;
+  if (static_cast<int>(extensions_.size()) < world_size()) {
+    return;
+  }
   Event(-1, "extend", agreed.extension->what);
   extending_ = true;
   std::vector<ExtendDone> asked;
-  for (auto& [rank, extension_of] : extensions_) {
+  for (auto& [other, extension_of] : extensions_) {
     asked.push_back(std::exchange(extension_of.done, nullptr));
   }
-  const BuildExtended build = std::exchange(agreed.build, nullptr);
   build(agreed.extension, std::move(asked));
 }
 

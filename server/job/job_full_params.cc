@@ -57,7 +57,7 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
   ranks_[rank].done_at_entry = command.done;
   ranks_[rank].full = asked;
   ranks_[rank].writeback = asked.writeback;
-  return absl::OkStatus();
+  return MaybeGrantFullParams();
 }
 
 // Where there was memory for the old bytes when the job opened, processes beside the daemon may have it now; else other
@@ -105,29 +105,12 @@ absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const
   return absl::OkStatus();
 }
 
-bool JobCore::MayGrantFullParams() const {
-  return !full_params_granted_ && !undoing_ && !entry_held_ && !AwaitsNodes();
-}
-
-absl::Status JobCore::CheckEqualBackwards() const {
-  for (int rank = 0; ranks_[0].full.with_grads && rank < world_size(); ++rank) {
-    SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterFullParams with_grads"));
-    if (ranks_[rank].closed_backwards != ranks_[0].closed_backwards) {
-      return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                       absl::StrCat("with_grads: ranks have closed different numbers of backwards (got ",
-                                    ranks_[rank].closed_backwards, " on rank ", rank, ", ", ranks_[0].closed_backwards,
-                                    " on rank 0)"));
-    }
+absl::Status JobCore::MaybeGrantFullParams() {
+  const bool all =
+      std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params && !r.stepped; });
+  if (!all || full_params_granted_ || committing_ || undoing_ || closed_ || entry_held_ || AwaitsNodes()) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
-
-// No stream of ours need be in order with them.
-bool JobCore::SumsHoldFullParams() const {
-  return ranks_[0].full.with_grads && pending_reductions_ > 0 && collective_->may_hold_requests();
-}
-
-absl::Status JobCore::LetIntoFullParams() {
   Held entry;  // inside, ranks write what others' GPUs may still read
   entry.order = Held::Order::kDecisions;
   entry.what = "EnterFullParams";
@@ -138,7 +121,7 @@ absl::Status JobCore::LetIntoFullParams() {
     entry_held_ = true;
     entry.run = [this] {
       entry_held_ = false;
-      return absl::OkStatus();
+      return MaybeGrantFullParams();
     };
     return WhenGivenBack(std::move(entry));
   }
@@ -150,6 +133,18 @@ absl::Status JobCore::LetIntoFullParams() {
   if (!ranks_[0].full.with_grads) {
     GrantFullParams();
     return absl::OkStatus();
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterFullParams with_grads"));
+    if (ranks_[rank].closed_backwards != ranks_[0].closed_backwards) {
+      return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                       absl::StrCat("with_grads: ranks have closed different numbers of backwards (got ",
+                                    ranks_[rank].closed_backwards, " on rank ", rank, ", ", ranks_[0].closed_backwards,
+                                    " on rank 0)"));
+    }
+  }
+  if (collective_->may_hold_requests() && pending_reductions_ > 0) {
+    return absl::OkStatus();  // no stream of ours need be in order with them; the last one asks again
   }
   // Behind all reductions, which are issued by now because every backward is closed everywhere.
   full_params_granted_ = true;
@@ -175,6 +170,7 @@ absl::Status JobCore::RefuseFullParams(const absl::Status& why) {
     ranks_[rank].full_params = ranks_[rank].writeback = false;
     SayFullParams(rank, "", why);
   }
+  MaybeOpenWindows();  // somebody may have waited for one meanwhile
   return absl::OkStatus();
 }
 
@@ -268,8 +264,13 @@ absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
   if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
     full_params_granted_ = false;
     UndoWrites();  // writes that nobody committed
+    if (closed_) {
+      return absl::OkStatus();
+    }
+    SHARDD_RETURN_IF_ERROR(MaybeGrantFullParams());  // somebody may wait for the next time already
   }
-  return absl::OkStatus();
+  MaybeOpenWindows();  // or for a window
+  return MaybeLetStore();
 }
 
 }  // namespace shardd

@@ -51,7 +51,7 @@ void JobCore::GatherAgain() {
 }
 
 void JobCore::NodeIsUp() {
-  finished_said_ = false;  // a link forgets what was said over the one before
+  MaybeSayFinished();  // a link forgets what was said over the one before
   if (node_gather_ != nullptr) {
     GatherAgain();
   }
@@ -103,9 +103,11 @@ void JobCore::SetReadable(uint64_t version) {
   }
 }
 
-void JobCore::SayFinished() {
-  finished_said_ = true;
-  nodes_->Closing("its ranks have finished", /*finished=*/true);
+// Others go on for as long as they like, and need what this node holds.
+void JobCore::MaybeSayFinished() {
+  if (node_gather_ != nullptr && RanksFinished()) {
+    nodes_->Closing("its ranks have finished", /*finished=*/true);
+  }
 }
 
 ParamRange JobCore::HeldOf(int param) const {

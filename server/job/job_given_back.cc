@@ -96,7 +96,6 @@ bool JobCore::RunGivenBack() {
     if (!status.ok() && epoch == epoch_) {
       Abort(std::move(status), {});
     }
-    Advance();
     if (epoch != epoch_) {
       return true;
     }

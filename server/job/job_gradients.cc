@@ -129,9 +129,13 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
     ForgetIfClosed(key);
   }
-  return absl::OkStatus();
+  MaybeSayClosed();
+  PublishReduced();
+  ReadmitLate();
+  return MaybeFold();
 }
 
+// A backward that all ranks have closed has nothing waiting; what it has under way ends together.
 void JobCore::PublishReduced() {
   int closed = std::numeric_limits<int>::max();
   for (const RankStep& rank : ranks_) {
@@ -140,8 +144,6 @@ void JobCore::PublishReduced() {
   if (nodes_ != nullptr) {
     closed = std::min(closed, nodes_closed_);
   }
-  told_reducing_ = closed;
-  told_reduced_ = pending_reductions_ == 0 ? closed : told_reduced_;
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       if (trainers_ == nullptr) {
@@ -153,30 +155,10 @@ void JobCore::PublishReduced() {
       }
     }
   }
-}
-
-Wait JobCore::WaitForGradients(int rank) const {
-  const RankStep& state = ranks_[rank];
-  if (state.blocked_slot < 0 && state.closed_backwards == 0) {
-    return {};
+  if (pending_reductions_ > 0) {
+    return;
   }
-  for (const auto& [key, pair] : pairs_) {
-    if ((pair.folded[rank] == 0 && pair.waiting[rank].empty()) ||
-        (state.blocked_slot < 0 && key.first >= state.closed_backwards)) {
-      continue;
-    }
-    for (int other = 0; other < world_size(); ++other) {
-      const bool missing =
-          pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
-      if (other != rank && missing && pair.added[other] > pair.stays[other]) {  // it gave its part
-        return {other, absl::StrCat("BackwardDone of backward ", key.first)};
-      }
-      if (other != rank && missing) {
-        return {other, absl::StrCat("SubmitGradients \"", group_name(key.second), "\" of backward ", key.first)};
-      }
-    }
-  }
-  return {};
+  EndFinishedLater();
 }
 
 // Nothing can come for it any more. Also what keeps a step of many backwards small.

@@ -50,6 +50,7 @@ void JobCore::Keep() {
       return;
     }
     NoteKept();
+    MaybeOpenWindows();
   };
   if (memory_->kept() != nullptr) {
     CopyKept(/*back=*/false, std::move(kept));
@@ -136,6 +137,16 @@ void JobCore::GoBackToKept() {
         absl::StrCat(pass_copies() ? "shards may have been stored into" : "a write window was open",
                      ": shards go back to the copy of step ", kept_step_,
                      others.empty() ? "" : absl::StrCat(", when the process of ", others, " can store no more")));
+  MaybeCopyBack();
+}
+
+bool JobCore::MaybeCopyBack() {
+  if (!writers_.empty() || undoing_) {
+    return false;
+  }
+  waits_for_writers_ = false;
+  CopyBack();
+  return true;
 }
 
 // The rank asks to attach: what its process had enqueued before has run.
@@ -163,8 +174,7 @@ absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
     it->told = it->told || it->pid == pid;
     ++it;
   }
-  Advance();
-  if (!waits_for_writers_) {
+  if (MaybeCopyBack()) {
     return absl::OkStatus();
   }
   const std::string others = NamesOf(writers_);

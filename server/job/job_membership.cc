@@ -97,7 +97,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   }
   session->PublishVersion(version_);
   session->last_command_time = MonotonicNow();
-  ranks_[rank].finished = finished_said_ = false;
+  ranks_[rank].finished = false;
   // Never read: the client shares the descriptor and could make a read block. The ring is looked at before the loop
   // sleeps.
   loop_->AddFd(
@@ -133,7 +133,7 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
   session->stream->Send(std::move(event));
   Event(rank, "attach",
         absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
-  Advance();
+  MaybeTellRefused();
 }
 
 void JobCore::EndSession(int rank) {
@@ -161,19 +161,14 @@ void JobCore::EndSession(int rank) {
 }
 
 void JobCore::Detach(int rank, bool finished) {
-  EndDetached(rank, finished);
-  Advance();
-}
-
-void JobCore::EndDetached(int rank, bool finished) {
   Session* session = sessions_[rank].get();
   if (ranks_[rank].stepped || committing_) {
-    ranks_[rank].pending_detach = finished;  // its step is still to be committed
+    ranks_[rank].pending_detach = finished;  // its step is still to be committed (AfterCommit)
     return;
   }
   const bool in_order = finished && LeavesInOrder(rank);
   if (in_order && OthersNeedGradientsOf(rank)) {
-    ranks_[rank].pending_detach = true;  // they close backwards first
+    ranks_[rank].pending_detach = true;  // EndFinished
     return;
   }
   v1::SessionEvent event;
@@ -185,8 +180,10 @@ void JobCore::EndDetached(int rank, bool finished) {
   Event(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
   ranks_[rank].finished = finished;
+  MaybeSayFinished();
   if (in_order) {
-    return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
+    EndFinishedLater();  // another may have waited for this one to close a backward
+    return;              // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
   // Whoever was let in to read, full parameters or in a pass, needs nobody any more; everything else that ranks do
   // together does. So a rank may be the first to leave the pass that its last step was committed with, or that was a
@@ -211,6 +208,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   if (pooled_) {
     pools_[PoolNumber(rank)].ReleaseAll(rank);
   }
+  (void)MaybeLetStore();  // it may have read full parameters; an error is a device's, and comes again with what follows
 }
 
 // In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
@@ -246,17 +244,26 @@ bool JobCore::DropHeld(int rank) {
   return true;
 }
 
-// A rank that said good-bye before its step was committed, or with backwards that others had not closed, and that may
-// go now; -1: there is none.
-int JobCore::LeaverAt() const {
-  for (int rank = 0; rank < world_size(); ++rank) {
-    const RankStep& state = ranks_[rank];
-    if (state.pending_detach.has_value() && sessions_[rank] != nullptr && !state.stepped &&
-        !(*state.pending_detach && LeavesInOrder(rank) && OthersNeedGradientsOf(rank))) {
-      return rank;
+void JobCore::EndFinishedLater() {
+  if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pending_detach == true; })) {
+    return;
+  }
+  loop_->Post([weak = weak_from_this()] {
+    if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
+      self->EndFinished();
+    }
+  });
+}
+
+// Ranks that said good-bye with backwards that others had not closed.
+void JobCore::EndFinished() {
+  for (int rank = 0; rank < world_size() && !committing_; ++rank) {
+    if (sessions_[rank] != nullptr && !ranks_[rank].stepped && ranks_[rank].pending_detach == true &&
+        !OthersNeedGradientsOf(rank)) {
+      ranks_[rank].pending_detach.reset();
+      Detach(rank, /*finished=*/true);
     }
   }
-  return -1;
 }
 
 void JobCore::SessionLost(int rank, const std::string& why) {
@@ -268,7 +275,7 @@ void JobCore::SessionLost(int rank, const std::string& why) {
     loop_->RemoveFd(session->pidfd.get());  // it stays readable
   }
   if (ranks_[rank].pending_detach.has_value() && (committing_ || attached() == world_size())) {
-    return;  // it has done its part of the step and said good-bye; its gradients are here
+    return;  // it has done its part of the step and said good-bye; its gradients are here (AfterCommit)
   }
   const std::string last =
       session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
@@ -288,8 +295,8 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   }
   if ((committing_ && (!applied_ || MayShow())) || promised()) {
     // A decided step always completes forward, with the copy that is kept of it; those who died in between are found
-    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
-    // Only a step that is applied and may not be shown yet ends here, unshown.
+    // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided). Only
+    // a step that is applied and may not be shown yet ends here, unshown.
     if (!pending_abort_.has_value()) {
       pending_abort_.emplace(std::move(cause), std::move(lost_ranks));
     } else {
@@ -358,7 +365,6 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     LogError(absl::StrCat("job ", name(), ": ", status.message()));
   }
   Answer(extensions, cause);  // behind what ended the sessions
-  Advance();
 }
 
 void JobCore::ResetStep() {
@@ -375,8 +381,7 @@ void JobCore::ResetStep() {
   DropGathers();
   gradients_seen_ = false;
   presence_said_ = false;
-  nodes_closed_ = said_closed_ = told_reducing_ = told_reduced_ = 0;
-  values_said_ = false;
+  nodes_closed_ = said_closed_ = 0;
   uneven_gradient_ = absl::OkStatus();
   departures_told_ = 0;
   abandons_told_ = 0;

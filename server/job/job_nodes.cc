@@ -129,34 +129,34 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
     pair.touched.assign(pair.touched.size(), 0);
     status = TryReduce(key);
     ForgetIfClosed(key);
+    MaybeSayClosed();
   }
   if (!status.ok() && epoch == epoch_) {
     Abort(std::move(status), {});
   }
 }
 
-// How many backwards are closed here, where node 0 is to be told; else 0.
-int JobCore::ClosedToSay() const {
+// Node 0 takes it that what was not said of these backwards by then never will be.
+void JobCore::MaybeSayClosed() {
+  if (nodes_ == nullptr) {
+    return;
+  }
   int closed = kAllBackwards;
   for (const RankStep& rank : ranks_) {
     closed = std::min(closed, rank.closed_backwards);
   }
   if (closed <= said_closed_) {
-    return 0;
+    return;
   }
   for (const auto& [key, pair] : pairs_) {
     const size_t said = pair.said ? 1 : 0;
     for (int rank = 0; key.first < closed && rank < world_size(); ++rank) {
       if (pair.waiting[rank].size() > said) {
-        return 0;  // said behind the one that is under way
+        return;  // said behind the one that is under way
       }
     }
   }
-  return closed;
-}
-
-void JobCore::SayClosed() {
-  const int closed = said_closed_ = ClosedToSay();
+  said_closed_ = closed;
   v1::PeerMessage::Closed message;
   message.set_step(committed_step_ + 1);
   message.set_backwards(closed);
@@ -167,7 +167,18 @@ void JobCore::SayClosed() {
   nodes_->Closed(std::move(message));
 }
 
-void JobCore::NodesClosed(int backwards) { nodes_closed_ = backwards; }
+void JobCore::NodesClosed(int backwards) {
+  nodes_closed_ = backwards;
+  PublishReduced();
+  const uint64_t epoch = epoch_;
+  absl::Status status = MaybeDecide();
+  if (status.ok() && epoch == epoch_) {
+    status = MaybeGrantFullParams();
+  }
+  if (!status.ok() && epoch == epoch_) {
+    Abort(std::move(status), {});
+  }
+}
 
 // The step ----------------------------------------------------------------------------------------------------------
 
@@ -204,10 +215,10 @@ void JobCore::CompareReplicasIfDue() {
         self->compared_version_ = version;
         self->value_digests_.assign(values->digests().begin(), values->digests().end());
       }
-      if (!status.ok() && self->epoch_ == epoch) {
-        self->Abort(status, {});
+      const absl::Status decided = status.ok() ? self->MaybeDecide() : status;
+      if (!decided.ok() && self->epoch_ == epoch) {
+        self->Abort(decided, {});
       }
-      self->Advance();
     });
   });
 }
@@ -286,7 +297,6 @@ void JobCore::SayValues() {
         return;
       }
       self->nodes_->Values(std::move(*values));
-      self->Advance();
     });
   });
 }

@@ -161,7 +161,9 @@ void JobCore::SubmitFill(size_t pool, int slot, int group) {
           }
           PublishFilled(pool, slot, group);
         }
-        unshard_again_[pool] = true;  // after another epoch's fill too
+        if (absl::Status freed = SlotIsFree(pool); !freed.ok()) {
+          Abort(std::move(freed), {});
+        }
       });
   if (cut_over_nodes) {
     GatherFromNodes({group, version_, epoch_, request.destination, request.label, filled});
@@ -188,15 +190,14 @@ void JobCore::PublishFilled(size_t pool, int slot, int group) {
   }
 }
 
-// For ranks of which every slot that nobody held was being filled, or that asked before a version was there.
-absl::Status JobCore::UnshardAgain() {
-  const std::vector<bool> again = std::exchange(unshard_again_, std::vector<bool>(pools_.size(), false));
+// For ranks of which every slot that nobody held was being filled. After another epoch's fill too.
+absl::Status JobCore::SlotIsFree(size_t pool) {
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (again[PoolNumber(rank)] && sessions_[rank] != nullptr && !ranks_[rank].stepped) {
+    if (PoolNumber(rank) == pool && sessions_[rank] != nullptr && !ranks_[rank].stepped && !committing_) {
       SHARDD_RETURN_IF_ERROR(UnshardDeferred(rank));
     }
   }
-  return absl::OkStatus();
+  return MaybeDecide();
 }
 
 absl::Status JobCore::OnReshard(Session* session, int group, uint64_t done) {

@@ -14,20 +14,28 @@
 
 namespace shardd {
 
-// A trainer's stream that waited for the pass could hold up its sums (trainers/README.md).
-bool JobCore::MayAnnouncePass() const { return !pass_issued_ && (trainers_ == nullptr || pending_reductions_ == 0); }
-
-absl::Status JobCore::AnnouncePass() {
-  SHARDD_RETURN_IF_ERROR(StepComesFirst().status());
-  pass_issued_ = true;
-  for (const auto& session : sessions_) {
-    session->PublishPassIssued();
+absl::Status JobCore::MaybeCopyForPass() {
+  if (closed_ || !AllEnterPass()) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
-
-absl::Status JobCore::BeginPassCopies() {
-  SHARDD_RETURN_IF_ERROR(StepComesFirst().status());
+  SHARDD_ASSIGN_OR_RETURN(const bool step_first, StepComesFirst());
+  if (trainers_ != nullptr && pending_reductions_ > 0) {
+    return absl::OkStatus();  // a trainer's stream that waited for the pass could hold up its sums (trainers/README.md)
+  }
+  if (!std::exchange(pass_issued_, true)) {
+    // What is still to come are devices: reductions, a decided step, the signals that ranks have given.
+    for (const auto& session : sessions_) {
+      session->PublishPassIssued();
+    }
+  }
+  if (std::exchange(copied_for_pass_, false)) {
+    pass_issued_ = false;
+    BeginPass();
+    return absl::OkStatus();
+  }
+  if (step_first || committing_ || deciding_ || pending_reductions_ > 0 || pass_held_) {
+    return absl::OkStatus();
+  }
   Held copies;
   copies.order = Held::Order::kDecisions;
   copies.what = "EnterPass";
@@ -38,7 +46,7 @@ absl::Status JobCore::BeginPassCopies() {
     pass_held_ = true;
     copies.run = [this] {
       pass_held_ = false;
-      return absl::OkStatus();
+      return MaybeCopyForPass();
     };
     return WhenGivenBack(std::move(copies));
   }
@@ -99,8 +107,13 @@ void JobCore::FinishPassCopies(bool stepped) {
   AfterCommit();  // lets them in, unless somebody died meanwhile
 }
 
-// Who has left full parameters, or asks, may store when no other rank's device reads them any more.
-absl::Status JobCore::LetStore() {
+// Who has left full parameters, or asks, may store when no other rank, nor its device, reads them any more.
+absl::Status JobCore::MaybeLetStore() {
+  const bool wanted = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window; });
+  if (!pass_copies() || closed_ || !wanted || leave_held_ ||
+      std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
+    return absl::OkStatus();
+  }
   Held left;
   left.order = Held::Order::kDecisions;
   left.what = "LeaveFullParams";
@@ -111,7 +124,7 @@ absl::Status JobCore::LetStore() {
     leave_held_ = true;
     left.run = [this] {
       leave_held_ = false;
-      return absl::OkStatus();
+      return MaybeLetStore();
     };
     return WhenGivenBack(std::move(left));
   }

@@ -283,11 +283,23 @@ void JobCore::SubmitReduction(Reduction reduction) {
           return;
         }
         --pending_reductions_;
-        if (!status.ok()) {
-          Abort(std::move(status), {});
-          return;
+        if (status.ok()) {
+          OnReduced(group, ranks, stream_ordered);
+          PublishReduced();
+          status = MaybeFold();
         }
-        OnReduced(group, ranks, stream_ordered);
+        if (status.ok()) {
+          status = MaybeDecide();
+        }
+        if (status.ok() && epoch == epoch_) {
+          status = MaybeBeginPass();
+        }
+        if (status.ok() && epoch == epoch_) {
+          status = MaybeGrantFullParams();
+        }
+        if (!status.ok() && epoch == epoch_) {
+          Abort(std::move(status), {});
+        }
       });
   for (size_t device = 0; device < zeros.size(); ++device) {
     if (!zeros[device].empty()) {
@@ -305,22 +317,23 @@ void JobCore::SubmitReduction(Reduction reduction) {
 }
 
 // Ranks that run groups in different orders can come to hold each other up: each sleeps until a slot is released whose
-// group another rank submits only later. Such a state is reached whatever the timing.
-bool JobCore::AllStuck() const {
-  bool stuck = false;
+// group another rank submits only later. Such a state is reached whatever the timing, so resolving it when, and only
+// when, every rank is stuck keeps results the same on every run: what the stuck ranks have is added before its turn.
+absl::Status JobCore::MaybeFold() {
+  if (pending_reductions_ > 0 || committing_) {
+    return absl::OkStatus();
+  }
+  bool blocked = false;
   for (int rank = 0; rank < world_size(); ++rank) {
-    const RankStep& state = ranks_[rank];
-    if (state.blocked_slot >= 0) {
-      const std::optional<PairKey>& key = state.slot_holder[state.blocked_slot];
-      stuck = stuck || (key.has_value() && !pairs_.at(*key).waiting[rank].empty());
-    } else if (!state.stepped && !(state.pass == Pass::kEntering && state.pass_stepped)) {
-      return false;
+    if (ranks_[rank].blocked_slot >= 0) {
+      blocked = true;
+    } else if (!ranks_[rank].stepped && !(ranks_[rank].pass == Pass::kEntering && ranks_[rank].pass_stepped)) {
+      return absl::OkStatus();
     }
   }
-  return stuck && !AwaitsNodes();
-}
-
-absl::Status JobCore::AddBeforeTurn() {
+  if (!blocked || AwaitsNodes()) {
+    return absl::OkStatus();
+  }
   if (nodes_ != nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("SubmitGradients: the ranks of this node run groups in orders in which each waits for another's "

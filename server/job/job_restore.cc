@@ -109,7 +109,7 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
         return;
       }
       restore->all_slabs = true;
-      self->Advance();
+      self->MaybeFinishRestore();
     });
   };
   restore_->slabs = std::make_shared<NodeRestore>(transfer, SlabsOfState(), done);
@@ -156,15 +156,13 @@ void JobCore::NodeTakeState(const v1::PeerMessage::State& state) {
     return;
   }
   restore_->state = state;
+  MaybeFinishRestore();
 }
 
-bool JobCore::MayFinishRestore() const {
-  return restore_ != nullptr && restore_->all_slabs && restore_->state.has_value() && !restore_->casts &&
-         nodes_->fetching();
-}
-
-void JobCore::FinishRestore() {
-  restore_->casts = true;
+void JobCore::MaybeFinishRestore() {
+  if (!restore_->all_slabs || !restore_->state.has_value() || !nodes_->fetching()) {
+    return;
+  }
   auto cast = Join(optimizer_devices_.count(), [this, restore = restore_](const absl::Status& status) {
     if (closed_ || restore_ != restore || !nodes_->fetching()) {
       return;

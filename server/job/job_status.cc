@@ -16,6 +16,59 @@ int64_t UnixMillis(absl::Time time) { return absl::ToUnixMillis(time); }
 
 }  // namespace
 
+// For whom and for what the rank cannot go on.
+JobCore::Wait JobCore::WaitingFor(int rank) const {
+  const RankStep& state = ranks_[rank];
+  if (state.blocked_slot >= 0 || state.closed_backwards > 0) {
+    for (const auto& [key, pair] : pairs_) {
+      if ((pair.folded[rank] == 0 && pair.waiting[rank].empty()) ||
+          (state.blocked_slot < 0 && key.first >= state.closed_backwards)) {
+        continue;
+      }
+      for (int other = 0; other < world_size(); ++other) {
+        const bool missing =
+            pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
+        if (other != rank && missing && pair.added[other] > pair.stays[other]) {  // it gave its part
+          return {other, absl::StrCat("BackwardDone of backward ", key.first)};
+        }
+        if (other != rank && missing) {
+          return {other, absl::StrCat("SubmitGradients \"", group_name(key.second), "\" of backward ", key.first)};
+        }
+      }
+    }
+  }
+  for (int other = 0; other < world_size(); ++other) {
+    if (other == rank) {
+      continue;
+    }
+    if (extensions_.count(rank) > 0 && extensions_.count(other) == 0) {
+      return {other, "ExtendJob"};
+    }
+    if (state.stepped && !ranks_[other].stepped) {
+      return {other, "Step"};
+    }
+    if (state.full_params && !state.inside && !ranks_[other].full_params) {
+      return {other, "EnterFullParams"};
+    }
+    if (state.full_params && !state.inside && ranks_[other].inside) {
+      return {other, "LeaveFullParams"};
+    }
+    if (state.pass == Pass::kEntering && ranks_[other].pass != Pass::kEntering) {
+      return {other, "EnterPass"};
+    }
+    if (state.wants_window && pass_copies() && ranks_[other].inside) {
+      return {other, "LeaveFullParams"};
+    }
+    if (state.wants_window && ranks_[other].pass == Pass::kInside) {
+      return {other, "LeavePass"};
+    }
+    if (state.committed_params && !ranks_[other].committed_params) {
+      return {other, "CommitParameters"};
+    }
+  }
+  return {};
+}
+
 std::string JobCore::WaitText(int rank) const {
   if (const Session* session = sessions_[rank].get(); session != nullptr && session->held) {
     return absl::StrCat(device_name(rank), ": values are copied");

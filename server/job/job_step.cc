@@ -42,7 +42,11 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   state.step = std::move(step);
   state.pass = Pass::kOutside;  // it has stopped reading, and writing
   state.window = state.wants_window = false;
-  return CloseStep(session);
+  SHARDD_RETURN_IF_ERROR(CloseStep(session));
+  ReadmitLate();
+  SHARDD_RETURN_IF_ERROR(MaybeDecide());
+  MaybeOpenWindows();  // it was perhaps the last that read
+  return absl::OkStatus();
 }
 
 absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) const {
@@ -68,7 +72,9 @@ absl::Status JobCore::CloseStep(Session* session) {
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
     ForgetIfClosed(key);
   }
-  return absl::OkStatus();
+  MaybeSayClosed();
+  PublishReduced();
+  return MaybeFold();
 }
 
 absl::Status JobCore::CompareSteps() const {
@@ -112,7 +118,12 @@ absl::Status JobCore::CompareOrders() {
   return absl::OkStatus();
 }
 
-absl::Status JobCore::BeginDecision() {
+absl::Status JobCore::MaybeDecide() {
+  if (deciding_ || committing_ || pending_reductions_ > 0 || pending_fills_ > 0 || digests_under_way_ > 0 ||
+      (nodes_ != nullptr && nodes_closed_ != kAllBackwards) ||
+      !std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.stepped; })) {
+    return absl::OkStatus();
+  }
   // Nothing that changes shards is begun before every rank's GPU has done with this step.
   Held decision;
   decision.order = Held::Order::kDecisions;
@@ -120,11 +131,14 @@ absl::Status JobCore::BeginDecision() {
   for (int rank = 0; rank < world_size(); ++rank) {
     decision.signals.push_back(SignalOf(rank, ranks_[rank].done_at_step));
   }
+  if (decision_held_) {
+    return absl::OkStatus();
+  }
   if (!HaveCome(decision.signals)) {
     decision_held_ = true;
     decision.run = [this] {
       decision_held_ = false;
-      return absl::OkStatus();
+      return MaybeDecide();
     };
     return WhenGivenBack(std::move(decision));
   }

@@ -147,12 +147,10 @@ absl::Status JobCore::OnCommitParameters(Session* session) {
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "CommitParameters"));
   ranks_[rank].committed_params = true;
-  return absl::OkStatus();
-}
-
-absl::Status JobCore::BeginValuesCommit() {
+  if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.committed_params; })) {
+    return absl::OkStatus();
+  }
   if (nodes_ != nullptr) {
-    values_said_ = true;
     SayValues();  // CommitValues comes when all nodes have the same
     return absl::OkStatus();
   }
@@ -230,7 +228,6 @@ void JobCore::FinishParametersCommit() {
   }
   ++version_;
   MarkKeptStale();
-  values_said_ = false;
   for (RankStep& rank : ranks_) {
     rank.committed_params = false;
     rank.writeback = false;

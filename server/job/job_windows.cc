@@ -21,7 +21,7 @@ namespace {
 
 // How soon a rank that pauses is noticed by one that waits for its window.
 constexpr absl::Duration kPausePoll = absl::Microseconds(500);
-// Of which LateRanks and CheckStuckWindows ask whom they wait for.
+// Of which ReadmitLate and CheckStuckWindows ask whom they wait for.
 constexpr size_t kMostBlockedAtOnce = 8;
 // A rank that waits so long for a window while another waits for its gradients will not get it.
 constexpr absl::Duration kStuckAfter = absl::Seconds(1);
@@ -72,6 +72,9 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
   if (stepped) {
     SHARDD_RETURN_IF_ERROR(CloseStep(session));
   }
+  ReadmitLate();
+  SHARDD_RETURN_IF_ERROR(MaybeBeginPass());
+  MaybeOpenWindows();
   return absl::OkStatus();
 }
 
@@ -87,6 +90,7 @@ absl::Status JobCore::OnLeavePass(Session* session) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeavePass", "the rank is not inside a pass");
   }
   ranks_[rank].pass = Pass::kOutside;
+  MaybeOpenWindows();
   return absl::OkStatus();
 }
 
@@ -103,11 +107,18 @@ absl::Status JobCore::OnOpenWindow(Session* session) {
                      : state.window || state.wants_window ? "the rank has asked for it already"
                                                           : "the rank is inside a pass; LeavePass first");
   }
-  if (!pass_copies()) {  // else it waits for nobody but who reads full parameters
-    SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
+  if (pass_copies()) {  // it waits for nobody but who reads full parameters
+    state.wants_window = true;
+    return MaybeLetStore();
   }
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
   state.wants_window = true;
+  MaybeOpenWindows();
   return absl::OkStatus();
+}
+
+bool JobCore::AllEnterPass() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.pass == Pass::kEntering; });
 }
 
 // All enter: whether they have sent Step too, whose commit comes before the pass. An error where they differ.
@@ -133,13 +144,17 @@ absl::StatusOr<bool> JobCore::StepComesFirst() const {
   return false;
 }
 
-bool JobCore::NoStepComesFirst() const {
-  const absl::StatusOr<bool> step_first = StepComesFirst();
-  return !step_first.ok() || !*step_first;
-}
-
-absl::Status JobCore::CommitWindow() {
-  SHARDD_RETURN_IF_ERROR(StepComesFirst().status());
+absl::Status JobCore::MaybeBeginPass() {
+  if (pass_copies()) {
+    return MaybeCopyForPass();
+  }
+  if (!trainers_write() || committing_ || deciding_ || closed_ || pending_reductions_ > 0 || !AllEnterPass()) {
+    return absl::OkStatus();
+  }
+  SHARDD_ASSIGN_OR_RETURN(const bool step_first, StepComesFirst());
+  if (step_first) {
+    return absl::OkStatus();
+  }
   const bool stepped = ranks_[0].pass_stepped;
   if (!stepped) {
     for (int rank = 0; rank < world_size(); ++rank) {
@@ -181,8 +196,14 @@ absl::Status JobCore::CommitWindow() {
 
 // A rank that left a forward without its backward and enters another pass, while others have done that backward and
 // wait for its gradients or its step: it goes on in their pass. Nobody writes meanwhile.
-std::vector<int> JobCore::LateRanks() const {
+void JobCore::ReadmitLate() {
+  if (!trainers_write() || committing_ || window_open_) {
+    return;
+  }
   const auto is_late = [](const RankStep& r) { return r.pass == Pass::kEntering && !r.pass_stepped; };
+  if (std::none_of(ranks_.begin(), ranks_.end(), is_late)) {
+    return;
+  }
   int furthest = 0;  // backwards that somebody has closed who is still inside, or has stepped
   std::vector<int> wanted;
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -195,23 +216,15 @@ std::vector<int> JobCore::LateRanks() const {
       wanted.push_back(WaitingFor(rank).rank);
     }
   }
-  std::vector<int> late;
   for (int rank = 0; rank < world_size(); ++rank) {
     if (is_late(ranks_[rank]) &&
         (ranks_[rank].closed_backwards < furthest || std::find(wanted.begin(), wanted.end(), rank) != wanted.end())) {
-      late.push_back(rank);
+      ranks_[rank].pass = Pass::kInside;
+      if (pass_copies()) {
+        sessions_[rank]->PublishPassIssued();
+      }
+      sessions_[rank]->PublishPass();
     }
-  }
-  return late;
-}
-
-void JobCore::ReadmitLate() {
-  for (const int rank : LateRanks()) {
-    ranks_[rank].pass = Pass::kInside;
-    if (pass_copies()) {
-      sessions_[rank]->PublishPassIssued();
-    }
-    sessions_[rank]->PublishPass();
   }
 }
 
@@ -253,24 +266,27 @@ void JobCore::BeginPass() {
   }
 }
 
-// A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
-// commit.
-bool JobCore::MayOpenWindows() const {
-  return !keeping_ && std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) &&
-         std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window && !r.stepped; });
-}
-
-void JobCore::OpenWindows() {
-  if (!window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every())) {
-    Keep();
+void JobCore::MaybeOpenWindows() {
+  // A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
+  // commit.
+  const auto may_open = [](const RankStep& r) { return r.wants_window && !r.stepped; };
+  if (!trainers_write() || pass_copies() || committing_ || deciding_ || keeping_ || closed_ ||
+      std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) ||
+      std::none_of(ranks_.begin(), ranks_.end(), may_open)) {
     return;
   }
-  if (!EndPausedPasses()) {
+  const bool keep_first = !window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every());
+  if (!EndPausedPasses(/*only_look=*/keep_first)) {
+    PollPausesLater();
+    return;
+  }
+  if (keep_first) {
+    Keep();
     return;
   }
   window_open_ = true;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].wants_window && !ranks_[rank].stepped) {
+    if (may_open(ranks_[rank])) {
       ranks_[rank].wants_window = false;
       ranks_[rank].window = true;
       sessions_[rank]->PublishWindow();
@@ -278,8 +294,8 @@ void JobCore::OpenWindows() {
   }
 }
 
-// No rank reads in its pass.
-bool JobCore::ReadersPause() const {
+// False: some rank reads in its pass.
+bool JobCore::EndPausedPasses(bool only_look) {
   int written_after = 0;  // backwards that who wants to write has done: those of readers come first
   for (const RankStep& writer : ranks_) {
     if (writer.wants_window && !writer.stepped) {
@@ -296,11 +312,7 @@ bool JobCore::ReadersPause() const {
       return false;
     }
   }
-  return true;
-}
-
-bool JobCore::EndPausedPasses() {
-  for (int rank = 0; rank < world_size(); ++rank) {
+  for (int rank = 0; rank < world_size() && !only_look; ++rank) {
     if (ranks_[rank].pass != Pass::kInside) {
       continue;
     }
@@ -314,11 +326,13 @@ bool JobCore::EndPausedPasses() {
 }
 
 void JobCore::PollPausesLater() {
-  polls_pauses_ = true;
+  if (std::exchange(polls_pauses_, true)) {
+    return;
+  }
   loop_->AddTimer(MonotonicNow() + kPausePoll, [weak = weak_from_this()] {
     if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr) {
       self->polls_pauses_ = false;
-      self->Advance();
+      self->MaybeOpenWindows();
     }
   });
 }

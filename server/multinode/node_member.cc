@@ -29,7 +29,6 @@ NodeMember::NodeMember(std::shared_ptr<const ShardPlan> plan, int node, CoreLoop
               std::vector<v1::PeerMessage::Reduced> reduced;
               for (int of = 0; of < plan_->nodes(); ++of) reduced.push_back(coordinator_->reduced(of));
               job_->NodesReduced(reduced);
-              job_->Advance();
             }
           });
         },
@@ -194,27 +193,11 @@ void NodeMember::ToMember(int node, v1::PeerMessage message) {
   loop_->Post([this, alive = alive_, message = std::move(message)] {
     if (*alive) {
       FromCoordinator(message);
-      job_->Advance();
     }
   });
 }
 
 void NodeMember::OnUp(int node) {
-  HearUp(node);
-  job_->Advance();
-}
-
-void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
-  Hear(node, message);
-  job_->Advance();
-}
-
-void NodeMember::OnDown(int node, const absl::Status& why) {
-  HearDown(node, why);
-  job_->Advance();
-}
-
-void NodeMember::HearUp(int node) {
   links_state_[static_cast<size_t>(node)] = {true, ""};
   finished_.erase(node);
   for (v1::PeerMessage& message : std::exchange(kept_, {})) {
@@ -228,7 +211,7 @@ void NodeMember::HearUp(int node) {
   job_->NodeIsUp();
 }
 
-void NodeMember::HearDown(int node, const absl::Status& why) {
+void NodeMember::OnDown(int node, const absl::Status& why) {
   Link& link = links_state_[static_cast<size_t>(node)];
   const bool was_up = std::exchange(link.up, false);
   link.why = std::string(why.message());
@@ -267,7 +250,7 @@ void NodeMember::OnRefused(int node, const absl::Status& why) {
   }
 }
 
-void NodeMember::Hear(int node, const v1::PeerMessage& message) {
+void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
   if (message.kind_case() == v1::PeerMessage::kClosing) {
     if (!message.closing().finished()) {
       job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node),

@@ -69,8 +69,6 @@ class NodeJob {
   virtual void NodeBeginFetch(int from, uint64_t transfer) = 0;
   virtual void NodeTakeState(const v1::PeerMessage::State& state) = 0;
   virtual void NodeTakeRankState(const v1::PeerMessage::RankState& state) = 0;
-  // What came has been said: the job goes on with what may happen now.
-  virtual void Advance() {}
 };
 
 // Loop-confined.
@@ -131,9 +129,6 @@ class NodeMember final : public NodeEvents::Listener {
   bool ReachesOthers() const;
   void Say(v1::PeerMessage message);
   void Tell(const absl::Status& cause);
-  void HearUp(int node);
-  void Hear(int node, const v1::PeerMessage& message);
-  void HearDown(int node, const absl::Status& why);
   void ToMember(int node, v1::PeerMessage message);  // of the coordinator
   void FromCoordinator(const v1::PeerMessage& message);
   void OnBegin(const v1::PeerMessage::Begin& begin);

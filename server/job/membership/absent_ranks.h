@@ -23,7 +23,6 @@ class AbsentRanks {
   // that was started later belongs to another attempt, whose ranks describe the job anew.
   bool WaitsInVain(uint64_t start_ticks) const;
   std::vector<int> refused() const;
-  bool some_refused() const { return !refusals_.empty(); }
   // Which ranks were refused, and why; empty: none. `rank` -1: any.
   std::string WhyRefused(int rank = -1) const;
 
