@@ -64,6 +64,10 @@ const char* FactName(Fact fact) {
       return "some left";
     case kToldLess:
       return "told less";
+    case kAllExtend:
+      return "all in ExtendJob";
+    case kNobodyAttached:
+      return "nobody attached";
   }
   return "";
 }
@@ -90,6 +94,35 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        nullptr, "", "A rank was lost, or went wrong, while a version was being made, which always completes first.",
        "Nothing else is begun in an epoch that is to end."},
+      {"tell who was refused", 0, kEnding, [](const JobCore& job) { return job.SomeWaitInVain(); },
+       [](JobCore& job) { return job.RefusedError(); }, nullptr, "",
+       "A rank whose description of the job was refused does not come, and others wait for it.",
+       "Nothing else is begun in an epoch that ends."},
+      {"finish the restore", kOverNodes | kNobodyAttached, 0, [](const JobCore& job) { return job.MayFinishRestore(); },
+       [](JobCore& job) {
+         job.FinishRestore();
+         return absl::OkStatus();
+       },
+       nullptr, "the slabs and the counts of the other node", "All of another node's state has come.",
+       "Everything below reads what is committed."},
+      {"copy back", kNobodyAttached, 0,
+       [](const JobCore& job) { return job.waits_for_writers_ && job.writers_.empty() && !job.undo_.undoing(); },
+       [](JobCore& job) {
+         job.waits_for_writers_ = false;
+         job.CopyBack();
+         return absl::OkStatus();
+       },
+       nullptr, "the processes that may still store into the shards: attach, or their end",
+       "Shards go back to the kept copy when nobody can store into them any more.",
+       "Nobody attaches before it has ended."},
+      {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
+       [](const JobCore& job) { return job.node_gathers_ != nullptr && !job.finished_said_ && job.RanksFinished(); },
+       [](JobCore& job) {
+         job.SayFinished();
+         return absl::OkStatus();
+       },
+       nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
+       "A node whose ranks have finished says nothing else that others wait for."},
       {"show the step", kCommitting | kApplied, 0, [](const JobCore& job) { return !job.showing_ && job.MayShow(); },
        [](JobCore& job) {
          job.Show();
@@ -138,10 +171,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Ranks that run groups in different orders sleep until a slot is released whose group another rank submits only "
        "later. This is done when, and only when, every rank is stuck, so results are the same on every run.",
        "No row below opens by it: sums are under way then."},
-      {"extend", 0, 0,
-       [](const JobCore& job) {
-         return !job.extensions_.building() && static_cast<int>(job.extensions_.by_rank().size()) == job.world_size();
-       },
+      {"extend", kAllExtend, 0, [](const JobCore& job) { return !job.extensions_.building(); },
        [](JobCore& job) {
          job.BuildExtension();
          return absl::OkStatus();
@@ -156,7 +186,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        "ExtendJob of every rank",
        "All ranks have asked for the same more to train: another job takes this one's place.",
-       "Ranks that ask do nothing else meanwhile, so it stands where the wait is told best."},
+       "Ranks that ask do nothing else, so nothing depends on it."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
          return !job.decision_held_ && job.unshards_.pending_fills() == 0 &&
@@ -190,12 +220,12 @@ absl::Span<const Transition> JobCore::Transitions() {
                     : FirstOther(job.ranks_, rank, "LeaveFullParams", [](const RankStep& r) { return r.inside; });
        },
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
-       "All ranks enter full parameters together.",
-       "Where ranks are refused, one may wait for a window, which opens then."},
+       "All ranks enter full parameters together.", "Who is let in to write commits later."},
       {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
        [](const JobCore& job) { return job.NoStepComesFirst(); }, [](JobCore& job) { return job.CommitWindow(); },
        [](const JobCore& job, int rank) { return job.WaitForPass(rank); }, "EnterPass of every rank",
-       "All ranks enter a pass: what trainers have written becomes a version, then they are let in.", ""},
+       "All ranks enter a pass: what trainers have written becomes a version, then they are let in.",
+       "What was deferred is unsharded inside of the pass."},
       {"announce a pass", kPassCopies | kAllEntering, 0, [](const JobCore& job) { return job.MayAnnouncePass(); },
        [](JobCore& job) { return job.AnnouncePass(); },
        [](const JobCore& job, int rank) { return job.WaitForPass(rank); }, "EnterPass of every rank",
@@ -217,7 +247,8 @@ absl::Span<const Transition> JobCore::Transitions() {
          return job.pass_issued_ && !job.copied_for_pass_ && !job.pass_held_ && job.NoStepComesFirst();
        },
        [](JobCore& job) { return job.BeginPassCopies(); }, nullptr, "signals of the ranks' devices",
-       "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.", ""},
+       "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",
+       "What was deferred reads the copies."},
       {"open windows", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.MayOpenWindows() && job.ReadersPause(); },
        [](JobCore& job) {
@@ -231,14 +262,15 @@ absl::Span<const Transition> JobCore::Transitions() {
                     : Wait();
        },
        "LeavePass of every rank", "Ranks write while nobody reads; what they wrote before is kept first.",
-       "Who may be let in has nothing to poll for."},
+       "Who may be let in has nothing to poll for, and nobody who unshards waits for a window."},
       {"look for pauses", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.MayOpenWindows() && !job.polls_pauses_; },
        [](JobCore& job) {
          job.PollPausesLater();
          return absl::OkStatus();
        },
-       nullptr, "", "A rank that reads may pause, which it tells by a word alone.", ""},
+       nullptr, "", "A rank that reads may pause, which it tells by a word alone.",
+       "It changes nothing that the row below asks for."},
       {"let store", kPassCopies | kSomeWantWindow, kSomeInside, [](const JobCore& job) { return !job.leave_held_; },
        [](JobCore& job) { return job.LetStore(); },
        [](const JobCore& job, int rank) {
@@ -248,7 +280,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        "LeaveFullParams of every rank",
        "Full parameters are the shards themselves: who has left them may store when no other rank reads them any more.",
-       ""},
+       "It changes nothing that the row below asks for."},
       {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_said_; },
        [](JobCore& job) { return job.BeginValuesCommit(); },
        [](const JobCore& job, int rank) {
@@ -256,40 +288,12 @@ absl::Span<const Transition> JobCore::Transitions() {
                                                                [](const RankStep& r) { return !r.committed_params; })
                                                   : Wait();
        },
-       "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.", ""},
+       "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.",
+       "What was deferred reads the new version."},
       {"unshard what was deferred", kPooled, kCommitting, [](const JobCore& job) { return job.unshards_.MayRetry(); },
        [](JobCore& job) { return job.RetryUnshards(); }, nullptr,
        "a slot of the pool, or the version that is being made",
-       "A slot of the pool has become free, or a new version is there, for ranks that have asked before.",
-       "It reads the version that the rows above have made, or let ranks into."},
-      {"copy back", 0, 0,
-       [](const JobCore& job) { return job.waits_for_writers_ && job.writers_.empty() && !job.undo_.undoing(); },
-       [](JobCore& job) {
-         job.waits_for_writers_ = false;
-         job.CopyBack();
-         return absl::OkStatus();
-       },
-       nullptr, "the processes that may still store into the shards: attach, or their end",
-       "Shards go back to the kept copy when nobody can store into them any more.",
-       "It has no session, and so none of the rows below."},
-      {"tell who was refused", 0, kEnding, [](const JobCore& job) { return job.SomeWaitInVain(); },
-       [](JobCore& job) { return job.RefusedError(); }, nullptr, "",
-       "A rank whose description of the job was refused does not come, and others wait for it.",
-       "It ends the epoch, whose end the other nodes hear of first."},
-      {"say that ranks have finished", kOverNodes, 0,
-       [](const JobCore& job) { return job.node_gathers_ != nullptr && !job.finished_said_ && job.RanksFinished(); },
-       [](JobCore& job) {
-         job.SayFinished();
-         return absl::OkStatus();
-       },
-       nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
-       "Both at once cannot be, but nothing would depend on their order."},
-      {"finish the restore", kOverNodes, 0, [](const JobCore& job) { return job.MayFinishRestore(); },
-       [](JobCore& job) {
-         job.FinishRestore();
-         return absl::OkStatus();
-       },
-       nullptr, "the slabs and the counts of the other node", "All of another node's state has come.", ""},
+       "A slot of the pool has become free, or a new version is there, for ranks that have asked before.", ""},
   };
   return kTable;
 }
@@ -299,7 +303,10 @@ uint32_t JobCore::SeeFacts() const {
                    (trainers_write() ? kTrainersWrite : 0) | (pass_copies() ? kPassCopies : 0) |
                    (committing_ ? kCommitting : 0) | (applied_ ? kApplied : 0) | (deciding_ ? kDeciding : 0) |
                    (pending_reductions_ > 0 ? kReducing : 0) | (window_open_ ? kWindowOpen : 0) |
-                   (pending_abort_.has_value() ? kEnding : 0);
+                   (pending_abort_.has_value() ? kEnding : 0) |
+                   (static_cast<int>(extensions_.by_rank().size()) == world_size() ? kAllExtend : 0);
+  const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
+  facts |= attached ? 0 : kNobodyAttached;
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   int closed = nodes_ != nullptr ? nodes_->closed() : kAllBackwards;
   for (const RankStep& rank : ranks_) {

@@ -15,13 +15,20 @@
 namespace shardd {
 namespace {
 
-// Facts that cannot hold together, because commands are refused that would make them so.
-constexpr uint32_t kExclusive[] = {
-    kAllStepped | kAllFullParams,     kAllStepped | kAllCommitted,   kAllStepped | kSomeBlocked,
-    kAllEntering | kAllFullParams,    kAllEntering | kAllCommitted,  kAllEntering | kSomeBlocked,
-    kAllEntering | kSomeWantWindow,   kAllFullParams | kSomeBlocked, kAllFullParams | kSomeLate,
-    kAllFullParams | kSomeWantWindow, kAllCommitted | kSomeBlocked,  kAllCommitted | kSomeLate,
-    kAllCommitted | kSomeWantWindow,  kApplied | kSomeBlocked,       kApplied | kSomeLate,
+constexpr uint32_t kOfRanks = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted | kAllExtend | kSomeInside |
+                              kSomeWantWindow | kSomeBlocked | kSomeLate | kSomeLeft;
+// For each fact those that do not hold with it, because commands are refused that would make it so.
+constexpr struct {
+  uint32_t fact;
+  uint32_t never;
+} kExclusive[] = {
+    {kNobodyAttached, kOfRanks},
+    {kAllStepped, kAllFullParams | kAllCommitted | kAllExtend | kSomeBlocked},
+    {kAllEntering, kAllFullParams | kAllCommitted | kAllExtend | kSomeBlocked | kSomeWantWindow},
+    {kAllFullParams, kAllExtend | kSomeBlocked | kSomeLate | kSomeWantWindow},
+    {kAllCommitted, kAllExtend | kSomeBlocked | kSomeLate | kSomeWantWindow},
+    {kAllExtend, kSomeInside | kSomeBlocked | kSomeLate | kSomeLeft | kSomeWantWindow},
+    {kApplied, kSomeBlocked | kSomeLate},
 };
 
 std::string Names(uint32_t facts) {
@@ -39,8 +46,8 @@ bool MayBothBeOpen(const Transition& a, const Transition& b) {
   if ((needs & (a.unless | b.unless)) != 0) {
     return false;
   }
-  for (const uint32_t both : kExclusive) {
-    if ((needs & both) == both) {
+  for (const auto& [fact, never] : kExclusive) {
+    if ((needs & fact) != 0 && (needs & never) != 0) {
       return false;
     }
   }
