@@ -1,7 +1,6 @@
 #include "server/multinode/node_coordinator.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -10,20 +9,10 @@
 #include "common/status/status_macros.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/backwards.h"
+#include "server/multinode/reduced_steps.h"
 #include "server/optimizer/step_difference.h"
 
 namespace shardd {
-namespace {
-
-// Nodes may take a norm in pieces of other sizes: one for each of their devices.
-bool SameWithinRounding(double a, double b) {
-  constexpr double kRounding = 1e-9;
-  return a == b || (std::isnan(a) && std::isnan(b)) ||
-         std::abs(a - b) <= kRounding * std::max(std::abs(a), std::abs(b));
-}
-
-}  // namespace
-
 absl::StatusCode NodeErrorCode(int code) {
   const auto known = static_cast<absl::StatusCode>(code);
   switch (known) {
@@ -49,9 +38,7 @@ NodeCoordinator::NodeCoordinator(std::shared_ptr<const ShardPlan> plan, uint64_t
       nodes_(plan_->nodes()),
       generation_(generation) {}
 
-std::string NodeCoordinator::NodeText(int node) const {
-  return absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), ")");
-}
+std::string NodeCoordinator::NodeText(int node) const { return shardd::NodeText(*plan_, node); }
 
 int NodeCoordinator::Missing(const std::function<bool(const Node&)>& has) const {
   const auto found = std::find_if_not(nodes_.begin(), nodes_.end(), has);
@@ -330,74 +317,13 @@ absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced
   if (Missing([](const Node& n) { return n.reduced.has_value(); }) >= 0) {
     return absl::OkStatus();
   }
-  for (size_t param = 0; param < plan_->params.size(); ++param) {
-    SHARDD_RETURN_IF_ERROR(ComparePresence(param));
+  std::vector<const v1::PeerMessage::Reduced*> of_nodes;
+  for (const Node& each : nodes_) {
+    of_nodes.push_back(&*each.reduced);
   }
-  SHARDD_RETURN_IF_ERROR(CompareReplicas());
+  SHARDD_RETURN_IF_ERROR(CompareReduced(*plan_, of_nodes));
   deciding_ = true;
   decide_();
-  return absl::OkStatus();
-}
-
-absl::Status NodeCoordinator::CompareReplicas() const {
-  if (plan_->cut_over_nodes) {
-    return absl::OkStatus();
-  }
-  const auto error = [this](size_t node, size_t other, const std::string& difference) {
-    return absl::InternalError(absl::StrCat(
-        "Step ", decided_.step() + 1, ": ", NodeText(static_cast<int>(node)), " is no replica of ",
-        NodeText(static_cast<int>(other)), " any more: ", difference,
-        "; replace the node whose memory or devices are at fault, whose daemon is then sent the other's state"));
-  };
-  size_t first_digests = 0;
-  for (size_t node = 0; node < nodes_.size(); ++node) {
-    const v1::PeerMessage::Reduced& reduced = *nodes_[node].reduced;
-    const v1::PeerMessage::Reduced& first = *nodes_[0].reduced;
-    if (!SameWithinRounding(reduced.norm_scale(), first.norm_scale()) ||
-        !SameWithinRounding(reduced.norm_sum(), first.norm_sum())) {
-      return error(node, 0,
-                   absl::StrCat("its gradients have another norm (got a sum of ", reduced.norm_sum(), " in units of ",
-                                reduced.norm_scale(), ", want ", first.norm_sum(), " of ", first.norm_scale(), ")"));
-    }
-    const auto& want_digests = nodes_[first_digests].reduced->digests();
-    if (want_digests.empty()) {
-      first_digests = node;
-      continue;
-    }
-    for (int param = 0; !reduced.digests().empty() && param < want_digests.size(); ++param) {
-      if (reduced.digests(param) != want_digests[param]) {
-        const ParamPlan& differs = plan_->params[static_cast<size_t>(param)];
-        return error(
-            node, first_digests,
-            absl::StrCat("\"", differs.fqn, "\" of group \"", plan_->groups[static_cast<size_t>(differs.group)].name,
-                         "\", or its optimizer state, is another one behind step ", decided_.step()));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Of nodes that hold some of the parameter: others have nothing that could be dropped or written.
-absl::Status NodeCoordinator::ComparePresence(size_t param) const {
-  const auto has = [&](size_t n) { return (nodes_[n].reduced->present()[param / 8] >> (param % 8) & 1) != 0; };
-  const auto holds = [&](size_t n) {
-    return !plan_->cut_over_nodes || NodeRangeOf(*plan_, static_cast<int>(param), static_cast<int>(n)).numel > 0;
-  };
-  size_t first = 0;
-  for (size_t other = 1; other < nodes_.size(); ++other) {
-    if (has(other) == has(first)) {
-      continue;
-    }
-    if (!holds(first)) {
-      first = other;
-    } else if (holds(other)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("Step ", decided_.step() + 1, ": the gradient of \"", plan_->params[param].fqn, "\" is ",
-                       has(other) ? "there" : "dropped", " on ", NodeText(static_cast<int>(other)), " and ",
-                       has(first) ? "there" : "dropped", " on node ", first,
-                       "; trainers of all nodes must drop or write the same gradients"));
-    }
-  }
   return absl::OkStatus();
 }
 

@@ -114,8 +114,6 @@ class NodeCoordinator {
   absl::Status OnReady(int node, const v1::PeerMessage::Ready& ready);
   absl::Status OnClosed(int node, const v1::PeerMessage::Closed& closed);
   absl::Status OnReduced(int node, const v1::PeerMessage::Reduced& reduced);
-  // Returns INTERNAL where nodes that should be replicas of each other are not.
-  absl::Status CompareReplicas() const;
   absl::Status OnValues(int node, const v1::PeerMessage::Values& values);
   absl::Status CheckAllCanCome() const;
   absl::Status CheckStep(absl::string_view what, int64_t step) const;
@@ -123,7 +121,6 @@ class NodeCoordinator {
   absl::Status MaybeAllClosed();
   absl::Status CompareSteps() const;
   absl::Status CompareValues() const;
-  absl::Status ComparePresence(size_t param) const;
   void ForgetStep();
   void NextGeneration(const absl::Status& cause);
   void SendBegin(int node, const absl::Status& cause);
