@@ -299,23 +299,23 @@ absl::Span<const Transition> JobCore::Transitions() {
 }
 
 uint32_t JobCore::SeeFacts() const {
-  uint32_t facts = (unshards_.pooled() ? kPooled : 0) | (nodes_ != nullptr ? kOverNodes : 0) |
-                   (trainers_write() ? kTrainersWrite : 0) | (pass_copies() ? kPassCopies : 0) |
-                   (committing_ ? kCommitting : 0) | (applied_ ? kApplied : 0) | (deciding_ ? kDeciding : 0) |
-                   (pending_reductions_ > 0 ? kReducing : 0) | (window_open_ ? kWindowOpen : 0) |
-                   (pending_abort_.has_value() ? kEnding : 0) |
-                   (static_cast<int>(extensions_.by_rank().size()) == world_size() ? kAllExtend : 0);
+  const auto when = [](bool holds, Fact fact) { return holds ? static_cast<uint32_t>(fact) : 0u; };
   const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
-  facts |= attached ? 0 : kNobodyAttached;
+  uint32_t facts = when(unshards_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
+                   when(trainers_write(), kTrainersWrite) | when(pass_copies(), kPassCopies) |
+                   when(committing_, kCommitting) | when(applied_, kApplied) | when(deciding_, kDeciding) |
+                   when(pending_reductions_ > 0, kReducing) | when(window_open_, kWindowOpen) |
+                   when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
+                   when(static_cast<int>(extensions_.by_rank().size()) == world_size(), kAllExtend);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   int closed = nodes_ != nullptr ? nodes_->closed() : kAllBackwards;
   for (const RankStep& rank : ranks_) {
-    all &= (rank.stepped ? kAllStepped : 0) | (rank.pass == Pass::kEntering ? kAllEntering : 0) |
-           (rank.full_params && !rank.stepped ? kAllFullParams : 0) | (rank.committed_params ? kAllCommitted : 0);
-    facts |= (rank.inside ? kSomeInside : 0) | (rank.wants_window ? kSomeWantWindow : 0) |
-             (rank.blocked_slot >= 0 ? kSomeBlocked : 0) |
-             (rank.pass == Pass::kEntering && !rank.pass_stepped ? kSomeLate : 0) |
-             (rank.pending_detach.has_value() ? kSomeLeft : 0);
+    const bool enters = rank.pass == Pass::kEntering;
+    all &= when(rank.stepped, kAllStepped) | when(enters, kAllEntering) |
+           when(rank.full_params && !rank.stepped, kAllFullParams) | when(rank.committed_params, kAllCommitted);
+    facts |= when(rank.inside, kSomeInside) | when(rank.wants_window, kSomeWantWindow) |
+             when(rank.blocked_slot >= 0, kSomeBlocked) | when(enters && !rank.pass_stepped, kSomeLate) |
+             when(rank.pending_detach.has_value(), kSomeLeft);
     closed = std::min(closed, rank.closed_backwards);
   }
   if ((!sums_.by_trainers() && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
