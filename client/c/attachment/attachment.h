@@ -32,33 +32,35 @@ struct AttachOptions {
   v1::Launcher launcher;  // start_ticks 0: none is told
 };
 
-// A rank's tie to its job at the daemon: owns the session, the failure that ended it, the plan and the ledger of
-// versions, and sends and waits for whoever works with them. The first status that ends the session (ABORTED,
-// UNAVAILABLE, whatever else) is sticky: Live and everything that waits return it until Reattach has succeeded.
-// Thread-compatible. REQUIRES of all but Attach: Attach has succeeded.
+// Ties a rank to its job at the daemon. Owns the session, the failure that ended it, the plan and the ledger of
+// versions; the parts of a job send and wait through it. The first status that ends the session (ABORTED, UNAVAILABLE
+// or another) is sticky: Live and everything that waits return it until Reattach succeeds. Thread-compatible. REQUIRES:
+// Attach has succeeded before any other call.
 class Attachment {
  public:
   explicit Attachment(AttachOptions options) : options_(std::move(options)), plan_(options_.rank, options_.node) {}
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
 
-  // Both retry what may go away by itself, at most for the timeout, and then have a new session.
+  // Attach and Reattach begin a new session. Both retry errors that may pass, for at most the timeout.
   absl::Status Attach();
-  // FAILED_PRECONDITION while the session is alive. The old memory stays mapped until the new one is there: pointers
-  // into it must not fault while this fails and is tried again.
+  // Returns FAILED_PRECONDITION while the session is alive. The old memory stays mapped until the new one is: pointers
+  // into it must not fault while this fails and is called again.
   absl::Status Reattach();
-  // What was sent before has come to the daemon: the ring and a call are two ways to it.
+  // Waits until the daemon has taken all records sent so far. An rpc could overtake them: it does not go through the
+  // ring.
   absl::Status Flush(const char* call);
-  // Ends the session in order where `status` is OK, at most until `deadline`, and closes it. The first failure.
+  // Says detach if `status` is OK, waiting at most until `deadline`, then closes the session. Returns the first
+  // failure.
   absl::Status Detach(absl::Status status, bool finished, absl::Time deadline);
 
   const RankPlan& plan() const { return plan_; }
   int rank() const { return plan_.rank(); }
   const StepLedger& ledger() const { return ledger_; }
   StepLedger& ledger() { return ledger_; }
-  // The ledger takes over what has been committed.
+  // Lets the ledger read which steps are committed.
   void Retire() { ledger_.Retire(session_->waits(), page()); }
-  // Those of the ledger, after a look at what has been committed.
+  // Both call Retire first.
   int64_t committed_step();
   const std::string& trainer_state();
   const Target& target() const { return target_; }
@@ -72,17 +74,17 @@ class Attachment {
   SessionMemory& memory() const { return session_->memory(); }
   const DaemonPage& page() const { return session_->memory().page(); }
 
-  // OK while the session lives; otherwise the failure that is noted for good.
+  // Returns OK while the session lives, else its sticky failure.
   absl::Status Live();
-  // Notes a failure that ends the session, passes the status on.
+  // Returns `status`, and keeps it as the sticky failure if the session is over.
   absl::Status Note(absl::Status status);
-  // What a signal handler has found, which the next call says. Async-signal-safe.
+  // Makes `status` the sticky failure, for a signal handler: the next call returns it. Async-signal-safe.
   void Fail(absl::Status status) {
     if (failure_.ok()) failure_ = std::move(status);
   }
   bool has_failed() const { return !failure_.ok(); }
 
-  // As the session's parts, with failures noted.
+  // These forward to the session and Note what they return.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
     return Note(session_->waits().Wait(word, sequence, reason));
   }
@@ -98,14 +100,14 @@ class Attachment {
   absl::Status Send(const CommandRecord& record, bool act, const WaitFor& reason) {
     return Note(session_->ring().Send(record, act, reason));
   }
-  // The signal of a record that gives memory back (CommandRecord::done).
+  // Returns CommandRecord::done for a record that gives memory back.
   absl::StatusOr<uint64_t> GiveBack(const WaitFor& reason);
-  // Until the pass that was entered has begun, for the host too: what follows is of it, for the daemon as well.
+  // Blocks the host until the pass that was entered has begun: what is sent next belongs to that pass.
   absl::Status WaitPassBegun(const char* call, const std::string* group);
-  // Until the step sent last is committed: what follows belongs to the next one.
+  // Waits until the step sent last is committed: what is sent next belongs to the next step.
   absl::Status WaitCommitted(const char* call, const std::string* group);
 
-  // The program's CUDA stream, of this session and of those to come.
+  // Sets the program's CUDA stream for this session and for later ones.
   absl::Status NameStream(void* stream);
   void ForgetStream();
   bool IsNamed(void* stream) const { return stream == stream_.value_or(nullptr); }
@@ -117,12 +119,12 @@ class Attachment {
   v1::OpenJobRequest OpenRequest() const;
   void Adopt(const v1::AttachRankResponse& attach, std::unique_ptr<ClientSession> session);
 
-  AttachOptions options_;  // its spec is the plan's, once there is one
+  AttachOptions options_;  // Attach moves its spec into plan_
   Interrupt interrupt_;
   RankPlan plan_;
   absl::optional<void*> stream_;
   bool attached_before_ = false;
-  // Of the current session.
+  // These belong to the current session.
   Target target_;
   bool created_ = false;
   std::string device_;

@@ -12,17 +12,17 @@
 
 namespace shardd {
 
-// Owns what is constant of a job for one rank of it: the spec, the plan that follows from it, the layout of a session's
-// memory. Immutable once the rank is attached. REQUIRES of all indices: within the plan.
+// Owns what is constant in a job for one of its ranks: the spec, the plan that follows from it and the layout of a
+// session's memory. Immutable once the rank is attached. REQUIRES: indices are within the plan.
 class RankPlan {
  public:
   RankPlan(int rank, int node) : rank_(rank), node_(node) {}
   RankPlan(const RankPlan&) = delete;
   RankPlan& operator=(const RankPlan&) = delete;
 
-  // Plans `spec`, in place of the one before. The plan is as it was where PlanShards fails.
+  // Plans `spec` and replaces the former one. Changes nothing if PlanShards fails.
   absl::Status Use(v1::JobSpec spec);
-  // INVALID_ARGUMENT: the job has no such rank.
+  // Returns INVALID_ARGUMENT if the job has no such rank.
   absl::Status CheckRank() const;
 
   int rank() const { return rank_; }
@@ -39,14 +39,14 @@ class RankPlan {
   const FlatParamPlan& flat_of(const ParamPlan& param) const {
     return plan_.flat_params[static_cast<size_t>(param.flat_param)];
   }
-  // Which parameters of a group have gradients: a bit for each, in bytes.
+  // Returns a mask with one bit per parameter of the group: set if it has gradients.
   const std::vector<uint8_t>& trainable_mask(int group) const { return trainable_masks_[static_cast<size_t>(group)]; }
 
   bool pooled() const { return plan_.config.unshard_mode() == v1::UNSHARD_MODE_POOLED; }
   bool pass_copies() const { return plan_.config.pass_copies(); }
   bool trainers_write() const { return !plan_.config.trainers_never_write(); }
   bool trainers_optimize() const { return plan_.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER; }
-  // Which of the copies in a slab is this rank's.
+  // Returns which of the `copies` in a slab is this rank's.
   int64_t copy_of(int copies) const {
     return copies > 1 ? plan_.placement.replica_index[static_cast<size_t>(rank_)] : 0;
   }

@@ -1,7 +1,7 @@
 #ifndef SHARDD_CLIENT_C_ATTACHMENT_SHARDS_H_
 #define SHARDD_CLIENT_C_ATTACHMENT_SHARDS_H_
 
-// Where a parameter lies in the slabs of its job. REQUIRES: `param` within the plan.
+// Finds a parameter in the slabs of its job. REQUIRES: `param` is within the plan.
 
 #include <cstdint>
 
@@ -9,9 +9,9 @@
 
 namespace shardd {
 
-// The parameter as it is stored, in copy `copy` of the slab; copy 0 is what counts.
+// Returns the stored parameter in copy `copy` of the slab. Copy 0 is the authoritative one.
 const char* StoredParameterAt(const Attachment& attachment, int param, int64_t copy);
-// Its reduced gradient, likewise; null where it is frozen.
+// Returns its reduced gradient likewise, or null if the parameter is frozen.
 char* ReducedGradientAt(const Attachment& attachment, int param, int64_t copy);
 
 }  // namespace shardd

@@ -11,31 +11,31 @@
 
 namespace shardd {
 
-// Owns the payload area of the session's memory, through which records bring more than they can hold: one message at
-// its beginning, or elements of parameters in two halves, one of which is filled while the daemon reads the other.
+// Owns the payload area of the session's memory, which holds what does not fit into a record: either one message at its
+// beginning, or elements of parameters in two halves, of which one is filled while the daemon reads the other.
 // Thread-compatible.
 class Staging {
  public:
   static constexpr int64_t kHalfBytes = kStepPayloadBytes / 2;
 
   explicit Staging(Attachment& attachment) : attachment_(attachment) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset();
 
-  // Until the daemon has taken whatever lies there; then PutMessage, send its record, and Sent.
+  // Waits until the daemon has read what the area holds. Next: PutMessage, send its record, MessageSent.
   absl::Status WaitTaken(const WaitFor& reason) { return attachment_.WaitConsumed(record_, reason); }
-  // REQUIRES: at most kStepPayloadBytes.
+  // REQUIRES: `message` has at most kStepPayloadBytes.
   void PutMessage(absl::string_view message);
   void MessageSent();
 
-  // Copies `size_bytes`, at most kHalfBytes, to where the offset that is returned is, in the session's memory. Waits
-  // for a half that is free. Then send the record, and call ElementsSent.
+  // Copies `size_bytes` (at most kHalfBytes) and returns their offset in the session's memory. Waits for a free half.
+  // Next: send the record, ElementsSent.
   absl::StatusOr<int64_t> PutElements(const void* data, int64_t size_bytes);
   void ElementsSent();
 
  private:
   Attachment& attachment_;
-  uint64_t record_ = 0;               // the last that uses the area
+  uint64_t record_ = 0;               // the last one that uses the area
   uint64_t half_record_[2] = {0, 0};  // the same by half
   int half_ = 0;
   int64_t half_used_bytes_ = 0;

@@ -10,43 +10,41 @@
 
 namespace shardd {
 
-// What one rank knows of its job's versions: which step is committed and with which trainer state, which steps and
-// which pass it has sent whose commit it has not seen yet, and the version that its own next request reads. Owns these
-// facts; reads the daemon's words as it is given them. Thread-compatible.
+// Owns what one rank knows of its job's versions: the committed step with its trainer state, the steps and the pass
+// that it has sent and not yet seen committed, and the version that its next request reads. Thread-compatible.
 class StepLedger {
  public:
-  // A new session begins at what its attach has brought.
+  // Begins a new session with the facts of its attach.
   void Reset(const v1::AttachRankResponse& attach);
-  // Takes over what has been committed. A look at two words while something is on its way, else nothing.
+  // Reads what has been committed since. Costs two loads while a step or pass is on its way, else nothing.
   void Retire(const WordWaits& waits, const DaemonPage& page);
-  // The epoch has ended: what was on its way is void.
+  // Drops what was on its way: the epoch has ended.
   void Abort(const v1::SessionEvent::Aborted& aborted);
 
-  // Those of what was retired last.
+  // Both are as of the last Retire.
   int64_t committed_step() const { return committed_step_; }
   const std::string& trainer_state() const { return trainer_state_; }
-  // The version that what is sent next reads.
+  // Returns the version that the next request reads.
   uint64_t expected_version() const { return expected_version_; }
-  // The number of the step that is being made: what follows belongs to it.
+  // Returns the number of the running step, to which the next request belongs.
   int64_t running_step() const { return last_sent_step() + (pass_begins_ && entering_stepped_ ? 2 : 1); }
 
-  // A step was sent: its number. Its version is expected from now on.
+  // Records that a step was sent, and returns its number. Its version is the expected one from now on.
   int64_t StepSent(std::string trainer_state);
-  // Every rank has committed what it wrote, outside of a step.
+  // Records a commit of all ranks outside of a step.
   void ParametersCommitted() { ++expected_version_; }
 
-  // A pass is sent, then entered, then it has begun: with that, the daemon's words say what it has committed.
+  // A pass is sent, then entered, and then begins: from then on the daemon's words tell what it has committed.
   void PassSent(bool stepped, std::string trainer_state);
   void PassEntered();
-  // The record of a pass is sent; an interrupted wait goes on.
+  // True from PassSent to PassEntered: a wait that was interrupted can go on.
   bool entering_pass() const { return entering_pass_; }
   bool entering_stepped() const { return entering_stepped_; }
-  // pass_copies: the program's stream waits for the pass that was entered, of which the host has seen no more than that
-  // nothing holds it up.
+  // True until the host has seen the pass begin. With pass_copies the program's stream may wait for that in its place.
   bool pass_begins() const { return pass_begins_; }
   uint64_t passes() const { return passes_; }
 
-  // What is enqueued into the program's stream runs behind the commit of this version.
+  // Records that what is enqueued into the program's stream runs after the commit of `version`.
   void StreamAwaits(uint64_t version) { awaited_version_ = version; }
   bool stream_awaits_expected() const { return awaited_version_ == expected_version_; }
 

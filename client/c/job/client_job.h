@@ -22,9 +22,9 @@
 
 namespace shardd {
 
-// One attached rank: what shardd_job is behind the C ABI, whose header has the contracts. The composition of what a
-// rank knows of its job, each part of which owns its own state and serves its own calls; here is what concerns them
-// all, from attach to detach. Thread-compatible.
+// One attached rank: what shardd_job is behind the C ABI, whose header has the contracts. It composes the parts of a
+// job, each of which owns its state and serves its calls, and has itself the calls that concern all of them: attach,
+// reattach, extend and detach. Thread-compatible.
 class ClientJob {
  public:
   static absl::StatusOr<std::unique_ptr<ClientJob>> Attach(AttachOptions options);
@@ -33,10 +33,10 @@ class ClientJob {
   ClientJob& operator=(const ClientJob&) = delete;
 
   absl::Status Reattach();
-  // True: a wider job has taken this one's place, which is over.
+  // Returns true if a wider job has replaced this one, which is over then.
   absl::StatusOr<bool> Extend(v1::JobSpec spec);
-  // At most 5 s, or the timeout where `finished` waits for the commit of the step that was sent. The job is of no
-  // further use.
+  // Takes at most 5 s, or the timeout if `finished`: that waits for the commit of the last step. REQUIRES: no call
+  // follows.
   absl::Status Detach(bool finished);
 
   const RankPlan& rank_plan() const { return attachment_.plan(); }
@@ -54,7 +54,7 @@ class ClientJob {
 
  private:
   explicit ClientJob(AttachOptions options);
-  // Every part begins anew, with the attachment's new session.
+  // Makes every part begin the attachment's new session.
   void BeginSession();
 
   Attachment attachment_;

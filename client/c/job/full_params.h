@@ -22,34 +22,34 @@ struct FullParamsOptions {
   bool operator==(const FullParamsOptions&) const = default;
 };
 
-// Owns the rank's stay in full parameters: entered by all ranks together, read by all or by rank 0, written where that
-// was asked for. Thread-compatible. REQUIRES of all: group and param within the plan.
+// Owns whether the rank is inside of full parameters. All ranks enter together; all or rank 0 read them, and write them
+// if that was asked for. Thread-compatible. REQUIRES: group and param are within the plan.
 class FullParams {
  public:
   FullParams(Attachment& attachment, HandleSet& handles, Gradients& gradients, Windows& windows)
       : attachment_(attachment), handles_(handles), gradients_(gradients), windows_(windows) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset();
 
-  // The calls of the C ABI.
+  // These are calls of the C ABI.
   absl::Status Enter(const FullParamsOptions& options);
   const void* ParameterData(int param) const;
   const void* GradientData(int param) const;
   absl::Status Leave();
 
-  // Inside, entered with writeback, and what is written is not committed yet.
+  // True while the rank is inside with writeback and has not committed yet.
   bool written_back() const { return state_ == State::kInside && writeback_; }
   bool with_grads() const { return options_.with_grads; }
-  // FAILED_PRECONDITION: this rank does not write the parameter. REQUIRES: written_back().
+  // Returns FAILED_PRECONDITION if this rank may not write the parameter. REQUIRES: written_back().
   absl::Status CheckEntered(const char* call, int param) const;
-  // All ranks have committed what they wrote.
+  // Records that all ranks have committed what they wrote.
   void Committed() { writeback_ = false; }
 
  private:
   enum class State { kOutside, kEntering, kInside };
   absl::Status CheckMayEnter(const FullParamsOptions& options) const;
   absl::Status SendEnter(const FullParamsOptions& options, const WaitFor& reason);
-  // What came with the entry: whether it was refused, and which gradients there are.
+  // Receives the event of the entry: whether it was refused, and which gradients exist.
   absl::Status TakeAnswer();
   bool Gives(int param) const;
   std::string EnterObject() const;

@@ -10,15 +10,15 @@
 
 namespace shardd {
 
-// Owns what the rank knows of the running step's gradients: who may write which slot, which masks the daemon still
-// reads, and the backwards that are closed. Thread-compatible. REQUIRES of all: group and param within the plan.
+// Owns what the rank knows of the running step's gradients: which group may write which slot, which masks the daemon
+// may still read, and how many backwards are closed. Thread-compatible. REQUIRES: group and param are within the plan.
 class Gradients {
  public:
   Gradients(Attachment& attachment, HandleSet& handles) : attachment_(attachment), handles_(handles) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset();
 
-  // The calls of the C ABI.
+  // These are calls of the C ABI.
   absl::Status WaitSlot(int group);
   void* SlotData(int param) const;
   absl::Status Submit(int group, const uint8_t* present, const uint8_t* fresh);
@@ -29,21 +29,21 @@ class Gradients {
   absl::Status WaitReduced();
   void* ShardData(int param) const;
 
-  // FAILED_PRECONDITION: all parameters of the group are frozen.
+  // Returns FAILED_PRECONDITION if all parameters of the group are frozen.
   absl::Status CheckTrains(const char* call, int group) const;
-  // INVALID_ARGUMENT: a mask (null: not given) has a bit of a frozen parameter, or of none.
+  // Returns INVALID_ARGUMENT if a mask (or null) has the bit of a frozen parameter, or of none.
   absl::Status CheckMasks(int group, const uint8_t* present, const uint8_t* fresh) const;
 
-  // Gradients were submitted since the last BackwardDone.
+  // True if gradients were submitted since the last BackwardDone.
   bool backward_open() const { return backward_open_; }
-  // The last backward of the step is closed.
+  // True if the last backward of the step is closed.
   bool last_closed() const { return last_closed_; }
   int backwards() const { return backwards_; }                     // closed in this step
   uint64_t backwards_closed() const { return backwards_closed_; }  // in this session
   size_t slots() const { return slots_.size(); }
-  // Somebody may have written gradients of the running step.
+  // Records that a rank may have written gradients of the running step.
   void MayHaveSome() { has_gradients_ = true; }
-  // The step that was being made is sent: the next one has no backward yet.
+  // Begins the next step, after the running one was sent.
   void BeginStep();
 
  private:
@@ -54,7 +54,7 @@ class Gradients {
   };
   absl::Status CheckMask(int group, const char* which, const uint8_t* mask) const;
   Slot& slot_of(int group) { return slots_[static_cast<size_t>(attachment_.plan().group(group).gradient_slot)]; }
-  // Copies the masks that are given to where the daemon reads them; the record's flags.
+  // Copies the given masks to where the daemon reads them, and returns the record's flags.
   uint32_t PutMasks(int group, const uint8_t* present, const uint8_t* fresh);
 
   Attachment& attachment_;

@@ -27,28 +27,28 @@ struct GraphCall {
   int word = -1;                                     // where the two meet; -1: they need not
 };
 
-// Owns the calls of a job that lie in CUDA graphs: noted once, while the program captures its stream, and made again by
-// the host with every launch, while the GPU runs the graph. Where one has to wait for the other they meet in words
+// Owns the calls of a job that lie in CUDA graphs. They are noted once, while the program captures its stream; with
+// every launch the host makes them again while the GPU runs the graph. The two wait for each other in words
 // (graph_words.h): the GPU before it writes a gradient slot and before it reads parameters of a new version, the host
 // before it submits gradients and closes a backward. Thread-compatible.
 class Graphs {
  public:
   Graphs(Attachment& attachment, HandleSet& handles, Passes& passes, Unsharding& unsharding, Gradients& gradients)
       : attachment_(attachment), handles_(handles), passes_(passes), unsharding_(unsharding), gradients_(gradients) {}
-  // Graphs of the session before can be freed, and nothing else.
+  // Graphs of the former session can only be freed from now on.
   void OnNewSession();
 
-  // The calls of the C ABI.
+  // These are calls of the C ABI.
   absl::StatusOr<int> Begin();
   absl::Status End();
   absl::Status Launch(int id, void* exec);
   absl::Status Free(int id);
 
-  // Between Begin and End: calls are noted instead of made.
+  // True between Begin and End, when calls are noted instead of made.
   bool noting() const { return noted_ != nullptr; }
   absl::Status CheckNotNoting(const char* call) const;
 
-  // In place of the calls of these names, which they check as those do. REQUIRES: noting(), group within the plan.
+  // Each replaces the call of its name and checks the same. REQUIRES: noting(); group is within the plan.
   absl::Status NoteUnshard(int group, HandleEvent event);
   absl::Status NoteWaitUnshard(int group);
   absl::Status NoteReshard(int group);

@@ -10,29 +10,29 @@
 
 namespace shardd {
 
-// Owns what the rank has done to the optimizer's state beside its steps. Checkpoints are read into the daemon's state
-// in place, and then loaded: from such a store until the commit of what was loaded, this process sees a copy of its
-// own. Thread-compatible.
+// Owns what the rank has done to optimizer state outside of steps. A program may read a checkpoint into the daemon's
+// state in place before it loads it: from the first such store until the load is committed, this process sees a private
+// copy. Thread-compatible.
 class OptimizerState {
  public:
   OptimizerState(Attachment& attachment, WriteWatch& watch) : attachment_(attachment), watch_(watch) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset();
 
-  // Where state number `state` of a parameter lies. Maps the slab with the first call. Null: there is no such state.
+  // Returns state number `state` of a parameter, or null if there is none. The first call maps the slab.
   void* Data(int param, int state);
-  // What Data shows is what the daemon has.
+  // True if Data shows what the daemon has.
   bool IsStored() const { return !attachment_.has_failed() && stored_into_.empty(); }
-  // FAILED_PRECONDITION: something was stored into and not loaded.
+  // Returns FAILED_PRECONDITION if something was stored in place and not loaded.
   absl::Status CheckStored(const char* call) const;
 
-  // The daemon keeps state, and `address` lies in it.
+  // True if `address` lies in state that the daemon's optimizer keeps.
   bool IsDaemons(const void* address) const;
-  // This process has stored into it, first into what `name` says.
+  // Records that this process has stored into it in place, first into `name`.
   bool has_stores() const { return !stored_into_.empty(); }
   void NoteStores(std::string name) { stored_into_ = std::move(name); }
 
-  // Elements of it were sent to the daemon; and those are committed.
+  // Record that elements were sent to the daemon, and that they are committed.
   void Loaded() { loaded_ = true; }
   absl::Status Committed();
 

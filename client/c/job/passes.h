@@ -14,8 +14,8 @@
 
 namespace shardd {
 
-// Owns whether the rank is inside a pass, for jobs whose trainers write: the ranks enter together, and write between
-// passes. Which pass is being entered, and with which step, is the ledger's. Thread-compatible.
+// Owns whether the rank is inside a pass, in jobs whose trainers write: all ranks enter together and write between
+// passes. The ledger knows which pass is being entered and whether it commits a step. Thread-compatible.
 class Passes {
  public:
   Passes(Attachment& attachment, const HandleSet& handles, Staging& staging, Gradients& gradients, Windows& windows,
@@ -27,7 +27,7 @@ class Passes {
         windows_(windows),
         watch_(watch) {}
 
-  // The calls of the C ABI.
+  // These are calls of the C ABI.
   absl::Status Enter(bool stepped, absl::string_view state);
   absl::Status Leave();
   absl::Status Pause();
@@ -35,12 +35,13 @@ class Passes {
   bool inside() const;
   absl::Status OpenWindow();
 
-  // The rank is inside of none: a new session, a step that was sent.
+  // Puts the rank outside of any pass, for a new session or after a step.
   void Reset();
-  // Before parameters are read: OK inside of a pass, whose pause ends. `what` is the call.
+  // Ends a pause and returns OK inside of a pass, else FAILED_PRECONDITION. `what` names the call, which reads
+  // parameters.
   absl::Status CheckReading(absl::string_view what);
 
-  // For stores that fault. Others may read what this rank would write; async-signal-safe.
+  // The rest is for stores that fault. True while other ranks may read what this rank would write; async-signal-safe.
   bool reading() const { return attachment_.ledger().entering_pass() || (inside_ && !paused_); }
   bool paused() const { return inside_ && paused_; }
   // Leaves the paused pass because of a store into `written`.

@@ -35,10 +35,10 @@ class Steps {
         windows_(windows),
         passes_(passes),
         optimizer_(optimizer) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset();
 
-  // The calls of the C ABI. `step.trainer_state` is set from `state`.
+  // These are calls of the C ABI. `step.trainer_state` is set from `state`.
   absl::Status Send(v1::Step step, absl::string_view state);
   absl::StatusOr<StepResult> Wait();
   absl::Status Await();

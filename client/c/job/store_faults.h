@@ -14,9 +14,9 @@
 
 namespace shardd {
 
-// Decides what a store into the job's protected memory means: a first one between passes opens the write window; one
-// into the daemon's optimizer state stays in this process until it is loaded; any other goes to a copy of this process,
-// and the next call says why. Owns nothing.
+// Decides what a store into the job's protected memory means. The first one between passes opens the write window; one
+// into the daemon's optimizer state stays in this process until it is loaded; any other goes to a private copy, and the
+// next call returns why. Owns nothing. Async-signal-safe but for what an error costs.
 class StoreFaults : public StoreFaultHandler {
  public:
   StoreFaults(Attachment& attachment, const HandleSet& handles, const Windows& windows, Passes& passes,
@@ -26,9 +26,9 @@ class StoreFaults : public StoreFaultHandler {
   bool OnStoreFault(const void* address) override;
 
  private:
-  // Why the store may not be; OK: it may, and the window is open.
+  // Opens the window for the store, or returns why it is not allowed.
   absl::Status Allow(const void* address);
-  // Whose shard or optimizer state it is.
+  // Names the parameter or optimizer state at `address`.
   std::string NameOf(const void* address) const;
 
   Attachment& attachment_;

@@ -11,23 +11,23 @@
 
 namespace shardd {
 
-// Owns the rank's unshards of this session: how many of each group it has asked for, and where in the pool the group
-// lies. Thread-compatible. REQUIRES of all: group and param within the plan.
+// Owns the rank's unshards of this session: how many it has requested of each group, and where each group lies in the
+// pool. Thread-compatible. REQUIRES: group and param are within the plan.
 class Unsharding {
  public:
   Unsharding(Attachment& attachment, HandleSet& handles, Passes& passes)
       : attachment_(attachment), handles_(handles), passes_(passes) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset();
 
-  // The calls of the C ABI. `event`: the unshard of a forward or a backward.
+  // These are calls of the C ABI. `event`: the unshard of a forward or a backward.
   absl::Status Unshard(int group, HandleEvent event);
   absl::Status Wait(int group);
   absl::Status Reshard(int group);
-  // Null: the group is not unsharded.
+  // Returns null if the group is not unsharded.
   const void* ParameterData(int param) const;
 
-  // FAILED_PRECONDITION: nobody has asked for the group.
+  // Returns FAILED_PRECONDITION if the group is neither unsharded nor being unsharded.
   absl::Status CheckAsked(int group);
 
  private:

@@ -11,17 +11,17 @@
 
 namespace shardd {
 
-// Writes values of parameters, gradients and optimizer state through the daemon, and owns the commit that makes a
-// version of them: before the first version, and inside of full parameters with writeback. Thread-compatible. REQUIRES
-// of all: param within the plan.
+// Writes values of parameters, gradients and optimizer state through the daemon, before the first version or inside of
+// full parameters with writeback. Owns the commit that makes a version of them. Thread-compatible. REQUIRES: param is
+// within the plan.
 class Values {
  public:
   Values(Attachment& attachment, Staging& staging, FullParams& full_params, OptimizerState& optimizer)
       : attachment_(attachment), staging_(staging), full_params_(full_params), optimizer_(optimizer) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset() { commit_sent_ = false; }
 
-  // The calls of the C ABI.
+  // These are calls of the C ABI.
   absl::Status WriteParameter(int param, const void* data, int64_t first, int64_t numel);
   absl::Status WriteGradient(int param, const void* data, int64_t first, int64_t numel);
   absl::Status WriteOptimizerState(int param, int state, const float* data, int64_t first, int64_t numel);
@@ -29,11 +29,11 @@ class Values {
   absl::Status Commit();
 
  private:
-  // No version is there yet: all ranks write what they like.
+  // True before the first version, when every rank may write any parameter.
   bool initial() const { return attachment_.ledger().expected_version() == 0; }
   absl::Status CheckRange(const char* call, int param, const void* data, int64_t first, int64_t numel) const;
   absl::Status CheckWritable(const char* call, int param) const;
-  // Elements of `element_bytes` each; `flags` of the record.
+  // Sends `numel` elements of `element_bytes` each, in records with these flags.
   absl::Status WriteElements(int param, const void* data, int64_t first, int64_t numel, int64_t element_bytes,
                              uint32_t flags);
 
@@ -41,7 +41,7 @@ class Values {
   Staging& staging_;
   FullParams& full_params_;
   OptimizerState& optimizer_;
-  bool commit_sent_ = false;  // an interrupted wait for the version goes on
+  bool commit_sent_ = false;  // a wait that was interrupted can go on
 };
 
 }  // namespace shardd

@@ -8,25 +8,25 @@
 
 namespace shardd {
 
-// Owns the rank's write window: the requests for one that it has sent, and whether stores into its shards reach them.
-// With pass_copies a request asks only for the other ranks to be outside of full parameters. Thread-compatible.
+// Owns the rank's write window: how many it has requested, and whether stores reach the shards. With pass_copies a
+// request only waits until the other ranks are outside of full parameters. Thread-compatible.
 class Windows {
  public:
   explicit Windows(Attachment& attachment) : attachment_(attachment) {}
-  // As in a new session.
+  // Begins a new session.
   void Reset();
 
   bool open() const { return open_; }
-  // A request is sent; an interrupted wait for it goes on.
+  // True while a request is sent and not granted: a wait that was interrupted can go on.
   bool requested() const { return requested_; }
 
   // REQUIRES: !requested().
   absl::Status Request(const WaitFor& reason);
-  // Until the daemon grants what was requested, and opens the window. REQUIRES: requested().
+  // Waits until the daemon grants the request, then lets stores reach the shards. REQUIRES: requested().
   absl::Status Open(const WaitFor& reason);
-  // Until the daemon grants what LeaveFullParams has requested, whichever call goes on with it. OK where nothing was.
+  // Waits until the daemon grants the request of FullParams::Leave. Returns OK if there is none.
   absl::Status AwaitOthersLeave();
-  // Before the daemon may read what was stored: from now on stores fault.
+  // Makes stores fault from now on, before the daemon may read what was stored.
   void Close();
 
  private:

@@ -19,9 +19,9 @@
 
 namespace shardd {
 
-// One rank's session in one epoch, of its parts: mapped memory, the stream that is the lease, waits of the host and of
-// the program's stream, the ring's producer end, traced calls. Knows nothing of groups and steps. Thread-compatible.
-// Destroying it cancels the stream and unmaps everything that no stream of a GPU still names.
+// One rank's session in one epoch. It composes mapped memory, the stream that is the lease, waits of the host and of
+// the program's stream, and the producer's ends of the rings; it knows nothing of groups and steps. Thread-compatible.
+// Destroying it cancels the stream and unmaps everything that no stream of a GPU can still use.
 //
 // A call on the hot path: life().Live() (two loads), ring().Send() (a record, a store; sometimes an eventfd write),
 // waits().Reached() (a load).
@@ -59,7 +59,7 @@ class ClientSession {
   const uint64_t id_;
   const std::string token_;
   SessionMemory memory_;
-  SessionLife life_;  // its reader ends before the memory goes
+  SessionLife life_;  // destroyed before memory_: its reader thread ends first
   WordWaits waits_;
   CommandRing ring_;
   TraceWriter trace_;

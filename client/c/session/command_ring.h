@@ -9,7 +9,7 @@
 
 namespace shardd {
 
-// The producer's end of a session's ring of commands: owns how many records were written, and whether the daemon is
+// The producer's end of a session's ring of commands. Owns how many records were written, and when the daemon was last
 // known to be awake. Thread-compatible.
 class CommandRing {
  public:
@@ -17,17 +17,17 @@ class CommandRing {
   CommandRing(uint64_t epoch, WordWaits& waits, const SessionMemory& memory)
       : epoch_(epoch), waits_(waits), memory_(memory) {}
 
-  // Records written so far; the number of the last one.
+  // Returns how many records were written, which is the number of the last one.
   uint64_t submitted() const { return submitted_; }
   uint64_t doorbells() const { return doorbells_; }  // rung so far
 
-  // Until so many records can be sent without waiting: before a command changes anything, because a wait can fail.
+  // Waits until so many records fit. Commands call it before they change anything, because a wait can fail.
   absl::Status WaitSpace(uint64_t records, const WaitFor& reason);
-  // Writes a record. `act`: the daemon must act on it, so it is woken if it sleeps. Waits only while the ring is full.
+  // Writes a record, and wakes the daemon if it must `act` on it. Waits only while the ring is full.
   absl::Status Send(const CommandRecord& command, bool act, const WaitFor& reason);
-  // Wakes the daemon if it sleeps, for records that needed no action.
+  // Wakes the daemon if it sleeps, for earlier records that needed no action.
   void Wake();
-  // Until the daemon has copied out record `number` (1 is the first), with its masks and payload.
+  // Waits until the daemon has copied record `number` (1 is the first) with its masks and payload.
   absl::Status WaitConsumed(uint64_t number, const WaitFor& reason);
 
  private:

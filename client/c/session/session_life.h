@@ -14,8 +14,8 @@
 
 namespace shardd {
 
-// Whether a session lives, and why it does not any more. Owns the stream that is the lease, and which host may
-// interrupt waits. Thread-compatible; Over is thread-safe.
+// Knows whether a session lives, and why it ended. Owns the stream that is the lease. Thread-compatible; Ended is
+// thread-safe.
 class SessionLife {
  public:
   // `interrupt` and `memory` outlive this.
@@ -25,29 +25,29 @@ class SessionLife {
   // Opens the stream and waits until the session is live, at most until `deadline`.
   absl::Status Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t session_id, const std::string& token,
                     absl::Time deadline);
-  // Why the stream has ended, if that is known soon, else `status`: of a call beside it that has failed.
+  // Returns why the stream has ended if that arrives soon, else `status`, with which a call beside it has failed.
   absl::Status Explain(const absl::Status& status);
 
   uint64_t epoch() const { return epoch_; }
   int rank() const { return rank_; }
   ClientStream& stream() const { return *stream_; }
 
-  // Two loads: the stream has ended or the epoch has advanced.
+  // True if the stream has ended or the epoch has advanced. Costs two loads.
   bool Ended() const {
     return stream_->over() || TimelineEpoch(memory_.page().epoch.load(std::memory_order_acquire)) > epoch_;
   }
-  // Ended, or a GPU's wait was given up.
+  // True if Ended, or if a wait of the GPU took too long.
   bool Over() const { return (order_ != nullptr && order_->has_expired()) || Ended(); }
-  // OK while the session lives, else Failure.
+  // Returns OK while the session lives, else Failure().
   absl::Status Live() { return Over() ? Failure() : absl::OkStatus(); }
-  // Why it is over; waits up to 1 s for the explanation to arrive. REQUIRES: Over().
+  // Returns why the session is over; waits up to 1 s for the explanation to arrive. REQUIRES: Over().
   absl::Status Failure();
 
-  // What may interrupt a wait of the host's.
+  // Tells whether the host wants a wait to end.
   const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : interrupt_; }
-  // Nothing of the host's may run: the wait is inside a signal handler.
+  // While set, waits run inside a signal handler and must not call the host.
   void set_in_signal(bool in_signal) { in_signal_ = in_signal; }
-  // The session ends with a wait of the GPU's that takes too long. Null: there is none any more.
+  // Sets the order whose expired waits end the session; null for none.
   void set_order(const StreamOrder* order) { order_ = order; }
 
  private:

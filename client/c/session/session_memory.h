@@ -17,8 +17,8 @@
 
 namespace shardd {
 
-// Owns what a session maps: its own memory (page, ring, masks, slots), the daemon's page, and the job's slabs, on the
-// host or on a GPU; and whether stores of this process reach them. Thread-compatible, but for what says otherwise.
+// Owns what a session maps: its own memory (page, ring, masks, gradient slots), the daemon's page and the job's slabs,
+// on the host or on a GPU. Decides whether stores of this process reach them. Thread-compatible, except where noted.
 class SessionMemory {
  public:
   SessionMemory(uint64_t epoch, int rank) : epoch_(epoch), rank_(rank) {}
@@ -26,7 +26,7 @@ class SessionMemory {
   SessionMemory(const SessionMemory&) = delete;
   SessionMemory& operator=(const SessionMemory&) = delete;
 
-  // Takes the descriptors of a session, and those of further pieces from `fetch`. Once.
+  // Maps the session's descriptors, and further pieces that `fetch` gets. REQUIRES: called once.
   absl::Status Map(std::vector<UniqueFd> fds, const v1::AttachRankResponse& attach, const ShardPlan& plan,
                    const DeviceSlabs::Fetch& fetch);
 
@@ -38,8 +38,8 @@ class SessionMemory {
   int doorbell() const { return doorbell_.get(); }
   TraceRecord* trace_ring() const { return trace_ring_; }
 
-  // All pointers below are of the host, or, where on_device() is there, of that GPU; but with offload the host's are
-  // shards, gradients and optimizer.
+  // The pointers below are the host's, or the GPU's if on_device(). With offload, shards, gradients and optimizer lie
+  // on the host all the same.
   const char* shards() const { return bases_.shards; }
   const char* parameters() const { return bases_.parameters; }  // nullptr: none
   const char* pool() const { return bases_.pool; }              // nullptr: none
@@ -47,24 +47,24 @@ class SessionMemory {
   char* gradient_slots() const { return bases_.gradient_slots; }
   bool on_device() const { return !device_.empty(); }
   const DeviceSlabs& device() const { return device_; }
-  // Mapped with the first call: most trainers never look. nullptr: none, or it cannot be mapped.
+  // Maps the slab with the first call, because most trainers never look. Returns nullptr if there is none, or on
+  // failure.
   char* optimizer();
   const MappedSlab& shards_slab() const { return shards_; }
   const MappedSlab& parameters_slab() const { return parameters_; }  // may be empty
   const MappedSlab& optimizer_slab() const { return optimizer_; }    // empty until optimizer() was called
-  // Into which no store goes outside of windows.
+  // The slabs that no store reaches outside of write windows.
   std::array<const MappedSlab*, 3> watched_slabs() const { return {&shards_, &optimizer_, &parameters_}; }
 
-  // A store at `address` reaches its slab while a window is open.
+  // True if a write window is open and a store at `address` reaches its slab.
   bool WindowCovers(const void* address) const;
-  // A write window opens or closes: whether stores into the shards, and into state that trainers keep, reach them or
-  // fault. Async-signal-safe. REQUIRES: the job's trainers write, and passes read no copies.
+  // Opens or closes a write window: stores into the shards, and into state that trainers keep, reach them or fault.
+  // Async-signal-safe. REQUIRES: the job's trainers write, and passes read no copies.
   bool SetShardsWritable(bool writable);
-  // From now on no store of this process reaches the job's memory on the host through this session, whatever other
-  // threads do: it goes to a copy of this process. INTERNAL: the kernel refuses, and it is to be called again.
-  // Thread-safe.
+  // Sends every later store of this process through this session to a private copy, whatever other threads do. Returns
+  // INTERNAL if the kernel refuses; call it again then. Thread-safe.
   absl::Status GiveUpStores();
-  // The same for all sessions of this process whose epoch has ended, whichever of its ranks have them. Thread-safe.
+  // Does the same for all sessions of this process whose epoch has ended. Thread-safe.
   static absl::Status GiveUpStoresOfEnded();
 
   // What streams of a GPU may still name when the session goes.
@@ -102,7 +102,7 @@ class SessionMemory {
   bool trainers_write_ = false;
   int64_t optimizer_bytes_ = 0;
   bool optimizer_writable_ = false;  // in windows
-  // Of the caller.
+  // These belong to the caller's thread.
   UniqueFd optimizer_fd_;  // until it is mapped
   bool window_ = false;    // with pass_copies always
   // Guarded.

@@ -17,9 +17,8 @@
 
 namespace shardd {
 
-// Waits and signals of the program's CUDA stream in place of the host's. Owns the order by that stream (stream_order.h)
-// and the sums of gradients that this trainer makes (trainer_sums.h), which both name the session's memory.
-// Thread-compatible.
+// Lets the program's CUDA stream wait and signal in place of the host. Owns the order by that stream (stream_order.h)
+// and the trainer sums (trainer_sums.h); both use the session's memory. Thread-compatible.
 class StreamWaits {
  public:
   // All outlive this.
@@ -32,35 +31,36 @@ class StreamWaits {
     by_stream_ = false;
     if (order_ != nullptr) order_->Forget();
   }
-  // Adds this rank's part of gradients from now on. `id` and `token` are the session's.
+  // Starts this rank's trainer sums. `id` and `token` are the session's.
   absl::Status StartSums(const Target& target, uint64_t id, const std::string& token, const ShardPlan& plan);
 
-  // Waits of that stream take the place of waits of the host.
+  // True if the stream waits in place of the host.
   bool ordered() const { return by_stream_ && !waits_on_host_ && order_->by_stream(); }
-  // The host waits all the same: in a graph's launch, in which its stream cannot be given anything.
+  // While set, the host waits all the same: during a graph's launch nothing else can be enqueued into the stream.
   void set_waits_on_host(bool waits_on_host) { waits_on_host_ = waits_on_host; }
   // REQUIRES: Use was called.
   StreamOrder* order() { return order_.get(); }
-  // Why not ordered(), where Use was called.
+  // Returns why ordered() is false after Use.
   absl::Status fallback() const { return order_ == nullptr ? absl::OkStatus() : order_->fallback(); }
 
-  // As WordWaits::Wait, for what nothing but kernels looks at: where ordered(), the stream waits, and the host only
-  // while too many waits are outstanding. REQUIRES: nothing that a rank does can hold it up any more.
+  // Waits like WordWaits::Wait, for memory that only kernels read: if ordered(), the stream waits, and the host only
+  // while too many waits are outstanding. REQUIRES: nothing that a rank does can delay the word any more.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason);
-  // Where trainers add, no stream waits for what comes behind the sums of so many backwards before those are there: in
-  // a queue of the GPU that both share, the sum would stand behind the wait. The host waits for them.
+  // With trainer sums, the host waits for the sums of so many backwards before the stream waits for anything later: in
+  // a GPU queue that both share, the sum would stand behind the stream's wait.
   void NeedSums(uint64_t backwards) { needs_sums_ = sums_ == nullptr ? 0 : backwards; }
-  // What to put into CommandRecord::done of a record that gives back what the stream's work so far uses. 0: no stream,
-  // or the host has waited for it. Before the record changes anything: it can fail.
+  // Returns CommandRecord::done for a record that gives back what the stream's work so far uses; 0 without a stream, or
+  // if the host has waited for it. It can fail: call it before the record changes anything.
   absl::StatusOr<uint64_t> SignalDone(const WaitFor& reason);
-  // All that the stream was given has run. `release`: the session is over, waits are ended.
+  // Waits until the stream has run all that it was given; returns false after `limit`. `release` ends its waits,
+  // because the session is over.
   bool Drain(bool release, absl::Duration limit) {
     return order_ == nullptr || order_->Drain(release, limit, [this] { return life_.interrupt().Raised(); });
   }
 
-  // Nothing of it is named by any stream.
+  // True if no stream of a GPU can still use the session's memory.
   bool idle() const { return order_ == nullptr && sums_ == nullptr; }
-  // Ends what there is, in at most twice `limit`; idle() then, or streams still name the rest.
+  // Ends the order and the sums within twice `limit`. Afterwards idle() tells whether streams still use the memory.
   void End(absl::Duration limit);
   struct Named {
     std::unique_ptr<StreamOrder> order;

@@ -10,15 +10,15 @@
 
 namespace shardd {
 
-// The producer's end of a session's ring of traced calls: owns how many records were written and left out.
+// The producer's end of a session's ring of traced calls. Owns how many records were written and left out.
 // Thread-compatible.
 class TraceWriter {
  public:
   explicit TraceWriter(const SessionMemory& memory) : memory_(memory) {}
 
-  // One load: somebody traces the job.
+  // True while somebody traces the job. Costs one load.
   bool tracing() const { return memory_.page().tracing.load(std::memory_order_relaxed) != 0; }
-  // Leaves the record out where the daemon has not kept up. Never waits.
+  // Leaves the record out if the daemon has not kept up. Never waits.
   void Write(TraceRecord record) {
     if (written_ - memory_.page().trace_taken.load(std::memory_order_acquire) >= kTraceRecords) {
       ++lost_;

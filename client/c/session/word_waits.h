@@ -20,7 +20,7 @@ struct WaitFor {
 };
 std::string WaitText(const WaitFor& reason);  // "wait_unshard group \"x\": the unshard"
 
-// The host's waits for the daemon's words, each bounded by the session's timeout. Owns the count of them.
+// Makes the host wait for the daemon's words, at most for the session's timeout. Owns the counts of such waits.
 // Thread-compatible.
 class WordWaits {
  public:
@@ -32,26 +32,27 @@ class WordWaits {
   uint64_t waits() const { return waits_; }  // that were not satisfied at once
   uint64_t wait_ns() const { return wait_ns_; }
 
-  // One load: `word` has come to `sequence` in this epoch. Sequence 0 always has.
+  // True if `word` has reached `sequence` in this epoch; always for sequence 0. Costs one load.
   bool Reached(const TimelineWord& word, uint64_t sequence) const {
     const uint64_t value = word.load(std::memory_order_acquire);
     return sequence == 0 || (value >= TimelineValue(epoch_, sequence) && TimelineEpoch(value) == epoch_);
   }
-  // The word's sequence if it is of this epoch, else 0.
+  // Returns the word's sequence if it is of this epoch, else 0.
   uint64_t SequenceOf(const TimelineWord& word) const {
     const uint64_t value = word.load(std::memory_order_acquire);
     return TimelineEpoch(value) == epoch_ ? TimelineSequence(value) : 0;
   }
-  // Until Reached, at most the timeout. DEADLINE_EXCEEDED or CANCELLED naming `reason`; else as SessionLife::Live.
+  // Waits until Reached. Returns DEADLINE_EXCEEDED after the timeout or CANCELLED, both naming `reason`, or what
+  // SessionLife::Live returns.
   absl::Status Wait(const TimelineWord& word, uint64_t sequence, const WaitFor& reason) {
     return Reached(word, sequence) ? absl::OkStatus() : WaitSlow(word, sequence, reason);
   }
-  // Looks at the word for some 20 us, giving the processor to others in between.
+  // Polls the word for some 20 us and yields the processor in between. Returns whether it was reached.
   bool Spin(const TimelineWord& word, uint64_t sequence) const;
-  // As Wait, at most 50 ms; OK when they have passed.
+  // Waits like Wait, but returns OK after 50 ms.
   absl::Status WaitBriefly(const TimelineWord& word, uint64_t sequence, const char* call);
-  // For waits of the host's for its GPU: OK while the session lives, nobody interrupts and the timeout, which begins
-  // now, is not over.
+  // Returns a check for loops in which the host waits for its GPU: OK while the session lives, nobody interrupts, and
+  // the timeout, which begins now, has not passed.
   std::function<absl::Status()> GoOn(const WaitFor& reason);
 
  private:

@@ -18,23 +18,22 @@ from state_dicts.wrapper_state_cases import face, finished, quiet
 def noticed_late() -> str:
     """An attribute differs; rank 0 is slow to return from its first commit, after which both notice."""
     from shardd.torch import FullyShardedDataParallel as Wrapper
-    from shardd.torch._job.job import TorchJob
+    from shardd.torch._job import opening
 
     rank = dist.get_rank()
-    commits = TorchJob._write_all
+    commits = opening.write_values
 
-    def in_turn(job: TorchJob, progress: Any) -> None:
-        commits(job, progress)
+    def in_turn(engine: Any, values: Any, progress: Any) -> None:
+        commits(engine, values, progress)
         until = time.monotonic() + 2
         while (
             rank == 0 and time.monotonic() < until
         ):  # in the commit that has come about: an abort may still be its answer
-            assert job.engine is not None
-            if int(json.loads(job.engine.describe())["epoch"]) != job.engine.info()["epoch"]:
+            if int(json.loads(engine.describe())["epoch"]) != engine.info()["epoch"]:
                 raise RuntimeError("the other rank has left")
             time.sleep(0.01)
 
-    TorchJob._write_all = in_turn  # type: ignore[method-assign]
+    opening.write_values = in_turn
     try:
         Wrapper(nn.Sequential(nn.Linear(4, 4)), limit_all_gathers=rank == 0)(torch.ones(1, 4))
     except Exception as error:

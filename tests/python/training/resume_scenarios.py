@@ -363,13 +363,13 @@ def survive_registration(folder: str) -> list[float]:
     """Rank 1 dies in its first life with its session made and its values not given; rank 0 goes on in its own process."""
     import shardd.torch
     from shardd.torch import fully_shard
-    from shardd.torch._job.job import TorchJob
+    from shardd.torch._job import opening
     from shardd.torch.optim import AdamW
 
     dist.init_process_group("fake", rank=int(os.environ["RANK"]), world_size=2)
     rank = dist.get_rank()
     if rank == 1 and attempt() == 0:
-        TorchJob._write_all = lambda *_: _die()  # type: ignore[method-assign,assignment]
+        opening.write_values = lambda *_: _die()  # type: ignore[assignment]
     model = build(Case())
     shard(model, Case(), fully_shard)
     optimizer = AdamW(model.parameters(), lr=1e-2)
