@@ -46,9 +46,9 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                            "\": all ranks of this node have finished, and its daemon serves the "
                                            "other nodes until theirs have, too; attach again, or use another name"));
   }
-  if (restoring_) {
+  if (snapshot_.going_back()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": its shards go back to the copy of step ", kept_step_,
+                                           "\": its shards go back to the copy of step ", snapshot_.step(),
                                            "; attach again"));
   }
   if (!IsKeptForStores()) {
@@ -279,7 +279,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Extensions::Answer(extensions, cause);
     return;
   }
-  if (window_open_ || (pass_copies() && kept_ && !restoring_)) {
+  if (window_open_ || (pass_copies() && snapshot_.whole() && !snapshot_.going_back())) {
     GoBackToKept();
   }
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
@@ -351,7 +351,7 @@ void JobCore::ResetStep() {
   deciding_ = decision_held_ = entry_held_ = false;
   pass_issued_ = copied_for_pass_ = pass_held_ = leave_held_ = false;
   window_open_ = false;
-  keeping_ = false;
+  snapshot_.GiveUpTaking();
   full_params_granted_ = false;
   unshards_.EndEpoch();
 }

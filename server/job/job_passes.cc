@@ -70,8 +70,7 @@ absl::Status JobCore::CopyForPass() {
       Close(absl::StrCat("copies for a pass: ", status.message()));
       return;
     }
-    const bool due = !kept_ || kept_age_ + 1 >= plan_->config.keep_every();
-    KeepThen(due, [this, stepped] { FinishPassCopies(stepped); });
+    KeepThen(snapshot_.IsDueWithPass(), [this, stepped] { FinishPassCopies(stepped); });
   });
   ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/settles || plan_->shard_copies > 1);
   optimizer_devices_.Submit(absl::StrCat("copy version ", version_ + 1), std::move(ops), done);
@@ -80,7 +79,7 @@ absl::Status JobCore::CopyForPass() {
 
 void JobCore::FinishPassCopies(bool stepped) {
   committing_ = false;
-  ++kept_age_;
+  snapshot_.Age();
   for (RankStep& rank : ranks_) {
     rank.pass_stepped = false;  // said once
   }

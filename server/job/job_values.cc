@@ -255,7 +255,7 @@ void JobCore::FinishParametersCommit() {
     return;
   }
   ++version_;
-  MarkKeptStale();
+  snapshot_.Outdate();
   values_said_ = false;
   for (RankStep& rank : ranks_) {
     rank.committed_params = false;

@@ -145,7 +145,7 @@ absl::Status JobCore::CommitWindow() {
     for (int rank = 0; rank < world_size(); ++rank) {
       if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
         trainer_states_[rank] = std::move(state);
-        MarkKeptStale();
+        snapshot_.Outdate();
       }
     }
     if (!window_open_) {
@@ -237,7 +237,7 @@ void JobCore::FinishWindow(bool stepped) {
 
 void JobCore::NoteWindowCommitted() {
   if (std::exchange(window_open_, false)) {
-    ++kept_age_;
+    snapshot_.Age();
     counters_.set_windows(counters_.windows() + 1);
   }
 }
@@ -254,12 +254,13 @@ void JobCore::BeginPass() {
 // A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
 // commit.
 bool JobCore::MayOpenWindows() const {
-  return !keeping_ && std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) &&
+  return !snapshot_.taking() &&
+         std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) &&
          std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window && !r.stepped; });
 }
 
 void JobCore::OpenWindows() {
-  if (!window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every())) {
+  if (!window_open_ && snapshot_.IsDueBeforeWindow()) {
     Keep();
     return;
   }
