@@ -106,9 +106,11 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "the slabs and the counts of the other node", "All of another node's state has come.",
        "Everything below reads what is committed."},
       {"copy back", kNobodyAttached, 0,
-       [](const JobCore& job) { return job.waits_for_writers_ && job.writers_.empty() && !job.undo_.undoing(); },
+       [](const JobCore& job) {
+         return job.former_writers_.waiting() && job.former_writers_.none() && !job.undo_.undoing();
+       },
        [](JobCore& job) {
-         job.waits_for_writers_ = false;
+         job.former_writers_.StopWaiting();
          job.CopyBack();
          return absl::OkStatus();
        },
