@@ -11,13 +11,17 @@ namespace {
 
 // The first rank other than `rank` of which `lacks` says that it has not done `call`.
 template <typename Lacks>
-Wait FirstOther(const std::vector<RankStep>& ranks, int rank, const char* call, const Lacks& lacks) {
-  for (int other = 0; other < static_cast<int>(ranks.size()); ++other) {
-    if (other != rank && lacks(ranks[other])) {
+Wait FirstOther(int ranks, int rank, const char* call, const Lacks& lacks) {
+  for (int other = 0; other < ranks; ++other) {
+    if (other != rank && lacks(other)) {
       return {other, call};
     }
   }
   return {};
+}
+template <typename Lacks>
+Wait FirstOther(const std::vector<RankStep>& ranks, int rank, const char* call, const Lacks& lacks) {
+  return FirstOther(static_cast<int>(ranks.size()), rank, call, [&](int other) { return lacks(ranks[other]); });
 }
 
 }  // namespace
@@ -213,13 +217,14 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job) { return job.MayGrantFullParams() && !job.SumsHoldFullParams(); },
        [](JobCore& job) { return job.LetIntoFullParams(); },
        [](const JobCore& job, int rank) -> Wait {
-         if (!job.ranks_[rank].full_params || job.ranks_[rank].inside) {
+         if (!job.full_params_.asked(rank) || job.full_params_.inside(rank)) {
            return {};
          }
-         Wait wait = FirstOther(job.ranks_, rank, "EnterFullParams", [](const RankStep& r) { return !r.full_params; });
-         return wait.rank >= 0
-                    ? wait
-                    : FirstOther(job.ranks_, rank, "LeaveFullParams", [](const RankStep& r) { return r.inside; });
+         Wait wait = FirstOther(job.world_size(), rank, "EnterFullParams",
+                                [&job](int other) { return !job.full_params_.asked(other); });
+         return wait.rank >= 0 ? wait : FirstOther(job.world_size(), rank, "LeaveFullParams", [&job](int other) {
+           return job.full_params_.inside(other);
+         });
        },
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
        "All ranks enter full parameters together.", "Who is let in to write commits later."},
@@ -277,7 +282,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) { return job.LetStore(); },
        [](const JobCore& job, int rank) {
          return job.ranks_[rank].wants_window && job.pass_copies()
-                    ? FirstOther(job.ranks_, rank, "LeaveFullParams", [](const RankStep& r) { return r.inside; })
+                    ? FirstOther(job.world_size(), rank, "LeaveFullParams",
+                                 [&job](int other) { return job.full_params_.inside(other); })
                     : Wait();
        },
        "LeaveFullParams of every rank",
@@ -311,10 +317,11 @@ uint32_t JobCore::SeeFacts() const {
   facts |= attached ? 0 : kNobodyAttached;
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   int closed = nodes_ != nullptr ? nodes_->closed() : kAllBackwards;
-  for (const RankStep& rank : ranks_) {
+  for (int at = 0; at < world_size(); ++at) {
+    const RankStep& rank = ranks_[at];
     all &= (rank.stepped ? kAllStepped : 0) | (rank.pass == Pass::kEntering ? kAllEntering : 0) |
-           (rank.full_params && !rank.stepped ? kAllFullParams : 0) | (rank.committed_params ? kAllCommitted : 0);
-    facts |= (rank.inside ? kSomeInside : 0) | (rank.wants_window ? kSomeWantWindow : 0) |
+           (full_params_.asked(at) && !rank.stepped ? kAllFullParams : 0) | (rank.committed_params ? kAllCommitted : 0);
+    facts |= (full_params_.inside(at) ? kSomeInside : 0) | (rank.wants_window ? kSomeWantWindow : 0) |
              (rank.blocked_slot >= 0 ? kSomeBlocked : 0) |
              (rank.pass == Pass::kEntering && !rank.pass_stepped ? kSomeLate : 0) |
              (rank.pending_detach.has_value() ? kSomeLeft : 0);

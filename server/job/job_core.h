@@ -29,6 +29,7 @@
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/advance.h"
+#include "server/job/full_params/full_params.h"
 #include "server/job/given_back.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
@@ -314,14 +315,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status RefuseFullParams(const absl::Status& why);
   void SayFullParams(int rank, const std::string& present, const absl::Status& status);
   int64_t reserved_undo_bytes() const;
-  absl::Status CompareFullParams(int rank, const FullParams& asked) const;
   bool MayGrantFullParams() const;
   absl::Status CheckEqualBackwards() const;
   bool SumsHoldFullParams() const;
   absl::Status LetIntoFullParams();
   void SettleBehindReductions();
   void GrantFullParams();
-  absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
   // Writes of values (job_values.cc). `source`: in the session's staging.
   absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
@@ -492,6 +491,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::vector<RankStep> ranks_;
   RequestOrders orders_;
   PooledUnshards unshards_;
+  FullParams full_params_;
   std::map<PairKey, Pair> pairs_;
   std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
   bool gradients_seen_ = false;
@@ -507,7 +507,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
   std::list<Held> held_;
   bool decision_held_ = false;
-  bool entry_held_ = false;
   PollTimer poll_timer_;
   bool poll_watched_ = false;
   bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
@@ -517,8 +516,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   double grad_norm_ = 0;
   double clip_factor_ = 1;
   bool skipped_ = false;
-  bool full_params_granted_ = false;
-  std::vector<bool> summoned_;                 // by parameter, while granted
   std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool reading_values_ = false;

@@ -102,7 +102,7 @@ absl::Status JobCore::LetStore() {
   left.order = Held::Order::kDecisions;
   left.what = "LeaveFullParams";
   for (int rank = 0; rank < world_size(); ++rank) {
-    left.signals.push_back(SignalOf(rank, ranks_[rank].done_at_leave));
+    left.signals.push_back(SignalOf(rank, full_params_.leave_signal(rank)));
   }
   if (!HaveCome(left.signals)) {
     leave_held_ = true;
@@ -112,8 +112,8 @@ absl::Status JobCore::LetStore() {
     };
     return WhenGivenBack(std::move(left));
   }
+  full_params_.LeaveSignalsCame();
   for (int rank = 0; rank < world_size(); ++rank) {
-    ranks_[rank].done_at_leave = 0;
     if (std::exchange(ranks_[rank].wants_window, false)) {
       sessions_[rank]->words().PublishWindow();
     }

@@ -45,7 +45,7 @@ v1::JobState JobCore::State() const {
   if (attached() < world_size()) {
     return v1::JOB_STATE_WAITING;
   }
-  if (full_params_granted_) {
+  if (full_params_.granted()) {
     return v1::JOB_STATE_FULL_PARAMS;
   }
   for (const auto& session : sessions_) {
@@ -123,7 +123,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
       state = v1::RANK_STATE_ATTACHING;
     } else if (ranks_[rank].stepped) {
       state = v1::RANK_STATE_STEPPED;
-    } else if (ranks_[rank].full_params) {
+    } else if (full_params_.asked(rank)) {
       state = v1::RANK_STATE_FULL_PARAMS;
     }
     r->set_state(state);
@@ -147,8 +147,7 @@ int64_t JobCore::reserved_bytes() const {
 }
 
 int64_t JobCore::reserved_undo_bytes() const {
-  const bool writes_back = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.writeback; });
-  return writes_back ? WritebackUndoBytes(*plan_) : PromisedUndoBytes(*plan_, memory_->place());
+  return full_params_.AnyWrites() ? WritebackUndoBytes(*plan_) : PromisedUndoBytes(*plan_, memory_->place());
 }
 
 void JobCore::DescribeMemory(v1::Memory* out) const {
