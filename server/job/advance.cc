@@ -11,13 +11,17 @@ namespace {
 
 // The first rank other than `rank` of which `lacks` says that it has not done `call`.
 template <typename Lacks>
-Wait FirstOther(const std::vector<RankStep>& ranks, int rank, const char* call, const Lacks& lacks) {
-  for (int other = 0; other < static_cast<int>(ranks.size()); ++other) {
-    if (other != rank && lacks(ranks[other])) {
+Wait FirstOther(int ranks, int rank, const char* call, const Lacks& lacks) {
+  for (int other = 0; other < ranks; ++other) {
+    if (other != rank && lacks(other)) {
       return {other, call};
     }
   }
   return {};
+}
+template <typename Lacks>
+Wait FirstOther(const std::vector<RankStep>& ranks, int rank, const char* call, const Lacks& lacks) {
+  return FirstOther(static_cast<int>(ranks.size()), rank, call, [&](int other) { return lacks(ranks[other]); });
 }
 
 }  // namespace
@@ -106,9 +110,11 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "the slabs and the counts of the other node", "All of another node's state has come.",
        "Everything below reads what is committed."},
       {"copy back", kNobodyAttached, 0,
-       [](const JobCore& job) { return job.waits_for_writers_ && job.writers_.empty() && !job.undo_.undoing(); },
+       [](const JobCore& job) {
+         return job.former_writers_.waiting() && job.former_writers_.none() && !job.undo_.undoing();
+       },
        [](JobCore& job) {
-         job.waits_for_writers_ = false;
+         job.former_writers_.StopWaiting();
          job.CopyBack();
          return absl::OkStatus();
        },
@@ -211,13 +217,14 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job) { return job.MayGrantFullParams() && !job.SumsHoldFullParams(); },
        [](JobCore& job) { return job.LetIntoFullParams(); },
        [](const JobCore& job, int rank) -> Wait {
-         if (!job.ranks_[rank].full_params || job.ranks_[rank].inside) {
+         if (!job.full_params_.asked(rank) || job.full_params_.inside(rank)) {
            return {};
          }
-         Wait wait = FirstOther(job.ranks_, rank, "EnterFullParams", [](const RankStep& r) { return !r.full_params; });
-         return wait.rank >= 0
-                    ? wait
-                    : FirstOther(job.ranks_, rank, "LeaveFullParams", [](const RankStep& r) { return r.inside; });
+         Wait wait = FirstOther(job.world_size(), rank, "EnterFullParams",
+                                [&job](int other) { return !job.full_params_.asked(other); });
+         return wait.rank >= 0 ? wait : FirstOther(job.world_size(), rank, "LeaveFullParams", [&job](int other) {
+           return job.full_params_.inside(other);
+         });
        },
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
        "All ranks enter full parameters together.", "Who is let in to write commits later."},
@@ -275,7 +282,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](JobCore& job) { return job.LetStore(); },
        [](const JobCore& job, int rank) {
          return job.ranks_[rank].wants_window && job.pass_copies()
-                    ? FirstOther(job.ranks_, rank, "LeaveFullParams", [](const RankStep& r) { return r.inside; })
+                    ? FirstOther(job.world_size(), rank, "LeaveFullParams",
+                                 [&job](int other) { return job.full_params_.inside(other); })
                     : Wait();
        },
        "LeaveFullParams of every rank",
@@ -309,11 +317,12 @@ uint32_t JobCore::SeeFacts() const {
                    when(static_cast<int>(extensions_.by_rank().size()) == world_size(), kAllExtend);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   int closed = nodes_ != nullptr ? nodes_->closed() : kAllBackwards;
-  for (const RankStep& rank : ranks_) {
+  for (int at = 0; at < world_size(); ++at) {
+    const RankStep& rank = ranks_[at];
     const bool enters = rank.pass == Pass::kEntering;
     all &= when(rank.stepped, kAllStepped) | when(enters, kAllEntering) |
-           when(rank.full_params && !rank.stepped, kAllFullParams) | when(rank.committed_params, kAllCommitted);
-    facts |= when(rank.inside, kSomeInside) | when(rank.wants_window, kSomeWantWindow) |
+           when(full_params_.asked(at) && !rank.stepped, kAllFullParams) | when(rank.committed_params, kAllCommitted);
+    facts |= when(full_params_.inside(at), kSomeInside) | when(rank.wants_window, kSomeWantWindow) |
              when(rank.blocked_slot >= 0, kSomeBlocked) | when(enters && !rank.pass_stepped, kSomeLate) |
              when(rank.pending_detach.has_value(), kSomeLeft);
     closed = std::min(closed, rank.closed_backwards);

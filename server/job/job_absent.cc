@@ -67,13 +67,13 @@ void JobCore::CheckAbsent() {
 }
 
 bool JobCore::IsMidStep() const {
-  if (gradients_seen_ || window_open_ || initial_values_.any()) {
+  if (gradients_seen_ || window_open_ || initial_values_.any() || full_params_.AnyAsked()) {
     return true;
   }
   return std::any_of(ranks_.begin(), ranks_.end(),
                      [](const RankStep& rank) {
                        return rank.stepped || rank.window || rank.pass != Pass::kOutside || rank.committed_params ||
-                              rank.full_params || rank.closed_backwards > 0;
+                              rank.closed_backwards > 0;
                      }) ||
          std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
            return session != nullptr &&

@@ -183,7 +183,7 @@ void JobCore::Commit() {
   }
   CountUpdates();
   EndStep();
-  MarkKeptStale();
+  snapshot_.Outdate();
   v1::SessionEvent event;
   event.mutable_committed()->set_step(committed_step_);
   event.mutable_committed()->set_grad_norm(grad_norm_);
@@ -239,8 +239,8 @@ void JobCore::EndStep() {
 
 // The new version is there: whoever waits for it is let go. Advance does what had to wait for the commit.
 void JobCore::AfterCommit() {
-  if (std::exchange(kept_with_commit_, false)) {
-    NoteKept();
+  if (snapshot_.CommitTaken()) {
+    snapshot_.Taken(committed_step_, trainer_states_);
   }
   SetReadable(version_);
   for (const auto& session : sessions_) {

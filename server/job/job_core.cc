@@ -51,6 +51,8 @@ JobCore::JobCore(Init init)
       renewal_(memory_.get()),
       orders_(plan_),
       unshards_(plan_),
+      full_params_(plan_->world_size),
+      snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
       copies_(init.loop, init.copier),
       trace_(plan_, std::move(init.work_trace)) {
   ranks_.resize(world_size());

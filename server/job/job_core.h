@@ -29,6 +29,7 @@
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/advance.h"
+#include "server/job/full_params/full_params.h"
 #include "server/job/given_back.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
@@ -42,8 +43,10 @@
 #include "server/job/unshard/node_gathers.h"
 #include "server/job/unshard/pooled_unshards.h"
 #include "server/job/unshard/request_orders.h"
+#include "server/job/writes/former_writers.h"
 #include "server/job/writes/initial_values.h"
 #include "server/job/writes/parameter_parts.h"
+#include "server/job/writes/snapshot.h"
 #include "server/job/writes/value_copies.h"
 #include "server/job/writes/write_request.h"
 #include "server/job/writes/write_undo.h"
@@ -312,14 +315,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status RefuseFullParams(const absl::Status& why);
   void SayFullParams(int rank, const std::string& present, const absl::Status& status);
   int64_t reserved_undo_bytes() const;
-  absl::Status CompareFullParams(int rank, const FullParams& asked) const;
   bool MayGrantFullParams() const;
   absl::Status CheckEqualBackwards() const;
   bool SumsHoldFullParams() const;
   absl::Status LetIntoFullParams();
   void SettleBehindReductions();
   void GrantFullParams();
-  absl::Status CheckSummoned(int rank, int param, absl::string_view what) const;
   void FinishParametersCommit();
   // Writes of values (job_values.cc). `source`: in the session's staging.
   absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
@@ -415,8 +416,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool EndPausedPasses();
   void PollPausesLater();
   absl::Status CheckStuckWindows(absl::Time now) const;
-  // The shards have changed since the copy was kept, and moments or counts with them.
-  void MarkKeptStale() { kept_age_ = std::max<int>(kept_age_, plan_->config.keep_every()); }
   void NoteWindowCommitted();
   // Passes that read copies (job_passes.cc)
   bool pass_copies() const { return plan_->config.pass_copies(); }
@@ -428,7 +427,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status LetStore();
   // The copy to go back to (job_kept.cc)
   void Keep();
-  void NoteKept();
   // With pass_copies, if it is due: keeps what is about to be committed, and then calls `commit`, which ends in
   // AfterCommit. Else calls it at once. REQUIRES: committing_.
   void KeepThen(bool due, std::function<void()> commit);
@@ -493,6 +491,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::vector<RankStep> ranks_;
   RequestOrders orders_;
   PooledUnshards unshards_;
+  FullParams full_params_;
   std::map<PairKey, Pair> pairs_;
   std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
   bool gradients_seen_ = false;
@@ -508,7 +507,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
   std::list<Held> held_;
   bool decision_held_ = false;
-  bool entry_held_ = false;
   PollTimer poll_timer_;
   bool poll_watched_ = false;
   bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
@@ -518,8 +516,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   double grad_norm_ = 0;
   double clip_factor_ = 1;
   bool skipped_ = false;
-  bool full_params_granted_ = false;
-  std::vector<bool> summoned_;                 // by parameter, while granted
   std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool reading_values_ = false;
@@ -528,32 +524,16 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status uneven_gradient_;  // of several nodes: ranks of this one have dropped it and others have not
   // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
   bool window_open_ = false;  // somebody was let in since the last version
-  bool keeping_ = false;
   bool polls_pauses_ = false;
-  bool restoring_ = false;
-  bool kept_ = false;
-  bool kept_with_commit_ = false;  // pass_copies: of the commit that is under way
-  // Processes of the epoch that has ended that may still store: their window was open, or the job has pass_copies.
-  struct Writer {
-    int rank;
-    int pid;
-    UniqueFd process;
-    // It has been answered since: what it asks next it asks knowing that the epoch is over.
-    bool told = false;
-  };
-  std::list<Writer> writers_;
-  absl::Time writers_since_ = absl::InfinitePast();
-  bool waits_for_writers_ = false;
   // pass_copies: ranks know that their pass begins; its copies are made; they, or ranks that have left full parameters,
   // wait for signals.
   bool pass_issued_ = false;
   bool copied_for_pass_ = false;
   bool pass_held_ = false;
   bool leave_held_ = false;
-  int64_t kept_step_ = 0;
-  std::vector<std::string> kept_states_;
-  int kept_age_ = 0;
   // What trainers write.
+  Snapshot snapshot_;
+  FormerWriters former_writers_;
   ValueCopies copies_;
   InitialValues initial_values_;
   WriteUndo undo_;

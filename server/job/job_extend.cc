@@ -48,7 +48,7 @@ CommittedFacts JobCore::committed_facts() const {
 absl::Status JobCore::CheckMayExtend(int rank) const {
   const RankStep& state = ranks_[rank];
   const char* fact = version_ == 0                   ? "the job has no parameters yet"
-                     : state.full_params             ? "the rank is inside EnterFullParams"
+                     : full_params_.asked(rank)      ? "the rank is inside EnterFullParams"
                      : state.stepped || committing_  ? "a step is not committed yet"
                      : state.pass == Pass::kEntering ? "the rank is entering a pass"
                      : window_open_ || state.window || state.wants_window

@@ -13,35 +13,13 @@ namespace shardd {
 
 absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& command) {
   const int rank = session->rank();
-  FullParams asked;
-  asked.writeback = (command.flags & kWriteback) != 0;
-  asked.rank0_only = (command.flags & kRank0Only) != 0;
-  asked.with_grads = (command.flags & kWithGrads) != 0;
-  asked.recurse = (command.flags & kNotRecurse) == 0;
-  asked.group = command.group;
-  if (version_ == 0 || ranks_[rank].full_params) {
+  const FullParamsRequest request = ParseFullParams(command.flags, command.group);
+  if (version_ == 0 || full_params_.asked(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
                      version_ == 0 ? "the job has no parameters yet" : "the rank is inside already");
   }
-  const int groups = static_cast<int>(plan_->groups.size());
-  if (asked.group < -1 || asked.group >= groups || (asked.group < 0 && !asked.recurse)) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank, "EnterFullParams",
-                     asked.group == -1
-                         ? "recurse false names no module; name a group"
-                         : absl::StrCat("no such group (got ", asked.group, ", want -1 to ", groups - 1, ")"));
-  }
-  if (asked.with_grads && plan_->memory.gradients_bytes == 0) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                     "with_grads: no parameter of the job is trained");
-  }
-  if (plan_->cut_over_nodes) {
-    return RankError(absl::StatusCode::kUnimplemented, rank, "EnterFullParams",
-                     "full parameters are not served where they are cut over nodes; read shards, or use "
-                     "STRATEGY_HYBRID_SHARD");
-  }
-  if (asked.writeback && nodes_ != nullptr) {
-    return RankError(absl::StatusCode::kUnimplemented, rank, "EnterFullParams",
-                     "writeback is not served on several nodes; write values before version 1, into a new job");
+  if (absl::Status served = CheckFullParams(*plan_, request, nodes_ != nullptr); !served.ok()) {
+    return RankError(served.code(), rank, "EnterFullParams", served.message());
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterFullParams"));
   if (window_open_ || ranks_[rank].wants_window || ranks_[rank].pass != Pass::kOutside) {
@@ -52,11 +30,10 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));
   }
-  SHARDD_RETURN_IF_ERROR(CompareFullParams(rank, asked));
-  ranks_[rank].full_params = true;
-  ranks_[rank].done_at_entry = command.done;
-  ranks_[rank].full = asked;
-  ranks_[rank].writeback = asked.writeback;
+  if (absl::Status equal = full_params_.CheckEqual(rank, request); !equal.ok()) {
+    return RankError(equal.code(), rank, "EnterFullParams", equal.message());
+  }
+  full_params_.Ask(rank, request, command.done);
   return absl::OkStatus();
 }
 
@@ -79,38 +56,12 @@ absl::Status JobCore::CheckUndoFits() const {
                    want_bytes - undo_bytes, " promised to jobs); without writeback it is served"));
 }
 
-absl::Status JobCore::CompareFullParams(int rank, const FullParams& asked) const {
-  for (int other = 0; other < world_size(); ++other) {
-    if (!ranks_[other].full_params || ranks_[other].inside) {
-      continue;
-    }
-    const FullParams& before = ranks_[other].full;
-    const struct {
-      const char* name;
-      int got;
-      int want;
-    } fields[] = {{"writeback", asked.writeback, before.writeback},
-                  {"rank0_only", asked.rank0_only, before.rank0_only},
-                  {"with_grads", asked.with_grads, before.with_grads},
-                  {"recurse", asked.recurse, before.recurse},
-                  {"group", asked.group, before.group}};
-    for (const auto& field : fields) {
-      if (field.got != field.want) {
-        return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                         absl::StrCat(field.name, " differs between ranks (got ", field.got, " on rank ", rank, ", ",
-                                      field.want, " on rank ", other, ")"));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
 bool JobCore::MayGrantFullParams() const {
-  return !full_params_granted_ && !undo_.undoing() && !entry_held_ && !AwaitsNodes();
+  return !full_params_.granted() && !undo_.undoing() && !full_params_.awaits_devices() && !AwaitsNodes();
 }
 
 absl::Status JobCore::CheckEqualBackwards() const {
-  for (int rank = 0; ranks_[0].full.with_grads && rank < world_size(); ++rank) {
+  for (int rank = 0; full_params_.request(0).with_grads && rank < world_size(); ++rank) {
     SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterFullParams with_grads"));
     if (ranks_[rank].closed_backwards != ranks_[0].closed_backwards) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
@@ -124,7 +75,7 @@ absl::Status JobCore::CheckEqualBackwards() const {
 
 // No stream of ours need be in order with them.
 bool JobCore::SumsHoldFullParams() const {
-  return ranks_[0].full.with_grads && pending_reductions_ > 0 && collective_->may_hold_requests();
+  return full_params_.request(0).with_grads && pending_reductions_ > 0 && collective_->may_hold_requests();
 }
 
 absl::Status JobCore::LetIntoFullParams() {
@@ -132,27 +83,27 @@ absl::Status JobCore::LetIntoFullParams() {
   entry.order = Held::Order::kDecisions;
   entry.what = "EnterFullParams";
   for (int rank = 0; rank < world_size(); ++rank) {
-    entry.signals.push_back(SignalOf(rank, ranks_[rank].done_at_entry));
+    entry.signals.push_back(SignalOf(rank, full_params_.entry_signal(rank)));
   }
   if (!HaveCome(entry.signals)) {
-    entry_held_ = true;
+    full_params_.AwaitDevices(true);
     entry.run = [this] {
-      entry_held_ = false;
+      full_params_.AwaitDevices(false);
       return absl::OkStatus();
     };
     return WhenGivenBack(std::move(entry));
   }
-  if (ranks_[0].full.writeback) {
+  if (full_params_.request(0).writeback) {
     if (absl::Status fits = CheckUndoFits(); !fits.ok()) {
       return RefuseFullParams(fits);
     }
   }
-  if (!ranks_[0].full.with_grads) {
+  if (!full_params_.request(0).with_grads) {
     GrantFullParams();
     return absl::OkStatus();
   }
   // Behind all reductions, which are issued by now because every backward is closed everywhere.
-  full_params_granted_ = true;
+  full_params_.BeginGrant();
   Held settling;
   settling.order = Held::Order::kGradients;
   settling.what = "EnterFullParams with_grads";
@@ -172,9 +123,9 @@ absl::Status JobCore::RefuseFullParams(const absl::Status& why) {
       SHARDD_RETURN_IF_ERROR(
           session->handles[g].Apply(HandleEvent::kLeaveFullParams, group_name(static_cast<int>(g)), rank));
     }
-    ranks_[rank].full_params = ranks_[rank].writeback = false;
     SayFullParams(rank, "", why);
   }
+  full_params_.Refuse();
   return absl::OkStatus();
 }
 
@@ -214,9 +165,8 @@ void JobCore::SettleBehindReductions() {
 }
 
 void JobCore::GrantFullParams() {
-  const FullParams& asked = ranks_[0].full;
-  full_params_granted_ = true;
-  summoned_ = SummonedParams(spec_, *plan_, asked.group, asked.recurse);
+  const FullParamsRequest& asked = full_params_.request(0);
+  full_params_.Grant(SummonedParams(spec_, *plan_, asked.group, asked.recurse));
   std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(present_.size())) : 0, '\0');
   for (size_t i = 0; i < present_.size() && asked.with_grads; ++i) {
     SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), present_[i]);
@@ -226,7 +176,6 @@ void JobCore::GrantFullParams() {
                      asked.writeback ? " with writeback" : "", asked.with_grads ? " with gradients" : "",
                      asked.rank0_only ? " on rank 0 only" : ""));
   for (int rank = 0; rank < world_size(); ++rank) {
-    ranks_[rank].inside = true;
     if (asked.with_grads || asked.writeback) {
       SayFullParams(rank, present, absl::OkStatus());
     } else {
@@ -235,22 +184,9 @@ void JobCore::GrantFullParams() {
   }
 }
 
-// Whether the rank may write the parameter, now that it is inside.
-absl::Status JobCore::CheckSummoned(int rank, int param, absl::string_view what) const {
-  if (!summoned_[param]) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                     absl::StrCat("not among the parameters of group \"", group_name(ranks_[rank].full.group),
-                                  "\" that were entered"));
-  }
-  if (ranks_[rank].full.rank0_only && rank != 0) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "rank 0 alone writes (rank0_only)");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
   const int rank = session->rank();
-  if (!ranks_[rank].inside) {
+  if (!full_params_.inside(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the rank is not inside");
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
@@ -260,13 +196,8 @@ absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
   if (committing_) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the commit is not finished");
   }
-  ranks_[rank].full_params = false;
-  ranks_[rank].inside = false;
-  ranks_[rank].writeback = false;
   ranks_[rank].committed_params = false;
-  ranks_[rank].done_at_leave = done;
-  if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.inside; })) {
-    full_params_granted_ = false;
+  if (full_params_.Leave(rank, done)) {
     UndoWrites();  // writes that nobody committed
   }
   return absl::OkStatus();

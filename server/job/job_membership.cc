@@ -46,9 +46,9 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                            "\": all ranks of this node have finished, and its daemon serves the "
                                            "other nodes until theirs have, too; attach again, or use another name"));
   }
-  if (restoring_) {
+  if (snapshot_.going_back()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": its shards go back to the copy of step ", kept_step_,
+                                           "\": its shards go back to the copy of step ", snapshot_.step(),
                                            "; attach again"));
   }
   if (!IsKeptForStores()) {
@@ -161,10 +161,11 @@ void JobCore::EndDetached(int rank, bool finished) {
   // together does. So a rank may be the first to leave the pass that its last step was committed with, or that was a
   // forward alone: whoever goes on to a backward, or to another pass, is told then (CheckNobodyFinished).
   bool midway = gradients_seen_;
-  for (const RankStep& r : ranks_) {
-    const bool only_reads = r.inside && !r.writeback && !r.finished;
+  for (int other = 0; other < world_size(); ++other) {
+    const RankStep& r = ranks_[other];
+    const bool only_reads = full_params_.inside(other) && !full_params_.writes(other) && !r.finished;
     midway = midway || r.stepped || r.window || r.pass == Pass::kEntering || r.committed_params ||
-             r.closed_backwards > 0 || (r.full_params && !only_reads);
+             r.closed_backwards > 0 || (full_params_.asked(other) && !only_reads);
   }
   if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
     Abort(RankError(absl::StatusCode::kAborted, rank, "session",
@@ -178,6 +179,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
   orders_.ForgetStep(rank);
   unshards_.Leave(rank);
+  full_params_.Forget(rank);
 }
 
 // In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
@@ -193,8 +195,8 @@ bool JobCore::LeavesInOrder(int rank) const {
       return false;
     }
   }
-  return std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
-    return r.stepped || r.window || r.pass == Pass::kEntering || r.committed_params || r.full_params;
+  return !full_params_.AnyAsked() && std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
+    return r.stepped || r.window || r.pass == Pass::kEntering || r.committed_params;
   });
 }
 
@@ -279,7 +281,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Extensions::Answer(extensions, cause);
     return;
   }
-  if (window_open_ || (pass_copies() && kept_ && !restoring_)) {
+  if (window_open_ || (pass_copies() && snapshot_.whole() && !snapshot_.going_back())) {
     GoBackToKept();
   }
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
@@ -348,11 +350,11 @@ void JobCore::ResetStep() {
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
-  deciding_ = decision_held_ = entry_held_ = false;
+  deciding_ = decision_held_ = false;
   pass_issued_ = copied_for_pass_ = pass_held_ = leave_held_ = false;
   window_open_ = false;
-  keeping_ = false;
-  full_params_granted_ = false;
+  snapshot_.GiveUpTaking();
+  full_params_.EndEpoch();
   unshards_.EndEpoch();
 }
 

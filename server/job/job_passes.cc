@@ -70,8 +70,7 @@ absl::Status JobCore::CopyForPass() {
       Close(absl::StrCat("copies for a pass: ", status.message()));
       return;
     }
-    const bool due = !kept_ || kept_age_ + 1 >= plan_->config.keep_every();
-    KeepThen(due, [this, stepped] { FinishPassCopies(stepped); });
+    KeepThen(snapshot_.IsDueWithPass(), [this, stepped] { FinishPassCopies(stepped); });
   });
   ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/settles || plan_->shard_copies > 1);
   optimizer_devices_.Submit(absl::StrCat("copy version ", version_ + 1), std::move(ops), done);
@@ -80,7 +79,7 @@ absl::Status JobCore::CopyForPass() {
 
 void JobCore::FinishPassCopies(bool stepped) {
   committing_ = false;
-  ++kept_age_;
+  snapshot_.Age();
   for (RankStep& rank : ranks_) {
     rank.pass_stepped = false;  // said once
   }
@@ -103,7 +102,7 @@ absl::Status JobCore::LetStore() {
   left.order = Held::Order::kDecisions;
   left.what = "LeaveFullParams";
   for (int rank = 0; rank < world_size(); ++rank) {
-    left.signals.push_back(SignalOf(rank, ranks_[rank].done_at_leave));
+    left.signals.push_back(SignalOf(rank, full_params_.leave_signal(rank)));
   }
   if (!HaveCome(left.signals)) {
     leave_held_ = true;
@@ -113,8 +112,8 @@ absl::Status JobCore::LetStore() {
     };
     return WhenGivenBack(std::move(left));
   }
+  full_params_.LeaveSignalsCame();
   for (int rank = 0; rank < world_size(); ++rank) {
-    ranks_[rank].done_at_leave = 0;
     if (std::exchange(ranks_[rank].wants_window, false)) {
       sessions_[rank]->words().PublishWindow();
     }

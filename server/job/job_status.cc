@@ -4,7 +4,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "server/job/job_core.h"
 
 namespace shardd {
@@ -18,11 +17,8 @@ std::string JobCore::WaitText(int rank) const {
   if (const Session* session = sessions_[rank].get(); session != nullptr && session->held) {
     return absl::StrCat(device_name(rank), ": values are copied");
   }
-  if (sessions_[rank] == nullptr && waits_for_writers_ && !writers_.empty()) {
-    const auto name = [](std::string* out, const Writer& writer) {
-      absl::StrAppend(out, "rank ", writer.rank, " (pid ", writer.pid, ")");
-    };
-    return absl::StrCat("the process of ", absl::StrJoin(writers_, ", ", name), ": attach, or its end");
+  if (sessions_[rank] == nullptr && former_writers_.waiting() && !former_writers_.none()) {
+    return absl::StrCat("the process of ", former_writers_.Names(), ": attach, or its end");
   }
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
@@ -49,7 +45,7 @@ v1::JobState JobCore::State() const {
   if (attached() < world_size()) {
     return v1::JOB_STATE_WAITING;
   }
-  if (full_params_granted_) {
+  if (full_params_.granted()) {
     return v1::JOB_STATE_FULL_PARAMS;
   }
   for (const auto& session : sessions_) {
@@ -127,7 +123,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
       state = v1::RANK_STATE_ATTACHING;
     } else if (ranks_[rank].stepped) {
       state = v1::RANK_STATE_STEPPED;
-    } else if (ranks_[rank].full_params) {
+    } else if (full_params_.asked(rank)) {
       state = v1::RANK_STATE_FULL_PARAMS;
     }
     r->set_state(state);
@@ -143,7 +139,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
 }
 
 int64_t JobCore::reserved_bytes() const {
-  const int64_t kept = kept_ || memory_->kept() != nullptr
+  const int64_t kept = snapshot_.whole() || memory_->kept() != nullptr
                            ? 0
                            : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
   return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + reserved_undo_bytes() +
@@ -151,8 +147,7 @@ int64_t JobCore::reserved_bytes() const {
 }
 
 int64_t JobCore::reserved_undo_bytes() const {
-  const bool writes_back = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.writeback; });
-  return writes_back ? WritebackUndoBytes(*plan_) : PromisedUndoBytes(*plan_, memory_->place());
+  return full_params_.AnyWrites() ? WritebackUndoBytes(*plan_) : PromisedUndoBytes(*plan_, memory_->place());
 }
 
 void JobCore::DescribeMemory(v1::Memory* out) const {

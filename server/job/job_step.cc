@@ -16,13 +16,13 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   RankStep& state = ranks_[rank];
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool entering = state.pass == Pass::kEntering || state.wants_window;
-  if (version_ == 0 || in_trainers || entering || state.stepped || committing_ || state.full_params) {
+  if (version_ == 0 || in_trainers || entering || state.stepped || committing_ || full_params_.asked(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
-                     version_ == 0       ? "the job has no parameters yet"
-                     : in_trainers       ? "the optimizer runs in the trainers; EnterPass commits what it wrote"
-                     : entering          ? "the rank is waiting for a pass or a write window"
-                     : state.full_params ? "the rank is inside EnterFullParams"
-                                         : "the rank has already sent Step for this step");
+                     version_ == 0              ? "the job has no parameters yet"
+                     : in_trainers              ? "the optimizer runs in the trainers; EnterPass commits what it wrote"
+                     : entering                 ? "the rank is waiting for a pass or a write window"
+                     : full_params_.asked(rank) ? "the rank is inside EnterFullParams"
+                                                : "the rank has already sent Step for this step");
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "Step"));
   if (static_cast<int64_t>(step.trainer_state().size()) > kMaxTrainerStateBytes) {

@@ -12,7 +12,7 @@
 namespace shardd {
 absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& command) {
   const int rank = session->rank();
-  const bool writeback = ranks_[rank].inside && ranks_[rank].writeback;
+  const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
   if (command.group < 0 || command.group >= static_cast<int>(plan_->params.size())) {
     return RankError(
         absl::StatusCode::kInvalidArgument, rank, "WriteParameters",
@@ -29,10 +29,12 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the rank has already sent CommitParameters");
   }
   if (writeback) {
-    SHARDD_RETURN_IF_ERROR(CheckSummoned(rank, command.group, what));
+    if (absl::Status may = full_params_.CheckMayWrite(*plan_, rank, command.group); !may.ok()) {
+      return RankError(may.code(), rank, what, may.message());
+    }
   }
   const absl::StatusOr<WriteRequest> request =
-      ParseWrite(*plan_, command, /*gradients=*/writeback && ranks_[rank].full.with_grads);
+      ParseWrite(*plan_, command, /*gradients=*/writeback && full_params_.request(rank).with_grads);
   if (!request.ok()) {
     return RankError(request.status().code(), rank, what, request.status().message());
   }
@@ -168,7 +170,7 @@ void JobCore::UndoWrites() {
 
 absl::Status JobCore::OnCommitParameters(Session* session) {
   const int rank = session->rank();
-  const bool writeback = ranks_[rank].inside && ranks_[rank].writeback;
+  const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
   if (committing_ || (version_ != 0 && !writeback) || ranks_[rank].committed_params) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
                      ranks_[rank].committed_params
@@ -255,11 +257,11 @@ void JobCore::FinishParametersCommit() {
     return;
   }
   ++version_;
-  MarkKeptStale();
+  snapshot_.Outdate();
   values_said_ = false;
+  full_params_.WritesCommitted();
   for (RankStep& rank : ranks_) {
     rank.committed_params = false;
-    rank.writeback = false;
   }
   unshards_.NewVersion();
   if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {

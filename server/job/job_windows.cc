@@ -39,10 +39,10 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
   if (!trainers_write()) {
     return NeverWrite(rank, "EnterPass");
   }
-  if (version_ == 0 || state.full_params || state.pass != Pass::kOutside || state.wants_window) {
+  if (version_ == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
                      version_ == 0                   ? "the job has no parameters yet"
-                     : state.full_params             ? "the rank is inside EnterFullParams"
+                     : full_params_.asked(rank)      ? "the rank is inside EnterFullParams"
                      : state.wants_window            ? "the rank is waiting for its write window"
                      : state.pass == Pass::kEntering ? "the rank is entering already"
                                                      : "the rank is inside one; LeavePass first");
@@ -96,10 +96,10 @@ absl::Status JobCore::OnOpenWindow(Session* session) {
   if (!trainers_write()) {
     return NeverWrite(rank, "OpenWindow");
   }
-  if (version_ == 0 || state.full_params || state.pass != Pass::kOutside || state.wants_window || state.window) {
+  if (version_ == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window || state.window) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
                      version_ == 0                        ? "the job has no parameters yet"
-                     : state.full_params                  ? "the rank is inside EnterFullParams"
+                     : full_params_.asked(rank)           ? "the rank is inside EnterFullParams"
                      : state.window || state.wants_window ? "the rank has asked for it already"
                                                           : "the rank is inside a pass; LeavePass first");
   }
@@ -145,7 +145,7 @@ absl::Status JobCore::CommitWindow() {
     for (int rank = 0; rank < world_size(); ++rank) {
       if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
         trainer_states_[rank] = std::move(state);
-        MarkKeptStale();
+        snapshot_.Outdate();
       }
     }
     if (!window_open_) {
@@ -237,7 +237,7 @@ void JobCore::FinishWindow(bool stepped) {
 
 void JobCore::NoteWindowCommitted() {
   if (std::exchange(window_open_, false)) {
-    ++kept_age_;
+    snapshot_.Age();
     counters_.set_windows(counters_.windows() + 1);
   }
 }
@@ -254,12 +254,12 @@ void JobCore::BeginPass() {
 // A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
 // commit.
 bool JobCore::MayOpenWindows() const {
-  return !keeping_ && std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.full_params; }) &&
+  return !snapshot_.taking() && !full_params_.AnyAsked() &&
          std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window && !r.stepped; });
 }
 
 void JobCore::OpenWindows() {
-  if (!window_open_ && (!kept_ || kept_age_ >= plan_->config.keep_every())) {
+  if (!window_open_ && snapshot_.IsDueBeforeWindow()) {
     Keep();
     return;
   }

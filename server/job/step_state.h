@@ -25,13 +25,6 @@ struct SaidPresence {
   // Not present, though the sum holds a first try of the rank's that it has given up: counts if all ranks say so.
   bool of_first_try = false;
 };
-struct FullParams {  // what a rank asks for; equal on all
-  bool writeback = false;
-  bool rank0_only = false;
-  bool with_grads = false;
-  bool recurse = true;
-  int group = -1;  // -1: the whole model
-};
 // One rank's place in the running step.
 struct RankStep {
   Pass pass = Pass::kOutside;  // jobs whose trainers write
@@ -46,21 +39,14 @@ struct RankStep {
   std::map<int, SaidPresence> said;  // by parameter
   bool stepped = false;
   v1::Step step;
-  bool full_params = false;  // has asked to enter
-  bool inside = false;       // was let in and has not left
-  FullParams full;
-  bool writeback = false;  // of these, not committed yet
   bool committed_params = false;
   bool finished = false;
   std::optional<bool> pending_detach;  // asked for after Step; its value: finished
   int blocked_slot = -1;               // its client sleeps until this gradient slot is released
   std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
-  // Signals of its device (given_back.h): of BackwardDone by backward, of Step, of EnterFullParams and
-  // LeaveFullParams, of EnterPass.
+  // Signals of its device (given_back.h): of BackwardDone by backward, of Step, of EnterPass.
   std::vector<uint64_t> done_at_close;
   uint64_t done_at_step = 0;
-  uint64_t done_at_entry = 0;
-  uint64_t done_at_leave = 0;
   uint64_t done_at_pass = 0;
 };
 struct Contribution {

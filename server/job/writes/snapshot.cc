@@ -1,0 +1,27 @@
+#include "server/job/writes/snapshot.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/optimizer/optimizer.h"
+
+namespace shardd {
+
+void Snapshot::Taken(int64_t step, const std::vector<std::string>& trainer_states) {
+  taking_ = false;
+  whole_ = true;
+  step_ = step;
+  trainer_states_ = trainer_states;
+  age_ = 0;
+}
+
+void Snapshot::Submit(bool back, int64_t step, const std::function<void(absl::Status)>& done) const {
+  // The plan lays out what passes read as the shards where that is the copy.
+  const JobSlab* const copy = memory_->kept() != nullptr ? memory_->kept() : memory_->parameters();
+  DeviceOps ops(plan_->world_size);
+  for (int rank = 0; rank < plan_->world_size; ++rank) {
+    ops[rank] = KeepOps(*plan_, memory_->pointers(), copy->At(0), back, rank);
+  }
+  devices_->Submit(absl::StrCat(back ? "go back to step " : "keep step ", step), devices_->Divide(std::move(ops)),
+                   done);
+}
+
+}  // namespace shardd

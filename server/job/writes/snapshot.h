@@ -1,0 +1,95 @@
+#ifndef SHARDD_SERVER_JOB_WRITES_SNAPSHOT_H_
+#define SHARDD_SERVER_JOB_WRITES_SNAPSHOT_H_
+
+// The one copy of shards, and of state that trainers keep, to which a job goes back whose trainers write.
+//
+// With write windows it is taken before one opens, and the job goes back to it where an epoch ends while one is open.
+// With pass_copies trainers may store at any time and no store is seen: it is taken with commits, while every rank is
+// in a call, and every epoch that ends goes back to it. Where the plan has no room for it (kept_bytes 0), because
+// passes read copies of all that trainers write, as it is stored, those are the copy: each commit makes them anew.
+//
+//   none --BeginTaking--> taking --Taken--> whole --GoBack--> going back --EndGoBack--> whole
+//             (its slab holds nothing until Taken)
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/plan/plan.h"
+#include "server/job/optimizer_devices.h"
+#include "server/storage/job_memory.h"
+
+namespace shardd {
+
+// Owns what is known of the copy: whether it is whole, and of which step, trainer states and age it is. Its bytes are
+// JobMemory's. Loop-confined.
+class Snapshot {
+ public:
+  // All of these outlive this.
+  Snapshot(const ShardPlan* plan, const JobMemory* memory, const OptimizerDevices* devices)
+      : plan_(plan), memory_(memory), devices_(devices) {}
+
+  // There is a copy to go back to.
+  bool whole() const { return whole_; }
+  // It is being taken, behind nothing else of the job's.
+  bool taking() const { return taking_; }
+  // The job goes back to it: nobody attaches.
+  bool going_back() const { return going_back_; }
+  int64_t step() const { return step_; }  // of which it is
+  // Windows open, and passes commit, so often before the next copy is taken (JobConfig.keep_every).
+  bool IsDueBeforeWindow() const { return !whole_ || age_ >= plan_->config.keep_every(); }
+  bool IsDueWithPass() const { return !whole_ || age_ + 1 >= plan_->config.keep_every(); }
+
+  // Trainers have written one more version.
+  void Age() { ++age_; }
+  // The shards have changed otherwise, and moments or counts with them.
+  void Outdate() { age_ = std::max<int>(age_, plan_->config.keep_every()); }
+
+  // The copy is about to be written over.
+  void BeginTaking() {
+    taking_ = true;
+    whole_ = false;
+  }
+  // As BeginTaking, while a commit is under way that waits for the copy and is part of it.
+  void BeginTakingWithCommit() { whole_ = false; }
+  // The copy has what the commit under way is about to make the version: CommitTaken, once it has, returns true.
+  void TakenWithCommit() { with_commit_ = true; }
+  bool CommitTaken() { return std::exchange(with_commit_, false); }
+  // The copy is whole: of `step`, and with the states that trainers gave with it.
+  void Taken(int64_t step, const std::vector<std::string>& trainer_states);
+  // Nothing is being taken any more: an error, or the end of the epoch.
+  void GiveUpTaking() { taking_ = false; }
+
+  // Begins to go back. step() and trainer_states() are the committed ones from here on.
+  void GoBack() {
+    going_back_ = true;
+    age_ = 0;
+  }
+  void EndGoBack() { going_back_ = false; }
+  const std::vector<std::string>& trainer_states() const { return trainer_states_; }
+
+  // Submits the copy from the shards, or `back` to them, each device what it works on. `done` is called once by each
+  // device. `step`: for labels.
+  void Submit(bool back, int64_t step, const std::function<void(absl::Status)>& done) const;
+
+ private:
+  const ShardPlan* const plan_;
+  const JobMemory* const memory_;
+  const OptimizerDevices* const devices_;
+  bool whole_ = false;
+  bool taking_ = false;
+  bool with_commit_ = false;
+  bool going_back_ = false;
+  int64_t step_ = 0;
+  std::vector<std::string> trainer_states_;  // by rank
+  int age_ = 0;                              // versions that trainers have written since
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_WRITES_SNAPSHOT_H_

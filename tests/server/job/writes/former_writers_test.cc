@@ -1,0 +1,113 @@
+#include "server/job/writes/former_writers.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace shardd {
+namespace {
+
+// A process that sleeps.
+class Trainer {
+ public:
+  Trainer() : pid_(fork()) {
+    if (pid_ == 0) {
+      for (;;) pause();
+    }
+    pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  }
+  ~Trainer() {
+    kill(pid_, SIGKILL);
+    Wait();
+  }
+  void End() {
+    kill(pid_, SIGKILL);
+    Wait();
+  }
+  bool WasKilled() {
+    int status = 0;
+    return waitpid(pid_, &status, 0) == pid_ && WIFSIGNALED(status);
+  }
+  int pid() const { return pid_; }
+  UniqueFd pidfd() const { return UniqueFd(dup(pidfd_.get())); }
+
+ private:
+  void Wait() { waitpid(pid_, nullptr, 0); }
+  const pid_t pid_;
+  UniqueFd pidfd_;
+};
+
+class FormerWritersTest : public ::testing::Test {
+ protected:
+  FormerWritersTest() { writers_.Begin(start_); }
+  void Add(int rank, const Trainer& trainer) { writers_.Add(rank, trainer.pid(), trainer.pidfd()); }
+  void Attach(int rank, int32_t pid, bool replace = false, absl::Duration after = absl::ZeroDuration(),
+              bool on_devices = false) {
+    EXPECT_EQ(writers_.Attaching(rank, pid, replace, on_devices, start_ + after), "");
+  }
+  const absl::Time start_ = absl::UnixEpoch() + absl::Hours(1);
+  FormerWriters writers_;
+  Trainer a_;
+  Trainer b_;
+};
+
+TEST_F(FormerWritersTest, EachProcessHasToAttachAgain) {
+  Add(0, a_);
+  Add(1, b_);
+  EXPECT_TRUE(writers_.waiting());
+  Attach(0, a_.pid());
+  EXPECT_FALSE(writers_.none());
+  Attach(1, b_.pid());
+  EXPECT_TRUE(writers_.none());
+  EXPECT_TRUE(writers_.waiting()) << "until the job goes back";
+  writers_.StopWaiting();
+  EXPECT_FALSE(writers_.waiting());
+}
+
+TEST_F(FormerWritersTest, OrToEnd) {
+  Add(0, a_);
+  a_.End();
+  Attach(1, b_.pid());
+  EXPECT_TRUE(writers_.none());
+}
+
+TEST_F(FormerWritersTest, AReplacedProcessIsKilled) {
+  Add(0, a_);
+  Attach(0, b_.pid(), /*replace=*/true);
+  EXPECT_TRUE(a_.WasKilled());
+  Attach(0, b_.pid(), /*replace=*/true);
+  EXPECT_TRUE(writers_.none());
+}
+
+TEST_F(FormerWritersTest, AReplacingProcessThatWasLiveHasToAskTwice) {
+  Add(0, a_);
+  Attach(0, a_.pid(), /*replace=*/true);
+  EXPECT_FALSE(writers_.none()) << "it has not given its session up yet";
+  Attach(0, a_.pid(), /*replace=*/true);
+  EXPECT_TRUE(writers_.none());
+}
+
+TEST_F(FormerWritersTest, OneRankSpeaksForItsProcessAfterAWhile) {
+  Add(0, a_);
+  Add(1, a_);
+  Attach(0, a_.pid());
+  Attach(0, a_.pid());
+  EXPECT_EQ(writers_.Names(), absl::StrCat("rank 1 (pid ", a_.pid(), ")"));
+  Attach(0, a_.pid(), false, FormerWriters::kMostWaitForOwnRanks, /*on_devices=*/true);
+  EXPECT_FALSE(writers_.none()) << "another rank's stream may still store";
+  Attach(0, a_.pid(), false, FormerWriters::kMostWaitForOwnRanks);
+  EXPECT_TRUE(writers_.none());
+}
+
+TEST_F(FormerWritersTest, TheNextEpochBeginsAnew) {
+  Add(0, a_);
+  writers_.Begin(start_);
+  EXPECT_TRUE(writers_.none());
+}
+
+}  // namespace
+}  // namespace shardd
