@@ -380,7 +380,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
             // what it may write is left to it (job_renew.cc). A process that replaces itself (its attach was answered
             // and then failed) lives on.
             if (!dead && !AreOneProcess(holder->pidfd, holder->peer.pid, pidfd, peer.pid)) {
-              if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid); kill.ok()) {
+              if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid, holder->peer.uid); kill.ok()) {
                 killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
               } else {
                 LogWarning(absl::StrCat(what, ": ", kill.message()));
