@@ -93,9 +93,9 @@ JobCore::~JobCore() {
 }
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {
-  Log(kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
-      absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
-                   rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
+  LogOf(uid_, kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
+        absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
+                     rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
   events_->Add(name(), uid_, epoch_, committed_step_, rank, kind, std::move(text));
 }
 
