@@ -32,14 +32,6 @@ absl::StatusOr<std::string> ReadPem(absl::string_view flag, const std::string& p
   return text.str();
 }
 
-// REQUIRES: CheckPeerAddress returned OK.
-absl::string_view HostOf(absl::string_view address) {
-  absl::string_view host = address.substr(0, address.rfind(':'));
-  absl::ConsumePrefix(&host, "[");
-  absl::ConsumeSuffix(&host, "]");
-  return host;
-}
-
 bool IsLoopback(absl::string_view host) {
   if (host == "localhost" || host == "::1") {
     return true;
@@ -49,6 +41,13 @@ bool IsLoopback(absl::string_view host) {
 }
 
 }  // namespace
+
+absl::string_view HostOf(absl::string_view address) {
+  absl::string_view host = address.substr(0, address.rfind(':'));
+  absl::ConsumePrefix(&host, "[");
+  absl::ConsumeSuffix(&host, "]");
+  return host;
+}
 
 absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address) {
   const size_t colon = address.rfind(':');

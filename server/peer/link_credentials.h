@@ -22,6 +22,9 @@ struct LinkCredentials {
 // Mutual TLS, or no credentials if that is allowed. Errors as PeerNetwork::Create.
 absl::StatusOr<LinkCredentials> MakeLinkCredentials(const PeerNetwork::Options& options);
 
+// The host of "host:port", without brackets; a view of `address`. REQUIRES: CheckPeerAddress returned OK.
+absl::string_view HostOf(absl::string_view address);
+
 // Checks for "host:port", with an IPv6 address in brackets. INVALID_ARGUMENT otherwise; the text begins with `what`.
 absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/peer/peer_links.h"
 
 namespace shardd {
@@ -28,6 +29,8 @@ class PeerNetwork {
     bool insecure = false;
     // A daemon that is silent for twice this time is lost. If its host lives, its end is known at once.
     int keepalive_ms = 8'000;
+    // How long a daemon that calls, or is called, may take until the link is there; then it is called anew.
+    absl::Duration handshake_patience = absl::Seconds(10);
   };
 
   // Serves when it returns. INVALID_ARGUMENT: bad options. NOT_FOUND: a file cannot be read. UNAVAILABLE: the address

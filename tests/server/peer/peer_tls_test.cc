@@ -140,6 +140,12 @@ TEST_F(PeerTlsTest, StrangersAreNotHeard) {
   EXPECT_TRUE(absl::IsUnavailable(Meet(With("elsewhere", "ours"), With("node", "ours")))) << "of another host";
 }
 
+TEST_F(PeerTlsTest, WhoCallsHasToBeTheHostOfItsNodeInTheJob) {
+  const absl::Status refused = Meet(With("node", "ours"), With("elsewhere", "ours"));
+  EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+  EXPECT_THAT(refused.message(), AllOf(HasSubstr("got \"node-7\", want \"127.0.0.1\""), HasSubstr("node 1")));
+}
+
 TEST_F(PeerTlsTest, KeyOfAnotherCertificateIsAnError) {
   PeerNetwork::Options options = With("node", "ours");
   options.key = dir_.File("stranger.key");
