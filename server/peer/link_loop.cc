@@ -385,7 +385,8 @@ void LinkLoop::End(LinkPtr link, const absl::Status& why) {  // NOLINT(performan
 
 void LinkLoop::TellDown(Peer& peer, int node, const absl::Status& why) {
   peer.told = why.code();
-  const absl::Status named(why.code(), absl::StrCat(Name(node), ": ", why.message()));
+  const std::string own = transport_.own_problem();
+  const absl::Status named(why.code(), absl::StrCat(Name(node), ": ", why.message(), own.empty() ? "" : "; ", own));
   absl::MutexLock lock(&peer.events_mutex);
   peer.told_up = nullptr;
   events_->OnDown(node, named);

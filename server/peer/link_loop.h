@@ -45,6 +45,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   // How other daemons are reached.
   struct Transport {
     std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> make_channel;
+    std::function<std::string()> own_problem;               // LinkCredentials
     absl::Duration handshake_patience = absl::Seconds(10);  // from a call to the link
   };
   static std::shared_ptr<LinkLoop> Start(PeerJoin join, PeerLinks::Events* events, Transport transport);

@@ -10,6 +10,7 @@
 #include "common/status/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
+#include "server/observe/log.h"
 #include "server/peer/link_credentials.h"
 #include "server/peer/link_loop.h"
 #include "server/peer/peer_service.h"
@@ -69,6 +70,9 @@ class GrpcPeerNetwork final : public PeerNetwork {
   }
 
   absl::Status Listen() {
+    if (const std::string problem = credentials_.own_problem(); !problem.empty()) {
+      LogWarning(absl::StrCat("other nodes will not hear this one: ", problem));
+    }
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(static_cast<int>(kMaxPeerHelloBytes));
     builder.SetMaxSendMessageSize(static_cast<int>(kMaxPeerHelloBytes));
@@ -115,6 +119,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
     std::shared_ptr<LinkLoop> loop =
         service_->Add(std::move(options), events,
                       {.make_channel = [this](const std::string& address) { return MakeChannel(address); },
+                       .own_problem = credentials_.own_problem,
                        .handshake_patience = options_.handshake_patience});
     if (loop == nullptr) {
       return absl::AlreadyExistsError(absl::StrCat(job, "a job of that name has links on this node already"));
