@@ -17,6 +17,7 @@
 #include "common/version.h"
 #include "server/daemon/core.h"
 #include "server/job/membership/past_process.h"
+#include "server/loop/post_within.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -330,9 +331,13 @@ void Core::Attach(const std::shared_ptr<Attaching>& attaching) {
     }
     job->memory_worker()->Post([this, attaching] {
       absl::StatusOr<v1::AttachRankResponse> result = AttachRankOnWorker(*attaching);
-      // Memory is short: perhaps of what other jobs have let go and the reaper has not freed yet.
-      if (absl::IsResourceExhausted(result.status()) && !std::exchange(attaching->frees_awaited, true)) {
-        reaper_.Post([this, attaching] { Attach(attaching); });
+      // Memory is short: perhaps of what other jobs have let go and the reaper has not freed yet. Not for ever: a GPU
+      // that hangs would keep its requests from the uid.
+      if (absl::IsResourceExhausted(result.status()) && !reaper_stuck_.load(std::memory_order_relaxed) &&
+          !std::exchange(attaching->frees_awaited, true)) {
+        PostWithin(
+            kFreeLimit, reaper_, [this, attaching] { Attach(attaching); }, loop_,
+            [attaching, refused = result.status()] { attaching->finish(refused); });
         return;
       }
       attaching->finish(std::move(result));
@@ -380,7 +385,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
             // what it may write is left to it (job_renew.cc). A process that replaces itself (its attach was answered
             // and then failed) lives on.
             if (!dead && !AreOneProcess(holder->pidfd, holder->peer.pid, pidfd, peer.pid)) {
-              if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid); kill.ok()) {
+              if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid, holder->peer.uid); kill.ok()) {
                 killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
               } else {
                 LogWarning(absl::StrCat(what, ": ", kill.message()));

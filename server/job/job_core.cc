@@ -53,6 +53,7 @@ JobCore::JobCore(Init init)
       unshards_(plan_),
       full_params_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
+      former_writers_(uid_),
       copies_(init.loop, init.copier),
       trace_(plan_, std::move(init.work_trace)) {
   ranks_.resize(world_size());
@@ -95,9 +96,9 @@ JobCore::~JobCore() {
 }
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {
-  Log(kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
-      absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
-                   rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
+  LogOf(uid_, kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
+        absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
+                     rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
   events_->Add(name(), uid_, epoch_, committed_step_, rank, kind, std::move(text));
 }
 

@@ -64,14 +64,16 @@ void NodeEvents::OnUp(int node) {
   Deliver([node](Listener* listener) { listener->OnUp(node); });
 }
 
-void NodeEvents::OnMessage(int node, v1::PeerMessage message) {
+void NodeEvents::OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) {
   if (message.kind_case() == v1::PeerMessage::kExchange) {
     return WithExchange([&](NodeExchange* exchange) { exchange->OnMessage(node, message.exchange()); });
   }
   if (message.kind_case() == v1::PeerMessage::kPull) {
     return WithGather([&](NodeGather* gather) { gather->OnPull(node, message); });
   }
-  Deliver([node, message = std::move(message)](Listener* listener) { listener->OnMessage(node, message); });
+  Deliver([node, message = std::move(message), receipt = std::move(receipt)](Listener* listener) {
+    listener->OnMessage(node, message);
+  });
 }
 
 void NodeEvents::OnDown(int node, absl::Status why) {

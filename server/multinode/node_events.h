@@ -52,7 +52,7 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
 
   absl::Status CheckHello(int node, const v1::PeerHello& hello) override;
   void OnUp(int node) override;
-  void OnMessage(int node, v1::PeerMessage message) override;
+  void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) override;
   void OnDown(int node, absl::Status why) override;
   void OnData(int node, const v1::PeerData& header, absl::string_view elements) override;
 

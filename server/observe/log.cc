@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -90,16 +91,20 @@ void ShortenLogFile() {
 }
 
 constexpr double kLinesPerSecond = 2;
+constexpr size_t kMaxPlaces = 4096;  // kept apart; a hundred bytes each
 
-// Limits the lines of each place.
+// Limits the lines of each place, at one level and of one subject. Used under the log's mutex.
 class Places {
  public:
   // Negative: drop the line. Otherwise the number of lines dropped since the last one that was not.
-  int64_t Admit(const char* file, int line, absl::Time now) {
-    Place& place = places_.try_emplace({file, line}, Place{now}).first->second;
-    place.allowed = std::min<double>(
-        kLogBurst, place.allowed + kLinesPerSecond * std::max(0.0, absl::ToDoubleSeconds(now - place.at)));
-    place.at = now;
+  int64_t Admit(const char* file, int line, LogLevel level, int64_t subject, absl::Time now) {
+    if (places_.size() >= kMaxPlaces && !places_.contains(Key(file, line, level, subject))) {
+      ForgetQuiet(now);
+      // Too many subjects at a time: those that come now share what the place itself has.
+      subject = places_.size() >= kMaxPlaces ? kNoSubject : subject;
+    }
+    Place& place = places_.try_emplace(Key(file, line, level, subject), Place{now}).first->second;
+    Refill(place, now);
     if (place.allowed < 1) {
       ++place.left_out;
       return -1;
@@ -109,12 +114,30 @@ class Places {
   }
 
  private:
+  using Key = std::tuple<const void*, int, LogLevel, int64_t>;  // by the file's name, which is a constant
   struct Place {
     absl::Time at;
     double allowed = kLogBurst;
     int64_t left_out = 0;
   };
-  absl::flat_hash_map<std::pair<const void*, int>, Place> places_;  // by the file's name, which is a constant
+  static void Refill(Place& place, absl::Time now) {
+    place.allowed = std::min<double>(
+        kLogBurst, place.allowed + kLinesPerSecond * std::max(0.0, absl::ToDoubleSeconds(now - place.at)));
+    place.at = now;
+  }
+  // One that has its whole budget again is as one that has never spoken. At most once a second: it looks at all.
+  void ForgetQuiet(absl::Time now) {
+    if (now - forgot_ < absl::Seconds(1) && now >= forgot_) {
+      return;
+    }
+    forgot_ = now;
+    absl::erase_if(places_, [now](auto& entry) {
+      Refill(entry.second, now);
+      return entry.second.allowed >= kLogBurst;
+    });
+  }
+  absl::flat_hash_map<Key, Place> places_;
+  absl::Time forgot_ = absl::InfinitePast();
 };
 
 std::string Line(LogLevel level, absl::Time now, absl::string_view text) {
@@ -160,6 +183,10 @@ bool LogEnabled(LogLevel level) {
 }
 
 void Log(LogLevel level, absl::string_view text, const char* file, int line) {
+  LogOf(kNoSubject, level, text, file, line);
+}
+
+void LogOf(int64_t subject, LogLevel level, absl::string_view text, const char* file, int line) {
   if (!LogEnabled(level)) {
     return;
   }
@@ -169,7 +196,7 @@ void Log(LogLevel level, absl::string_view text, const char* file, int line) {
   static Places* const places = new Places;
   {
     absl::MutexLock lock(mutex);
-    const int64_t left_out = level == LogLevel::kDebug ? 0 : places->Admit(file, line, now);
+    const int64_t left_out = level == LogLevel::kDebug ? 0 : places->Admit(file, line, level, subject, now);
     if (left_out >= 0) {
       if (left_out > 0) {
         WriteLine(Line(level, now, absl::StrCat(left_out, " lines like the next were left out")));

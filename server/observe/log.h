@@ -22,12 +22,17 @@ bool LogEnabled(LogLevel level);
 // an embedded daemon, which nobody rotates. 0: no limit.
 void BoundLogFile(int64_t size_bytes);
 
-// Limits the lines of each place in the source, whoever causes them: kLogBurst at once, then two a second. Dropped
-// lines are counted and reported with the next line of that place. Debug lines are not limited.
+// Limits the lines of each place in the source at one level, whoever causes them: kLogBurst at once, then two a second.
+// Dropped lines are counted and reported with the next line of that place. Debug lines are not limited.
 inline constexpr int kLogBurst = 200;
+inline constexpr int64_t kNoSubject = -1;
 
 // `file`, `line`: the place. Functions that log for others pass their callers'.
 void Log(LogLevel level, absl::string_view text, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+// The same with a limit for each `subject`, a uid: what one user makes the daemon say leaves out no line about another.
+// Of more subjects at a time than the log keeps apart, the rest have one limit together.
+void LogOf(int64_t subject, LogLevel level, absl::string_view text, const char* file = __builtin_FILE(),
+           int line = __builtin_LINE());
 inline void LogDebug(absl::string_view text, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Log(LogLevel::kDebug, text, file, line);
 }

@@ -1,8 +1,10 @@
 #include "server/peer/link_credentials.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <initializer_list>
 #include <sstream>
 #include <string>
 
@@ -12,7 +14,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "common/status/status_macros.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_certificate_verifier.h"
+#include "grpcpp/security/tls_credentials_options.h"
+#include "server/peer/link_certificate.h"
 
 namespace shardd {
 namespace {
@@ -32,14 +39,6 @@ absl::StatusOr<std::string> ReadPem(absl::string_view flag, const std::string& p
   return text.str();
 }
 
-// REQUIRES: CheckPeerAddress returned OK.
-absl::string_view HostOf(absl::string_view address) {
-  absl::string_view host = address.substr(0, address.rfind(':'));
-  absl::ConsumePrefix(&host, "[");
-  absl::ConsumeSuffix(&host, "]");
-  return host;
-}
-
 bool IsLoopback(absl::string_view host) {
   if (host == "localhost" || host == "::1") {
     return true;
@@ -49,6 +48,13 @@ bool IsLoopback(absl::string_view host) {
 }
 
 }  // namespace
+
+absl::string_view HostOf(absl::string_view address) {
+  absl::string_view host = address.substr(0, address.rfind(':'));
+  absl::ConsumePrefix(&host, "[");
+  absl::ConsumeSuffix(&host, "]");
+  return host;
+}
 
 absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address) {
   const size_t colon = address.rfind(':');
@@ -79,7 +85,10 @@ absl::StatusOr<LinkCredentials> MakeLinkCredentials(const PeerNetwork::Options& 
                        "\", want a loopback address); give --peer_cert, --peer_key and --peer_ca, or "
                        "--peer_insecure on a network that nobody else can reach"));
     }
-    return LinkCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials(), false};
+    LinkCredentials none;
+    none.server = grpc::InsecureServerCredentials();
+    none.client = grpc::InsecureChannelCredentials();
+    return none;
   }
   if (given != 3) {
     return absl::InvalidArgumentError(
@@ -96,14 +105,22 @@ absl::StatusOr<LinkCredentials> MakeLinkCredentials(const PeerNetwork::Options& 
   SHARDD_ASSIGN_OR_RETURN(const std::string certificate, ReadPem("--peer_cert", options.certificate));
   SHARDD_ASSIGN_OR_RETURN(const std::string key, ReadPem("--peer_key", options.key));
   SHARDD_ASSIGN_OR_RETURN(const std::string ca, ReadPem("--peer_ca", options.ca));
-  grpc::SslServerCredentialsOptions server(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  server.pem_root_certs = ca;
-  server.pem_key_cert_pairs.push_back({key, certificate});
-  grpc::SslCredentialsOptions client;
-  client.pem_root_certs = ca;
-  client.pem_private_key = key;
-  client.pem_cert_chain = certificate;
-  return LinkCredentials{grpc::SslServerCredentials(server), grpc::SslCredentials(client), true};
+  SHARDD_RETURN_IF_ERROR(CheckKeyOfCertificate(certificate, key));
+  namespace tls = grpc::experimental;
+  const auto files = std::make_shared<tls::FileWatcherCertificateProvider>(
+      options.key, options.certificate, options.ca,
+      static_cast<unsigned int>(std::max<int64_t>(1, absl::ToInt64Seconds(options.certificate_interval))));
+  tls::TlsServerCredentialsOptions server(files);
+  server.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  tls::TlsChannelCredentialsOptions client;
+  client.set_certificate_provider(files);
+  client.set_certificate_verifier(std::make_shared<tls::HostNameCertificateVerifier>());
+  for (tls::TlsCredentialsOptions* const side : std::initializer_list<tls::TlsCredentialsOptions*>{&server, &client}) {
+    side->watch_root_certs();
+    side->watch_identity_key_cert_pairs();
+  }
+  return LinkCredentials{tls::TlsServerCredentials(server), tls::TlsCredentials(client), true,
+                         [path = options.certificate] { return CertificateProblem(path, absl::Now()); }};
 }
 
 }  // namespace shardd

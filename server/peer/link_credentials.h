@@ -1,7 +1,9 @@
 #ifndef SHARDD_SERVER_PEER_LINK_CREDENTIALS_H_
 #define SHARDD_SERVER_PEER_LINK_CREDENTIALS_H_
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,10 +19,16 @@ struct LinkCredentials {
   std::shared_ptr<grpc::ServerCredentials> server;
   std::shared_ptr<grpc::ChannelCredentials> client;
   bool tls = false;
+  // Why others do not take this daemon's certificate now; empty: it is valid. Reads a file; any thread.
+  std::function<std::string()> own_problem = [] { return std::string(); };
 };
 
-// Mutual TLS, or no credentials if that is allowed. Errors as PeerNetwork::Create.
+// Mutual TLS, by what stands in the files whenever a connection is made, or no credentials if that is allowed. Errors
+// as PeerNetwork::Create.
 absl::StatusOr<LinkCredentials> MakeLinkCredentials(const PeerNetwork::Options& options);
+
+// The host of "host:port", without brackets; a view of `address`. REQUIRES: CheckPeerAddress returned OK.
+absl::string_view HostOf(absl::string_view address);
 
 // Checks for "host:port", with an IPv6 address in brackets. INVALID_ARGUMENT otherwise; the text begins with `what`.
 absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/peer/link_loop.h"
 #include "server/peer/peer_wire.h"
@@ -76,6 +77,7 @@ void LinkLoop::SendData(int node, const v1::PeerData& header, absl::string_view 
 void LinkLoop::ReadControl(const LinkPtr& link) {
   link->control->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> bytes) {
     v1::PeerMessage message;
+    const auto size_bytes = static_cast<int64_t>(bytes.ok() ? bytes->Length() : 0);
     absl::Status status = bytes.ok() ? DecodePeer(*bytes, kMaxPeerMessageBytes, &message) : bytes.status();
     if (status.ok() && (message.has_hello() || message.kind_case() == v1::PeerMessage::KIND_NOT_SET)) {
       status = absl::InvalidArgumentError("it sent a message of no known kind, or a second hello");
@@ -92,10 +94,10 @@ void LinkLoop::ReadControl(const LinkPtr& link) {
       Peer& peer = *self->peers_[link->node];
       absl::MutexLock lock(&peer.events_mutex);
       if (peer.told_up == link.get()) {
-        self->events_->OnMessage(link->node, std::move(message));
+        self->events_->OnMessage(link->node, std::move(message), link->backlog->Add(size_bytes));
       }
     }
-    self->ReadControl(link);
+    link->backlog->WhenRoom([self, link] { self->ReadControl(link); });
   });
 }
 
@@ -135,6 +137,7 @@ void LinkLoop::Stop() {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
   }
+  Wake();
   thread_.join();
   // No events from here on. This thread now owns the loop's state.
   std::vector<LinkPtr> up;
@@ -149,9 +152,9 @@ void LinkLoop::Stop() {
       peer->link->control->Abort(absl::AbortedError("the job is closed on this node"));
     }
   }
-  const absl::Time end = absl::Now() + kFarewell;
+  const absl::Time end = MonotonicNow() + kFarewell;
   const auto wait = [](const auto& done, absl::Time until) {
-    while (!done() && absl::Now() < until) {
+    while (!done() && MonotonicNow() < until) {
       absl::SleepFor(kLook);
     }
     return done();
@@ -191,7 +194,7 @@ void LinkLoop::Stop() {
     return unsent_ == 0 && std::all_of(streams_.begin(), streams_.end(),
                                        [](const std::shared_ptr<PeerStream>& stream) { return stream->gone(); });
   };
-  if (!wait(quiet, absl::Now() + kLongFarewell)) {
+  if (!wait(quiet, MonotonicNow() + kLongFarewell)) {
     LogError(absl::StrCat("job \"", join_.job, "\": links to other nodes have not ended within ",
                           absl::FormatDuration(kLongFarewell), "; waiting on"));
     wait(quiet, absl::InfiniteFuture());

@@ -5,18 +5,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/version.h"
+#include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/peer/peer_wire.h"
 
 namespace shardd {
 namespace {
 
-constexpr absl::Duration kHandshakePatience = absl::Seconds(10);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(1);
-constexpr absl::Duration kMoment = absl::Seconds(1);  // without a link, before OnDown
+constexpr absl::Duration kMoment = absl::Seconds(1);    // without a link, before OnDown
+constexpr int64_t kMaxPendingBytes = int64_t{4} << 20;  // of one node's messages, until nothing more is read
 constexpr size_t kTokenBytes = 16;
 constexpr char kLinkMethod[] = "/shardd.v1.PeerService/Link";
 constexpr char kDataMethod[] = "/shardd.v1.PeerService/Data";
@@ -36,21 +36,21 @@ bool ForGood(const absl::Status& status) { return absl::IsFailedPrecondition(sta
 
 }  // namespace
 
-std::shared_ptr<LinkLoop> LinkLoop::Start(PeerJoin join, PeerLinks::Events* events, MakeChannel make_channel) {
-  std::shared_ptr<LinkLoop> loop(new LinkLoop(std::move(join), events, std::move(make_channel)));
+std::shared_ptr<LinkLoop> LinkLoop::Start(PeerJoin join, PeerLinks::Events* events, Transport transport) {
+  std::shared_ptr<LinkLoop> loop(new LinkLoop(std::move(join), events, std::move(transport)));
   loop->thread_ = std::thread([loop = loop.get()] { loop->Run(); });  // Stop joins it
   return loop;
 }
 
-LinkLoop::LinkLoop(PeerJoin join, PeerLinks::Events* events, MakeChannel make_channel)
+LinkLoop::LinkLoop(PeerJoin join, PeerLinks::Events* events, Transport transport)
     : join_(std::move(join)),
       events_(events),
-      make_channel_(std::move(make_channel)),
+      transport_(std::move(transport)),
       token_(RandomBytes(kTokenBytes / 2)),
       up_(join_.addresses.size()) {
   for (size_t node = 0; node < join_.addresses.size(); ++node) {
     peers_.push_back(std::make_unique<Peer>());
-    peers_.back()->down_since = peers_.back()->next_call = absl::Now();
+    peers_.back()->down_since = peers_.back()->next_call = MonotonicNow();
     peers_.back()->backoff = kFirstBackoff;
     peers_.back()->last_error = absl::UnavailableError(
         static_cast<int>(node) < join_.node ? "it has not answered yet"
@@ -65,21 +65,30 @@ std::string LinkLoop::Name(int node) const {
 }
 
 bool LinkLoop::Post(std::function<void()> task) {
-  absl::MutexLock lock(&mutex_);
-  if (!stopping_) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) {
+      return false;
+    }
     tasks_.push_back(std::move(task));
   }
-  return !stopping_;
+  Wake();
+  return true;
+}
+
+void LinkLoop::Wake() {
+  {
+    const std::lock_guard<std::mutex> lock(wake_mutex_);
+    woken_ = true;
+  }
+  wake_.notify_one();
 }
 
 void LinkLoop::Run() {
-  absl::Time next = absl::Now();
   for (;;) {
     std::deque<std::function<void()>> tasks;
     {
       absl::MutexLock lock(&mutex_);
-      const auto awake = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !tasks_.empty(); };
-      mutex_.AwaitWithDeadline(absl::Condition(&awake), next);
       if (stopping_) {
         return;  // Stop runs the rest
       }
@@ -88,13 +97,16 @@ void LinkLoop::Run() {
     for (std::function<void()>& task : tasks) {
       task();
     }
-    next = Tend();
+    const absl::Time next = Tend();
+    std::unique_lock<std::mutex> lock(wake_mutex_);
+    wake_.wait_for(lock, absl::ToChronoNanoseconds(next - MonotonicNow()), [this] { return woken_; });
+    woken_ = false;
   }
 }
 
 // Handles what is due. Returns when to look again.
 absl::Time LinkLoop::Tend() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   absl::Time next = now + absl::Seconds(10);
   std::erase_if(streams_, [](const std::shared_ptr<PeerStream>& stream) { return stream->gone(); });
   for (int node = 0; node < static_cast<int>(peers_.size()); ++node) {
@@ -103,8 +115,8 @@ absl::Time LinkLoop::Tend() {
       continue;
     }
     if (peer.link != nullptr && now >= peer.link->deadline) {
-      End(peer.link,
-          absl::UnavailableError(absl::StrCat("no answer within ", absl::FormatDuration(kHandshakePatience))));
+      End(peer.link, absl::UnavailableError(
+                         absl::StrCat("no answer within ", absl::FormatDuration(transport_.handshake_patience))));
     }
     if (!peer.told.has_value() && now >= peer.down_since + kMoment) {
       TellDown(peer, node, peer.last_error);
@@ -139,9 +151,10 @@ void LinkLoop::Keep(std::shared_ptr<PeerStream> stream) { streams_.push_back(std
 void LinkLoop::Call(int node) {
   auto link = std::make_shared<Link>();
   link->node = node;
+  link->backlog = std::make_shared<PeerBacklog>(kMaxPendingBytes);
   link->token = token_ + RandomBytes(kTokenBytes / 2);
   link->calls = true;
-  link->deadline = absl::Now() + kHandshakePatience;
+  link->deadline = MonotonicNow() + transport_.handshake_patience;
   v1::PeerMessage message;
   *message.mutable_hello() = Hello(link->token);
   message.mutable_hello()->set_spec(join_.spec);
@@ -151,7 +164,7 @@ void LinkLoop::Call(int node) {
     return;
   }
   peers_[node]->link = link;
-  link->control = CallPeer(make_channel_(join_.addresses[node]), kLinkMethod);
+  link->control = CallPeer(transport_.make_channel(join_.addresses[node]), kLinkMethod);
   Keep(link->control);
   link->control->Write(*std::move(bytes), kMaxPeerHelloBytes);
   link->control->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> answer) {
@@ -182,7 +195,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
   }
   v1::PeerData first;
   *first.mutable_hello() = Hello(link->token);
-  link->data = CallPeer(make_channel_(join_.addresses[link->node]), kDataMethod);
+  link->data = CallPeer(transport_.make_channel(join_.addresses[link->node]), kDataMethod);
   Keep(link->data);
   link->data->Write(*EncodePeer(first, kMaxPeerHeaderBytes), kMaxPeerHeaderBytes);
   link->data->Read([self = shared_from_this(), link](absl::StatusOr<grpc::ByteBuffer> answer) {
@@ -208,8 +221,10 @@ void LinkLoop::HandleDataAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBu
   ReadData(link);
 }
 
-void LinkLoop::Accept(std::shared_ptr<PeerStream> control, v1::PeerHello hello) {
-  if (!Post([self = shared_from_this(), control, hello = std::move(hello)] { self->HandleCall(control, hello); })) {
+void LinkLoop::Accept(std::shared_ptr<PeerStream> control, v1::PeerHello hello, PeerIdentity caller) {
+  if (!Post([self = shared_from_this(), control, hello = std::move(hello), caller = std::move(caller)] {
+        self->HandleCall(control, hello, caller);
+      })) {
     control->Abort(absl::NotFoundError("the job is being closed here"));
   }
 }
@@ -220,19 +235,24 @@ void LinkLoop::AcceptData(std::shared_ptr<PeerStream> data, const v1::PeerHello&
   }
 }
 
-void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::PeerHello& hello) {
+void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::PeerHello& hello,
+                          const PeerIdentity& caller) {
   Keep(control);
   absl::Status status = stopped_ ? absl::NotFoundError("the job is being closed here") : CheckHello(hello);
   if (status.ok() && hello.node() < join_.node) {
     status = absl::FailedPreconditionError(absl::StrCat("nodes call those with smaller numbers (got node ",
                                                         hello.node(), " calling node ", join_.node, ")"));
   }
+  if (status.ok()) {
+    status = CheckIdentity(caller, hello.node(), join_.addresses[hello.node()]);
+  }
   if (status.ok() && hello.token().size() != kTokenBytes) {
     status = absl::InvalidArgumentError(
         absl::StrCat("token is not one (got ", hello.token().size(), " bytes, want ", kTokenBytes, ")"));
   }
   if (!status.ok()) {  // it belongs to no link of this job
-    LogWarning(absl::StrCat("job \"", join_.job, "\": a link was refused: ", status.message()));
+    LogOf(join_.uid, LogLevel::kWarning,
+          absl::StrCat("job \"", join_.job, "\": a link was refused: ", status.message()));
     control->Abort(status);
     return;
   }
@@ -258,8 +278,9 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   }
   auto link = std::make_shared<Link>();
   link->node = node;
+  link->backlog = std::make_shared<PeerBacklog>(kMaxPendingBytes);
   link->token = hello.token();
-  link->deadline = absl::Now() + kHandshakePatience;
+  link->deadline = MonotonicNow() + transport_.handshake_patience;
   link->control = control;
   v1::PeerMessage answer;
   *answer.mutable_hello() = Hello(link->token);
@@ -315,7 +336,7 @@ absl::Status LinkLoop::AskEvents(const v1::PeerHello& hello) {
 void LinkLoop::Up(const LinkPtr& link, const grpc::ByteBuffer* answer) {
   Peer& peer = *peers_[link->node];
   peer.up = true;
-  peer.up_since = absl::Now();
+  peer.up_since = MonotonicNow();
   peer.told.reset();
   // After the answer, messages may arrive; they wait until OnUp was called. Before it, none is sent.
   absl::MutexLock lock(&peer.events_mutex);
@@ -335,7 +356,7 @@ void LinkLoop::End(LinkPtr link, const absl::Status& why) {  // NOLINT(performan
     return;
   }
   Peer& peer = *peers_[link->node];
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   const bool was_up = std::exchange(peer.up, false);
   peer.link.reset();
   {
@@ -364,7 +385,8 @@ void LinkLoop::End(LinkPtr link, const absl::Status& why) {  // NOLINT(performan
 
 void LinkLoop::TellDown(Peer& peer, int node, const absl::Status& why) {
   peer.told = why.code();
-  const absl::Status named(why.code(), absl::StrCat(Name(node), ": ", why.message()));
+  const std::string own = transport_.own_problem();
+  const absl::Status named(why.code(), absl::StrCat(Name(node), ": ", why.message(), own.empty() ? "" : "; ", own));
   absl::MutexLock lock(&peer.events_mutex);
   peer.told_up = nullptr;
   events_->OnDown(node, named);

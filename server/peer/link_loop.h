@@ -14,10 +14,12 @@
 // nothing else reports its end.
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -29,6 +31,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "server/peer/peer_backlog.h"
+#include "server/peer/peer_identity.h"
 #include "server/peer/peer_links.h"
 #include "server/peer/peer_stream.h"
 #include "shardd/v1/peer.pb.h"
@@ -38,8 +42,13 @@ namespace shardd {
 // Thread-safe. A shared_ptr, because streams that are ending still refer to it. Stop ends it.
 class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
  public:
-  using MakeChannel = std::function<std::shared_ptr<grpc::Channel>(const std::string& address)>;
-  static std::shared_ptr<LinkLoop> Start(PeerJoin join, PeerLinks::Events* events, MakeChannel make_channel);
+  // How other daemons are reached.
+  struct Transport {
+    std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> make_channel;
+    std::function<std::string()> own_problem;               // LinkCredentials
+    absl::Duration handshake_patience = absl::Seconds(10);  // from a call to the link
+  };
+  static std::shared_ptr<LinkLoop> Start(PeerJoin join, PeerLinks::Events* events, Transport transport);
   ~LinkLoop();
 
   const PeerJoin& join() const { return join_; }
@@ -48,7 +57,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   void Send(int node, const v1::PeerMessage& message);
   void SendData(int node, const v1::PeerData& header, absl::string_view elements, PeerStream::Sent sent);
   // Takes a stream of another daemon, with its first hello, which names this job.
-  void Accept(std::shared_ptr<PeerStream> control, v1::PeerHello hello);
+  void Accept(std::shared_ptr<PeerStream> control, v1::PeerHello hello, PeerIdentity caller);
   void AcceptData(std::shared_ptr<PeerStream> data, const v1::PeerHello& hello);
   // Ends all links. When it returns no event is running, every `sent` has run, and gRPC is done with every stream.
   void Stop();
@@ -59,9 +68,10 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     int node = 0;
     std::string token;
     bool calls = false;   // this node is the caller
-    absl::Time deadline;  // of the handshake
+    absl::Time deadline;  // of the handshake; all times here are MonotonicNow's
     std::shared_ptr<PeerStream> control;
     std::shared_ptr<PeerStream> data;
+    std::shared_ptr<PeerBacklog> backlog;  // of what `control` has brought
   };
   using LinkPtr = std::shared_ptr<Link>;
   struct Peer {
@@ -81,16 +91,17 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     const Link* told_up ABSL_GUARDED_BY(events_mutex) = nullptr;
   };
 
-  LinkLoop(PeerJoin join, PeerLinks::Events* events, MakeChannel make_channel);
+  LinkLoop(PeerJoin join, PeerLinks::Events* events, Transport transport);
   // Returns false if the loop has ended.
   bool Post(std::function<void()> task) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Wake();
   // The methods below run on the loop, or in Stop after the loop has ended.
   absl::Time Tend();
   void Call(int node);
   void HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer> bytes);
   void HandleDataAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer> bytes);
-  void HandleCall(const std::shared_ptr<PeerStream>& control, const v1::PeerHello& hello);
+  void HandleCall(const std::shared_ptr<PeerStream>& control, const v1::PeerHello& hello, const PeerIdentity& caller);
   void HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1::PeerHello& hello);
   absl::Status CheckHello(const v1::PeerHello& hello) const;
   absl::Status AskEvents(const v1::PeerHello& hello);
@@ -110,12 +121,16 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
 
   const PeerJoin join_;
   PeerLinks::Events* const events_;
-  const MakeChannel make_channel_;
+  const Transport transport_;
   const std::string token_;                           // the first half of every token
   std::vector<std::unique_ptr<Peer>> peers_;          // by node
   std::vector<std::shared_ptr<PeerStream>> streams_;  // loop-confined: all streams that may not be gone yet
   bool stopped_ = false;                              // loop-confined: no further events
   std::thread thread_;
+  // The loop waits here: Debian's absl::Mutex waits by the wall clock, and one that is set back would keep it asleep.
+  std::mutex wake_mutex_;
+  std::condition_variable wake_;
+  bool woken_ = false;  // under wake_mutex_
 
   mutable absl::Mutex mutex_;
   std::vector<LinkPtr> up_ ABSL_GUARDED_BY(mutex_);  // by node

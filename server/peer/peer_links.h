@@ -31,6 +31,10 @@ struct PeerTraffic {
   int64_t received_bytes = 0;
 };
 
+// Held as long as a message that OnMessage has brought is not processed; dropped on any thread. While more than 4 MiB
+// of a node's messages are not processed, no further ones are read from that node.
+using PeerReceipt = std::shared_ptr<const void>;
+
 // Thread-safe.
 class PeerLinks {
  public:
@@ -42,7 +46,7 @@ class PeerLinks {
     virtual absl::Status CheckHello(int node, const v1::PeerHello& hello) = 0;
     // The link is up. Between this call and OnDown, messages arrive in the order in which they were sent.
     virtual void OnUp(int node) = 0;
-    virtual void OnMessage(int node, v1::PeerMessage message) = 0;
+    virtual void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) = 0;
     // The link is down, or could not be made for more than a moment, or will never be (FAILED_PRECONDITION). Unless
     // FAILED_PRECONDITION, it is tried again while this object lives. May come without OnUp.
     virtual void OnDown(int node, absl::Status why) = 0;

@@ -10,6 +10,7 @@
 #include "common/status/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
+#include "server/observe/log.h"
 #include "server/peer/link_credentials.h"
 #include "server/peer/link_loop.h"
 #include "server/peer/peer_service.h"
@@ -19,7 +20,9 @@ namespace shardd {
 namespace {
 
 constexpr size_t kMaxBufferBytes = size_t{2} << 30;  // of all connections, for messages being received
-constexpr int kMaxStreams = 1024;                    // per connection, although each carries only one
+constexpr int kMaxStreams = 4;                       // per connection; ours carry one each
+constexpr int kServerHandshakeMs = 10'000;           // of TLS and of HTTP/2's first frames
+constexpr int kIdleMs = 60'000;                      // of a connection without a stream
 constexpr int kMinPingIntervalMs = 500;
 constexpr int kConnectPatienceMs = 5'000;
 constexpr int kFrameBytes = 1 << 20;
@@ -67,6 +70,9 @@ class GrpcPeerNetwork final : public PeerNetwork {
   }
 
   absl::Status Listen() {
+    if (const std::string problem = credentials_.own_problem(); !problem.empty()) {
+      LogWarning(absl::StrCat("other nodes will not hear this one: ", problem));
+    }
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(static_cast<int>(kMaxPeerHelloBytes));
     builder.SetMaxSendMessageSize(static_cast<int>(kMaxPeerHelloBytes));
@@ -74,6 +80,8 @@ class GrpcPeerNetwork final : public PeerNetwork {
     SetKeepalive(options_.keepalive_ms,
                  [&builder](const char* name, int value) { builder.AddChannelArgument(name, value); });
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kServerHandshakeMs);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons on one port would share its calls
     builder.SetOption(WithoutPlugins());
@@ -109,7 +117,10 @@ class GrpcPeerNetwork final : public PeerNetwork {
       SHARDD_RETURN_IF_ERROR(CheckPeerAddress(absl::StrCat(job, "nodes.addresses"), address));
     }
     std::shared_ptr<LinkLoop> loop =
-        service_->Add(std::move(options), events, [this](const std::string& address) { return MakeChannel(address); });
+        service_->Add(std::move(options), events,
+                      {.make_channel = [this](const std::string& address) { return MakeChannel(address); },
+                       .own_problem = credentials_.own_problem,
+                       .handshake_patience = options_.handshake_patience});
     if (loop == nullptr) {
       return absl::AlreadyExistsError(absl::StrCat(job, "a job of that name has links on this node already"));
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/peer/peer_links.h"
 
 namespace shardd {
@@ -20,14 +21,17 @@ class PeerNetwork {
     // "host:port". Port 0: any free port, which port() returns.
     std::string listen;
     // Paths of PEM files: this daemon's certificate, its key, and the authority of all daemons' certificates in the
-    // cluster. All or none; read once. A certificate must have the host as it is written in JobConfig.nodes
-    // (subjectAltName, names or addresses).
+    // cluster. All or none. A file that has changed serves the next connections. A certificate must have the host as it
+    // is written in JobConfig.nodes (subjectAltName, names or addresses).
     std::string certificate, key, ca;
+    absl::Duration certificate_interval = absl::Seconds(10);  // between two looks at the files; whole seconds
     // Allows links without certificates, even if other hosts can reach the port: anybody who can reach it can then take
     // part in this daemon's jobs.
     bool insecure = false;
     // A daemon that is silent for twice this time is lost. If its host lives, its end is known at once.
     int keepalive_ms = 8'000;
+    // How long a daemon that calls, or is called, may take until the link is there; then it is called anew.
+    absl::Duration handshake_patience = absl::Seconds(10);
   };
 
   // Serves when it returns. INVALID_ARGUMENT: bad options. NOT_FOUND: a file cannot be read. UNAVAILABLE: the address

@@ -17,6 +17,8 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kHelloPatience = absl::Seconds(10);
+// What others open and say nothing on; ours say hello at once, and call again where they are refused.
+constexpr int kMaxUnnamedStreams = 128;
 
 class PluginRemover final : public grpc::ServerBuilderOption {
  public:
@@ -28,15 +30,14 @@ class PluginRemover final : public grpc::ServerBuilderOption {
 
 std::unique_ptr<grpc::ServerBuilderOption> WithoutPlugins() { return std::make_unique<PluginRemover>(); }
 
-std::shared_ptr<LinkLoop> PeerService::Add(PeerJoin join, PeerLinks::Events* events,
-                                           LinkLoop::MakeChannel make_channel) {
+std::shared_ptr<LinkLoop> PeerService::Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::Transport transport) {
   absl::MutexLock lock(&mutex_);
   const std::string job = join.job;
   auto [place, added] = jobs_.try_emplace(job, nullptr);
   if (!added) {
     return nullptr;
   }
-  place->second = LinkLoop::Start(std::move(join), events, std::move(make_channel));
+  place->second = LinkLoop::Start(std::move(join), events, std::move(transport));
   return place->second;
 }
 
@@ -61,6 +62,13 @@ template <typename Message>
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(grpc::CallbackServerContext* context,
                                                                                int64_t max_bytes) {
   const std::shared_ptr<ServedPeerStream> stream = ServedPeerStream::Make(context);
+  if (++unnamed_ > kMaxUnnamedStreams) {
+    --unnamed_;
+    stream->Abort(absl::ResourceExhaustedError(absl::StrCat(
+        "too many streams between nodes without hello (want at most ", kMaxUnnamedStreams, "); it is tried again")));
+    return stream.get();
+  }
+  const std::shared_ptr<void> unnamed(nullptr, [this](void*) { --unnamed_; });
   // Ends connections that say nothing.
   auto alarm = std::make_shared<grpc::Alarm>();
   alarm->Set(absl::ToChronoTime(absl::Now() + kHelloPatience),
@@ -69,7 +77,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(g
                  late->Abort(absl::DeadlineExceededError("no hello"));
                }
              });
-  stream->Read([this, stream, alarm, max_bytes](absl::StatusOr<grpc::ByteBuffer> bytes) {
+  stream->Read([this, stream, alarm, max_bytes, unnamed,
+                caller = IdentityOf(*context->auth_context())](absl::StatusOr<grpc::ByteBuffer> bytes) {
     alarm->Cancel();
     if (!bytes.ok()) {
       return;
@@ -83,12 +92,13 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(g
       stream->Abort(status);
       return;
     }
-    Place(stream, std::move(*message.mutable_hello()), std::is_same_v<Message, v1::PeerData>);
+    Place(stream, std::move(*message.mutable_hello()), caller, std::is_same_v<Message, v1::PeerData>);
   });
   return stream.get();
 }
 
-void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, bool data) {
+void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, PeerIdentity caller,
+                        bool data) {
   // Checked before the name, whose meaning in another version is unknown.
   if (hello.protocol_version() != kProtocolVersion) {
     stream->Abort(
@@ -109,7 +119,7 @@ void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello
   } else if (data) {
     loop->AcceptData(stream, hello);
   } else {
-    loop->Accept(stream, std::move(hello));
+    loop->Accept(stream, std::move(hello), std::move(caller));
   }
 }
 

@@ -1,6 +1,7 @@
 #ifndef SHARDD_SERVER_PEER_PEER_SERVICE_H_
 #define SHARDD_SERVER_PEER_PEER_SERVICE_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -21,7 +22,7 @@ using RawPeerService =
 class PeerService final : public RawPeerService {
  public:
   // Returns null if there is a job of that name.
-  std::shared_ptr<LinkLoop> Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::MakeChannel make_channel)
+  std::shared_ptr<LinkLoop> Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::Transport transport)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes the job: it gets no more streams.
   void Remove(const std::string& job) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -33,8 +34,10 @@ class PeerService final : public RawPeerService {
   template <typename Message>
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Take(grpc::CallbackServerContext* context,
                                                                     int64_t max_bytes);
-  void Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, bool data) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, PeerIdentity caller, bool data)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
+  std::atomic<int> unnamed_ = 0;  // streams that have not said which job they are of
   absl::Mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<LinkLoop>> jobs_ ABSL_GUARDED_BY(mutex_);
 };

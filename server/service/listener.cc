@@ -16,11 +16,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "common/shm/open_files.h"
 #include "common/status/status_macros.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_posix.h"
+#include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/service/relay.h"
 #include "server/service/socket_path.h"
@@ -103,7 +103,7 @@ class Listener::Impl {
   }
 
   void Run() {
-    absl::Time next_sweep = absl::Now() + kSweepInterval;
+    absl::Time next_sweep = MonotonicNow() + kSweepInterval;
     while (!stopping_.load()) {
       epoll_event events[64];
       const int count = ::epoll_wait(epoll_.get(), events, 64, TimeoutMs(next_sweep));
@@ -120,7 +120,7 @@ class Listener::Impl {
           }
         }
       }
-      const absl::Time now = absl::Now();
+      const absl::Time now = MonotonicNow();
       std::erase_if(pending_, [now](const auto& entry) { return entry.second.deadline <= now; });
       if (accept_resumes_ <= now) {
         accept_resumes_ = absl::InfiniteFuture();
@@ -139,7 +139,7 @@ class Listener::Impl {
       wake = std::min(wake, pending.deadline);
     }
     // Rounded up: waking a fraction of a millisecond early would spin until the deadline.
-    return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(wake - absl::Now()) + 1));
+    return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(wake - MonotonicNow()) + 1));
   }
 
   void AcceptSome() {
@@ -154,7 +154,7 @@ class Listener::Impl {
           // EMFILE and similar errors would report the socket readable for ever.
           LogWarning(absl::StrCat("accept \"", path_, "\": ", absl::ErrnoToStatus(errno, "paused").message()));
           ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, bound_->fd(), nullptr);
-          accept_resumes_ = absl::Now() + kAcceptPause;
+          accept_resumes_ = MonotonicNow() + kAcceptPause;
         }
         return;
       }
@@ -164,12 +164,13 @@ class Listener::Impl {
         continue;
       }
       if (!count_->TryAcquire(peer->uid, options_.max_pending_per_uid, options_.max_pending)) {
-        LogWarning(absl::StrCat("accept \"", path_, "\": too many undecided connections; one closed (uid=", peer->uid,
-                                ", pid=", peer->pid, ")"));
+        LogOf(peer->uid, LogLevel::kWarning,
+              absl::StrCat("accept \"", path_, "\": too many undecided connections; one closed (uid=", peer->uid,
+                           ", pid=", peer->pid, ")"));
         continue;
       }
       const int fd = socket.get();
-      Pending pending{std::move(socket), *peer, absl::Now() + options_.first_byte_timeout,
+      Pending pending{std::move(socket), *peer, MonotonicNow() + options_.first_byte_timeout,
                       PendingSlot(count_, peer->uid)};
       // Edge-triggered: bytes are peeked at and stay in the socket until the request is complete.
       if (Watch(fd, EPOLLIN | EPOLLRDHUP | EPOLLET)) {
@@ -200,12 +201,14 @@ class Listener::Impl {
         HandToHandler(it, *std::move(request));
         return;
       }
-      LogWarning(absl::StrCat("fd channel: ", request.status().message(), " (uid=", it->second.peer.uid,
-                              ", pid=", it->second.peer.pid, ")"));
+      LogOf(it->second.peer.uid, LogLevel::kWarning,
+            absl::StrCat("fd channel: ", request.status().message(), " (uid=", it->second.peer.uid,
+                         ", pid=", it->second.peer.pid, ")"));
     } else if (bytes == 1) {
-      LogWarning(absl::StrCat("accept \"", path_, "\": neither gRPC nor the fd channel (first byte ",
-                              static_cast<int>(static_cast<unsigned char>(first)), ", uid=", it->second.peer.uid,
-                              ", pid=", it->second.peer.pid, ")"));
+      LogOf(it->second.peer.uid, LogLevel::kWarning,
+            absl::StrCat("accept \"", path_, "\": neither gRPC nor the fd channel (first byte ",
+                         static_cast<int>(static_cast<unsigned char>(first)), ", uid=", it->second.peer.uid,
+                         ", pid=", it->second.peer.pid, ")"));
     }
     pending_.erase(it);
   }
@@ -217,7 +220,8 @@ class Listener::Impl {
     UniqueFd client = std::move(it->second.socket);
     pending_.erase(it);
     if (absl::Status status = ConnectToGrpc(client, peer); !status.ok()) {
-      LogWarning(absl::StrCat("accept \"", path_, "\": ", status.message(), " (pid=", peer.pid, ")"));
+      LogOf(peer.uid, LogLevel::kWarning,
+            absl::StrCat("accept \"", path_, "\": ", status.message(), " (pid=", peer.pid, ")"));
       relay_->Refuse(std::move(client), status);
     }
   }

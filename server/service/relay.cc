@@ -20,7 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
+#include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/service/http2_meter.h"
 #include "server/service/http2_refusal.h"
@@ -117,7 +117,7 @@ class Relay::Impl {
   void Run() {
     absl::Time last_words = absl::InfiniteFuture();
     while (true) {
-      const absl::Time now = absl::Now();
+      const absl::Time now = MonotonicNow();
       if (stopping_.load()) {
         last_words = std::min(last_words, now + kLastWords);
         if (connections_.empty() || now >= last_words) {
@@ -164,7 +164,7 @@ class Relay::Impl {
       absl::MutexLock lock(&mutex_);
       arrivals.swap(inbox_);
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     for (Arrival& arrival : arrivals) {
       if (!arrival.refusal.empty() && refusals_ >= kMaxRefusals) {
         continue;  // closed without a word

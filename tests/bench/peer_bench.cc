@@ -80,7 +80,7 @@ class Node final : public PeerLinks::Events {
  public:
   absl::Status CheckHello(int, const v1::PeerHello&) override { return absl::OkStatus(); }
   void OnUp(int) override { up = true; }
-  void OnMessage(int, v1::PeerMessage) override {}
+  void OnMessage(int, v1::PeerMessage, PeerReceipt) override {}
   void OnDown(int, absl::Status) override { up = false; }
   void OnData(int node, const v1::PeerData& header, absl::string_view elements) override {
     if (exchange != nullptr) {

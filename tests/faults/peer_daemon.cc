@@ -36,7 +36,7 @@ void PeerDaemon::OnUp(int node) {
   use_->Send(node, std::move(message));
 }
 
-void PeerDaemon::OnMessage(int node, v1::PeerMessage message) {
+void PeerDaemon::OnMessage(int node, v1::PeerMessage message, PeerReceipt /*receipt*/) {
   absl::MutexLock lock(&mutex_);
   if (message.has_begin()) {
     generation_ = message.begin().generation();

@@ -44,7 +44,7 @@ class PeerDaemon final : private PeerLinks::Events {
  private:
   absl::Status CheckHello(int, const v1::PeerHello&) override { return absl::OkStatus(); }
   void OnUp(int node) override;
-  void OnMessage(int node, v1::PeerMessage message) override;
+  void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) override;
   void OnDown(int, absl::Status) override {}
   void OnData(int node, const v1::PeerData& header, absl::string_view elements) override;
 

@@ -28,7 +28,7 @@ void GradientRenewal::EpochEnded(const Session& session) {
     return;
   }
   UniqueFd process(session.pidfd.valid() ? fcntl(session.pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
-  writers_.push_back({session.rank(), session.peer.pid, std::move(process)});
+  writers_.push_back({session.rank(), session.peer.pid, session.peer.uid, std::move(process)});
 }
 
 void GradientRenewal::ForgetEnded() {
@@ -69,7 +69,7 @@ AttachAnswer GradientRenewal::MayAttach(const std::string& what, int rank, int32
     return answer;
   }
   if (replace && writer->killed == absl::InfiniteFuture()) {
-    answer.not_killed = KillProcess(writer->process, writer->pid);
+    answer.not_killed = KillProcess(writer->process, writer->pid, writer->uid);
     if (answer.not_killed.ok()) {
       writer->killed = MonotonicNow();
     }

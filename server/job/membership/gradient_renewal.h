@@ -61,6 +61,7 @@ class GradientRenewal {
   struct Writer {
     int rank = 0;
     int32_t pid = 0;
+    uint32_t uid = 0;  // of its session
     UniqueFd process;
     absl::Time killed = absl::InfiniteFuture();
   };

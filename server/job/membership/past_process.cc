@@ -9,8 +9,14 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace shardd {
 namespace {
@@ -21,6 +27,25 @@ bool InodeOf(const UniqueFd& process, struct stat* object) {
   struct statfs volume {};
   return process.valid() && fstatfs(process.get(), &volume) == 0 && volume.f_type == kPidfdMagic &&
          fstat(process.get(), object) == 0;
+}
+
+// Whether every uid of the process, real, effective, saved and of files, is `uid`. False as well where it cannot be
+// known. The owner of /proc/PID tells nothing: of a process that may not be dumped it is root.
+bool IsWholly(int32_t pid, uint32_t uid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    if (!absl::StartsWith(line, "Uid:")) {
+      continue;
+    }
+    int same = 0;
+    for (const absl::string_view text :
+         absl::StrSplit(absl::string_view(line).substr(4), absl::ByAnyChar("\t "), absl::SkipEmpty())) {
+      uint32_t of_process = 0;
+      same += absl::SimpleAtoi(text, &of_process) && of_process == uid ? 1 : 0;
+    }
+    return same == 4;
+  }
+  return false;
 }
 
 }  // namespace
@@ -42,11 +67,21 @@ bool AreOneProcess(const UniqueFd& process, int32_t pid, const UniqueFd& other, 
   return pid > 0 && pid == other_pid;
 }
 
-absl::Status KillProcess(const UniqueFd& process, int32_t pid) {
+absl::Status KillProcess(const UniqueFd& process, int32_t pid, uint32_t uid) {
   const auto text = [pid](absl::string_view fact) { return absl::StrCat("kill process ", pid, ": ", fact); };
   if (!process.valid()) {
     return absl::FailedPreconditionError(text("its kernel gave no pidfd, and the pid may be another process's by now"));
   }
+  if (pid > 0 && !IsWholly(pid, uid)) {
+    if (HasEnded(process, pid)) {
+      return absl::OkStatus();
+    }
+    // It may have become any program that its file lets run as another user, which is not the daemon's to end.
+    return absl::PermissionDeniedError(
+        text(absl::StrCat("it does not run as uid ", uid, " alone any more, or /proc does not show it")));
+  }
+  // The pid was this process's when it was looked at, unless the process has ended by now, and then nothing is
+  // signalled.
   if (syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0) == 0 || errno == ESRCH) {
     return absl::OkStatus();
   }

@@ -17,10 +17,12 @@ bool HasEnded(const UniqueFd& process, int32_t pid);
 // Whether both are one process, as far as that can be known.
 bool AreOneProcess(const UniqueFd& process, int32_t pid, const UniqueFd& other, int32_t other_pid);
 
-// SIGKILL. The process may live on for a while, or for ever where it hangs in the kernel: ask HasEnded.
-// PERMISSION_DENIED: this daemon may not; FAILED_PRECONDITION: there is no pidfd, or it is of a PID namespace that the
+// SIGKILL, to a process that was `uid`'s when its session began and is so still: a daemon with CAP_KILL does not lend
+// it to whoever attaches and then runs a program that is set-user-ID. The process may live on for a while, or for ever
+// where it hangs in the kernel: ask HasEnded. PERMISSION_DENIED: this daemon may not, or the process has other uids
+// now; FAILED_PRECONDITION: there is no pidfd, or it is of a PID namespace that the
 // daemon cannot signal. OK also where it has ended.
-absl::Status KillProcess(const UniqueFd& process, int32_t pid);
+absl::Status KillProcess(const UniqueFd& process, int32_t pid, uint32_t uid);
 
 }  // namespace shardd
 

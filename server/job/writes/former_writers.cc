@@ -31,7 +31,7 @@ std::string FormerWriters::Attaching(int rank, int32_t pid, bool replace, bool o
   for (auto it = writers_.begin(); it != writers_.end();) {
     // Who is replaced may be stopped, or not know yet: it must not store again.
     const bool kills = replace && it->rank == rank && it->process.valid() && (pid == 0 || it->pid != pid);
-    if (const absl::Status killed = kills ? KillProcess(it->process, it->pid) : absl::OkStatus(); !killed.ok()) {
+    if (const absl::Status killed = kills ? KillProcess(it->process, it->pid, uid_) : absl::OkStatus(); !killed.ok()) {
       not_killed = std::string(killed.message());
     }
     // With replace it may be a process whose session was live until this very call, and that has not given it up yet.

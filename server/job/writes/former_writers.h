@@ -24,6 +24,9 @@ class FormerWriters {
   // all of them.
   static constexpr absl::Duration kMostWaitForOwnRanks = absl::Seconds(5);
 
+  // `uid`: the trainers'. No process of another one is killed.
+  explicit FormerWriters(uint32_t uid) : uid_(uid) {}
+
   // The epoch has ended. Waits from here on, until StopWaiting.
   void Begin(absl::Time now);
   // The process, which may have ended already. `process` may be invalid.
@@ -48,6 +51,7 @@ class FormerWriters {
     // It has been answered since: what it asks next it asks knowing that the epoch is over.
     bool told = false;
   };
+  const uint32_t uid_;
   std::list<Writer> writers_;
   absl::Time since_ = absl::InfinitePast();
   bool waiting_ = false;

@@ -127,7 +127,7 @@ class FakeLinkWorld {
       const bool there = events_[from] != nullptr && events_[to] != nullptr;
       if (item.message.has_value()) {
         if (there) {
-          events_[to]->OnMessage(from, *std::move(item.message));
+          events_[to]->OnMessage(from, *std::move(item.message), nullptr);
         }
         continue;
       }

@@ -170,7 +170,7 @@ class GatherNode final : public PeerLinks::Events {
     up_[static_cast<size_t>(node)] = false;
     if (gather_ != nullptr) gather_->OnDown(node, why);
   }
-  void OnMessage(int node, v1::PeerMessage message) override {
+  void OnMessage(int node, v1::PeerMessage message, PeerReceipt /*receipt*/) override {
     absl::ReaderMutexLock lock(&mutex_);
     if (gather_ != nullptr && message.has_pull()) gather_->OnPull(node, message);
   }

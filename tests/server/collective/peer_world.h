@@ -30,7 +30,7 @@ class Router final : public PeerLinks::Events {
     absl::MutexLock lock(&mutex_);
     up_[node] = true;
   }
-  void OnMessage(int, v1::PeerMessage) override {}
+  void OnMessage(int, v1::PeerMessage, PeerReceipt) override {}
   void OnDown(int node, absl::Status why) override {
     absl::MutexLock lock(&mutex_);
     up_[node] = false;

@@ -217,7 +217,7 @@ class JobCoreTest : public ::testing::Test {
 
   void Attach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
-    if (session.ok()) (*session)->peer.pid = getpid();
+    if (session.ok()) (*session)->peer = {.uid = getuid(), .gid = 0, .pid = getpid()};
     ASSERT_TRUE(session.ok()) << session.status();
     streams_[rank] = std::make_shared<Events>();
     OnLoop([&] {

@@ -38,7 +38,7 @@ class Wire {
       wire_->loop_.Post([wire = wire_, from = node_, node, message = std::move(message)]() mutable {
         const bool dropped = wire->drops_ != nullptr && wire->drops_(node, message);
         if (wire->Goes(from, node) && !dropped) {
-          wire->ends_[static_cast<size_t>(node)]->OnMessage(from, std::move(message));
+          wire->ends_[static_cast<size_t>(node)]->OnMessage(from, std::move(message), nullptr);
         }
       });
     }
@@ -97,7 +97,7 @@ class Wire {
   }
   // As if `from` said it.
   void Say(int from, int to, const v1::PeerMessage& message) {
-    loop_.RunAndWait([&] { ends_[static_cast<size_t>(to)]->OnMessage(from, message); });
+    loop_.RunAndWait([&] { ends_[static_cast<size_t>(to)]->OnMessage(from, message, nullptr); });
   }
   // What is sent and does not come; null: nothing.
   void Drop(std::function<bool(int to, const v1::PeerMessage&)> drops) {

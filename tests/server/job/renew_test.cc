@@ -75,6 +75,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
     EXPECT_TRUE(session.ok()) << session.status();
     (*session)->peer.pid = pid_;
+    (*session)->peer.uid = getuid();
     streams_[rank] = std::make_shared<Events>();
     absl::Status status;
     OnLoop([&] {

@@ -68,7 +68,7 @@ class SumsTest : public JobCoreTest {
   uint64_t Told(int rank) { return TimelineSequence(clients_[rank].ring().written.load()); }
   absl::Status TryAttach(int rank) {
     auto session = Session::Create(plan_, ++sessions_made_, rank, epoch(), place_);
-    if (session.ok()) (*session)->peer.pid = getpid();
+    if (session.ok()) (*session)->peer = {.uid = getuid(), .gid = 0, .pid = getpid()};
     absl::Status status = session.status();
     OnLoop([&] {
       streams_[rank] = std::make_shared<Events>();

@@ -75,6 +75,30 @@ TEST_F(LogTest, OnePlaceDoesNotFillTheLog) {
   EXPECT_THAT(later[0], MatchesRegex(".* W [0-9]+ [0-9]+ lines like the next were left out"));
 }
 
+TEST_F(LogTest, WhatOneUserMakesAPlaceSayLeavesOutNoLineOfAnothers) {
+  const auto say = [](int64_t uid, LogLevel level) { LogOf(uid, level, std::to_string(uid)); };
+  const auto lines = Capture([&] {
+    for (int i = 0; i < 2 * kLogBurst; ++i) say(1000, LogLevel::kInfo);
+    say(1001, LogLevel::kInfo);
+    say(1000, LogLevel::kWarning);
+  });
+  EXPECT_LT(lines.size(), static_cast<size_t>(2 * kLogBurst));
+  EXPECT_THAT(lines[lines.size() - 2], MatchesRegex(".* I [0-9]+ 1001"));
+  EXPECT_THAT(lines[lines.size() - 1], MatchesRegex(".* W [0-9]+ 1000"));
+}
+
+TEST_F(LogTest, SubjectsBeyondThoseThatAreKeptApartShareALimit) {
+  constexpr int kSubjects = 40'000;
+  const absl::Time begin = absl::Now();
+  const auto lines = Capture([] {
+    for (int i = 0; i < kSubjects; ++i) LogOf(i, LogLevel::kInfo, "x");
+  });
+  // Each second those that have their whole limit again make room for as many others.
+  const double kept_apart = 4096 * (1 + absl::ToDoubleSeconds(absl::Now() - begin));
+  EXPECT_LT(static_cast<double>(lines.size()), kept_apart + 2 * kLogBurst);
+  EXPECT_GT(lines.size(), 3000u);
+}
+
 TEST_F(LogTest, UnknownLevelIsRefusedAndChangesNothing) {
   ASSERT_TRUE(SetLogLevel("ERROR"));
   EXPECT_FALSE(SetLogLevel("loud"));

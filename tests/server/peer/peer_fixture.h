@@ -45,6 +45,13 @@ class Nodes {
       EXPECT_EQ(recorders[node]->broken(), "") << "node " << node;
     }
   }
+  // Another daemon for the node, before anybody joins.
+  void Replace(int node, const PeerNetwork::Options& options) {
+    absl::StatusOr<std::unique_ptr<PeerNetwork>> network = PeerNetwork::Create(options);
+    ASSERT_TRUE(network.ok()) << network.status();
+    networks[node] = *std::move(network);
+    addresses[node] = absl::StrCat("127.0.0.1:", networks[node]->port());
+  }
   PeerJoin Options(int node) const {
     return {.job = "llm", .uid = 1000, .node = node, .addresses = addresses, .spec = "what it is made of"};
   }

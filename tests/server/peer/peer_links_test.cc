@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 #include "common/version.h"
 #include "server/peer/peer_wire.h"
@@ -277,9 +278,9 @@ TEST(PeerLinksTest, DescriptionsOfSixtyFourMebibytesAreExchanged) {
 class Stuck final : public Recorder {
  public:
   Stuck() : Recorder(2) {}
-  void OnMessage(int node, v1::PeerMessage message) override {
+  void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) override {
     go_on.WaitForNotification();
-    Recorder::OnMessage(node, std::move(message));
+    Recorder::OnMessage(node, std::move(message), std::move(receipt));
   }
   absl::Notification go_on;
 };
@@ -305,6 +306,51 @@ TEST(PeerLinksTest, WhoDoesNotReadLosesItsLinkAndNobodyElse) {
   stuck->go_on.Notify();
   ASSERT_TRUE(nodes.at(1).WaitDowns(0, 1));
   ASSERT_TRUE(nodes.at(0).Await(1, [](const Recorder::Node& seen) { return seen.ups == 2; }));
+}
+
+// One whose loop is behind: it takes what comes and deals with nothing of it until it is let go.
+class Behind final : public Recorder {
+ public:
+  Behind() : Recorder(2) {}
+  void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (behind_) receipts_.push_back(std::move(receipt));
+    }
+    Recorder::OnMessage(node, std::move(message), nullptr);
+  }
+  void CatchUp() {
+    std::vector<PeerReceipt> dealt_with;  // their ends read on, without the mutex
+    absl::MutexLock lock(&mutex_);
+    behind_ = false;
+    std::swap(dealt_with, receipts_);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool behind_ = true;
+  std::vector<PeerReceipt> receipts_;
+};
+
+TEST(PeerLinksTest, OfANodeThatIsBehindLittleIsReadAndAllComesLater) {
+  constexpr size_t kMessages = 64;
+  Nodes nodes(2);
+  auto owned = std::make_unique<Behind>();
+  Behind* behind = owned.get();
+  nodes.recorders[1] = std::move(owned);
+  nodes.JoinAll();
+  for (size_t i = 0; i < kMessages; ++i) {
+    v1::PeerMessage message;
+    message.mutable_closing()->set_why(absl::StrCat(i, " ", std::string(512 << 10, 'x')));
+    nodes.links[0]->Send(1, message);
+  }
+  ASSERT_TRUE(behind->WaitMessages(0, 8));  // 4 MiB
+  EXPECT_FALSE(PollUntil([&] { return behind->node(0).messages.size() > 9; }, absl::Milliseconds(500)));
+  behind->CatchUp();
+  ASSERT_TRUE(behind->WaitMessages(0, kMessages));
+  for (size_t i = 0; i < kMessages; ++i) {
+    EXPECT_TRUE(absl::StartsWith(behind->node(0).messages[i].closing().why(), absl::StrCat(i, " "))) << i;
+  }
 }
 
 TEST(PeerLinksTest, EndUnderLoadHasToldEveryPiece) {

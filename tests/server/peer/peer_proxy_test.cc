@@ -75,7 +75,7 @@ class Counting final : public Recorder {
     next_[static_cast<size_t>(node)] = {};
     Recorder::OnUp(node);
   }
-  void OnMessage(int node, v1::PeerMessage message) override {
+  void OnMessage(int node, v1::PeerMessage message, PeerReceipt /*receipt*/) override {
     Check(next_[static_cast<size_t>(node)].step, static_cast<uint64_t>(message.reduced().step()), "step");
     ++messages;
     OnNothing(node);

@@ -87,11 +87,18 @@ class PeerTlsTest : public ::testing::Test {
     Run(absl::StrCat("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=",
                      name, " -keyout ", name, ".key -out ", name, ".pem"));
   }
-  void MakeCertificate(const std::string& authority, const std::string& name, const std::string& host) {
+  void MakeCertificate(const std::string& authority, const std::string& name, const std::string& host,
+                       const std::string& days = "2") {
     Run(absl::StrCat("openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=", name,
                      " -keyout ", name, ".key -out ", name, ".csr && echo subjectAltName=", host, " > ", name,
-                     ".ext && openssl x509 -req -days 2 -in ", name, ".csr -CA ", authority, ".pem -CAkey ", authority,
-                     ".key -CAcreateserial -extfile ", name, ".ext -out ", name, ".pem"));
+                     ".ext && openssl x509 -req -days ", days, " -in ", name, ".csr -CA ", authority, ".pem -CAkey ",
+                     authority, ".key -CAcreateserial -extfile ", name, ".ext -out ", name, ".pem"));
+  }
+  // What `name` has, as files of the name `as`.
+  void Put(const std::string& name, const std::string& as) {
+    for (const char* kind : {".key", ".pem"}) {
+      Run(absl::StrCat("cp ", name, kind, " new && mv new ", as, kind));
+    }
   }
   PeerNetwork::Options With(const std::string& name, const std::string& ca) const {
     PeerNetwork::Options options = Loopback();
@@ -138,6 +145,43 @@ TEST_F(PeerTlsTest, StrangersAreNotHeard) {
   EXPECT_TRUE(absl::IsUnavailable(Meet(With("node", "ours"), Loopback()))) << "without TLS";
   EXPECT_TRUE(absl::IsUnavailable(Meet(Loopback(), With("node", "ours")))) << "node 0 without TLS";
   EXPECT_TRUE(absl::IsUnavailable(Meet(With("elsewhere", "ours"), With("node", "ours")))) << "of another host";
+}
+
+TEST_F(PeerTlsTest, WhoCallsHasToBeTheHostOfItsNodeInTheJob) {
+  const absl::Status refused = Meet(With("node", "ours"), With("elsewhere", "ours"));
+  EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+  EXPECT_THAT(refused.message(), AllOf(HasSubstr("got \"node-7\", want \"127.0.0.1\""), HasSubstr("node 1")));
+}
+
+TEST_F(PeerTlsTest, ACertificateThatTakesAnothersPlaceServesWithoutARestart) {
+  for (const int renewed : {0, 1}) {
+    Put("elsewhere", "renewed");
+    PeerNetwork::Options options = With("renewed", "ours");
+    options.certificate_interval = absl::Seconds(1);
+    Nodes nodes(2, With("node", "ours"));
+    nodes.Replace(renewed, options);
+    nodes.Join(0);
+    nodes.Join(1);
+    ASSERT_TRUE(nodes.at(1).WaitDowns(0, 1));
+    Put("node", "renewed");
+    EXPECT_TRUE(nodes.at(1).WaitUp(0)) << "node " << renewed;
+    EXPECT_TRUE(nodes.at(0).WaitUp(1)) << "node " << renewed;
+  }
+}
+
+TEST_F(PeerTlsTest, AnExpiredCertificateIsNamedWithItsTime) {
+  for (const int expired : {0, 1}) {
+    MakeCertificate("ours", "old", "IP:127.0.0.1", "-1");
+    Nodes nodes(2, With("node", "ours"));
+    nodes.Replace(expired, With("old", "ours"));
+    nodes.Join(0);
+    nodes.Join(1);
+    ASSERT_TRUE(nodes.at(expired).WaitDowns(1 - expired, 1));
+    EXPECT_THAT(nodes.at(expired).node(1 - expired).downs[0].message(),
+                AllOf(HasSubstr("old.pem"), HasSubstr("has expired (notAfter 20")));
+    ASSERT_TRUE(nodes.at(1 - expired).WaitDowns(expired, 1));
+    EXPECT_THAT(nodes.at(1 - expired).node(expired).downs[0].message(), HasSubstr("certificate"));
+  }
 }
 
 TEST_F(PeerTlsTest, KeyOfAnotherCertificateIsAnError) {

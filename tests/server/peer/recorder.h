@@ -33,7 +33,7 @@ class Recorder : public PeerLinks::Events {
     nodes_[node].up = true;
     ++nodes_[node].ups;
   }
-  void OnMessage(int node, v1::PeerMessage message) override {
+  void OnMessage(int node, v1::PeerMessage message, PeerReceipt /*receipt*/) override {
     const Turn turn(this, node);
     absl::MutexLock lock(&mutex_);
     Broken(!nodes_[node].up, "a message without a link");

@@ -31,6 +31,7 @@ class GradientRenewalTest : public ::testing::Test {
     auto session = Session::Create(plan_, /*id=*/1, rank, /*epoch=*/1);
     ASSERT_TRUE(session.ok()) << session.status();
     (*session)->peer.pid = pid;
+    (*session)->peer.uid = getuid();
     (*session)->pidfd = Descriptor(pid);
     renewal_->EpochEnded(**session);
   }

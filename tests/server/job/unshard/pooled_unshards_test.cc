@@ -19,7 +19,7 @@ using ::testing::Pair;
 
 class PooledUnshardsTest : public ::testing::Test {
  protected:
-  static constexpr int kGroups = 8;  // more than a rank's quota
+  static constexpr int kGroups = 16;  // more than the pool has slots
   static std::shared_ptr<const ShardPlan> Plan(v1::UnshardMode mode) {
     SpecBuilder builder;
     builder.config().set_unshard_mode(mode);

@@ -50,7 +50,7 @@ class FormerWritersTest : public ::testing::Test {
     EXPECT_EQ(writers_.Attaching(rank, pid, replace, on_devices, start_ + after), "");
   }
   const absl::Time start_ = absl::UnixEpoch() + absl::Hours(1);
-  FormerWriters writers_;
+  FormerWriters writers_{static_cast<uint32_t>(getuid())};
   Trainer a_;
   Trainer b_;
 };
