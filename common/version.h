@@ -5,7 +5,7 @@ namespace shardd {
 
 inline constexpr char kVersion[] = "0.1.0";
 
-// Of protos, ring records and page layouts together. Client and daemon must have the same.
+// Version of protos, ring records and page layouts together. Client and daemon must have the same.
 inline constexpr int kProtocolVersion = 12;
 
 }  // namespace shardd

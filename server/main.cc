@@ -1,4 +1,4 @@
-// shardd: one per node. Owns the jobs' shards and devices; see README.md.
+// shardd: one daemon per node. Owns the jobs' shards and devices; see README.md.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -46,43 +46,41 @@ ABSL_FLAG(std::string, devices, "cpu:1",
           "devices of this node: cpu:N gives N logical CPU devices, cuda:all or cuda:0,1 GPUs");
 ABSL_FLAG(
     std::string, collective, "local",
-    "who adds gradients of ranks on GPUs: local (copies and a kernel of the daemon's) or nccl (where every rank has "
-    "a GPU of its own and gradients are fp32; else local, and status says why)");
+    "who reduces gradients of ranks on GPUs: local (the daemon's copies and kernel) or nccl (if every rank has its "
+    "own GPU and gradients are fp32; else local, and status says why)");
 ABSL_FLAG(
     int, offload_threads, 0,
-    "threads that update what jobs on GPUs keep in host memory (JobConfig.offload), of all jobs together; 0: half "
-    "of the CPUs, 16 at most");
+    "threads that update the state that jobs on GPUs keep in host memory (JobConfig.offload), for all jobs together; "
+    "0: half of the CPUs, 16 at most");
 ABSL_FLAG(std::string, nccl_library, shardd::NcclLibrary::kDefault, "NCCL, 2.28 or later: a name or a path");
 ABSL_FLAG(
     bool, nccl_windows, false,
     "with --collective=nccl: register gradient slots as symmetric windows, for NCCL's kernels that read all GPUs' "
-    "gradients in place; takes effect where GPUs have NVLink, and costs each job a communicator of its own");
-ABSL_FLAG(
-    std::string, peer_listen, "",
-    "where the daemons of other nodes reach this one, for jobs that span several: host:port; empty: there are none");
-ABSL_FLAG(
-    std::string, peer_address, "",
-    "what stands for this daemon in a job's nodes, where it is not --peer_listen: host:port as the others resolve it");
+    "gradients in place; takes effect if GPUs have NVLink, and costs each job its own communicator");
+ABSL_FLAG(std::string, peer_listen, "",
+          "address for the daemons of other nodes, for jobs that span several nodes: host:port; empty: not served");
+ABSL_FLAG(std::string, peer_address, "",
+          "this daemon's address in a job's nodes, if it is not --peer_listen: host:port as the others resolve it");
 ABSL_FLAG(std::string, peer_cert, "",
           "this daemon's certificate for other daemons, a PEM file; with --peer_key and "
           "--peer_ca: links between daemons are mutual TLS");
 ABSL_FLAG(std::string, peer_key, "", "its key, a PEM file");
 ABSL_FLAG(std::string, peer_ca, "", "the authority of all daemons' certificates, a PEM file");
 ABSL_FLAG(bool, peer_insecure, false,
-          "links between daemons without certificates on an address that is not loopback: whoever reaches the port can "
-          "take part in jobs");
+          "allow links between daemons without certificates on an address that is not loopback: whoever reaches the "
+          "port can take part in jobs");
 ABSL_FLAG(int, peer_keepalive_ms, 8'000,
-          "another node's daemon that says nothing for so long, twice, is lost, though nothing has said its end: its "
-          "machine stands still or is gone (1000 to 600000)");
-// Nothing lies in files any more; command lines that name a directory for it go on.
-ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: all that jobs have is memory without a name");
-ABSL_FLAG(bool, embedded, false, "end after the last job, or when no job was opened for a minute");
+          "another node's daemon that is silent for twice this time is lost: its machine has stopped or is gone "
+          "(1000 to 600000)");
+// Nothing is in files any more; command lines that name a directory still work.
+ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: jobs have only anonymous memory");
+ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
-ABSL_FLAG(int64_t, max_bytes_per_uid, 0, "bytes of slabs that one user's jobs may have together; 0: no quota");
+ABSL_FLAG(int64_t, max_bytes_per_uid, 0, "bytes of slabs for all jobs of one user together; 0: no quota");
 ABSL_FLAG(
     bool, reflection, true,
     "serve gRPC reflection and channelz. gRPC decodes their requests itself, without the daemon's limits on memory: "
-    "turn them off where users of the socket are not trusted");
+    "turn them off if users of the socket are not trusted");
 ABSL_FLAG(std::string, log_level, "", "debug, info, warning, error or none; empty: SHARDD_LOG_LEVEL, else info");
 
 namespace shardd {
@@ -91,13 +89,14 @@ namespace {
 constexpr int64_t kEmbeddedLogBytes = int64_t{4} << 20;
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
-// Not from an embedded daemon: the service manager that it would reach is that of the trainer which started it.
+// Not for an embedded daemon: it would reach the service manager of the trainer that started it.
 void Notify(absl::string_view state) {
   if (absl::GetFlag(FLAGS_embedded)) return;
   if (const absl::Status status = NotifyServiceManager(state); !status.ok()) LogWarning(status.message());
 }
 
-// Of jobs that span several nodes, by NCCL, which is looked for when the first is opened. Lives as long as the process.
+// Exchanges by NCCL for jobs that span several nodes; loads NCCL when the first such job opens. Lives as long as the
+// process.
 class NodeExchanges {
  public:
   NodeExchanges(const CudaDriver& driver, const std::vector<GpuFacts>& gpus) : driver_(driver) {
@@ -119,7 +118,7 @@ class NodeExchanges {
   std::unique_ptr<NcclExchanges> exchanges_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What --peer_listen asks for; null: nothing.
+// The network for --peer_listen; null: not requested.
 absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* address) {
   PeerNetwork::Options options;
   options.listen = absl::GetFlag(FLAGS_peer_listen);
@@ -144,7 +143,7 @@ absl::StatusOr<std::unique_ptr<PeerNetwork>> MakePeerNetwork(std::string* addres
                                                    options.listen,
                                                    " and no --peer_address, want this host's name there)"));
   }
-  if (address->empty()) {  // with the port that was found, where any would do
+  if (address->empty()) {  // with the actual port, if any was allowed
     *address = absl::StrCat(options.listen.substr(0, options.listen.rfind(':') + 1), network->port());
   }
   LogInfo(absl::StrCat("other nodes reach this daemon at ", *address, " (listens on ", network->Describe(), ")"));
@@ -160,7 +159,7 @@ absl::StatusOr<int> OffloadThreads(int asked) {
   return asked > 0 ? asked : std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 16);
 }
 
-// What --collective asks for; null: local.
+// The communicators for --collective; null: local.
 absl::StatusOr<std::shared_ptr<NcclCommunicators>> MakeCommunicators(const Devices& devices) {
   const std::string collective = absl::GetFlag(FLAGS_collective);
   if (collective == "local") return nullptr;
@@ -176,11 +175,11 @@ absl::StatusOr<std::shared_ptr<NcclCommunicators>> MakeCommunicators(const Devic
                                              absl::GetFlag(FLAGS_nccl_windows));
 }
 
-// Makes devices on a thread that blocks `signals`, as then do the threads that it starts, the driver's among them: they
-// are Run's to wait for. Until then a signal ends the process, also where the driver hangs.
+// Makes devices on a thread that blocks `signals`, so that the threads that it starts (the driver's too) also block
+// them: only Run waits for them. Until then a signal ends the process, even if the driver hangs.
 absl::StatusOr<Devices> MakeDevicesWithout(const sigset_t& signals) {
   const std::string devices = absl::GetFlag(FLAGS_devices);
-  if (!absl::StartsWith(devices, "cuda:")) {  // no driver: no need, and a thread has a heap of its own
+  if (!absl::StartsWith(devices, "cuda:")) {  // no driver, so no need; a thread has a heap of its own
     sigset_t before;
     pthread_sigmask(SIG_BLOCK, &signals, &before);
     absl::StatusOr<Devices> made = MakeDevices(devices);
@@ -236,8 +235,8 @@ absl::Status Run() {
     };
   }
   options.on_idle = [] { kill(getpid(), SIGTERM); };
-  // Never destroyed: the process ends once it is shut down, and a GPU that hangs would keep it from giving back what it
-  // has of the driver.
+  // Never destroyed: the process ends after the shutdown, and a hung GPU would block the release of the driver's
+  // resources.
   Core* const core = new Core(options, std::move(made.devices));
   PeerRegistry peers;
   std::vector<GrpcServer::NamedService> services;
@@ -250,8 +249,8 @@ absl::Status Run() {
   if (rlimit files{}; getrlimit(RLIMIT_NOFILE, &files) == 0) {
     // One uid's connections (four descriptors each) leave room for sessions (ten each) and for everybody else.
     listening.max_connections_per_uid = std::min<size_t>(listening.max_connections_per_uid, files.rlim_cur / 8);
-    // Descriptors in flight are counted against the same limit, and half of it is enough for them.
-    // GPUs' slabs are of many pieces, a descriptor each.
+    // Descriptors in flight count against the same limit; half of it is enough for them. GPUs' slabs have many pieces,
+    // each with a descriptor.
     const size_t per_answer = on_gpus ? size_t{kMaxFdsAtOnce} : size_t{kSessionFdCount};
     listening.max_unread = std::max<size_t>(2, std::min<size_t>(listening.max_unread, files.rlim_cur / 2 / per_answer));
     listening.max_unread_per_uid = std::min(listening.max_unread_per_uid, listening.max_unread / 2);
@@ -280,7 +279,7 @@ absl::Status Run() {
 
 constexpr absl::string_view kUsage = "shardd: fully sharded data parallel training as a service; one daemon per node";
 
-// `text` in lines of at most 100 characters, each behind `indent`.
+// `text` in lines of at most 100 characters, each after `indent`.
 std::string Wrapped(absl::string_view text, absl::string_view indent) {
   std::vector<std::string> lines(1, std::string(indent));
   for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
@@ -292,8 +291,8 @@ std::string Wrapped(absl::string_view text, absl::string_view indent) {
   return absl::StrJoin(lines, "\n");
 }
 
-// The flags that this file defines. absl's own --help looks for them in files that are named as the program is, finds
-// none in main.cc, and ends with status 1.
+// The help for the flags of this file. absl's own --help looks for them in files named like the program, finds none in
+// main.cc, and ends with status 1.
 std::string HelpText() {
   std::map<std::string, const absl::CommandLineFlag*> flags;  // by name
   for (const auto& [name, flag] : absl::GetAllFlags()) {
@@ -342,6 +341,6 @@ int main(int argc, char** argv) {
   if (!status.ok()) {
     shardd::LogError(status.ToString());
   }
-  // Threads of gRPC and of drivers that do not return are left; there is nothing else to do.
+  // Threads of gRPC and of drivers that do not return are left alone; nothing else can be done.
   _exit(status.ok() ? 0 : 1);
 }

@@ -79,8 +79,8 @@ bool CudaDriver::IsLost(cu::Result result) {
     case cu::kUnknown:
       return true;
     default:
-      // Hardware stack error to launch failed (illegal instruction, misaligned address, ...); what MPS reports when its
-      // server or another client of the GPU died.
+      // From "hardware stack error" to "launch failed" (illegal instruction, misaligned address, ...), and what MPS
+      // reports after the death of its server or of another client of the GPU.
       return (result >= 714 && result <= cu::kLaunchFailed) ||
              (result >= cu::kMpsConnectionFailed && result <= cu::kMpsClientTerminated);
   }

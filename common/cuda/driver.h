@@ -11,30 +11,31 @@
 
 namespace shardd {
 
-// The machine's driver, or a fake: a table of its functions, and errors that carry its words. Nothing of it is linked:
-// the same binary starts on machines without a driver. Immutable.
+// The machine's driver, or a fake: a table of its functions, and errors in its words. Nothing of it is linked, so the
+// same binary starts on machines without a driver. Immutable.
 class CudaDriver {
  public:
-  // dlopen("libcuda.so.1"), every function by cuGetProcAddress, cuInit. `library` is another name or path to look for.
-  // FAILED_PRECONDITION: no such library, it is too old (CUDA 12.0 is the least), or cuInit refused: no GPU, no device
-  // files. The text says what was looked for and what the loader or the driver answered. The library stays loaded.
+  // Loads the driver with dlopen, resolves every function with cuGetProcAddress, and calls cuInit. `library` replaces
+  // the name "libcuda.so.1". FAILED_PRECONDITION: there is no such library, it is older than CUDA 12.0, or cuInit
+  // refuses (no GPU, no device files). The text has the name that was tried and the answer of the loader or the driver.
+  // The library stays loaded.
   static absl::StatusOr<CudaDriver> Load(const std::string& library = "libcuda.so.1");
-  // REQUIRES: every pointer is set. Calls nothing.
+  // Wraps a table and calls nothing. REQUIRES: every pointer is set.
   explicit CudaDriver(const cu::DriverTable& table) : table_(table) {}
 
   const cu::DriverTable* operator->() const { return &table_; }
-  // The fat binary that the library brings for builds without one (cu::DriverKernels); empty where it
-  // has none, as NVIDIA's.
+  // The fat binary that the library itself exports for builds without one (cu::DriverKernels); empty for NVIDIA's
+  // library.
   absl::Span<const unsigned char> kernels() const { return kernels_; }
 
   // OK for kSuccess. Else "<operation> <object>: CUDA_ERROR_X: text (result 700, device=..)" with the code
-  // RESOURCE_EXHAUSTED for memory, UNIMPLEMENTED for what the device or driver cannot do, FAILED_PRECONDITION where
-  // there is no such device, DATA_LOSS where the device is lost (IsLost), INTERNAL for everything else.
-  // `operation` is the driver's name of the call ("cuMemCreate"), `device` empty where there is none.
+  // RESOURCE_EXHAUSTED for memory, UNIMPLEMENTED for what the device or driver cannot do, FAILED_PRECONDITION if there
+  // is no such device, DATA_LOSS if the device is lost (IsLost), INTERNAL for everything else. `operation` is the
+  // driver's name of the call ("cuMemCreate"); `device` is empty if there is none.
   absl::Status Check(cu::Result result, absl::string_view operation, absl::string_view object,
                      absl::string_view device = "") const;
 
-  // The context and everything in it are unusable from here on: every later call gives the same error.
+  // True if the context and everything in it are unusable from here on: every later call gives the same error.
   static bool IsLost(cu::Result result);
 
  private:
@@ -42,7 +43,7 @@ class CudaDriver {
   absl::Span<const unsigned char> kernels_;  // of the library, which stays loaded
 };
 
-// Makes a context current on this thread for the life of the object, and what was current before again at the end.
+// Makes a context current on this thread; the destructor restores the previous one.
 class ScopedCudaContext {
  public:
   ScopedCudaContext(const CudaDriver& driver, cu::Context context)

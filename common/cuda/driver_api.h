@@ -1,10 +1,10 @@
 #ifndef SHARDD_COMMON_CUDA_DRIVER_API_H_
 #define SHARDD_COMMON_CUDA_DRIVER_API_H_
 
-// The part of NVIDIA's driver API that shardd uses, declared here rather than taken from cuda.h: so every build has the
-// CUDA device, on machines without the toolkit too, and its tests run everywhere on a fake driver. The ABI is that of
-// CUDA 12.0 and has not changed since; tests/server/device/driver_abi_test.cc compares it with cuda.h where there is
-// one. What a function does: NVIDIA's documentation of the function `cu` + its name here.
+// The part of NVIDIA's driver API that shardd uses. It is declared here instead of taken from cuda.h, so that every
+// build has the CUDA device, on machines without the toolkit too, and tests run everywhere on a fake driver. The ABI is
+// that of CUDA 12.0, unchanged since; tests/server/device/driver_abi_test.cc compares it with cuda.h if there is one.
+// NVIDIA documents each function under `cu` + its name here.
 
 #include <cstddef>
 #include <cstdint>
@@ -105,14 +105,14 @@ inline constexpr int kAccessRead = 1;
 inline constexpr int kAccessReadWrite = 3;
 
 inline constexpr unsigned kStreamNonBlocking = 1;
-// Handles that name no stream that somebody made: the context's legacy default stream, as null does, and the default
-// stream of whichever thread calls.
+// Handles of streams that nobody creates: the context's legacy default stream (which null names too), and the default
+// stream of the calling thread.
 inline const Stream kStreamLegacy = reinterpret_cast<Stream>(uintptr_t{1});
 inline const Stream kStreamPerThread = reinterpret_cast<Stream>(uintptr_t{2});
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostRegisterDeviceMap = 2;
-// Signed difference: *addr - value >= 0 in 64 bits, so a value more than 2^63 ahead counts as behind.
+// Waits until *addr - value >= 0 as a signed 64-bit difference, so a value more than 2^63 ahead counts as behind.
 inline constexpr unsigned kWaitValueGeq = 0;
 inline constexpr unsigned kWaitValueEq = 1;
 inline constexpr unsigned kWriteValueDefault = 0;  // with a memory barrier before the write
@@ -120,8 +120,8 @@ inline constexpr int kCaptureNone = 0;             // CUstreamCaptureStatus
 inline constexpr int kCaptureActive = 1;
 inline constexpr int kCaptureModeThreadLocal = 1;
 
-// A driver that computes kernels by other means than a GPU brings what stands for the fat binary, for builds without
-// nvcc: it exports an object of this type under this name. NVIDIA's library has no such symbol.
+// A driver that runs kernels without a GPU exports an object of this type under this name, in place of the fat binary,
+// for builds without nvcc. NVIDIA's library has no such symbol.
 struct DriverKernels {
   const unsigned char* data;
   size_t size_bytes;
@@ -194,7 +194,7 @@ inline constexpr char kDriverKernelsSymbol[] = "shardd_driver_kernels";
     (cu::Kernel kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,         \
      unsigned block_z, unsigned shared_bytes, cu::Stream stream, void** params, void** extra))
 
-// One pointer per function: of the machine's driver (driver.h), or of a fake (tests/fakes/cuda).
+// One pointer per function, of the machine's driver (driver.h) or of a fake (tests/fakes/cuda).
 struct DriverTable {
 #define SHARDD_CU_MEMBER(name, parameters) Result(*name) parameters = nullptr;
   SHARDD_CU_FUNCTIONS(SHARDD_CU_MEMBER)

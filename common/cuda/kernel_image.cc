@@ -1,6 +1,6 @@
 #include "common/cuda/kernel_image.h"
 
-// The build gives the path of the fat binary where it has nvcc (deploy/cmake/cuda.cmake).
+// The build defines the path of the fat binary if it has nvcc (deploy/cmake/cuda.cmake).
 #if defined(SHARDD_KERNEL_FATBIN)
 asm(R"(
   .section .rodata

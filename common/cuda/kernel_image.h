@@ -6,8 +6,8 @@
 namespace shardd::cuda {
 
 // The fat binary with the kernels of server/device/cuda/kernels.h, for cuLibraryLoadData, aligned to 16 bytes. nullptr
-// and 0 in a build without nvcc: such a daemon has no CUDA device and such a library adds no gradients, and both say so
-// when they are asked to.
+// and 0 in a build without nvcc: that daemon has no CUDA device and that library reduces no gradients, and both say so
+// on request.
 extern const void* const kKernelImage;
 extern const size_t kKernelImageSizeBytes;
 

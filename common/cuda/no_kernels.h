@@ -3,8 +3,8 @@
 
 namespace shardd {
 
-// What a daemon that was built without kernels says where it is asked for GPUs, and the library that has started it
-// looks for in its log.
+// Error text of a daemon that was built without kernels and is asked for GPUs. The library that started the daemon
+// looks for it in the daemon's log.
 inline constexpr char kNoCudaKernels[] = "this build has none, it was made where there was no nvcc";
 
 }  // namespace shardd

@@ -23,7 +23,7 @@ absl::StatusOr<bool> HasAttribute(const CudaDriver& driver, cu::Attribute attrib
   return value != 0;
 }
 
-// What slabs on `device` are made with. RDMA capability may change the granularity, so it is settled first.
+// Allocation properties of slabs on `device`. RDMA capability comes first because it may change the granularity.
 absl::StatusOr<cu::MemAllocationProp> AllocationProp(const CudaDriver& driver, cu::Ordinal device,
                                                      const std::string& name) {
   SHARDD_ASSIGN_OR_RETURN(const bool vmm, HasAttribute(driver, cu::kVirtualMemoryManagementSupported, device));
@@ -51,7 +51,7 @@ absl::StatusOr<size_t> GranularityOf(const CudaDriver& driver, const cu::MemAllo
   return granularity;
 }
 
-// Of all pieces; INVALID_ARGUMENT where one is empty, or together they are more than any address space.
+// Total size of all pieces; INVALID_ARGUMENT if one is empty, or if the total exceeds any address space.
 template <typename SizeOf>
 absl::StatusOr<size_t> TotalBytes(absl::string_view operation, const std::string& name, size_t pieces,
                                   const SizeOf& size_of) {
@@ -228,8 +228,8 @@ absl::StatusOr<UniqueFd> CudaSlab::ExportFd(size_t piece) const {
 }
 
 void CudaSlab::Free() {
-  // In this order, and each that was reached: what fails here cannot be given back by anybody. Mapping by mapping:
-  // cuMemUnmap takes what cuMemMap has mapped, as a whole.
+  // Undoes in this order every step that was reached; nobody could repair a failure here. It unmaps each mapping by
+  // itself, because cuMemUnmap takes exactly what cuMemMap mapped.
   cu::DevicePtr at = address_;
   for (const Mapped& piece : pieces_) {
     if (piece.is_mapped) (void)(*driver_)->MemUnmap(at, piece.size_bytes);

@@ -15,7 +15,7 @@ bool IsWrapperComponent(absl::string_view component) {
 std::string CleanFqn(absl::string_view name) {
   std::string clean;
   clean.reserve(name.size());
-  // Not clean.empty(): a component may itself be empty, and ".module" must keep its second one.
+  // Not clean.empty(): a component may itself be empty, and ".module" must keep its second component.
   bool first = true;
   while (true) {
     const size_t dot = name.find('.');

@@ -7,9 +7,9 @@
 
 namespace shardd {
 
-// Drops every wrapper component from a dotted name, wherever it stands: "module" only as the first component(s),
-// "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_flat_param" never a name of its own.
-// "module._fsdp_wrapped_module.layers.0._checkpoint_wrapped_module.weight" -> "layers.0.weight". Idempotent.
+// Removes every wrapper component from a dotted name: leading "module" components, and anywhere "_fsdp_wrapped_module",
+// "_checkpoint_wrapped_module", "_orig_mod" and "_flat_param". Idempotent.
+// "module._fsdp_wrapped_module.layers.0._checkpoint_wrapped_module.weight" -> "layers.0.weight".
 std::string CleanFqn(absl::string_view name);
 
 // "a.b" + "c" -> "a.b.c"; "" + "c" -> "c".

@@ -18,11 +18,11 @@ constexpr uint8_t kInPost = Bit(TrainingState::kBackwardPost);
 constexpr uint8_t kInFull = Bit(TrainingState::kFullParams);
 constexpr uint8_t kInTraining = kInIdle | kInForward | kInPre | kInPost;
 
-// Far beyond any nesting; keeps a trainer that never reshards from overflowing the count.
+// Far beyond any nesting. Keeps a trainer that never reshards from overflowing the count.
 constexpr int kMaxUsers = 1 << 20;
 
 // users > 0 exactly when storage is not SHARDED, so guards on storage are guards on users too.
-enum class Guard : uint8_t { kNone, kHeld, kNotHeld };
+enum class Guard : uint8_t { kNone, kHasUsers, kNoUsers };
 enum class Storage : uint8_t { kKeep, kAddUser, kDropUser, kDropAll, kReady };
 enum class Next : uint8_t { kStay, kIdle, kForward, kBackwardPre, kBackwardPost, kFullParams };
 
@@ -40,25 +40,26 @@ constexpr Row kTable[] = {
     {E::kUnshardForward, kInIdle | kInForward, Guard::kNone, Next::kForward, Storage::kAddUser,
      "a forward begins, or uses the group once more (nested use, ties)"},
     {E::kUnshardForward, kInPre | kInPost, Guard::kNone, Next::kStay, Storage::kAddUser,
-     "recomputation inside backward, or the next micro-batch's forward, does not undo where backward stands"},
+     "recomputation inside backward, or the next micro-batch's forward, leaves the state of backward alone"},
     {E::kUnshardBackward, kInTraining, Guard::kNone, Next::kBackwardPre, Storage::kAddUser,
      "backward needs the parameters; from IDLE where an overlapping micro-batch's backward has just been closed"},
-    {E::kUnshardDone, kInTraining, Guard::kHeld, Next::kStay, Storage::kReady,
-     "the parameters are there; said again it changes nothing"},
-    {E::kReshard, kInTraining, Guard::kHeld, Next::kStay, Storage::kDropUser,
-     "one user less; the last one gives the memory back"},
+    {E::kUnshardDone, kInTraining, Guard::kHasUsers, Next::kStay, Storage::kReady,
+     "the parameters are readable; repeating it changes nothing"},
+    {E::kReshard, kInTraining, Guard::kHasUsers, Next::kStay, Storage::kDropUser,
+     "one user less; the last one releases the memory"},
     {E::kSubmitGradients, kInForward | kInPre | kInPost, Guard::kNone, Next::kBackwardPost, Storage::kKeep,
-     "gradients lie in the slot, so the parameters may be sharded or not; FORWARD: unsharded since forward"},
+     "gradients are in the slot, so the parameters may be sharded or not; FORWARD: unsharded since forward"},
     {E::kBackwardDone, kInPre | kInPost, Guard::kNone, Next::kIdle, Storage::kKeep, "this backward is closed"},
     {E::kBackwardDone, kInIdle | kInForward, Guard::kNone, Next::kStay, Storage::kKeep,
-     "the backward did not touch the group, or another micro-batch's forward holds it"},
-    {E::kStep, kInTraining, Guard::kNotHeld, Next::kIdle, Storage::kKeep,
+     "the backward did not touch the group, or another micro-batch's forward uses it"},
+    {E::kStep, kInTraining, Guard::kNoUsers, Next::kIdle, Storage::kKeep,
      "nobody reads the parameters any more, so the update may be in place"},
-    {E::kEnterFullParams, kInIdle | kInForward | kInPost, Guard::kNotHeld, Next::kFullParams, Storage::kKeep,
-     "full parameters are handed out between passes, never under a reader or before gradients are in"},
-    {E::kLeaveFullParams, kInFull, Guard::kNone, Next::kIdle, Storage::kKeep, "the full parameters are given back"},
+    {E::kEnterFullParams, kInIdle | kInForward | kInPost, Guard::kNoUsers, Next::kFullParams, Storage::kKeep,
+     "ranks read full parameters between passes, never beside a reader or before gradients are submitted"},
+    {E::kLeaveFullParams, kInFull, Guard::kNone, Next::kIdle, Storage::kKeep,
+     "the rank has stopped reading the full parameters"},
     {E::kAbandon, kInTraining, Guard::kNone, Next::kIdle, Storage::kDropAll,
-     "user code gave its forward or backward up: whoever read the parameters reads them no more"},
+     "user code abandoned its forward or backward and reads the parameters no more"},
 };
 
 constexpr bool GuardsOverlap(Guard a, Guard b) { return a == Guard::kNone || b == Guard::kNone || a == b; }
@@ -88,9 +89,9 @@ bool GuardHolds(Guard guard, StorageState storage) {
   switch (guard) {
     case Guard::kNone:
       return true;
-    case Guard::kHeld:
+    case Guard::kHasUsers:
       return storage != StorageState::kSharded;
-    case Guard::kNotHeld:
+    case Guard::kNoUsers:
       return storage == StorageState::kSharded;
   }
   return false;
@@ -127,9 +128,9 @@ absl::string_view GuardText(Guard guard) {
   switch (guard) {
     case Guard::kNone:
       return "";
-    case Guard::kHeld:
+    case Guard::kHasUsers:
       return "users > 0";
-    case Guard::kNotHeld:
+    case Guard::kNoUsers:
       return "users == 0";
   }
   return "";
@@ -210,16 +211,16 @@ absl::string_view HandleEventName(HandleEvent event) {
 absl::Status Handle::Apply(HandleEvent event, absl::string_view group, int rank) {
   const Row* row = FindRow(event, training_, storage_);
   if (row == nullptr) {
-    // The commonest mistake gets its own words: everything else about the state is right.
-    const bool still_held = users_ > 0 && FindRow(event, training_, StorageState::kSharded) != nullptr;
-    if (still_held) {
+    // The most frequent mistake gets its own text: only the users are wrong.
+    const bool has_only_users_wrong = users_ > 0 && FindRow(event, training_, StorageState::kSharded) != nullptr;
+    if (has_only_users_wrong) {
       return absl::FailedPreconditionError(absl::StrCat(HandleEventName(event), " group \"", group,
                                                         "\": the group is still unsharded (got ", DebugString(),
                                                         ", want no users; rank=", rank, "); reshard it first"));
     }
     std::vector<absl::string_view> expected;
     for (HandleEvent other : kEvents) {
-      // Abandon is no way on, and nearly always legal.
+      // Abandon is no remedy, and nearly always legal.
       if (other != HandleEvent::kUnshardDone && other != HandleEvent::kAbandon &&
           FindRow(other, training_, storage_) != nullptr) {
         expected.push_back(HandleEventName(other));
@@ -293,7 +294,7 @@ std::string HandleTableMermaid() {
         continue;
       }
       const TrainingState to = NextTraining(row.to, from);
-      // Self-loops would bury the picture; the table has them.
+      // The table has the self-loops; the picture would drown in them.
       if (to != from) {
         absl::StrAppend(&text, "  ", TrainingStateName(from), " --> ", TrainingStateName(to), ": ",
                         HandleEventName(row.event), "\n");

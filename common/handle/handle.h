@@ -1,8 +1,8 @@
 #ifndef SHARDD_COMMON_HANDLE_HANDLE_H_
 #define SHARDD_COMMON_HANDLE_HANDLE_H_
 
-// The state of one parameter group for one rank, and the one table that says which request is legal in it. The client
-// runs it before it sends (a mistake is an error in the call that made it), the daemon again on what arrives.
+// The state of one parameter group for one rank, and the table of legal requests. The client applies it before it sends
+// a request, so that a mistake fails the call that made it; the daemon applies it again to what arrives.
 
 #include <cstdint>
 #include <string>
@@ -12,16 +12,16 @@
 
 namespace shardd {
 
-// Which memory of the group is alive for the rank.
+// Which memory of the group the rank can read.
 enum class StorageState {
-  kSharded,     // nothing but the shards
-  kUnsharding,  // a slot is being filled or the version awaited; not readable yet
-  kUnsharded,   // full parameters readable; `users` counts who needs them (nested use, ties)
+  kSharded,     // only the shards exist
+  kUnsharding,  // the slot is being filled, or the version is not ready; not readable yet
+  kUnsharded,   // full parameters are readable; `users` counts who needs them (nested use, ties)
 };
 
-// Where the rank stands with the group within a step.
+// Position of the rank within a step, for one group.
 enum class TrainingState {
-  kIdle,          // outside a pass
+  kIdle,          // outside of a pass
   kForward,       // unsharded at least once in this forward
   kBackwardPre,   // unsharded for backward; gradients not yet submitted
   kBackwardPost,  // gradients submitted in this backward; may be submitted again
@@ -34,11 +34,11 @@ enum class HandleEvent {
   kUnshardDone,  // raised by whoever learns that the unshard is complete
   kReshard,
   kSubmitGradients,
-  kBackwardDone,     // to every handle of the rank
-  kStep,             // to every handle of the rank
-  kEnterFullParams,  // to every handle of the rank
+  kBackwardDone,     // applies to every handle of the rank
+  kStep,             // applies to every handle of the rank
+  kEnterFullParams,  // applies to every handle of the rank
   kLeaveFullParams,
-  kAbandon,  // to every handle of the rank: user code gave up its forward or backward
+  kAbandon,  // applies to every handle of the rank: user code gave up its forward or backward
 };
 
 absl::string_view StorageStateName(StorageState state);
@@ -48,7 +48,7 @@ absl::string_view HandleEventName(HandleEvent event);
 // Thread-compatible. Copyable: a copy is a dry run.
 class Handle {
  public:
-  // Applies the row of the table for (training, event). FAILED_PRECONDITION, state unchanged, where there is none:
+  // Applies the table's row for (training, event). If there is none, returns FAILED_PRECONDITION and changes nothing:
   // `Reshard group "layers.3": not legal in SHARDED/IDLE (expected one of Unshard, ...; rank=2)`.
   absl::Status Apply(HandleEvent event, absl::string_view group, int rank);
 
@@ -64,8 +64,8 @@ class Handle {
   int users_ = 0;
 };
 
-// The transition table as documentation shows it: one markdown row per row of the table, and the training states as a
-// mermaid state diagram (transitions that change the state only).
+// The transition table for the documentation: one markdown row per row of the table, and the training states as a
+// mermaid state diagram of the transitions that change the state.
 std::string HandleTableMarkdown();
 std::string HandleTableMermaid();
 

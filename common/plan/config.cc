@@ -146,7 +146,7 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
     } else if (&descriptor == v1::Nodes::descriptor()) {
       fields.emplace_back(path, absl::StrJoin(static_cast<const v1::Nodes&>(message).addresses(), ", "));
     } else if (field.is_repeated()) {
-      // optimizer.groups: how many there are is how many hyperparameters a Step carries.
+      // optimizer.groups: their number is the number of hyperparameters in a Step.
       fields.emplace_back(path + ".size", absl::StrCat(message.GetReflection()->FieldSize(message, &field)));
     } else if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) {
       AppendFields(message.GetReflection()->GetMessage(message, &field), path + ".", fields);
@@ -156,7 +156,7 @@ void AppendFields(const google::protobuf::Message& message, const std::string& p
   }
 }
 
-// Several nodes: what the daemons of one job can do together.
+// Several nodes: checks what the daemons of one job can do together.
 absl::Status CheckNodes(const v1::JobConfig& config, int world_size) {
   const int count = config.nodes().addresses_size();
   if (!config.has_nodes()) {
@@ -165,7 +165,7 @@ absl::Status CheckNodes(const v1::JobConfig& config, int world_size) {
   if (count < 2 || count > kMaxNodes) {
     return ConfigError("nodes.addresses", "out of range (got ", count, " addresses, want 2 to ", kMaxNodes, ")");
   }
-  // Without commas: lists that differ are to read differently.
+  // No commas: lists that differ must read differently.
   const auto is_address = [](absl::string_view address) {
     return !address.empty() && std::all_of(address.begin(), address.end(),
                                            [](unsigned char c) { return absl::ascii_isgraph(c) && c != ','; });
@@ -241,7 +241,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   if (filled.offload() == v1::OFFLOAD_UNSPECIFIED) {
     filled.set_offload(v1::OFFLOAD_NONE);
   }
-  filled.set_trainer_sums(filled.trainer_sums());  // unset is false, unless the daemon has filled it in
+  filled.set_trainer_sums(filled.trainer_sums());  // unset means false here; the daemon may have filled it in before
   SHARDD_RETURN_IF_ERROR(CheckNodes(filled, world_size));
   const bool offloaded = filled.offload() == v1::OFFLOAD_HOST;
   if (offloaded && filled.trainer_sums()) {
@@ -297,7 +297,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
     filled.set_silence_timeout_ms(120'000);
   }
   if (filled.grace_ms() == 0) {
-    filled.set_grace_ms(900'000);  // a restart loads its program and data, and may wait for a node that is replaced
+    filled.set_grace_ms(900'000);  // a restart loads its program and data, and may wait for a node to be replaced
   }
   return filled;
 }
@@ -305,7 +305,7 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
 std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfig& filled) {
   std::vector<std::pair<std::string, std::string>> fields;
   AppendFields(filled, "", fields);
-  // First: how many nodes there are is in another field's default, which would differ first and say nothing.
+  // Nodes come first: their number decides the default of another field, which would differ first and explain nothing.
   const auto nodes =
       std::find_if(fields.begin(), fields.end(), [](const auto& field) { return field.first == "nodes.addresses"; });
   std::rotate(fields.begin(), nodes, nodes + 1);

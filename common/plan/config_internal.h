@@ -1,7 +1,7 @@
 #ifndef SHARDD_COMMON_PLAN_CONFIG_INTERNAL_H_
 #define SHARDD_COMMON_PLAN_CONFIG_INTERNAL_H_
 
-// The job's configuration, checked and with its defaults written out, and a text of it for digests and comparisons.
+// Checks the job's configuration, fills in defaults, and gives it a text form for digests and comparisons.
 
 #include <string>
 #include <utility>
@@ -14,21 +14,21 @@
 
 namespace shardd::plan_internal {
 
-// INVALID_ARGUMENT for values out of range, UNIMPLEMENTED for what is not served; both name the field.
+// INVALID_ARGUMENT: a value is out of range. UNIMPLEMENTED: a value is not served yet. Both name the field.
 absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_size);
 
-// One copy of everything is cut over all ranks, of all nodes where there are several. REQUIRES: a strategy of the
+// True if one copy of everything is cut over all ranks, of all nodes if there are several. REQUIRES: a strategy of the
 // table.
 bool IsCutOverWorld(v1::Strategy strategy);
 
-// INVALID_ARGUMENT for a dtype that nothing is computed in: `<where>mixed_precision.param_dtype: ...`.
+// INVALID_ARGUMENT for a dtype that nothing computes in: `<where>mixed_precision.param_dtype: ...`.
 absl::Status CheckMixedPrecision(absl::string_view where, const v1::MixedPrecision& precision);
 
-// Every field but the optimizer groups' FQNs (those are compared parameter by parameter), as {path, value}, in order of
-// field number. Made by reflection, so that a field added to the proto cannot be forgotten.
+// Every field as {path, value} in order of field number, except the optimizer groups' FQNs, which are compared by
+// parameter. Uses reflection, so that a field added to the proto cannot be forgotten.
 std::vector<std::pair<std::string, std::string>> ConfigFields(const v1::JobConfig& filled);
 
-// fp32 tensors of optimizer state per parameter.
+// Number of fp32 optimizer state tensors per parameter.
 int OptimizerStates(const v1::OptimizerConfig& optimizer);
 
 }  // namespace shardd::plan_internal

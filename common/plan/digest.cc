@@ -1,6 +1,6 @@
 // The canonical form: a tag, then every item as a little-endian 64-bit integer or as length and bytes, so that no two
-// plans can give the same bytes. What is computed from these items (offsets, slots, slabs) is not repeated; whoever
-// changes those computations raises kFormat, so that a client and a daemon of different builds notice.
+// plans give the same bytes. It leaves out what is computed from these items (offsets, slots, slabs): whoever changes
+// those computations raises kFormat, so that a client and a daemon of different builds notice.
 
 #include <openssl/evp.h>
 
@@ -121,7 +121,7 @@ std::string FirstParamDifference(const ShardPlan& got, const ShardPlan& want) {
                           Differs("first use of a tied tensor", Quoted(other.fqn), Quoted(param.fqn)));
     }
     const std::string difference = ParamDifference(got, other, found->second, want, param, static_cast<int>(i));
-    // A parameter that is in `got` only shifts all that follow; say that instead.
+    // A parameter that exists only in `got` shifts all that follow; report that instead.
     const bool is_shifted = !difference.empty() && other.shape == param.shape && i < got.params.size() &&
                             !want.param_by_fqn.contains(got.params[i].fqn);
     if (!difference.empty() && !is_shifted) {
@@ -243,7 +243,7 @@ absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan) {
 }  // namespace plan_internal
 
 std::string FirstDifference(const v1::JobSpec& got, const v1::JobSpec& want) {
-  using namespace plan_internal;  // NOLINT: this file's own helpers
+  using namespace plan_internal;  // helpers of this file
   if (got.world_size() != want.world_size()) {
     return Differs("world size", absl::StrCat(got.world_size()), absl::StrCat(want.world_size()));
   }

@@ -8,9 +8,9 @@
 
 namespace shardd::plan_internal {
 
-// SHA-256, 32 bytes, over everything of a finished plan that ranks and daemon must agree on: world size, configuration,
-// managed parameters and groups. Names of unmanaged modules, classes and wrappers do not enter.
-// INTERNAL where the cryptography library has no SHA-256.
+// SHA-256, 32 bytes, over everything in a finished plan that ranks and daemon must agree on: world size, configuration,
+// managed parameters and groups. Names of unmanaged modules, classes and wrappers do not count. INTERNAL: the
+// cryptography library has no SHA-256.
 absl::StatusOr<std::string> PlanDigest(const ShardPlan& plan);
 
 }  // namespace shardd::plan_internal

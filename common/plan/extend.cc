@@ -11,7 +11,7 @@
 namespace shardd {
 namespace {
 
-// Also under their tied names.
+// Marks as trained everything that `plan` trains, also under tied names.
 absl::Status TrainWhatIsTrainedIn(const ShardPlan& plan, v1::ModuleTree* tree) {
   SHARDD_ASSIGN_OR_RETURN(const plan_internal::ManagedTree managed, plan_internal::ReadTree(*tree));
   absl::flat_hash_set<const v1::Parameter*> trained;
@@ -72,7 +72,7 @@ absl::StatusOr<Extension> Extend(const v1::JobSpec& asked, const v1::JobSpec& jo
   Extension result;
   SHARDD_ASSIGN_OR_RETURN(result.spec, Widened(asked, job, plan, /*own_groups=*/true));
   SHARDD_ASSIGN_OR_RETURN(result.plan, PlanShards(result.spec));
-  // The job as it is, with the same added: what differs now may not.
+  // The job's own spec, widened the same way: a remaining difference is one that Extend does not allow.
   SHARDD_ASSIGN_OR_RETURN(v1::JobSpec same, Widened(job, result.spec, result.plan, /*own_groups=*/false));
   if (const std::string difference = FirstDifference(result.spec, same); !difference.empty()) {
     return absl::FailedPreconditionError(difference);

@@ -11,20 +11,20 @@ struct RowRange {
   int64_t end = 0;
 };
 
-// torch.chunk: chunks of ceil(rows / chunks) rows; the last ones may be short or empty.
+// As torch.chunk: chunks of ceil(rows / chunks) rows; the last ones may be short or empty.
 RowRange ChunkOf(RowRange rows, int chunks, int chunk) {
   const int64_t size = (rows.end - rows.first + chunks - 1) / chunks;
   const int64_t first = std::min(rows.end, rows.first + size * chunk);
   return {first, std::min(rows.end, first + size)};
 }
 
-// Elements of the parameter.
+// Elements of a parameter.
 struct ElementRange {
   int64_t first = 0;
   int64_t numel = 0;
 };
 
-// DIM0: piece `piece` of `pieces`. Cut over the world, the rows of a shard are chunked once more over the replicas.
+// DIM0: piece `piece` of `pieces`. If cut over the world, the rows of a shard are chunked once more over the replicas.
 ElementRange PieceOfParam(const ShardPlan& plan, const ParamPlan& param, int pieces, int piece) {
   const Placement& placement = plan.placement;
   RowRange rows = {0, param.shape.empty() ? 1 : param.shape[0]};
@@ -40,7 +40,7 @@ ElementRange PieceOfParam(const ShardPlan& plan, const ParamPlan& param, int pie
 
 int64_t LargestShardNumel(const ShardPlan& plan, const FlatParamPlan& flat) {
   int64_t numel = 0;
-  for (int p : flat.params) {  // piece 0 is never the smaller one
+  for (int p : flat.params) {  // piece 0 is never the smallest
     numel += PieceOfParam(plan, plan.params[p], plan.placement.pieces(Purpose::kParameters), 0).numel;
   }
   return numel;
@@ -58,7 +58,7 @@ size_t FirstParamBeyond(const ShardPlan& plan, const FlatParamPlan& flat, int64_
   return it - flat.params.begin();
 }
 
-// The pieces of [begin, end) that belong to parameters.
+// The parts of [begin, end) that belong to parameters.
 std::vector<Segment> SegmentsInRange(const ShardPlan& plan, const FlatParamPlan& flat, int64_t begin, int64_t end) {
   std::vector<Segment> segments;
   for (size_t i = FirstParamBeyond(plan, flat, begin); i < flat.params.size(); ++i) {
@@ -96,7 +96,7 @@ void LayOutFlatParams(ShardPlan& plan) {
     GroupPlan& group = plan.groups[g];
     for (size_t k = 0; k < group.params.size(); ++k) {
       ParamPlan& param = plan.params[group.params[k]];
-      // Few kinds per group (dtypes x 2), so a scan beats a map.
+      // A group has few kinds (dtypes x 2), so a scan beats a map.
       const auto found = std::find_if(group.flat_params.begin(), group.flat_params.end(), [&](int f) {
         return plan.flat_params[f].dtype == param.dtype && plan.flat_params[f].requires_grad == param.requires_grad;
       });
@@ -127,7 +127,7 @@ void LayOutFlatParams(ShardPlan& plan) {
       flat.padded_numel = flat.numel;
       flat.shard_numel = LargestShardNumel(plan, flat);
     } else {
-      // Equal pieces of whatever is cut most finely.
+      // Equal pieces of the kind that is cut most finely.
       flat.padded_numel = RoundUp(flat.numel, plan.placement.pieces(Purpose::kOptimizer) * AlignmentNumel(flat));
       flat.shard_numel = flat.padded_numel / plan.placement.pieces(Purpose::kParameters);
     }
@@ -143,7 +143,7 @@ using plan_internal::SegmentsInRange;
 
 namespace {
 
-// The first holder, of all or, where replicas have copies, in its replica.
+// Whether the rank is the first holder: of all ranks, or within its replica if replicas have copies.
 bool IsFirstInCopy(const ShardPlan& plan, Purpose purpose, int copies, int rank) {
   if (copies == 1) {
     return plan.placement.IsFirstHolder(purpose, plan.PlaceOf(rank));
@@ -174,7 +174,7 @@ std::vector<Segment> PieceSegments(const ShardPlan& plan, const FlatParamPlan& f
   return segments;
 }
 
-// Part `part` of `parts` of what the spans [first, second) hold together, cut between units of the flat parameter.
+// Part `part` of `parts` of the elements in the spans [first, second), cut between units of the flat parameter.
 std::vector<Segment> EvenPart(const ShardPlan& plan, const FlatParamPlan& flat,
                               const std::vector<std::pair<int64_t, int64_t>>& spans, int parts, int part) {
   const int64_t unit = plan_internal::AlignmentNumel(flat);
@@ -243,7 +243,7 @@ std::vector<Segment> WorkSegments(const ShardPlan& plan, int flat_param, int ran
     return {};
   }
   const FlatParamPlan& flat = plan.flat_params[flat_param];
-  // Where nothing is cut over the shard groups, nothing need end where their shards do.
+  // If nothing is cut over the shard groups, the parts need not end where their shards do.
   const int shards = plan.placement.pieces(Purpose::kOptimizer) == 1 ? 1 : plan.placement.shard_world_size;
   const int place = plan.PlaceOf(rank);
   if (shards == plan.places()) {

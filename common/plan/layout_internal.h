@@ -1,7 +1,7 @@
 #ifndef SHARDD_COMMON_PLAN_LAYOUT_INTERNAL_H_
 #define SHARDD_COMMON_PLAN_LAYOUT_INTERNAL_H_
 
-// Last stage of PlanShards: groups with their parameters become flat parameters with offsets.
+// Last stage of PlanShards: turns groups with their parameters into flat parameters with offsets.
 
 #include <cstdint>
 #include <vector>
@@ -13,24 +13,24 @@ namespace shardd::plan_internal {
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Elements between possible starts of parameters, and between shards of FLAT.
+// Granularity in elements of the starts of parameters, and of FLAT's shards.
 int64_t AlignmentNumel(const FlatParamPlan& flat);
 
-// By whose placement trainers write shards: each its optimizer's part, or, to edit what the daemon updates, its shard.
+// The placement by which trainers write shards: the optimizer's if trainers run it, else, for edits, the parameters'.
 Purpose WritersPurpose(const ShardPlan& plan);
 
 // Fills plan.flat_params, the groups' flat_params, numel, image sizes and offsets within images, and the parameters'
-// places, from plan.params (group, dtype, shape, ...), plan.groups[].params, plan.config and world sizes.
+// positions, from plan.params (group, dtype, shape, ...), plan.groups[].params, plan.config and world sizes.
 void LayOutFlatParams(ShardPlan& plan);
 
-// What one place holds of a job that is cut over nodes, of every purpose. Empty where it, or the flat parameter, is not
-// of the plan.
+// Everything that one place holds in a job that is cut over nodes, for every purpose. Empty if the plan has no such
+// place or flat parameter.
 std::vector<Segment> PlaceSegments(const ShardPlan& plan, int flat_param, int place);
 
-// OwnedRange by place. REQUIRES: both of the plan.
+// OwnedRange by place. REQUIRES: the plan has both.
 ParamRange PlaceRange(const ShardPlan& plan, Purpose purpose, int param, int place);
 
-// Fills slab offsets, gradient slots, pool and memory. INVALID_ARGUMENT where the pool's size overflows.
+// Fills slab offsets, gradient slots, pool and memory. INVALID_ARGUMENT: the pool's size overflows.
 absl::Status LayOutMemory(ShardPlan& plan);
 
 }  // namespace shardd::plan_internal

@@ -1,4 +1,4 @@
-// Where everything lies in the slabs, and how many bytes that is: the prediction that a job is admitted by.
+// Offsets in the slabs and their bytes: the prediction by which a job is admitted.
 
 #include <algorithm>
 
@@ -14,12 +14,12 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kFp32Bytes = 4;
-constexpr int64_t kSmallSlotsBytes = int64_t{1} << 20;  // gradient slots of small groups at one depth of nesting
+constexpr int64_t kSmallSlotsBytes = int64_t{1} << 20;  // gradient slots of small groups at one nesting depth
 constexpr int64_t kMaxPoolBytes = int64_t{1} << 56;
-// A copy of so much takes a millisecond, against which the kernels and calls around it are nothing.
+// Copying this much takes a millisecond, so that the kernels and calls around it do not count.
 constexpr int64_t kMaxStagingBytes = int64_t{32} << 20;
 
-// Takes a place in a slab, slot or image.
+// Reserves room in a slab, slot or image.
 int64_t Take(int64_t& end_bytes, int64_t size_bytes) {
   const int64_t offset_bytes = end_bytes;
   end_bytes = RoundUp(offset_bytes + size_bytes, kSlabAlignmentBytes);
@@ -28,7 +28,7 @@ int64_t Take(int64_t& end_bytes, int64_t size_bytes) {
 
 void LayOutSlabs(ShardPlan& plan) {
   const bool is_pooled = plan.config.unshard_mode() == v1::UNSHARD_MODE_POOLED;
-  // What leaves host memory is cast there, once for each version: fewer bytes to copy, and no GPU reads the others.
+  // What leaves host memory is cast there once per version: fewer bytes to copy, and no GPU reads the others.
   const bool is_cast_at_commit = !is_pooled || plan.config.offload() == v1::OFFLOAD_HOST;
   for (FlatParamPlan& flat : plan.flat_params) {
     GroupPlan& group = plan.groups[flat.group];
@@ -52,10 +52,10 @@ void LayOutSlabs(ShardPlan& plan) {
   }
 }
 
-// What trainers of several replicas may write lies in its slab once for each of them: they all read, change and write
-// it, and what is theirs must not change under them.
+// What trainers of several replicas may write has one copy per replica in its slab: each trainer reads and changes its
+// copy, and no other may change it meanwhile.
 void CopyForReplicas(ShardPlan& plan) {
-  // Cut over the world every row has one holder anyway.
+  // Cut over the world, every row has one holder anyway.
   const auto copies = [&plan](Purpose purpose) {
     const bool shared = plan.placement.pieces(purpose) < plan.world_size;
     return plan.config.replica_copies() && shared ? plan.placement.replicas : 1;
@@ -86,8 +86,8 @@ void AssignGradientSlots(ShardPlan& plan) {
     slots_at[group.depth] += group.gradient_bytes > 0 ? 1 : 0;
     largest_at[group.depth] = std::max(largest_at[group.depth], group.gradient_bytes);
   }
-  // Two at a depth let one group's gradients be written while its neighbour's are being reduced. Small groups get more:
-  // a round trip to the daemon takes longer than their backward.
+  // Two slots at a depth let a trainer write one group's gradients while its neighbour's are reduced. Small groups get
+  // more, because a round trip to the daemon takes longer than their backward.
   std::vector<int> first_slot(max_depth + 1, 0);
   int slots = 0;
   for (int depth = 0; depth <= max_depth; ++depth) {
@@ -112,24 +112,25 @@ void AssignGradientSlots(ShardPlan& plan) {
   }
 }
 
-// The most groups that one rank can hold at once, so that it never waits for a slot that only it could give back.
-int MostGroupsHeld(const ShardPlan& plan) {
-  int always_held = 0;
+// The most groups that one rank can have unsharded at once, so that it never waits for a slot that only it could
+// release.
+int MostGroupsUnsharded(const ShardPlan& plan) {
+  int always_unsharded = 0;
   for (const GroupPlan& group : plan.groups) {
-    always_held += group.reshard_after_forward ? 0 : 1;
+    always_unsharded += group.reshard_after_forward ? 0 : 1;
   }
-  int most = always_held;
-  // Pre-order: the chain of groups around the current one is a stack by depth. `held` counts, by group, who in the
-  // chain needs it.
+  int most = always_unsharded;
+  // Pre-order: the chain of groups around the current one is a stack by depth. `users` counts, by group, how many in
+  // the chain need it.
   std::vector<int> chain;
   std::vector<int> users(plan.groups.size(), 0);
-  int held = always_held;
+  int unsharded = always_unsharded;
   const auto use = [&](int g, int change) {
-    const bool was_held = users[g] > 0;
+    const bool was_used = users[g] > 0;
     users[g] += change;
-    const bool is_held = users[g] > 0;
+    const bool is_used = users[g] > 0;
     if (plan.groups[g].reshard_after_forward) {
-      held += (is_held ? 1 : 0) - (was_held ? 1 : 0);
+      unsharded += (is_used ? 1 : 0) - (was_used ? 1 : 0);
     }
   };
   const auto use_with_ties = [&](int g, int change) {
@@ -145,7 +146,7 @@ int MostGroupsHeld(const ShardPlan& plan) {
     }
     chain.push_back(static_cast<int>(g));
     use_with_ties(static_cast<int>(g), 1);
-    most = std::max(most, held);
+    most = std::max(most, unsharded);
   }
   return most;
 }
@@ -155,7 +156,7 @@ absl::Status SizePool(ShardPlan& plan) {
     return absl::OkStatus();
   }
   const int groups = static_cast<int>(plan.groups.size());
-  plan.pool_quota = std::min(groups, MostGroupsHeld(plan) + plan.config.max_inflight_unshards());
+  plan.pool_quota = std::min(groups, MostGroupsUnsharded(plan) + plan.config.max_inflight_unshards());
   for (const GroupPlan& group : plan.groups) {
     plan.pool_slot_bytes = std::max(plan.pool_slot_bytes, RoundUp(group.unsharded_bytes, kPageBytes));
   }
@@ -165,7 +166,7 @@ absl::Status SizePool(ShardPlan& plan) {
     plan.pools.push_back({std::min(groups, ranks * plan.pool_quota), 0});
     plan.pool_slots += plan.pools.back().slots;
   }
-  // Everything else is bounded by kMaxJobNumel; slots times slot is not, with deep nesting of one huge group.
+  // kMaxJobNumel bounds everything else, but not slots times slot, with deep nesting of one huge group.
   if (plan.pool_slot_bytes > kMaxPoolBytes / plan.pool_slots) {
     return absl::InvalidArgumentError(
         absl::StrCat("plan unsharded pool: too large (got ", plan.pool_slots, " slots of ", plan.pool_slot_bytes,
@@ -179,7 +180,7 @@ absl::Status SizePool(ShardPlan& plan) {
   return absl::OkStatus();
 }
 
-// OFFLOAD_HOST: where sums are made before they are copied.
+// OFFLOAD_HOST: staging for sums before they are copied to the host.
 void SizeStaging(ShardPlan& plan) {
   if (plan.config.offload() != v1::OFFLOAD_HOST) {
     return;
@@ -194,12 +195,12 @@ void SizeStaging(ShardPlan& plan) {
   plan.memory.gradient_staging_bytes = pools * plan.staging_stride_bytes;
 }
 
-// Several nodes: where sums over this node's ranks are made, before they are added to the others'.
+// Several nodes: staging for the sums over this node's ranks before the other nodes' sums are added.
 void SizeNodeStaging(ShardPlan& plan) {
   if (plan.nodes() == 1) {
     return;
   }
-  // Of one rank, and of one node's piece of what all ranks have, the most of any group.
+  // For one rank: the most, over all groups, of one node's piece of what all ranks have.
   const int pieces = plan.cut_over_nodes ? plan.nodes() : 1;
   for (const GroupPlan& group : plan.groups) {
     std::vector<int64_t> of_rank(static_cast<size_t>(plan.world_size));
@@ -225,13 +226,13 @@ void SizeNodeStaging(ShardPlan& plan) {
   plan.staging_bytes = kNodeSlots * plan.node_slot_bytes;
   plan.staging_stride_bytes = RoundUp(plan.staging_bytes, kPoolAlignmentBytes);
   plan.memory.gradient_staging_bytes = plan.world_size * plan.staging_stride_bytes;
-  // Each node adds its part of what all have, a node's part at a time.
+  // Each node adds its part of what all nodes have, one node's contribution at a time.
   if (!plan.cut_over_nodes) {
     plan.node_piece_bytes = plan.world_size * plan.node_slot_bytes / plan.nodes() + 1;
   }
   const int64_t part_bytes = RoundUp(plan.node_piece_bytes, kPageBytes);
   plan.memory.node_receive_bytes = kNodeSlots * (plan.nodes() - 1) * part_bytes;
-  if (plan.cut_over_nodes) {  // and what parts of parameters are cast in, before they are sent
+  if (plan.cut_over_nodes) {  // and room to cast parts of parameters before they are sent
     plan.memory.node_receive_bytes += (plan.nodes() - 1) * kGatherBytes;
   }
 }
@@ -245,7 +246,7 @@ int64_t HeldBytes(const ShardPlan& plan, HeldSlab which, int64_t size_bytes) {
   return bytes;
 }
 
-// What passes read is a copy of all that trainers write, as it is stored: a job can go back to that.
+// Whether passes read a copy of all that trainers write, as stored, so that it can serve as snapshot.
 bool KeepsWhatPassesRead(const ShardPlan& plan) {
   return plan.config.pass_copies() && plan.config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER &&
          plan.memory.optimizer_bytes == 0 && plan.shard_copies == 1 &&
@@ -307,7 +308,7 @@ PlacedMemory PredictPlacedMemory(const ShardPlan& plan) {
     most.gradients_bytes = std::max(most.gradients_bytes, own.gradients_bytes);
     most.optimizer_bytes = std::max(most.optimizer_bytes, own.optimizer_bytes);
   }
-  // What is kept beyond the shards themselves; whole parameters in the stored dtype are theirs.
+  // Memory beyond the shards; whole parameters in the stored dtype are the shards themselves.
   for (const FlatParamPlan& flat : plan.flat_params) {
     const GroupPlan& group = plan.groups[flat.group];
     const int cut = group.post_forward_shard_size;

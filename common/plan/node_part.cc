@@ -13,7 +13,7 @@ void AddPages(int64_t first, int64_t end, std::vector<ByteRange>& ranges) {
   if (first < end) ranges.push_back({first / kHeldPageBytes * kHeldPageBytes, RoundUp(end, kHeldPageBytes)});
 }
 
-// What `touches` the one before it becomes one with that. REQUIRES: ascending.
+// Merges each range that `touches` the one before it into that one. REQUIRES: ascending.
 template <typename Range, typename Touches, typename Extend>
 std::vector<Range> Merged(const std::vector<Range>& ranges, Touches touches, Extend extend) {
   std::vector<Range> merged;
@@ -82,20 +82,20 @@ std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which) {
   }
   for (size_t f = 0; f < plan.flat_params.size(); ++f) {
     const FlatParamPlan& flat = plan.flat_params[f];
-    const auto add = [&](int64_t base_bytes, int64_t element_bytes, const std::vector<FlatRange>& held) {
-      for (const FlatRange& range : held) {
+    const auto add = [&](int64_t base_bytes, int64_t element_bytes, const std::vector<FlatRange>& own) {
+      for (const FlatRange& range : own) {
         AddPages(base_bytes + range.offset * element_bytes, base_bytes + (range.offset + range.numel) * element_bytes,
                  ranges);
       }
     };
-    const std::vector<FlatRange> held = RangesOf(plan, static_cast<int>(f), plan.node);
+    const std::vector<FlatRange> own = RangesOf(plan, static_cast<int>(f), plan.node);
     if (which == HeldSlab::kShards) {
-      add(flat.shards_offset_bytes, DTypeSizeBytes(flat.dtype), held);
+      add(flat.shards_offset_bytes, DTypeSizeBytes(flat.dtype), own);
     } else if (which == HeldSlab::kGradients && flat.gradients_offset_bytes >= 0) {
-      add(flat.gradients_offset_bytes, int64_t{sizeof(float)}, held);
+      add(flat.gradients_offset_bytes, int64_t{sizeof(float)}, own);
     } else if (which == HeldSlab::kOptimizer && flat.optimizer_offset_bytes >= 0) {
       for (int state = 0; state < plan.optimizer_states; ++state) {
-        add(flat.optimizer_offset_bytes + state * flat.StateStrideBytes(), int64_t{sizeof(float)}, held);
+        add(flat.optimizer_offset_bytes + state * flat.StateStrideBytes(), int64_t{sizeof(float)}, own);
       }
     }
   }

@@ -1,12 +1,12 @@
 #ifndef SHARDD_COMMON_PLAN_NODE_PART_H_
 #define SHARDD_COMMON_PLAN_NODE_PART_H_
 
-// Jobs whose parameters are cut over nodes (ShardPlan::cut_over_nodes): what each node holds, and who adds what. The
-// slabs and images of such a job are laid out as everybody else's, the whole flat parameter in one range, so offsets
-// are the same on all nodes; a node has memory for what its ranks hold of slabs, and for nothing between.
+// Jobs whose parameters are cut over nodes (ShardPlan::cut_over_nodes): what each node holds, and which rank reduces
+// what. Slabs and images are laid out as in any other job, with each whole flat parameter in one range, so offsets are
+// the same on all nodes. A node has memory only for what its own ranks hold.
 //
-// Rank r of each node adds, of its own node's gradients, what ranks r of all nodes work on. So a rank's part of a sum
-// falls into one piece for each node, and what rank r of node m needs of all nodes lies with the ranks r of those.
+// Rank r of each node reduces, of its own node's gradients, what the ranks r of all nodes work on. So a rank's part of
+// a reduction has one piece per node, and what rank r of node m needs from the other nodes is with their ranks r.
 
 #include <cstdint>
 #include <vector>
@@ -22,28 +22,28 @@ struct FlatRange {
   int64_t numel = 0;
 };
 
-// What `node` holds of the group's parameters, in the order of its flat parameters and ascending, ranges that touch in
-// one; without padding at the ends of ranges. All nodes together hold every element of a parameter once.
-// REQUIRES: cut_over_nodes, a node and a group of the plan.
+// The ranges of the group's parameters that `node` holds, in the order of its flat parameters and ascending, adjacent
+// ranges merged, without padding at the ends of ranges. All nodes together hold every element of a parameter once.
+// REQUIRES: cut_over_nodes; the plan has the node and the group.
 std::vector<FlatRange> NodeRanges(const ShardPlan& plan, int group, int node);
 
-// What `node`'s ranks hold of one parameter: side by side, in both layouts; none: numel 0.
-// REQUIRES: cut_over_nodes, a node and a parameter of the plan.
+// The elements of one parameter that `node`'s ranks hold, which are adjacent in both layouts; none: numel 0. REQUIRES:
+// cut_over_nodes; the plan has the node and the parameter.
 ParamRange NodeRangeOf(const ShardPlan& plan, int param, int node);
 
-// WorkSegments of rank `rank` of node `node`; of the plan's own node the same as WorkSegments.
-// REQUIRES: cut_over_nodes, or `node` is the plan's.
+// WorkSegments of rank `rank` of node `node`; the same as WorkSegments for the plan's own node. REQUIRES:
+// cut_over_nodes, or `node` is the plan's.
 std::vector<Segment> WorkSegmentsOn(const ShardPlan& plan, int flat_param, int rank, int node);
 
-// Bytes [first, end) of a slab, whole pages.
+// Bytes [first, end) of a slab, in whole pages.
 struct ByteRange {
   int64_t first = 0;
   int64_t end = 0;
 };
 inline constexpr int64_t kHeldPageBytes = 4096;
 
-// Which pages of a slab this node holds something of: ascending, none touches the next. All of them where nothing is
-// cut over nodes; none of a slab that the plan has not.
+// The pages of a slab of which this node holds something: ascending, no two ranges adjacent. All pages if nothing is
+// cut over nodes; none if the plan has no such slab.
 enum class HeldSlab { kShards, kGradients, kOptimizer };
 std::vector<ByteRange> HeldRanges(const ShardPlan& plan, HeldSlab which);
 

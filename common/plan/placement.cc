@@ -17,13 +17,13 @@ constexpr StrategyRow kTable[] = {
     // ZeRO stage 3.
     {v1::STRATEGY_FULL_SHARD, Groups::kWorld, v1::SPREAD_SHARD_GROUP, v1::SPREAD_SHARD_GROUP, v1::SPREAD_SHARD_GROUP,
      true},
-    // Cut alike, but whole from forward to backward: ZeRO stage 2's communication.
+    // The same cut, but unsharded from forward to backward: the communication of ZeRO stage 2.
     {v1::STRATEGY_SHARD_GRAD_OP, Groups::kWorld, v1::SPREAD_SHARD_GROUP, v1::SPREAD_SHARD_GROUP, v1::SPREAD_SHARD_GROUP,
      false},
-    // Data parallelism. The base for ZeRO stages 1 and 2, which cut less than parameters.
+    // Data parallelism, and the base of ZeRO stages 1 and 2, which cut less than parameters.
     {v1::STRATEGY_NO_SHARD, Groups::kOneRank, v1::SPREAD_REPLICATED, v1::SPREAD_REPLICATED, v1::SPREAD_REPLICATED,
      false},
-    // The first two, in each shard group.
+    // The first two, within each shard group.
     {v1::STRATEGY_HYBRID_SHARD, Groups::kGiven, v1::SPREAD_SHARD_GROUP, v1::SPREAD_SHARD_GROUP, v1::SPREAD_SHARD_GROUP,
      true},
     {v1::STRATEGY_HYBRID_SHARD_ZERO2, Groups::kGiven, v1::SPREAD_SHARD_GROUP, v1::SPREAD_SHARD_GROUP,
@@ -105,7 +105,7 @@ absl::Status FillGroups(v1::JobConfig& config, int world_size) {
   return absl::OkStatus();
 }
 
-// Also the order of fineness.
+// The order of the values is also the order of fineness.
 absl::Status CheckSpread(absl::string_view field, v1::Spread spread, v1::Spread coarsest, absl::string_view before) {
   if (!v1::Spread_IsValid(spread)) {
     return ConfigError(field, "unknown value (got ", static_cast<int>(spread), ")");

@@ -22,7 +22,7 @@ using plan_internal::TreeParam;
 
 constexpr absl::string_view kRootName = "(root)";
 
-// Fills what happens to the group's parameters between forward and backward.
+// Decides what happens to the group's parameters between forward and backward.
 absl::Status DecideReshard(const ShardPlan& plan, const v1::Module& module, bool is_root, GroupPlan& group) {
   const int shards = plan.placement.shard_world_size;
   const int pieces = plan.placement.pieces(Purpose::kParameters);
@@ -44,14 +44,14 @@ absl::Status DecideReshard(const ShardPlan& plan, const v1::Module& module, bool
   } else if (override != v1::OVERRIDE_UNSPECIFIED) {
     group.reshard_after_forward = override == v1::OVERRIDE_YES;
   } else {
-    // Backward begins where forward ends, in the root: giving its parameters back would only fetch them again.
+    // Backward begins where forward ends, in the root: resharding its parameters would only fetch them again.
     group.reshard_after_forward = plan.placement.reshard_after_forward && !is_root;
   }
   group.post_forward_shard_size = !group.reshard_after_forward ? 1 : asked > 0 ? std::min(asked, pieces) : pieces;
   return absl::OkStatus();
 }
 
-// It would say nothing where the module is not fully sharded, and whoever set it believes otherwise.
+// An override on a module that is not fully sharded would have no effect, which is not what its author expects.
 absl::Status CheckModules(const v1::ModuleTree& tree, const std::vector<bool>& fully_sharded) {
   for (int m = 0; m < tree.modules_size(); ++m) {
     const v1::Module& module = tree.modules(m);
@@ -71,7 +71,7 @@ absl::Status CheckModules(const v1::ModuleTree& tree, const std::vector<bool>& f
   return absl::OkStatus();
 }
 
-// Groups, parameters and who uses whose, without layout.
+// Finds groups, parameters and their users, without layout.
 class Grouper {
  public:
   Grouper(const v1::ModuleTree& tree, const ManagedTree& managed, const std::vector<bool>& fully_sharded,
@@ -91,8 +91,8 @@ class Grouper {
   }
 
  private:
-  // A fully sharded module is responsible for a group where parameters are stored in it, or where it must see to it
-  // that another group which holds its tied parameters is unsharded.
+  // A fully sharded module has a group if parameters are stored in it, or if it must ensure that another group, which
+  // has its tied parameters, is unsharded.
   absl::Status MakeGroups() {
     const int modules = tree_.modules_size();
     std::vector<bool> has_group(modules, false);
@@ -106,7 +106,7 @@ class Grouper {
     plan_.groups.reserve(groups);
     plan_.group_by_name.reserve(groups);
     group_of_module_.assign(modules, -1);
-    std::vector<int> groups_at(modules, 0);  // this module and above
+    std::vector<int> groups_at(modules, 0);  // including modules above
     for (int m = 0; m < modules; ++m) {
       const int above = m == 0 ? 0 : groups_at[tree_.modules(m).parent()];
       groups_at[m] = above + (has_group[m] ? 1 : 0);
@@ -259,7 +259,7 @@ absl::StatusOr<ShardPlan> PlanShards(const v1::JobSpec& spec, int node) {
 }
 
 int ShardPlan::FindParam(absl::string_view fqn) const {
-  // Names in the map are clean, so one that is found needs no cleaning.
+  // Names in the map are clean, so a name that is found needs no cleaning.
   auto found = param_by_fqn.find(fqn);
   if (found == param_by_fqn.end()) {
     found = param_by_fqn.find(CleanFqn(fqn));
@@ -291,7 +291,7 @@ absl::StatusOr<ShardMetadata> GetShardMetadata(const ShardPlan& plan, int flat_p
     metadata.pieces.push_back({segment.param, segment.offset - plan.params[segment.param].offset, segment.numel});
     numel += segment.numel;
   }
-  // DIM0: a shard is rows of parameters and nothing else.
+  // DIM0: a shard consists of whole rows of parameters.
   if (plan.config.layout() == v1::LAYOUT_FLAT) {
     metadata.padding_numel = plan.flat_params[flat_param].shard_numel - numel;
   }

@@ -12,7 +12,7 @@
 namespace shardd::plan_internal {
 namespace {
 
-// "any of" is a union, so a policy of any nesting comes to one of each kind.
+// "any of" is a union, so any nesting reduces to one policy of each kind.
 struct MergedPolicy {
   absl::flat_hash_set<std::string> class_names;
   absl::flat_hash_set<std::string> fqns;  // clean
@@ -23,7 +23,7 @@ struct MergedPolicy {
 
 absl::StatusOr<MergedPolicy> Merge(const v1::Policy& policy) {
   MergedPolicy merged;
-  // A stack instead of recursion: the nesting is the sender's.
+  // A stack, not recursion: the sender controls the nesting.
   std::vector<const v1::Policy*> pending = {&policy};
   while (!pending.empty()) {
     const v1::Policy& next = *pending.back();
@@ -69,7 +69,7 @@ bool IsContainer(absl::string_view class_name) {
   return base == "ModuleList" || base == "ModuleDict" || base == "ParameterList" || base == "ParameterDict";
 }
 
-// A wrapper and what it wraps share a clean name; the outermost is meant (sharding goes outside of checkpointing).
+// A wrapper and its module share a clean name; the outermost is marked (sharding goes outside of checkpointing).
 absl::Status MarkByFqn(const ManagedTree& managed, const absl::flat_hash_set<std::string>& fqns,
                        std::vector<bool>& fully_sharded) {
   absl::flat_hash_set<std::string> missing = fqns;
@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<bool>> FindFullyShardedModules(const v1::ModuleTree& 
   for (const TreeParam& param : managed.params) {
     unassigned_numel[param.module] += param.numel;
   }
-  // Pre-order backwards visits children before their parents, so that a parent counts only what they left.
+  // Reverse pre-order visits children before their parents, so that a parent counts only what they left.
   for (int m = modules - 1; m >= 0; --m) {
     if (!managed.managed[m]) {
       continue;

@@ -1,7 +1,7 @@
 #ifndef SHARDD_COMMON_PLAN_POLICY_INTERNAL_H_
 #define SHARDD_COMMON_PLAN_POLICY_INTERNAL_H_
 
-// Second stage of PlanShards: which modules are fully sharded modules.
+// Second stage of PlanShards: chooses the fully sharded modules.
 
 #include <vector>
 
@@ -11,10 +11,10 @@
 
 namespace shardd::plan_internal {
 
-// By module. The root is always true; modules that are left out never are.
-// Containers without a forward of their own (ModuleList, ModuleDict, ParameterList, ParameterDict) cannot own an
-// unshard, so "always" and "minimum numel" pass over them; a mark, a class name or an FQN that names one is obeyed.
-// INVALID_ARGUMENT: unknown FQN (named), negative minimum.
+// By module: whether it is a fully sharded module. True for the root, false for modules that are left out. Containers
+// without a forward (ModuleList, ModuleDict, ParameterList, ParameterDict) cannot own an unshard, so "always" and
+// "minimum numel" skip them; a mark, a class name or an FQN that names one applies. INVALID_ARGUMENT: unknown FQN
+// (named), negative minimum.
 absl::StatusOr<std::vector<bool>> FindFullyShardedModules(const v1::ModuleTree& tree, const ManagedTree& managed,
                                                           const v1::Policy& policy);
 

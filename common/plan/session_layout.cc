@@ -37,7 +37,7 @@ SessionLayout MakeSessionLayout(const ShardPlan& plan, bool slots_elsewhere) {
   }
   layout.memory_bytes =
       RoundUp(layout.slots_offset_bytes + (slots_elsewhere ? 0 : plan.memory.gradient_slots_bytes), kPageBytes);
-  // sizeof, not the offset of the tail: a little more than is used, and right wherever the tail starts.
+  // sizeof, not the offset of the tail: slightly more than needed, and right wherever the tail starts.
   layout.daemon_page_bytes =
       RoundUp(static_cast<int64_t>(sizeof(DaemonPage) + plan.gradient_slots.size() * sizeof(SlotEntry) +
                                    plan.groups.size() * sizeof(GroupEntry)),

@@ -10,10 +10,10 @@
 namespace shardd {
 namespace {
 
-// The division looks at so many pages at most, whatever a plan claims: larger slabs have larger ones.
+// Limit on the pages that the division looks at, whatever a plan claims: larger slabs use larger pages.
 constexpr int64_t kMaxPages = int64_t{1} << 20;
 
-// Bytes of a slab that are near a GPU's work.
+// A byte range of a slab, and the GPU that works on it.
 struct Near {
   int64_t offset_bytes;
   int64_t size_bytes;
@@ -48,7 +48,7 @@ std::vector<Near> NearOfStaging(const ShardPlan& plan, int gpus) {
 
 std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus);
 
-// Shards, and behind them what trainers keep of an optimizer's state: each byte near what it is a copy of.
+// Shards, followed by the optimizer state that trainers keep: each byte is near what it is a copy of.
 std::vector<Near> NearOfKept(const ShardPlan& plan, int gpus) {
   std::vector<Near> all = NearOf(plan, SpreadSlab::kShards, gpus);
   if (plan.memory.kept_bytes > plan.memory.shards_bytes) {
@@ -80,7 +80,7 @@ std::vector<Near> NearOf(const ShardPlan& plan, SpreadSlab slab, int gpus) {
         AddSegments(work, flat.params_offset_bytes, DTypeSizeBytes(flat.unsharded_dtype), gpu, all);
       } else if (slab == SpreadSlab::kGradients && flat.gradients_offset_bytes >= 0) {
         AddSegments(work, flat.gradients_offset_bytes, kFp32Bytes, gpu, all);
-        // A replica's copy is near its own ranks: they change it, and the daemon writes it once.
+        // A replica's copy is near that replica's ranks: they change it often, and the daemon writes it once.
         const int copy = plan.placement.replica_index[static_cast<size_t>(rank)];
         if (copy > 0 && copy < plan.gradient_copies) {
           AddSegments(OwnedSegments(plan, Purpose::kGradients, static_cast<int>(f), rank),
@@ -119,8 +119,8 @@ int64_t SlabBytes(const MemoryPlan& memory, SpreadSlab slab) {
   return 0;
 }
 
-// How many of `pages` each GPU has: its part of all work, by largest remainders, so that none is a page or more away
-// from it.
+// How many of `pages` each GPU gets: its share of all work, by largest remainders, so that none is off by a page or
+// more.
 std::vector<int64_t> Quotas(const std::vector<int64_t>& work, int64_t pages) {
   const auto total = std::accumulate(work.begin(), work.end(), 0.0);
   std::vector<int64_t> quotas(work.size());
@@ -154,7 +154,7 @@ std::vector<int> Divide(const std::vector<Near>& near, int gpus, int64_t pages, 
     }
   }
   std::vector<int64_t> left = Quotas(work, pages);
-  // The pages that are one GPU's first: they are never more than its quota.
+  // Pages that a GPU is first for: never more than its quota.
   const auto row = [&](int64_t page) { return bytes.begin() + page * gpus; };
   std::vector<int64_t> most(static_cast<size_t>(pages));
   std::vector<int64_t> order(static_cast<size_t>(pages));
@@ -166,7 +166,7 @@ std::vector<int> Divide(const std::vector<Near>& near, int gpus, int64_t pages, 
                    [&](int64_t a, int64_t b) { return most[static_cast<size_t>(a)] > most[static_cast<size_t>(b)]; });
   std::vector<int> gpu_of(static_cast<size_t>(pages), -1);
   for (const int64_t page : order) {
-    // Of those that work as much on it, the one before it, so that pieces are few.
+    // On a tie, the GPU of the page before, so that there are few pieces.
     const int before = page == 0 ? -1 : gpu_of[static_cast<size_t>(page - 1)];
     int best = before >= 0 && left[static_cast<size_t>(before)] > 0 ? before : -1;
     for (int gpu = 0; gpu < gpus; ++gpu) {

@@ -1,8 +1,8 @@
 #ifndef SHARDD_COMMON_PLAN_SLAB_SPREAD_H_
 #define SHARDD_COMMON_PLAN_SLAB_SPREAD_H_
 
-// How the slabs of a job are divided over its GPUs. A slab is one range of addresses, made of pieces that lie side by
-// side, each on one GPU; so layouts, offsets and the zero-copy unshard do not know of it. Pure.
+// Divides the slabs of a job over its GPUs. A slab is one range of addresses, made of adjacent pieces, each on one GPU,
+// so layouts, offsets and the zero-copy unshard do not know of it. Pure.
 
 #include <cstdint>
 #include <vector>
@@ -13,21 +13,21 @@ namespace shardd {
 
 enum class SpreadSlab { kShards, kParameters, kGradients, kOptimizer, kPool, kStaging, kKept };
 
-// No slab has more, of which each is a descriptor in the daemon, and an import in every trainer. With as many ranks as
-// GPUs that is 128 groups on 8 of them, each on the GPU that works on it.
+// Limit of pieces per slab; each is a descriptor in the daemon and an import in every trainer. With as many ranks as
+// GPUs it allows 128 groups on 8 GPUs, each on the GPU that works on it.
 inline constexpr int kMaxSlabPieces = 1024;
 
-// [end of the one before, that + size_bytes) of the slab.
+// The bytes of a slab from the end of the previous piece, size_bytes long.
 struct SlabPiece {
   int gpu = 0;  // 0 to gpus - 1
   int64_t size_bytes = 0;
 };
 
-// Rank r is at GPU r mod `gpus`, 1 to the world size. Every page is on the GPU whose ranks work on most of its bytes
-// (WorkSegments; the pool's, on that of the ranks that read it, staging likewise), and every GPU has as many as its
-// part of all work is, to one page. Neighbours on one GPU are one piece; where there would be more than `max_pieces`
-// (at least one), pages are taken twice as large, and so on, so that what is bounded is kept and nearness is lost.
-// Together the pieces are the slab's size, rounded up to `page_bytes`; empty where the plan has no bytes for it.
+// Divides a slab over `gpus` GPUs (1 to the world size); rank r is on GPU r mod `gpus`. Every page goes to the GPU
+// whose ranks work on most of its bytes (WorkSegments; for the pool and staging, the ranks that read it), and every GPU
+// gets its share of all work, to within one page. Adjacent pages of one GPU are one piece. If there would be more than
+// `max_pieces` (at least one), pages are doubled until there are not, which keeps the bound at the cost of nearness.
+// The pieces add up to the slab's size, rounded up to `page_bytes`; empty if the plan has no bytes for the slab.
 std::vector<SlabPiece> SpreadOverGpus(const ShardPlan& plan, SpreadSlab slab, int gpus, int64_t page_bytes,
                                       int max_pieces = kMaxSlabPieces);
 

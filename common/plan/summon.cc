@@ -8,7 +8,7 @@
 namespace shardd {
 namespace {
 
-// The name of the innermost fully sharded module around a parameter: the longest group name that its name begins with.
+// The innermost fully sharded module around a parameter: the longest group name that is a prefix of its name.
 int GroupAround(const ShardPlan& plan, absl::string_view fqn) {
   int around = -1;
   size_t longest = 0;

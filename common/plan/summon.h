@@ -1,7 +1,7 @@
 #ifndef SHARDD_COMMON_PLAN_SUMMON_H_
 #define SHARDD_COMMON_PLAN_SUMMON_H_
 
-// Which parameters a request for full parameters gives.
+// Selects the parameters that a request for full parameters covers.
 
 #include <vector>
 
@@ -9,8 +9,8 @@
 
 namespace shardd {
 
-// By parameter: held by group `group` or, with `recurse`, by a group of a module beneath its module; tied ones also
-// where one of their names lies there. group -1: the whole model. REQUIRES: -1 <= group < groups; `plan` is `spec`'s.
+// By parameter: whether group `group` has it or, with `recurse`, a group of a module below. Tied parameters also count
+// if one of their names is there. group -1: the whole model. REQUIRES: -1 <= group < groups; `plan` is `spec`'s.
 std::vector<bool> SummonedParams(const v1::JobSpec& spec, const ShardPlan& plan, int group, bool recurse);
 
 }  // namespace shardd

@@ -16,12 +16,12 @@
 namespace shardd::plan_internal {
 namespace {
 
-constexpr size_t kMaxNameBytes = 4096;  // of a whole path; bounds the depth too
+constexpr size_t kMaxNameBytes = 4096;  // of a whole path; also bounds the depth
 constexpr size_t kMaxQuotedBytes = 256;
 constexpr int kMaxDimensions = 64;  // PyTorch's own limit
 
-// Bytes of the UTF-8 sequence at the start of `text`; 0 where it is malformed (overlong, surrogate, beyond U+10FFFF)
-// or a control character (C0, DEL, C1), which has no place in names that end up in terminals, logs and file names.
+// Bytes of the UTF-8 sequence at the start of `text`; 0 if it is malformed (overlong, surrogate, beyond U+10FFFF) or a
+// control character (C0, DEL, C1), because names appear in terminals, logs and file names.
 size_t PrintableSequenceBytes(absl::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const auto is_tail = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
@@ -72,8 +72,8 @@ bool IsDottedPath(absl::string_view path) {
   return !path.empty() && path.front() != '.' && path.back() != '.' && !absl::StrContains(path, "..");
 }
 
-// Everything about modules[index] that does not concern its parameters. `open` holds the chain of modules from the
-// root to the previous one.
+// Checks everything about modules[index] except its parameters. `open` is the chain of modules from the root to the
+// previous one.
 absl::Status CheckModule(const v1::ModuleTree& tree, int index, std::vector<int>& open) {
   const v1::Module& module = tree.modules(index);
   SHARDD_RETURN_IF_ERROR(CheckText("module", module.name()));
@@ -94,7 +94,7 @@ absl::Status CheckModule(const v1::ModuleTree& tree, int index, std::vector<int>
     open.push_back(0);
     return absl::OkStatus();
   }
-  // A parent before its children also rules out cycles.
+  // A parent that precedes its children also rules out cycles.
   if (module.parent() < 0 || module.parent() >= index) {
     return error("parent is out of order (got ", module.parent(), ", want 0 <= parent < ", index, ")");
   }
@@ -175,7 +175,7 @@ absl::Status CheckTied(const TreeParam& first, const v1::Parameter& param, absl:
                                                  text(param), ", want ", text(stored), ")"));
 }
 
-// Parameters in traversal order; modules are already checked and named.
+// Reads parameters in traversal order. REQUIRES: modules are checked and named.
 class ParamReader {
  public:
   ParamReader(const v1::ModuleTree& tree, ManagedTree& out) : tree_(tree), out_(out) {}
@@ -208,7 +208,7 @@ class ParamReader {
     const std::string& module_fqn = out_.fqns[m];
     std::string fqn = JoinFqn(module_fqn, param.name());
     SHARDD_RETURN_IF_ERROR(CheckText("parameter", fqn));
-    // A name that cleaning would take away ("_flat_param": somebody has flattened it already) names nothing.
+    // A name that cleaning would remove ("_flat_param": something has flattened it already) names nothing.
     if (param.name().empty() || absl::StrContains(param.name(), ".") || CleanFqn(fqn) != fqn) {
       return absl::InvalidArgumentError(absl::StrCat("plan parameter ", Quoted(fqn), ": not a parameter name (got ",
                                                      Quoted(param.name()),

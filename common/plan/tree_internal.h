@@ -1,7 +1,7 @@
 #ifndef SHARDD_COMMON_PLAN_TREE_INTERNAL_H_
 #define SHARDD_COMMON_PLAN_TREE_INTERNAL_H_
 
-// First stage of PlanShards: a hostile module tree becomes clean names and the parameters to manage, each once.
+// First stage of PlanShards: turns a hostile module tree into clean names and the managed parameters, each once.
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace shardd::plan_internal {
 
-// `"name"`, escaped and shortened so that it may stand in an error or a terminal.
+// `"name"`, escaped and shortened, safe for errors and terminals.
 std::string Quoted(absl::string_view name);
 
 // A managed tensor at its first use in traversal order.
@@ -34,16 +34,16 @@ struct TiedUse {
 
 struct ManagedTree {
   std::vector<std::string> fqns;   // clean, by module; "" for the root
-  std::vector<bool> managed;       // by module: entered, i.e. neither ignored, replicated nor already sharded
+  std::vector<bool> managed;       // by module: entered, so neither ignored, replicated nor already sharded
   std::vector<TreeParam> params;   // module traversal order
   std::vector<TiedUse> tied_uses;  // module traversal order
 };
 
-// The tree must outlive the result. INVALID_ARGUMENT names module or parameter.
-// A tensor that is ignored (replicated, already sharded) under one name is so under all its names.
+// Reads the tree, which must outlive the result. INVALID_ARGUMENT names module or parameter. A tensor that is ignored
+// (replicated, already sharded) under one name is so under all its names.
 absl::StatusOr<ManagedTree> ReadTree(const v1::ModuleTree& tree);
 
-// A job's name becomes part of paths: 1 to 128 characters of [A-Za-z0-9._-], neither "." nor "..".
+// Checks a job's name, which becomes part of paths: 1 to 128 characters of [A-Za-z0-9._-], neither "." nor "..".
 absl::Status CheckJobName(absl::string_view name);
 
 }  // namespace shardd::plan_internal

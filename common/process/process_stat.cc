@@ -16,7 +16,7 @@
 namespace shardd {
 namespace {
 
-constexpr size_t kParentField = 1;  // of those behind the name: state, parent, ...
+constexpr size_t kParentField = 1;  // index among the fields after the name: state, parent, ...
 constexpr size_t kStartField = 19;
 
 }  // namespace
@@ -38,7 +38,7 @@ std::optional<ProcessStat> ReadProcessStat(pid_t pid) {
     return std::nullopt;
   }
   const absl::string_view all(text, static_cast<size_t>(size));
-  const size_t name_end = all.rfind(')');  // the name may hold anything
+  const size_t name_end = all.rfind(')');  // the name may contain anything
   if (name_end == absl::string_view::npos) {
     return std::nullopt;
   }

@@ -8,17 +8,17 @@
 
 namespace shardd {
 
-// Of /proc/PID/stat. With the time of its start a process is told from a later one of the same id.
+// Facts of /proc/PID/stat. The start time tells a process from a later one with the same id.
 struct ProcessStat {
   pid_t parent = 0;
-  uint64_t start_ticks = 0;  // since the machine was started, in clock ticks; alike in all pid namespaces
+  uint64_t start_ticks = 0;  // since the machine was started, in clock ticks; the same in all pid namespaces
   uid_t uid = 0;             // effective
 };
 
-// Now, as start_ticks count.
+// The current time on the scale of start_ticks.
 uint64_t TicksSinceBoot();
 
-// Empty: the process has ended, or this one may not see it.
+// Empty: the process has ended, or is not visible.
 std::optional<ProcessStat> ReadProcessStat(pid_t pid);
 
 }  // namespace shardd

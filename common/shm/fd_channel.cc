@@ -25,7 +25,7 @@ namespace shm_internal {
 
 std::vector<UniqueFd> TakeDescriptors(const msghdr& message) {
   std::vector<UniqueFd> fds;
-  auto* mutable_message = const_cast<msghdr*>(&message);  // CMSG_NXTHDR's signature; nothing is changed
+  auto* mutable_message = const_cast<msghdr*>(&message);  // the signature of CMSG_NXTHDR; nothing is changed
   for (cmsghdr* header = CMSG_FIRSTHDR(mutable_message); header != nullptr;
        header = CMSG_NXTHDR(mutable_message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
@@ -66,8 +66,8 @@ ssize_t SendWithDescriptors(int socket, iovec* buffers, size_t count, const int*
 
 namespace {
 
-// Only a pidfd has a line "Pid:" there. Any other descriptor that a client sends in its place, also another process's,
-// might never become readable, or at once.
+// Only a pidfd has a line "Pid:" there. Any other descriptor that a client sends in its place, even a pidfd of another
+// process, might never become readable, or at once.
 bool IsPidfdOf(int fd, int32_t pid) {
   FILE* info = std::fopen(absl::StrCat("/proc/self/fdinfo/", fd).c_str(), "re");
   if (info == nullptr) {
@@ -86,7 +86,7 @@ bool IsPidfdOf(int fd, int32_t pid) {
 
 absl::StatusOr<FdRequest> ReadFdRequest(int socket) {
   // One byte more than a request, to notice a longer one; room for one descriptor, so that the kernel drops a second
-  // before it takes a place in our table.
+  // one before it takes a number of ours.
   char bytes[sizeof(shm_internal::RequestWire) + 1];
   iovec buffer = {.iov_base = bytes, .iov_len = sizeof(bytes)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
@@ -183,7 +183,7 @@ absl::Status SendFdReply(int socket, const absl::Status& status, const std::vect
 
 namespace {
 
-// What the kernel shows for uids outside our user namespace; -1 where all are mapped.
+// The uid that the kernel shows for uids outside of our user namespace; -1 if all are mapped.
 int64_t UnmappedUid() {
   int64_t inside = 0, outside = 0, count = 0, overflow = -1;
   std::ifstream map("/proc/self/uid_map");
@@ -202,11 +202,11 @@ absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
     return shm_internal::ErrnoStatus(errno, "read credentials of socket", absl::StrCat(socket));
   }
-  // The kernel invents uid -1 for a socket that has no peer.
+  // The kernel invents uid -1 for a socket without another end.
   if (length != sizeof(peer) || peer.uid == static_cast<uid_t>(-1)) {
     return absl::InternalError(absl::StrCat("read credentials of socket \"", socket, "\": the kernel knows no peer"));
   }
-  // Users that have no number in this user namespace all look alike, so none of them is anybody.
+  // Users without a number in this user namespace all look alike, so none of them can own anything.
   static const int64_t unmapped_uid = UnmappedUid();
   if (int64_t{peer.uid} == unmapped_uid) {
     return absl::PermissionDeniedError(absl::StrCat("read credentials of socket \"", socket, "\": uid ", peer.uid,
@@ -221,7 +221,7 @@ UniqueFd GetPeerPidfd(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0 && fd >= 0) {
     return UniqueFd(fd);
   }
-  return UniqueFd();  // by its pid it could be another process by now
+  return UniqueFd();  // its pid might be another process by now
 }
 
 absl::StatusOr<std::string> ParseUnixAddress(absl::string_view address) {

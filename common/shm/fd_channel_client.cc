@@ -53,7 +53,7 @@ absl::Status WaitReady(const std::string& path, int socket, short events, const 
     pollfd entry = {.fd = socket, .events = events, .revents = 0};
     const int ready = poll(&entry, 1, static_cast<int>(left_ms));
     if (ready > 0 || (ready < 0 && errno != EINTR)) {
-      return absl::OkStatus();  // also on an error of the socket: the next call on it says what it is
+      return absl::OkStatus();  // also on a socket error, which the next call reports
     }
     SHARDD_RETURN_IF_ERROR(CheckInterrupt(path, limit));
   }
@@ -71,7 +71,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path, const Limit& limit) {
     return ErrnoStatus(errno, "open socket to", path);
   }
   while (connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    if (errno == EAGAIN) {  // the daemon's backlog is full; nothing to poll for on a Unix socket
+    if (errno == EAGAIN) {  // the daemon's backlog is full; a Unix socket gives nothing to poll for
       if (absl::Now() >= limit.deadline) {
         return TimedOut(path, "room in the daemon's backlog");
       }
@@ -96,7 +96,7 @@ absl::Status SendRequest(const std::string& path, int socket, uint64_t session_i
   std::memcpy(wire.token, token.data(), sizeof(wire.token));
   wire.first_descriptor = range.first;
   wire.descriptors = range.count;
-  // Where the daemon cannot get one by itself (another PID namespace, kernel before 6.5) ours tells it of our death.
+  // If the daemon cannot get a pidfd itself (another PID namespace, kernel before 6.5), ours tells it of our death.
   const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const int fd = pidfd.get();
   iovec buffer = {.iov_base = &wire, .iov_len = sizeof(wire)};
@@ -115,7 +115,7 @@ bool IsDevNull(int fd) {
   return fstat(fd, &object) == 0 && S_ISCHR(object.st_mode) && object.st_rdev == makedev(1, 3);
 }
 
-// Reads until `bytes` is full; appends the descriptors that come along to `fds`.
+// Reads until `bytes` is full; appends the descriptors that arrive to `fds`.
 absl::Status ReceiveExactly(const std::string& path, int socket, char* bytes, size_t size_bytes, const Limit& limit,
                             std::vector<UniqueFd>& fds) {
   size_t done = 0;

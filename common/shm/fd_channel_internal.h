@@ -1,8 +1,8 @@
 #ifndef SHARDD_COMMON_SHM_FD_CHANNEL_INTERNAL_H_
 #define SHARDD_COMMON_SHM_FD_CHANNEL_INTERNAL_H_
 
-// Private to common/shm and its tests: the bytes of the fd channel (layout: fd_channel.h), native byte order, for both
-// ends are always on one machine.
+// Private to common/shm and its tests: the bytes of the fd channel (layout: fd_channel.h), in native byte order because
+// both ends are on one machine.
 
 #include <sys/socket.h>
 
@@ -36,10 +36,10 @@ struct ReplyWire {
 };
 static_assert(sizeof(ReplyWire) == 16);
 
-// Takes ownership of every descriptor that `message` brought.
+// Takes ownership of every descriptor in `message`.
 std::vector<UniqueFd> TakeDescriptors(const msghdr& message);
 
-// One sendmsg of all buffers with `fds` attached. Returns bytes sent or -1 with errno.
+// Sends all buffers with `fds` attached in one sendmsg. Returns the bytes sent, or -1 with errno.
 ssize_t SendWithDescriptors(int socket, iovec* buffers, size_t count, const int* fds, size_t fd_count);
 
 }  // namespace shardd::shm_internal

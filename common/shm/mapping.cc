@@ -44,7 +44,7 @@ absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl:
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   const size_t mapped_bytes = static_cast<size_t>(RoundUpToPage(size_bytes));
   // A huge page can only be mapped where address and file offset agree modulo its size, so reserve a little more
-  // address space, map over the aligned part and give the rest back.
+  // address space, map over the aligned part, and release the rest.
   const size_t slack_bytes = size_bytes >= kHugePageBytes ? static_cast<size_t>(kHugePageBytes) : 0;
   void* reserved =
       mmap(nullptr, mapped_bytes + slack_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -99,13 +99,13 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
     }
   }
   char* const base = static_cast<char*>(data);
-  // Hidden from the optimiser: `or` with a known zero may become a load, and a load of a hole does not allocate.
+  // Hides zero from the optimiser: `or` with a known zero may become a load, and a load of a hole does not allocate.
   uint32_t zero = 0;
   asm volatile("" : "+r"(zero));
   for (size_t offset = 0; offset < mapped_bytes; offset += static_cast<size_t>(kPageBytes)) {
     auto* word = reinterpret_cast<std::atomic<uint32_t>*>(base + offset);
     if (writable) {
-      word->fetch_or(zero, std::memory_order_relaxed);  // a write that leaves what another process wrote
+      word->fetch_or(zero, std::memory_order_relaxed);  // a write that keeps what another process wrote
     } else {
       (void)word->load(std::memory_order_relaxed);
     }

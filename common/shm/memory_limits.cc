@@ -24,7 +24,7 @@ std::optional<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 
-// The number in a file of one number; nothing for "max" and for a file that is not there.
+// The number in a file of one number; nothing for "max" and for a missing file.
 std::optional<int64_t> ReadNumber(const std::string& path) {
   const std::optional<std::string> text = ReadFile(path);
   uint64_t value = 0;
@@ -54,7 +54,7 @@ struct CgroupFiles {
   const char* mount;
   const char* limit;
   const char* usage;
-  const char* reclaimable;  // field of memory.stat: file pages that the kernel gives up before it refuses
+  const char* reclaimable;  // field of memory.stat: file pages that the kernel drops before it refuses
 };
 constexpr CgroupFiles kV2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"};
 constexpr CgroupFiles kV2Hybrid = {"/sys/fs/cgroup/unified", "memory.max", "memory.current", "inactive_file"};
@@ -62,7 +62,7 @@ constexpr CgroupFiles kV1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "
                              "total_inactive_file"};
 
 // Lowers `limits` to what the tightest of the cgroup and its ancestors leaves. A container may show a path of its host
-// that is not mounted inside: then the ancestors, up to the mount itself, are what is there.
+// that is not mounted inside; then only the ancestors, up to the mount, exist.
 void ApplyCgroup(const std::string& root, const CgroupFiles& files, std::string group, MemoryLimits& limits) {
   while (true) {
     const std::string folder = absl::StrCat(root, files.mount, group == "/" ? "" : group, "/");

@@ -25,10 +25,10 @@ OpenFiles CountOpenFiles() {
   files.limit = LimitOfOpenFiles();
   if (DIR* const folder = opendir("/proc/self/fd"); folder != nullptr) {
     while (const dirent* entry = readdir(folder)) files.open += entry->d_name[0] != '.' ? 1 : 0;
-    --files.open;  // the folder itself
+    --files.open;  // the directory itself
     closedir(folder);
   } else {
-    files.open = files.limit;  // not even this one could be opened
+    files.open = files.limit;  // not even the directory could be opened
   }
   return files;
 }

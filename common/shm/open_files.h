@@ -8,7 +8,7 @@
 
 namespace shardd {
 
-// Descriptors of this process, now. Other threads open and close theirs meanwhile, so whoever counts leaves some over.
+// Descriptors of this process at this moment. Other threads open and close descriptors meanwhile, so leave a margin.
 struct OpenFiles {
   int64_t open = 0;
   int64_t limit = 0;  // RLIMIT_NOFILE; INT64_MAX: none
@@ -16,13 +16,13 @@ struct OpenFiles {
 };
 OpenFiles CountOpenFiles();
 
-// The last kReservedFiles descriptors that this process may have (fewer where its limit is small) are for what is under
-// way: a daemon that takes nothing new while only they are left can still serve what it has. This many may be open
+// The last kReservedFiles descriptors of this process (fewer if its limit is small) are for work in progress, so that a
+// daemon that accepts nothing new can still serve what it has. OpenFilesBeforeReserve() is the number that may be open
 // before that.
 inline constexpr int64_t kReservedFiles = 64;
 int64_t OpenFilesBeforeReserve();
-// RESOURCE_EXHAUSTED: no more are left than the reserve. Counts nothing: the kernel gives the lowest number that is
-// free, so one of the last says that all others are taken. REQUIRES: nobody puts descriptors at high numbers, from
+// RESOURCE_EXHAUSTED: only the reserve is left. Does not count: the kernel gives the lowest free number, so a number in
+// the reserve shows that all others are taken. REQUIRES: nobody puts descriptors at high numbers, from
 // OpenFilesBeforeReserve() on.
 absl::Status CheckOpenFiles(absl::string_view operation);
 

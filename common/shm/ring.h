@@ -1,13 +1,14 @@
 #ifndef SHARDD_COMMON_SHM_RING_H_
 #define SHARDD_COMMON_SHM_RING_H_
 
-// Commands of the hot path as 64-byte records, single producer (the client), single consumer (the daemon's loop).
-// A gRPC write costs the trainer 31 to 37 us, a record about 0.1 us; a doorbell (eventfd) is rung only for records on
-// which the daemon must act and only while it sleeps. Every record names its group, so nothing depends on position.
+// Commands of the hot path as 64-byte records; single producer (the client), single consumer (the daemon's loop). A
+// gRPC write costs the trainer 31 to 37 us, a record about 0.1 us. The client rings a doorbell (eventfd) only for
+// records on which the daemon must act, and only while it sleeps. Every record names its group, so nothing depends on
+// position.
 //
-// Record n lies at index n % kRingRecords. The client fills it, then stores ClientPage::submitted = n + 1. The daemon
-// copies it out once, checks it, and stores DaemonPage::consumed = n + 1; only then may the client reuse the place, the
-// group's masks and the step payload. A record whose `sequence` is not n is a protocol error.
+// Record n is at index n % kRingRecords. The client fills it and then stores ClientPage::submitted = n + 1. The daemon
+// copies it once, checks it, and stores DaemonPage::consumed = n + 1; only then may the client reuse the record's
+// place, the group's masks and the step payload. A record whose `sequence` is not n is a protocol error.
 
 #include <cstdint>
 
@@ -31,11 +32,12 @@ enum class Opcode : uint32_t {
   kEnterPass = 10,  // flags: kStepped; then arg0 = bytes of the trainer state in the payload area
   kLeavePass = 12,
   kOpenWindow = 13,
-  // group: this rank cannot go on until the group's gradient slot is released. Sent once, with a doorbell, before the
-  // client sleeps on a word of the slot: when all ranks are stuck so, the daemon adds what it has out of turn.
+  // group: this rank cannot continue until the group's gradient slot is released. Sent once, with a doorbell, before
+  // the client sleeps on a word of the slot. When all ranks are stuck like this, the daemon adds what it has out of
+  // turn.
   kWaitGradientSlot = 11,
   kAbandonBackward = 14,
-  kSetGradientPresence = 15,  // group = parameter index, arg0 = 1: its gradient shard holds a gradient; 0: it does not
+  kSetGradientPresence = 15,  // group = parameter index, arg0 = 1: the gradient shard has a gradient; 0: it has none
 };
 
 inline constexpr uint32_t kHasPresent = 1;
@@ -48,7 +50,7 @@ inline constexpr uint32_t kWithGrads = 64;
 inline constexpr uint32_t kNotRecurse = 128;
 inline constexpr uint32_t kOfGradient = 256;
 inline constexpr int kWrittenStateShift = 16;
-// Of one parameter by the daemon's optimizer, as written by trainers.
+// Limit on the updates of one parameter by the daemon's optimizer that a trainer may write.
 inline constexpr int64_t kMaxUpdates = int64_t{1} << 53;
 
 struct alignas(64) CommandRecord {
@@ -60,8 +62,9 @@ struct alignas(64) CommandRecord {
   int64_t arg0;
   int64_t arg1;
   int64_t arg2;
-  // What the record gives back is free when ClientPage::done has come to this count; its write was enqueued before the
-  // record was published. 0: the program's host has waited for its device, or nothing is given back.
+  // The memory that the record releases is free when ClientPage::done reaches this count; the write of `done` was
+  // enqueued before the record was published. 0: the program's host has waited for its device, or the record releases
+  // nothing.
   uint64_t done;
 };
 static_assert(sizeof(CommandRecord) == 64);

@@ -1,11 +1,11 @@
 #ifndef SHARDD_COMMON_SHM_SESSION_VIEW_H_
 #define SHARDD_COMMON_SHM_SESSION_VIEW_H_
 
-// Where things lie behind the base pointers of a session's two objects. Nothing but address arithmetic: plain counts
-// and offsets come from the plan, so that this folder does not depend on it.
+// Views of a session's two objects, by address arithmetic only. Counts and offsets come from the plan as plain numbers,
+// so that this folder does not depend on it.
 //
 //   daemon page:     DaemonPage up to `tail` | slots x SlotEntry | groups x GroupEntry | up to a multiple of 4096
-//   session memory:  ClientPage (4096 bytes) | ring | trace ring | masks | step payload | slots, at the offsets of the
+//   session memory:  ClientPage (4096 bytes) | ring | trace ring | masks | step payload | slots, at offsets of the
 //   layout
 
 #include <cstddef>
@@ -24,14 +24,14 @@ static_assert(sizeof(SlotEntry) == 128 && sizeof(GroupEntry) == 128);
 
 constexpr int64_t RoundUpToPage(int64_t size_bytes) { return (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
-// Size in bytes of a session's daemon page. REQUIRES: both >= 0 and below 2^31.
+// Bytes of a session's daemon page. REQUIRES: both >= 0 and below 2^31.
 constexpr int64_t DaemonPageBytes(int64_t slots, int64_t groups) {
   return RoundUpToPage(kDaemonPageTailOffset + slots * static_cast<int64_t>(sizeof(SlotEntry)) +
                        groups * static_cast<int64_t>(sizeof(GroupEntry)));
 }
 
-// The daemon's page: DaemonPageView for its writer, const through ReadOnlyDaemonPageView for the client, whose mapping
-// is read-only. Views do not own the mapping. REQUIRES of every accessor: indices within the counts given.
+// The daemon's page: DaemonPageView for its writer, the const ReadOnlyDaemonPageView for the client, which maps it
+// read-only. Views do not own the mapping. REQUIRES for every accessor: indices are within the counts.
 template <typename Page, typename Slot, typename Group, typename Byte>
 class BasicDaemonPageView {
  public:
@@ -69,7 +69,7 @@ class BasicDaemonPageView {
 using DaemonPageView = BasicDaemonPageView<DaemonPage, SlotEntry, GroupEntry, void>;
 using ReadOnlyDaemonPageView = BasicDaemonPageView<const DaemonPage, const SlotEntry, const GroupEntry, const void>;
 
-// The session memory, whose parts lie at offsets of the layout (bytes from the base). Does not own the mapping.
+// The session memory, with its parts at the layout's offsets (bytes from the base). Does not own the mapping.
 class SessionMemoryView {
  public:
   SessionMemoryView() = default;
@@ -77,11 +77,11 @@ class SessionMemoryView {
       : base_(static_cast<char*>(base)), ring_offset_(ring_offset), masks_offset_(masks_offset) {}
 
   ClientPage& page() const { return *reinterpret_cast<ClientPage*>(base_); }
-  // The place of record number `n`; see ring.h for who may touch it when.
+  // The place of record `n`; ring.h says who may touch it when.
   CommandRecord& record(uint64_t n) const {
     return reinterpret_cast<CommandRecord*>(base_ + ring_offset_)[n % kRingRecords];
   }
-  // A mask of bits, bit i of byte i / 8: `offset_bytes` counts from the start of the masks area.
+  // A mask, with bit i in byte i / 8; `offset_bytes` counts from the start of the masks area.
   uint8_t* mask(int64_t offset_bytes) const { return reinterpret_cast<uint8_t*>(base_ + masks_offset_ + offset_bytes); }
   template <typename T>
   T* At(int64_t offset_bytes) const {

@@ -45,7 +45,7 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name) {
   if (!fd.valid()) {
     return ErrnoStatus(errno, "create memfd for slab", name);
   }
-  // A memfd starts with mode 0777: anybody who gets hold of a descriptor could reopen it for writing.
+  // A memfd starts with mode 0777: anybody with a descriptor could reopen it for writing.
   if (fchmod(fd.get(), 0600) != 0) {
     return ErrnoStatus(errno, "restrict memfd of slab", name);
   }
@@ -55,14 +55,14 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name) {
 absl::Status CheckFreeMemory(absl::string_view name, int64_t size_bytes) {
   const absl::StatusOr<MemoryLimits> limits = GetMemoryLimits();
   if (!limits.ok()) {
-    return absl::OkStatus();  // a machine that does not tell; the plan's own check has said so
+    return absl::OkStatus();  // the machine does not tell; the plan's own check has reported that
   }
   const absl::Status status = CheckMemory(*limits, size_bytes);
   return status.ok() ? status
                      : absl::Status(status.code(), absl::StrCat("allocate slab \"", name, "\": ", status.message()));
 }
 
-// Reserves every page of the range. ENOSPC shows up here as an error, where a touch of the mapping would be SIGBUS.
+// Reserves every page of the range. ENOSPC is an error here; a touch of the mapping would be SIGBUS.
 absl::Status Reserve(absl::string_view name, int fd, Slab::Range range) {
   const int64_t size_bytes = range.end - range.first;
   int result;
@@ -78,8 +78,8 @@ absl::Status Reserve(absl::string_view name, int fd, Slab::Range range) {
   return ErrnoStatus(errno, "allocate slab", name);
 }
 
-// Asks for huge pages and finds out by the first whether the kernel gives them. They must be asked for by a fault on
-// the advised mapping before anything else allocates: fallocate knows no advice and would fill in small pages.
+// Asks for huge pages and tests with the first one whether the kernel gives them. A fault on the advised mapping must
+// ask for them before anything else allocates: fallocate knows no advice and would fill in small pages.
 bool ProbeHugePages(void* data, int64_t size_bytes) {
   if (size_bytes < kHugePageBytes || madvise(data, static_cast<size_t>(size_bytes), MADV_HUGEPAGE) != 0) {
     return false;
@@ -90,7 +90,7 @@ bool ProbeHugePages(void* data, int64_t size_bytes) {
 absl::Status Seal(absl::string_view name, SlabBacking backing, int fd) {
   int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (backing == SlabBacking::kFrozenMemfd) {
-    seals |= F_SEAL_FUTURE_WRITE;  // our own mapping exists already and stays writable
+    seals |= F_SEAL_FUTURE_WRITE;  // our own mapping exists and stays writable
   }
   return fcntl(fd, F_ADD_SEALS, seals) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "seal slab", name);
 }
@@ -110,15 +110,15 @@ absl::string_view SlabBackingName(SlabBacking backing) {
   return "unknown";
 }
 
-absl::Status Slab::Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes) {
+absl::Status Slab::Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t allocated_bytes) {
   if (size_bytes <= 0 || size_bytes > INT64_MAX - 2 * kHugePageBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("create slab \"", name, "\": size is out of range (got ", size_bytes, " bytes, want 1 or more)"));
   }
   name_ = std::string(name);
   backing_ = backing;
-  if (held_bytes >= kHugePageBytes) {  // smaller ones are not worth reading what is free
-    SHARDD_RETURN_IF_ERROR(CheckFreeMemory(name, held_bytes));
+  if (allocated_bytes >= kHugePageBytes) {  // for smaller slabs, reading what is free is not worth its time
+    SHARDD_RETURN_IF_ERROR(CheckFreeMemory(name, allocated_bytes));
   }
   SHARDD_ASSIGN_OR_RETURN(fd_, CreateMemfd(name));
   const int fd = fd_.get();
@@ -141,23 +141,23 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(absl::string_view name, SlabB
   if (huge) {
     populated = PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name);
   }
-  if (!huge || !populated.ok()) {  // also: says better than the fault what is missing
+  if (!huge || !populated.ok()) {  // also explains better than the fault what is missing
     SHARDD_RETURN_IF_ERROR(Reserve(name, fd, {0, mapped_bytes}));
     SHARDD_RETURN_IF_ERROR(PopulatePages(slab->data_, mapped_bytes, /*writable=*/true, name));
   }
-  // Some of a large slab may still have come in small pages; only the kernel's own account says.
+  // Parts of a large slab may still be in small pages; only the kernel's own account tells.
   slab->huge_pages_ = huge && HugeMappedBytes(slab->data_) >= mapped_bytes / kHugePageBytes * kHugePageBytes;
   SHARDD_RETURN_IF_ERROR(Seal(name, backing, fd));
   return slab;
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, SlabBacking backing, int64_t size_bytes,
-                                                        const std::vector<Range>& held) {
-  int64_t held_bytes = 0;
-  for (const Range& range : held) held_bytes += range.end - range.first;
+                                                        const std::vector<Range>& allocated) {
+  int64_t allocated_bytes = 0;
+  for (const Range& range : allocated) allocated_bytes += range.end - range.first;
   std::unique_ptr<Slab> slab(new Slab());
-  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, held_bytes));
-  for (const Range& range : held) {
+  SHARDD_RETURN_IF_ERROR(slab->Open(name, backing, size_bytes, allocated_bytes));
+  for (const Range& range : allocated) {
     SHARDD_RETURN_IF_ERROR(Reserve(name, slab->fd_.get(), range));
     SHARDD_RETURN_IF_ERROR(
         PopulatePages(slab->At<char>(range.first), range.end - range.first, /*writable=*/true, name));
@@ -167,7 +167,7 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::CreateParts(absl::string_view name, 
 }
 
 Slab::~Slab() {
-  // In pieces, between which other threads can map and fault.
+  // In pieces, so that other threads can map and fault in between.
   for (int64_t first = 0; data_ != nullptr && first < size_bytes_; first += kUnmapBytes) {
     munmap(static_cast<char*>(data_) + first, static_cast<size_t>(std::min(kUnmapBytes, size_bytes_ - first)));
   }
@@ -192,7 +192,7 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
   if (fstat(fd.get(), &object) != 0) {
     return ErrnoStatus(errno, "map slab", absl::StrCat("fd ", fd.get()));
   }
-  // Pages past the end of the object would be SIGBUS at the first touch.
+  // Pages beyond the end of the object would be SIGBUS at the first touch.
   if (!S_ISREG(object.st_mode) || int64_t{object.st_size} < size_bytes) {
     return absl::InternalError(absl::StrCat("map slab: the received object is too small or no memory (got ",
                                             S_ISREG(object.st_mode) ? int64_t{object.st_size} : -1, " bytes, want ",
@@ -205,7 +205,7 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
   if (madvise(mapped.data_, static_cast<size_t>(RoundUpToPage(size_bytes)), MADV_DONTFORK) != 0) {
     return ErrnoStatus(errno, "keep from forked children slab", "received");
   }
-  // Pages that were given back stay away until they are used.
+  // Pages that were given back stay unallocated until they are used.
   if (int64_t{object.st_blocks} * 512 >= size_bytes) {
     SHARDD_RETURN_IF_ERROR(PopulatePages(mapped.data_, size_bytes, writable, "received"));
   }
@@ -251,13 +251,13 @@ bool MappedSlab::MakePiecePrivate(const void* address) const {
   if (is_private != 0) {
     return true;
   }
-  // Each is a mapping of its own, of which a process has some 65000.
+  // Each is a separate mapping, and a process may have about 65000.
   if (std::count(is_private_.begin(), is_private_.end(), 1) >= kMostPrivatePieces) {
     return shm_internal::MakeRestPrivate(fd_.get(), slab, RoundUpToPage(size_bytes_), is_private_);
   }
   const uintptr_t begin = std::max(slab, piece * kPieceBytes);
   const uintptr_t end = std::min(slab + static_cast<uintptr_t>(RoundUpToPage(size_bytes_)), (piece + 1) * kPieceBytes);
-  // Filled elsewhere and moved here: nobody sees half of it. Twice the room, for one huge page in it.
+  // Filled elsewhere and moved here, so that nobody sees half of it. Twice the room, to contain one huge page.
   void* const room =
       mmap(nullptr, 2 * kPieceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) {
@@ -270,7 +270,7 @@ bool MappedSlab::MakePiecePrivate(const void* address) const {
   const bool moved = mremap(copy, end - begin, end - begin, MREMAP_MAYMOVE | MREMAP_FIXED,
                             reinterpret_cast<void*>(begin)) != MAP_FAILED &&
                      madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTFORK) == 0;
-  // What the move has left, piece by piece: another thread may have got the hole between.
+  // Unmaps what the move has left, piece by piece: another thread may have mapped into the hole.
   char* const first = static_cast<char*>(room);
   (void)munmap(first, static_cast<size_t>(copy - first));
   char* const behind = copy + (end - begin);

@@ -1,9 +1,9 @@
 #ifndef SHARDD_COMMON_SHM_SLAB_H_
 #define SHARDD_COMMON_SHM_SLAB_H_
 
-// One large shared memory object of one job with one purpose, sub-allocated by plan. Memory is a descriptor: a slab is
-// never reused across jobs, and not handing out its descriptor is the boundary between jobs. Each is a memfd whose size
-// nobody can change any more, the daemon included: a size that shrinks under a mapping is SIGBUS for whoever reads it.
+// One large shared memory object of one job with one purpose, sub-allocated by plan. A slab is a descriptor that is
+// never reused across jobs: not handing it out is the boundary between jobs. Each is a memfd whose size nobody can
+// change, not even the daemon, because readers of a mapping whose object shrinks get SIGBUS.
 
 #include <cstdint>
 #include <memory>
@@ -18,30 +18,31 @@
 namespace shardd {
 
 enum class SlabBacking {
-  kSealedMemfd,  // F_SEAL_SHRINK|GROW|SEAL: may be mapped for writing by whoever has a descriptor that allows it
-  kFrozenMemfd,  // + F_SEAL_FUTURE_WRITE after the daemon has mapped it: nobody else ever writes; the daemon's page
+  kSealedMemfd,  // F_SEAL_SHRINK|GROW|SEAL: holders of a writable descriptor may map it for writing
+  kFrozenMemfd,  // + F_SEAL_FUTURE_WRITE after the daemon has mapped it: nobody else ever writes it; for the daemon's
+                 // page
 };
 
-// "sealed memfd", ...
+// The backing's name: "sealed memfd", ...
 absl::string_view SlabBackingName(SlabBacking backing);
 
-// The daemon's side. Owns descriptor and mapping. Immutable after Create; the memory itself is shared.
+// The daemon's side. Owns descriptor and mapping. Immutable after Create, but the memory is shared.
 class Slab {
  public:
-  // Allocates (fallocate), maps read-write and populates every page, with huge pages where the kernel gives them, so
-  // that no later touch can fail; then seals. size_bytes > 0, rounded up to whole pages. Blocks about 1 s per GiB (4
-  // KiB pages). RESOURCE_EXHAUSTED: no memory (names free and wanted bytes and the remedy).
+  // Allocates (fallocate), maps read-write and populates every page, in huge pages if the kernel gives them, so that no
+  // later touch can fail; then seals. size_bytes > 0 is rounded up to whole pages. Blocks about 1 s per GiB (4 KiB
+  // pages). RESOURCE_EXHAUSTED: no memory (names free and wanted bytes, and the remedy).
   static absl::StatusOr<std::unique_ptr<Slab>> Create(absl::string_view name, SlabBacking backing, int64_t size_bytes);
-  // Bytes [first, end) of a slab, whole pages.
+  // Bytes [first, end) of a slab, in whole pages.
   struct Range {
     int64_t first = 0;
     int64_t end = 0;
   };
-  // The same with memory for `held` alone, ascending and within size_bytes rounded up to pages, in small pages; the
-  // rest reads zeros, and gets memory where it is touched. Whoever holds the descriptor can do that.
+  // The same, but allocates only the ranges `allocated` (ascending, within size_bytes rounded up to pages), in small
+  // pages. The rest reads as zeros and gets memory when it is touched, which every holder of the descriptor can do.
   static absl::StatusOr<std::unique_ptr<Slab>> CreateParts(absl::string_view name, SlabBacking backing,
-                                                           int64_t size_bytes, const std::vector<Range>& held);
-  ~Slab();  // unmaps, closes
+                                                           int64_t size_bytes, const std::vector<Range>& allocated);
+  ~Slab();  // unmaps and closes
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
 
@@ -53,22 +54,22 @@ class Slab {
     return reinterpret_cast<T*>(static_cast<char*>(data_) + offset_bytes);
   }
   int64_t size_bytes() const { return size_bytes_; }
-  // True where the kernel maps every whole 2 MiB of the slab with a huge page (asked of the kernel, not assumed).
+  // True if the kernel maps every whole 2 MiB of the slab with a huge page (as the kernel reports, not assumed).
   bool huge_pages() const { return huge_pages_; }
-  // The descriptor itself: for what a client may write.
+  // The slab's own descriptor, for what a client may write.
   int fd() const { return fd_.get(); }
-  // A new read-only descriptor (reopened O_RDONLY). What that is worth: a process of the same uid, and root of the
-  // receiver's user namespace where it is the daemon's, can reopen it for writing; then it changes bytes, never the
-  // size. kFrozenMemfd cannot be written by anybody.
+  // A new read-only descriptor (reopened O_RDONLY). Its protection is limited: a process of the same uid, and root of
+  // the receiver's user namespace if that is the daemon's, can reopen it for writing and change bytes, but never the
+  // size. Nobody can write kFrozenMemfd.
   absl::StatusOr<UniqueFd> ReadOnlyFd() const;
-  // Gives the pages back, whoever else still maps them or holds a descriptor; they then read zeros. Nothing for frozen
-  // backings (the kernel refuses).
+  // Frees the pages, even if others map them or have a descriptor; they then read zeros. Does nothing for frozen
+  // backings, because the kernel refuses.
   void Discard();
 
  private:
   Slab() = default;
-  // Descriptor, size and mapping; `held_bytes` of it are to be allocated.
-  absl::Status Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t held_bytes);
+  // Opens descriptor, size and mapping; `allocated_bytes` of it will be allocated.
+  absl::Status Open(absl::string_view name, SlabBacking backing, int64_t size_bytes, int64_t allocated_bytes);
   std::string name_;
   SlabBacking backing_ = SlabBacking::kSealedMemfd;
   UniqueFd fd_;
@@ -77,23 +78,23 @@ class Slab {
   bool huge_pages_ = false;
 };
 
-// The client's side: a mapping of a received descriptor; DONTFORK, populated unless some of its pages were given back,
-// the descriptor closed after mapping.
+// The client's side: the mapping of a received descriptor, with DONTFORK, populated unless some of its pages were given
+// back. The descriptor is closed after mapping.
 class MappedSlab {
  public:
-  // Checks the object's size against `size_bytes` first (INTERNAL when it is smaller).
-  // `keep_descriptor`: for MakePrivate; otherwise it is closed.
+  // Maps `fd`. INTERNAL: the object is smaller than `size_bytes`. `keep_descriptor`: keeps the descriptor for
+  // MakePrivate.
   static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor = false);
-  // Of a writable mapping: whether stores reach it or fault. One system call; async-signal-safe.
+  // For a writable mapping: whether stores succeed or fault. One system call; async-signal-safe.
   bool SetWritable(bool writable) const;
-  // REQUIRES: keep_descriptor. Gives this process a copy of its own in place: stores go on and nobody sees them.
-  // Async-signal-safe.
+  // REQUIRES: keep_descriptor. Replaces the mapping by a private copy of this process: stores succeed and nobody else
+  // sees them. Async-signal-safe.
   bool MakePrivate() const;
-  // The same for the huge page around `address`, which is copied at once: a fault for 2 MiB, not one for each small
-  // page that is stored into. The rest keeps its protection. Nothing where it has been done. Async-signal-safe; one
-  // thread at a time, and nobody stores into that huge page meanwhile (stores fault until it is done).
+  // The same for the huge page around `address`, which is copied at once: one fault for 2 MiB instead of one for each
+  // small page. The rest keeps its protection. Does nothing if it is private already. Async-signal-safe; one thread at
+  // a time, and no thread may store into that huge page meanwhile (stores fault until it is done).
   bool MakePiecePrivate(const void* address) const;
-  // REQUIRES: keep_descriptor. The other way: what this process stored is gone, and stores fault. Async-signal-safe.
+  // REQUIRES: keep_descriptor. The reverse: drops what this process stored, and stores fault. Async-signal-safe.
   bool MakeShared() const;
   MappedSlab() = default;
   MappedSlab(MappedSlab&& other) noexcept;
@@ -109,22 +110,22 @@ class MappedSlab {
  private:
   void* data_ = nullptr;
   int64_t size_bytes_ = 0;
-  UniqueFd fd_;  // keep_descriptor
-  // keep_descriptor: by huge page of the address space, whether MakePiecePrivate has copied it. Made by Map, because a
-  // signal handler cannot allocate.
+  UniqueFd fd_;  // with keep_descriptor
+  // keep_descriptor: by huge page of the address space, whether MakePiecePrivate has copied it. Map allocates it,
+  // because a signal handler cannot.
   mutable std::vector<char> is_private_;
 };
 
-// What this node can still give, and why not more.
+// Memory that this node can still give, and the limit that applies.
 struct MemoryLimits {
-  int64_t free_bytes = 0;  // MemAvailable, or the cgroup's limit less its use if that is smaller (v1 and v2)
+  int64_t free_bytes = 0;  // MemAvailable, or the cgroup's limit minus its use if that is smaller (v1 and v2)
   std::string limited_by;  // "cgroup memory.max", "cgroup memory.limit_in_bytes", "MemAvailable"
 };
 // `root`: prefix of /proc and /sys/fs/cgroup, for tests.
 absl::StatusOr<MemoryLimits> GetMemoryLimits(const std::string& root = "");
 
-// RESOURCE_EXHAUSTED, naming both numbers and the remedy, when `want_bytes` are more than what is free. A memfd has no
-// limit of its own: without this look before, too large an allocation ends in the OOM killer and not in a status.
+// RESOURCE_EXHAUSTED, with both numbers and the remedy: `want_bytes` exceeds what is free. A memfd has no limit of its
+// own: without this check, too large an allocation ends in the OOM killer instead of a status.
 absl::Status CheckMemory(const MemoryLimits& limits, int64_t want_bytes);
 
 }  // namespace shardd

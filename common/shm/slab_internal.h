@@ -1,7 +1,7 @@
 #ifndef SHARDD_COMMON_SHM_SLAB_INTERNAL_H_
 #define SHARDD_COMMON_SHM_SLAB_INTERNAL_H_
 
-// Private to common/shm and its tests: mapping and populating, shared by both sides of a slab.
+// Private to common/shm and its tests: mapping and populating, for both sides of a slab.
 
 #include <cstdint>
 #include <vector>
@@ -14,28 +14,28 @@ namespace shardd::shm_internal {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-// `<operation> <object>: <what> (<errno text>)` with the code that fits the errno.
+// `<operation> <object>: <what> (<errno text>)`, with the code that fits the errno.
 absl::Status ErrnoStatus(int error, absl::string_view operation, absl::string_view object);
 
-// Maps `size_bytes` of `fd` shared from its start, at an address that huge pages can be used at. The errno is in the
-// status: PERMISSION_DENIED for a seal or a read-only descriptor, RESOURCE_EXHAUSTED for want of memory.
+// Maps `size_bytes` of `fd` shared from its start, at an address where huge pages are possible. The status has the
+// errno: PERMISSION_DENIED for a seal or a read-only descriptor, RESOURCE_EXHAUSTED for lack of memory.
 absl::StatusOr<void*> MapShared(int fd, int64_t size_bytes, bool writable, absl::string_view object);
 
 enum class PopulateWith {
-  kKernel,  // MADV_POPULATE_{READ,WRITE}, kernel 5.14; falls back to kTouch by itself. An error is a status
-  kTouch,   // one access per page; keeps contents, also of others who write them; the pages must be allocated, else
+  kKernel,  // MADV_POPULATE_{READ,WRITE}, kernel 5.14; falls back to kTouch. An error is a status
+  kTouch,   // one access per page; keeps the contents, also while others write them; pages must be allocated, else
             // SIGBUS
 };
-// Makes every page of the mapping present, so that no later access faults for want of memory.
+// Makes every page of the mapping present, so that no later access faults for lack of memory.
 absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::string_view object,
                            PopulateWith with = PopulateWith::kKernel);
 
-// Bytes of the mapping that starts at `data` which the kernel maps with huge page table entries, from /proc/self/smaps;
-// 0 where that cannot be told.
+// Bytes of the mapping at `data` that the kernel maps with huge page table entries, from /proc/self/smaps; 0 if
+// unknown.
 int64_t HugeMappedBytes(const void* data);
 
-// What MakePiecePrivate does where it would be one mapping too many: of the slab that lies at `slab`, all pieces that
-// are not private yet, as few mappings as there are gaps. Async-signal-safe. False: the kernel gives none.
+// Fallback of MakePiecePrivate before it would exceed the limit of mappings: makes all remaining pieces of the slab at
+// `slab` private, with as few mappings as there are gaps. Async-signal-safe. Returns false if the kernel gives none.
 bool MakeRestPrivate(int fd, uintptr_t slab, int64_t size_bytes, std::vector<char>& is_private);
 
 }  // namespace shardd::shm_internal

@@ -21,8 +21,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 static_assert(sizeof(TimelineWord) == sizeof(uint64_t) && alignof(TimelineWord) == alignof(uint64_t));
 
-// A sleeper looks again after this long whatever happens. It bounds the two ways in which a wake gets lost: a hostile
-// process that clears our `waiting`, and a new epoch whose sequence has the same low half, stored just before the wait.
+// A sleeper looks again after this long in any case. That bounds the two ways to lose a wake: a hostile process clears
+// our `waiting`, or a new epoch whose sequence has the same low half is stored just before the wait.
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr int64_t kForever = INT64_MAX;
 
@@ -32,12 +32,12 @@ int64_t MonotonicNs() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Without FUTEX_PRIVATE_FLAG: the sleeper and the waker are different processes.
+// No FUTEX_PRIVATE_FLAG: sleeper and waker are different processes.
 long Futex(const TimelineWord& word, int operation, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation, value, timeout, nullptr, 0);
 }
 
-// The deadline on the clock that nobody sets back, so that a change of the wall clock does not stretch the wait.
+// The deadline on the monotonic clock, so that a change of the wall clock does not stretch the wait.
 int64_t MonotonicDeadlineNs(absl::Time deadline, int64_t now_ns) {
   const int64_t left_ns = absl::ToInt64Nanoseconds(deadline - absl::Now());
   return left_ns > kForever - now_ns ? kForever : now_ns + std::max<int64_t>(left_ns, 0);
@@ -46,7 +46,8 @@ int64_t MonotonicDeadlineNs(absl::Time deadline, int64_t now_ns) {
 }  // namespace
 
 void TimelineStore(TimelineWord& word, uint64_t value, const std::atomic<uint32_t>* waiting) {
-  // Store, then look; the waiter raises `waiting`, then looks. In the one order of all four, one side sees the other.
+  // The writer stores, then reads `waiting`; the waiter sets `waiting`, then reads. In any total order of these, one
+  // side sees the other.
   word.store(value, std::memory_order_seq_cst);
   if (waiting != nullptr && waiting->load(std::memory_order_seq_cst) != 0) {
     Futex(word, FUTEX_WAKE, INT_MAX, nullptr);
@@ -68,7 +69,7 @@ WaitResult shm_internal::TimelineWaitSliced(const TimelineWord& word, uint64_t t
   const int64_t spin_ns = std::clamp<int64_t>(absl::ToInt64Nanoseconds(spin), 0, deadline_ns - now_ns);
   const int64_t spin_until_ns = now_ns + spin_ns;
   while (now_ns < spin_until_ns) {
-    // Yield on every turn: where trainers and daemon share the cores, the writer may need this very core.
+    // Yield on every turn: if trainers and daemon share the cores, the writer may need this very core.
     sched_yield();
     if (word.load(std::memory_order_acquire) >= target) {
       return WaitResult::kReached;
@@ -76,7 +77,7 @@ WaitResult shm_internal::TimelineWaitSliced(const TimelineWord& word, uint64_t t
     now_ns = MonotonicNs();
   }
 
-  // A count and not a flag: several threads of one client may sleep at once.
+  // A count, not a flag: several threads of one client may sleep at once.
   waiting.fetch_add(1, std::memory_order_seq_cst);
   WaitResult result = WaitResult::kTimedOut;
   while (true) {
@@ -91,7 +92,7 @@ WaitResult shm_internal::TimelineWaitSliced(const TimelineWord& word, uint64_t t
     }
     const int64_t slice_ns = std::min(absl::ToInt64Nanoseconds(slice), deadline_ns - now_ns);
     const timespec timeout = {.tv_sec = slice_ns / 1'000'000'000, .tv_nsec = slice_ns % 1'000'000'000};
-    // EAGAIN (the value has changed), ETIMEDOUT and a wake are all one: look again.
+    // EAGAIN (the value has changed), ETIMEDOUT and a wake all mean: look again.
     if (Futex(word, FUTEX_WAIT, static_cast<uint32_t>(value), &timeout) != 0 && errno == EINTR) {
       result = word.load(std::memory_order_seq_cst) >= target ? WaitResult::kReached : WaitResult::kInterrupted;
       break;

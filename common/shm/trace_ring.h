@@ -1,13 +1,14 @@
 #ifndef SHARDD_COMMON_SHM_TRACE_RING_H_
 #define SHARDD_COMMON_SHM_TRACE_RING_H_
 
-// When each call of a traced rank began and ended: only the trainer knows, since few calls need the daemon. A ring in
-// the session memory, single producer (the client), single consumer (the daemon's loop, every few milliseconds). Nobody
-// ever waits for it: where it is full the client counts what it leaves out.
+// When each call of a traced rank began and ended, which only the trainer knows because few calls need the daemon. A
+// ring in the session memory; single producer (the client), single consumer (the daemon's loop, every few
+// milliseconds). Nobody waits for it: if it is full, the client counts the records that it drops.
 //
-// Record n lies at index n % kTraceRecords. The client fills it, then stores ClientPage::trace_written = n + 1; the
-// daemon copies it out once, checks it, and stores DaemonPage::trace_taken. Written only while DaemonPage::tracing is
-// not 0, which is all that a call looks at otherwise: it lies in the line of the epoch, that every call reads.
+// Record n is at index n % kTraceRecords. The client fills it and then stores ClientPage::trace_written = n + 1; the
+// daemon copies it once, checks it, and stores DaemonPage::trace_taken. The client writes only while
+// DaemonPage::tracing is not 0; otherwise a call costs no more than reading that word, which is in the line of the
+// epoch that every call reads anyway.
 
 #include <time.h>
 
@@ -21,10 +22,10 @@ inline constexpr uint16_t kTraceCallFailed = 0x8000;
 struct TraceRecord {
   int64_t begin_ns;  // TraceNowNs
   int64_t end_ns;    // of the call; not before begin_ns, nor after the next record's begin_ns
-  int64_t step;      // the step that the call belongs to
-  int32_t group;     // -1: of none
-  uint16_t call;     // v1::TraceCall; with kTraceCallFailed where it returned an error
-  uint16_t lost;     // calls just before this one that found no room; 65535: that many, or more
+  int64_t step;      // step of the call
+  int32_t group;     // -1: no group
+  uint16_t call;     // v1::TraceCall; with kTraceCallFailed if it returned an error
+  uint16_t lost;     // number of calls just before this one that found no room; 65535: that many or more
 };
 static_assert(sizeof(TraceRecord) == 32);
 

@@ -8,13 +8,13 @@
 
 namespace shardd {
 
-// The only conversions between absl and gRPC statuses: codes are numerically equal by definition, the message is kept.
-// Included only by server/service and client.
+// The only conversions between absl and gRPC statuses. Codes are numerically equal by definition; the message is kept.
+// Only server/service and client include this.
 inline grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  // code() and not raw_code(): a number that neither side knows becomes UNKNOWN.
+  // code(), not raw_code(): a number that neither side knows becomes UNKNOWN.
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-// Debian 12's Abseil (20220623) has neither macro; this is the one place that defines them.
+// Debian 12's Abseil (20220623) has neither macro; only this file defines them.
 #define SHARDD_RETURN_IF_ERROR(expr)                                  \
   do {                                                                \
     if (absl::Status shardd_status_ = (expr); !shardd_status_.ok()) { \

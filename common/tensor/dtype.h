@@ -9,17 +9,17 @@
 
 namespace shardd {
 
-// The proto enum is the dtype everywhere: one concept, one type.
+// The proto's enum is the only dtype type.
 using DType = v1::DType;
 
 // Bytes per element; 0 for DTYPE_UNSPECIFIED or an unknown value.
 int64_t DTypeSizeBytes(DType dtype);
 
-// fp32, bf16, fp16, fp64.
+// True for fp32, bf16, fp16, fp64.
 bool IsFloatingPoint(DType dtype);
 
-// What the daemon's optimizers can update, and gradients can be rounded to: fp32, bf16, fp16. Gradients of fp64
-// parameters are submitted in fp64, added up in fp64 of up to four ranks at a time, and kept in fp32, as all are.
+// True for what the daemon's optimizers can update and gradients can be rounded to: fp32, bf16, fp16. Gradients of fp64
+// parameters are submitted in fp64, added in fp64 up to four ranks at a time, and stored in fp32 like all gradients.
 bool IsTrainable(DType dtype);
 
 // "float32", "bfloat16", ...; "unspecified".

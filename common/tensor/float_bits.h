@@ -1,14 +1,14 @@
 #ifndef SHARDD_COMMON_TENSOR_FLOAT_BITS_H_
 #define SHARDD_COMMON_TENSOR_FLOAT_BITS_H_
 
-// One element of each floating dtype to fp32 (or fp64) and back, in integer arithmetic that compilers vectorise.
-// Software on every machine: the bf16 instruction flushes denormals, and equal bits everywhere is what makes shard
-// boundaries and machine types invisible. All round to nearest, ties to even; a NaN stays a NaN of the same sign (made
-// quiet where it is narrowed, with its upper payload bits).
+// Converts one element of each floating dtype to fp32 (or fp64) and back, in integer arithmetic that compilers
+// vectorise. Software on every machine, because the bf16 instruction flushes denormals: equal bits everywhere make
+// shard boundaries and machine types invisible. All round to nearest, ties to even; a NaN stays a NaN of the same sign
+// (made quiet where it is narrowed, with its upper payload bits).
 
 #include <cstdint>
 
-#if defined(__CUDACC__)  // kernels of server/device/cuda share this, and so the bits
+#if defined(__CUDACC__)  // kernels of server/device/cuda share this code, and so the bits
 #define SHARDD_ALWAYS_INLINE inline __attribute__((always_inline)) __host__ __device__
 #else
 #define SHARDD_ALWAYS_INLINE inline __attribute__((always_inline))
@@ -32,10 +32,10 @@ SHARDD_ALWAYS_INLINE float HalfToFloat(uint16_t h) {
   const uint32_t sign = (static_cast<uint32_t>(h) & 0x8000u) << 16;
   const uint32_t magnitude = h & 0x7fffu;
   const uint32_t bits = magnitude << 13;
-  // Rebias the exponent; that of infinity and NaN twice, which makes it fp32's.
+  // Rebias the exponent; that of infinity and NaN twice, which makes it the exponent of fp32's.
   const uint32_t normal = bits + (magnitude >= 0x7c00u ? 224u << 23 : 112u << 23);
-  // A denormal gets the smallest normal exponent, and with it a leading one too much. No operand is an fp32 denormal:
-  // some machines take a hundred cycles over those.
+  // A denormal gets the smallest normal exponent, and with it a leading one too many. No operand is an fp32 denormal,
+  // which take some machines a hundred cycles.
   const uint32_t denormal = BitsOf(FloatOf(bits + (113u << 23)) - FloatOf(113u << 23));
   return FloatOf((magnitude < 0x400u ? denormal : normal) | sign);
 }
@@ -44,19 +44,19 @@ SHARDD_ALWAYS_INLINE uint16_t FloatToHalf(float x) {
   const uint32_t bits = BitsOf(x);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  // Normal results, including those that round up to infinity: rebias, then round the 13 bits that go.
+  // Normal results, including those that round up to infinity: rebias, then round away 13 bits.
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Denormal results: adding 0.5 puts their last bit where the adder rounds; what it adds above is taken off again.
+  // Denormal results: adding 0.5 puts their last bit where the adder rounds; subtract what it adds above.
   const uint32_t denormal = BitsOf(FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
   const uint32_t finite = magnitude < (113u << 23) ? denormal : normal;
   const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
   const uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
-  // 2^16 and above is infinity; below, the rounding decides.
+  // 2^16 and above is infinity; below, rounding decides.
   return static_cast<uint16_t>((magnitude >= (143u << 23) ? special : finite) | sign);
 }
 
-// Rounds to odd: what is not exact gets a last bit of one, so that a second rounding to a narrower type is as if it
-// were the only one.
+// Rounds to odd: an inexact result gets a last bit of one, so that a second rounding to a narrower type gives the
+// result of a single rounding.
 SHARDD_ALWAYS_INLINE float DoubleToFloatOdd(double x) {
   const float nearest = static_cast<float>(x);
   const double back = nearest;
@@ -68,7 +68,7 @@ SHARDD_ALWAYS_INLINE float DoubleToFloatOdd(double x) {
   return FloatOf(bits | 1u);
 }
 
-// What a buffer of each dtype holds and how one element is read to and written from the type that arithmetic uses.
+// Per dtype: the type in a buffer, and how an element is read into and written from the type of the arithmetic.
 struct Float32 {
   using Storage = float;
   static SHARDD_ALWAYS_INLINE float Load(float x) { return x; }

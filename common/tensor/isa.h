@@ -3,13 +3,13 @@
 
 namespace shardd::tensor {
 
-// The levels of the machine that kernels are compiled for; they give the same bits.
+// Instruction sets that kernels are compiled for; all give the same bits.
 enum class Isa { kBase = 0, kAvx2, kAvx512 };
 
-Isa BestIsa();     // what this machine has
+Isa BestIsa();     // of this machine
 Isa CurrentIsa();  // BestIsa() unless a test lowered it
 
-// Takes effect for calls that begin afterwards, in the whole process; levels above BestIsa() are cut to it.
+// Applies to calls that begin afterwards, in the whole process; levels above BestIsa() become BestIsa().
 void SetIsaForTest(Isa isa);
 
 }  // namespace shardd::tensor

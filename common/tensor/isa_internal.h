@@ -1,12 +1,12 @@
 #ifndef SHARDD_COMMON_TENSOR_ISA_INTERNAL_H_
 #define SHARDD_COMMON_TENSOR_ISA_INTERNAL_H_
 
-// One kernel body, compiled for three levels of the machine and chosen once per process. Plain function pointers
-// instead of target_clones: no ifunc, which sanitizers' start-up does not survive everywhere, the same code with both
-// compilers, and tests can hold the levels against each other.
+// One kernel body, compiled for three instruction sets and chosen once per process. Plain function pointers instead of
+// target_clones: no ifunc, which the start-up of some sanitizers does not survive; the same code with both compilers;
+// and tests can compare the levels.
 //
-// After its own includes GCC optimises for loops (errno of sqrt and floating point traps are not kept: either stops
-// vectorising), whatever the build type; so whoever includes this includes nothing big after it.
+// After its own includes this header makes GCC optimise loops in every build type (without errno of sqrt and floating
+// point traps, either of which stops vectorising). So include nothing large after it.
 
 #include <cstdint>
 #include <utility>
@@ -43,7 +43,7 @@ SHARDD_TARGET_AVX512 void RunAvx512(Args... args) {
   Body::Run(args...);
 }
 
-// The version of Body for `isa`; Args are Run's parameter types.
+// The version of Body for `isa`; Args are the parameter types of Run.
 template <typename Body, typename... Args>
 auto Select(Isa isa) -> void (*)(Args...) {
   if (isa == Isa::kAvx512) return &RunAvx512<Body, Args...>;
@@ -51,11 +51,10 @@ auto Select(Isa isa) -> void (*)(Args...) {
   return &RunBase<Body, Args...>;
 }
 
-// Elements that one call of a body handles where the result goes through a block in L1.
+// Elements per call of a body whose result goes through a block in L1.
 inline constexpr int64_t kBlockNumel = 1024;
-// Destinations of at least so many bytes bypass the caches. With everything hot in the caches the crossover lies at 4
-// to 8 MiB; in a step it is not, and reading the destination just to overwrite it costs a third of the traffic of a
-// copy.
+// Destinations of at least this size bypass the caches. With everything hot in the caches the crossover is at 4 to 8
+// MiB; in a step it is not hot, and reading the destination just to overwrite it is a third of a copy's traffic.
 inline constexpr int64_t kStreamBytes = int64_t{2} << 20;
 
 // Non-temporal copy. REQUIRES: dst aligned to 64 bytes; size_bytes a multiple of 64.
@@ -63,8 +62,8 @@ void StreamCopy(const void* src, void* dst, int64_t size_bytes);
 // Orders streamed stores before later ones (the release store that publishes completion does not).
 void StreamFence();
 
-// Produces numel elements of `element_bytes` at dst: fill(first, count, out) writes elements [first, first + count) to
-// `out`, which is their place in dst or, with `stream`, a block that is then streamed there.
+// Produces numel elements of `element_bytes` at dst. fill(first, count, out) writes elements [first, first + count) to
+// `out`: their place in dst or, with `stream`, a block that is then streamed there.
 template <typename Fill>
 void ForBlocks(void* dst, int64_t numel, int64_t element_bytes, bool stream, Fill&& fill) {
   char* base = static_cast<char*>(dst);
@@ -85,7 +84,7 @@ void ForBlocks(void* dst, int64_t numel, int64_t element_bytes, bool stream, Fil
   StreamFence();
 }
 
-// A broken contract of a kernel: says so on stderr and aborts.
+// Reports a broken contract of a kernel on stderr and aborts.
 [[noreturn]] void UnsupportedDType(const char* kernel, int dtype);
 
 }  // namespace shardd::tensor

@@ -1,15 +1,16 @@
 #ifndef SHARDD_COMMON_TENSOR_KERNELS_H_
 #define SHARDD_COMMON_TENSOR_KERNELS_H_
 
-// CPU kernels over contiguous host memory. Numerics, decided here:
+// CPU kernels over contiguous host memory. This header decides the numerics:
 // - Casts round to nearest, ties to even; NaN stays NaN; denormals are kept (software rounding: the hardware
 //   instruction flushes them, measured). fp16 overflows to infinity.
-// - Reduction: each source is rounded to `reduce_dtype` (what would travel), widened to fp32 and added in the order of
-//   `sources` in fp32; the sum is multiplied once by `scale` and rounded once to `reduce_dtype`, because the result of
-//   a reduction in that dtype is a number of that dtype. PyTorch rounds after each addition, and again after the
-//   division: of two sources and a scale of a power of two its bits are the same, of more this is nearer to the sum. No
-//   FMA contraction (-ffp-contract=off), so that every machine and every shard boundary gives the same bits.
-// All functions are thread-safe; ranges must not overlap unless said. Pointers need only the alignment of their dtype.
+// - Reduction rounds each source to `reduce_dtype` (as it would travel), widens it to fp32 and adds in the order of
+//   `sources` in fp32. It multiplies the sum once by `scale` and rounds it once to `reduce_dtype`, because the result
+//   of a reduction in that dtype is a number of that dtype. PyTorch rounds after each addition, and again after the
+//   division: for two sources and a scale of a power of two the bits are the same; for more, this is nearer to the sum.
+//   No FMA contraction (-ffp-contract=off), so that every machine and every shard boundary gives the same bits.
+// All functions are thread-safe. Ranges must not overlap unless stated. Pointers need only the alignment of their
+// dtype.
 
 #include <cstdint>
 
@@ -19,8 +20,8 @@
 
 namespace shardd {
 
-// dst[i] = cast(src[i]) for i in [0, numel). Floating dtypes only, any pair; equal dtypes copy.
-// Large ranges are written with non-temporal stores.
+// dst[i] = cast(src[i]) for i in [0, numel). Any pair of floating dtypes; equal dtypes copy. Writes large ranges with
+// non-temporal stores.
 void Cast(const void* src, DType from, void* dst, DType to, int64_t numel);
 
 // Copies bytes; large ranges with non-temporal stores.
@@ -28,9 +29,9 @@ void CopyBytes(const void* src, void* dst, int64_t size_bytes);
 
 // r = keep(reduce(scale * (sum over k, in order, of reduce(sources[k][i])))),
 // dst[i] = accumulate ? keep(dst[i] + r) : r.
-// sources: `source_dtype` fp32, bf16, fp16, or fp64 (added four at a time in fp64); at least one. reduce_dtype:
-// DTYPE_UNSPECIFIED is that of the sources, of fp64 fp32.
-// keep: what a gradient is a tensor of, whatever dst can hold; DTYPE_UNSPECIFIED is fp32.
+// sources: at least one, in `source_dtype` fp32, bf16, fp16, or fp64 (added four at a time in fp64). reduce_dtype:
+// DTYPE_UNSPECIFIED means that of the sources, and fp32 for fp64.
+// keep: dtype of the gradient tensor, whatever dst can hold; DTYPE_UNSPECIFIED means fp32.
 void ReduceSources(absl::Span<const void* const> sources, DType source_dtype, DType reduce_dtype, DType keep,
                    float scale, bool accumulate, float* dst, int64_t numel);
 
@@ -43,9 +44,9 @@ double SquaredNorm(const float* src, int64_t numel);
 //   p -= lr/bias_correction1 * m / (sqrt(v)/sqrt(bias_correction2) + eps);   bias_correctionN = 1 - betaN^step
 struct AdamWParams {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  int64_t step = 0;       // this update's number for these parameters, from 1
+  int64_t step = 0;       // number of this update for these parameters, from 1
   double grad_scale = 1;  // clip factor
-  // torch.optim.Adam: p is not shrunk, the gradient gets weight_decay * p added instead: g' = g*grad_scale +
+  // torch.optim.Adam: p is not shrunk; instead the gradient gets weight_decay * p added: g' = g*grad_scale +
   // weight_decay*p.
   bool coupled_decay = false;
 };
@@ -54,7 +55,7 @@ struct AdamWParams {
 void AdamWUpdate(const AdamWParams& params, void* p, DType param_dtype, const float* g, float* m, float* v,
                  void* cast_dst, DType cast_dtype, int64_t numel);
 
-// The same from the scalars that every device updates with (update_scalars.h).
+// The same, from the scalars that every device uses (update_scalars.h).
 void AdamWUpdateWith(const AdamWScalars& scalars, void* p, DType param_dtype, const float* g, float* m, float* v,
                      void* cast_dst, DType cast_dtype, int64_t numel);
 
@@ -63,7 +64,7 @@ void AdamWUpdateWith(const AdamWScalars& scalars, void* p, DType param_dtype, co
 struct SgdParams {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
-  bool first_step = false;  // the momentum buffer holds nothing yet
+  bool first_step = false;  // the momentum buffer has no value yet
   double grad_scale = 1;
 };
 // buf: fp32, nullptr iff momentum == 0.

@@ -45,11 +45,11 @@ struct PowerSumBody {
   }
 };
 
-// NaN where there is one.
+// NaN if any element is NaN.
 struct LargestBody {
   static SHARDD_ALWAYS_INLINE void Run(const float* src, int64_t numel, double* result) {
     float lanes[kLanes] = {};
-    float unordered[kLanes] = {};  // 0, or NaN where a NaN came by: x - x would be NaN for infinities too
+    float unordered[kLanes] = {};  // 0, or NaN after a NaN; x - x would be NaN for infinities too
     int64_t i = 0;
     for (; i + kLanes <= numel; i += kLanes) {
       for (int j = 0; j < kLanes; ++j) {

@@ -1,21 +1,22 @@
 #ifndef SHARDD_COMMON_TENSOR_NORM_H_
 #define SHARDD_COMMON_TENSOR_NORM_H_
 
-// The norm of many pieces: (sum |x|^p)^(1/p), or the largest |x| for p infinite. Numerics, decided here: in double
-// throughout, over fixed blocks of 4096 elements, pieces added in the order in which they are given.
+// The norm of many pieces: (sum |x|^p)^(1/p), or the largest |x| for infinite p. This header decides the numerics: in
+// double throughout, over fixed blocks of 4096 elements, pieces added in the given order.
 // - p 1, 2, 3 and 4: sums of powers. No power of an fp32 number overflows or vanishes in double.
 // - infinite: exact.
-// - any other p: powers are taken of |x| / s, where s is the largest |x| so far, and sums are rescaled when s grows; so
-//   neither overflow nor underflow, however large p is. Uses std::pow: within a few ulp between machines, equal on one.
+// - any other p: sums powers of |x| / s, where s is the largest |x| so far, and rescales the sum when s grows; so
+//   neither overflow nor underflow occurs, however large p is. Uses std::pow: within a few ulp between machines, equal
+//   on one.
 // A NaN makes the value NaN; an infinity without a NaN makes it infinite.
 
 #include <cstdint>
 
 namespace shardd {
 
-// What a Norm has added up so far, as plain data: what a kernel of another device continues from.
-// Orders 1 to 4: scale is 1, sum of |x|^p. Infinite: the largest |x| in scale. Others: the sum is in units of scale^p,
-// scale the largest |x|. All zero: nothing yet.
+// What a Norm has added so far, as plain data, from which a kernel of another device can continue. Orders 1 to 4: scale
+// is 1, sum is the sum of |x|^p. Infinite: scale is the largest |x|. Others: scale is the largest |x|, sum is in units
+// of scale^p. All zero: nothing yet.
 struct NormState {
   double scale;
   double sum;
@@ -24,7 +25,7 @@ struct NormState {
 // Thread-compatible; a copy is independent.
 class Norm {
  public:
-  // Above 0, infinity included.
+  // True above 0, infinity included.
   static bool IsOrder(double p);
   explicit Norm(double p = 2) : p_(p) {}  // REQUIRES: IsOrder(p)
   double order() const { return p_; }

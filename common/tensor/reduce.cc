@@ -30,7 +30,7 @@ enum class Into {
   kContinue,    // dst = ((dst + s0) + s1) + ...: a sum that earlier sources began; no scale
 };
 
-// kSources of them, left to right; Rounding before each is added.
+// Adds kSources sources, left to right; Rounding before each addition.
 template <typename From, typename Rounding, int kSources, Into kInto>
 struct ReduceBody {
   static SHARDD_ALWAYS_INLINE auto At(const typename From::Storage* s, int64_t i) {
@@ -44,7 +44,7 @@ struct ReduceBody {
     const Storage* __restrict s3 = static_cast<const Storage*>(sources[kSources > 3 ? 3 : 0]);
     float* __restrict out = dst;
     for (int64_t i = 0; i < numel; ++i) {
-      auto sum = kInto == Into::kContinue ? out[i] + At(s0, i) : At(s0, i);  // of fp64 in fp64
+      auto sum = kInto == Into::kContinue ? out[i] + At(s0, i) : At(s0, i);  // for fp64 in fp64
       if constexpr (kSources > 1) sum += At(s1, i);
       if constexpr (kSources > 2) sum += At(s2, i);
       if constexpr (kSources > 3) sum += At(s3, i);
@@ -88,7 +88,7 @@ ReduceFn SelectCount(int count, Into into) {
 }
 
 ReduceFn SelectReduce(DType source, DType reduce_dtype, int count, Into into) {
-  // Rounding to what the source can hold anyway changes nothing.
+  // Rounding to a dtype that the source already fits changes nothing.
   const bool none = reduce_dtype == source || reduce_dtype == v1::DTYPE_FLOAT32;
   using tensor::BFloat16;
   using tensor::Float16;
@@ -113,7 +113,7 @@ ReduceFn SelectReduce(DType source, DType reduce_dtype, int count, Into into) {
   }
 }
 
-// What becomes of sums.
+// What to do with a sum.
 template <typename Reduce, typename Keep, bool kAccumulate>
 struct FinishBody {
   static SHARDD_ALWAYS_INLINE void Run(const float* sums, float scale, float* dst, int64_t numel) {
@@ -148,13 +148,13 @@ FinishFn SelectFinish(DType reduce_dtype, DType keep, bool accumulate) {
   return SelectKeep<NoRound>(keep, accumulate);
 }
 
-// Up to four sources in one go, sums left in fp32.
+// Up to four sources at once, with sums in fp32.
 void ReduceFew(const void* const* sources, int count, DType source_dtype, float scale, bool accumulate, float* dst,
                int64_t numel) {
   const ReduceFn reduce =
       SelectReduce(source_dtype, v1::DTYPE_FLOAT32, count, accumulate ? Into::kAccumulate : Into::kOverwrite);
   const int64_t bytes = DTypeSizeBytes(source_dtype);
-  // An accumulated destination is in the cache already, because it was read.
+  // An accumulated destination is in the cache, because it was read.
   const bool stream = !accumulate && numel * int64_t{sizeof(float)} >= tensor::kStreamBytes;
   tensor::ForBlocks(dst, numel, sizeof(float), stream, [=](int64_t first, int64_t n, void* out) {
     const void* at[kMaxFused] = {};
@@ -163,7 +163,7 @@ void ReduceFew(const void* const* sources, int count, DType source_dtype, float 
   });
 }
 
-// More, or rounded: block by block, the sum grows in L1 by up to four sources at a time, in their order.
+// More sources, or with rounding: block by block, the sum grows in L1 by up to four sources at a time, in their order.
 void ReduceByBlocks(absl::Span<const void* const> sources, DType source_dtype, DType reduce_dtype, DType keep,
                     float scale, bool accumulate, float* dst, int64_t numel) {
   const size_t total = sources.size();

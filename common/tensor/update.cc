@@ -106,7 +106,7 @@ SgdFn SelectSgd(DType dtype, Momentum momentum, bool nesterov) {
   }
 }
 
-// Runs update(first, count) and then makes the cast copy of what it wrote while that is still in L1.
+// Runs update(first, count) and makes the cast copy of what it wrote while that is still in L1.
 template <typename Update>
 void UpdateAndCast(void* p, DType param_dtype, void* cast_dst, DType cast_dtype, int64_t numel, Update&& update) {
   if (cast_dst == nullptr) {

@@ -1,9 +1,9 @@
 #ifndef SHARDD_COMMON_TENSOR_UPDATE_SCALARS_H_
 #define SHARDD_COMMON_TENSOR_UPDATE_SCALARS_H_
 
-// What an update of every element multiplies with: everything that does not depend on the element, computed in double
-// and rounded once, as PyTorch passes scalars to its kernels. Every device updates with these, so their results agree.
-// Plain data; included by device code.
+// The scalars of an update: everything that does not depend on the element, computed in double and rounded once, as
+// PyTorch passes scalars to its kernels. Every device updates with these, so results agree. Plain data; device code
+// includes it.
 
 namespace shardd {
 

@@ -13,12 +13,12 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// What one of these takes at most beside its bytes: the object, the pointer to it, and what malloc adds. Measured: a
-// v1::Parameter, the largest that comes in great number, takes 92.
+// Upper bound of a message's overhead: the object, the pointer to it, and what malloc adds. Measured: a v1::Parameter,
+// the largest frequent one, takes 92.
 constexpr int64_t kMessageBytes = 128;
 constexpr int64_t kStringBytes = 64;
 constexpr int64_t kUnknownBytes = 64;
-constexpr int64_t kNumberBytes = 16;  // of a repeated field, which grows by doubling
+constexpr int64_t kNumberBytes = 16;  // per element of a repeated field, which grows by doubling
 constexpr int kMostNested = 32;
 
 enum class Finding { kFits, kTooLarge, kTooManyFields, kUnknownField, kMalformed };
@@ -29,7 +29,7 @@ class Estimate {
   int64_t total_bytes() const { return total_bytes_; }
   int unknown_number() const { return unknown_number_; }
 
-  // One message, up to the limit of `in`.
+  // Scans one message, up to the limit of `in`.
   Finding Walk(CodedInputStream& in, const Descriptor& type, int depth) {
     while (const uint32_t tag = in.ReadTag()) {
       const FieldDescriptor* field = type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
@@ -49,10 +49,10 @@ class Estimate {
  private:
   Finding WalkField(CodedInputStream& in, uint32_t tag, const FieldDescriptor* field, int depth) {
     const WireFormatLite::WireType wire = WireFormatLite::GetTagWireType(tag);
-    // A known number on another wire type than its own is kept as an unknown one.
+    // Decoding keeps a known number with another wire type as an unknown field.
     const bool known = field != nullptr && wire == WireFormatLite::WireTypeForFieldType(
                                                        static_cast<WireFormatLite::FieldType>(field->type()));
-    // Repeated numbers also come packed.
+    // Repeated numbers may be packed.
     const bool packs = field != nullptr && wire == WireFormatLite::WIRETYPE_LENGTH_DELIMITED && field->is_packable();
     if (!known && !packs && limits_.unknown == UnknownFields::kRefused) {
       unknown_number_ = WireFormatLite::GetTagFieldNumber(tag);
@@ -66,7 +66,7 @@ class Estimate {
         return WireFormatLite::SkipField(&in, tag) ? Finding::kFits : Finding::kMalformed;
       case WireFormatLite::WIRETYPE_LENGTH_DELIMITED:
         break;
-      default:  // groups: none of our messages has any
+      default:  // groups: none of our messages has one
         return Finding::kMalformed;
     }
     uint32_t length = 0;
@@ -131,7 +131,7 @@ absl::StatusOr<int64_t> EstimateDecodedBytes(absl::string_view operation, google
 
 absl::StatusOr<int64_t> EstimateDecodedBytes(absl::string_view operation, absl::string_view bytes,
                                              const Descriptor& type, const MessageLimits& limits) {
-  if (static_cast<int64_t>(bytes.size()) > limits.wire_bytes) {  // before its size is an int
+  if (static_cast<int64_t>(bytes.size()) > limits.wire_bytes) {  // before the size becomes an int
     return absl::ResourceExhaustedError(absl::StrCat(operation, ": message is too large (got ", bytes.size(),
                                                      " bytes, want at most ", limits.wire_bytes, ")"));
   }

@@ -1,9 +1,9 @@
 #ifndef SHARDD_COMMON_WIRE_MESSAGE_BOUNDS_H_
 #define SHARDD_COMMON_WIRE_MESSAGE_BOUNDS_H_
 
-// A message may take a hundred times as much memory as it has bytes (two bytes are an empty submessage, or an unknown
-// field), and decoding takes as much time for each. So what others send is looked through before it is decoded: that
-// keeps nothing, and ends where the first bound is passed.
+// A decoded message may take a hundred times the memory of its bytes (two bytes make an empty submessage, or an unknown
+// field), and time in proportion. So messages of others are scanned before they are decoded. The scan stores nothing
+// and ends where the first limit is exceeded.
 
 #include <cstdint>
 #include <limits>
@@ -15,28 +15,28 @@
 
 namespace shardd {
 
-// Of a field that the message's type does not have. Where both ends are of one protocol version there is none.
+// Policy for fields that the message's type lacks. If both ends have one protocol version there are none.
 enum class UnknownFields { kCounted, kRefused };
 
-// Of one message.
+// Limits for one message.
 struct MessageLimits {
   int64_t wire_bytes;
   int64_t decoded_bytes;
   UnknownFields unknown = UnknownFields::kCounted;
-  int64_t fields = std::numeric_limits<int64_t>::max();  // of it and all its submessages, each time one occurs
+  int64_t fields = std::numeric_limits<int64_t>::max();  // of it and all its submessages, counting each occurrence
 };
 
-// An upper estimate of the memory that `size_bytes` bytes of `in` take when decoded as a message of `type`.
-// RESOURCE_EXHAUSTED: beyond `limits`, and no further than that looked at. INVALID_ARGUMENT: malformed, or an unknown
-// field that is refused. `operation` begins the text of errors. The time is at most that of `limits.fields` fields.
+// An upper estimate of the memory for decoding `size_bytes` bytes of `in` as a message of `type`. RESOURCE_EXHAUSTED:
+// beyond `limits`; the scan ends there. INVALID_ARGUMENT: malformed, or an unknown field with kRefused. `operation`
+// begins the text of errors. Takes at most the time of `limits.fields` fields.
 absl::StatusOr<int64_t> EstimateDecodedBytes(absl::string_view operation, google::protobuf::io::ZeroCopyInputStream& in,
                                              int64_t size_bytes, const google::protobuf::Descriptor& type,
                                              const MessageLimits& limits);
-// The same of contiguous bytes, which nobody else may write meanwhile.
+// The same for contiguous bytes, which nobody else may write meanwhile.
 absl::StatusOr<int64_t> EstimateDecodedBytes(absl::string_view operation, absl::string_view bytes,
                                              const google::protobuf::Descriptor& type, const MessageLimits& limits);
 
-// INVALID_ARGUMENT: `operation`'s message is malformed.
+// INVALID_ARGUMENT: the message of `operation` is malformed.
 absl::Status MalformedMessage(absl::string_view operation, const google::protobuf::Descriptor& type);
 
 }  // namespace shardd

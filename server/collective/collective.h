@@ -2,8 +2,8 @@
 #define SHARDD_SERVER_COLLECTIVE_COLLECTIVE_H_
 
 // The second seam: moves shards and gradients between the ranks' devices. Requests name flat parameters of the plan and
-// where each rank's bytes lie; an implementation decides what travels. `collective/local`: all ranks on this node, so
-// nothing travels.
+// where each rank's bytes are; an implementation decides what travels. In `collective/local` all ranks are on this
+// node, so nothing travels.
 
 #include <cstdint>
 #include <functional>
@@ -21,14 +21,14 @@ namespace shardd {
 // One rank's contribution to a reduction.
 struct GradientSource {
   int rank = 0;
-  // Start of the group's gradient slot. The collective may write over the gradients there: they are given away.
+  // Start of the group's gradient slot. The collective may overwrite the gradients there.
   char* slot = nullptr;
   std::vector<bool> present;  // by index_in_group; an absent gradient is never read
 };
 
-// How the result meets what the gradient shard holds, per parameter of the group.
+// Per parameter of the group: how the result is combined with the gradient shard.
 enum class GradientMode : uint8_t {
-  kOverwrite,  // nothing valid is there: written, not zeroed first
+  kOverwrite,  // the shard has no valid value: written without zeroing first
   kAccumulate,
 };
 
@@ -37,26 +37,26 @@ struct ReduceScatterRequest {
   int group = 0;
   std::vector<GradientSource> sources;  // ascending ranks; added in this order
   std::vector<GradientMode> modes;      // by index_in_group; parameters present in no source are not touched
-  char* gradients = nullptr;            // start of slab "gradients"; the sum goes to each of plan->gradient_copies
-  // Where the gradient shards are memory of the host that devices reach by copies alone: memory of each rank's device,
-  // by rank, of staging_bytes (a positive multiple of 4096), in which sums are made, a piece at a time. Ranks of one
-  // device may share it: the stream keeps the order. Empty: sums are made in place.
+  char* gradients = nullptr;            // start of slab "gradients"; the result goes to each of plan->gradient_copies
+  // Staging, if gradient shards are host memory that devices reach only by copies: by rank, memory of the rank's device
+  // of staging_bytes (a positive multiple of 4096), in which sums are made a piece at a time. Ranks of one device may
+  // share it, because the stream keeps the order. Empty: sums are made in place.
   std::vector<char*> staging;
   int64_t staging_bytes = 0;
-  int gradients_file = -1;                     // of the slab, where trainers give its pages back (ReduceOp.dst_file)
-  DType reduce_dtype = v1::DTYPE_UNSPECIFIED;  // that of the sources
+  int gradients_file = -1;                     // file of the slab, if trainers give its pages back (ReduceOp.dst_file)
+  DType reduce_dtype = v1::DTYPE_UNSPECIFIED;  // unspecified: that of the sources
   float scale = 1;                             // 1 / divide factor
-  bool keep_low_precision = false;             // gradients are of reduce_dtype, not of their parameter's
+  bool keep_low_precision = false;             // gradients are in reduce_dtype instead of their parameter's dtype
   std::string label;
-  // By rank, or empty: of the gradient shards, before the rank's sums. Only for a collective that may_hold_requests:
-  // others are given them as work of the ranks' devices.
+  // By rank, or empty: zeroing of gradient shards before the rank's sums. Only for a collective that may_hold_requests;
+  // others get it as separate work of the ranks' devices.
   std::vector<std::vector<DeviceOp>> zeros;
-  // Several nodes (collective/nodes): which sum this is on all of them, and what it comes of. `sources` may be empty,
-  // where only other nodes give; `modes` are those of what any node gives.
+  // Several nodes (collective/nodes): identifies the reduction on all nodes, and the contributions. `sources` may be
+  // empty if only other nodes contribute; `modes` cover the contributions of all nodes.
   struct NodeSum {
-    uint64_t generation = 0;    // of the nodes' common attempt; a later one ends what is under way of earlier ones
+    uint64_t generation = 0;    // attempt of all nodes at a step (peer.proto); a later one ends earlier ones
     uint64_t sequence = 0;      // from 0 in each generation, without gaps, the same on all nodes
-    std::vector<bool> present;  // by index_in_group: given by some node
+    std::vector<bool> present;  // by index_in_group: some node contributes it
   };
   std::optional<NodeSum> nodes;
 };
@@ -66,13 +66,13 @@ struct AllGatherRequest {
   int group = 0;
   const char* shards = nullptr;  // start of slab "shards"
   char* destination = nullptr;   // start of an unsharded-pool slot; receives the group's image in unsharded_dtype
-  // The rank whose device does all of it: where the slot is memory of that device, others' would have to write there,
-  // and its own reads theirs as fast. -1: spread over all devices.
+  // The rank whose device does all the work: if the slot is in that device's memory, other devices would have to write
+  // there, and it reads their memory just as fast. -1: spread over all devices.
   int reader = -1;
-  // Where within slab "shards" memory of another device begins, ascending, in bytes: no copy out of it crosses it.
+  // Ascending byte offsets in slab "shards" where another device's memory begins; no copy crosses one.
   std::vector<int64_t> boundaries;
   std::string label;
-  // Start of slab "parameters", where flat parameters that lie in it are copied from; null: the plan has none there.
+  // Start of slab "parameters", the source of flat parameters that have a place there; null: the plan has no such slab.
   const char* parameters = nullptr;
 };
 
@@ -85,20 +85,20 @@ class Collective {
   using Done = std::function<void(absl::Status)>;
   virtual ~Collective() = default;
   virtual const char* name() const = 0;  // "local", "nccl"
-  // What status says: who adds, and why not another.
+  // For status: who reduces, and why not another.
   virtual std::string Describe() const = 0;
-  // Runs on `post_backward` of every rank's device: rank r's device writes rank r's work segments. Needs no pairing by
-  // the callee: the caller has all sources.
+  // Reduces on `post_backward` of every rank's device: rank r's device writes rank r's work segments. The caller has
+  // all sources, so nothing has to be paired here.
   virtual void ReduceScatter(ReduceScatterRequest request, Done done) = 0;
   // Runs on `unshard`, spread over all devices or on the reader's.
   virtual void AllGather(AllGatherRequest request, Done done) = 0;
-  // Where the rank's gradient slots lie from now on, on its device; null: it has none. Requests name memory of slabs
-  // that were told, or none were. What needs to know keeps them for as long as it does.
+  // Sets the rank's gradient slots, on its device; null: it has none. Requests name memory of the slabs set here, or no
+  // slabs were ever set. An implementation that needs them keeps a reference.
   virtual void SetSlots(int /*rank*/, std::shared_ptr<const DeviceSlab> /*slots*/) {}
-  // Not null: sums are made by ranks' sessions, which it is to be told of.
+  // Not null: the ranks' sessions reduce; it must be told of them.
   virtual TrainerCollective* trainers() { return nullptr; }
-  // A reduction may reach its devices later than ReduceScatter returns, or is not theirs at all. So what is submitted
-  // to them behind it is in no order with it: who needs one waits for `done`, or sends it along (`zeros`).
+  // True if a reduction may reach its devices after ReduceScatter returns, or never does. Work that is then submitted
+  // to the devices is not ordered after it: wait for `done`, or send the work along (`zeros`).
   virtual bool may_hold_requests() const { return false; }
 };
 

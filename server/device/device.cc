@@ -19,7 +19,7 @@ constexpr int kMaxDevices = 64;
 
 absl::StatusOr<Devices> MakeCuda(absl::string_view which) {
   SHARDD_ASSIGN_OR_RETURN(const CudaSelection selection, ParseCudaSelection(which));
-  // A kernel that is loaded when it is first used may wait for the whole GPU, and so for ever where a stream waits.
+  // A kernel that is loaded at its first use may wait for the whole GPU, and so for ever if a stream waits.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   SHARDD_ASSIGN_OR_RETURN(const CudaDriver driver, CudaDriver::Load());
   const auto built_in =
@@ -43,7 +43,7 @@ absl::StatusOr<Devices> MakeDevices(absl::string_view spec) {
   }
   if (!absl::StartsWith(spec, "cpu:")) return refuse("unknown kind of device");
   const absl::string_view digits = spec.substr(4);
-  // SimpleAtoi also takes spaces and signs.
+  // SimpleAtoi also accepts spaces and signs.
   const bool plain = !digits.empty() && digits.find_first_not_of("0123456789") == absl::string_view::npos;
   int count = 0;
   if (!plain || !absl::SimpleAtoi(digits, &count) || count < 1 || count > kMaxDevices) {

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_DEVICE_DEVICE_MEMORY_H_
 #define SHARDD_SERVER_DEVICE_DEVICE_MEMORY_H_
 
-// Memory of a device that the host does not reach by pointers: a GPU's. Jobs on such devices have their slabs there,
-// and what the daemon's own threads read and write of them goes through here.
+// Memory of a device that the host cannot follow pointers into: a GPU's. Jobs on such devices have their slabs there,
+// and the daemon's own threads read and write them through this interface.
 
 #include <cstdint>
 #include <memory>
@@ -17,47 +17,49 @@ namespace shardd {
 
 class DeviceMemory;
 
-// One slab there: one range of addresses, of pieces side by side, each on one device. The memory lives until it and
-// every client's mapping are gone. Immutable; the bytes are shared.
+// One slab in device memory: a range of addresses made of adjacent pieces, each on one device. The memory lives until
+// the slab and every client's mapping are gone. Immutable; the bytes are shared.
 class DeviceSlab {
  public:
   struct Piece {
     DeviceMemory* on = nullptr;
     int64_t size_bytes = 0;
-    int fd = -1;  // for clients to map; the slab's. Whoever has it chooses whether to write.
+    int fd = -1;  // for clients to map; owned by the slab. Its holder chooses whether to write
   };
-  virtual ~DeviceSlab() = default;  // REQUIRES: no operation that was submitted still names it
-  // As operations of devices name it; no thread of the host may follow it.
+  virtual ~DeviceSlab() = default;  // REQUIRES: no submitted operation uses it any more
+  // For operations of devices; no thread of the host may follow it.
   virtual char* data() const = 0;
-  virtual int64_t size_bytes() const = 0;                // what a client maps: at least what was asked for
-  virtual const std::vector<Piece>& pieces() const = 0;  // in the order of addresses; at least one
+  virtual int64_t size_bytes() const = 0;                // what a client maps: at least the requested size
+  virtual const std::vector<Piece>& pieces() const = 0;  // in address order; at least one
 };
 
-// Memory of the host that devices copy from and to by the host's own addresses, as long as this is there; its pages
-// stay where they are. REQUIRES at its end: no operation that was submitted still names it.
+// Host memory that devices copy from and to by the host's own addresses while this object lives; its pages cannot move.
+// REQUIRES at destruction: no submitted operation uses it any more.
 class PinnedMemory {
  public:
   virtual ~PinnedMemory() = default;
 };
 
-// Thread-safe. All calls block until the device has done them; what was submitted to streams of the device is not
-// waited for, so it must have ended where the same bytes are meant. DATA_LOSS: the device is lost.
+// Thread-safe. All calls block until the device has done them, but do not wait for work in the device's streams: work
+// on the same bytes must have ended. DATA_LOSS: the device is lost.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
   virtual const std::string& device() const = 0;       // "cuda:0"
-  virtual const std::string& device_uuid() const = 0;  // 16 bytes: other processes may number devices otherwise
-  // "cuda:0": what status calls the backing of its slabs.
+  virtual const std::string& device_uuid() const = 0;  // 16 bytes: other processes may number devices differently
+  // "cuda:0": for status, the backing of its slabs.
   virtual std::string backing() const = 0;
 
-  // Sources of one ReduceOp, at most.
+  // Most sources of one ReduceOp.
   virtual int max_reduce_sources() const = 0;
 
-  // Zeroed, for this device and `users` (of the same kind; this one may be among them) to read and write. `name` is
-  // what errors call it. RESOURCE_EXHAUSTED: it is full, with what is free; FAILED_PRECONDITION: out of reach of one.
+  // Allocates zeroed memory that this device and `users` (of the same kind; may include this one) can read and write.
+  // Errors call it `name`. RESOURCE_EXHAUSTED: the device is full (text: what is free). FAILED_PRECONDITION: a user
+  // cannot access it.
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSlab(const std::string& name, int64_t size_bytes,
                                                                const std::vector<DeviceMemory*>& users) = 0;
-  // Likewise of several parts, in this order, each on a device of this kind: whole pages of it. What is full is named.
+  // The same for several parts, in this order, each on a device of this kind and of whole pages. Errors name the full
+  // device.
   struct Part {
     DeviceMemory* on = nullptr;
     int64_t size_bytes = 0;
@@ -65,21 +67,22 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<DeviceSlab>> MakeSpreadSlab(const std::string& name,
                                                                      const std::vector<Part>& parts,
                                                                      const std::vector<DeviceMemory*>& users) = 0;
-  // Of the host: [p, p + size_bytes), which is mapped to read and write, for `users`, this one among them. Takes as
-  // long as pinning the pages does. They stay pinned at its end where one of the users hangs. RESOURCE_EXHAUSTED: they
-  // cannot be pinned, with what to raise; UNIMPLEMENTED: the device has other addresses for it than the host.
+  // Pins host memory [p, p + size_bytes), mapped for reading and writing, for `users`, this device included. Takes as
+  // long as pinning the pages. If a user hangs, they stay pinned after the object ends. RESOURCE_EXHAUSTED: they cannot
+  // be pinned (text: what to raise). UNIMPLEMENTED: the device has other addresses for it than the host.
   virtual absl::StatusOr<std::unique_ptr<PinnedMemory>> RegisterHost(const std::string& name, void* p,
                                                                      int64_t size_bytes,
                                                                      const std::vector<DeviceMemory*>& users) = 0;
   struct Room {
     int64_t free_bytes = 0;
     int64_t total_bytes = 0;
-    int64_t slab_bytes = 0;  // of all jobs together
+    int64_t slab_bytes = 0;  // of all jobs
   };
   virtual absl::StatusOr<Room> GetRoom() = 0;
-  // What sizes of parts on this device are multiples of.
+  // Sizes of parts on this device are multiples of this.
   virtual absl::StatusOr<int64_t> PageBytes() const = 0;
-  // `device_*`: within slabs. Some 20 us and the bytes' time; a thread that serves others moves little at once.
+  // `device_*`: within slabs. Takes some 20 us plus the bytes' time; a thread that serves others should move little at
+  // once.
   virtual absl::Status Write(char* device_to, const void* from, int64_t size_bytes) = 0;
   virtual absl::Status Read(void* to, const char* device_from, int64_t size_bytes) = 0;
   virtual absl::Status Zero(char* device_to, int64_t size_bytes) = 0;
@@ -91,11 +94,11 @@ class DeviceMemory {
   virtual absl::Status Copy(const std::vector<Copied>& copies) = 0;
 };
 
-// Where memory of a rank lies. Null: on the host.
+// Where memory of a rank is. Null: on the host.
 struct SlabPlace {
   DeviceMemory* memory = nullptr;
-  // Devices of all the job's ranks, each once: rank r's is users[r mod users.size()]. Slabs of the job are spread over
-  // them.
+  // The devices of all ranks of the job, each once: rank r's is users[r mod users.size()]. The job's slabs are spread
+  // over them.
   std::vector<DeviceMemory*> users;
 };
 

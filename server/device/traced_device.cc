@@ -22,7 +22,7 @@ void TracedDevice::Submit(StreamId stream, DeviceWork work) {
     work.timing = std::make_shared<WorkTiming>();
     work.done = [trace = trace_, timing = work.timing, rank = rank_, stream, device = device_->name(),
                  label = work.label, done = std::move(work.done)](absl::Status status) {
-      if (timing->begin_ns != 0) {  // it was not cancelled
+      if (timing->begin_ns != 0) {  // not cancelled
         trace->Add({rank, stream, device, label, timing->begin_ns, timing->end_ns});
       }
       if (done) {

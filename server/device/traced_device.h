@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_DEVICE_TRACED_DEVICE_H_
 #define SHARDD_SERVER_DEVICE_TRACED_DEVICE_H_
 
-// One job's view of a device: its work is the job's, and while the job is traced, when each work began and ended is
-// seen, whoever submitted it. Otherwise a call costs one load.
+// One job's view of a device: its work is marked as the job's and, while the job is traced, the begin and end of each
+// work are recorded. Without a trace a call costs one load.
 
 #include <atomic>
 #include <cstdint>
@@ -26,16 +26,16 @@ struct TracedWork {
   int64_t end_ns = 0;
 };
 
-// Of one job. Thread-safe.
+// Trace of one job. Thread-safe.
 class WorkTrace {
  public:
-  // More than so many that nobody has taken are counted and left out.
+  // Work beyond this number that nobody has taken is counted and dropped.
   static constexpr size_t kMaxKept = 1 << 15;
 
   void SetOn(bool on) { on_.store(on, std::memory_order_relaxed); }
   bool on() const { return on_.load(std::memory_order_relaxed); }
   void Add(TracedWork work) ABSL_LOCKS_EXCLUDED(mutex_);
-  // All since the last call, in the order in which they ended, and how many were left out.
+  // All work since the last call, in the order of completion, and the number dropped.
   std::pair<std::vector<TracedWork>, int64_t> Take() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -48,7 +48,7 @@ class WorkTrace {
 // One rank's device. Thread-safe.
 class TracedDevice final : public Device {
  public:
-  // `device` outlives this. `job`: whose work it is (DeviceWork::job).
+  // `device` must outlive this. `job`: value of DeviceWork::job.
   TracedDevice(Device* device, std::shared_ptr<WorkTrace> trace, int rank, uint64_t job)
       : device_(device), trace_(std::move(trace)), rank_(rank), job_(job) {}
 
@@ -56,7 +56,7 @@ class TracedDevice final : public Device {
   DeviceMemory* memory() const override { return device_->memory(); }
   void Submit(StreamId stream, DeviceWork work) override;
   std::vector<StreamStatus> Status() const override { return device_->Status(); }
-  // The device is shared: it is not this job's to shut down.
+  // Does nothing: jobs share the device.
   void Shutdown() override {}
 
  private:

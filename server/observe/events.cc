@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kDefaultLimit = 100;
 
-// Cuts at a character boundary: a proto string must stay valid UTF-8.
+// Cuts at a character boundary, because a proto string must be valid UTF-8.
 void CutText(std::string* text, size_t max_bytes) {
   if (text->size() <= max_bytes) {
     return;
@@ -38,7 +38,7 @@ void EventLog::Add(absl::string_view job, uint32_t uid, uint64_t epoch, int64_t 
   entry.event.set_kind(std::string(kind));
   entry.event.set_text(std::move(text));
   absl::MutexLock lock(&mutex_);
-  // The time is read under the mutex, so that times do not run against sequence numbers.
+  // Under the mutex, so that times and sequence numbers have the same order.
   entry.event.set_unix_us(absl::ToUnixMicros(absl::Now()));
   entry.event.set_sequence(++last_sequence_);
   if (ring_.size() == capacity_) {

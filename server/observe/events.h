@@ -15,26 +15,26 @@
 
 namespace shardd {
 
-// The newest events of all jobs: what an operator reads after something went wrong. Bounded; the oldest is dropped.
-// Sequence numbers start at 1 and never repeat, so a reader sees from a gap that something was dropped.
+// The newest events of all jobs, for operators to read after a failure. Bounded: drops the oldest. Sequence numbers
+// start at 1 and never repeat, so a gap shows a reader that events were dropped.
 //
-// Thread-safe. Never blocks on anything but its own mutex.
+// Thread-safe. Never blocks except on its own mutex.
 class EventLog {
  public:
   static constexpr size_t kCapacity = 4096;
-  // Longer texts are cut, so that a hostile name cannot make the log large.
+  // Cuts longer texts, so that a hostile name cannot make the log large.
   static constexpr size_t kMaxTextBytes = 1024;
 
   explicit EventLog(size_t capacity = kCapacity) : capacity_(capacity == 0 ? 1 : capacity) {}
   EventLog(const EventLog&) = delete;
   EventLog& operator=(const EventLog&) = delete;
 
-  // `uid` owns the job (it decides who may read the event; it is not in the event). `rank` -1: the job.
+  // `uid` owns the job and decides who may read the event, which does not contain it. `rank` -1: the job.
   void Add(absl::string_view job, uint32_t uid, uint64_t epoch, int64_t step, int rank, absl::string_view kind,
            std::string text) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The newest `limit` events (<= 0: 100) of `job` (empty: of every job) whose owner `may_see` accepts, oldest first.
-  // `may_see` runs under the mutex: it must not call back into the log.
+  // The newest `limit` events (<= 0: 100) of `job` (empty: every job) whose owner `may_see` accepts, oldest first.
+  // `may_see` runs under the mutex and must not call back into the log.
   std::vector<v1::Event> List(absl::string_view job, int limit, absl::FunctionRef<bool(uint32_t uid)> may_see) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<v1::Event> List(absl::string_view job = "", int limit = 0) const {

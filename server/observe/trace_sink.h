@@ -6,17 +6,17 @@
 
 namespace shardd {
 
-// Where a trace goes. Thread-safe; no call blocks.
+// The destination of a trace. Thread-safe; no call blocks.
 class TraceSink {
  public:
   virtual ~TraceSink() = default;
-  // Encodes what of the start grows with the job, on the caller's thread. A message that comes in two parts is merged,
-  // so what Send gives of the start joins it. At most once, before Send.
+  // Encodes the large parts of the start on the caller's thread. Protobuf merges a message that arrives in two parts,
+  // so Send adds the rest of the start. At most once, before Send.
   virtual void Prepare(const v1::TraceJobResponse& start) = 0;
-  // False: the reader is behind or gone, and a message of spans was dropped. Start and end always wait for the reader.
+  // Returns false if the reader is behind or gone and a message of spans was dropped. Start and end are never dropped.
   virtual bool Send(const v1::TraceJobResponse& message) = 0;
   virtual void Finish(absl::Status status) = 0;
-  // The reader went away: nobody wants the rest.
+  // The reader is gone: nobody wants the rest.
   virtual bool gone() const = 0;
 };
 

@@ -11,15 +11,15 @@ namespace {
 
 bool IsTrained(const FlatParamPlan& flat) { return flat.requires_grad && flat.gradients_offset_bytes >= 0; }
 
-// Elements [offset, offset + numel) of a flat parameter; `param` is any of its parameters: all are treated alike.
+// Elements [offset, offset + numel) of a flat parameter; `param` is one of its parameters, which are all treated alike.
 struct Range {
   int param;
   int64_t offset;
   int64_t numel;
 };
 
-// `rank`'s work in `flat_param`, without parameters that `take` refuses, with touching segments joined where
-// `alike(a, b)`. Alignment gaps are not bridged: what a client leaves there takes part in nothing.
+// `rank`'s work in `flat_param`, without parameters that `take` refuses; merges adjacent segments if `alike(a, b)`.
+// Does not bridge alignment gaps: what a client leaves in them takes part in nothing.
 template <typename Take, typename Alike>
 std::vector<Range> WorkRanges(const ShardPlan& plan, int flat_param, int rank, Take&& take, Alike&& alike) {
   std::vector<Range> ranges;
@@ -35,7 +35,7 @@ std::vector<Range> WorkRanges(const ShardPlan& plan, int flat_param, int rank, T
   return ranges;
 }
 
-// Where a range of a flat parameter lies in each slab.
+// Addresses of a range of a flat parameter in each slab.
 struct Addresses {
   Addresses(const FlatParamPlan& flat, const SlabPointers& slabs, int64_t offset)
       : param(slabs.shards + flat.shards_offset_bytes + offset * DTypeSizeBytes(flat.dtype)) {
@@ -55,10 +55,10 @@ struct Addresses {
   char* cast = nullptr;  // nullptr: there is no cast copy
   float* gradient = nullptr;
   float* state0 = nullptr;
-  float* state1 = nullptr;  // only where the plan has two states
+  float* state1 = nullptr;  // only if the plan has two states
 };
 
-// From copy 0 at `first` to all others.
+// Copies copy 0 at `first` to all others.
 void AddCopies(int copies, int64_t stride_bytes, char* first, int64_t size_bytes, std::vector<DeviceOp>* ops) {
   for (int copy = 1; copy < copies; ++copy) {
     ops->emplace_back(CopyOp{first, first + copy * stride_bytes, size_bytes});
@@ -96,7 +96,7 @@ DeviceOp MakeSgdOp(const FlatParamPlan& flat, const Addresses& at, const v1::Hyp
   return op;
 }
 
-// True and an `error` where `value` is outside [low, high) or not finite.
+// INVALID_ARGUMENT: `value` is outside [low, high) or not finite.
 absl::Status CheckRange(int group, absl::string_view field, double value, double high, absl::string_view want) {
   if (value >= 0 && value < high) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("step: optimizer group ", group, ": ", field, " is out of range (got ",
@@ -198,7 +198,7 @@ std::vector<DeviceOp> UpdateOps(const ShardPlan& plan, const SlabPointers& slabs
       ops.push_back(IsAdam(kind) ? MakeAdamWOp(flat, at, h, step.clip_factor, number, range.numel,
                                                kind == v1::OPTIMIZER_KIND_ADAM)
                                  : MakeSgdOp(flat, at, h, step.clip_factor, number, range.numel));
-      // Replicas that edit shards of their own see the new values as the others do.
+      // Replicas that edit their own shards see the new values like the others.
       AddCopies(plan.shard_copies, plan.shards_stride_bytes, at.param, range.numel * DTypeSizeBytes(flat.dtype), &ops);
     }
   }
@@ -278,7 +278,7 @@ double NormType(const v1::Step& step) { return step.norm_type() == 0 ? 2 : step.
 double ClipFactor(double norm, double max_norm) {
   if (max_norm == 0) return 1;
   const double factor = max_norm / (norm + 1e-6);
-  // As torch.clamp(factor, max=1) does: a norm that is not a number clips to not a number.
+  // As torch.clamp(factor, max=1): a NaN norm gives a NaN factor.
   return factor > 1 ? 1 : factor;
 }
 

@@ -7,7 +7,7 @@
 
 namespace shardd {
 
-// In which hyperparameters two steps differ, in words: `max_grad_norm (got 1, want 0)`; empty: in none.
+// The hyperparameters in which two steps differ, in words: `max_grad_norm (got 1, want 0)`; empty: none.
 std::string StepDifference(const v1::Step& got, const v1::Step& want);
 
 }  // namespace shardd

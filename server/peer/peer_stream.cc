@@ -19,7 +19,7 @@ class CallingPeerStream final : public PeerStream, public grpc::ClientBidiReacto
     HoldSelf();
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel).PrepareBidiStreamingCall(&context_, method,
                                                                                                      {}, this);
-    AddHold();  // reads and writes are begun by other threads than gRPC's: until Release
+    AddHold();  // other threads than gRPC's begin reads and writes, until Release
     StartCall();
   }
   void OnReadDone(bool ok) override { HandleRead(ok); }
@@ -124,7 +124,7 @@ bool PeerStream::gone() const {
 }
 
 void PeerStream::Finish(absl::Status status) {
-  ReadDone unused;  // lets go of what it holds behind the mutex
+  ReadDone unused;  // releases what it holds after the mutex is released
   absl::MutexLock lock(&mutex_);
   if (finish_.has_value()) {
     return;
@@ -147,7 +147,7 @@ void PeerStream::Abort(absl::Status status) {
       finish_ = std::move(status);
     }
     DrainLocked();
-    // The end is said behind a write that is under way, and a reader that does not read holds up both.
+    // The end is sent after the current write, and a reader that does not read delays both.
     if (!gone_ && (caller() || writing_ || finished_)) {
       Cancel();
     }
@@ -181,7 +181,7 @@ void PeerStream::AdvanceLocked() {
 
 void PeerStream::DrainLocked() {
   draining_ = true;
-  // The side that called learns of the end from a read that fails; the other one says it.
+  // The caller learns of the end from a failing read; the called side sends it.
   if (!ended_ && !reading_ && (caller() || !finished_)) {
     reading_ = true;
     BeginRead(&incoming_);
@@ -210,7 +210,7 @@ void PeerStream::RunAll(std::vector<Sent> all) {
 }
 
 void PeerStream::HandleRead(bool ok) {
-  const std::shared_ptr<PeerStream> self = shared_from_this();  // Release may be the last but one thing that happens
+  const std::shared_ptr<PeerStream> self = shared_from_this();  // Release may be the last but one step
   std::vector<Sent> dropped;
   ReadDone reader;
   grpc::ByteBuffer message;

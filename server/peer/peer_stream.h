@@ -1,9 +1,9 @@
 #ifndef SHARDD_SERVER_PEER_PEER_STREAM_H_
 #define SHARDD_SERVER_PEER_PEER_STREAM_H_
 
-// One gRPC stream between two daemons, the same for the side that called and the one that was called: bytes in, bytes
-// out, an end. gRPC wants one read and one write at a time, nothing begun once the end was said, and the object to live
-// until OnDone; all of that is kept here.
+// One gRPC stream between two daemons, for the caller and the called side alike: bytes in, bytes out, an end. gRPC
+// allows one read and one write at a time, nothing new after the end, and requires the object to live until OnDone;
+// this class ensures all of that.
 
 #include <cstdint>
 #include <deque>
@@ -22,7 +22,7 @@
 
 namespace shardd {
 
-// Thread-safe. Lives until gRPC is done with it, whoever lets go of it before.
+// Thread-safe. Keeps itself alive until gRPC is done with it.
 class PeerStream : public std::enable_shared_from_this<PeerStream> {
  public:
   using ReadDone = std::function<void(absl::StatusOr<grpc::ByteBuffer>)>;
@@ -32,48 +32,48 @@ class PeerStream : public std::enable_shared_from_this<PeerStream> {
   PeerStream(const PeerStream&) = delete;
   PeerStream& operator=(const PeerStream&) = delete;
 
-  // The next message, or how the stream has ended: for the side that called what the other one said, UNAVAILABLE where
-  // the connection is lost. One at a time; `done` runs on a thread of gRPC, never within the call, and not at all
-  // behind Finish or Abort of this side.
+  // Reads the next message, or the end of the stream: for the caller the other side's status, UNAVAILABLE if the
+  // connection is lost. One read at a time. `done` runs on a thread of gRPC, never within the call, and not at all
+  // after Finish or Abort of this side.
   void Read(ReadDone done) ABSL_LOCKS_EXCLUDED(mutex_);
-  // In order. False, and nothing is written: more than `max_queued_bytes` would wait with it.
+  // Writes in order. Returns false and writes nothing if more than `max_queued_bytes` would then be queued.
   bool Write(grpc::ByteBuffer bytes, int64_t max_queued_bytes) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same of `header` and `elements` behind it, which are copied when it is their turn: gRPC may hold what it was
-  // given for as long as the kernel has it, which is until a keepalive fails where the other daemon is stopped. `sent`
-  // runs once, on a thread of gRPC or of Abort, never within the call. False: nothing can be written any more, and
-  // `sent` is the caller's still.
+  // Writes `header` followed by `elements`, which are copied only when it is their turn: gRPC may keep its buffers as
+  // long as the kernel does, which for a stopped daemon is until a keepalive fails. `sent` runs once, on a thread of
+  // gRPC or of Abort, never within the call. Returns false if nothing can be written any more; then `sent` stays with
+  // the caller.
   bool WritePiece(std::string header, absl::string_view elements, Sent& sent) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Nothing waits to be written.
+  // True if no write is queued.
   bool idle() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends it when what is queued is written; what still comes is dropped.
+  // Ends the stream when the queue is written; drops what still arrives.
   void Finish(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends it now: what is queued is dropped, each `sent` has run when this returns or runs on another thread already.
+  // Ends the stream now and drops the queue. Each `sent` has run when this returns, or is running on another thread.
   void Abort(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // gRPC is done with it.
+  // True if gRPC is done with the stream.
   bool gone() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  protected:
   PeerStream() = default;
   virtual bool caller() const = 0;
-  // Of the reactor. The first four begin an operation, never call back and are called with the mutex held.
+  // Implemented by the reactor. The first four begin an operation, never call back, and are called with the mutex held.
   virtual void BeginRead(grpc::ByteBuffer* into) = 0;
   virtual void BeginWrite(const grpc::ByteBuffer* bytes) = 0;
   virtual void BeginFinish(const absl::Status& status) = 0;
   virtual void Cancel() = 0;
-  // Of the side that called: nothing is begun any more.
+  // Caller only: no operation follows.
   virtual void Release() = 0;
 
-  // What gRPC calls.
+  // Called by gRPC.
   void HandleRead(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void HandleWritten(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The last one: lets go of itself.
+  // The last call: releases this object.
   void HandleDone(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Holds itself until HandleDone.
+  // Keeps this object alive until HandleDone.
   void HoldSelf() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Outgoing {
-    grpc::ByteBuffer bytes;  // or header and elements
+    grpc::ByteBuffer bytes;  // either this, or header and elements
     std::string header;
     absl::string_view elements;
     Sent sent;
@@ -81,36 +81,36 @@ class PeerStream : public std::enable_shared_from_this<PeerStream> {
   };
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DrainLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes all that waits, for their `sent` to be run without the mutex.
+  // Removes the whole queue; the caller runs the returned `sent` without the mutex.
   std::vector<Sent> DropLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void RunAll(std::vector<Sent> all);
 
   mutable absl::Mutex mutex_;
   std::shared_ptr<PeerStream> self_ ABSL_GUARDED_BY(mutex_);
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mutex_);
-  int64_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the queue and of what is being written
+  int64_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the queue and of the current write
   int64_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);  // being written
-  Sent written_sent_ ABSL_GUARDED_BY(mutex_);         // of it
-  grpc::ByteBuffer incoming_;                         // gRPC's while reading_
+  grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);  // current write
+  Sent written_sent_ ABSL_GUARDED_BY(mutex_);         // of the current write
+  grpc::ByteBuffer incoming_;                         // owned by gRPC while reading_
   ReadDone reader_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);  // to be said when the queue is empty
+  std::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);  // to be sent when the queue is empty
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // this side has ended it: what is read is dropped
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // the end was said
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;    // nothing can be written any more
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;     // nothing can be read any more
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // this side has ended the stream; reads are dropped
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // the end was sent
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;    // no more writes are possible
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;     // no more reads are possible
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Of the side that calls `method` ("/shardd.v1.PeerService/Link"); begun.
+// Calls `method` ("/shardd.v1.PeerService/Link"); the stream is begun.
 std::shared_ptr<PeerStream> CallPeer(const std::shared_ptr<grpc::Channel>& channel, const std::string& method);
 
-// Of the side that is called.
+// The called side.
 class ServedPeerStream final : public PeerStream, public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // The reactor that gRPC is to be given.
+  // Makes the stream; it is also the reactor to return to gRPC.
   static std::shared_ptr<ServedPeerStream> Make(grpc::CallbackServerContext* context);
   void OnReadDone(bool ok) override { HandleRead(ok); }
   void OnWriteDone(bool ok) override { HandleWritten(ok); }

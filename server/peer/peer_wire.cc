@@ -18,7 +18,7 @@ using google::protobuf::io::CodedOutputStream;
 
 constexpr uint32_t kElementsTag =
     WireFormatLite::MakeTag(v1::PeerData::kElementsFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-// What places and numbers are counted in.
+// The unit of offsets and counts.
 int64_t ElementBytes(v1::Slab slab) { return slab == v1::SLAB_UNSHARDED ? 1 : 4; }
 
 constexpr uint32_t NumberTag(int field) { return WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_VARINT); }

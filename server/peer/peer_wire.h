@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_PEER_PEER_WIRE_H_
 #define SHARDD_SERVER_PEER_PEER_WIRE_H_
 
-// Messages between daemons and their bytes. What cannot be one of ours is refused here, whatever its meaning.
+// Encodes and decodes messages between daemons. Decoding refuses whatever no daemon can have sent.
 
 #include <cstdint>
 #include <limits>
@@ -15,24 +15,24 @@
 
 namespace shardd {
 
-// A hello carries a JobSpec; nothing else comes near.
+// Limit for a hello, which carries a JobSpec; no other message is nearly as large.
 inline constexpr int64_t kMaxPeerSpecBytes = int64_t{64} << 20;
 inline constexpr int64_t kMaxPeerHelloBytes = kMaxPeerSpecBytes + (64 << 10);
 inline constexpr int64_t kMaxPeerMessageBytes = int64_t{16} << 20;
-// Of one that is not a spec: names, numbers, the header of a piece.
+// Limit for a message without a spec: names, numbers, the header of a piece.
 inline constexpr int64_t kMaxPeerHeaderBytes = 4 << 10;
-// Generations are counted from the time in milliseconds: behind this one there is always a next.
+// Generations start at the time in milliseconds, so there is always a next one below this.
 inline constexpr uint64_t kMaxPeerGeneration = std::numeric_limits<uint64_t>::max() / 2;
 
-// RESOURCE_EXHAUSTED: larger than the other side would take.
+// RESOURCE_EXHAUSTED: larger than the other side would accept.
 absl::StatusOr<grpc::ByteBuffer> EncodePeer(const google::protobuf::Message& message, int64_t max_bytes);
 // INVALID_ARGUMENT: not a message of this type, or too large.
 absl::Status DecodePeer(grpc::ByteBuffer& bytes, int64_t max_bytes, google::protobuf::Message* message);
 
-// `header` with the beginning of `elements_bytes` of elements: these come behind it.
+// `header` and the beginning of `elements_bytes` of elements, which must follow.
 std::string EncodeDataHeader(const v1::PeerData& header, int64_t elements_bytes);
-// A piece: whole elements of a plausible number at a plausible place. `header` gets everything but the elements, which
-// stay in `slice`. INVALID_ARGUMENT: it is none.
+// Decodes a piece: a plausible number of whole elements at a plausible offset. `header` gets everything except the
+// elements, which stay in `slice`. INVALID_ARGUMENT: it is no piece.
 absl::Status DecodeData(const grpc::Slice& slice, v1::PeerData* header, absl::string_view* elements);
 
 }  // namespace shardd

@@ -12,8 +12,8 @@
 
 namespace shardd {
 
-// Ends the rpc exactly once: with the source's answer, or with CANCELLED when the source drops its callback. Shared by
-// the copies of that callback (std::function copies). `bytes` belong to the rpc.
+// Ends the rpc exactly once: with the source's answer, or with CANCELLED if the source drops its callback. The copies
+// of that callback share it (std::function copies). The rpc owns `bytes`.
 template <typename Response>
 class Answer {
  public:

@@ -15,11 +15,11 @@
 namespace shardd {
 namespace {
 
-// Nothing of what was sent is in the client's queue any more: it has read it, or its last descriptor is closed.
+// True if nothing sent is in the client's queue any more: it has read everything, or its last descriptor is closed.
 bool WasRead(int socket) {
   int queued_bytes = 0;
-  // The kernel counts what a message takes, hundreds of bytes at least. It reports that the last one is gone while it
-  // still holds a count of one for itself, and then never again.
+  // The kernel counts a message's memory, hundreds of bytes at least. When it reports that the last one is gone it
+  // still has a count of one for itself, and does not report again.
   return ::ioctl(socket, SIOCOUTQ, &queued_bytes) != 0 || queued_bytes <= 1;
 }
 
@@ -66,7 +66,7 @@ void UnreadAnswers::Add(UniqueFd socket, PendingSlot slot) {
     return;
   }
   const int fd = socket.get();
-  // Edge-triggered: each message that the client takes out of its queue is an event, and so is this call.
+  // Edge-triggered: this call is an event, and so is each message that the client takes out of its queue.
   epoll_event event = {};
   event.events = EPOLLOUT | EPOLLET;
   event.data.fd = fd;
@@ -114,7 +114,7 @@ class FdReplyState {
     if (!sent.ok()) {
       LogDebug(absl::StrCat("fd channel: ", sent.ToString()));
     }
-    // Here and not when the last copy goes: the client reads to the end of the stream.
+    // Here, not when the last copy goes: the client reads to the end of the stream.
     ::shutdown(socket_.get(), SHUT_RDWR);
     if (unread.has_value() && !WasRead(socket_.get())) {
       unread_->Add(std::move(socket_), std::move(*unread));
@@ -124,7 +124,7 @@ class FdReplyState {
  private:
   const std::shared_ptr<UnreadAnswers> unread_;
   std::atomic<bool> answered_ = false;
-  // Of the one call that answers.
+  // Set for the one call that answers.
   UniqueFd socket_;
   PendingSlot slot_;
 };

@@ -1,10 +1,10 @@
 #ifndef SHARDD_SERVER_SERVICE_FD_REPLY_H_
 #define SHARDD_SERVER_SERVICE_FD_REPLY_H_
 
-// Answers of the fd channel, from the request to the moment at which the client has read them. Descriptors that were
-// sent and not read stay open in the kernel on the daemon's account (RLIMIT_NOFILE bounds them per user, the system has
-// one table of files for all), also after the daemon has closed the socket. So an answer has a slot until then, of a
-// count of its own: whoever does not read is refused descriptors, and nobody is refused a connection.
+// Answers of the fd channel, from the request until the client has read them. Sent descriptors that are not read stay
+// open in the kernel on the daemon's account, even after the daemon has closed the socket (RLIMIT_NOFILE bounds them
+// per user, and the system has one table of files for all). So an answer has a slot until then, in a separate count: a
+// client that does not read is refused descriptors, and nobody is refused a connection.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace shardd {
 
-// Slots of connections, or of answers, by uid. Thread-safe.
+// Counts slots of connections, or of answers, by uid. Thread-safe.
 class PendingCount {
  public:
   struct Limits {
@@ -39,7 +39,7 @@ class PendingCount {
   absl::flat_hash_map<uint32_t, size_t> of_uid_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One taken slot, given back with the object. It shares the count because a reply may outlive the listener.
+// One slot, released with the object. It shares the count because a reply may outlive the listener.
 class PendingSlot {
  public:
   PendingSlot(std::shared_ptr<PendingCount> count, uint32_t uid) : count_(std::move(count)), uid_(uid) {}
@@ -57,19 +57,19 @@ class PendingSlot {
   uint32_t uid_ = 0;
 };
 
-// Answers with descriptors that the client has not read. Thread-safe; never blocks.
+// Answers with descriptors that clients have not read. Thread-safe; never blocks.
 class UnreadAnswers {
  public:
-  // `epoll` (not owned) must be open until Close(). Whoever waits on it calls Advance() with the numbers that it
+  // `epoll` (not owned) must be open until Close(). Whoever waits on it must call Advance() with the numbers that it
   // reports.
   UnreadAnswers(int epoll, PendingCount::Limits limits) : epoll_(epoll), limits_(limits) {}
 
-  // A slot for an answer with descriptors, none where the user has too many that are not read.
+  // A slot for an answer with descriptors; none if the user has too many unread ones.
   std::optional<PendingSlot> Reserve(uint32_t uid);
   size_t count() const { return count_->total(); }
-  // Keeps socket and slot until the client has read everything or its end is closed. Nothing is kept after Close().
+  // Owns socket and slot until the client has read everything or has closed its end. Owns nothing after Close().
   void Add(UniqueFd socket, PendingSlot slot) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Lets go of `socket` where its answer was read; other numbers are nobody's.
+  // Releases `socket` if its answer was read; ignores other numbers.
   void Advance(int socket) ABSL_LOCKS_EXCLUDED(mutex_);
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -88,12 +88,12 @@ class UnreadAnswers {
 
 class FdReplyState;
 
-// The answer that a client of the fd channel waits for. A copyable handle: the connection closes with the answer, or,
+// The answer that a client of the fd channel waits for. A copyable handle: the connection closes with the answer or,
 // with CANCELLED, when the last copy goes without one. Only the first call answers. Thread-safe; never blocks.
 class FdReply {
  public:
   FdReply(UniqueFd socket, PendingSlot slot, std::shared_ptr<UnreadAnswers> unread);
-  // `fds` are sent, not consumed.
+  // Does not consume `fds`.
   void operator()(const absl::Status& status, const std::vector<int>& fds = {}) const;
 
  private:

@@ -18,11 +18,11 @@
 namespace shardd {
 namespace {
 
-// Clients may ping an idle connection so often; gRPC's default of 5 minutes would answer with GOAWAY.
+// Shortest interval of pings on an idle connection; gRPC's default of 5 minutes would answer with GOAWAY.
 constexpr int kMinPingIntervalMs = 10'000;
 
-// Libraries' own lines, among them what protobuf says of each text of a client's that is no UTF-8, go where ours go,
-// and are limited as they are: gRPC's and protobuf's as one place each.
+// Writes the libraries' lines to our log and limits them like ours, gRPC's and protobuf's as one place each. Among them
+// are protobuf's complaints about clients' texts that are not UTF-8.
 void LogLinesOfLibraries() {
   google::protobuf::SetLogHandler([](google::protobuf::LogLevel level, const char*, int, const std::string& message) {
     const LogLevel ours = level == google::protobuf::LOGLEVEL_INFO      ? LogLevel::kDebug
@@ -39,8 +39,8 @@ void LogLinesOfLibraries() {
 void InstallPluginsOnce() {
   static const bool installed = [] {
     LogLinesOfLibraries();
-    // For the life of the process. Whoever is the last to use the library joins its threads, and the one that looks
-    // after sockets that nobody polls, behind an answer that its reader took slowly, sits in epoll for ten seconds.
+    // For the life of the process. Otherwise the last user of the library joins its threads, and the thread for
+    // unpolled sockets sits in epoll for ten seconds after an answer that its reader took slowly.
     grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -50,7 +50,7 @@ void InstallPluginsOnce() {
   (void)installed;
 }
 
-// Takes reflection and channelz out of a builder again: linking them is enough for the library to put them in.
+// Removes reflection and channelz from a builder: linking them is enough for the library to add them.
 class WithoutReflection final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments*) override {}
@@ -112,7 +112,7 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     }
   }
   if (grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService(); health != nullptr) {
-    // NOT_SERVING for all, for good: those that Watch are told before their streams end.
+    // NOT_SERVING for all, for good: callers of Watch learn it before their streams end.
     health->Shutdown();
   }
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));

@@ -18,18 +18,18 @@ class Server;
 namespace shardd {
 
 struct GrpcServerOptions {
-  // One OpenJob carries the module tree of the whole model.
+  // One OpenJob has the module tree of the whole model.
   int max_message_bytes = 256 << 20;
-  // Of all connections together, for messages that are being received.
+  // Of all connections together, for messages being received.
   size_t max_buffer_bytes = size_t{1} << 30;
-  int max_concurrent_streams = 256;  // of one connection
-  // Reflection and channelz. gRPC decodes their requests itself, up to max_message_bytes of each, which in memory can
-  // be many times as much.
+  int max_concurrent_streams = 256;  // per connection
+  // Enables reflection and channelz. gRPC decodes their requests itself, each up to max_message_bytes, which may take
+  // many times as much memory.
   bool reflection = true;
 };
 
-// A gRPC server without a port: connections come from Listener. Serves the given services and grpc.health.v1 (for ""
-// and for each of them), reflection and channelz, so that any reflection client can list, describe and call them.
+// A gRPC server without a port: Listener provides the connections. Serves the given services and grpc.health.v1 (for ""
+// and for each service), reflection and channelz, so that any reflection client can list, describe and call them.
 //
 // Owns the services. Thread-safe.
 class GrpcServer {
@@ -39,22 +39,22 @@ class GrpcServer {
     std::unique_ptr<grpc::Service> service;
   };
 
-  // Everything is SERVING when this returns. INTERNAL: gRPC would not start.
+  // All services are SERVING when this returns. INTERNAL: gRPC does not start.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(std::vector<NamedService> services,
                                                             const GrpcServerOptions& options = {});
-  // Shutdown(0) where it was not called.
+  // Calls Shutdown(0) if it was not called.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
   grpc::Server* server() { return server_.get(); }
 
-  // What health says for all services, until Shutdown.
+  // Sets the health of all services, until Shutdown.
   void SetServing(bool serving);
 
-  // Says NOT_SERVING, takes no new calls, waits up to `grace` for running ones, cancels the rest. Returns when every
-  // handler has finished its reactor: what finishes them (the core's loop) must still run. Idempotent.
-  // REQUIRES: Listener::Stop() was called, else it hands connections to a server that is gone.
+  // Reports NOT_SERVING, refuses new calls, waits up to `grace` for running calls, and cancels the rest. Returns when
+  // every handler has finished its reactor, so what finishes them (the core's loop) must still run. Idempotent.
+  // REQUIRES: Listener::Stop() was called, else it passes connections to a server that is gone.
   void Shutdown(absl::Duration grace) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

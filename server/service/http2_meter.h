@@ -1,10 +1,10 @@
 #ifndef SHARDD_SERVER_SERVICE_HTTP2_METER_H_
 #define SHARDD_SERVER_SERVICE_HTTP2_METER_H_
 
-// What a client's HTTP/2 frames cost whoever serves them. gRPC 1.51 bounds open streams, but not how fast a client
-// opens and resets them, nor how many small frames it sends: a few bytes of the client's are milliseconds and kilobytes
-// of the daemon's. So the relay (relay.h) lets a client's frames through as fast as its account allows, and the price
-// of a frame is what stands here. Payloads are not looked at, and what is malformed is gRPC's to refuse.
+// Measures what a client's HTTP/2 frames cost the daemon. gRPC 1.51 limits open streams, but not how fast a client
+// opens and resets them, nor how many small frames it sends: a few bytes of the client cost the daemon milliseconds and
+// kilobytes. So the relay (relay.h) passes a client's frames as fast as its account allows, and this file has the price
+// of each frame. It ignores payloads and leaves malformed frames to gRPC.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,25 +14,25 @@
 
 namespace shardd {
 
-// Of a core's time, rounded up from what was measured with gRPC 1.51.
-inline constexpr absl::Duration kPriceOfCall = absl::Microseconds(100);     // HEADERS
-inline constexpr absl::Duration kPriceOfReset = absl::Microseconds(1000);   // RST_STREAM: a call for nothing
-inline constexpr absl::Duration kPriceOfControl = absl::Microseconds(100);  // PING, SETTINGS: answered
-inline constexpr absl::Duration kPriceOfOther = absl::Microseconds(20);     // CONTINUATION, PRIORITY, what nobody knows
-inline constexpr absl::Duration kPriceOfTransfer = absl::Microseconds(4);   // DATA, WINDOW_UPDATE
-inline constexpr absl::Duration kPriceOfConnection = absl::Milliseconds(1);  // of its first byte
+// Processor time, rounded up from measurements with gRPC 1.51.
+inline constexpr absl::Duration kPriceOfCall = absl::Microseconds(100);      // HEADERS
+inline constexpr absl::Duration kPriceOfReset = absl::Microseconds(1000);    // RST_STREAM: a wasted call
+inline constexpr absl::Duration kPriceOfControl = absl::Microseconds(100);   // PING, SETTINGS: answered
+inline constexpr absl::Duration kPriceOfOther = absl::Microseconds(20);      // CONTINUATION, PRIORITY, unknown frames
+inline constexpr absl::Duration kPriceOfTransfer = absl::Microseconds(4);    // DATA, WINDOW_UPDATE
+inline constexpr absl::Duration kPriceOfConnection = absl::Milliseconds(1);  // for the first byte
 
-// Of one connection, from its first byte on. Thread-compatible.
+// Meter of one connection, from its first byte on. Thread-compatible.
 class Http2Meter {
  public:
   struct Passed {
     size_t size_bytes = 0;
     absl::Duration price;
   };
-  // Looks at the next bytes of the client, as long as `credit` is above zero when a frame begins; so at least one frame
-  // passes. The bytes after those that have passed come again with the next call.
+  // Passes the client's next bytes while `credit` is above zero at the start of a frame, so at least one frame passes.
+  // The caller presents the remaining bytes again in the next call.
   Passed Pass(absl::string_view bytes, absl::Duration credit);
-  // Of the last HEADERS frame; 0: none yet.
+  // Stream of the last HEADERS frame; 0: none yet.
   uint32_t last_stream() const { return last_stream_; }
 
  private:
@@ -40,7 +40,7 @@ class Http2Meter {
   static constexpr size_t kHeaderBytes = 9;
 
   bool begun_ = false;
-  size_t skip_bytes_ = kPrefaceBytes;  // of the preface, or of a payload
+  size_t skip_bytes_ = kPrefaceBytes;  // of the preface or a payload
   char header_[kHeaderBytes] = {};
   size_t header_size_bytes_ = 0;
   uint32_t last_stream_ = 0;

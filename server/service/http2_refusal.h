@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_SERVICE_HTTP2_REFUSAL_H_
 #define SHARDD_SERVER_SERVICE_HTTP2_REFUSAL_H_
 
-// A gRPC call's answer without gRPC: for connections that it cannot be given. So a client learns why, where it would
-// see "Socket closed".
+// Answers a gRPC call without gRPC, on connections that gRPC cannot get, so that a client learns the reason instead of
+// "Socket closed".
 
 #include <cstdint>
 #include <string>
@@ -12,11 +12,11 @@
 
 namespace shardd::http2 {
 
-// The trailers of a call that ends with `status`, as an HPACK block without any table.
+// The trailers of a call that ends with `status`, as an HPACK block without tables.
 std::string RefusalHeaders(const absl::Status& status);
-// What the server says first; clients wait for it before they call.
+// The server's first bytes, for which clients wait before they call.
 std::string ServerSettings();
-// That answer to the call on `stream`.
+// The answer to the call on `stream`.
 std::string RefusalOf(uint32_t stream, absl::string_view headers);
 
 }  // namespace shardd::http2

@@ -11,7 +11,7 @@
 
 namespace shardd {
 
-// Every method takes its request as bytes (message.h).
+// Every method gets its request as bytes (message.h).
 using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
     v1::JobsService::WithRawCallbackMethod_ListJobs<v1::JobsService::WithRawCallbackMethod_ListRanks<
         v1::JobsService::WithRawCallbackMethod_ListGroups<v1::JobsService::WithRawCallbackMethod_ListParameters<
@@ -19,16 +19,16 @@ using RawJobsService = v1::JobsService::WithRawCallbackMethod_GetDaemon<
                 v1::JobsService::WithRawCallbackMethod_ListEvents<v1::JobsService::WithRawCallbackMethod_CloseJobByName<
                     v1::JobsService::WithRawCallbackMethod_TraceJob<v1::JobsService::Service>>>>>>>>>>;
 
-// The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Holds no state
-// but how many traces there are. Thread-safe; no call blocks a gRPC thread.
+// The operator's rpcs over gRPC: identifies the caller, checks the request, asks the source, encodes. Its only state is
+// the number of traces. Thread-safe; no call blocks a gRPC thread.
 class JobsService final : public RawJobsService {
  public:
-  // Of one uid, and of all; each may have 4 MiB of spans waiting for its reader. Root and the daemon's uid always find
-  // room: only they count for the rest.
+  // Limits of traces for one uid and for all, because each may have 4 MiB of spans waiting for its reader. The limit
+  // for all is 2 * kMaxTracesPerUid higher for root and the daemon's uid, so that they always find room.
   static constexpr size_t kMaxTracesPerUid = 8;
   static constexpr size_t kMaxTraces = 48;
 
-  // Both must outlive the server that serves this. `admin_uid` (the daemon's own) and root see the jobs of all.
+  // Both must outlive the server. `admin_uid` (the daemon's own) and root see all jobs.
   JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid)
       : source_(source), peers_(peers), admin_uid_(admin_uid) {}
 
@@ -55,7 +55,7 @@ class JobsService final : public RawJobsService {
 
  private:
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
-  // The reactor of a call: ask(caller, request, done) where caller and request are in order.
+  // Makes the reactor of a call; runs ask(caller, request, done) if caller and request are valid.
   template <typename Request, typename Response, typename Ask>
   grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context, absl::string_view operation,
                                   const grpc::ByteBuffer& request, grpc::ByteBuffer* response, Ask ask);

@@ -8,9 +8,8 @@
 //                                        'S' -> fd request -> handler -> one answer; closed when it was read
 //                                        other, or none within first_byte_timeout -> closed
 //
-// One thread does all of it and never waits for one client: a connection that is silent holds a slot, not a thread.
-// A gRPC connection that cannot be had is not just closed: its first call is answered RESOURCE_EXHAUSTED, with the
-// reason.
+// One thread does all of this and never waits for one client: a silent connection takes a slot, not a thread. A gRPC
+// connection beyond the limits is not just closed: its first call is answered with RESOURCE_EXHAUSTED and the reason.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,9 +34,9 @@ class Server;
 namespace shardd {
 
 struct ListenerOptions {
-  // From accept to the end of the fd request (or to the first byte, for gRPC).
+  // From accept to the end of the fd request (for gRPC: to the first byte).
   absl::Duration first_byte_timeout = absl::Seconds(5);
-  // Connections that have not said which protocol they are, or whose answer is open. More are closed at once.
+  // Connections whose protocol is not known yet, or whose answer is open. More are closed at once.
   size_t max_pending_per_uid = 64;
   size_t max_pending = 512;
   // Answers with descriptors that the client has not read. More are RESOURCE_EXHAUSTED. Each may have kSessionFdCount
@@ -51,14 +50,14 @@ struct ListenerOptions {
 // Owns the socket, its lock file and the accept thread. Thread-safe.
 class Listener {
  public:
-  // Runs on the listener's thread: hands the work on and returns.
+  // Runs on the listener's thread; must pass the work on and return.
   using Handler = std::function<void(FdRequest request, PeerCredentials peer, FdReply reply)>;
 
-  // Listens on `path`; gRPC connections go to `server`, which with `registry` must outlive Stop(). Creates the last
-  // directory of `path` (0750) where it is absent, and takes a lock on "<path>.lock": only its holder touches `path`.
-  // ALREADY_EXISTS: another daemon holds the lock (its pid is named). FAILED_PRECONDITION: the directory belongs to
-  // another user or is writable for others, or `path` is something else than a socket. INVALID_ARGUMENT: `path` is too
-  // long for a Unix socket. Does not block.
+  // Listens on `path`. gRPC connections go to `server`, which like `registry` must outlive Stop(). Creates the last
+  // directory of `path` (0750) if it is absent, and locks "<path>.lock": only the holder of the lock touches `path`.
+  // ALREADY_EXISTS: another daemon has the lock (named by pid). FAILED_PRECONDITION: the directory belongs to another
+  // user or others may write to it, or `path` is not a socket. INVALID_ARGUMENT: `path` is too long for a Unix socket.
+  // Does not block.
   static absl::StatusOr<std::unique_ptr<Listener>> Create(const std::string& path, grpc::Server* server,
                                                           PeerRegistry* registry, Handler handler,
                                                           ListenerOptions options = {});
@@ -66,15 +65,15 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // No connection is accepted afterwards; undecided ones are closed, the socket and its lock file are removed. gRPC
-  // connections, until this object goes, and open FdReplies live on. Waits for the handler that is running. Idempotent;
-  // not from the handler.
+  // Accepts no more connections, closes undecided ones, removes the socket and its lock file. Open FdReplies live on,
+  // and so do gRPC connections until this object is destroyed. Waits for the running handler. Idempotent; must not be
+  // called from the handler.
   void Stop();
 
   const std::string& path() const;
-  // Undecided connections and open answers, right now.
+  // Current number of undecided connections and open answers.
   size_t pending() const;
-  // Answers with descriptors that wait to be read, right now.
+  // Current number of answers with descriptors that are not read.
   size_t unread() const;
 
  private:

@@ -12,7 +12,7 @@ namespace shardd {
 
 absl::StatusOr<int64_t> EstimateDecodedBytes(absl::string_view operation, const grpc::ByteBuffer& bytes,
                                              const google::protobuf::Descriptor& type, const MessageLimits& limits) {
-  grpc::ByteBuffer copy = bytes;  // of references to its slices; reading takes them out
+  grpc::ByteBuffer copy = bytes;  // copies references to its slices, because reading takes them out
   grpc::ProtoBufferReader reader(&copy);
   return EstimateDecodedBytes(operation, reader, static_cast<int64_t>(bytes.Length()), type, limits);
 }

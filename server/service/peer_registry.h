@@ -15,12 +15,12 @@
 
 namespace shardd {
 
-// Who is behind each gRPC connection. gRPC knows a connection that the listener accepted only as "fd:8"
-// (ServerContext::peer()) and knows no peer credentials at all, so the listener leaves them here under that number.
+// The process behind each gRPC connection. gRPC knows a connection of the listener only as "fd:8"
+// (ServerContext::peer()), without credentials, so the listener registers them here under that number.
 //
-// A number names a connection only as long as the socket is open, and gRPC does not tell when it closes one: each entry
-// also holds the socket's inode, and an entry whose descriptor is closed or is another file now is no entry. The
-// listener gives numbers out in rotation, so that a late handler of a closed connection does not meet a new one's.
+// A number names a connection only while its socket is open, and gRPC does not report when it closes one. So each entry
+// also has the socket's inode, and is void if its descriptor is closed or is another file. The listener assigns numbers
+// in rotation, so that a late handler of a closed connection does not meet a new one.
 //
 // Thread-safe.
 class PeerRegistry {
@@ -29,19 +29,19 @@ class PeerRegistry {
   PeerRegistry(const PeerRegistry&) = delete;
   PeerRegistry& operator=(const PeerRegistry&) = delete;
 
-  // The open socket `fd` (not owned) is `peer`. `pidfd` may be invalid. Replaces what the number meant before.
-  // INTERNAL: `fd` is not open.
+  // Registers `peer` for the open socket `fd` (not owned), replacing an older entry. `pidfd` may be invalid. INTERNAL:
+  // `fd` is not open.
   absl::Status Register(int fd, const PeerCredentials& peer, UniqueFd pidfd) ABSL_LOCKS_EXCLUDED(mutex_);
   void Forget(int fd) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // `grpc_peer`: what ServerContext::peer() says. UNAUTHENTICATED: not a connection of the listener, or it is closed.
+  // `grpc_peer`: from ServerContext::peer(). UNAUTHENTICATED: not a connection of the listener, or closed.
   absl::StatusOr<PeerCredentials> Lookup(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // A new descriptor of the peer's pidfd; invalid where there is none (or none can be made).
+  // A new descriptor of the process's pidfd; invalid if there is none (or it cannot be duplicated).
   UniqueFd DupPidfd(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Drops the entries of closed connections, pidfds included, and returns how many are left.
+  // Drops the entries of closed connections, with their pidfds, and returns how many are left.
   size_t Sweep() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Entries of one uid; closed ones count until the next Sweep.
+  // Number of entries of one uid; closed ones count until the next Sweep.
   size_t CountOfUid(uint32_t uid) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

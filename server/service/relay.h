@@ -1,9 +1,9 @@
 #ifndef SHARDD_SERVER_SERVICE_RELAY_H_
 #define SHARDD_SERVER_SERVICE_RELAY_H_
 
-// Between clients and gRPC: every connection's bytes go through here, both ways, and a client's frames at the pace that
-// its account allows (http2_meter.h). What is too fast waits in the client's own socket: nothing is refused, and
-// nothing of it is in gRPC's memory or on its threads. Steps of trainers do not pass here, their commands are in rings.
+// Stands between clients and gRPC: every connection's bytes pass through, in both directions, a client's frames only as
+// fast as its account allows (http2_meter.h). The excess waits in the client's own socket: nothing is refused, and none
+// of it takes gRPC's memory or threads. Trainers' steps do not pass here, because their commands are in rings.
 //
 //   client --socket--> relay: metered --socket pair--> gRPC
 //          <---------- relay: as it is <--------------
@@ -19,31 +19,31 @@
 namespace shardd {
 
 struct RelayOptions {
-  // Of a core's time per second, and how much may be saved up. One connection's, and that of one uid's together.
+  // Processor time per second, and how much of it may be saved up: for one connection, and for all of one uid together.
   double connection_rate = 0.25;
   absl::Duration connection_burst = absl::Milliseconds(500);
   double uid_rate = 0.5;
   absl::Duration uid_burst = absl::Seconds(1);
-  // From the first byte to the first call. A connection that never makes one is closed.
+  // From the first byte to the first call. A connection without a call is closed then.
   absl::Duration first_call_timeout = absl::Seconds(60);
-  // Of a connection that is refused, to its end.
+  // Limit for a refused connection.
   absl::Duration refusal_timeout = absl::Seconds(5);
 };
 
 // Owns the connections and one thread, which never waits for any of them. Thread-safe.
 class Relay {
  public:
-  // INTERNAL, RESOURCE_EXHAUSTED: no epoll.
+  // INTERNAL, RESOURCE_EXHAUSTED: epoll is not available.
   static absl::StatusOr<std::unique_ptr<Relay>> Create(const RelayOptions& options = {});
-  // Ends all connections, after up to a second for what gRPC has said last.
+  // Ends all connections, after up to a second for gRPC's last bytes.
   ~Relay();
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Carries what `client`, of `uid`, and `inner`, the other end of gRPC's, say to each other until one of them has
-  // closed. Both are non-blocking. Does not block.
+  // Relays between `client` (of `uid`) and `inner` (the other end is gRPC's) until one of them has closed. Both must be
+  // non-blocking. Does not block.
   void Add(UniqueFd client, UniqueFd inner, uint32_t uid);
-  // Answers the first call of `client` with `status`, and closes. Does not block.
+  // Answers the first call of `client` with `status` and closes. Does not block.
   void Refuse(UniqueFd client, const absl::Status& status);
 
  private:

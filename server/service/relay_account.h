@@ -7,7 +7,7 @@
 
 namespace shardd {
 
-// A budget of processor time that refills at `rate` seconds per second, up to `burst`. It may be overdrawn, because one
+// A budget of processor time that refills at `rate` seconds per second, up to `burst`. It may be overdrawn, because a
 // frame cannot be divided. Thread-compatible.
 class RelayAccount {
  public:
@@ -19,7 +19,7 @@ class RelayAccount {
     return credit_;
   }
   void Pay(absl::Duration price) { credit_ -= price; }
-  // How long it takes until there is credit again.
+  // Time until there is credit again.
   absl::Duration Pause() const { return credit_ > absl::ZeroDuration() ? absl::ZeroDuration() : -credit_ / rate_; }
 
  private:

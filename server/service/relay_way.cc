@@ -52,7 +52,7 @@ bool RelayWay::Send(size_t most_bytes, size_t* sent) {
   if (!discard && errno == EINTR) {
     return true;
   }
-  discard = true;  // what the other way brings is still carried
+  discard = true;  // the other direction is still relayed
   *sent = end - begin;
   begin = end;
   return true;

@@ -8,24 +8,24 @@
 
 namespace shardd {
 
-// One direction of a relayed connection: what can be done on its two sockets, as epoll has said, and at most one buffer
-// of bytes on their way. The sockets belong to the connection. Used by the relay's thread alone.
+// One direction of a relayed connection: what epoll says is possible on its two sockets, and at most one buffer of
+// bytes in transit. The connection owns the sockets. Used by the relay's thread only.
 struct RelayWay {
   int from = -1;
   int to = -1;
   bool readable = false;
   bool writable = true;
   bool eof = false;      // of `from`
-  bool discard = false;  // `to` takes nothing any more
+  bool discard = false;  // `to` accepts nothing any more
   std::unique_ptr<char[]> buffer;
-  size_t begin = 0, end = 0;  // of the bytes in it, `end` excluded
+  size_t begin = 0, end = 0;  // the bytes in it, `end` excluded
 
   bool empty() const { return begin == end; }
   // Reads into the empty buffer. Returns true if there was something to read.
   bool Fill();
-  // Sends up to `most_bytes` of the buffer, and says how many went. Returns true if the caller may go on.
+  // Sends up to `most_bytes` of the buffer and sets `sent`. Returns true if the caller may continue.
   bool Send(size_t most_bytes, size_t* sent);
-  // Appends bytes of the relay's own. REQUIRES: all that is said to one client fits into one buffer.
+  // Appends bytes of the relay itself. REQUIRES: all such bytes for one client fit into one buffer.
   void Say(absl::string_view bytes);
   void FreeBufferIfEmpty();
 };

@@ -26,14 +26,14 @@ absl::Status Errno(absl::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat("listen \"", path, "\": ", what));
 }
 
-// The directory decides who can replace the socket, so it must be the daemon's own (or root's, as /run is).
+// The directory decides who can replace the socket, so it must be the daemon's own (or root's, like /run).
 absl::Status PrepareDirectory(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
   if (::mkdir(directory.c_str(), 0750) != 0 && errno != EEXIST) {
     return Errno(absl::StrCat("cannot create directory \"", directory, "\""), path);
   }
-  // The owner of a symbolic link can point it elsewhere: both the link and what it names are checked.
+  // The owner of a symbolic link can point it elsewhere: check both the link and its target.
   struct stat link;
   struct stat info;
   if (::lstat(directory.c_str(), &link) != 0 || ::stat(directory.c_str(), &info) != 0) {
@@ -81,7 +81,7 @@ absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
       }
       return Errno(absl::StrCat("cannot lock \"", lock_path, "\""), path);
     }
-    // The former holder removes the file as it goes: what was locked may no longer be what the name says.
+    // The former holder removes the file as it ends, so the locked file may no longer be the one at that name.
     struct stat locked;
     struct stat named;
     if (::fstat(lock.get(), &locked) != 0) {
@@ -122,7 +122,7 @@ absl::Status SocketPath::BindAndListen() {
       return absl::FailedPreconditionError(
           absl::StrCat("listen \"", path_, "\": the path exists and is no socket; remove it or choose another path"));
     }
-    // Nobody listens there: the lock says so. A daemon that was killed left it.
+    // Nobody listens there, as the lock shows. A daemon that was killed left it.
     if (::unlink(path_.c_str()) != 0) {
       return Errno("cannot remove the stale socket", path_);
     }
@@ -131,7 +131,7 @@ absl::Status SocketPath::BindAndListen() {
   if (!listening.valid()) {
     return Errno("cannot create a socket", path_);
   }
-  // Before bind, so that the path never exists with a wider mode; after it for the bits that umask took.
+  // Before bind, so that the path never exists with a wider mode; after it, for the bits that umask removed.
   if (::fchmod(listening.get(), 0660) != 0) {
     return Errno("cannot set the socket's mode", path_);
   }
@@ -161,7 +161,7 @@ SocketPath::~SocketPath() {
     ::unlink(path_.c_str());
   }
   socket_.reset();
-  // Still locked: whoever has it open already finds, once it gets the lock, that the name is gone, and opens anew.
+  // Still locked: another opener finds, once it gets the lock, that the name is gone, and opens anew.
   if (lock_.valid()) {
     ::unlink(absl::StrCat(path_, ".lock").c_str());
   }

@@ -10,13 +10,13 @@
 
 namespace shardd {
 
-// A listening Unix socket at a path that no other daemon can take while this object lives: a second bind would steal
-// the path silently, so whoever binds holds a flock on "<path>.lock" first. Thread-compatible.
+// A listening Unix socket at a path that no other daemon can take while this object lives. A second bind would steal
+// the path silently, so whoever binds must have a flock on "<path>.lock". Thread-compatible.
 class SocketPath {
  public:
   // Errors as Listener::Create. The socket is non-blocking, CLOEXEC and 0660.
   static absl::StatusOr<std::unique_ptr<SocketPath>> Bind(const std::string& path);
-  // Removes socket and lock file, if they are still those of this object.
+  // Removes socket and lock file if they are still this object's.
   ~SocketPath();
   SocketPath(const SocketPath&) = delete;
   SocketPath& operator=(const SocketPath&) = delete;
@@ -31,7 +31,7 @@ class SocketPath {
   const std::string path_;
   UniqueFd lock_;
   UniqueFd socket_;
-  uint64_t inode_ = 0;  // of the path, not of the socket
+  uint64_t inode_ = 0;  // of the path, not the socket
 };
 
 }  // namespace shardd

@@ -11,7 +11,7 @@
 namespace shardd {
 namespace {
 
-// How long a reader has, after the end of the trace, for what is queued.
+// Time for a reader, after the end of the trace, to take what is queued.
 constexpr absl::Duration kFinishPatience = absl::Seconds(10);
 
 }  // namespace
@@ -62,7 +62,7 @@ class TraceReactor::Sink {
   }
 
  private:
-  // A trace of which something is missing without a word would be taken for a whole one.
+  // A trace with an unreported gap would be taken for a complete one.
   void EndUnless(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!status.ok()) {
       reactor_->FinishWhenWritten(status);
@@ -82,7 +82,7 @@ std::shared_ptr<TraceSink> TraceReactor::sink() const {
   class Handle final : public TraceSink {
    public:
     explicit Handle(std::shared_ptr<Sink> sink) : sink_(std::move(sink)) {}
-    // Dropped without a word; after Finish it changes nothing.
+    // Dropped without Finish; after Finish this changes nothing.
     ~Handle() override { sink_->Finish(absl::CancelledError("trace job: the daemon is shutting down")); }
     void Prepare(const v1::TraceJobResponse& start) override { sink_->Prepare(start); }
     bool Send(const v1::TraceJobResponse& message) override { return sink_->Send(message); }
@@ -106,7 +106,7 @@ absl::Status TraceReactor::Prepare(const v1::TraceJobResponse& start) {
 
 absl::StatusOr<bool> TraceReactor::Enqueue(const v1::TraceJobResponse& message) {
   absl::MutexLock lock(&mutex_);
-  // First: to encode takes longer than to look.
+  // First, because encoding takes longer than this check.
   if (finish_.has_value() || (message.has_spans() && queued_bytes_ + message.ByteSizeLong() > kMaxQueuedBytes)) {
     return false;
   }

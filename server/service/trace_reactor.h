@@ -18,16 +18,16 @@
 
 namespace shardd {
 
-// The stream of one TraceJob call. Its sink may outlive it, and leads nowhere then. What the reader has not taken waits
+// The stream of one TraceJob call. Its sink may outlive it and then leads nowhere. What the reader has not taken waits
 // here, up to kMaxQueuedBytes. Thread-safe; deletes itself.
 class TraceReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   static constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
 
   explicit TraceReactor(grpc::CallbackServerContext* context);
-  // What the call takes of its caller's share, until it is over and read.
+  // Takes the call's share of its caller's limit until the call is over and read.
   void Hold(PendingSlot slot) { slot_.emplace(std::move(slot)); }
-  // Ends the call with CANCELLED where it goes without Finish. REQUIRES: called once.
+  // Ends the call with CANCELLED if it is released without Finish. REQUIRES: called once.
   std::shared_ptr<TraceSink> sink() const;
 
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -37,7 +37,7 @@ class TraceReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  private:
   class Sink;
   absl::Status Prepare(const v1::TraceJobResponse& start) ABSL_LOCKS_EXCLUDED(mutex_);
-  // False: there is no room, or no use. An error: it cannot be encoded.
+  // Returns false if there is no room, or the call is over. An error: it cannot be encoded.
   absl::StatusOr<bool> Enqueue(const v1::TraceJobResponse& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void FinishWhenWritten(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -46,9 +46,9 @@ class TraceReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<Sink> sink_;
   std::optional<PendingSlot> slot_;
-  // Guarded. Order: Sink's mutex before mutex_.
+  // Guarded. Lock order: Sink's mutex before mutex_.
   absl::Mutex mutex_;
-  grpc::ByteBuffer prepared_ ABSL_GUARDED_BY(mutex_);           // goes before the start
+  grpc::ByteBuffer prepared_ ABSL_GUARDED_BY(mutex_);           // sent before the start
   std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
   std::deque<size_t> sizes_bytes_ ABSL_GUARDED_BY(mutex_);      // of queue_, whose front gRPC may have taken apart
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -23,8 +23,8 @@ namespace {
 
 // A module tree of a million parameters takes about 300 MiB.
 constexpr MessageLimits kJobMessage = {256 << 20, 512 << 20};
-// Room for a step with as much trainer state as there may be (1 MiB), or 15,000 commands. Small, for it is executed and
-// freed on the core's loop. Whoever has a session has shown its protocol version, so nothing in it is unknown.
+// Room for a step with the most trainer state (1 MiB), or 15,000 commands. Small, because the core's loop executes and
+// frees it. The sender has shown its protocol version, so unknown fields are refused.
 constexpr MessageLimits kCommandMessage = {4 << 20, 4 << 20, UnknownFields::kRefused};
 constexpr int64_t kMaxDecodedBytesPerUid = int64_t{2} << 30;
 constexpr size_t kMaxQueuedEvents = 256;
@@ -38,7 +38,7 @@ grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context, const 
   return reactor;
 }
 
-// Decodes what fits; the memory is the user's until the hold goes.
+// Decodes if it fits; the memory counts for the user until the hold is released.
 absl::StatusOr<DecodedMemory::Hold> DecodeFor(absl::string_view operation, const grpc::ByteBuffer& bytes,
                                               const MessageLimits& limits, uint32_t uid, DecodedMemory& memory,
                                               google::protobuf::Message* message) {
@@ -54,12 +54,12 @@ absl::StatusOr<DecodedMemory::Hold> DecodeFor(absl::string_view operation, const
   return hold;
 }
 
-// The stream of one session. gRPC allows one write at a time and may run callbacks on any thread, also before a start
-// function has returned; the queue and its flags are therefore under one mutex, and nothing of gRPC's is called with it
-// held that could call back (StartWrite and Finish do not).
+// The stream of one session. gRPC allows one write at a time and may run callbacks on any thread, even before a start
+// function has returned. So one mutex guards the queue and its flags, and no function of gRPC that may call back runs
+// under it (StartWrite and Finish do not).
 class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // What the core holds. It may outlive the reactor: after OnDone it leads nowhere.
+  // The core's handle. It may outlive the reactor: after OnDone it leads nowhere.
   class Stream final : public SessionStream {
    public:
     explicit Stream(SessionReactor* reactor) : reactor_(reactor) {}
@@ -121,7 +121,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      // The client has closed its side or is gone. The core ends the session; until then events are still written.
+      // The client has closed its side or is gone. The core ends the session and still sends events until then.
       if (session_id_ != 0) {
         core_->SessionStreamClosed(session_id_, stream_);
       }
@@ -129,13 +129,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       return;
     }
     v1::SessionRequest request;
-    // Before hello nothing but that is worth reading.
+    // Only hello is acceptable first.
     absl::StatusOr<DecodedMemory::Hold> hold = DecodeFor(
         "session", bytes_, session_id_ == 0 ? kSmallMessage : kCommandMessage, peer_.uid, *decoded_, &request);
     bytes_.Clear();
     if (!hold.ok()) {
       FinishWhenWritten(hold.status());
-      return;  // what it would say next nobody knows
+      return;  // what it would send next is unknown
     }
     switch (request.kind_case()) {
       case v1::SessionRequest::kHello:
@@ -159,13 +159,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
           break;
         }
         core_->SessionDetach(session_id_, stream_, request.detach().finished());
-        return;  // the last word: nothing more is read, the core ends the stream
+        return;  // the last message: reads no more; the core ends the stream
       case v1::SessionRequest::kCommands:
         if (session_id_ == 0) {
           FinishWhenWritten(absl::FailedPreconditionError("session: the first message must be hello"));
           break;
         }
-        // The next batch is read when this one is executed: flow control then holds back a client that floods.
+        // The next batch is read when this one is executed, so flow control holds back a client that floods.
         core_->SessionCommands(session_id_, stream_, std::move(*request.mutable_commands()),
                                [stream = stream_, hold = *std::move(hold)] { stream->ReadNext(); });
         return;
@@ -201,13 +201,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   void Enqueue(v1::SessionEvent event) {
     absl::MutexLock lock(&mutex_);
-    // A client that does not read loses news, never the end.
+    // A client that does not read loses events, but never the end.
     if (!finish_.has_value() && (queue_.size() < kMaxQueuedEvents || event.has_aborted() || event.has_detached())) {
       queue_.push_back(std::move(event));
       AdvanceLocked();
     }
   }
-  // Once Finish was called the reactor may be deleted at any moment, so no operation may begin any more.
+  // After Finish the reactor may be deleted at any moment, so no operation may begin.
   void ReadUnlessFinished() {
     absl::MutexLock lock(&mutex_);
     if (!finished_) {
@@ -219,7 +219,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     if (!finish_.has_value()) {
       finish_ = std::move(status);
       AdvanceLocked();
-      if (!finished_) {  // what is queued has so long to be read
+      if (!finished_) {  // limits the time to read what is queued
         patience_.Set(absl::ToChronoTime(absl::Now() + kFinishPatience), [stream = stream_](bool expired) {
           if (expired) {
             stream->Cancel();
@@ -237,7 +237,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
         writing_ = true;
         written_ = *std::move(bytes);
         StartWrite(&written_);
-      } else {  // the client cannot go on without it
+      } else {  // the client cannot continue without it
         finished_ = true;
         Finish(ToGrpcStatus(bytes.status()));
       }
@@ -247,7 +247,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     }
   }
 
-  // Constant after construction, or used by the read callbacks only, which never run concurrently.
+  // Constant after construction, or used only by the read callbacks, which never run concurrently.
   Core* const core_;
   grpc::CallbackServerContext* const context_;
   const PeerCredentials peer_;
@@ -255,9 +255,9 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   const std::shared_ptr<Stream> stream_;
   uint64_t session_id_ = 0;
   grpc::ByteBuffer bytes_;
-  std::atomic<bool> greeted_ = false;  // hello has come
+  std::atomic<bool> greeted_ = false;  // hello has arrived
   grpc::Alarm hello_patience_;
-  // Guarded. Order: Stream::mutex_ before mutex_.
+  // Guarded. Lock order: Stream::mutex_ before mutex_.
   absl::Mutex mutex_;
   std::deque<v1::SessionEvent> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written
   grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
@@ -267,7 +267,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   absl::optional<absl::Status> finish_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A stream that cannot be served.
+// The reactor of a stream that cannot be served.
 class RefusedReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit RefusedReactor(const absl::Status& status) { Finish(ToGrpcStatus(status)); }

@@ -10,17 +10,17 @@
 
 namespace shardd {
 
-// Every method takes its requests as bytes (message.h).
+// Every method gets its requests as bytes (message.h).
 using RawTrainerService =
     v1::TrainerService::WithRawCallbackMethod_OpenJob<v1::TrainerService::WithRawCallbackMethod_AttachRank<
         v1::TrainerService::WithRawCallbackMethod_Session<v1::TrainerService::WithRawCallbackMethod_ExtendJob<
             v1::TrainerService::WithRawCallbackMethod_CloseJob<v1::TrainerService::Service>>>>>;
 
-// shardd.v1.TrainerService over the core: finds out who calls, hands on, answers. Thread-safe. Callers that did not
-// come through the listener's Unix socket are refused: without SO_PEERCRED there is no owner for a job.
+// shardd.v1.TrainerService over the core: identifies the caller, passes the call on, answers. Thread-safe. Refuses
+// callers that did not come through the listener's Unix socket: without SO_PEERCRED a job has no owner.
 class TrainerService final : public RawTrainerService {
  public:
-  // Both outlive the server.
+  // Both must outlive the server.
   TrainerService(Core* core, const PeerRegistry* peers);
 
   grpc::ServerUnaryReactor* OpenJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,

@@ -10,12 +10,12 @@
 namespace shardd {
 namespace {
 
-// What the parts of one request share. Thread-safe.
+// State shared by the parts of one request. Thread-safe.
 class Join {
  public:
   Join(int parts, Collective::Done done) : done_(std::move(done)), left_(parts) {}
 
-  // Of the parts' errors this one came first, unless there has been one.
+  // Records the error unless an earlier one was recorded.
   void PartFails(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     if (status_.ok()) status_ = status;
@@ -60,7 +60,7 @@ void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& l
   parts.erase(std::remove_if(parts.begin(), parts.end(), [](const DevicePart& p) { return p.ops.empty(); }),
               parts.end());
   if (parts.empty() || !status.ok()) {
-    // With an error of the request, that is the first one.
+    // An error of the request is its first error.
     fallback->Submit(stream, {label, {}, [status = std::move(status), done = std::move(done)](const absl::Status& run) {
                                 if (done) done(status.ok() ? run : status);
                               }});
@@ -70,7 +70,7 @@ void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& l
   for (DevicePart& part : parts) {
     part.device->Submit(stream, {label, std::move(part.ops), [join, failed](absl::Status run) {
                                    if (!run.ok()) {
-                                     join->PartFails(run);  // before others end for that
+                                     join->PartFails(run);  // before other parts end because of it
                                      if (failed) failed(run);
                                    }
                                    join->PartDone(std::move(run));

@@ -16,15 +16,15 @@ struct DevicePart {
   std::vector<DeviceOp> ops;
 };
 
-// The part of `device`, appended where it is new.
+// The part of `device`, which is appended if there is none.
 DevicePart& PartOf(std::vector<DevicePart>& parts, Device* device);
 
-// `done` when the returned function was called `parts` times, on the thread of the last call, with the first error.
+// Returns a function that runs `done` with the first error on its `parts`-th call, on that call's thread.
 Collective::Done JoinParts(int parts, Collective::Done done);
 
-// Submits every part that has operations to `stream`; `done` runs once, when the last has ended, with the error that
-// came first. `failed`, where given, hears of each part's error at once: other parts may wait for that one. Without
-// any, or when `status` is an error, it runs on `fallback` after what is queued there. Never blocks.
+// Submits every part that has operations to `stream`. `done` runs once, when the last part has ended, with the first
+// error. `failed`, if set, gets each part's error at once, because other parts may wait for that part. Without any
+// part, or if `status` is an error, `done` runs on `fallback` after what is queued there. Never blocks.
 void FanOut(std::vector<DevicePart> parts, StreamId stream, const std::string& label, Device* fallback,
             absl::Status status, Collective::Done done, std::function<void(const absl::Status&)> failed = nullptr);
 

@@ -12,7 +12,7 @@
 namespace shardd {
 namespace {
 
-// Of an all-gather: below this a second device's wake-up costs more than it saves.
+// In an all-gather, waking a second device for less than this costs more than it saves.
 constexpr int64_t kMinPieceNumel = int64_t{1} << 16;
 
 }  // namespace
@@ -33,7 +33,8 @@ std::shared_ptr<const LocalCollective::GroupSegments> LocalCollective::SegmentsO
   auto result = std::make_shared<GroupSegments>(devices_.size());
   for (int f : plan.groups[group].flat_params) {
     const FlatParamPlan& flat = plan.flat_params[f];
-    if (flat.gradients_offset_bytes < 0 || flat.slot_offset_bytes < 0) continue;  // frozen
+    // frozen
+    if (flat.gradients_offset_bytes < 0 || flat.slot_offset_bytes < 0) continue;
     for (size_t rank = 0; rank < devices_.size(); ++rank) {
       for (const Segment& segment : WorkSegmentsOn(plan, f, static_cast<int>(rank), node)) {
         (*result)[rank].push_back({f, segment});
@@ -86,8 +87,8 @@ CastOp UnshardOp(const AllGatherRequest& request, const FlatParamPlan& flat, int
   return op;
 }
 
-// A flat parameter, cut where memory of another device begins. Each reader begins elsewhere, so that not all of them
-// read from one device at a time.
+// Unshards a flat parameter, cut where another device's memory begins. Readers begin at different devices, so that not
+// all read from one device at the same time.
 void UnshardOnReader(const AllGatherRequest& request, const FlatParamPlan& flat, size_t ranks,
                      std::vector<DeviceOp>& ops) {
   const int64_t element_bytes = DTypeSizeBytes(flat.dtype);
@@ -121,7 +122,7 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
     refuse("reader is out of range (got ", request.reader, ", want -1 to ", devices_.size() - 1, ")");
   }
   if (status.ok()) {
-    // Groups begin on different devices, so that small ones that are unsharded together spread too.
+    // Groups begin on different devices, so that small groups that are unsharded together also spread.
     size_t next = static_cast<size_t>(request.group) % devices_.size();
     for (int f : request.plan->groups[request.group].flat_params) {
       const FlatParamPlan& flat = request.plan->flat_params[f];
@@ -138,7 +139,7 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
       }
       const int64_t share =
           (flat.numel + static_cast<int64_t>(devices_.size()) - 1) / static_cast<int64_t>(devices_.size());
-      // Whole cache lines of either dtype, so that no two devices write one line.
+      // Whole cache lines in either dtype, so that no two devices write one line.
       const int64_t piece = std::max(kMinPieceNumel, (share + 63) / 64 * 64);
       for (int64_t first = 0; first < flat.numel; first += piece) {
         PartOf(parts, devices_[next])
@@ -148,15 +149,15 @@ void LocalCollective::AllGather(AllGatherRequest request, Done done) {
     }
   }
   if (status.ok() && request.plan->cut_over_nodes) {
-    // Each device its rank's: what the others hold comes from elsewhere.
+    // Each device copies its rank's part; other nodes' parts arrive otherwise.
     for (const int f : request.plan->groups[request.group].flat_params) {
       const FlatParamPlan& flat = request.plan->flat_params[f];
       for (size_t rank = 0; rank < devices_.size(); ++rank) {
-        const std::vector<Segment> held = WorkSegments(*request.plan, f, static_cast<int>(rank));
-        for (size_t i = 0; i < held.size();) {
-          const int64_t first = held[i].offset;
+        const std::vector<Segment> segments = WorkSegments(*request.plan, f, static_cast<int>(rank));
+        for (size_t i = 0; i < segments.size();) {
+          const int64_t first = segments[i].offset;
           int64_t end = first;
-          for (; i < held.size() && held[i].offset == end; ++i) end += held[i].numel;
+          for (; i < segments.size() && segments[i].offset == end; ++i) end += segments[i].numel;
           PartOf(parts, devices_[rank]).ops.emplace_back(UnshardOp(request, flat, first, end));
         }
       }

@@ -101,7 +101,7 @@ ReduceOp SumOf(const ReduceScatterRequest& request, const ReduceRun& run, std::v
   op.source_dtype = flat.unsharded_dtype;
   op.reduce_dtype = request.reduce_dtype == v1::DTYPE_UNSPECIFIED ? flat.unsharded_dtype : request.reduce_dtype;
   op.keep = request.keep_low_precision ? op.reduce_dtype : flat.dtype;
-  for (DType* dtype : {&op.reduce_dtype, &op.keep}) {  // sums are kept in fp32, fp64 parameters' too
+  for (DType* dtype : {&op.reduce_dtype, &op.keep}) {  // sums are fp32, also for fp64 parameters
     if (*dtype == v1::DTYPE_FLOAT64) *dtype = v1::DTYPE_FLOAT32;
   }
   op.scale = request.scale;
@@ -111,7 +111,7 @@ ReduceOp SumOf(const ReduceScatterRequest& request, const ReduceRun& run, std::v
   return op;
 }
 
-// From `sum`, which belongs at `dst`, to the replicas' copies of it.
+// Copies `sum`, which belongs at `dst`, to the replicas' copies.
 void AddCopies(const ShardPlan& plan, const char* sum, char* dst, int64_t numel, int first_copy,
                std::vector<DeviceOp>& ops) {
   for (int copy = first_copy; copy < plan.gradient_copies; ++copy) {

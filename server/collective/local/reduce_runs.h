@@ -16,7 +16,7 @@ struct RankSegment {
   Segment segment;
 };
 
-// Segments of one rank that touch and are treated alike: one sum.
+// Adjacent segments of one rank with the same treatment: one sum.
 struct ReduceRun {
   int flat_param = -1;
   int64_t offset = 0;  // elements of the flat parameter
@@ -25,23 +25,23 @@ struct ReduceRun {
   std::vector<int> sources;  // positions in ReduceScatterRequest.sources; never empty
 };
 
-// INVALID_ARGUMENT: no such group, or no plan.
+// INVALID_ARGUMENT: there is no such group, or no plan.
 absl::Status CheckGroup(const char* operation, const ShardPlan* plan, int group);
-// INVALID_ARGUMENT: the request does not fit its plan, or the plan so many ranks.
+// INVALID_ARGUMENT: the request does not fit its plan, or the plan does not fit the number of ranks.
 absl::Status CheckReduceScatter(const ReduceScatterRequest& request, size_t ranks);
 
-// The sums over one rank's work segments, in their order; what no source has a gradient for is left out.
+// The sums over one rank's work segments, in order, without those that no source has a gradient for.
 std::vector<ReduceRun> RunsOf(const ReduceScatterRequest& request, const std::vector<RankSegment>& segments);
 
-// The run's bytes in a gradient slot, from the slot's start.
+// Offset of the run in a gradient slot.
 int64_t SlotOffsetBytes(const ShardPlan& plan, const ReduceRun& run);
 // The run's bytes in the slot of each of its sources.
 std::vector<const void*> SourcesOf(const ReduceScatterRequest& request, const ReduceRun& run);
 
-// Adds to `ops`, of the device of `rank`: the sum of `sources`, each the run's own bytes, into the gradient shards, and
-// its copies to replicas that have gradient shards of their own, from the device that made it. With staging: in pieces
-// that fit into it, each of which begins with the older sum where it is added to, and is copied when it is there; the
-// bytes and the order of the sums are the same.
+// Appends to `ops` of the device of `rank`: the sum of `sources` (each the run's own bytes) into the gradient shards,
+// and the copies to replicas with gradient shards of their own, from the device that made the sum. With staging, the
+// sum is made in pieces that fit; a piece that accumulates begins with the older value, and each is copied out when it
+// is done. The bytes and the order of additions are the same.
 void AddReduceOps(const ReduceScatterRequest& request, const ReduceRun& run, size_t rank,
                   std::vector<const void*> sources, std::vector<DeviceOp>& ops);
 

@@ -1,10 +1,10 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_API_H_
 #define SHARDD_SERVER_COLLECTIVE_NCCL_NCCL_API_H_
 
-// The part of NCCL's API that shardd uses, declared here rather than taken from nccl.h, as the driver's is
-// (common/cuda/driver_api.h): every build has it, and its tests run everywhere on a fake library. The ABI is that of
-// NCCL 2.28; tests/server/collective/nccl_abi_test.cc compares it with nccl.h where there is one. What a function does:
-// NVIDIA's documentation of the function `nccl` + its name here.
+// The part of NCCL's API that shardd uses, declared here instead of taken from nccl.h, like the driver's
+// (common/cuda/driver_api.h): every build has it, and tests run everywhere on a fake library. The ABI is that of NCCL
+// 2.28; tests/server/collective/nccl_abi_test.cc compares it with nccl.h if there is one. NVIDIA documents each
+// function under `nccl` + its name here.
 
 #include <climits>
 #include <cstddef>
@@ -30,25 +30,25 @@ using RedOp = int;
 inline constexpr RedOp kSum = 0;
 
 using Comm = struct CommOpaque*;
-using Window = struct WindowOpaque*;  // a member's; null also where a registration succeeds: no symmetric memory here
+using Window = struct WindowOpaque*;  // of one member; also null after a registration that finds no symmetric memory
 using Stream = void*;                 // a CUstream
 
 struct UniqueId {
   char internal[128];
 };
 
-inline constexpr int kUndefined = INT_MIN;  // of a config's numbers: the library's default
-// For Config::cta_policy; bits, of which libraries before 2.31 take one at most. How many of a GPU's multiprocessors
-// NCCL's work takes: as few as do, none where copy engines can do it.
+inline constexpr int kUndefined = INT_MIN;  // of a config's number: the library's default
+// Bits for Config::cta_policy, of which libraries before 2.31 take at most one: use as few of a GPU's multiprocessors
+// as suffice; use none if copy engines can do the work.
 inline constexpr int kCtaPolicyEfficiency = 1;
 inline constexpr int kCtaPolicyZero = 2;
 inline constexpr int kPoliciesTogetherVersion = 23100;
-// Flags of a window: every member's buffers lie at the same offset of it. A window's start is a multiple of that many
+// Window flag: every member's buffers are at the same offset of the window. A window's start is a multiple of this many
 // bytes.
 inline constexpr int kWinCollSymmetric = 1;
 inline constexpr size_t kWinAlignmentBytes = 4096;
 
-// The front part of ncclConfig_t as it was in 2.27: the library fills in what came later by `size` and `version`.
+// The beginning of ncclConfig_t as of 2.27: the library fills in later fields by `size` and `version`.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -67,7 +67,7 @@ struct Config {
   int nvls_ctas = kUndefined;
 };
 
-// X(name, (parameters)): every function returns nccl::Result but GetErrorString and GetLastError.
+// X(name, (parameters)): every function returns nccl::Result except GetErrorString and GetLastError.
 #define SHARDD_NCCL_FUNCTIONS(X)                                                                                      \
   X(GetVersion, (int* version))                                                                                       \
   X(GetUniqueId, (nccl::UniqueId * id))                                                                               \
@@ -84,7 +84,7 @@ struct Config {
   X(GroupStart, ())                                                                                                   \
   X(GroupEnd, ())
 
-// Likewise; null where the library has not both, which costs windows alone.
+// Likewise; null if the library lacks either, which only costs windows.
 #define SHARDD_NCCL_WINDOW_FUNCTIONS(X)                                                                      \
   X(CommWindowRegister, (nccl::Comm comm, void* buffer, size_t size_bytes, nccl::Window* window, int flags)) \
   X(CommWindowDeregister, (nccl::Comm comm, nccl::Window window))

@@ -12,15 +12,15 @@
 namespace shardd {
 namespace {
 
-// NCCL's share of a request: the runs that are summed there, each with the rank whose part it is.
+// NCCL's part of a request: the runs that it sums, by the rank that works on them.
 struct Summed {
   std::vector<std::pair<ReduceRun, int>> runs;
-  absl::btree_set<int> copied;  // flat parameters of which something is added by copies
+  absl::btree_set<int> copied;  // flat parameters of which copies add some part
   int64_t numel = 0;
 };
 
-// A sum of a lower dtype would be rounded at every hop of the ring; and what is rounded to one before it is added, only
-// local/'s kernel does so.
+// A lower dtype would be rounded at every hop of the ring; and only local/'s kernel rounds to a lower dtype before
+// adding.
 bool TakesDType(const ReduceScatterRequest& request, const ReduceRun& run) {
   return request.plan->flat_params[run.flat_param].unsharded_dtype == v1::DTYPE_FLOAT32 &&
          (request.reduce_dtype == v1::DTYPE_UNSPECIFIED || request.reduce_dtype == v1::DTYPE_FLOAT32);
@@ -30,16 +30,16 @@ float* InSlot(const ReduceScatterRequest& request, const ReduceRun& run, size_t 
   return reinterpret_cast<float*>(request.sources[rank].slot + SlotOffsetBytes(*request.plan, run));
 }
 
-// What NCCL adds, of every rank's slot, in the slot's order.
+// A range that NCCL sums over every rank's slot, in the slot's order.
 struct SlotPart {
   int64_t offset_bytes = 0;
   int64_t numel = 0;
   int root = 0;
 };
 
-// A flat parameter that is cut into as many equal pieces as ranks, each of a rank's own runs, is summed as a whole:
-// NCCL has one operation for that. What lies between the runs, padding and what no rank has, goes along into the slot
-// of its root, which nobody reads there. Else every run is a part.
+// A flat parameter that is cut into as many equal pieces as ranks, each with the rank's own runs, is summed as a whole:
+// NCCL has one operation for that. Gaps between the runs (padding, and what no rank has) go along into the slot of
+// their root, where nobody reads them. Otherwise every run is a part.
 std::vector<SlotPart> PartsOf(const ShardPlan& plan, const Summed& summed, int ranks) {
   absl::btree_map<int, std::vector<const std::pair<ReduceRun, int>*>> by_flat_param;
   for (const auto& item : summed.runs) by_flat_param[item.first.flat_param].push_back(&item);
@@ -176,7 +176,7 @@ std::shared_ptr<NcclCommunicator> NcclCollective::Usable() {
     if (made.ok() && windows != nullptr) windows->Use(*made);  // its first sum waits for its window
     absl::MutexLock made_lock(&current->mutex);
     current->is_making = false;
-    // Else its registration has failed already, and it was replaced (Replace).
+    // Otherwise its registration has failed already, and it was replaced (Replace).
     const bool is_first = current->communicator == before;
     if (is_first && !made.ok()) {
       current->is_given_up = true;
@@ -196,7 +196,7 @@ void NcclCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
     ReduceScatterRequest request;
     Done done;
   };
-  // Shared: one of two callbacks has it.
+  // Shared: one of two callbacks takes it.
   auto waiting = std::make_shared<Waiting>(Waiting{std::move(request), std::move(done)});
   windows_->Enter(
       [this, waiting] {
@@ -219,7 +219,7 @@ void NcclCollective::Issue(ReduceScatterRequest request, Done done) {
   }
   const size_t ranks = devices_.size();
   Summed summed;
-  std::vector<std::vector<DeviceOp>> own(ranks);  // of each rank's part, behind the sum
+  std::vector<std::vector<DeviceOp>> own(ranks);  // of each rank's part, after the sum
   for (size_t rank = 0; rank < ranks; ++rank) {
     for (const ReduceRun& run : (*runs)[rank]) {
       if (run.sources.size() == ranks && TakesDType(request, run)) {
@@ -256,8 +256,8 @@ void NcclCollective::Issue(ReduceScatterRequest request, Done done) {
     std::move(own[rank].begin(), own[rank].end(), std::back_inserter(ops));
     parts.push_back({devices_[rank], std::move(ops)});
   }
-  // The communicator lives as long as what names it. Sums that have waited come from another thread than the loop: all
-  // devices get the operations of all communicators in one order.
+  // The communicator lives as long as what names it. Sums that have waited come from another thread than the loop, but
+  // all devices must get the operations of all communicators in one order.
   absl::MutexLock lock(&NcclIssueMutex());
   FanOut(
       std::move(parts), StreamId::kPostBackward, request.label, devices_.front(), absl::OkStatus(),

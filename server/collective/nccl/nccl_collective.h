@@ -19,24 +19,23 @@
 
 namespace shardd {
 
-// Ranks on GPUs of their own, on this node. Sums of fp32 gradients that every rank submitted go through the
-// communicator, into the slot of the rank whose part they are; its device then scales them into the gradient shards.
-// Everything else is `local/`'s: gathers, other dtypes, what not every rank has, all while the communicator is broken.
-// A job's ranks use the communicator with one stream each, and a request is one operation per device, so the order is
-// that of requests. Where the communicator takes a window, gradient slots that SetSlots names are registered with it,
-// and a group's sums that are reduce-scatters are made in it; requests wait for the registration. Thread-safe.
+// Reduces with NCCL, for ranks of this node with a GPU each. fp32 gradients that every rank submitted are summed by the
+// communicator, into the slot of the rank that works on them; its device then scales them into the gradient shards.
+// `local/` does the rest: gathers, other dtypes, gradients that some rank lacks, and everything while the communicator
+// is broken. A job's ranks use the communicator with one stream each, and a request is one operation per device, so
+// operations run in the order of requests. If the communicator takes a window, the gradient slots from SetSlots are
+// registered with it and a group's reduce-scatters run in it; requests wait for the registration. Thread-safe.
 class NcclCollective final : public Collective {
  public:
-  // Makes another communicator over the same devices; blocks. Outlives the collective.
+  // Makes another communicator over the same devices; blocks. Must outlive the collective.
   using Remake = std::function<absl::StatusOr<std::shared_ptr<NcclCommunicator>>()>;
   // devices[r] is rank r's and the communicator's member r. REQUIRES: as many devices as members. The first request
-  // that finds the communicator broken has another one made, on a thread of its own, for the requests after that: the
-  // epoch of what broke it is over by then, and GPUs that are lost have no requests. One that cannot be made is not
-  // tried again, and the last of kMostRemakes that breaks, too, is the last: steps are not to end there for ever. Null:
-  // never.
+  // that finds the communicator broken has another one made, on a separate thread, for later requests: the epoch of the
+  // failure is over by then, and lost GPUs get no requests. One that cannot be made is not tried again, and after
+  // kMostRemakes no more are made, so that steps do not fail for ever. `remake` null: never.
   static constexpr int kMostRemakes = 3;
   NcclCollective(std::vector<Device*> devices, std::shared_ptr<NcclCommunicator> communicator, Remake remake = nullptr);
-  ~NcclCollective() override;  // requests that wait for a registration are done with CANCELLED
+  ~NcclCollective() override;  // ends requests that wait for a registration with CANCELLED
   const char* name() const override { return "nccl"; }
   std::string Describe() const override;
   void ReduceScatter(ReduceScatterRequest request, Done done) override;
@@ -47,25 +46,25 @@ class NcclCollective final : public Collective {
   bool may_hold_requests() const override { return windows_ != nullptr; }
 
  private:
-  // What the thread that makes another one needs, and this may be gone before it.
+  // State that the thread which makes another communicator needs; it may outlive the collective.
   struct Current {
     absl::Mutex mutex;
     std::shared_ptr<NcclCommunicator> communicator ABSL_GUARDED_BY(mutex);
     bool is_making ABSL_GUARDED_BY(mutex) = false;
     bool is_given_up ABSL_GUARDED_BY(mutex) = false;
     int made_anew ABSL_GUARDED_BY(mutex) = 0;
-    std::string why ABSL_GUARDED_BY(mutex);  // of the last time
+    std::string why ABSL_GUARDED_BY(mutex);  // of the last failure
   };
-  // Of a group's last sum, for status.
+  // For status: how a group's last reduction ran.
   struct Path {
-    size_t parts = 0;   // each with a root, or of a reduce-scatter; none: all is added by copies
-    size_t rooted = 0;  // of them, those with a root
+    size_t parts = 0;   // each with a root, or of a reduce-scatter; 0: copies did it all
+    size_t rooted = 0;  // those of them with a root
     bool in_window = false;
   };
-  // To be used, or null: local/ adds.
+  // The communicator to use, or null: local/ reduces.
   std::shared_ptr<NcclCommunicator> Usable();
-  // One in place of `current`, which is broken, to use from now on; null: it cannot be made, or nobody knows how, or
-  // there is another one meanwhile.
+  // Makes a communicator to replace `current`, which is broken. Null: it cannot be made, `remake` is null, or it has
+  // been replaced meanwhile.
   static std::shared_ptr<NcclCommunicator> Replace(Current& current, const Remake& remake);
   void Issue(ReduceScatterRequest request, Done done);
   void Note(const ReduceScatterRequest& request, const SumOp& sum) ABSL_LOCKS_EXCLUDED(paths_mutex_);
@@ -75,12 +74,12 @@ class NcclCollective final : public Collective {
   const std::shared_ptr<Current> current_ = std::make_shared<Current>();
   const Remake remake_;
   LocalCollective local_;
-  const std::shared_ptr<NcclWindows> windows_;  // null: the communicator takes none
-  // Elements that were summed, each counted once.
+  const std::shared_ptr<NcclWindows> windows_;  // null: the communicator takes no windows
+  // Elements reduced, each counted once.
   std::atomic<uint64_t> by_nccl_ = 0;
   std::atomic<uint64_t> by_copies_ = 0;
   mutable absl::Mutex paths_mutex_;
-  absl::btree_map<std::string, Path> paths_ ABSL_GUARDED_BY(paths_mutex_);  // by the group's name
+  absl::btree_map<std::string, Path> paths_ ABSL_GUARDED_BY(paths_mutex_);  // by name of the group
 };
 
 }  // namespace shardd

@@ -65,7 +65,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Create(const
   std::shared_ptr<NcclCommunicator> result(
       new NcclCommunicator(library, driver, std::move(share), /*is_shared=*/false, options));
   if (absl::Status status = Join({result}); !status.ok()) {
-    // What hangs while it is made may hang while it is given up, and this thread has others to serve.
+    // A call that hangs during creation may also hang in the abort, and this thread has others to serve.
     result->Break(status);
     return status;
   }
@@ -79,15 +79,15 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::Prepare(const NcclLibrary& l
 }
 
 absl::Status NcclCommunicator::Join(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators) {
-  size_t begun = 0;  // of these no abort comes before the group has ended
+  size_t begun = 0;  // these cannot be aborted before the group has ended
   while (begun < communicators.size() && communicators[begun]->BeginChange()) ++begun;
   absl::Status status = begun == communicators.size() ? JoinGroup(communicators) : communicators[begun]->broken();
   for (size_t i = 0; i < begun; ++i) communicators[i]->EndChange();
   return status;
 }
 
-// A group, because of one process's members each waits for the others; what is of several communicators does not, and
-// is made at the same time.
+// Members of one communicator in one process wait for each other, so their calls must form a group; different
+// communicators do not wait, and are made at the same time.
 absl::Status NcclCommunicator::JoinGroup(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators) {
   if (communicators.empty()) return absl::OkStatus();
   const NcclLibrary& library = communicators[0]->library_;
@@ -128,7 +128,8 @@ absl::Status NcclCommunicator::JoinMembers() {
 absl::Status NcclCommunicator::Await(const std::string& device, nccl::Comm comm, const char* operation) {
   const absl::Time begin = absl::Now();
   while (true) {
-    const bool late = absl::Now() - begin > options_.limit;  // before asking: who was stopped asks once more
+    const bool late = absl::Now() - begin > options_.limit;  // checked before asking, so that a process that was
+                                                             // stopped asks once more
     nccl::Result result = nccl::kSuccess;
     SHARDD_RETURN_IF_ERROR(library_.Check(library_->CommGetAsyncError(comm, &result), "ncclCommGetAsyncError", device));
     if (result != nccl::kInProgress) return library_.Check(result, operation, device);
@@ -185,7 +186,7 @@ absl::Status NcclCommunicator::Enqueue(const SumOp& op, void* stream) {
   SHARDD_RETURN_IF_ERROR(broken());
   if (member.comm == nullptr) return absl::InternalError(absl::StrCat("sum on ", member.device, ": no communicator"));
   SHARDD_RETURN_IF_ERROR(EnqueueParts(member, member.comm, op, stream));
-  // The stream must not be touched while NCCL is still putting its work there.
+  // The stream must not be touched while NCCL still puts its work there.
   return Await(member.device, member.comm,
                is_shared_   ? "ncclAllReduce"
                : op.scatter ? "ncclReduceScatter"
@@ -253,7 +254,7 @@ absl::Status NcclCommunicator::RegisterWindow(Slabs slabs) {
   return status;
 }
 
-// All members in one group: each waits for what the others register.
+// All members in one group: each waits for the others' registrations.
 absl::Status NcclCommunicator::RegisterOnAll(const Slabs& slabs) {
   SHARDD_RETURN_IF_ERROR(library_.Check(library_->GroupStart(), "ncclGroupStart", name_));
   absl::Status status;
@@ -285,9 +286,9 @@ absl::Status NcclCommunicator::RegisterOnAll(const Slabs& slabs) {
 }
 
 absl::Status NcclCommunicator::DeregisterWindow() {
-  if (!BeginChange()) return absl::OkStatus();  // the abort has it, or will
+  if (!BeginChange()) return absl::OkStatus();  // an abort has it, or will
   const absl::Status status = DeregisterOnAll();
-  Slabs slabs;  // let go without the lock
+  Slabs slabs;  // released without the lock
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
     slabs.swap(slabs_);
@@ -320,9 +321,9 @@ void NcclCommunicator::Break(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (!broken_.ok()) return;
     broken_ = absl::AbortedError(absl::StrCat(name_.empty() ? "nccl" : name_, " is given up: ", why.message()));
-    // NCCL takes no abort beside a call over the same members: who makes it, or changes the window, sees that it is
-    // broken, leaves, and begins the abort. Where the call does not return there is none, and nobody waits for one: no
-    // sum is under way.
+    // NCCL takes no abort beside a call over the same members. The thread that makes the communicator or changes its
+    // window notices that it is broken, leaves, and begins the abort. If its call does not return there is no abort,
+    // and nobody waits for one: no sum is under way.
     if (is_changing_) return;
   }
   BeginAbort();
@@ -339,14 +340,14 @@ void NcclCommunicator::AbortAll() {
   for (const auto& member : members_) {
     threads.emplace_back([this, member = member.get()] {
       const ScopedCudaContext current(driver_, member->context);
-      absl::MutexLock lock(&member->mutex);  // whoever is in a call sees that it is broken, and leaves
+      absl::MutexLock lock(&member->mutex);  // a thread in a call sees that it is broken, and leaves
       if (member->comm != nullptr) (void)library_->CommAbort(member->comm);
       member->comm = nullptr;
       member->window = nullptr;
     });
   }
   for (std::thread& thread : threads) thread.join();
-  Slabs slabs;  // let go without the lock
+  Slabs slabs;  // released without the lock
   absl::MutexLock lock(&mutex_);
   slabs.swap(slabs_);
 }
@@ -356,7 +357,7 @@ NcclCommunicator::~NcclCommunicator() {
     {
       const ScopedCudaContext current(driver_, member->context);
       absl::MutexLock lock(&member->mutex);
-      // What has members elsewhere is not to wait for them.
+      // A communicator with members elsewhere must not wait for them.
       if (member->comm != nullptr) {
         (void)(is_shared_ ? library_->CommAbort(member->comm) : library_->CommDestroy(member->comm));
       }

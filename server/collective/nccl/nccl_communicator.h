@@ -17,29 +17,30 @@
 
 namespace shardd {
 
-// Whether the sum's parts from `first` on, one for each member, are one reduce-scatter: equal, in the members' order,
-// one behind the other. It is all that NCCL's symmetric kernels do of sums; what has a root each goes along a ring.
+// Whether the sum's parts from `first` on, one per member, form one reduce-scatter: equal, adjacent, in the members'
+// order. NCCL's symmetric kernels do no other sums; parts with separate roots go along a ring.
 bool ScattersAt(const SumOp& op, size_t first);
 
-// Held while one sum's operations are submitted to their devices: all devices get those of all communicators in one
-// order, so no two of these wait for each other.
+// Hold this while submitting one sum's operations to their devices: all devices then get the operations of all
+// communicators in one order, so no two sums wait for each other.
 absl::Mutex& NcclIssueMutex();
 
-// NCCL over GPUs, one member each: all of this process, or some of it and the others of other processes (Share).
-// Communicators are non-blocking, so that they can be aborted, and calls of one member come one at a time. Sums are of
-// fp32 in NCCL's order, not in that of ranks.
+// NCCL over GPUs, one member each: all in this process, or some here and the others in other processes (Share).
+// Communicators are non-blocking, so that they can be aborted, and calls of one member are serialised. Sums are fp32,
+// in NCCL's order instead of rank order.
 class NcclCommunicator final : public Communicator, public std::enable_shared_from_this<NcclCommunicator> {
  public:
   struct Options {
-    // Of making it, and of a call that NCCL has not finished: the issuing thread waits so long.
+    // Limit for making it, and for a call that NCCL has not finished: the issuing thread waits that long.
     absl::Duration limit = absl::Seconds(30);
-    // A ring kernel holds so many multiprocessors at most, whatever the policy: trainers compute beside it.
+    // Most multiprocessors of a ring kernel, whatever the policy: trainers compute beside it.
     int max_ctas = 8;
-    // It is one job's, which may register a window.
+    // It belongs to one job, which may register a window.
     bool takes_window = false;
   };
   using Slabs = std::vector<std::shared_ptr<const DeviceSlab>>;  // by member
-  // One member per ordinal, in that order. Blocks, seconds on real GPUs. DEADLINE_EXCEEDED, INTERNAL: what NCCL said.
+  // Makes one member per ordinal, in that order. Blocks, for seconds on real GPUs. DEADLINE_EXCEEDED, INTERNAL: NCCL's
+  // error.
   static absl::StatusOr<std::shared_ptr<NcclCommunicator>> Create(const NcclLibrary& library, const CudaDriver& driver,
                                                                   const std::vector<int>& ordinals,
                                                                   const Options& options);
@@ -47,24 +48,24 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
                                                                   const std::vector<int>& ordinals) {
     return Create(library, driver, ordinals, Options());
   }
-  // This process's part of a communicator over several processes. Its sums end on every member: it takes operations of
-  // which each member's parts name that member as their root, and makes all-reduces of them.
+  // This process's part of a communicator over several processes. Every member gets the sums: each member's parts must
+  // name that member as their root, and become all-reduces.
   struct Share {
-    nccl::UniqueId id = {};     // that one process has made, for all of them
-    int members = 0;            // of all processes
-    int first_member = 0;       // of this one's, which follow each other
-    std::vector<int> ordinals;  // this one's GPUs
+    nccl::UniqueId id = {};     // one process has made it for all of them
+    int members = 0;            // in all processes
+    int first_member = 0;       // of this process, whose members are adjacent
+    std::vector<int> ordinals;  // GPUs of this process
   };
-  // Not made yet, and takes no sum until Join. May be broken meanwhile, from any thread, which ends Join.
+  // Returns a communicator that takes no sum until Join. It may be broken meanwhile, from any thread, which ends Join.
   static std::shared_ptr<NcclCommunicator> Prepare(const NcclLibrary& library, const CudaDriver& driver, Share share,
                                                    const Options& options);
-  // Makes them, in one group of calls, each by an id of its own. Blocks until every process has joined its members, or
-  // one is broken, or it is late: DEADLINE_EXCEEDED. INTERNAL: what NCCL said. An error: Break of all is due. REQUIRES:
-  // the same library and driver.
+  // Makes them in one group of calls, each by its own id. Blocks until every process has joined its members, one is
+  // broken, or the limit passes: DEADLINE_EXCEEDED. INTERNAL: NCCL's error. After an error, call Break on all.
+  // REQUIRES: the same library and driver.
   static absl::Status Join(const std::vector<std::shared_ptr<NcclCommunicator>>& communicators);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
-  // REQUIRES: nothing is under way on the members' streams, or it is broken.
+  // REQUIRES: no work is under way on the members' streams, or it is broken.
   ~NcclCommunicator() override;
 
   const std::string& name() const override { return name_; }
@@ -73,20 +74,21 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   absl::Status Enqueue(const SumOp& op, void* stream) override;
   void Break(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status broken() const override ABSL_LOCKS_EXCLUDED(mutex_);
-  // What the library has found out by itself of what is under way: UNAVAILABLE, a member of another process is gone, as
-  // far as its network notices, or something else is wrong; Break is due. Does not block: OK where a member is busy.
+  // What the library itself has noticed about the work under way: UNAVAILABLE if a member of another process is gone
+  // (as far as its network notices) or something else is wrong; then call Break. Does not block: OK while a member is
+  // busy.
   absl::Status Ask() ABSL_LOCKS_EXCLUDED(mutex_);
 
   bool takes_window() const { return options_.takes_window; }
   absl::Duration limit() const { return options_.limit; }
-  // The slabs, each on its member's GPU and all of one size, become the symmetric window, of which there is one at a
-  // time. It keeps them until it is deregistered, or aborted: NCCL finds a window by its addresses, which must not
-  // become another slab's. NCCL has options.limit to get done; a call of it that does not return blocks for ever, and
-  // so does the abort that Break has due. FAILED_PRECONDITION: there is none to be had, the text is the reason that
-  // status shows, and all else works on. Other errors leave it in no state to sum: Break is due. REQUIRES: for these
-  // two, no sum of any member is under way or enqueued meanwhile.
+  // Makes the slabs, each on its member's GPU and all of one size, the symmetric window; there is one at a time. Keeps
+  // them until the window is deregistered or aborted: NCCL finds a window by its addresses, which must not become
+  // another slab's. NCCL has options.limit to finish; a call of it that does not return blocks for ever, and so does
+  // the abort after Break. FAILED_PRECONDITION: windows are not available here (the text is shown in status), and all
+  // else works. After any other error it cannot sum: call Break. REQUIRES, for both: no sum of any member is enqueued
+  // or under way meanwhile.
   absl::Status RegisterWindow(Slabs slabs) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Also without one. An error: Break is due, and takes the window along. OK where it is broken.
+  // OK also without a window, and if it is broken. After an error, call Break, which drops the window.
   absl::Status DeregisterWindow() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -94,7 +96,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
     std::string device;  // "cuda:0"
     cu::Ordinal ordinal = 0;
     cu::Context context = nullptr;
-    absl::Mutex mutex;  // NCCL takes one call of a communicator at a time; an abort none beside it
+    absl::Mutex mutex;  // NCCL takes one call of a communicator at a time, and no call beside an abort
     nccl::Comm comm ABSL_GUARDED_BY(mutex) = nullptr;  // null: aborted
     nccl::Window window ABSL_GUARDED_BY(mutex) = nullptr;
   };
@@ -105,20 +107,20 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   absl::Status EnqueueParts(const Member& member, nccl::Comm comm, const SumOp& op, void* stream);
   absl::Status RegisterOnAll(const Slabs& slabs) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status DeregisterOnAll() ABSL_LOCKS_EXCLUDED(mutex_);
-  // False: it is broken. Else no abort begins until EndChange, which begins one that has become due meanwhile.
+  // Returns false if it is broken. Otherwise no abort begins before EndChange, which begins one that has become due.
   bool BeginChange() ABSL_LOCKS_EXCLUDED(mutex_);
   void EndChange() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Until the library has done what was called; DEADLINE_EXCEEDED after the limit, CANCELLED when it is broken
+  // Waits until the library has finished the call. DEADLINE_EXCEEDED: the limit has passed. CANCELLED: it was broken
   // meanwhile.
   absl::Status Await(const std::string& device, nccl::Comm comm, const char* operation) ABSL_LOCKS_EXCLUDED(mutex_);
-  // An abort may wait for GPUs, and for ever where one hangs: then its thread is left, and this with it.
+  // An abort may wait for GPUs, and for ever if one hangs; then its thread, and this object, are leaked.
   void BeginAbort();
   void AbortAll();
 
-  // Constant after Prepare, but for the members' contexts, which are there after Join.
+  // Constant after Prepare, except for the members' contexts, which exist after Join.
   const NcclLibrary library_;
   const CudaDriver driver_;
-  const Share share_;     // all of it, where
+  const Share share_;     // all of it, if
   const bool is_shared_;  // this is false
   const Options options_;
   std::string name_;
@@ -128,8 +130,8 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   // Guarded.
   mutable absl::Mutex mutex_;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
-  bool is_changing_ ABSL_GUARDED_BY(mutex_) = false;  // it is made, or its window is changed
-  Slabs slabs_ ABSL_GUARDED_BY(mutex_);               // of the window; empty: there is none
+  bool is_changing_ ABSL_GUARDED_BY(mutex_) = false;  // it is being made, or its window changes
+  Slabs slabs_ ABSL_GUARDED_BY(mutex_);               // of the window; empty: none
 };
 
 }  // namespace shardd

@@ -12,18 +12,18 @@
 
 namespace shardd {
 
-// The communicators of this daemon: one for every number of ranks, as rank r is on the daemon's r-th GPU, made when the
-// first job of that size is opened and shared by all of them. With windows every job has one of its own: a registration
-// that fails costs all who share the communicator theirs. Thread-safe.
+// The communicators of this daemon: one for every number of ranks, because rank r is on the daemon's r-th GPU. Each is
+// made when the first job of that size opens, and all such jobs share it. With windows every job has its own: a
+// registration that fails affects all users of a communicator. Thread-safe.
 class NcclCommunicators {
  public:
-  // `ordinals`: of the daemon's GPUs, in their order.
+  // `ordinals`: the daemon's GPUs, in order.
   NcclCommunicators(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals,
                     bool windows = false)
       : library_(library), driver_(driver), ordinals_(std::move(ordinals)), windows_(windows) {}
 
-  // May block for seconds. FAILED_PRECONDITION: NCCL has nothing to do, or refuses it; the text is the reason that
-  // status shows. One that was given up is made anew.
+  // The communicator for so many ranks; a broken one is made anew. May block for seconds. FAILED_PRECONDITION: NCCL is
+  // of no use here, or refuses; the text is shown in status.
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> For(int ranks) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

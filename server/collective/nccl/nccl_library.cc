@@ -43,7 +43,7 @@ absl::StatusOr<NcclLibrary> NcclLibrary::Load(const std::string& library) {
   resolve("ncclGetLastError", &table.GetLastError);
   if (!missing.empty()) return refuse(absl::StrCat("it has no ", missing));
 #define SHARDD_NCCL_RESOLVE(name, parameters) resolve("nccl" #name, &table.name);
-  SHARDD_NCCL_WINDOW_FUNCTIONS(SHARDD_NCCL_RESOLVE)  // what is missing here is no reason to refuse it
+  SHARDD_NCCL_WINDOW_FUNCTIONS(SHARDD_NCCL_RESOLVE)  // a library without these is accepted
 #undef SHARDD_NCCL_RESOLVE
   int version = 0;
   if (table.GetVersion(&version) != nccl::kSuccess || version < nccl::kLeastVersion) {

@@ -14,24 +14,24 @@ namespace shardd {
 class NcclLibrary {
  public:
   static constexpr char kDefault[] = "libnccl.so.2";
-  // dlopen(`library`), a name or a path. FAILED_PRECONDITION: no such library, one that lacks a function, or an older
-  // one than 2.28; the text says what was looked for and where to get it. The library stays loaded. Before it is
-  // loaded, NCCL_RAS_ENABLE=0 is set unless it has a value: its service for diagnosis listens on one port of the
-  // machine, which belongs to trainers' jobs. REQUIRES: no other thread reads the environment.
+  // Loads `library`, a name or a path, with dlopen. FAILED_PRECONDITION: there is no such library, it lacks a function,
+  // or it is older than 2.28; the text says what was looked for and where to get it. The library stays loaded. Before
+  // loading, this sets NCCL_RAS_ENABLE=0 unless the variable has a value: NCCL's diagnosis service listens on one port
+  // per machine, which belongs to trainers' jobs. REQUIRES: no other thread reads the environment.
   static absl::StatusOr<NcclLibrary> Load(const std::string& library = kDefault);
-  // REQUIRES: every pointer is set, but for windows' perhaps.
+  // REQUIRES: every pointer is set, except perhaps those of windows.
   NcclLibrary(const nccl::Table& table, int version) : table_(table), version_(version) {}
 
   const nccl::Table* operator->() const { return &table_; }
   std::string version() const;  // "2.28.9"
-  // How communicators are to use multiprocessors, which trainers compute on (Config::cta_policy): none where the
-  // library can do without, and as few as do elsewhere, which are both named to libraries that take both.
+  // Use of multiprocessors by communicators (Config::cta_policy), as trainers compute on these: none if the library
+  // can, and otherwise as few as suffice. A library that takes both bits gets both.
   int cta_policy() const;
   std::string cta_policy_text() const;  // "zero and efficiency"
   bool has_windows() const;
 
-  // OK for kSuccess and kInProgress. Else INTERNAL, "ncclReduce on cuda:1: unhandled cuda error: ... (result 1)", with
-  // the library's last words.
+  // OK for kSuccess and kInProgress. Otherwise INTERNAL, "ncclReduce on cuda:1: unhandled cuda error: ... (result 1)",
+  // with the library's last error text.
   absl::Status Check(nccl::Result result, absl::string_view operation, absl::string_view object) const;
 
  private:

@@ -26,7 +26,7 @@ void NcclWindows::MaybeStartLocked() {
 
 void NcclWindows::SetSlots(int rank, std::shared_ptr<const DeviceSlab> slots) {
   absl::MutexLock lock(&mutex_);
-  slots_[static_cast<size_t>(rank)].swap(slots);  // what was there ends without the lock, if here
+  slots_[static_cast<size_t>(rank)].swap(slots);  // if this was the last reference, the old slots end without the lock
   MaybeStartLocked();
 }
 
@@ -77,7 +77,7 @@ void NcclWindows::Work() {
   while (true) {
     const bool is_due = WantedLocked() != registered_;
     if (is_due && inside_ == 0) {
-      // Who lets go of the last of them waits for the GPU, or for NCCL: without the lock.
+      // Releasing the last reference waits for the GPU or for NCCL: do it without the lock.
       std::shared_ptr<NcclCommunicator> communicator = communicator_;
       Slabs from = registered_;
       Slabs to = from.empty() ? WantedLocked() : Slabs();
@@ -109,7 +109,7 @@ NcclWindows::Outcome NcclWindows::Ask(NcclCommunicator& communicator, const Slab
   const bool registers = !to.empty();
   Outcome outcome;
   outcome.status = registers ? communicator.RegisterWindow(to) : communicator.DeregisterWindow();
-  const bool was_broken = !communicator.broken().ok();  // by another: the next one may have a window
+  const bool was_broken = !communicator.broken().ok();  // broken by something else: the next one may have a window
   outcome.refuses = !outcome.status.ok() && registers && !was_broken;
   if (!outcome.status.ok() && !absl::IsFailedPrecondition(outcome.status) && !was_broken) {
     communicator.Break(outcome.status);
@@ -124,7 +124,7 @@ void NcclWindows::Change(const std::shared_ptr<NcclCommunicator>& communicator, 
     Outcome outcome;
   };
   const auto asked = std::make_shared<Asked>();
-  // NCCL bounds what it does behind a call's back, not the call: one that does not return keeps this thread alone.
+  // NCCL limits its work, not its call: a call that does not return keeps this thread only.
   std::thread([asked, communicator = communicator, to = to, replace = replace_]() mutable {
     asked->outcome = Ask(*communicator, to, replace);
     to.clear();
@@ -144,7 +144,7 @@ void NcclWindows::Change(const std::shared_ptr<NcclCommunicator>& communicator, 
   }
   absl::MutexLock lock(&mutex_);
   if (outcome.refuses) refused_ = std::string(outcome.status.message());
-  if (communicator_ != communicator) return;  // meanwhile
+  if (communicator_ != communicator) return;  // replaced meanwhile
   if (outcome.instead != nullptr) communicator_ = std::move(outcome.instead);
   const bool registered = !to.empty() && outcome.status.ok();
   registered_ = registered ? to : Slabs();

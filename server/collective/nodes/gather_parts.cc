@@ -33,7 +33,7 @@ int64_t GatherParts::CopyOut(const char* shards, int64_t offset, char* to, int64
   for (auto range = RangeAt(offset); range != ranges_.end(); ++range) {
     const int64_t element_bytes = DTypeSizeBytes(range->to);
     if (copied % element_bytes != 0) {
-      break;  // wider elements than those before: casts want them aligned
+      break;  // wider elements than those before, which casts want aligned
     }
     const int64_t first = (offset + copied - range->offset) / element_bytes;
     const int64_t count = std::min(range->bytes / element_bytes - first, (max_bytes - copied) / element_bytes);

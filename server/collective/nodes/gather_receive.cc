@@ -1,4 +1,4 @@
-// What other nodes send to gathers (node_gather.h).
+// Receives the answers to this node's pulls (node_gather.h).
 
 #include "absl/strings/str_cat.h"
 #include "server/collective/nodes/node_gather.h"
@@ -39,8 +39,7 @@ absl::Status NodeGather::ReceiveLocked(int node, const v1::PeerData& header, abs
         parts.bytes() - transfer->received, " at ", transfer->received, " of ", parts.bytes(), ")"));
   }
   if (!call->ended.has_value()) {
-    // Nobody else writes there: each node has its own ranges of the image, and this is the one call for it. So the
-    // mutex is not needed.
+    // No mutex is needed: each node has its own ranges of the image, and this is the only call for this node.
     ++call->users;
     mutex_.Unlock();
     parts.CopyIn(header.offset(), elements.data(), size, call->image);

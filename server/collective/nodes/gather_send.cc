@@ -1,4 +1,4 @@
-// What other nodes ask of this one for their gathers (node_gather.h).
+// Answers the pulls of other nodes (node_gather.h).
 
 #include <algorithm>
 #include <utility>
@@ -9,7 +9,7 @@
 namespace shardd {
 namespace {
 
-constexpr int kMaxUnsent = 4;  // pieces of at most PeerLinks::kMaxDataBytes, on their way to one node
+constexpr int kMaxUnsent = 4;  // pieces of at most PeerLinks::kMaxDataBytes on their way to one node
 constexpr size_t kMaxRefusalBytes = 1024;
 
 }  // namespace
@@ -69,7 +69,7 @@ absl::Status NodeGather::OfferLocked(int node, const v1::PeerMessage::Pull& pull
 
 void NodeGather::RefuseLocked(Peer& peer, const v1::PeerMessage::Pull& pull, const absl::Status& why) {
   if (peer.refusals.size() >= 2 * max_offers_) {
-    return;  // to who asks without end
+    return;  // this node asks without end
   }
   v1::PeerMessage::Pull answer = pull;
   answer.set_code(static_cast<int>(why.code()));
@@ -126,11 +126,11 @@ bool NodeGather::SendOne() {
     const int64_t bytes = parts.CopyOut(shards_, header.offset(), buffer.get(), PeerLinks::kMaxDataBytes);
     mutex_.Lock();
     reading_ = false;
-    if (header.generation() != generation_ || failed_.has_value()) {  // what was asked for is asked for no more
+    if (header.generation() != generation_ || failed_.has_value()) {  // the pull is void
       buffers_.push_back(std::move(buffer));
       return true;
     }
-    // Nothing else takes offers away: SetReadable has waited.
+    // Nothing else removes offers: SetReadable has waited.
     const auto offer = std::find_if(peer.offers.begin(), peer.offers.end(),
                                     [&](const Offer& one) { return one.pull.transfer() == header.sequence(); });
     offer->sent += bytes;
@@ -139,7 +139,7 @@ bool NodeGather::SendOne() {
     }
     ++peer.unsent;
     mutex_.Unlock();
-    char* const memory = buffer.release();  // of the links until they say so
+    char* const memory = buffer.release();  // the links own it until they call back
     links_->SendData(node, header, absl::string_view(memory, static_cast<size_t>(bytes)),
                      [this, node, memory, generation = header.generation()](const absl::Status& status) {
                        absl::MutexLock lock(&mutex_);

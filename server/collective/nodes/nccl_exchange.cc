@@ -20,7 +20,7 @@ NcclExchange::NcclExchange(const NcclLibrary& library, const CudaDriver& driver,
     : library_(library),
       driver_(driver),
       options_(std::move(options)),
-      said_(static_cast<size_t>(options_.nodes)),
+      reports_(static_cast<size_t>(options_.nodes)),
       thread_([this] { Run(); }) {}
 
 NcclExchange::~NcclExchange() {
@@ -33,7 +33,7 @@ NcclExchange::~NcclExchange() {
   }
   thread_.join();
   absl::MutexLock lock(&mutex_);
-  const auto all_done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return to_tell_ == 0; };
+  const auto all_done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return unreported_ == 0; };
   mutex_.Await(absl::Condition(&all_done));
 }
 
@@ -67,7 +67,7 @@ void NcclExchange::AllReduce(uint64_t generation, uint64_t sequence, std::vector
     refused_.emplace_back(std::move(done), std::move(refused));
     return;
   }
-  // All nodes' order is that of ranks, and of one rank's parts the caller's.
+  // All nodes use the order of ranks, and the caller's order for the parts of one rank.
   std::stable_sort(parts.begin(), parts.end(), [](const NodePart& a, const NodePart& b) { return a.rank < b.rank; });
   waiting_[sequence] = std::make_shared<Sum>(Sum{generation, std::move(parts), std::move(label), std::move(done)});
 }
@@ -82,8 +82,8 @@ void NcclExchange::BeginLocked(uint64_t generation) {
   const absl::Status why =
       absl::AbortedError(absl::StrCat("sums between nodes: generation ", generation, " has begun"));
   RefuseLocked(why);
-  // What was under way may have ended on other nodes, or never will: they say what they have, as this one does.
-  if (under_way_ > 0 || !being_made_.empty() || UsableAttemptLocked() == 0) DropLocked(why);
+  // What was under way may have ended on other nodes or not: after dropping it, the nodes report what they have.
+  if (under_way_ > 0 || !being_made_.empty() || UsableNumberLocked() == 0) DropLocked(why);
   generation_ = generation;
   phase_ = Phase::kUnasked;
   failed_ = absl::OkStatus();
@@ -101,12 +101,12 @@ void NcclExchange::DropLocked(const absl::Status& why) {
   for (const auto& communicator : being_made_) communicator->Break(why);
   communicators_.clear();
   being_made_.clear();
-  attempt_ = 0;
+  number_ = 0;
 }
 
 void NcclExchange::FailLocked(const absl::Status& why) {
   phase_ = Phase::kFailed;
-  // Of this code only that a generation has ended; here it has to, yet.
+  // This code means only that a generation has ended; here it has yet to end.
   failed_ = absl::Status(absl::IsAborted(why) ? absl::StatusCode::kUnavailable : why.code(),
                          absl::StrCat("sums between nodes: ", why.message()));
   LogWarning(failed_.message());
@@ -114,39 +114,39 @@ void NcclExchange::FailLocked(const absl::Status& why) {
   DropLocked(failed_);
 }
 
-uint64_t NcclExchange::UsableAttemptLocked() const {
+uint64_t NcclExchange::UsableNumberLocked() const {
   const bool works = std::all_of(communicators_.begin(), communicators_.end(),
                                  [](const auto& communicator) { return communicator->broken().ok(); });
-  return works ? attempt_ : 0;
+  return works ? number_ : 0;
 }
 
 void NcclExchange::OnMessage(int node, const v1::PeerMessage::Exchange& message) {
   if (node < 0 || node >= options_.nodes || node == options_.node || (options_.node != 0 && node != 0)) return;
-  Said said;
-  said.generation = message.generation();
-  said.attempt = message.attempt();
+  Report report;
+  report.generation = message.generation();
+  report.number = message.attempt();
   for (const std::string& bytes : message.nccl_ids()) {
     if (bytes.size() != sizeof(nccl::UniqueId)) {
-      said.malformed = absl::InvalidArgumentError(absl::StrCat("an id of NCCL's is malformed (got ", bytes.size(),
-                                                               " bytes, want ", sizeof(nccl::UniqueId), ")"));
+      report.malformed = absl::InvalidArgumentError(absl::StrCat("an id of NCCL's is malformed (got ", bytes.size(),
+                                                                 " bytes, want ", sizeof(nccl::UniqueId), ")"));
       break;
     }
-    std::memcpy(said.ids.emplace_back().internal, bytes.data(), bytes.size());
+    std::memcpy(report.ids.emplace_back().internal, bytes.data(), bytes.size());
   }
-  if (said.malformed.ok() && !said.ids.empty() && said.ids.size() != options_.devices.size()) {
-    said.malformed = absl::InvalidArgumentError(absl::StrCat("nodes have other numbers of ranks (got ", said.ids.size(),
-                                                             " ids, want ", options_.devices.size(), ")"));
+  if (report.malformed.ok() && !report.ids.empty() && report.ids.size() != options_.devices.size()) {
+    report.malformed = absl::InvalidArgumentError(absl::StrCat(
+        "nodes have other numbers of ranks (got ", report.ids.size(), " ids, want ", options_.devices.size(), ")"));
   }
   absl::MutexLock lock(&mutex_);
-  // May be of a generation that this node has not begun yet; an older one's says nothing any more.
-  Said& last = said_[static_cast<size_t>(node)];
-  if (said.generation >= generation_ && said.generation >= last.generation) last = std::move(said);
+  // May belong to a generation that this node has not begun yet; an older one is obsolete.
+  Report& last = reports_[static_cast<size_t>(node)];
+  if (report.generation >= generation_ && report.generation >= last.generation) last = std::move(report);
 }
 
 bool NcclExchange::HaveAllAskedLocked() const {
-  return std::all_of(said_.begin(), said_.end(), [this](const Said& said) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return said.generation == generation_;
-  });
+  return std::all_of(reports_.begin(), reports_.end(),
+                     [this](const Report& report)
+                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return report.generation == generation_; });
 }
 
 bool NcclExchange::HasWorkLocked() const {
@@ -156,11 +156,11 @@ bool NcclExchange::HasWorkLocked() const {
     case Phase::kUnasked:
       return true;
     case Phase::kAsked:
-      return options_.node == 0 ? HaveAllAskedLocked() : said_[0].generation == generation_;
+      return options_.node == 0 ? HaveAllAskedLocked() : reports_[0].generation == generation_;
     case Phase::kAgreed:
       return waiting_.begin()->first == next_;
     case Phase::kFailed:
-      return false;  // what came then was refused
+      return false;  // what arrived then was refused
   }
   return false;
 }
@@ -197,7 +197,7 @@ void NcclExchange::AskLibrary() {
 void NcclExchange::Step() {
   switch (phase_) {
     case Phase::kUnasked:
-      return SayWhatIsHere();
+      return SendReport();
     case Phase::kAsked:
       return options_.node == 0 ? Decide() : UseOrMake();
     case Phase::kAgreed:
@@ -207,39 +207,39 @@ void NcclExchange::Step() {
   }
 }
 
-void NcclExchange::SayWhatIsHere() {
+void NcclExchange::SendReport() {
   phase_ = Phase::kAsked;
-  Said own;
+  Report own;
   own.generation = generation_;
-  own.attempt = UsableAttemptLocked();
+  own.number = UsableNumberLocked();
   if (options_.node == 0) {
-    said_[0] = std::move(own);
+    reports_[0] = std::move(own);
     return;
   }
   v1::PeerMessage message;
   message.set_generation(own.generation);
   message.mutable_exchange()->set_generation(own.generation);
-  message.mutable_exchange()->set_attempt(own.attempt);
+  message.mutable_exchange()->set_attempt(own.number);
   mutex_.Unlock();
   options_.send(0, std::move(message));
   mutex_.Lock();
 }
 
-// On node 0.
+// Node 0 only.
 void NcclExchange::Decide() {
   const uint64_t generation = generation_;
   bool all_have_them = true;
-  for (const Said& said : said_) {
-    highest_ = std::max(highest_, said.attempt);
-    all_have_them = all_have_them && said.attempt != 0 && said.attempt == said_[0].attempt;
+  for (const Report& report : reports_) {
+    highest_ = std::max(highest_, report.number);
+    all_have_them = all_have_them && report.number != 0 && report.number == reports_[0].number;
   }
-  Said decided;
+  Report decided;
   decided.generation = generation;
-  decided.attempt = all_have_them ? said_[0].attempt : ++highest_;
+  decided.number = all_have_them ? reports_[0].number : ++highest_;
   v1::PeerMessage message;
   message.set_generation(generation);
   message.mutable_exchange()->set_generation(generation);
-  message.mutable_exchange()->set_attempt(decided.attempt);
+  message.mutable_exchange()->set_attempt(decided.number);
   mutex_.Unlock();
   absl::Status status;
   for (size_t rank = 0; !all_have_them && status.ok() && rank < options_.devices.size(); ++rank) {
@@ -251,27 +251,27 @@ void NcclExchange::Decide() {
   mutex_.Lock();
   if (generation != generation_ || ends_) return;
   if (!status.ok()) return FailLocked(status);
-  said_[0] = std::move(decided);
+  reports_[0] = std::move(decided);
   UseOrMake();
 }
 
 void NcclExchange::UseOrMake() {
-  const Said& told = said_[0];
-  if (!told.malformed.ok()) return FailLocked(told.malformed);
-  if (told.ids.empty()) {
-    if (told.attempt != 0 && told.attempt == UsableAttemptLocked()) {
+  const Report& wanted = reports_[0];
+  if (!wanted.malformed.ok()) return FailLocked(wanted.malformed);
+  if (wanted.ids.empty()) {
+    if (wanted.number != 0 && wanted.number == UsableNumberLocked()) {
       phase_ = Phase::kAgreed;
       return;
     }
     return FailLocked(
         absl::UnavailableError(absl::StrCat("communicators broke as they were to be used (got those of attempt ",
-                                            UsableAttemptLocked(), ", want ", told.attempt, ")")));
+                                            UsableNumberLocked(), ", want ", wanted.number, ")")));
   }
-  const uint64_t attempt = told.attempt;
-  DropLocked(absl::AbortedError(absl::StrCat("attempt ", attempt, " replaces it")));
+  const uint64_t number = wanted.number;
+  DropLocked(absl::AbortedError(absl::StrCat("attempt ", number, " replaces it")));
   for (size_t rank = 0; rank < options_.ordinals.size(); ++rank) {
     NcclCommunicator::Share share;
-    share.id = told.ids[rank];
+    share.id = wanted.ids[rank];
     share.members = options_.nodes;
     share.first_member = options_.node;
     share.ordinals = {options_.ordinals[rank]};
@@ -283,7 +283,7 @@ void NcclExchange::UseOrMake() {
   absl::Status status = NcclCommunicator::Join(made);
   const absl::Duration took = absl::Now() - begin;
   mutex_.Lock();
-  if (being_made_ != made) return;  // dropped: it was to end, and so it has
+  if (being_made_ != made) return;  // dropped meanwhile, because it was to end
   being_made_.clear();
   if (!status.ok()) {
     for (const auto& communicator : made) communicator->Break(status);
@@ -293,7 +293,7 @@ void NcclExchange::UseOrMake() {
     return FailLocked(status);
   }
   communicators_ = made;
-  attempt_ = attempt;
+  number_ = number;
   ++made_;
   took_ = took;
   phase_ = Phase::kAgreed;
@@ -304,10 +304,10 @@ void NcclExchange::IssueNext() {
   waiting_.erase(waiting_.begin());
   ++next_;
   ++under_way_;
-  ++to_tell_;
+  ++unreported_;
   const Communicators on = communicators_;
   mutex_.Unlock();
-  std::vector<DevicePart> parts;  // in the order of ranks, also of those that share a device
+  std::vector<DevicePart> parts;  // in the order of ranks, also for ranks that share a device
   for (size_t i = 0; i < sum->parts.size();) {
     const int rank = sum->parts[i].rank;
     SumOp op;
@@ -332,7 +332,7 @@ void NcclExchange::IssueNext() {
 }
 
 void NcclExchange::SumIsDone(const std::shared_ptr<Sum>& sum, const Communicators& on, absl::Status status) {
-  // A stream tells nothing of an abort: what it has behind it then is no sum.
+  // A stream does not report an abort: what follows on it is no sum.
   for (const auto& communicator : on) status.Update(communicator->broken());
   {
     absl::MutexLock lock(&mutex_);
@@ -348,14 +348,14 @@ void NcclExchange::SumIsDone(const std::shared_ptr<Sum>& sum, const Communicator
   }
   std::exchange(sum->done, nullptr)(std::move(status));
   absl::MutexLock lock(&mutex_);
-  --to_tell_;
+  --unreported_;
 }
 
 std::string NcclExchange::Describe() const {
   std::vector<std::string> devices;
   for (const int ordinal : options_.ordinals) devices.push_back(absl::StrCat("cuda:", ordinal));
   absl::MutexLock lock(&mutex_);
-  const uint64_t usable = UsableAttemptLocked();
+  const uint64_t usable = UsableNumberLocked();
   std::string text =
       absl::StrCat("nccl ", library_.version(), ", a communicator for each rank over ", options_.nodes,
                    " nodes (this is ", options_.node, "), members here ", absl::StrJoin(devices, ", "), ": ");

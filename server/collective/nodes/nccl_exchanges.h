@@ -14,17 +14,17 @@
 
 namespace shardd {
 
-// The exchanges by NCCL of this daemon: one at a time. A sum holds its GPU's stream until all nodes have come to it,
-// and no order is common to the jobs of several daemons: two jobs on the same GPUs would wait for each other, for ever.
+// This daemon's exchanges by NCCL, one at a time: a sum holds its GPU's stream until all nodes have reached it, and the
+// jobs of several daemons have no common order, so two jobs on the same GPUs would wait for each other for ever.
 // Thread-safe.
 class NcclExchanges {
  public:
-  // `ordinals`: of the daemon's GPUs, in their order.
+  // `ordinals`: the daemon's GPUs, in order.
   NcclExchanges(const NcclLibrary& library, const CudaDriver& driver, std::vector<int> ordinals)
       : library_(library), driver_(driver), ordinals_(std::move(ordinals)) {}
 
-  // `devices`: by rank of the job, rank r's being the daemon's r-th, from the first again where there are fewer. For
-  // `send`: NcclExchange::Options. FAILED_PRECONDITION: another job has one.
+  // `devices`: by rank of the job; rank r's is the daemon's r-th, modulo their number. `send`: as
+  // NcclExchange::Options. FAILED_PRECONDITION: another job has the exchange.
   absl::StatusOr<std::unique_ptr<NcclExchange>> Make(const std::string& job, int node, int nodes,
                                                      std::vector<Device*> devices,
                                                      std::function<void(int node, v1::PeerMessage message)> send)
@@ -35,7 +35,7 @@ class NcclExchanges {
   const CudaDriver driver_;
   const std::vector<int> ordinals_;
   absl::Mutex mutex_;
-  std::weak_ptr<std::string> claim_ ABSL_GUARDED_BY(mutex_);  // the name of the job that has one
+  std::weak_ptr<std::string> claim_ ABSL_GUARDED_BY(mutex_);  // name of the job that has the exchange
 };
 
 }  // namespace shardd

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_NODES_NODE_EXCHANGE_H_
 #define SHARDD_SERVER_COLLECTIVE_NODES_NODE_EXCHANGE_H_
 
-// What travels between the nodes of a job: sums over each node's ranks, added up over the nodes. By the daemons' own
-// connections for memory of the host (peer_exchange.h), by NCCL for memory of GPUs (nccl_exchange.h).
+// Adds each node's sums over the nodes of a job. The daemons' own connections do it for host memory (peer_exchange.h),
+// NCCL for GPU memory (nccl_exchange.h).
 
 #include <cstdint>
 #include <functional>
@@ -21,39 +21,37 @@ struct NodePart {
   int rank = 0;
   float* data = nullptr;  // aligned to 64 bytes
   int64_t numel = 0;      // > 0
-  int node = -1;          // ReduceScatter: which node's the sum is
+  int node = -1;          // ReduceScatter: the node that gets the sum
 };
 
 // Thread-safe.
 class NodeExchange {
  public:
   using Done = std::function<void(absl::Status)>;
-  // The destructor returns when nothing touches memory of parts any more, and every `done` has run.
+  // When the destructor returns, nothing touches memory of parts any more, and every `done` has run.
   virtual ~NodeExchange() = default;
   virtual const char* name() const = 0;  // "peers", "nccl"
-  // What status says: who adds, and why not another.
+  // For status: who reduces, and why not another.
   virtual std::string Describe() const = 0;
-  // In place: what lies in `parts` becomes the sum over all nodes, of fp32 in fp32, in the order of nodes for "peers",
-  // in NCCL's for "nccl", with the same bits on every node. All nodes call it with the same generation, sequence and
-  // parts (ranks, numels); sequences of a generation from 0 in their order, without gaps. Bytes of `parts` are there
-  // when it is called. `done` runs once, on any thread, never within the call: with ABORTED where the generation was
-  // ended, with UNAVAILABLE where a node is gone, INVALID_ARGUMENT where nodes differ. When it runs nothing touches the
-  // parts any more.
+  // In place: replaces `parts` by their fp32 sum over all nodes, added in fp32 in the order of nodes ("peers") or in
+  // NCCL's ("nccl"), with the same bits on every node. All nodes must call it with the same generation, sequence and
+  // parts (ranks, numels), in the order of sequences, which begin at 0 in each generation and have no gaps. The bytes
+  // of `parts` must be ready. `done` runs once, on any thread, never within the call, and nothing touches the parts
+  // afterwards. ABORTED: the generation has ended. UNAVAILABLE: a node is gone. INVALID_ARGUMENT: nodes differ.
   virtual void AllReduce(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                          Done done) = 0;
-  // Likewise, but each part, ascending by node, has to become the sum on its node alone: what lies in it elsewhere
-  // afterwards is no one's. All of them share one count of sequences. An exchange that has no cheaper way gives all
+  // The same, but only the node of each part (ascending by node) gets that part's sum; on other nodes its content is
+  // undefined afterwards. Shares one count of sequences with AllReduce. An exchange without a cheaper way gives all
   // nodes everything.
   virtual void ReduceScatter(uint64_t generation, uint64_t sequence, std::vector<NodePart> parts, std::string label,
                              Done done) {
     AllReduce(generation, sequence, std::move(parts), std::move(label), std::move(done));
   }
-  // Ends what is under way of earlier generations, and refuses it from now on. Never blocks for other nodes.
+  // Ends what is under way of earlier generations, and refuses them from now on. Never blocks for other nodes.
   virtual void Begin(uint64_t generation) = 0;
-  // What another node said to this one's exchange. Any thread.
+  // A message from another node's exchange. Any thread.
   virtual void OnMessage(int node, const v1::PeerMessage::Exchange& message) = 0;
-  // Elements that came for a sum, and a link that is lost. On the network's threads; for one that has its bytes from
-  // there.
+  // Elements for a sum, and a lost link, for an exchange that uses the daemons' connections. On the network's threads.
   virtual void OnData(int /*node*/, const v1::PeerData& /*header*/, absl::string_view /*elements*/) {}
   virtual void OnDown(int /*node*/, const absl::Status& /*why*/) {}
 };

@@ -51,7 +51,7 @@ void NodeGather::Gather(uint64_t generation, int group, uint64_t version, char* 
       EndLocked(call, status);
       return;
     }
-    for (int step = 1; step < nodes_; ++step) {  // each begins with another one
+    for (int step = 1; step < nodes_; ++step) {  // each node begins with another one
       const int node = (node_ + step) % nodes_;
       if (Parts(group, node).bytes() == 0) {
         continue;
@@ -70,7 +70,7 @@ void NodeGather::Gather(uint64_t generation, int group, uint64_t version, char* 
       EndLocked(call, absl::OkStatus());
     }
   }
-  for (auto& [node, message] : pulls) {  // dropped where the link has just gone, as OnDown says then
+  for (auto& [node, message] : pulls) {  // dropped if the link has just gone; then OnDown follows
     links_->Send(node, std::move(message));
   }
 }
@@ -101,7 +101,7 @@ void NodeGather::SetReadable(uint64_t version) {
   if (version == readable_) {
     return;
   }
-  readable_ = 0;  // no other piece of it is begun
+  readable_ = 0;  // no further piece of it begins
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !reading_; };
   mutex_.Await(absl::Condition(&idle));
   readable_ = version;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kFp32Bytes = 4;
 
-// A sum over all nodes, and where it lies in the rank's part.
+// A sum over all nodes, and its place in the rank's part.
 struct PlacedRun {
   ReduceRun run;
   int64_t offset_bytes = 0;
@@ -28,7 +28,7 @@ RankPart Place(std::vector<ReduceRun> runs) {
   RankPart part;
   int64_t end_bytes = 0;
   for (ReduceRun& run : runs) {
-    // Runs that touch were cut by their modes alone, which is no reason to lie apart.
+    // Adjacent runs that only differ in their modes stay adjacent.
     const ReduceRun* const last = part.runs.empty() ? nullptr : &part.runs.back().run;
     const bool touches =
         last != nullptr && last->flat_param == run.flat_param && last->offset + last->numel == run.offset;
@@ -41,11 +41,12 @@ RankPart Place(std::vector<ReduceRun> runs) {
   return part;
 }
 
-// Both in the order of the rank's segments, and each of `local` within one of `part`: it is cut at least as often.
+// Both are in the order of the rank's segments, and each of `local` lies within one of `part`, because `local` is cut
+// at least as often.
 std::vector<DeviceOp> AddOps(const ReduceScatterRequest& request, const std::vector<ReduceRun>& local,
                              const RankPart& part, char* staging) {
   std::vector<DeviceOp> ops;
-  int64_t end_bytes = 0;  // of what is written
+  int64_t end_bytes = 0;  // end of what is written
   const auto zero_until = [&](int64_t offset_bytes) {
     if (end_bytes < offset_bytes) ops.emplace_back(ZeroOp{staging + end_bytes, offset_bytes - end_bytes});
   };
@@ -69,8 +70,8 @@ std::vector<DeviceOp> AddOps(const ReduceScatterRequest& request, const std::vec
   return ops;
 }
 
-// A reduction rounds its sources to reduce_dtype before it scales them. This one was no source, and is rounded once,
-// when it is scaled: as what it is kept in, where that comes to the same, else before it is written.
+// A reduction rounds its sources to reduce_dtype before it scales them. This source needs that rounding only once,
+// after scaling: through the dtype that the gradient keeps, if that gives the same result, else before it is written.
 void AddFinish(const ReduceScatterRequest& all, const ReduceRun& run, size_t rank, char* sum,
                std::vector<DeviceOp>& ops) {
   std::vector<DeviceOp> written;
@@ -121,7 +122,7 @@ absl::Status CheckNodeSum(const ReduceScatterRequest& request, size_t ranks) {
 absl::StatusOr<NodeSumOps> MakeNodeSumOps(LocalCollective& local, ReduceScatterRequest& request,
                                           const std::vector<char*>& staging, int64_t slot_bytes) {
   SHARDD_RETURN_IF_ERROR(CheckNodeSum(request, staging.size()));
-  // What all nodes together give is one source, of every rank's part.
+  // The sum over all nodes is one source, for every rank's part.
   ReduceScatterRequest all;
   all.plan = request.plan;
   all.group = request.group;
@@ -156,7 +157,7 @@ absl::StatusOr<NodeSumOps> MakeNodeSumOps(LocalCollective& local, ReduceScatterR
       std::move(adds.begin(), adds.end(), std::back_inserter(ops.add[rank]));
       ops.parts.push_back(
           {static_cast<int>(rank), reinterpret_cast<float*>(at), part.size_bytes / kFp32Bytes, is_cut ? node : -1});
-      if (is_cut && node != request.plan->node) continue;  // that one's to write
+      if (is_cut && node != request.plan->node) continue;  // the other node writes it
       for (const PlacedRun& placed : part.runs) {
         AddFinish(all, placed.run, rank, at + placed.offset_bytes, ops.finish[rank]);
       }

@@ -13,17 +13,17 @@
 
 namespace shardd {
 
-// What this node's devices do for one sum over nodes. A rank's part of it, in memory of staging, is the rank's work
-// segments of the group's parameters that some node gives, in their order and in fp32; what touches in the flat
-// parameter touches here, and everything else begins at a multiple of kSlabAlignmentBytes. That comes of plan, group
-// and NodeSum.present alone, so it is the same on all nodes.
+// The work of this node's devices for one reduction over nodes. A rank's part, in staging, has the rank's work segments
+// of the group's parameters that some node contributes, in order and in fp32. Segments that are adjacent in the flat
+// parameter are adjacent here; every other one begins at a multiple of kSlabAlignmentBytes. This layout depends only on
+// plan, group and NodeSum.present, so it is the same on all nodes.
 //
-// Where parameters are cut over nodes, a rank has such a part for each node, one behind the other: what the ranks of
-// its number work on there (common/plan/node_part.h).
+// If parameters are cut over nodes, a rank has one such part per node, one after the other: what the ranks of its
+// number work on there (common/plan/node_part.h).
 struct NodeSumOps {
-  // By rank: this node's sources, added up in rank order, unrounded. Zeros where it has none, and between.
+  // By rank: adds this node's sources in rank order, unrounded. Zeros between them, and if there are none.
   std::vector<std::vector<DeviceOp>> add;
-  std::vector<NodePart> parts;  // ascending nodes, where each has its own, and ranks, of those that have any
+  std::vector<NodePart> parts;  // ascending by node (if each has its own) and rank, without empty ones
   // By rank: request.zeros, then the sums over all nodes into the gradient shards.
   std::vector<std::vector<DeviceOp>> finish;
 };
@@ -31,8 +31,8 @@ struct NodeSumOps {
 // INVALID_ARGUMENT: the request is malformed, or not one of several nodes.
 absl::Status CheckNodeSum(const ReduceScatterRequest& request, size_t ranks);
 
-// `staging`: where each rank's part is to lie, slot_bytes of memory of its device. INVALID_ARGUMENT as CheckNodeSum,
-// and where a part does not fit. The zeros are taken out of the request.
+// `staging`: memory for each rank's part on its device, slot_bytes each. INVALID_ARGUMENT as CheckNodeSum, and if a
+// part does not fit. Moves the zeros out of the request.
 absl::StatusOr<NodeSumOps> MakeNodeSumOps(LocalCollective& local, ReduceScatterRequest& request,
                                           const std::vector<char*>& staging, int64_t slot_bytes);
 

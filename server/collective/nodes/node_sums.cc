@@ -72,13 +72,13 @@ void NodeSums::Enter(ReduceScatterRequest request, Done done) {
 
 void NodeSums::Advance() {
   mutex_.Lock();
-  // One thread at a time: what it calls without the lock is in the order in which it was decided.
+  // One thread at a time, so that calls without the lock happen in the order in which they were decided.
   if (!is_advancing_) {
     is_advancing_ = true;
     while (Step step = NextLocked()) {
       mutex_.Unlock();
       step();
-      step = nullptr;  // with what it keeps
+      step = nullptr;  // releases what it holds before the lock
       mutex_.Lock();
     }
     is_advancing_ = false;
@@ -97,14 +97,14 @@ NodeSums::Step NodeSums::NextLocked() {
     if (sum->generation() != generation) before = State::kWriting;
     generation = sum->generation();
     if (Step step = StepOfLocked(sum, before)) return step;
-    if (sum->state == State::kWaiting) break;  // for a slot, as all behind it
+    if (sum->state == State::kWaiting) break;  // waits for a slot, and so do all after it
     before = std::min(before, sum->state);
   }
   return nullptr;
 }
 
 NodeSums::Step NodeSums::StepOfLocked(const SumPtr& of, State before) {
-  SumPtr sum = of;  // removing it would take the reference along
+  SumPtr sum = of;  // a copy, because removing the sum drops the reference
   const auto self = shared_from_this();
   const bool is_under_way =
       sum->state == State::kAdding || sum->state == State::kExchanging || sum->state == State::kWriting;
@@ -202,7 +202,7 @@ void NodeSums::Written(const SumPtr& sum, absl::Status status) {
     RemoveLocked(sum);
   }
   if (sum->done) sum->done(std::move(status));
-  sum->done = nullptr;  // what it keeps may end with it
+  sum->done = nullptr;  // what it holds may end with it
   Advance();
 }
 

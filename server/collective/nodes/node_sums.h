@@ -21,8 +21,8 @@
 
 namespace shardd {
 
-// A node's sums (NodeCollective) that are not done. Thread-safe. Whoever changes one's state calls Advance, which takes
-// every step that can be taken.
+// A node's unfinished sums (NodeCollective). Thread-safe. Whoever changes a sum's state calls Advance, which takes
+// every step that is possible.
 class NodeSums final : public std::enable_shared_from_this<NodeSums> {
  public:
   using Done = Collective::Done;
@@ -37,19 +37,19 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
   LocalCollective& local() { return local_; }
   void Enter(ReduceScatterRequest request, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The exchange is not called any more.
+  // After this the exchange is not called any more.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   enum class State {
-    kWaiting,  // for a slot
+    kWaiting,  // waits for a slot
     kAdding,   // devices add this node's sources into its slot
-    kAdded,    // and it is to be exchanged behind those before it
+    kAdded,    // waits to be exchanged after the sums before it
     kExchanging,
-    kExchanged,  // and it is to be written behind those before it
+    kExchanged,  // waits to be written after the sums before it
     kWriting,    // devices write gradient shards; nothing ends it any more
   };
-  // State and status are guarded by mutex_; the rest is its who takes its next step.
+  // mutex_ guards state and status; the other fields belong to the thread that advances this sum.
   struct Sum {
     ReduceScatterRequest request;
     Done done;
@@ -63,17 +63,17 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
   using Step = std::function<void()>;
 
   void Advance() ABSL_LOCKS_EXCLUDED(mutex_);
-  // What is to be done next, without the lock; null: nothing.
+  // The next step, to be run without the lock; null: none.
   Step NextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `before`: of the sums before it in its generation, the state of the one that is least far.
+  // `before`: the earliest state among the sums before it in its generation.
   Step StepOfLocked(const SumPtr& sum, State before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BeginLocked(uint64_t generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefusalLocked(const ReduceScatterRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why it goes no further; OK: it does.
+  // The reason why the sum cannot continue, or OK.
   absl::Status EndOfLocked(const Sum& sum) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RemoveLocked(const SumPtr& sum) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Steps, and what comes of them.
+  // Steps and their completions.
   void Add(const SumPtr& sum) ABSL_LOCKS_EXCLUDED(mutex_);
   void Exchange(const SumPtr& sum, NodeExchange* exchange, uint64_t sequence) ABSL_LOCKS_EXCLUDED(mutex_);
   void Write(const SumPtr& sum) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -82,7 +82,7 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
   void NoteErrorLocked(Sum& sum, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::vector<DevicePart> PartsOf(std::vector<std::vector<DeviceOp>> by_rank) const;
-  // On a thread of a device, as every other one.
+  // Runs on a thread of a device, like every other `done`.
   void End(Done done, std::string label, absl::Status status);
 
   // Constant after construction.
@@ -94,13 +94,13 @@ class NodeSums final : public std::enable_shared_from_this<NodeSums> {
   LocalCollective local_;
 
   absl::Mutex mutex_;
-  NodeExchange* exchange_ ABSL_GUARDED_BY(mutex_);  // called without the lock, by who is advancing
+  NodeExchange* exchange_ ABSL_GUARDED_BY(mutex_);  // called without the lock, by the advancing thread
   bool is_advancing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool tells_generation_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<uint64_t> generation_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t next_exchanged_ ABSL_GUARDED_BY(mutex_) = 0;  // the same without those of nothing
+  uint64_t next_exchanged_ ABSL_GUARDED_BY(mutex_) = 0;  // the same, without sums that are not exchanged
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);          // the generation's first error
   std::array<bool, kNodeSlots> is_taken_ ABSL_GUARDED_BY(mutex_) = {};
   std::deque<SumPtr> sums_ ABSL_GUARDED_BY(mutex_);  // in the order of requests

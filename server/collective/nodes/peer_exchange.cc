@@ -10,9 +10,9 @@
 namespace shardd {
 namespace {
 
-constexpr int64_t kMaxUnsentBytes = int64_t{4} << 20;  // of one node
+constexpr int64_t kMaxUnsentBytes = int64_t{4} << 20;  // per node
 constexpr int64_t kChunkNumel = PeerLinks::kMaxDataBytes / int64_t{sizeof(float)};
-constexpr int64_t kAddNumel = 4096;  // in L1: a destination is one of its sources, and these must not overlap
+constexpr int64_t kAddNumel = 4096;  // fits L1: a destination is one of its sources, and these must not overlap
 
 float* AllocateAligned(int64_t numel) {
   const size_t bytes = static_cast<size_t>(numel) * sizeof(float);
@@ -110,7 +110,7 @@ void PeerExchange::Begin(uint64_t generation) {
 
 void PeerExchange::OnDown(int node, const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
-  // A link that is missed by nobody, as before all nodes are there, ends nothing.
+  // A lost link that nobody needs, as before all nodes are connected, ends nothing.
   if (!sums_.empty() || peers_[node].touched) {
     FailLocked(absl::UnavailableError(absl::StrCat("node ", node, " is gone: ", why.message())));
   }
@@ -154,13 +154,13 @@ void PeerExchange::Run() {
   for (;;) {
     mutex_.Await(absl::Condition(&awake));
     woken_ = false;
-    // Sending first: others wait for it. A chunk is added at a time, to look again in between.
+    // Sending comes first, because others wait for it. Adds one chunk at a time, to look again in between.
     while (FinishOne() || StartOne() || SendOne() || AddOne()) {
     }
     if (stopping_ && ended_.empty()) {
       return;
     }
-    if (stopping_ && !woken_) {  // for what the links still have
+    if (stopping_ && !woken_) {  // waits for what the links still use
       const auto more = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return woken_; };
       mutex_.Await(absl::Condition(&more));
     }
@@ -210,7 +210,7 @@ bool PeerExchange::StartOne() {
       FailLocked(slot.status());
       return true;
     }
-    for (int step = 1; step < nodes_; ++step) {  // each begins with another one
+    for (int step = 1; step < nodes_; ++step) {  // each node begins with another one
       const int piece = (node_ + step) % nodes_;
       for (int64_t at = sum->cut.Begin(piece); at < sum->cut.End(piece);) {
         const int64_t numel = std::min(sum->Contiguous(at, sum->cut.End(piece)), kChunkNumel);
@@ -255,7 +255,7 @@ bool PeerExchange::SendOne() {
                        peers_[node].unsent_bytes -= bytes;
                        --sum->users;
                        if (sum->ended.has_value() && !sum->ended->ok()) {
-                         return;  // of an attempt that is over
+                         return;  // of a generation that is over
                        }
                        if (!status.ok()) {
                          FailLocked(absl::UnavailableError(
@@ -275,40 +275,40 @@ bool PeerExchange::AddOne() {
     if (!sum->started || sum->added == mine) {
       continue;
     }
-    int64_t ready = mine;  // of all others
+    int64_t ready = mine;  // available from all others
     for (int node = 0; node < nodes_; ++node) {
       ready = node == node_ ? ready : std::min(ready, slot.received[node]);
     }
     if (ready <= sum->added) {
       continue;
     }
-    const SumPtr held = sum;
-    const int64_t from = held->added;
-    const int64_t at = held->cut.Begin(node_) + from;
-    const int64_t numel = std::min(held->Contiguous(at, held->cut.Begin(node_) + ready), kChunkNumel);
-    ++held->users;
+    const SumPtr owned = sum;
+    const int64_t from = owned->added;
+    const int64_t at = owned->cut.Begin(node_) + from;
+    const int64_t numel = std::min(owned->Contiguous(at, owned->cut.Begin(node_) + ready), kChunkNumel);
+    ++owned->users;
     mutex_.Unlock();
     alignas(64) float block[kAddNumel];
     std::vector<const void*> sources(nodes_);
     for (int64_t first = 0; first < numel; first += kAddNumel) {
       const int64_t count = std::min(kAddNumel, numel - first);
-      float* own = held->At(at) + first;
+      float* own = owned->At(at) + first;
       for (int node = 0; node < nodes_; ++node) {
-        sources[node] = node == node_ ? own : Received(held->sequence, node) + from + first;
+        sources[node] = node == node_ ? own : Received(owned->sequence, node) + from + first;
       }
       ReduceSources(sources, v1::DTYPE_FLOAT32, v1::DTYPE_FLOAT32, v1::DTYPE_FLOAT32, 1.0f, /*accumulate=*/false, block,
                     count);
       std::copy_n(block, count, own);
     }
     mutex_.Lock();
-    --held->users;
-    if (held->ended.has_value()) {
+    --owned->users;
+    if (owned->ended.has_value()) {
       return true;
     }
-    held->added += numel;
-    held->summed += numel;
-    slots_[held->sequence % slot_count_].added = held->added == mine;
-    QueueAddedLocked(held, at, numel);
+    owned->added += numel;
+    owned->summed += numel;
+    slots_[owned->sequence % slot_count_].added = owned->added == mine;
+    QueueAddedLocked(owned, at, numel);
     return true;
   }
   return false;

@@ -1,15 +1,14 @@
 #ifndef SHARDD_SERVER_COLLECTIVE_NODES_PEER_EXCHANGE_H_
 #define SHARDD_SERVER_COLLECTIVE_NODES_PEER_EXCHANGE_H_
 
-// Sums over nodes in memory of the host, by the daemons' own connections. The concatenation of a sum's parts is cut
-// into one piece for each node, equal but for the last ones, of whole cache lines. Each node sends every other one its
-// bytes of that one's piece, adds its own piece of all nodes in their order, a chunk as soon as all have sent it, and
-// sends the sums to all others: each byte is sent and received about 2 (n-1)/n times, and added once, so all nodes have
-// the same bits. A sum begins when the one `slots` before it is done here; that is what bounds the memory for what is
-// received.
+// Adds over nodes in host memory, by the daemons' own connections. The concatenation of a sum's parts is cut into one
+// piece per node, equal except for the last ones, of whole cache lines. Each node sends every other node its bytes of
+// that node's piece, adds its own piece of all nodes in their order (a chunk as soon as all have sent it), and sends
+// the result to all others. Each byte is sent and received about 2 (n-1)/n times and added once, so all nodes have the
+// same bits. A sum begins when the sum `slots` before it is done here; that bounds the memory for receiving.
 //
-// Where each sum is one node's (ReduceScatter), pieces are cut where those nodes' parts are, and instead of the sums
-// the others are told that they were added, so a sum is done when nobody reads what this node gave to it any more.
+// In ReduceScatter, pieces are cut along the nodes' parts, and instead of the result the other nodes get a message that
+// it was added. So a sum is done when nobody reads this node's contribution any more.
 
 #include <cstdint>
 #include <cstdlib>
@@ -36,12 +35,13 @@ namespace shardd {
 // Thread-safe. Adds and sends on a thread of its own.
 class PeerExchange final : public NodeExchange {
  public:
-  // `max_numel`: of one sum's parts together. Receives into slots * (nodes - 1) * CutOf(max_numel) of its own.
+  // `max_numel`: most elements of one sum's parts together. Allocates slots * (nodes - 1) * CutOf(max_numel) for
+  // receiving.
   // REQUIRES: `links` outlives it.
-  // `max_piece_numel`: of those, what one node adds, where it is more than an equal part.
+  // `max_piece_numel`: most elements that one node adds, if more than an equal part.
   PeerExchange(PeerLinks* links, int64_t max_numel, int slots, int64_t max_piece_numel = 0);
-  // REQUIRES: OnData and OnDown are not called any more. Waits for bytes that links have been given: for a node that
-  // has stopped, until its link is lost.
+  // REQUIRES: OnData and OnDown are not called any more. Waits for bytes that links still use: for a node that has
+  // stopped, until its link is lost.
   ~PeerExchange() override;
 
   const char* name() const override { return "peers"; }
@@ -53,53 +53,53 @@ class PeerExchange final : public NodeExchange {
   void Begin(uint64_t generation) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(int, const v1::PeerMessage::Exchange&) override {}
 
-  // PeerLinks::Events. Data of a newer generation than Begin has named ends older ones as Begin does: it comes by
-  // another link than node 0's word, and node 0 has spoken. Data that no sum can be waiting for ends the generation
-  // with INVALID_ARGUMENT, a node that is gone with UNAVAILABLE.
+  // As PeerLinks::Events. Data of a newer generation than Begin's ends older ones like Begin: it arrives on another
+  // link than node 0's message, which was sent before. Data that no sum can be waiting for ends the generation with
+  // INVALID_ARGUMENT, the loss of a node with UNAVAILABLE.
   void OnData(int node, const v1::PeerData& header, absl::string_view elements) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnDown(int node, const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Sum;
   using SumPtr = std::shared_ptr<Sum>;
-  // Where the others' bytes of this node's piece are received, of one sum at a time.
+  // Receives the other nodes' bytes of this node's piece, of one sum at a time.
   struct Slot {
     bool used = false;
     uint64_t sequence = 0;
     int64_t numel = 0;  // of the sum; scattered: of this node's piece
     bool scattered = false;
-    std::vector<int64_t> received;  // by node: so many elements of this node's piece, from its beginning
-    bool added = true;              // all of it: another sum may have the slot
+    std::vector<int64_t> received;  // by node: number of elements received of this node's piece, from its beginning
+    bool added = true;              // the whole piece is added: another sum may take the slot
   };
-  // On its way to a node.
+  // Data on its way to a node.
   struct Outgoing {
     SumPtr sum;
     int64_t offset = 0;
     int64_t numel = 0;
-    bool is_sum = false;  // scattered: nothing but that this node has added its piece
+    bool is_sum = false;  // scattered: only reports that this node has added its piece
   };
   struct Peer {
     std::deque<Outgoing> queue;
     int64_t unsent_bytes = 0;  // given to the links
-    bool touched = false;      // something of this generation has come from it or was sent to it
+    bool touched = false;      // this generation has had traffic with it
   };
 
   void Enter(uint64_t generation, SumPtr sum) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Each does one thing that is to be done, dropping the mutex for it. False: there was none.
+  // Each does one thing, dropping the mutex for it. Returns false if there was nothing to do.
   bool FinishOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool StartOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool SendOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AddOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // An answer to a sum's owner, or null.
+  // A sum whose owner must be called back, or null.
   SumPtr TakeFinishedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceLocked(uint64_t generation, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndSumsLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The slot of a sum, begun where it was free.
+  // The slot of a sum; begins the sum in it if the slot is free.
   absl::StatusOr<Slot*> SlotLocked(uint64_t sequence, int64_t numel, bool scattered)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What was added of this node's piece is to be sent, or that all of it was.
+  // Queues the added part of this node's piece for sending, or the report that all of it was added.
   void QueueAddedLocked(const SumPtr& sum, int64_t offset, int64_t numel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ReceivePart(int node, const v1::PeerData& header, absl::string_view elements)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -113,18 +113,20 @@ class PeerExchange final : public NodeExchange {
   const int nodes_;
   const int64_t max_numel_;
   const int slot_count_;
-  const int64_t slot_numel_;                                   // what one other node sends of a piece, at most
-  const std::unique_ptr<float, decltype(&std::free)> memory_;  // slots by nodes - 1; who writes where: Slot::received
+  const int64_t slot_numel_;                                   // the most that one other node sends of a piece
+  const std::unique_ptr<float, decltype(&std::free)> memory_;  // slots by nodes - 1; Slot::received says who writes
+                                                               // where
   std::thread thread_;
 
   mutable absl::Mutex mutex_;
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 0;                // sequence of the next AllReduce
-  std::map<uint64_t, SumPtr> sums_ ABSL_GUARDED_BY(mutex_);  // of the generation, not done
-  std::vector<SumPtr> ended_ ABSL_GUARDED_BY(mutex_);        // done, or given up: to be told when nothing is touched
+  std::map<uint64_t, SumPtr> sums_ ABSL_GUARDED_BY(mutex_);  // unfinished sums of the generation
+  std::vector<SumPtr> ended_ ABSL_GUARDED_BY(mutex_);        // done or abandoned; reported when nothing touches them
+                                                             // any more
   std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);
-  size_t next_peer_ ABSL_GUARDED_BY(mutex_) = 0;                // nodes are sent to in turn
+  size_t next_peer_ ABSL_GUARDED_BY(mutex_) = 0;                // nodes take turns
   std::optional<absl::Status> failed_ ABSL_GUARDED_BY(mutex_);  // of the generation
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,4 @@
-// What other nodes send to sums (peer_exchange.h).
+// Receives the other nodes' data for sums (peer_exchange.h).
 
 #include <cstring>
 #include <utility>
@@ -43,7 +43,8 @@ absl::StatusOr<PeerExchange::Slot*> PeerExchange::SlotLocked(uint64_t sequence, 
     }
     return &slot;
   }
-  // A node begins a sum when it is done with the one so many before: of this one all that it gave was added here.
+  // A node begins a sum when it is done with the sum `slots` before it, so all that it sent for that one was added
+  // here.
   if (slot.used && (!slot.added || sequence < slot.sequence)) {
     return absl::InvalidArgumentError(absl::StrCat("sum ", sequence, " is not at hand (sum ", slot.sequence,
                                                    " is, and ", slot_count_, " at a time)"));
@@ -76,8 +77,8 @@ absl::Status PeerExchange::ReceivePart(int node, const v1::PeerData& header, abs
                                                    header.offset(), ", want at most ", mine - received, " at ",
                                                    begin + received, ")"));
   }
-  // Behind what was received nobody reads, and nobody else writes: each node has its own place, and this is the one
-  // call for it. So the mutex is not needed.
+  // No mutex is needed: nobody reads beyond what was received, each node has its own place, and this is the only call
+  // for this node.
   float* to = Received(header.sequence(), node) + received;
   mutex_.Unlock();
   memcpy(to, elements.data(), elements.size());

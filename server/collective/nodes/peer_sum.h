@@ -12,7 +12,7 @@
 
 namespace shardd {
 
-// One sum, under the exchange's mutex but for what is constant and the elements.
+// One sum. Guarded by the exchange's mutex, except for what is constant and the elements.
 struct PeerExchange::Sum {
   Sum(uint64_t sequence, int nodes, bool scattered, std::vector<NodePart> parts, std::string label, Done done)
       : sequence(sequence), parts(std::move(parts)), label(std::move(label)), done(std::move(done)), received(nodes) {
@@ -29,7 +29,7 @@ struct PeerExchange::Sum {
     }
     cut.begins.push_back(begins.back());
   }
-  // Scattered: how many others add pieces.
+  // Scattered: number of other nodes that add pieces.
   int others_with_pieces(int node) const {
     int count = 0;
     for (int piece = 0; piece + 1 < static_cast<int>(cut.begins.size()); ++piece) {
@@ -37,17 +37,17 @@ struct PeerExchange::Sum {
     }
     return count;
   }
-  // All that is to come has come, and this node's own part was added.
+  // True if everything has arrived and this node's own part was added.
   bool IsThere(int node) const {
     return cut.scattered ? added == cut.Numel(node) && others_added == others_with_pieces(node) : summed == cut.numel();
   }
 
-  // Of the concatenation of parts.
+  // The element at `offset` of the concatenated parts.
   float* At(int64_t offset) const {
     const size_t part = PartOf(offset);
     return parts[part].data + (offset - begins[part]);
   }
-  // How many elements from `offset` lie side by side, up to `end`.
+  // Number of contiguous elements from `offset`, up to `end`.
   int64_t Contiguous(int64_t offset, int64_t end) const { return std::min(begins[PartOf(offset) + 1], end) - offset; }
   void CopyIn(int64_t offset, const char* bytes, int64_t numel) const {
     for (const int64_t end = offset + numel; offset < end;) {
@@ -62,15 +62,15 @@ struct PeerExchange::Sum {
   const std::vector<NodePart> parts;
   const std::string label;
   Done done;
-  std::vector<int64_t> begins;  // of each part in the concatenation, and its end
+  std::vector<int64_t> begins;  // start of each part in the concatenation, and the end
   SumPieces cut;
   bool started = false;
-  int64_t added = 0;              // of this node's piece
-  std::vector<int64_t> received;  // by node: sums of its piece
-  int64_t summed = 0;             // of all pieces
-  int others_added = 0;           // scattered: who have said that they have added all of their piece
+  int64_t added = 0;              // elements of this node's piece
+  std::vector<int64_t> received;  // by node: elements of its piece's result
+  int64_t summed = 0;             // elements of the result, over all pieces
+  int others_added = 0;           // scattered: number of nodes that have added all of their piece
   int queued = 0;                 // not given to the links yet
-  int users = 0;                  // who touch its parts now
+  int users = 0;                  // number of threads that touch its parts
   std::optional<absl::Status> ended;
 
  private:

@@ -7,15 +7,15 @@
 
 namespace shardd {
 
-// A sum of `numel` elements, cut into one piece for each node: [Begin(p), End(p)), of whole cache lines but for the
-// last one that is not empty.
+// Cuts a sum of `numel` elements into one piece per node: [Begin(p), End(p)), of whole cache lines except for the last
+// non-empty one.
 struct PieceCut {
   static constexpr int64_t kAlignNumel = 16;
 
   int64_t numel = 0;
   int nodes = 1;
 
-  int64_t PieceNumel() const {  // the most that one has
+  int64_t PieceNumel() const {  // of the largest piece
     const int64_t even = (numel + nodes - 1) / nodes;
     return (even + kAlignNumel - 1) / kAlignNumel * kAlignNumel;
   }
@@ -24,7 +24,7 @@ struct PieceCut {
   int64_t Numel(int piece) const { return End(piece) - Begin(piece); }
 };
 
-// A sum's pieces as they are, equal or each node's own (scattered: as long as the parts that are that node's).
+// The pieces of a sum: equal ones, or each node's own (scattered: the parts of that node).
 struct SumPieces {
   bool scattered = false;
   std::vector<int64_t> begins;  // by node, and the end

@@ -28,7 +28,7 @@ void SumChannel::Publish() { TimelineStore(ring_->written, TimelineValue(epoch_,
 
 absl::StatusOr<uint64_t> SumChannel::Summed() {
   const uint64_t word = words_->summed.load(std::memory_order_acquire);
-  if (word != 0) {  // as it was allocated
+  if (word != 0) {  // 0: as it was allocated
     const uint64_t summed = TimelineSequence(word);
     if (TimelineEpoch(word) != epoch_ || summed < summed_ || summed > written_) {
       return absl::InvalidArgumentError(absl::StrCat("sums: the word of what is added is out of range (got ", summed,

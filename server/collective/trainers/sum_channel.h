@@ -14,21 +14,23 @@ namespace shardd {
 // The daemon's end of one session's sum ring (common/shm/sum_ring.h). Loop-confined.
 class SumChannel {
  public:
-  // `memory` is what both objects lie in. The ring is as it was allocated: zero.
+  // `memory` owns both objects. The ring must be as allocated: zero.
   SumChannel(SumRing* ring, const SumWords* words, uint64_t epoch, int rank, std::shared_ptr<const void> memory);
 
   uint64_t written() const { return written_; }
-  // Whose gradient slots a record means by `rank`. Before the record is published. REQUIRES: rank < kMaxSumRanks.
+  // Sets the session whose gradient slots a record means by `rank`, before the record is published. REQUIRES: rank <
+  // kMaxSumRanks.
   void SetPeer(int rank, uint64_t session_id) { ring_->sessions[rank].store(session_id, std::memory_order_relaxed); }
-  // False: kSumRecords are under way. Else the record is there, with its sequence, and seen after Publish.
+  // Returns false if kSumRecords are under way. Otherwise writes the record with its sequence; the client sees it after
+  // Publish.
   bool Write(const SumRecord& record);
   void Publish();
-  // How many have come to their end, as the client's GPU says. INVALID_ARGUMENT: it says what cannot be. ABORTED: the
-  // client has given up, with its words.
+  // Number of records that are done, as the client's GPU reports. INVALID_ARGUMENT: an impossible number. ABORTED: the
+  // client has given up, with its text.
   absl::StatusOr<uint64_t> Summed();
-  // Nothing that was written can touch memory any more, nor will: it has, or the client says so.
+  // True if nothing that was written can touch memory any more: it is done, or the client says so.
   bool idle() const;
-  // Lets the client's thread go: nothing is read from here any more.
+  // Releases the client's thread: it reads no more from here.
   void Poison(uint64_t epoch);
 
  private:

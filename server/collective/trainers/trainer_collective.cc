@@ -16,7 +16,7 @@ absl::Time Now() { return absl::UnixEpoch() + absl::FromChrono(std::chrono::stea
 
 int64_t Offset(const void* p, const char* base) { return static_cast<const char*>(p) - base; }
 
-// Whose gradients a run adds.
+// Fills in the ranks whose gradients a run adds.
 void SetRanks(const ReduceScatterRequest& request, const ReduceRun& run, SumRecord* record) {
   for (const int k : run.sources) {
     const int rank = request.sources[static_cast<size_t>(k)].rank;
@@ -113,7 +113,7 @@ void TrainerCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
   if (status.ok() && !request.staging.empty()) {
     status = absl::UnimplementedError("reduce-scatter: trainers add in place, and gradient shards are the host's");
   }
-  Request told = {request.label, Now(), std::vector<uint64_t>(ranks_.size(), 0), nullptr};
+  Request entry = {request.label, Now(), std::vector<uint64_t>(ranks_.size(), 0), nullptr};
   std::vector<std::pair<size_t, std::vector<DeviceOp>>> by_device;
   bool by_session = false;
   for (size_t r = 0; status.ok() && r < ranks_.size(); ++r) {
@@ -122,7 +122,7 @@ void TrainerCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
       const uint64_t before = rank.told;
       status = Tell(static_cast<int>(r), request, (*runs)[r]);
       if (rank.told != before) {
-        told.ends[r] = rank.told;
+        entry.ends[r] = rank.told;
         by_session = true;
       }
       continue;
@@ -147,8 +147,8 @@ void TrainerCollective::ReduceScatter(ReduceScatterRequest request, Done done) {
                                                   }});
   }
   if (!by_session) return;
-  told.done = std::move(done);
-  requests_.push_back(std::move(told));
+  entry.done = std::move(done);
+  requests_.push_back(std::move(entry));
   for (Rank& rank : ranks_) Write(rank);
 }
 
@@ -180,7 +180,7 @@ bool TrainerCollective::Poll() {
     const absl::StatusOr<uint64_t> summed = rank.channel->Summed();
     if (!summed.ok()) {
       Fail(static_cast<int>(r), summed.status());
-      rank.channel = nullptr;  // nothing is believed of it any more; the epoch ends
+      rank.channel = nullptr;  // its words are not trusted any more; the epoch ends
       rank.queue.clear();
       continue;
     }
@@ -202,7 +202,7 @@ bool TrainerCollective::Poll() {
 TrainerCollective::Late TrainerCollective::FindLate(absl::Time now, absl::Duration limit) {
   Late late;
   for (const Request& request : requests_) {
-    if (now - request.since < limit) break;  // in their order
+    if (now - request.since < limit) break;  // requests are in order
     for (size_t r = 0; r < ranks_.size(); ++r) {
       if (request.ends[r] <= ranks_[r].summed) continue;
       late = {static_cast<int>(r), request.label, now - request.since, ranks_[r].summed, request.ends[r]};

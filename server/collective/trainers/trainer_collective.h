@@ -17,18 +17,17 @@
 
 namespace shardd {
 
-// Sums by the trainers (JobConfig.trainer_sums): what `local/` would give rank r's device goes to rank r's session, as
-// records of its sum ring, in the order of requests. The same operations with the same kernel, so the same bits. A rank
-// without a session (it has finished) has its part made by its device. Gathers are `local/`'s.
+// The trainers reduce (JobConfig.trainer_sums): the work that `local/` would give rank r's device goes to rank r's
+// session, as records of its sum ring in the order of requests. The same operations with the same kernel give the same
+// bits. The part of a rank without a session (it has finished) goes to its device. `local/` does the gathers.
 //
-// All memory that a record names is found from the plan: a session's gradient slots and slab "gradients" lie as it
-// says.
+// Records address memory through the plan: a session's gradient slots and slab "gradients" have the plan's layout.
 //
-// Loop-confined, where other collectives are thread-safe: sessions, and so their rings, are. `done` runs on the loop
-// (from Poll or SetSession), or on a thread of a device where one had a part.
+// Loop-confined, unlike other collectives, because sessions and their rings are. `done` runs on the loop (from Poll or
+// SetSession), or on a thread of a device if one had a part.
 class TrainerCollective final : public Collective {
  public:
-  // devices[r] is rank r's, as LocalCollective's; at most kMaxSumRanks.
+  // devices[r] is rank r's, as in LocalCollective; at most kMaxSumRanks.
   explicit TrainerCollective(std::vector<Device*> devices);
   const char* name() const override { return "trainers"; }
   std::string Describe() const override;
@@ -39,40 +38,40 @@ class TrainerCollective final : public Collective {
   TrainerCollective* trainers() override { return this; }
   bool may_hold_requests() const override { return true; }
 
-  // From now on rank's part is its session's; null: its device's. What the session before has not come to the end of is
-  // done with ABORTED; whoever ends it sees to it that it writes nowhere any more (SumChannel::idle).
+  // Gives the rank's part to this session; null: to its device. Requests that the previous session has not completed
+  // end with ABORTED; the caller ensures that the old session writes nothing any more (SumChannel::idle).
   void SetSession(int rank, uint64_t session_id, std::shared_ptr<SumChannel> channel);
-  // Looks at what sessions have added and tells them what there is room for. True: some request was done.
+  // Checks what sessions have reduced, and sends them what fits. Returns true if a request is done.
   bool Poll();
-  // There is something to Poll for.
+  // True if Poll has something to check.
   bool waiting() const { return !requests_.empty(); }
 
   struct Late {
-    int rank = -1;  // -1: nobody is
+    int rank = -1;  // -1: none
     std::string what;
     absl::Duration since;
     uint64_t summed = 0;
     uint64_t told = 0;
   };
-  // The rank that has been waited for longest, for `limit` or more.
+  // The rank that has been waited for longest, if for at least `limit`.
   Late FindLate(absl::Time now, absl::Duration limit);
 
  private:
   struct Rank {
     uint64_t session_id = 0;
     std::shared_ptr<SumChannel> channel;  // null: none
-    std::deque<SumRecord> queue;          // no room for them yet
+    std::deque<SumRecord> queue;          // records that wait for room
     uint64_t told = 0;                    // queued or written, in this session
     uint64_t summed = 0;
-    // Operations on the device that have not ended: what comes next stays in their order.
+    // Unfinished operations on the device; later ones follow them in order.
     std::shared_ptr<std::atomic<int>> on_device = std::make_shared<std::atomic<int>>(0);
     bool by_session() const { return channel != nullptr && on_device->load(std::memory_order_acquire) == 0; }
   };
-  // What ranks' sessions were told of one request.
+  // What ranks' sessions have to do for one request.
   struct Request {
     std::string label;
     absl::Time since;
-    std::vector<uint64_t> ends;  // by rank: `summed` when its part is there; 0: it has none
+    std::vector<uint64_t> ends;  // by rank: `summed` when its part is done; 0: it has none
     Done done;
   };
   absl::Status Tell(int rank, const ReduceScatterRequest& request, const std::vector<ReduceRun>& runs);

@@ -22,7 +22,7 @@ int64_t NowNs() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// Beginning an operation takes as long as reading so many bytes.
+// Starting an operation takes as long as reading this many bytes.
 constexpr int64_t kOpBytes = 2048;
 
 }  // namespace
@@ -34,7 +34,7 @@ CpuDevice::CpuDevice(std::string name) : name_(std::move(name)) {
 
 CpuDevice::~CpuDevice() {
   Shutdown();
-  JoinWorker();  // of a worker that a late Submit started
+  JoinWorker();  // a late Submit may have started a worker
 }
 
 void CpuDevice::Submit(StreamId stream, DeviceWork work) {
@@ -50,7 +50,7 @@ void CpuDevice::Submit(StreamId stream, DeviceWork work) {
   ++entries_;
   ++facts_[static_cast<size_t>(stream)].submitted;
   if (!worker_runs_) {
-    // The last worker has left Run() and takes no lock any more: this join is the end of a thread's exit.
+    // The last worker has left Run() and takes no more locks: this join only waits for the thread's exit.
     if (worker_.joinable()) worker_.join();
     StartWorkerLocked();
   }
@@ -91,7 +91,7 @@ void CpuDevice::JoinWorker() {
   std::thread worker;
   {
     absl::MutexLock lock(&mutex_);
-    // Not before it has left, so that of two callers at once neither returns while it runs.
+    // Wait until the worker has left, so that of two concurrent callers neither returns while it runs.
     mutex_.Await(absl::Condition(
         +[](bool* runs) { return !*runs; }, &worker_runs_));
     worker = std::move(worker_);
@@ -171,7 +171,7 @@ bool CpuDevice::RunSlice(Entry& entry) {
 
 void CpuDevice::Run() {
   pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
-  // Needs CAP_SYS_NICE or RLIMIT_NICE; without, nothing changes but the wake-up time.
+  // Needs CAP_SYS_NICE or RLIMIT_NICE; without them only the wake-up time changes.
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -10);
   absl::MutexLock lock(&mutex_);
   while (true) {
@@ -179,7 +179,7 @@ void CpuDevice::Run() {
         +[](CpuDevice* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->entries_ > 0 || self->shutdown_.load(); },
         this));
     Job* const job = ChooseJobLocked();
-    if (job == nullptr) break;  // shut down and drained
+    if (job == nullptr) break;  // shut down, and all work is done
     const int chosen = ChooseStream(*job);
     Facts& facts = facts_[chosen];
     Stream& s = job->streams[chosen];
@@ -209,7 +209,7 @@ void CpuDevice::Run() {
     if (job->entries == 0) ForgetIdleLocked();  // `job` may be gone
     mutex_.Unlock();
     if (work.done) work.done(std::move(status));
-    work = DeviceWork();  // what `done` holds is dropped before the next work starts, and not under the mutex
+    work = DeviceWork();  // release what `done` holds before the next work starts, and not under the mutex
     mutex_.Lock();
   }
   worker_runs_ = false;

@@ -19,18 +19,18 @@ namespace shardd {
 
 // A logical device on host memory: one worker thread serves the five streams of all jobs.
 //
-// The worker takes the first unfinished work of a stream of a job and runs a slice of it (an operation, or a part of a
-// large one: about a millisecond), then chooses again. First the job: the one that has had the least of the worker's
-// time, so jobs with work share it evenly. A job that had no work has saved at most kMostSavedNs of its share: it goes
-// before others for so long, and no longer. Then the job's stream: they are preferred in the order of StreamId, so an
-// unshard waits for one slice of an optimizer update and not for all of it; a stream that has been passed over
-// kMaxPassedOver times in a row is taken next, so none starves.
+// The worker takes the first unfinished work of a stream of a job, runs a slice of it (an operation, or a part of a
+// large one: about a millisecond), and then chooses again. First it chooses the job that has used least of the worker's
+// time, so that jobs with work share it evenly. An idle job saves at most kMostSavedNs of its share: it goes before
+// others for that long. Then it chooses the job's stream in the order of StreamId, so that an unshard waits for one
+// slice of an optimizer update instead of all of it; a stream that was passed over kMaxPassedOver times in a row is
+// next, so that none starves.
 //
 // Thread-safe.
 class CpuDevice final : public Device {
  public:
-  // `name` becomes the thread's name too (15 characters at most). The thread asks for nice -10: a daemon thread at nice
-  // 0 wakes up a time slice late on busy cores; without the right to it, it runs at nice 0.
+  // `name` is also the thread's name (at most 15 characters). The thread asks for nice -10, because at nice 0 a daemon
+  // thread wakes up a time slice late on busy cores; without the right to that, it runs at nice 0.
   explicit CpuDevice(std::string name);
   CpuDevice(const CpuDevice&) = delete;
   CpuDevice& operator=(const CpuDevice&) = delete;
@@ -38,27 +38,27 @@ class CpuDevice final : public Device {
   ~CpuDevice() override;
 
   const std::string& name() const override { return name_; }
-  // After Shutdown the worker is started again just to run `done`: never on the caller's thread, which may hold locks
-  // that `done` takes.
+  // After Shutdown the worker is started again just to run `done`, never the caller's thread, which may hold locks that
+  // `done` takes.
   void Submit(StreamId stream, DeviceWork work) override;
   std::vector<StreamStatus> Status() const override;
   // REQUIRES: not called from a `done`.
   void Shutdown() override;
 
  private:
-  // Consecutive choices of other streams that a stream with work puts up with.
+  // Number of times in a row that a stream with work may be passed over.
   static constexpr int kMaxPassedOver = 16;
   static constexpr int64_t kMostSavedNs = 4'000'000;
-  // Jobs without work whose use is remembered. Beyond that all such are forgotten, as if they had saved the most.
+  // Number of idle jobs whose use is remembered. Beyond it all of them are forgotten, as if each had saved the most.
   static constexpr size_t kMostIdleJobs = 64;
 
-  // A work in progress and how far it is.
+  // A work and its progress.
   struct Entry {
     DeviceWork work;
     size_t next_op = 0;
-    int64_t next_element = 0;  // of that operation
+    int64_t next_element = 0;  // within that operation
     bool started = false;
-    absl::Status status;  // the first error; the operations after it are skipped
+    absl::Status status;  // the first error; later operations are skipped
   };
   struct Stream {
     std::deque<Entry> entries;  // pointers to the first stay valid while others are appended
@@ -67,24 +67,24 @@ class CpuDevice final : public Device {
   struct Job {
     std::array<Stream, kStreamCount> streams;
     size_t entries = 0;
-    int64_t used_ns = 0;  // of the worker's time; comparable between jobs
+    int64_t used_ns = 0;  // worker's time; comparable between jobs
   };
-  // Of a stream, over all jobs.
+  // Per stream, over all jobs.
   struct Facts {
     uint64_t submitted = 0;
     uint64_t done = 0;
     int64_t busy_ns = 0;
     int64_t running_since_ns = 0;    // 0: not running now
-    const Entry* current = nullptr;  // what ran last and has not ended
+    const Entry* current = nullptr;  // the last to run, if unfinished
   };
 
   void Run();
-  // Whom to serve next; null: nobody has work.
+  // The next job to serve; null: no job has work.
   Job* ChooseJobLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // REQUIRES: `job` has work.
   static int ChooseStream(Job& job);
   void ForgetIdleLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Runs one slice of `entry`; true when nothing of it is left.
+  // Runs one slice of `entry`; returns true if it is finished.
   bool RunSlice(Entry& entry);
   void StartWorkerLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void JoinWorker() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -97,10 +97,10 @@ class CpuDevice final : public Device {
 
   // Guarded.
   mutable absl::Mutex mutex_;
-  std::map<uint64_t, Job> jobs_ ABSL_GUARDED_BY(mutex_);  // by id; those that have work stay where they are
+  std::map<uint64_t, Job> jobs_ ABSL_GUARDED_BY(mutex_);  // by id; jobs with work do not move
   std::array<Facts, kStreamCount> facts_ ABSL_GUARDED_BY(mutex_);
   size_t entries_ ABSL_GUARDED_BY(mutex_) = 0;   // of all jobs
-  int64_t turn_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // the most that a job had used when it was chosen
+  int64_t turn_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // the largest used_ns of a job when it was chosen
   bool worker_runs_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread worker_ ABSL_GUARDED_BY(mutex_);
 };

@@ -17,14 +17,14 @@ namespace shardd {
 namespace {
 
 constexpr int64_t kNormSliceNumel = int64_t{1} << 20;
-// Slices begin at multiples of so many elements, and so on lines of the caches where operations do.
+// Slices begin at multiples of this many elements, and so on cache lines if operations do.
 constexpr int64_t kSliceAlignment = 4096;
 
-// Of a result that is written through its file: it and as much of two sources stay in a core's cache.
+// Piece of a result that is written through its file: it and as much of two sources fit a core's cache.
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kFilePieceBytes = 32 * kPageBytes;
 
-// Whether a page in the middle of [data, data + numel) is not there. They go and come in long runs, so one tells.
+// Whether a page in the middle of [data, data + numel) is absent. Pages come and go in long runs, so one is enough.
 bool IsAbsent(const float* data, int64_t numel) {
   if (numel * static_cast<int64_t>(sizeof(float)) < kFilePieceBytes) return false;
   const auto middle = reinterpret_cast<uintptr_t>(data + numel / 2) / kPageBytes * kPageBytes;
@@ -59,17 +59,17 @@ struct Slice {
     }
     ReduceSources(sources, op.source_dtype, op.reduce_dtype, op.keep, op.scale, op.accumulate, op.dst + first, count);
   }
-  // What a fault would bring in, clear and map for one store, a write fills as it takes it. A write that fails (the
-  // file is full) leaves the rest to the stores.
+  // Writes through the file, which fills a page directly, where a store would fault, clear and map it first. A write
+  // that fails (the file is full) leaves the rest to stores.
   void ReduceThroughFile(const ReduceOp& op, std::vector<const void*> sources) const {
-    // Of the threads that come here alone: as an array it would be part of every thread's own memory.
+    // Only for threads that come here: an array would be part of every thread's memory.
     static thread_local const std::unique_ptr<char, void (*)(void*)> piece(
         static_cast<char*>(std::aligned_alloc(64, kFilePieceBytes)), &std::free);
     auto* const sum = reinterpret_cast<float*>(piece.get());
     int64_t offset_bytes = op.dst_file_offset_bytes + first * static_cast<int64_t>(sizeof(float));
     float* dst = op.dst + first;
     for (int64_t done = 0; done < count;) {
-      // Up to the end of a page, so that all but the first and the last are written whole.
+      // Up to the end of a page, so that all pages except the first and the last are written whole.
       const int64_t end_bytes = (offset_bytes / kPageBytes * kPageBytes) + kFilePieceBytes;
       const int64_t numel = std::min(count - done, (end_bytes - offset_bytes) / static_cast<int64_t>(sizeof(float)));
       const int64_t size_bytes = numel * static_cast<int64_t>(sizeof(float));
@@ -112,10 +112,10 @@ absl::Status CheckCpuOp(const DeviceOp& op) {
 
 namespace {
 
-// What is read and written for one of an operation's extent.
+// Bytes read and written per unit of an operation's extent.
 struct BytesOfOne {
   int64_t operator()(const CopyOp&) const { return 2; }
-  // Memory that comes with the first store takes four times as long.
+  // Zeroing memory that arrives with the first store takes four times as long.
   int64_t operator()(const ZeroOp&) const { return 4; }
   int64_t operator()(const CastOp& op) const { return DTypeSizeBytes(op.from) + DTypeSizeBytes(op.to); }
   int64_t operator()(const ReduceOp& op) const {

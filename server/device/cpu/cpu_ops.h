@@ -8,17 +8,17 @@
 
 namespace shardd {
 
-// As CheckOp, and INTERNAL for what only other devices run.
+// As CheckOp, and INTERNAL for operations that only other devices run.
 absl::Status CheckCpuOp(const DeviceOp& op);
 
-// Bytes that one slice reads and writes, about: a millisecond, and large enough to stream past the caches.
+// Approximate bytes that one slice reads and writes: a millisecond, and large enough to stream past the caches.
 inline constexpr int64_t kSliceBytes = int64_t{8} << 20;
 
-// What `count` of `op` read and write, about.
+// Approximate bytes that `count` units of `op` read and write.
 int64_t CpuOpBytes(const DeviceOp& op, int64_t count);
 
-// What one slice of `op` covers at most, in the unit of OpExtent. Norms are always cut at the same places, whatever
-// they read: their pieces are added in order, and so the result is always the same.
+// The most that one slice of `op` covers, in units of OpExtent. Norms are always cut at the same places: their pieces
+// are added in order, so the result is always the same.
 int64_t CpuOpSlice(const DeviceOp& op);
 
 // Runs elements [first, first + count). REQUIRES: CheckCpuOp(op) is OK.

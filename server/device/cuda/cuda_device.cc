@@ -42,7 +42,7 @@ CudaDevice::CudaDevice(std::unique_ptr<CudaEngine> engine, std::unique_ptr<CudaM
 CudaDevice::~CudaDevice() {
   Shutdown();
   Join(absl::InfiniteDuration());
-  engine_ = nullptr;  // first, because a host function of a lost device may come until then
+  engine_ = nullptr;  // first, because a host function of a lost device may run until then
 }
 
 void CudaDevice::Submit(StreamId stream, DeviceWork work) {
@@ -61,7 +61,7 @@ void CudaDevice::Submit(StreamId stream, DeviceWork work) {
   entry.ended = true;
   s.issued.push_back(std::move(entry));
   if (!finisher_runs_) {
-    // The last one takes no lock any more: this join is the end of a thread's exit.
+    // The last thread takes no more locks: this join only waits for the thread's exit.
     if (finisher_.joinable()) finisher_.join();
     StartFinisherLocked();
   }
@@ -82,7 +82,7 @@ std::vector<StreamStatus> CudaDevice::Status() const {
     status.stream = static_cast<StreamId>(i);
     status.submitted = s.submitted;
     status.done = s.done;
-    // In the order of the GPU: the first that has not ended is what it is at.
+    // In the GPU's order: the first that has not ended is the current one.
     auto current = std::find_if(s.issued.begin(), s.issued.end(), [](const Entry& e) { return !e.ended; });
     if (current == s.issued.end()) current = s.queued.begin();
     int64_t running_ns = 0;
@@ -107,7 +107,7 @@ void CudaDevice::Shutdown() {
     shutdown_ = true;
   }
   if (Join(2 * hang_limit_)) return;
-  // The works that it has are not to be touched: it may be reading them.
+  // Leave its works alone: it may be reading them.
   LogError(absl::StrCat("shut down ", name(), ": a call of the driver has not returned after ",
                         absl::FormatDuration(2 * hang_limit_), ": the GPU hangs, and its thread is left behind"));
 }
@@ -121,7 +121,7 @@ bool CudaDevice::Join(absl::Duration limit) {
   std::thread issuer, finisher;
   {
     absl::MutexLock lock(&mutex_);
-    // Not before both have left, so that of two callers at once neither returns while one runs.
+    // Wait until both have left, so that of two concurrent callers neither returns while one runs.
     const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !issuer_runs_ && !finisher_runs_; };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&left), limit)) return false;
     issuer = std::move(issuer_);
@@ -134,7 +134,7 @@ bool CudaDevice::Join(absl::Duration limit) {
 
 void CudaDevice::NameThread(const std::string& thread_name) {
   pthread_setname_np(pthread_self(), thread_name.substr(0, 15).c_str());
-  // As the CPU device's: without the right to it, nothing changes but the wake-up time.
+  // As in the CPU device: without the right to it, only the wake-up time changes.
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -10);
 }
 
@@ -180,7 +180,7 @@ void CudaDevice::Finish() {
     };
     mutex_.Await(absl::Condition(&ready));
     const int chosen = EndedLocked();
-    if (chosen < 0) break;  // shut down and drained
+    if (chosen < 0) break;  // shut down, and all work is done
     Stream& s = streams_[chosen];
     Entries taken;
     taken.splice(taken.begin(), s.issued, s.issued.begin());
@@ -194,7 +194,7 @@ void CudaDevice::Finish() {
     ++s.done;
     mutex_.Unlock();
     if (work.done) work.done(std::move(status));
-    work = DeviceWork();  // what `done` holds is dropped before the next one, and not under the mutex
+    work = DeviceWork();  // release what `done` holds before the next one, and not under the mutex
     mutex_.Lock();
   }
   finisher_runs_ = false;

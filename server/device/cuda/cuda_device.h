@@ -24,29 +24,29 @@
 namespace shardd {
 
 struct CudaDeviceOptions {
-  // Calls of the driver that one stream may have in its queue. A GPU's queue is finite (1024 or so): behind a stream
-  // that waits, the call that finds it full blocks, with locks of the driver held. At least 32.
+  // Calls of the driver that one stream may have queued. A GPU's queue is finite (about 1024): if it is full behind a
+  // stream that waits, the next call blocks and holds the driver's locks. At least 32.
   int max_queued_calls = 256;
-  // How often a GPU with outstanding work is asked whether it is lost: a lost one calls nobody.
+  // How often a GPU with outstanding work is checked for loss: a lost GPU calls nobody back.
   absl::Duration check_interval = absl::Milliseconds(100);
-  // How long one copy of memory() may take, and after Shutdown all that is in the GPU's queues: then the GPU hangs. Far
-  // above what either takes on a busy GPU.
+  // How long one copy of memory(), and after Shutdown all work in the GPU's queues, may take before the GPU counts as
+  // hung. Far above either on a busy GPU.
   absl::Duration hang_limit = absl::Seconds(10);
 };
 
-// A GPU. One thread (the issuer) makes all calls of the driver, and never waits for the GPU: it turns works into calls
+// A GPU. One thread (the issuer) makes all calls of the driver and never waits for the GPU: it turns works into calls
 // as far as each stream has credit, streams in turn, and the driver runs a host function at each work's end. Another
-// thread runs `done`. So the order within a stream is the GPU's, and between streams there is none.
+// thread runs `done`. So the GPU orders each stream, and there is no order between streams.
 //
-// Memory that operations name must be reachable by the GPU: slabs, or registered host memory (pageable memory makes a
-// copy block the issuer, as does a copy from host to host, and a kernel that touches pageable memory loses the device).
-// Norms may be anywhere.
+// The GPU must reach the memory that operations name: slabs, or registered host memory. (Pageable memory makes a copy
+// block the issuer, as does a copy from host to host; a kernel that touches pageable memory loses the device.) Norms
+// may be anywhere.
 //
 // Device loss (an illegal address, an ECC error, a GPU off the bus, the end of the MPS server): every outstanding and
-// every later work is done with DATA_LOSS, which carries what the driver said; nothing runs any more, and what was in
-// the GPU's memory is not to be trusted. The process needs a new context to use the GPU again: restart it.
+// later work ends with DATA_LOSS and the driver's text, nothing runs any more, and the content of the GPU's memory is
+// undefined. The process needs a new context to use the GPU again: restart it.
 //
-// WorkTiming is measured by host functions, which hold their stream up for some 10 us: only where it is asked for.
+// WorkTiming uses host functions, which delay their stream by some 10 us, so it is measured only on request.
 //
 // Thread-safe.
 class CudaDevice final : public Device {
@@ -57,7 +57,7 @@ class CudaDevice final : public Device {
                                                             const CudaDeviceOptions& options = {});
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
-  // Shuts down, and gives back what the driver gave. REQUIRES: not called from a `done`.
+  // Shuts down and releases everything of the driver. REQUIRES: not called from a `done`.
   ~CudaDevice() override;
 
   const std::string& name() const override { return engine_->name(); }
@@ -65,26 +65,25 @@ class CudaDevice final : public Device {
   const std::string& description() const { return engine_->description(); }
   void Submit(StreamId stream, DeviceWork work) override;
   std::vector<StreamStatus> Status() const override;
-  // Waits for the calls that are in the GPU's queues; after `hang_limit` that work is done with DATA_LOSS. Where the
-  // issuer itself hangs in a call of the driver, it is left there after twice that, with its works, which are not done:
-  // the destructor would wait for it, so a process that is to end does not destroy the device. REQUIRES: not called
-  // from a `done`.
+  // Waits for the calls in the GPU's queues; after `hang_limit` their works end with DATA_LOSS. If the issuer itself
+  // hangs in a call of the driver, it is leaked after twice that, with its works, which do not end: the destructor
+  // would wait for it, so a process that wants to end must not destroy the device. REQUIRES: not called from a `done`.
   void Shutdown() override;
-  // OK, or what made the device useless.
+  // OK, or the error that lost the device.
   absl::Status lost() const;
 
  private:
-  // A work, from Submit until its `done`. Host functions hold pointers to it, so it stays where it is.
+  // A work from Submit until its `done`. Does not move, because host functions have pointers to it.
   struct Entry {
     CudaDevice* device;
     int stream;
     DeviceWork work;
     size_t next_op = 0;
-    absl::Status status;  // the first error; the operations after it are skipped
+    absl::Status status;  // the first error; later operations are skipped
     std::vector<std::pair<Norm*, CudaNormSlots::Slot>> norms;
     int calls = 0;  // in the GPU's queue
     int calls_since_mark = 0;
-    int host_functions = 0;  // enqueued, and not yet run
+    int host_functions = 0;  // enqueued and not yet run
     bool started = false;
     bool ended = false;  // nothing of it is in the queue any more
     int64_t begin_ns = 0;
@@ -92,9 +91,9 @@ class CudaDevice final : public Device {
   };
   using Entries = std::list<Entry>;
   struct Stream {
-    Entries queued;  // the first may be issued in part
-    Entries issued;  // in the GPU's queue to the last call, or ended
-    int calls = 0;   // of all entries; above 0: something is outstanding
+    Entries queued;  // the first may be partly issued
+    Entries issued;  // completely in the GPU's queue, or ended
+    int calls = 0;   // of all entries; above 0: work is outstanding
     uint64_t submitted = 0;
     uint64_t done = 0;
     int64_t busy_ns = 0;
@@ -105,7 +104,7 @@ class CudaDevice final : public Device {
 
   static void NameThread(const std::string& thread_name);
 
-  // Of the issuer.
+  // Issuer thread.
   void Issue();
   bool IssuableLocked(int stream) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasCreditLocked(const Stream& s, int calls) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -115,10 +114,11 @@ class CudaDevice final : public Device {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int ChooseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void IssueSome(int stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);   // unlocks while it calls the driver
-  void IssueEnd(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // too
-  void CancelQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);          // too
-  void AskWhetherLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // too
-  absl::Status CallHostFunction(Entry* entry, cu::HostFunction function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // too
+  void IssueEnd(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // likewise
+  void CancelQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);          // likewise
+  void AskWhetherLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // likewise
+  // likewise
+  absl::Status CallHostFunction(Entry* entry, cu::HostFunction function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OutstandingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CancelledLocked(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LoseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -128,20 +128,20 @@ class CudaDevice final : public Device {
   static void OnCredit(void* entry);
   static void OnEnd(void* entry);
 
-  // Of the thread that runs `done`.
+  // The thread that runs `done`.
   void Finish();
   int EndedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // a stream whose first issued work has ended, or -1
   void EndLocked(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FoldNormsLocked(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartFinisherLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of both threads. False: not after `limit`. REQUIRES: shutdown_.
+  // Both threads. Returns false if they have not ended after `limit`. REQUIRES: shutdown_.
   bool Join(absl::Duration limit) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Constant after construction.
-  std::unique_ptr<CudaEngine> engine_;  // called by the issuer alone, but for name() and description()
+  std::unique_ptr<CudaEngine> engine_;  // only the issuer calls it, except name() and description()
   const std::unique_ptr<CudaMemory> memory_;
   const int max_calls_;
-  const int mark_calls_;  // credit comes back in such steps within a work
+  const int mark_calls_;  // within a work, credit returns in such steps
   const absl::Duration check_interval_;
   const absl::Duration hang_limit_;
 
@@ -149,7 +149,7 @@ class CudaDevice final : public Device {
   mutable absl::Mutex mutex_;
   std::array<Stream, kStreamCount> streams_ ABSL_GUARDED_BY(mutex_);
   std::set<const Norm*> norms_in_use_ ABSL_GUARDED_BY(mutex_);
-  Entries lost_entries_ ABSL_GUARDED_BY(mutex_);  // a host function of a lost device might still come
+  Entries lost_entries_ ABSL_GUARDED_BY(mutex_);  // a host function of a lost device may still run
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool shutdown_ ABSL_GUARDED_BY(mutex_) = false;
   bool issuer_runs_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,5 +1,5 @@
-// The thread of a CudaDevice that calls the driver, and what the driver calls back. The mutex is never held over a
-// call: the driver may wait in it for a host function, which wants the mutex.
+// The issuer thread of a CudaDevice, and the driver's callbacks. The mutex is never held over a call: the driver may
+// wait inside it for a host function, which needs the mutex.
 
 #include <algorithm>
 
@@ -13,10 +13,10 @@
 namespace shardd {
 namespace {
 
-// Operations of one stream before the next one has its turn: the mutex is taken once for all of them.
+// Operations of one stream before the next stream's turn; they share one lock of the mutex.
 constexpr size_t kBatch = 16;
-// Beside its operations a work may put a begin, four credit marks (one for each quarter of the limit) and an end into
-// the queue.
+// Besides its operations a work may put a begin, four credit marks (one per quarter of the limit) and an end into the
+// queue.
 constexpr int kMarks = 6;
 
 const NormOp* AsNorm(const DeviceOp& op) {
@@ -39,7 +39,7 @@ void CudaDevice::Issue() {
       }
       return false;
     };
-    // Work becomes outstanding here and nowhere else, so without any there is nothing to ask about meanwhile.
+    // Only here does work become outstanding, so without any there is nothing to check meanwhile.
     mutex_.AwaitWithTimeout(absl::Condition(&ready), OutstandingLocked() ? check_interval_ : absl::InfiniteDuration());
     if (const int chosen = shutdown_ ? -1 : ChooseLocked(); chosen >= 0) IssueSome(chosen);
     if (OutstandingLocked() && absl::Now() - last_check_ >= check_interval_) AskWhetherLost();
@@ -72,14 +72,14 @@ bool CudaDevice::HasCreditLocked(const Stream& s, int calls) const {
 
 bool CudaDevice::MayIssueLocked(const Stream& s, const Entry& entry, size_t index, int calls_before) const {
   const DeviceOp& op = entry.work.ops[index];
-  // `calls_before` are of this batch, and with none and an empty queue even the longest operation goes.
+  // `calls_before` belong to this batch. With none, and an empty queue, even the longest operation may go.
   const int calls = calls_before + engine_->CallsOf(op);
   if (calls_before > 0 ? s.calls + calls + kMarks > max_calls_ : !HasCreditLocked(s, calls)) return false;
   const NormOp* const norm = AsNorm(op);
   if (norm == nullptr || norm->result == nullptr) return true;
   const bool ours = std::any_of(entry.norms.begin(), entry.norms.end(),
                                 [norm](const auto& held) { return held.first == norm->result; });
-  // Another work's norm is added to what that one leaves; there are as many as slots in one work at most.
+  // A norm of another work is added to what that one leaves; one work has at most as many as there are slots.
   return ours || entry.norms.size() >= engine_->norm_slots().count() ||
          (norms_in_use_.count(norm->result) == 0 && engine_->norm_slots().available());
 }
@@ -145,7 +145,7 @@ void CudaDevice::IssueSome(int stream) {
     calls += engine_->CallsOf(op);
     ++entry.next_op;
   }
-  // Of the operations that are here now: others are not added to a work.
+  // The operations that are here now; a work gets no further ones.
   const std::vector<DeviceOp>& ops = entry.work.ops;
   mutex_.Unlock();
   absl::Status status;
@@ -173,7 +173,7 @@ void CudaDevice::IssueEnd(Entry* entry) {
   s.issued.splice(s.issued.end(), s.queued, s.queued.begin());
   const absl::Status status = CallHostFunction(entry, OnEnd);
   if (status.ok() || !lost_.ok()) return;
-  // Nobody will say when what was issued has run, so this once the issuer waits.
+  // Nothing will report when the issued calls have run, so the issuer waits this once.
   mutex_.Unlock();
   const absl::Status drained = engine_->SynchroniseStream(static_cast<StreamId>(entry->stream));
   mutex_.Lock();
@@ -214,7 +214,7 @@ void CudaDevice::OnCredit(void* argument) {
   absl::MutexLock lock(&device->mutex_);
   --entry->host_functions;
   if (entry->ended) return;
-  const int calls = device->mark_calls_ + 1;  // with the mark itself
+  const int calls = device->mark_calls_ + 1;  // including the mark itself
   entry->calls -= calls;
   device->streams_[entry->stream].calls -= calls;
 }
@@ -251,7 +251,7 @@ void CudaDevice::AskWhetherLost() {
     mutex_.Unlock();
     const absl::Status status = engine_->QueryStream(static_cast<StreamId>(i));
     mutex_.Lock();
-    // Whatever it is that the driver says here: of this stream nothing can be known any more.
+    // Whatever the error is, the state of this stream is unknown from now on.
     if (!status.ok()) return LoseLocked(status);
   }
 }

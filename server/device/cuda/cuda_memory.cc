@@ -39,7 +39,7 @@ CudaMemory::CudaMemory(const CudaDriver& driver, cu::Ordinal device, std::string
 
 CudaMemory::~CudaMemory() {
   absl::MutexLock lock(&mutex_);
-  if (context_ == nullptr || !lost_.ok()) return;  // to give staging back would wait for the GPU that hangs
+  if (context_ == nullptr || !lost_.ok()) return;  // releasing the staging would wait for the hung GPU
   {
     const ScopedCudaContext current(driver_, context_);
     if (stream_ != nullptr) (void)driver_->StreamDestroy(stream_);
@@ -95,11 +95,11 @@ absl::Status CudaMemory::CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64
   return WaitForStream();
 }
 
-// By asking: the call that waits would wait for ever where the GPU hangs.
+// Polls: a blocking wait would never return if the GPU hangs.
 absl::Status CudaMemory::WaitForStream() {
   const auto begin = std::chrono::steady_clock::now();
   while (true) {
-    // Before asking, so that who was stopped meanwhile asks once more.
+    // Before polling, so that a thread that was stopped meanwhile polls once more.
     const absl::Duration waited = absl::FromChrono(std::chrono::steady_clock::now() - begin);
     const cu::Result result = driver_->StreamQuery(stream_);
     if (result != cu::kNotReady) return Check(result, "cuStreamQuery", "of the host's copies");
@@ -183,7 +183,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSlab(const std::stri
 absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std::string& name,
                                                                        const std::vector<Part>& parts,
                                                                        const std::vector<DeviceMemory*>& users) {
-  for (const Part& part : parts) {  // before its driver is asked for anything
+  for (const Part& part : parts) {  // before its driver is called
     SHARDD_RETURN_IF_ERROR(static_cast<CudaMemory*>(part.on)->Usable());
   }
   std::vector<CudaSlab::Piece> created;
@@ -210,7 +210,8 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> CudaMemory::MakeSpreadSlab(const std
     fds.push_back(std::move(fd));
   }
   auto exported = std::make_unique<Exported>(std::move(slab), std::move(fds), std::move(pieces));
-  // New memory is undefined; a plan takes it for zeros, and nobody is to read what others left. Each GPU its own.
+  // New memory is undefined, but a plan expects zeros, and nobody may read what others left. Each GPU clears its own
+  // part.
   char* at = exported->data();
   for (const Part& part : parts) {
     SHARDD_RETURN_IF_ERROR(part.on->Zero(at, part.size_bytes));
@@ -239,7 +240,7 @@ class CudaMemory::Registered final : public PinnedMemory {
       : on_(on), users_(std::move(users)), context_(context), p_(p) {}
   ~Registered() override {
     for (const DeviceMemory* user : users_) {
-      // The call might wait for it; the pages stay pinned, whoever unmaps them.
+      // The call might wait for it; the pages stay pinned after anybody unmaps them.
       if (static_cast<const CudaMemory*>(user)->hangs()) return;
     }
     const ScopedCudaContext current(on_->driver_, context_);
@@ -253,7 +254,7 @@ class CudaMemory::Registered final : public PinnedMemory {
   void* const p_;
 };
 
-// Without the mutex: pinning takes seconds, and nobody's copies are to wait for it.
+// Without the mutex: pinning takes seconds, and must not delay copies of others.
 absl::StatusOr<std::unique_ptr<PinnedMemory>> CudaMemory::RegisterHost(const std::string& name, void* p,
                                                                        int64_t size_bytes,
                                                                        const std::vector<DeviceMemory*>& users) {

@@ -18,13 +18,13 @@
 
 namespace shardd {
 
-// One GPU's. A copy that has not ended after `limit` is given up, and this memory with it: the GPU hangs, and may write
-// into the staging still. From then on every call fails at once, with DATA_LOSS. Copies run on a stream of their own,
-// the most urgent there is, and through a small piece of registered host memory: pageable memory would be staged by the
-// driver, a piece at a time, on the GPU's turn. Stream and staging are made with the first use.
+// Memory of one GPU. A copy that has not ended after `limit` is abandoned, and with it this object: the GPU hangs and
+// may still write into the staging, so every later call fails at once with DATA_LOSS. Copies run on a separate stream
+// of the highest priority and through a small piece of registered host memory, because the driver would stage pageable
+// memory a piece at a time, on the GPU's time slices. Stream and staging are made at the first use.
 class CudaMemory final : public DeviceMemory {
  public:
-  // Calls nothing but cuDeviceGetUuid.
+  // Calls only cuDeviceGetUuid.
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(const CudaDriver& driver, cu::Ordinal device,
                                                             absl::Duration limit);
   CudaMemory(const CudaMemory&) = delete;
@@ -50,7 +50,7 @@ class CudaMemory final : public DeviceMemory {
   absl::Status Read(void* to, const char* device_from, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Zero(char* device_to, int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Copy(const std::vector<Copied>& copies) override ABSL_LOCKS_EXCLUDED(mutex_);
-  // A copy was given up: what the driver is asked for may not return. Any thread.
+  // True after an abandoned copy: calls of the driver may not return. Any thread.
   bool hangs() const { return hangs_.load(std::memory_order_acquire); }
 
  private:
@@ -58,13 +58,13 @@ class CudaMemory final : public DeviceMemory {
   absl::Status Check(cu::Result result, const char* operation, absl::string_view object = "") const {
     return driver_.Check(result, operation, object, name_);
   }
-  // `body` with the context current and stream and staging there.
+  // Runs `body` with the context current, after making stream and staging.
   absl::Status Run(const std::function<absl::Status()>& body) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Usable() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<cu::Context> Context() ABSL_LOCKS_EXCLUDED(mutex_);
   class Registered;
   class Exported;
-  // "; cuda:0 has 12 of 34 bytes free, ..." of each device that a slab of these parts was to lie on.
+  // "; cuda:0 has 12 of 34 bytes free, ..." for each device of these parts.
   static std::string RoomText(const std::vector<Part>& parts);
   absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CopyAndWait(cu::DevicePtr to, cu::DevicePtr from, int64_t size_bytes)
@@ -78,17 +78,17 @@ class CudaMemory final : public DeviceMemory {
   const std::string uuid_;
   const absl::Duration limit_;
 
-  std::atomic<bool> hangs_ = false;  // as lost_
+  std::atomic<bool> hangs_ = false;  // set with lost_
   std::atomic<int64_t> slab_bytes_ = 0;
 
   // Guarded.
-  absl::Mutex mutex_;  // one copy at a time
+  absl::Mutex mutex_;  // serialises copies
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   cu::Context context_ ABSL_GUARDED_BY(mutex_) = nullptr;
   cu::Stream stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
   char* staging_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;
-  cu::DevicePtr staging_address_ ABSL_GUARDED_BY(mutex_) = 0;  // as the GPU sees it
+  cu::DevicePtr staging_address_ ABSL_GUARDED_BY(mutex_) = 0;  // the GPU's address
 };
 
 }  // namespace shardd

@@ -8,7 +8,7 @@
 namespace shardd {
 namespace {
 
-// Works that wait for one another's norms are few; one step has one norm per rank.
+// Few works wait for one another's norms; one step has one norm per rank.
 constexpr size_t kNormSlotCount = 1024;
 
 }  // namespace
@@ -64,7 +64,7 @@ absl::Status CudaEngine::InitStreams() {
   SHARDD_RETURN_IF_ERROR(
       CheckCall(driver_->CtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange", ""));
   for (int i = 0; i < kStreamCount; ++i) {
-    // In the order of StreamId, the two of an unshard alike: what a trainer waits for soonest comes first.
+    // In the order of StreamId, with both unshard streams alike: what a trainer waits for soonest comes first.
     const int rank = i == 0 ? 0 : i - 1;
     const int priority = std::min(greatest + rank, least);
     SHARDD_RETURN_IF_ERROR(CheckCall(driver_->StreamCreateWithPriority(&streams_[i], cu::kStreamNonBlocking, priority),
@@ -96,7 +96,7 @@ absl::Status CudaEngine::WarmUp() {
   AdamWOp adamw = {{}, at(0), f32, at(1), at(2), at(3), nullptr, f32, 1};
   adamw.params.step = 1;
   Norm unused;
-  // Of the last stream, whose scratch does not overlap what they compute on.
+  // Uses the last stream, whose scratch does not overlap what they compute on.
   const StreamId stream = StreamId::kOptimizer;
   absl::Status status;
   for (const DeviceOp& op : std::initializer_list<DeviceOp>{

@@ -16,15 +16,15 @@
 
 namespace shardd {
 
-// What one GPU's device holds of the driver (the primary context, five streams, the kernels, scratch), and how an
-// operation becomes calls of it. Loop-confined: one thread at a time calls it, with the context current; nothing here
-// waits for the GPU but Create, SynchroniseStream and the end.
+// Driver objects of one GPU's device (the primary context, five streams, the kernels, scratch), and the translation of
+// operations into calls. Loop-confined: one thread at a time calls it, with the context current. Only Create,
+// SynchroniseStream and the destructor wait for the GPU.
 class CudaEngine {
  public:
-  // Loads the kernels from `image` (a fat binary) and runs each once, so that none is loaded lazily later: that may
-  // synchronise the context, which hangs where a stream waits for something that comes after. Takes about a second on
-  // the first use of a GPU. UNIMPLEMENTED: a GPU that the image has no code for, or without what slabs and timelines
-  // need. Leaves the calling thread's current context as it was.
+  // Loads the kernels from `image` (a fat binary) and runs each once, so that none is loaded lazily later, which may
+  // synchronise the context and hangs if a stream waits for later work. Takes about a second at the first use of a GPU.
+  // UNIMPLEMENTED: the image has no code for the GPU, or the GPU lacks what slabs and timelines need. Preserves the
+  // calling thread's current context.
   static absl::StatusOr<std::unique_ptr<CudaEngine>> Create(const CudaDriver& driver, int ordinal,
                                                             absl::Span<const unsigned char> image);
   CudaEngine(const CudaEngine&) = delete;
@@ -36,18 +36,18 @@ class CudaEngine {
   const std::string& description() const { return description_; }  // "NVIDIA H200, 139 GiB, 132 multiprocessors"
   CudaNormSlots& norm_slots() { return *norm_slots_; }
 
-  // Makes the context current on this thread, until the thread ends.
+  // Makes the context current on this thread until the thread ends.
   absl::Status EnterThread();
 
-  // INTERNAL for what CheckOp or a kernel here refuses.
+  // INTERNAL: CheckOp or a kernel refuses it.
   static absl::Status Check(const DeviceOp& op);
-  // Calls of the driver that Issue makes.
+  // Number of driver calls that Issue makes.
   int CallsOf(const DeviceOp& op) const;
-  // Enqueues `op`. A norm is added to *slot.device. DATA_LOSS: the device is lost. Any error: some of the operation's
-  // calls may have been enqueued. REQUIRES: Check(op) is OK.
+  // Enqueues `op`. Adds a norm to *slot.device. DATA_LOSS: the device is lost. After any error, some of the operation's
+  // calls may be enqueued. REQUIRES: Check(op) is OK.
   absl::Status Issue(StreamId stream, const DeviceOp& op, CudaNormSlots::Slot slot);
   absl::Status IssueHostFunction(StreamId stream, cu::HostFunction function, void* user_data);
-  // DATA_LOSS where the device is lost; OK whether the stream is idle or not.
+  // DATA_LOSS: the device is lost. OK whether the stream is idle or not.
   absl::Status QueryStream(StreamId stream);
   absl::Status SynchroniseStream(StreamId stream);
 
@@ -76,7 +76,7 @@ class CudaEngine {
   struct {
     cu::Kernel cast = nullptr, reduce = nullptr, norm = nullptr, norm_finish = nullptr, adamw = nullptr, sgd = nullptr;
   } kernels_;
-  CudaSlab scratch_;  // kScratchBytes per stream: operations of one stream follow each other
+  CudaSlab scratch_;  // kScratchBytes per stream: the operations of one stream do not overlap
   std::unique_ptr<CudaNormSlots> norm_slots_;
 };
 

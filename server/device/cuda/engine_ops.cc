@@ -1,4 +1,4 @@
-// How each kind of operation becomes calls of the driver.
+// Translates each kind of operation into calls of the driver.
 
 #include <algorithm>
 #include <type_traits>
@@ -13,7 +13,7 @@ namespace shardd {
 namespace {
 
 cu::DevicePtr Address(const void* p) { return reinterpret_cast<cu::DevicePtr>(p); }
-// A kernel, and what a communicator may put around it: events and host functions.
+// A kernel, and what a communicator may add: events and host functions.
 constexpr int kCallsOfSum = 8;
 
 cuda::KernelDType Number(DType dtype) { return static_cast<cuda::KernelDType>(dtype); }
@@ -55,7 +55,8 @@ struct CudaEngine::Calls {
         "cuMemsetD8Async", absl::StrCat(op.size_bytes, " bytes on ", StreamName(id)));
   }
   absl::Status operator()(const CastOp& op) const {
-    if (op.from == op.to) return Copy(op.src, op.dst, op.numel * DTypeSizeBytes(op.from));  // integers too
+    // also for integers
+    if (op.from == op.to) return Copy(op.src, op.dst, op.numel * DTypeSizeBytes(op.from));
     return Launch(engine.kernels_.cast, cuda::kCastKernel,
                   cuda::CastArgs{op.src, op.dst, op.numel, Number(op.from), Number(op.to), 1});
   }

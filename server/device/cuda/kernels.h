@@ -1,26 +1,25 @@
 #ifndef SHARDD_SERVER_DEVICE_CUDA_KERNELS_H_
 #define SHARDD_SERVER_DEVICE_CUDA_KERNELS_H_
 
-// The kernels of the fat binary: their names, the one struct that each takes by value as its only parameter, and how
-// many threads to start. Host and device code include this; it needs no CUDA header.
+// The kernels of the fat binary: their names, the one struct that each takes by value as its only parameter, and the
+// number of threads to start. Host and device code include this; it needs no CUDA header.
 //
 //   CastArgs args = {...};
 //   void* params[] = {&args};
 //   const Geometry at = GeometryOf(args, multiprocessors);
 //   cuLaunchKernel(kernel, at.grid, 1, 1, at.block, 1, 1, 0, stream, params, nullptr);
 //
-// What they compute is what the CPU kernels of the same operations do (common/tensor/kernels.h, norm.h), in the same
-// order of operations, in fp32 without fused multiply-add, denormals kept:
+// They compute the same as the CPU kernels of these operations (common/tensor/kernels.h, norm.h), in the same order of
+// operations, in fp32 without fused multiply-add, denormals kept:
 // - cast, finite: the same bits, those of NaN included.
-// - reduce, adamw, sgd, norms of the orders 1, 2, 3, 4 and infinity: the same bits, except that a NaN need not have the
-//   same payload and sign (it stays a NaN).
-// - norms of other orders: the same where pow is (CUDA's is within 2 ulp); equal from run to run.
-// No result depends on the grid, so a launch may use any, and none uses atomics: two runs give the same bits.
+// - reduce, adamw, sgd, norms of the orders 1, 2, 3, 4 and infinity: the same bits, except that a NaN may have another
+//   payload and sign (it stays a NaN).
+// - norms of other orders: the same if pow is (CUDA's is within 2 ulp); equal from run to run.
+// No result depends on the grid, so a launch may use any grid. None uses atomics: two runs give the same bits.
 //
-// For all: numel > 0 (nothing to do is no launch). Pointers are device-accessible, aligned to their element, any
-// multiple of it: reads and writes are 16 bytes wide where the addresses allow it, and nothing outside of a range is
-// written. Ranges written must not overlap others of the same launch. No shared memory to give, no constants, no
-// globals.
+// For all: numel > 0 (otherwise do not launch). Pointers are device-accessible and aligned to their element: reads and
+// writes are 16 bytes wide if the addresses allow it, and nothing outside of a range is written. Written ranges must
+// not overlap others of the same launch. No shared memory, no constants, no globals.
 
 #include <cstdint>
 
@@ -42,12 +41,12 @@ struct CastArgs {
   float scale = 1;
 };
 
-// ReduceOp: kReduceKernel and ReduceArgs of common/cuda/reduce.h, which trainers launch too.
+// ReduceOp: kReduceKernel and ReduceArgs of common/cuda/reduce.h, which trainers also launch.
 
-// NormOp, two kernels in this order on one stream, with the same arguments: the first leaves one partial for each block
-// of 4096 elements in `scratch`, the second adds them to *result, in a fixed order.
-// Several NormOps with one result, one after the other in a stream, are as many Norm::Add. Norm::state() and
-// Norm::set_state() are the way from *result to a Norm and back.
+// NormOp: two kernels in this order on one stream with the same arguments. The first writes one partial for each block
+// of 4096 elements to `scratch`, the second adds them to *result, in a fixed order. Several NormOps with one result,
+// one after the other in a stream, equal as many Norm::Add. Norm::state() and Norm::set_state() convert between *result
+// and a Norm.
 inline constexpr char kNormKernel[] = "shardd_norm";
 inline constexpr char kNormFinishKernel[] = "shardd_norm_finish";
 inline constexpr int64_t kNormBlockNumel = 4096;
@@ -57,7 +56,7 @@ struct NormArgs {
   const float* src;
   int64_t numel;
   double order;        // Norm::IsOrder
-  NormState* scratch;  // NormScratchBytes(numel), aligned to 16; content before does not matter, after neither
+  NormState* scratch;  // NormScratchBytes(numel), aligned to 16; its content does not matter before or after
   NormState* result;   // read and written by the second kernel
 };
 constexpr int64_t NormBlocks(int64_t numel) { return (numel + kNormBlockNumel - 1) / kNormBlockNumel; }
@@ -66,7 +65,7 @@ constexpr int64_t NormScratchBytes(int64_t numel) {
   return (NormBlocks(numel) + NormSlices(numel)) * static_cast<int64_t>(sizeof(NormState));
 }
 
-// *found = 1 where an element is infinite or NaN; left alone where none is.
+// Sets *found = 1 if an element is infinite or NaN, otherwise leaves it alone.
 inline constexpr char kFiniteKernel[] = "shardd_finite";
 struct FiniteArgs {
   const void* src;
@@ -94,7 +93,7 @@ inline constexpr char kSgdKernel[] = "shardd_sgd";
 struct SgdArgs {
   SgdScalars scalars;
   int32_t nesterov;         // 0 or 1
-  int32_t first_step;       // 0 or 1: buf holds nothing yet
+  int32_t first_step;       // 0 or 1: buf has no value yet
   KernelDType param_dtype;  // fp32, bf16 or fp16
   void* p;
   const float* g;
@@ -104,7 +103,7 @@ struct SgdArgs {
   int64_t numel;
 };
 
-// What to launch with (common/cuda/reduce.h).
+// Geometry of each launch (common/cuda/reduce.h).
 constexpr Geometry GeometryOf(const CastArgs& args, int multiprocessors) {
   return GridFor(args.numel, 8, multiprocessors);
 }
@@ -117,7 +116,7 @@ constexpr Geometry GeometryOf(const AdamWArgs& args, int multiprocessors) {
 constexpr Geometry GeometryOf(const SgdArgs& args, int multiprocessors) {
   return GridFor(args.numel, 4, multiprocessors);
 }
-// kNormKernel: a warp for every block of elements.
+// kNormKernel: a warp per block of elements.
 constexpr Geometry GeometryOf(const NormArgs& args, int multiprocessors) {
   return GridFor(NormBlocks(args.numel) * 32, 1, multiprocessors);
 }

@@ -21,7 +21,7 @@ absl::StatusOr<CudaSelection> ParseCudaSelection(absl::string_view text) {
   }
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     int ordinal = 0;
-    // SimpleAtoi also takes spaces and signs.
+    // SimpleAtoi also accepts spaces and signs.
     const bool plain = !part.empty() && part.find_first_not_of("0123456789") == absl::string_view::npos;
     const auto& known = selection.ordinals;
     if (!plain || !absl::SimpleAtoi(part, &ordinal) || std::find(known.begin(), known.end(), ordinal) != known.end()) {

@@ -12,16 +12,16 @@
 
 namespace shardd {
 
-// What follows "cuda:" in --devices.
+// The part after "cuda:" in --devices.
 struct CudaSelection {
   bool all = false;
-  std::vector<int> ordinals;  // in the order given, each once; empty with all
+  std::vector<int> ordinals;  // in the given order, each once; empty with all
 };
-// "all", "0", "0,2". INVALID_ARGUMENT for anything else.
+// Parses "all", "0", "0,2". INVALID_ARGUMENT for anything else.
 absl::StatusOr<CudaSelection> ParseCudaSelection(absl::string_view text);
 
-// The devices of the selection, named by ordinal, with what was found around them. FAILED_PRECONDITION: no such GPU,
-// with how many there are; errors of CudaEngine::Create otherwise.
+// Makes the devices of the selection, named by ordinal, and reads their environment. FAILED_PRECONDITION: no such GPU
+// (text: how many there are); otherwise errors of CudaEngine::Create.
 absl::StatusOr<Devices> MakeCudaDevices(const CudaDriver& driver, const CudaSelection& selection,
                                         absl::Span<const unsigned char> kernels);
 

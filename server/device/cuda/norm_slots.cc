@@ -11,7 +11,7 @@
 namespace shardd {
 namespace {
 
-constexpr size_t kStrideBytes = 64;  // slots of two streams in no cache line together
+constexpr size_t kStrideBytes = 64;  // no two slots share a cache line
 
 }  // namespace
 

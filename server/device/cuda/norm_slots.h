@@ -13,8 +13,9 @@
 
 namespace shardd {
 
-// Where kernels leave norms for the host: a Norm is the daemon's own memory, which no kernel can reach. One registered
-// range, allocated with the device: registering synchronises. Thread-compatible; `driver` outlives it.
+// Memory in which kernels leave norms for the host, as no kernel can reach a Norm in the daemon's own memory. One
+// registered range, allocated with the device because registering synchronises. Thread-compatible; `driver` must
+// outlive it.
 class CudaNormSlots {
  public:
   struct Slot {
@@ -22,7 +23,7 @@ class CudaNormSlots {
     NormState* device = nullptr;
   };
 
-  // REQUIRES: the device's context is current, here and when the object ends.
+  // REQUIRES: the device's context is current, here and at destruction.
   static absl::StatusOr<std::unique_ptr<CudaNormSlots>> Create(const CudaDriver* driver, size_t count,
                                                                const std::string& device);
   CudaNormSlots(const CudaNormSlots&) = delete;

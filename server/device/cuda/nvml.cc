@@ -12,7 +12,7 @@ absl::StatusOr<Nvml> Nvml::Load(const std::string& library) {
   const auto refuse = [&library](absl::string_view fact) {
     return absl::FailedPreconditionError(absl::StrCat("load \"", library, "\": ", fact));
   };
-  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed, as the driver
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed, like the driver
   if (handle == nullptr) return refuse("no such library here");
   Table table;
   std::string missing;

@@ -7,18 +7,19 @@
 
 namespace shardd {
 
-// The part of NVIDIA's management library that is used, for what neither the driver's API nor a file tells: a socket
-// of nvidia-persistenced says that the service runs, not that it holds any GPU. The library comes with the driver, is
-// found at run time and declared here, as NVIDIA documents it. Loop-confined.
+// The part of NVIDIA's management library that is used, for facts that neither the driver's API nor a file has: a
+// socket of nvidia-persistenced shows that the service runs, not that it holds any GPU. The library comes with the
+// driver, is found at run time, and is declared here as NVIDIA documents it. Loop-confined.
 class Nvml {
  public:
-  // dlopen, every function, nvmlInit. FAILED_PRECONDITION: absent, or it does not come up, with what it answered.
+  // Loads the library and every function, and calls nvmlInit. FAILED_PRECONDITION: absent, or nvmlInit fails (with its
+  // answer).
   static absl::StatusOr<Nvml> Load(const std::string& library = "libnvidia-ml.so.1");
   Nvml(Nvml&& other) noexcept : table_(other.table_) { other.table_.shutdown = nullptr; }
   Nvml& operator=(Nvml&&) = delete;
   ~Nvml();  // the library stays loaded
 
-  // INTERNAL: NVML's words.
+  // INTERNAL: NVML's error text.
   absl::StatusOr<bool> PersistenceMode(const std::string& pci_bus_id) const;
 
  private:

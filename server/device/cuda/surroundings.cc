@@ -11,7 +11,7 @@
 namespace shardd {
 namespace {
 
-// Fewer hardware queues than the daemon has streams on a GPU, and one that waits holds up the others.
+// With fewer hardware queues than the daemon has streams on a GPU, a waiting stream delays others.
 constexpr int kMinConnections = 8;
 
 std::string Environment(const char* name) {
@@ -38,7 +38,7 @@ std::string PersistenceMode(const absl::StatusOr<Nvml>& nvml, const std::string&
   return on.ok() ? *on ? "on" : "off" : absl::StrCat("unknown: ", on.status().message());
 }
 
-// Of the whole process.
+// Warnings about the whole process.
 void AddWarningsOfEnvironment(const CudaDriver& driver, std::vector<std::string>* warnings) {
   if (const std::string blocking = Environment("CUDA_LAUNCH_BLOCKING"); !blocking.empty() && blocking != "0") {
     warnings->push_back(

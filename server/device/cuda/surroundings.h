@@ -10,14 +10,14 @@
 
 namespace shardd {
 
-// What can be seen of GPUs' settings, and of the process's environment, when a daemon starts. A setting that cannot be
-// read is "unknown" with the reason, and no warning.
+// The visible settings of GPUs, and of the process's environment, when a daemon starts. A setting that cannot be read
+// is "unknown" with the reason, and causes no warning.
 struct CudaSurroundings {
-  std::vector<GpuFacts> gpus;  // by ordinal of the call; without `description`
+  std::vector<GpuFacts> gpus;  // in the order of the call's ordinals; without `description`
   std::vector<std::string> warnings;
 };
-// Asks the driver, NVML where it is there, and the environment. REQUIRES: the driver shows these GPUs. May block, as
-// both libraries may, for as long as a sick GPU makes them.
+// Asks the driver, NVML if it is there, and the environment. REQUIRES: the driver shows these GPUs. May block as long
+// as both libraries do for a sick GPU.
 CudaSurroundings ReadCudaSurroundings(const CudaDriver& driver, absl::Span<const int> ordinals);
 
 }  // namespace shardd

@@ -8,10 +8,10 @@
 
 namespace shardd {
 
-// Elements (bytes for a copy) of `op`.
+// Elements of `op` (bytes for a copy).
 int64_t OpExtent(const DeviceOp& op);
 
-// INTERNAL for an operation that no kernel takes (dtype, null pointer, negative extent): a bug of the submitter.
+// INTERNAL: an operation that no kernel accepts (dtype, null pointer, negative extent), a bug of the submitter.
 absl::Status CheckOp(const DeviceOp& op);
 
 }  // namespace shardd

@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_DEVICE_OPS_SLICE_H_
 #define SHARDD_SERVER_DEVICE_OPS_SLICE_H_
 
-// Where element `first` of an operation's range lies. Null stays null: ranges that an operation does not have.
+// Address of element `first` of an operation's range. Null stays null, for ranges that an operation lacks.
 
 #include <cstdint>
 

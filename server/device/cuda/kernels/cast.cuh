@@ -10,7 +10,7 @@ template <typename From, typename To>
 SHARDD_ALWAYS_INLINE typename To::Storage CastOne(typename From::Storage x, float scale, bool scaled) {
   if (scaled) return To::Store(From::Load(x) * scale);
   if constexpr (kSame<From, To>) {
-    return x;  // not made quiet
+    return x;  // a signalling NaN stays one
   } else {
     return To::Store(From::Load(x));
   }
@@ -20,8 +20,8 @@ template <typename From, typename To>
 SHARDD_ALWAYS_INLINE void CastRange(const CastArgs& args, Thread thread) {
   using Src = typename From::Storage;
   using Dst = typename To::Storage;
-  // 16 bytes of what is written, so that a warp's stores are one range: where a thread writes two such pieces, each
-  // store of the warp has gaps, and what is written costs a tenth of the bandwidth. 8 bytes of what is read at least.
+  // A pack has 16 written bytes, so that a warp's stores are one range: if a thread writes two such pieces, each store
+  // of the warp has gaps, which costs a tenth of the bandwidth. At least 8 read bytes.
   constexpr int kWritten = 16 / static_cast<int>(sizeof(Dst));
   constexpr int kRead = 8 / static_cast<int>(sizeof(Src));
   constexpr int kPack = kWritten > kRead ? kWritten : kRead;

@@ -1,12 +1,12 @@
 #ifndef SHARDD_SERVER_DEVICE_CUDA_KERNELS_ELEMENT_CUH_
 #define SHARDD_SERVER_DEVICE_CUDA_KERNELS_ELEMENT_CUH_
 
-// One element of each dtype to the type that arithmetic uses and back: common/tensor/float_bits.h, where it has to
-// differ on a GPU. Arithmetic there makes every NaN the same NaN, also in conversions between fp32 and fp64, so NaNs go
-// round it; and integer units have half the lanes, so fp16 uses the conversion instructions, which keep denormals and
-// round as the software does.
+// Converts one element of each dtype to the type of the arithmetic and back: common/tensor/float_bits.h with the
+// differences that a GPU needs. Its arithmetic, also in conversions between fp32 and fp64, makes every NaN the same
+// NaN, so NaNs bypass it; and integer units have half the lanes, so fp16 uses the conversion instructions, which keep
+// denormals and round as the software does.
 //
-// As everything in *.cuh, host code too: tests run it without a GPU.
+// Like everything in *.cuh it is also host code: tests run it without a GPU.
 
 #include <cstdint>
 
@@ -28,7 +28,7 @@ namespace shardd::cuda {
 SHARDD_ALWAYS_INLINE bool IsNan(float x) { return x != x; }
 SHARDD_ALWAYS_INLINE bool IsNan(double x) { return x != x; }
 
-// fp32 to fp64 and back, NaNs as x86 and ARM convert them: quiet, with their sign and upper payload bits.
+// fp32 to fp64 and back; NaNs convert as on x86 and ARM: quiet, with their sign and upper payload bits.
 SHARDD_ALWAYS_INLINE double Widen(float x) {
   const uint64_t bits = tensor::BitsOf(x);
   const uint64_t nan = (bits & 0x80000000u) << 32 | uint64_t{0x7ff8} << 48 | (bits & 0x7fffffu) << 29;
@@ -91,7 +91,7 @@ struct F64 {
   static SHARDD_ALWAYS_INLINE double Store(double x) { return x; }
 };
 
-// Calls use(F32{}) or another of them. A dtype that no caller may give does nothing: who launches has checked it.
+// Calls use(F32{}) or another type. An unexpected dtype does nothing: the launching code has checked it.
 template <typename Use>
 SHARDD_ALWAYS_INLINE void WithDType(KernelDType dtype, Use use) {
   if (dtype == kFloat32) use(F32{});
@@ -99,7 +99,7 @@ SHARDD_ALWAYS_INLINE void WithDType(KernelDType dtype, Use use) {
   if (dtype == kFloat16) use(F16{});
   if (dtype == kFloat64) use(F64{});
 }
-// Of those that can be trained.
+// Only trainable dtypes.
 template <typename Use>
 SHARDD_ALWAYS_INLINE void WithTrainable(KernelDType dtype, Use use) {
   if (dtype == kFloat32) use(F32{});

@@ -29,7 +29,7 @@ SHARDD_ALWAYS_INLINE void FiniteRange(const FiniteArgs& args, Thread thread) {
         SHARDD_UNROLL
         for (int i = 0; i < kPack; ++i) found |= IsNonFinite(DType{}, in.at[i]);
       });
-  if (found) *args.found = 1;  // whoever finds one writes the same
+  if (found) *args.found = 1;  // all threads that find one write the same value
 }
 
 SHARDD_ALWAYS_INLINE void FiniteThread(const FiniteArgs& args, Thread thread) {

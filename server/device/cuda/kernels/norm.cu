@@ -16,7 +16,7 @@ __device__ __forceinline__ float LargestOfLanes(float mine) {
   return mine;
 }
 
-// What one block of elements adds; valid in lane 0.
+// The sum of one block of elements; valid in lane 0.
 __device__ __forceinline__ NormState PartOf(double order, const float* src, int count, int lane) {
   if (order == 2) return {1, AddLanes(LaneSum<2>(src, count, lane))};
   if (order == 1) return {1, AddLanes(LaneSum<1>(src, count, lane))};

@@ -1,8 +1,8 @@
 #ifndef SHARDD_SERVER_DEVICE_CUDA_KERNELS_NORM_CUH_
 #define SHARDD_SERVER_DEVICE_CUDA_KERNELS_NORM_CUH_
 
-// A warp stands for the lanes of a block in common/tensor/norm.cc: lane j adds the elements j, j + 32, ... and the
-// lanes are then added in halves. So the partial of a block has the same bits as on a CPU.
+// A warp plays the lanes of a block in common/tensor/norm.cc: lane j adds the elements j, j + 32, ... and the lanes are
+// then added in halves. So the partial of a block has the same bits as on a CPU.
 
 #include <cmath>
 #include <cstdint>
@@ -32,7 +32,7 @@ SHARDD_ALWAYS_INLINE double LaneSum(const float* src, int count, int lane) {
   return sum;
 }
 
-// The larger of two; NaN where one is.
+// The larger of two; NaN if either is.
 SHARDD_ALWAYS_INLINE float Larger(float a, float b) { return a > b || IsNan(a) ? a : b; }
 
 SHARDD_ALWAYS_INLINE float LaneLargest(const float* src, int count, int lane) {
@@ -42,7 +42,7 @@ SHARDD_ALWAYS_INLINE float LaneLargest(const float* src, int count, int lane) {
   return largest;
 }
 
-// Any other order: of |x| / largest, which is above 0 and finite.
+// Any other order: sums powers of |x| / largest, where `largest` is above 0 and finite.
 SHARDD_ALWAYS_INLINE double LaneScaledSum(const float* src, int count, int lane, double largest, double order) {
   double sum = 0;
   for (int i = lane; i < count; i += kLanes) sum += pow(fabs(static_cast<double>(src[i])) / largest, order);
@@ -53,7 +53,7 @@ SHARDD_ALWAYS_INLINE bool IsDirect(double order) { return order == 1 || order ==
 SHARDD_ALWAYS_INLINE bool IsInfinite(double x) { return x == __builtin_huge_val() || x == -__builtin_huge_val(); }
 SHARDD_ALWAYS_INLINE bool IsFiniteDouble(double x) { return !IsNan(x) && !IsInfinite(x); }
 
-// Norm::AddScaled for the orders that are not summed directly.
+// Norm::AddScaled, for the orders that are not summed directly.
 SHARDD_ALWAYS_INLINE void AddScaled(double order, NormState part, NormState* to) {
   if (part.scale == 0 || IsNan(to->scale)) return;
   if (!IsFiniteDouble(part.scale) || !IsFiniteDouble(to->scale) || IsInfinite(order)) {
@@ -69,7 +69,7 @@ SHARDD_ALWAYS_INLINE void AddScaled(double order, NormState part, NormState* to)
   }
 }
 
-// parts[0, count), one after another. One thread does this, so what counts is how many loads are under way at a time.
+// Adds parts[0, count) one after another. One thread does this, so the number of loads in flight decides its time.
 SHARDD_ALWAYS_INLINE void AddParts(double order, const NormState* parts, int64_t count, NormState* to) {
   if (!IsDirect(order)) {
     for (int64_t i = 0; i < count; ++i) AddScaled(order, parts[i], to);
@@ -82,7 +82,7 @@ SHARDD_ALWAYS_INLINE void AddParts(double order, const NormState* parts, int64_t
   if (count > 0) to->scale = 1;
 }
 
-// Partials [first, first + kNormSliceBlocks) of `blocks` into one.
+// Adds partials [first, first + kNormSliceBlocks) of `blocks` into one.
 SHARDD_ALWAYS_INLINE NormState SliceOf(const NormArgs& args, int64_t first, int64_t blocks) {
   const int64_t end = first + kNormSliceBlocks < blocks ? first + kNormSliceBlocks : blocks;
   NormState slice = {0, 0};

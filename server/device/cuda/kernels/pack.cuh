@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_DEVICE_CUDA_KERNELS_PACK_CUH_
 #define SHARDD_SERVER_DEVICE_CUDA_KERNELS_PACK_CUH_
 
-// A thread's consecutive elements, moved by accesses of 16 bytes (or as many as they are, where they are fewer).
+// A thread's consecutive elements, moved by accesses of 16 bytes (or less, if they are fewer bytes).
 
 #include <cstdint>
 #include <cstring>
@@ -14,7 +14,7 @@ template <typename T, int kNumel>
 struct Pack {
   T at[kNumel];
   static constexpr int kBytes = kNumel * static_cast<int>(sizeof(T));
-  // Of one access.
+  // Bytes of one access.
   static constexpr int kWidth = kBytes < 16 ? kBytes : 16;
 };
 
@@ -89,7 +89,7 @@ SHARDD_ALWAYS_INLINE void ToWords(const Pack<T, kNumel>& pack, uint32_t* words) 
   }
 }
 
-// The 32 bits that begin `bits` (0 to 31) above the lowest of low.
+// The 32 bits that begin `bits` (0 to 31) above the lowest bit of `low`.
 SHARDD_ALWAYS_INLINE uint32_t Funnel(uint32_t low, uint32_t high, uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return __funnelshift_r(low, high, bits);
@@ -98,17 +98,17 @@ SHARDD_ALWAYS_INLINE uint32_t Funnel(uint32_t low, uint32_t high, uint32_t bits)
 #endif
 }
 
-// Reads packs of a range whose elements may begin anywhere. One for all packs of a thread: where a pack begins modulo
-// the width is the same for every pack.
+// Reads packs of a range whose elements may begin anywhere. One reader serves all packs of a thread, because all packs
+// begin at the same offset modulo the width.
 template <typename T, int kNumel>
 class Reader {
  public:
   using P = Pack<T, kNumel>;
-  // `first`: where the first pack begins.
+  // `first`: start of the first pack.
   explicit SHARDD_ALWAYS_INLINE Reader(const T* first) : first_(first), shift_(Misaligned(first, P::kWidth)) {}
 
-  // For what no one writes meanwhile. Where packs are misaligned, the aligned words around one are read and shifted,
-  // for which it needs a neighbour on either side; the outer two are read element by element.
+  // For memory that nobody writes meanwhile. If packs are misaligned, reads and shifts the aligned words around one,
+  // which needs a neighbour on either side; reads the two outer packs element by element.
   SHARDD_ALWAYS_INLINE P Read(int64_t pack, int64_t packs) const {
     if (shift_ == 0) return Aligned(pack);
     if (pack == 0 || pack == packs - 1) return Single(pack);
@@ -125,7 +125,7 @@ class Reader {
     return FromWords<T, kNumel>(words);
   }
 
-  // For what is written back: reads nothing but the pack.
+  // For memory that is written back: reads only the pack.
   SHARDD_ALWAYS_INLINE P ReadOwn(int64_t pack) const { return shift_ == 0 ? Aligned(pack) : Single(pack); }
 
  private:

@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_DEVICE_CUDA_KERNELS_RANGE_CUH_
 #define SHARDD_SERVER_DEVICE_CUDA_KERNELS_RANGE_CUH_
 
-// How the threads of a launch share a range of elements, whatever their number: a head until the destination is
+// Splits a range of elements among the threads of a launch, whatever their number: a head until the destination is
 // aligned, packs of kPack elements, a tail.
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace shardd::cuda {
 
-// One of `count`, over all blocks.
+// One of `count` threads, over all blocks.
 struct Thread {
   int64_t index;
   int64_t count;
@@ -24,11 +24,11 @@ __device__ __forceinline__ Thread ThisThread() {
 
 template <int kPack>
 struct Range {
-  int64_t head;   // elements before the first pack, less than kPack
+  int64_t head;   // elements before the first pack, fewer than kPack
   int64_t packs;  // [head, head + packs * kPack)
   int64_t numel;
 
-  // Packs begin where `aligned` is aligned for them.
+  // Packs begin where `aligned` has their alignment.
   template <typename T>
   static SHARDD_ALWAYS_INLINE Range Of(const T* aligned, int64_t numel) {
     constexpr int kWidth = Pack<T, kPack>::kWidth;
@@ -37,7 +37,7 @@ struct Range {
     return {head, (numel - head) / kPack, numel};
   }
 
-  // single(i) for every element outside of packs, pack(k) for every pack, each by one of the threads.
+  // Calls single(i) for every element outside of packs and pack(k) for every pack, each by one thread.
   template <typename Single, typename PackFn>
   SHARDD_ALWAYS_INLINE void ForEach(Thread thread, Single single, PackFn pack) const {
     const int64_t singles = numel - packs * kPack;

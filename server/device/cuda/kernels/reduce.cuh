@@ -19,7 +19,7 @@ SHARDD_ALWAYS_INLINE float Rounded(KernelDType dtype, float x) {
   return dtype == kFloat16 ? RoundTo<F16>::Round(x) : x;
 }
 
-// What becomes of a sum; `old` is what dst holds.
+// Finishes a sum; `old` is the value of dst.
 SHARDD_ALWAYS_INLINE float FinishSum(const ReduceArgs& args, KernelDType reduce_dtype, float sum, float old) {
   const float result = Rounded(args.keep, Rounded(reduce_dtype, sum * args.scale));
   return args.accumulate ? Rounded(args.keep, old + result) : result;
@@ -29,7 +29,7 @@ template <typename From, typename Rounding>
 SHARDD_ALWAYS_INLINE void ReduceRange(const ReduceArgs& args, Thread thread) {
   using Src = typename From::Storage;
   constexpr int kPack = 16 / static_cast<int>(sizeof(Src));
-  constexpr int kAtOnce = sizeof(Src) == 4 ? 4 : 2;  // sources whose loads are under way together
+  constexpr int kAtOnce = sizeof(Src) == 4 ? 4 : 2;  // sources with loads in flight together
   const KernelDType reduce_dtype = args.reduce_dtype == kNoDType ? args.source_dtype : args.reduce_dtype;
   const auto at = [&args](int k) { return static_cast<const Src*>(args.sources[k]); };
   const auto range = Range<kPack>::Of(args.dst, args.numel);
@@ -73,7 +73,7 @@ SHARDD_ALWAYS_INLINE void ReduceRange(const ReduceArgs& args, Thread thread) {
 SHARDD_ALWAYS_INLINE void ReduceThread(const ReduceArgs& args, Thread thread) {
   WithTrainable(args.source_dtype, [&](auto from) {
     using From = decltype(from);
-    // Rounding to what the source can hold anyway changes nothing.
+    // Rounding to a dtype that the source already fits changes nothing.
     if (args.reduce_dtype == kBFloat16 && !kSame<From, Bf16>) {
       ReduceRange<From, RoundTo<Bf16>>(args, thread);
     } else if (args.reduce_dtype == kFloat16 && !kSame<From, F16>) {

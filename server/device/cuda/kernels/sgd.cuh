@@ -5,7 +5,7 @@
 
 namespace shardd::cuda {
 
-// As common/tensor/update.cc. b: the momentum, read unless this is the first step; ignored without momentum.
+// As common/tensor/update.cc. b: the momentum; read unless this is the first step; ignored without momentum.
 template <typename Param>
 SHARDD_ALWAYS_INLINE void SgdOne(const SgdArgs& args, float g, typename Param::Storage* p, float* b) {
   const SgdScalars& c = args.scalars;
@@ -30,7 +30,7 @@ SHARDD_ALWAYS_INLINE void SgdRange(const SgdArgs& args, Thread thread) {
   const Reader<Stored, kUpdatePack> p_reader(p + range.head);
   const Writer<Stored, kUpdatePack> p_writer(p + range.head);
   const FloatReader g_reader(args.g + range.head);
-  const int64_t b_head = has_momentum ? range.head : 0;  // nothing is added to a null pointer
+  const int64_t b_head = has_momentum ? range.head : 0;  // adds nothing to a null pointer
   const FloatReader b_reader(args.buf + b_head);
   const FloatWriter b_writer(args.buf + b_head);
   range.ForEach(

@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_DEVICE_CUDA_KERNELS_UPDATE_CUH_
 #define SHARDD_SERVER_DEVICE_CUDA_KERNELS_UPDATE_CUH_
 
-// What the updates share: AdamW and SGD read and write 16 bytes of fp32 at a time.
+// Code shared by the updates: AdamW and SGD read and write 16 bytes of fp32 at a time.
 
 #include <cmath>
 
@@ -15,7 +15,7 @@ using FloatPack = Pack<float, kUpdatePack>;
 using FloatReader = Reader<float, kUpdatePack>;
 using FloatWriter = Writer<float, kUpdatePack>;
 
-// The copy that the next forward reads, made of what was stored: to nowhere, or in any dtype.
+// The cast copy for the next forward, made of the stored values; to nowhere, or in any dtype.
 template <typename Param>
 struct CastCopy {
   using Stored = typename Param::Storage;
