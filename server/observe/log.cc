@@ -25,7 +25,7 @@
 namespace shardd {
 namespace {
 
-// Lines longer than PIPE_BUF would no longer be written as one by a pipe.
+// A pipe splits the write of lines longer than PIPE_BUF.
 constexpr size_t kMaxLineBytes = 4096;
 
 std::optional<LogLevel> ParseLevel(absl::string_view name) {
@@ -48,8 +48,8 @@ std::atomic<int>& Threshold() {
 
 std::atomic<int64_t> log_file_bytes{0};
 
-// Whether standard error is what the variable names, and not something that it was sent to afterwards. Looked at each
-// time: it costs less than the line's write.
+// Whether standard error is what the variable names, or was redirected later. Checked each time: it costs less than
+// writing the line.
 bool IsJournal() {
   const char* const stream = std::getenv("JOURNAL_STREAM");
   struct stat info {};
@@ -70,7 +70,7 @@ absl::string_view JournalPrefix(LogLevel level) {
   }
 }
 
-// Leaves the last quarter of a file that has grown too large, from a line's beginning on.
+// Keeps the last quarter of a file that is too large, from the beginning of a line.
 void ShortenLogFile() {
   const int64_t most = log_file_bytes.load(std::memory_order_relaxed);
   struct stat info {};
@@ -86,15 +86,15 @@ void ShortenLogFile() {
   tail.resize(static_cast<size_t>(got));
   tail.erase(0, std::min(tail.find('\n'), tail.size() - 1) + 1);
   (void)!::write(file.get(), tail.data(), tail.size());
-  (void)::lseek(STDERR_FILENO, 0, SEEK_END);  // where it was not opened to append
+  (void)::lseek(STDERR_FILENO, 0, SEEK_END);  // in case it was not opened to append
 }
 
 constexpr double kLinesPerSecond = 2;
 
-// How much of what a place says may be written.
+// Limits the lines of each place.
 class Places {
  public:
-  // Below zero: the line is left out. Else how many were, since the last that was not.
+  // Negative: drop the line. Otherwise the number of lines dropped since the last one that was not.
   int64_t Admit(const char* file, int line, absl::Time now) {
     Place& place = places_.try_emplace({file, line}, Place{now}).first->second;
     place.allowed = std::min<double>(
@@ -131,8 +131,8 @@ std::string Line(LogLevel level, absl::Time now, absl::string_view text) {
 
 void WriteLine(absl::string_view line) {
   ShortenLogFile();
-  // A log that cannot be written is lost: nothing above can do anything about it.
-  // Nor may the daemon stand still because nobody reads it: a line for which a pipe has no room is dropped.
+  // A log that cannot be written is lost, as nobody above can do anything about it. The daemon must not stall because
+  // nobody reads its log, so a line that does not fit a pipe is dropped.
   pollfd room = {STDERR_FILENO, POLLOUT, 0};
   while (::poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) {
     if (::write(STDERR_FILENO, line.data(), line.size()) >= 0 || errno != EINTR) {

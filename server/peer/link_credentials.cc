@@ -32,7 +32,7 @@ absl::StatusOr<std::string> ReadPem(absl::string_view flag, const std::string& p
   return text.str();
 }
 
-// REQUIRES: CheckPeerAddress.
+// REQUIRES: CheckPeerAddress returned OK.
 absl::string_view HostOf(absl::string_view address) {
   absl::string_view host = address.substr(0, address.rfind(':'));
   absl::ConsumePrefix(&host, "[");
@@ -44,7 +44,7 @@ bool IsLoopback(absl::string_view host) {
   if (host == "localhost" || host == "::1") {
     return true;
   }
-  // As an address, not as a name that begins like one.
+  // An address, not a name that begins like one.
   return absl::StartsWith(host, "127.") && host.find_first_not_of("0123456789.") == absl::string_view::npos;
 }
 

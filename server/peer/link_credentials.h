@@ -11,18 +11,18 @@
 
 namespace shardd {
 
-// What a daemon shows to the daemons of other nodes, as server and as client. (PeerCredentials of common/shm: who is at
-// the other end of a Unix socket.)
+// The credentials that a daemon uses towards the daemons of other nodes, as server and as client. (PeerCredentials of
+// common/shm describe the process at the other end of a Unix socket.)
 struct LinkCredentials {
   std::shared_ptr<grpc::ServerCredentials> server;
   std::shared_ptr<grpc::ChannelCredentials> client;
   bool tls = false;
 };
 
-// Mutual TLS, or none where that is allowed. As PeerNetwork::Create.
+// Mutual TLS, or no credentials if that is allowed. Errors as PeerNetwork::Create.
 absl::StatusOr<LinkCredentials> MakeLinkCredentials(const PeerNetwork::Options& options);
 
-// "host:port", with an IPv6 address in brackets. INVALID_ARGUMENT, beginning with `what`: it is none.
+// Checks for "host:port", with an IPv6 address in brackets. INVALID_ARGUMENT otherwise; the text begins with `what`.
 absl::Status CheckPeerAddress(absl::string_view what, absl::string_view address);
 
 }  // namespace shardd

@@ -1,4 +1,4 @@
-// What travels on links that are there, and their end with the job's (link_loop.h).
+// Traffic on links that are up, and their end with the job's (link_loop.h).
 
 #include <algorithm>
 #include <utility>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr int64_t kMaxQueuedBytes = int64_t{64} << 20;
 constexpr absl::Duration kFarewell = absl::Seconds(2);       // for what is queued at the end
-constexpr absl::Duration kLongFarewell = absl::Seconds(30);  // gRPC not being done by then is worth a line
+constexpr absl::Duration kLongFarewell = absl::Seconds(30);  // if gRPC takes longer, a log line says so
 constexpr absl::Duration kLook = absl::Milliseconds(1);
 
-// Whoever took it for the newest could never begin another one: also in words that carry one of their own.
+// Refuses a generation that has no successor, in every message that carries one.
 absl::Status CheckGeneration(uint64_t generation) {
   return generation <= kMaxPeerGeneration
              ? absl::OkStatus()
@@ -43,7 +43,7 @@ void LinkLoop::Send(int node, const v1::PeerMessage& message) {
     status = absl::UnavailableError(
         absl::StrCat("it does not read what it is sent (", kMaxQueuedBytes >> 20, " MiB are waiting)"));
   }
-  if (!status.ok()) {  // what it was not told it cannot go on without
+  if (!status.ok()) {  // the daemon cannot continue without the message that was dropped
     Post([self = shared_from_this(), link, status] { self->End(link, status); });
   }
 }
@@ -136,7 +136,7 @@ void LinkLoop::Stop() {
     stopping_ = true;
   }
   thread_.join();
-  // No event from here on. The loop's state is this thread's.
+  // No events from here on. This thread now owns the loop's state.
   std::vector<LinkPtr> up;
   for (std::unique_ptr<Peer>& peer : peers_) {
     {
@@ -156,13 +156,13 @@ void LinkLoop::Stop() {
     }
     return done();
   };
-  // Gradients first: the other side ends both streams when it sees the end of messages.
+  // Gradients first: the other side ends both streams when it sees the end of the messages.
   wait([&] { return std::all_of(up.begin(), up.end(), [](const LinkPtr& link) { return link->data->idle(); }); }, end);
   for (const LinkPtr& link : up) {
     link->control->Finish(absl::AbortedError(absl::StrCat("node ", join_.node, " has ended its links of the job")));
   }
-  // The side that called knows when the other one has read all: its control stream is answered. The other side sees it
-  // from the data stream, which whoever has read the end of messages ends, and which must not end before.
+  // The caller knows that the other side has read everything when its control stream is answered. The other side learns
+  // it from the data stream, which ends only after the reader has read the end of the messages.
   const auto parted = [&up] {
     bool all = true;
     for (const LinkPtr& link : up) {
@@ -180,7 +180,7 @@ void LinkLoop::Stop() {
     tasks.swap(tasks_);
   }
   stopped_ = true;
-  for (std::function<void()>& task : tasks) {  // calls to be refused, `sent` to be run
+  for (std::function<void()>& task : tasks) {  // calls to refuse, `sent` to run
     task();
   }
   for (const std::shared_ptr<PeerStream>& stream : streams_) {

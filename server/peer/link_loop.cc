@@ -16,7 +16,7 @@ namespace {
 constexpr absl::Duration kHandshakePatience = absl::Seconds(10);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(1);
-constexpr absl::Duration kMoment = absl::Seconds(1);  // without a link, until it is told
+constexpr absl::Duration kMoment = absl::Seconds(1);  // without a link, before OnDown
 constexpr size_t kTokenBytes = 16;
 constexpr char kLinkMethod[] = "/shardd.v1.PeerService/Link";
 constexpr char kDataMethod[] = "/shardd.v1.PeerService/Data";
@@ -30,8 +30,8 @@ std::string RandomBytes(size_t count) {
   return bytes;
 }
 
-// Another job of the same user's. What a daemon of another version or a job of another user's says passes: the version
-// as daemons are brought up one by one, the other job as its user closes it.
+// Only another job of the same user is final. Refusals by a daemon of another version, or because of another user's
+// job, pass: the first while daemons are upgraded one by one, the second when that user closes the job.
 bool ForGood(const absl::Status& status) { return absl::IsFailedPrecondition(status); }
 
 }  // namespace
@@ -81,7 +81,7 @@ void LinkLoop::Run() {
       const auto awake = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !tasks_.empty(); };
       mutex_.AwaitWithDeadline(absl::Condition(&awake), next);
       if (stopping_) {
-        return;  // Stop runs what is left
+        return;  // Stop runs the rest
       }
       tasks.swap(tasks_);
     }
@@ -92,7 +92,7 @@ void LinkLoop::Run() {
   }
 }
 
-// What time brings. When to look again.
+// Handles what is due. Returns when to look again.
 absl::Time LinkLoop::Tend() {
   const absl::Time now = absl::Now();
   absl::Time next = now + absl::Seconds(10);
@@ -146,7 +146,7 @@ void LinkLoop::Call(int node) {
   *message.mutable_hello() = Hello(link->token);
   message.mutable_hello()->set_spec(join_.spec);
   absl::StatusOr<grpc::ByteBuffer> bytes = EncodePeer(message, kMaxPeerHelloBytes);
-  if (!bytes.ok()) {  // Join has looked
+  if (!bytes.ok()) {  // Join has checked this
     LogError(absl::StrCat(Name(node), ": ", bytes.status().ToString()));
     return;
   }
@@ -231,7 +231,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
     status = absl::InvalidArgumentError(
         absl::StrCat("token is not one (got ", hello.token().size(), " bytes, want ", kTokenBytes, ")"));
   }
-  if (!status.ok()) {  // it has no place here: whose link it is nobody knows
+  if (!status.ok()) {  // it belongs to no link of this job
     LogWarning(absl::StrCat("job \"", join_.job, "\": a link was refused: ", status.message()));
     control->Abort(status);
     return;
@@ -249,7 +249,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   }
   if (status = AskEvents(hello); !status.ok()) {
     control->Abort(status);
-    // Not this node's end: who calls may be left over from an earlier job, and the right one may call yet.
+    // Not this node's end: the caller may be left over from an earlier job, and the right one may still call.
     const absl::Status refused = absl::UnavailableError(absl::StrCat("its call was refused: ", status.message()));
     if (const absl::Status before = std::exchange(peer.last_error, refused); before != refused) {
       TellDown(peer, node, refused);
@@ -266,7 +266,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   answer.mutable_hello()->set_spec(join_.spec);
   peer.link = link;
   control->Write(*EncodePeer(answer, kMaxPeerHelloBytes), kMaxPeerHelloBytes);
-  ReadControl(link);  // to see it end; nothing comes before Data is answered
+  ReadControl(link);  // to notice its end; no message comes before Data is answered
 }
 
 void LinkLoop::HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1::PeerHello& hello) {
@@ -317,7 +317,7 @@ void LinkLoop::Up(const LinkPtr& link, const grpc::ByteBuffer* answer) {
   peer.up = true;
   peer.up_since = absl::Now();
   peer.told.reset();
-  // From the answer on messages may come: they wait for OnUp to be told. Before it nothing is sent.
+  // After the answer, messages may arrive; they wait until OnUp was called. Before it, none is sent.
   absl::MutexLock lock(&peer.events_mutex);
   if (answer != nullptr) {
     link->data->Write(*answer, kMaxPeerHeaderBytes);

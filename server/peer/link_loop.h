@@ -1,17 +1,17 @@
 #ifndef SHARDD_SERVER_PEER_LINK_LOOP_H_
 #define SHARDD_SERVER_PEER_LINK_LOOP_H_
 
-// The links of one job: the state machine behind the PeerLinks that PeerNetwork::Join gives.
+// The links of one job: the state machine behind the PeerLinks of PeerNetwork::Join.
 //
-// A link is two streams, Link and Data, and is there when both are: the node that calls says hello on Link, is
-// answered, says hello on Data with the token of the first, and is answered again. Whatever ends one of them ends the
-// link, and the node with the larger number calls again.
+// A link consists of two streams, Link and Data, and is up when both are. The node that calls sends hello on Link, gets
+// an answer, sends hello on Data with the token of the first hello, and gets another answer. When either stream ends,
+// the link ends, and the node with the larger number calls again.
 //
-// Who calls while its old link is not known to be dead: the first half of the token is the caller's for as long as its
-// PeerLinks lives, the second half is new with each call. The same first half is the same daemon, which has seen the
-// loss earlier: its new link replaces the old one. Another is a daemon that was started anew, or a second one that
-// believes to be that node; it gets ALREADY_EXISTS, to be tried again, until the old link has ended, which takes as
-// long as a keepalive where no word of its end has come.
+// A node may call before its old link is known to be dead. The first half of its token is constant while its PeerLinks
+// lives; the second half is new with each call. The same first half means the same daemon, which noticed the loss
+// earlier: its new link replaces the old one. Another first half means a restarted daemon, or a second one that claims
+// to be that node; it gets ALREADY_EXISTS, to be tried again, until the old link has ended, which takes a keepalive if
+// nothing else reports its end.
 
 #include <atomic>
 #include <cstdint>
@@ -35,7 +35,7 @@
 
 namespace shardd {
 
-// Thread-safe. A shared_ptr, because streams that are on their way out still refer to it; Stop is its end.
+// Thread-safe. A shared_ptr, because streams that are ending still refer to it. Stop ends it.
 class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
  public:
   using MakeChannel = std::function<std::shared_ptr<grpc::Channel>(const std::string& address)>;
@@ -44,48 +44,48 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
 
   const PeerJoin& join() const { return join_; }
   PeerTraffic traffic(int node) const { return {peers_[node]->sent_bytes, peers_[node]->received_bytes}; }
-  // PeerLinks.
+  // As in PeerLinks.
   void Send(int node, const v1::PeerMessage& message);
   void SendData(int node, const v1::PeerData& header, absl::string_view elements, PeerStream::Sent sent);
-  // A stream of another daemon, with the hello that it has begun with, which names this job.
+  // Takes a stream of another daemon, with its first hello, which names this job.
   void Accept(std::shared_ptr<PeerStream> control, v1::PeerHello hello);
   void AcceptData(std::shared_ptr<PeerStream> data, const v1::PeerHello& hello);
-  // The end: no event runs when it returns, every `sent` has run, and gRPC is done with every stream.
+  // Ends all links. When it returns no event is running, every `sent` has run, and gRPC is done with every stream.
   void Stop();
 
  private:
-  // One attempt, and what comes of it.
+  // One attempt to connect, and the link that results.
   struct Link {
     int node = 0;
     std::string token;
-    bool calls = false;   // this node has called
-    absl::Time deadline;  // for the handshake
+    bool calls = false;   // this node is the caller
+    absl::Time deadline;  // of the handshake
     std::shared_ptr<PeerStream> control;
     std::shared_ptr<PeerStream> data;
   };
   using LinkPtr = std::shared_ptr<Link>;
   struct Peer {
-    // Of the loop.
-    LinkPtr link;          // null: none, not even an attempt
-    bool up = false;       // it is there
-    bool refused = false;  // for good: not called again
+    // Loop-confined.
+    LinkPtr link;          // null: no link, not even an attempt
+    bool up = false;       // the link is complete
+    bool refused = false;  // for good: no further calls
     absl::Time up_since;
     absl::Time down_since;
     absl::Time next_call;
     absl::Duration backoff;
     absl::Status last_error;
-    std::optional<absl::StatusCode> told;                     // of this time without a link
+    std::optional<absl::StatusCode> told;                     // last OnDown of the current time without a link
     std::atomic<int64_t> sent_bytes = 0, received_bytes = 0;  // any thread
-    // One event at a time.
+    // Serialises events.
     absl::Mutex events_mutex;
     const Link* told_up ABSL_GUARDED_BY(events_mutex) = nullptr;
   };
 
   LinkLoop(PeerJoin join, PeerLinks::Events* events, MakeChannel make_channel);
-  // False: the loop has ended.
+  // Returns false if the loop has ended.
   bool Post(std::function<void()> task) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The rest is run by the loop, or by Stop behind it.
+  // The methods below run on the loop, or in Stop after the loop has ended.
   absl::Time Tend();
   void Call(int node);
   void HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer> bytes);
@@ -94,11 +94,11 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   void HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1::PeerHello& hello);
   absl::Status CheckHello(const v1::PeerHello& hello) const;
   absl::Status AskEvents(const v1::PeerHello& hello);
-  // `answer` goes first on its data stream; null: it is there already.
+  // Sends `answer` first on the data stream; null: it was sent already.
   void Up(const LinkPtr& link, const grpc::ByteBuffer* answer);
-  // Not ended, nor everything else.
+  // True if neither the link nor the loop has ended.
   bool Current(const LinkPtr& link) const { return !stopped_ && peers_[link->node]->link == link; }
-  // By value: callers name it by the pointer that this resets.
+  // By value, because this resets the pointer by which callers name it.
   void End(LinkPtr link, const absl::Status& why);
   void TellDown(Peer& peer, int node, const absl::Status& why);
   void ReadControl(const LinkPtr& link);
@@ -111,16 +111,16 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   const PeerJoin join_;
   PeerLinks::Events* const events_;
   const MakeChannel make_channel_;
-  const std::string token_;                           // the first half of each
+  const std::string token_;                           // the first half of every token
   std::vector<std::unique_ptr<Peer>> peers_;          // by node
-  std::vector<std::shared_ptr<PeerStream>> streams_;  // of the loop: all that may not be gone yet
-  bool stopped_ = false;                              // of the loop: no event any more
+  std::vector<std::shared_ptr<PeerStream>> streams_;  // loop-confined: all streams that may not be gone yet
+  bool stopped_ = false;                              // loop-confined: no further events
   std::thread thread_;
 
   mutable absl::Mutex mutex_;
   std::vector<LinkPtr> up_ ABSL_GUARDED_BY(mutex_);  // by node
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
-  int64_t unsent_ ABSL_GUARDED_BY(mutex_) = 0;  // `sent` that have not run
+  int64_t unsent_ ABSL_GUARDED_BY(mutex_) = 0;  // number of `sent` that have not run
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -18,8 +18,8 @@
 namespace shardd {
 namespace {
 
-constexpr size_t kMaxBufferBytes = size_t{2} << 30;  // of all connections, for messages that are being received
-constexpr int kMaxStreams = 1024;                    // of one connection, and each carries one
+constexpr size_t kMaxBufferBytes = size_t{2} << 30;  // of all connections, for messages being received
+constexpr int kMaxStreams = 1024;                    // per connection, although each carries only one
 constexpr int kMinPingIntervalMs = 500;
 constexpr int kConnectPatienceMs = 5'000;
 constexpr int kFrameBytes = 1 << 20;
@@ -62,7 +62,7 @@ class GrpcPeerNetwork final : public PeerNetwork {
       : options_(options), credentials_(std::move(credentials)), service_(std::make_shared<PeerService>()) {}
   ~GrpcPeerNetwork() override {
     if (server_ != nullptr) {
-      server_->Shutdown(absl::ToChronoTime(absl::Now()));  // what has not said hello yet
+      server_->Shutdown(absl::ToChronoTime(absl::Now()));  // streams that have not sent hello yet
     }
   }
 
@@ -117,17 +117,18 @@ class GrpcPeerNetwork final : public PeerNetwork {
   }
 
  private:
-  // A connection of its own for each stream: what is said does not wait behind gradients, nor one job behind another.
+  // A separate connection per stream: control messages do not wait behind gradients, nor one job behind another.
   std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) const {
     grpc::ChannelArguments arguments;
     SetKeepalive(options_.keepalive_ms, [&arguments](const char* name, int value) { arguments.SetInt(name, value); });
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectPatienceMs);  // how long a connection may take, too
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectPatienceMs);  // this also limits the time for
+                                                                              // connecting
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxPeerHelloBytes));
     arguments.SetMaxSendMessageSize(static_cast<int>(kMaxPeerHelloBytes));
-    // With its scheme: an address is a host's, never a path or another kind of name.
+    // With a scheme: an address names a host, never a path or another kind of name.
     return grpc::CreateCustomChannel(absl::StrCat("dns:///", address), credentials_.client, arguments);
   }
 

@@ -1,7 +1,7 @@
 #ifndef SHARDD_SERVER_PEER_PEER_NETWORK_H_
 #define SHARDD_SERVER_PEER_PEER_NETWORK_H_
 
-// A daemon's connections to those of other nodes: one port, links for each job that spans several (peer_links.h).
+// A daemon's connections to its peers: one port, and links for each job that spans several nodes (peer_links.h).
 
 #include <cstdint>
 #include <memory>
@@ -17,34 +17,34 @@ namespace shardd {
 class PeerNetwork {
  public:
   struct Options {
-    // "host:port". Port 0: any free one, which port() tells.
+    // "host:port". Port 0: any free port, which port() returns.
     std::string listen;
-    // Paths of PEM files: this daemon's certificate, its key, and the authority whose certificates all daemons of the
-    // cluster show each other. All or none. They are read once. A certificate names the host as it stands in
-    // JobConfig.nodes (subjectAltName, of names or addresses).
+    // Paths of PEM files: this daemon's certificate, its key, and the authority of all daemons' certificates in the
+    // cluster. All or none; read once. A certificate must have the host as it is written in JobConfig.nodes
+    // (subjectAltName, names or addresses).
     std::string certificate, key, ca;
-    // Without certificates, also where others than this host can reach it: anybody who can reach the port can then take
-    // part in the jobs of this daemon.
+    // Allows links without certificates, even if other hosts can reach the port: anybody who can reach it can then take
+    // part in this daemon's jobs.
     bool insecure = false;
-    // A daemon that says nothing for so long, twice, is lost. Its end is known at once where its host lives.
+    // A daemon that is silent for twice this time is lost. If its host lives, its end is known at once.
     int keepalive_ms = 8'000;
   };
 
-  // Serves when it returns. INVALID_ARGUMENT: options; NOT_FOUND: a file cannot be read; UNAVAILABLE: the address
-  // cannot be listened on, or gRPC takes the certificates for none.
+  // Serves when it returns. INVALID_ARGUMENT: bad options. NOT_FOUND: a file cannot be read. UNAVAILABLE: the address
+  // cannot be listened on, or gRPC rejects the certificates.
   static absl::StatusOr<std::unique_ptr<PeerNetwork>> Create(const Options& options);
-  // REQUIRES: no PeerLinks of it live.
+  // REQUIRES: none of its PeerLinks lives.
   virtual ~PeerNetwork() = default;
 
   virtual int port() const = 0;
-  // "10.0.0.1:4711, mutual TLS": for status and log.
+  // "10.0.0.1:4711, mutual TLS", for status and log.
   virtual std::string Describe() const = 0;
-  // This node's links to the job's others. Those with smaller numbers are called: again and again with 20 ms to 1 s
-  // between, for as long as the links live, but for FAILED_PRECONDITION, which is told by OnDown
-  // and are the end of it. Those with larger numbers call; one that Events::CheckHello refuses is told by OnDown with
-  // UNAVAILABLE, for another may come yet.
-  // `events` outlives the links; it may be called before this returns. ALREADY_EXISTS: a job of that name is joined.
-  // INVALID_ARGUMENT: options.
+  // Makes this node's links to the job's other nodes. It calls nodes with smaller numbers, again and again with pauses
+  // of 20 ms to 1 s, while the links live; FAILED_PRECONDITION ends that for a node and is reported by OnDown. Nodes
+  // with larger numbers call this one; a caller that Events::CheckHello refuses is reported by OnDown with UNAVAILABLE,
+  // because another may still come.
+  // `events` must outlive the links and may be called before this returns. ALREADY_EXISTS: this daemon has joined a job
+  // of that name. INVALID_ARGUMENT: bad options.
   virtual absl::StatusOr<std::unique_ptr<PeerLinks>> Join(PeerJoin options, PeerLinks::Events* events) = 0;
 
  protected:

@@ -61,7 +61,7 @@ template <typename Message>
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(grpc::CallbackServerContext* context,
                                                                                int64_t max_bytes) {
   const std::shared_ptr<ServedPeerStream> stream = ServedPeerStream::Make(context);
-  // Who connects and says nothing.
+  // Ends connections that say nothing.
   auto alarm = std::make_shared<grpc::Alarm>();
   alarm->Set(absl::ToChronoTime(absl::Now() + kHelloPatience),
              [weak = std::weak_ptr<PeerStream>(stream)](bool expired) {
@@ -89,7 +89,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PeerService::Take(g
 }
 
 void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, bool data) {
-  // Before the name: what another version means by it is not known.
+  // Checked before the name, whose meaning in another version is unknown.
   if (hello.protocol_version() != kProtocolVersion) {
     stream->Abort(
         absl::UnimplementedError(absl::StrCat("daemons of different versions (got protocol ", hello.protocol_version(),

@@ -16,14 +16,14 @@ namespace shardd {
 using RawPeerService =
     v1::PeerService::WithRawCallbackMethod_Link<v1::PeerService::WithRawCallbackMethod_Data<v1::PeerService::Service>>;
 
-// shardd.v1.PeerService: reads the first message of each stream and hands it to the links of the job that it names.
-// Thread-safe.
+// shardd.v1.PeerService: reads the first message of each stream and hands the stream to the links of the job that it
+// names. Thread-safe.
 class PeerService final : public RawPeerService {
  public:
-  // Null: a job of that name is there.
+  // Returns null if there is a job of that name.
   std::shared_ptr<LinkLoop> Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::MakeChannel make_channel)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // No stream is handed to it any more.
+  // Removes the job: it gets no more streams.
   void Remove(const std::string& job) ABSL_LOCKS_EXCLUDED(mutex_);
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Link(grpc::CallbackServerContext* context) override;
@@ -39,7 +39,7 @@ class PeerService final : public RawPeerService {
   absl::flat_hash_map<std::string, std::shared_ptr<LinkLoop>> jobs_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Takes out of a builder what linking the library's reflection and channelz puts in: other daemons need neither.
+// Keeps the library's reflection and channelz plugins out of a builder, because daemons do not need them.
 std::unique_ptr<grpc::ServerBuilderOption> WithoutPlugins();
 
 }  // namespace shardd

@@ -28,12 +28,12 @@
 namespace shardd {
 namespace {
 
-// Numbers given to gRPC connections go round in [kFirstGrpcFd, kLastGrpcFd]; the descriptor table grows to the highest.
+// gRPC connections get numbers from [kFirstGrpcFd, kLastGrpcFd] in rotation; the descriptor table grows to the highest.
 constexpr int kFirstGrpcFd = 64;
 constexpr int kLastGrpcFd = 16384;
 constexpr int kMaxAcceptsPerWake = 64;
 constexpr absl::Duration kSweepInterval = absl::Seconds(1);
-// Out of descriptors: the backlog keeps the connections meanwhile.
+// Without descriptors, the backlog keeps the connections for so long.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
 struct Pending {
@@ -43,7 +43,7 @@ struct Pending {
   PendingSlot slot;
 };
 
-// Below the reserve: that stays for what the daemon opens itself.
+// Below the reserve, which is for what the daemon opens itself.
 int HighestGrpcFd() { return static_cast<int>(std::clamp<int64_t>(OpenFilesBeforeReserve() - 1, 1, kLastGrpcFd)); }
 
 }  // namespace
@@ -112,7 +112,7 @@ class Listener::Impl {
         if (fd == bound_->fd()) {
           AcceptSome();
         } else if (fd != wake_.get()) {
-          // May be gone: the events of one batch do not know of each other.
+          // It may be gone: events of one batch do not know of each other.
           if (const auto it = pending_.find(fd); it != pending_.end()) {
             Advance(it);
           } else {
@@ -143,7 +143,7 @@ class Listener::Impl {
   }
 
   void AcceptSome() {
-    // Not until nobody is left: whoever connects in a loop would keep all others from being served.
+    // Bounded: a client that connects in a loop would keep all others from being served.
     for (int accepted = 0; accepted < kMaxAcceptsPerWake; ++accepted) {
       UniqueFd socket(::accept4(bound_->fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.valid()) {
@@ -151,7 +151,7 @@ class Listener::Impl {
           continue;
         }
         if (errno != EAGAIN && errno != EWOULDBLOCK) {
-          // EMFILE and its kin would report the socket readable for ever.
+          // EMFILE and similar errors would report the socket readable for ever.
           LogWarning(absl::StrCat("accept \"", path_, "\": ", absl::ErrnoToStatus(errno, "paused").message()));
           ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, bound_->fd(), nullptr);
           accept_resumes_ = absl::Now() + kAcceptPause;
@@ -171,9 +171,9 @@ class Listener::Impl {
       const int fd = socket.get();
       Pending pending{std::move(socket), *peer, absl::Now() + options_.first_byte_timeout,
                       PendingSlot(count_, peer->uid)};
-      // Edge-triggered: bytes are peeked at and stay in the socket until the request is whole.
+      // Edge-triggered: bytes are peeked at and stay in the socket until the request is complete.
       if (Watch(fd, EPOLLIN | EPOLLRDHUP | EPOLLET)) {
-        Advance(pending_.emplace(fd, std::move(pending)).first);  // most have said something by now
+        Advance(pending_.emplace(fd, std::move(pending)).first);  // most have sent something by now
       }
     }
   }
@@ -212,7 +212,7 @@ class Listener::Impl {
 
   void HandToGrpc(PendingIt it) {
     const PeerCredentials peer = it->second.peer;
-    // The client's socket keeps its number: no number is watched twice.
+    // The client's socket keeps its number, and no number may be watched twice.
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->first, nullptr);
     UniqueFd client = std::move(it->second.socket);
     pending_.erase(it);
@@ -222,7 +222,7 @@ class Listener::Impl {
     }
   }
 
-  // Gives gRPC one end of a pair, and the relay the other with `client`, which is not taken where that fails.
+  // Gives gRPC one end of a pair, and the relay the other end with `client`, which is not taken on failure.
   absl::Status ConnectToGrpc(UniqueFd& client, const PeerCredentials& peer) {
     if (registry_->CountOfUid(peer.uid) >= options_.max_connections_per_uid) {
       registry_->Sweep();
@@ -249,7 +249,7 @@ class Listener::Impl {
     return absl::OkStatus();
   }
 
-  // The lowest free number not below the last one given, so that a number comes again only after a whole round.
+  // The lowest free number from the last one given, so that a number comes again only after a whole round.
   UniqueFd RenumberForGrpc(int fd) {
     const int highest = HighestGrpcFd();
     if (next_grpc_fd_ > highest) {
@@ -282,14 +282,14 @@ class Listener::Impl {
   UniqueFd epoll_;
   UniqueFd wake_;
   std::shared_ptr<UnreadAnswers> unread_;  // shared: a reply may outlive the listener
-  std::unique_ptr<Relay> relay_;           // of connections that outlive Stop()
+  std::unique_ptr<Relay> relay_;           // for connections that outlive Stop()
 
   std::atomic<bool> stopping_ = false;
 
   absl::Mutex stop_mutex_;
   std::thread thread_ ABSL_GUARDED_BY(stop_mutex_);
 
-  // Of the accept thread; after it, of Stop().
+  // Used by the accept thread, and after it by Stop().
   std::unique_ptr<SocketPath> bound_;
   std::map<int, Pending> pending_;
   absl::Time accept_resumes_ = absl::InfiniteFuture();

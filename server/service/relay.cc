@@ -31,7 +31,7 @@ namespace shardd {
 namespace {
 
 constexpr int kMovesPerTurn = 4;
-// What one connection is let through at once, where others of its uid wait as well.
+// The most that one connection passes at once while others of its uid wait.
 constexpr absl::Duration kMostPerTurn = absl::Milliseconds(5);
 constexpr absl::Duration kLeastPause = absl::Milliseconds(1);
 constexpr absl::Duration kLastWords = absl::Seconds(1);
@@ -85,18 +85,18 @@ class Relay::Impl {
       up.to = down.from = inner.get();
     }
     UniqueFd client;
-    UniqueFd inner;  // invalid: refused
+    UniqueFd inner;  // invalid: the connection is refused
     uint32_t uid = 0;
     RelayAccount account;
     UidState* of_uid = nullptr;
     Http2Meter meter;
     RelayWay up, down;
-    size_t passed_bytes = 0;  // of `up`: paid for
-    bool paused = false;      // `up`, until its timer
+    size_t passed_bytes = 0;  // of `up`, paid for
+    bool paused = false;      // `up` waits for its timer
     bool queued = false;
-    bool client_gone = false;  // both ways; what it has said may still lie there
+    bool client_gone = false;  // in both directions; its last bytes may still be in the buffer
     bool dead = false;
-    std::string refusal;  // the answer, as frames but for the stream's number
+    std::string refusal;  // the answer, as frames without the stream's number
     absl::Time deadline = absl::InfiniteFuture();
   };
 
@@ -125,7 +125,7 @@ class Relay::Impl {
         }
       }
       RunTimers(now);
-      // Those that have more to do go to the end of the line.
+      // Connections with more to do go to the end of the line.
       for (size_t turns = runnable_.size(); turns > 0; --turns) {
         const uint64_t id = runnable_.front();
         runnable_.pop_front();
@@ -183,7 +183,7 @@ class Relay::Impl {
       refusals_ += refused ? 1 : 0;
       connection.deadline = now + (refused ? options_.refusal_timeout : options_.first_call_timeout);
       timers_.emplace(connection.deadline, id);
-      // Edge-triggered: what may be done is kept in the ways, and a pause needs no change of what is watched.
+      // Edge-triggered: the ways remember what is possible, and a pause does not change what is watched.
       Watch(connection.client.get(), id << 1);
       if (refused) {
         connection.down.Say(http2::ServerSettings());
@@ -223,7 +223,7 @@ class Relay::Impl {
   }
 
   void RunTimers(absl::Time now) {
-    std::vector<std::pair<absl::Duration, uint64_t>> due;  // what is left of its own account
+    std::vector<std::pair<absl::Duration, uint64_t>> due;  // credit of its own account
     while (!timers_.empty() && timers_.begin()->first <= now) {
       const uint64_t id = timers_.begin()->second;
       timers_.erase(timers_.begin());
@@ -238,7 +238,7 @@ class Relay::Impl {
       }
       due.emplace_back(connection.account.Credit(now), id);
     }
-    // Of one uid's that wait for its account, those that ask for little come before those that flood.
+    // Among those of one uid that wait for its account, small requests come before floods.
     std::stable_sort(due.begin(), due.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     for (const auto& [credit, id] : due) {
       Queue(id, *connections_.find(id)->second);
@@ -302,7 +302,7 @@ class Relay::Impl {
     return more && !connection.dead;
   }
 
-  // False: its uid's or its own account is empty, and it waits.
+  // Returns false if its own or its uid's account is empty: it waits.
   bool LetPass(uint64_t id, Connection& connection, absl::Time now) {
     RelayAccount& of_uid = connection.of_uid->account;
     const absl::Duration credit = std::min({connection.account.Credit(now), of_uid.Credit(now), kMostPerTurn});
@@ -353,15 +353,15 @@ class Relay::Impl {
   absl::Mutex mutex_;
   std::vector<Arrival> inbox_ ABSL_GUARDED_BY(mutex_);
 
-  // Of the relay's thread.
+  // Used by the relay's thread.
   absl::flat_hash_map<uint64_t, std::unique_ptr<Connection>> connections_;
-  std::map<uint32_t, UidState> uids_;  // those that have connections, or have spent something
+  std::map<uint32_t, UidState> uids_;  // those with connections, or that have spent something
   std::multimap<absl::Time, uint64_t> timers_;
   std::deque<uint64_t> runnable_;
   uint64_t next_id_ = 1;
   size_t refusals_ = 0;
 
-  std::thread thread_;  // last: starts when all else is there
+  std::thread thread_;  // last: starts when everything else exists
 };
 
 absl::StatusOr<std::unique_ptr<Relay>> Relay::Create(const RelayOptions& options) {
