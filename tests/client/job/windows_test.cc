@@ -346,9 +346,14 @@ TEST(Windows, FaultsOfOthersAreNotOurs) {
   EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "");
 }
 
-// As Python's faulthandler: writes, puts the handler back that it had found, and raises the signal anew.
+// As Python's faulthandler: writes, puts the handler back that it had found, and raises the signal anew. Once disabled
+// it returns at once, should anybody still call it.
 struct sigaction found_by_fault_handler;
+bool fault_handler_enabled = false;
 void WriteAndRaise(int signal) {
+  if (!fault_handler_enabled) {
+    return;
+  }
   constexpr char kText[] = "a fault of the program\n";
   (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1);
   sigaction(signal, &found_by_fault_handler, nullptr);
@@ -359,6 +364,11 @@ void EnableFaultHandler() {
   action.sa_handler = &WriteAndRaise;
   action.sa_flags = SA_NODEFER;
   ASSERT_EQ(sigaction(SIGSEGV, &action, &found_by_fault_handler), 0);
+  fault_handler_enabled = true;
+}
+void DisableFaultHandler() {
+  fault_handler_enabled = false;
+  ASSERT_EQ(sigaction(SIGSEGV, &found_by_fault_handler, nullptr), 0);
 }
 
 class WithFaultHandler : public ::testing::TestWithParam<bool> {};
@@ -383,6 +393,51 @@ TEST_P(WithFaultHandler, StoresGoOnAndAFaultOfTheProgramReachesIt) {
     ASSERT_C_OK(shardd_leave_pass(rank.job()));
   });
   EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "a fault of the program");
+  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
+}
+
+// What a store does before the next pass has put the library's handler above again.
+TEST(Windows, AStoreRightAfterAFaultHandlerWasEnabledGoesOnAndAFaultOfTheProgramStillEndsIt) {
+  if (testing::kSanitized) GTEST_SKIP() << "the handler before ours is the sanitizer's, which ends differently";
+  struct sigaction before = {};
+  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &before), 0);
+  World world(TrainersSpec("enabled_late"));
+  world.Each([](int, Rank& rank) {
+    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));  // protects the shards
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+  EnableFaultHandler();
+  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "a fault of the program");
+  world.Each([](int index, Rank& rank) {
+    Shard(rank, 0)[index] = static_cast<float>(10 + index);
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    EXPECT_EQ(Shard(rank, 0)[0], 10);
+    EXPECT_EQ(Shard(rank, 0)[1], 11);
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "");
+  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
+}
+
+TEST(Windows, AFaultOfTheProgramEndsItWhereAFaultHandlerWasDisabledAfterTheNextPass) {
+  if (testing::kSanitized) GTEST_SKIP() << "the handler before ours is the sanitizer's, which ends differently";
+  struct sigaction before = {};
+  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &before), 0);
+  World world(TrainersSpec("disabled"));
+  world.Each([](int, Rank& rank) { ASSERT_C_OK(shardd_watch_writes(rank.job(), 1)); });
+  EnableFaultHandler();
+  world.Each([](int, Rank& rank) {
+    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
+    ASSERT_C_OK(shardd_leave_pass(rank.job()));
+  });
+  DisableFaultHandler();
+  const auto fault = [] {
+    alarm(20);  // an endless loop ends by another signal
+    *reinterpret_cast<volatile int*>(64) = 1;
+  };
+  EXPECT_EXIT(fault(), ::testing::KilledBySignal(SIGSEGV), "");
+  world.Each([](int index, Rank& rank) { Shard(rank, 0)[index] = 1; });  // and stores into shards still go on
   ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
 }
 
