@@ -20,8 +20,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/c/daemon/connect.h"
-#include "client/c/host/process.h"
 #include "client/c/daemon/spawn.h"
+#include "client/c/host/process.h"
 #include "common/cuda/no_kernels.h"
 #include "common/status/status_macros.h"
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/c/host/quiet_thread.h"
 #include "client/c/gpu/stream_order.h"
+#include "client/c/host/quiet_thread.h"
 #include "common/status/status_macros.h"
 
 namespace shardd {

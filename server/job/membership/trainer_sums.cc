@@ -48,7 +48,8 @@ AttachAnswer TrainerSums::MayAttach(const std::string& what, int rank, int32_t p
   answer.status =
       absl::AbortedError(absl::StrCat(what, why, "; attach again, with replace where that process does not end"));
   if (replace && (pid == 0 || straggler->peer.pid != pid)) {
-    if (const absl::Status killed = KillProcess(straggler->pidfd, straggler->peer.pid, straggler->peer.uid); !killed.ok()) {
+    if (const absl::Status killed = KillProcess(straggler->pidfd, straggler->peer.pid, straggler->peer.uid);
+        !killed.ok()) {
       answer.status = absl::AbortedError(absl::StrCat(what, why, "; attach again"));
       answer.renew = absl::StrCat(why, " (", killed.message(), ")");
     }
