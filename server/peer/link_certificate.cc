@@ -23,7 +23,7 @@ using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
 
 Bio BioOf(const std::string& pem) { return {BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free}; }
 
-// The first of the file: the daemon's own, before those of authorities. Null: there is none.
+// The first certificate of the file: the daemon's own, before those of authorities. Null: there is none.
 Certificate CertificateOf(const std::string& pem) {
   return {PEM_read_bio_X509(BioOf(pem).get(), nullptr, nullptr, nullptr), X509_free};
 }

@@ -9,11 +9,11 @@
 
 namespace shardd {
 
-// UNAVAILABLE: no certificate, no key, or not the key of that certificate. Both are texts of PEM files.
+// UNAVAILABLE: there is no certificate or no key, or they do not match. Both are texts of PEM files.
 absl::Status CheckKeyOfCertificate(const std::string& certificate, const std::string& key);
 
-// Why nobody takes the certificate in the PEM file `path` at `now`: that it has expired, or is not valid yet, with the
-// time. Empty: it is valid, or cannot be read. Reads the file each time.
+// Why other daemons reject the certificate in the PEM file `path` at `now`: it has expired, or is not valid yet, with
+// the time. Empty: it is valid, or cannot be read. Reads the file each time.
 std::string CertificateProblem(const std::string& path, absl::Time now);
 
 }  // namespace shardd

@@ -19,7 +19,7 @@ struct LinkCredentials {
   std::shared_ptr<grpc::ServerCredentials> server;
   std::shared_ptr<grpc::ChannelCredentials> client;
   bool tls = false;
-  // Why others do not take this daemon's certificate now; empty: it is valid. Reads a file; any thread.
+  // Why other daemons reject this daemon's certificate now; empty: it is valid. Reads a file; any thread.
   std::function<std::string()> own_problem = [] { return std::string(); };
 };
 

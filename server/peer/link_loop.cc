@@ -16,7 +16,7 @@ namespace {
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(1);
 constexpr absl::Duration kMoment = absl::Seconds(1);    // without a link, before OnDown
-constexpr int64_t kMaxPendingBytes = int64_t{4} << 20;  // of one node's messages, until nothing more is read
+constexpr int64_t kMaxPendingBytes = int64_t{4} << 20;  // of one node's messages; beyond it, nothing is read
 constexpr size_t kTokenBytes = 16;
 constexpr char kLinkMethod[] = "/shardd.v1.PeerService/Link";
 constexpr char kDataMethod[] = "/shardd.v1.PeerService/Data";

@@ -42,7 +42,7 @@ namespace shardd {
 // Thread-safe. A shared_ptr, because streams that are ending still refer to it. Stop ends it.
 class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
  public:
-  // How other daemons are reached.
+  // The way to reach other daemons.
   struct Transport {
     std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> make_channel;
     std::function<std::string()> own_problem;               // LinkCredentials
@@ -71,7 +71,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
     absl::Time deadline;  // of the handshake; all times here are MonotonicNow's
     std::shared_ptr<PeerStream> control;
     std::shared_ptr<PeerStream> data;
-    std::shared_ptr<PeerBacklog> backlog;  // of what `control` has brought
+    std::shared_ptr<PeerBacklog> backlog;  // of messages from `control`
   };
   using LinkPtr = std::shared_ptr<Link>;
   struct Peer {
@@ -127,7 +127,7 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   std::vector<std::shared_ptr<PeerStream>> streams_;  // loop-confined: all streams that may not be gone yet
   bool stopped_ = false;                              // loop-confined: no further events
   std::thread thread_;
-  // The loop waits here: Debian's absl::Mutex waits by the wall clock, and one that is set back would keep it asleep.
+  // The loop waits on this: Debian's absl::Mutex waits by the wall clock and would oversleep if that is set back.
   std::mutex wake_mutex_;
   std::condition_variable wake_;
   bool woken_ = false;  // under wake_mutex_

@@ -5,7 +5,7 @@
 namespace shardd {
 namespace {
 
-// Of one that is decoded and queued; measured in hundreds of bytes.
+// Overhead of a decoded and queued message; measured in hundreds of bytes.
 constexpr int64_t kMessageBytes = 512;
 
 }  // namespace

@@ -11,16 +11,16 @@
 
 namespace shardd {
 
-// Messages of one link that were handed over and are not dealt with yet: owns their count in bytes, and the reader that
-// waits for it to fall. Thread-safe. A shared_ptr, because receipts outlive the link.
+// The messages of one link that the job has not processed yet: owns their count in bytes, and the reader that waits for
+// it to fall. Thread-safe. A shared_ptr, because receipts may outlive the link.
 class PeerBacklog : public std::enable_shared_from_this<PeerBacklog> {
  public:
   explicit PeerBacklog(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  // Counts a message of `size_bytes`, and what it costs beside its bytes, until the receipt is gone.
+  // Counts a message of `size_bytes`, with its overhead, until the receipt is dropped.
   PeerReceipt Add(int64_t size_bytes) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Runs `read` now if less than the limit is pending, else on the thread that drops the receipt which makes it so. One
-  // at a time.
+  // Runs `read` now if less than the limit is pending, otherwise on the thread that drops the receipt which makes room.
+  // REQUIRES: no other `read` waits.
   void WhenRoom(std::function<void()> read) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

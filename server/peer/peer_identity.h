@@ -10,17 +10,17 @@
 
 namespace shardd {
 
-// Who has called, as its certificate says, which TLS has checked. Immutable.
+// The caller of a link, by its certificate, which TLS has checked. Immutable.
 struct PeerIdentity {
-  bool tls = false;  // false: nothing is known of it
-  // Of subjectAltName, names and addresses; where there are none, the subject's common name.
+  bool tls = false;  // false: the caller is unknown
+  // Names and addresses of subjectAltName; if there are none, the subject's common name.
   std::vector<std::string> names;
 };
 
 PeerIdentity IdentityOf(const grpc::AuthContext& context);
 
-// PERMISSION_DENIED: TLS, and no name is the host of `address` ("host:port" or "[host]:port", as node `node` has in the
-// job). A name "*.x.y" is that of every host directly below x.y.
+// PERMISSION_DENIED: the link has TLS, and no name is the host of `address`, node `node`'s address in the job
+// ("host:port" or "[host]:port"). A name "*.x.y" covers every host directly below x.y.
 absl::Status CheckIdentity(const PeerIdentity& identity, int node, absl::string_view address);
 
 }  // namespace shardd

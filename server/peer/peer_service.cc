@@ -17,7 +17,7 @@ namespace shardd {
 namespace {
 
 constexpr absl::Duration kHelloPatience = absl::Seconds(10);
-// What others open and say nothing on; ours say hello at once, and call again where they are refused.
+// Limit of streams without hello. Daemons send hello at once, and call again if they are refused.
 constexpr int kMaxUnnamedStreams = 128;
 
 class PluginRemover final : public grpc::ServerBuilderOption {

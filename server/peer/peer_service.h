@@ -37,7 +37,7 @@ class PeerService final : public RawPeerService {
   void Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello hello, PeerIdentity caller, bool data)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::atomic<int> unnamed_ = 0;  // streams that have not said which job they are of
+  std::atomic<int> unnamed_ = 0;  // streams that have not named their job
   absl::Mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<LinkLoop>> jobs_ ABSL_GUARDED_BY(mutex_);
 };

@@ -42,7 +42,7 @@ absl::Status Check(absl::string_view operation, const v1::TraceJobRequest& reque
 }
 absl::Status Check(absl::string_view, const google::protobuf::Message&) { return absl::OkStatus(); }
 
-// Of one call, which counts for its caller until gRPC has done with it.
+// The reactor of one call, which counts for its caller until gRPC is done with it.
 class CountedReactor final : public grpc::ServerUnaryReactor {
  public:
   void Hold(PendingSlot slot) { slot_.emplace(std::move(slot)); }

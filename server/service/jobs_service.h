@@ -27,8 +27,8 @@ class JobsService final : public RawJobsService {
   // for all is 2 * kMaxTracesPerUid higher for root and the daemon's uid, so that they always find room.
   static constexpr size_t kMaxTracesPerUid = 8;
   static constexpr size_t kMaxTraces = 48;
-  // Calls of one uid, and of all, that gRPC has not done with: an answer grows with the model, and waits in the
-  // daemon's memory for its reader. Root and the daemon's uid find room beside all others, too.
+  // Limits of unfinished calls for one uid and for all, because an answer grows with the model and waits in the
+  // daemon's memory for its reader. The limit for all is 2 * kMaxCallsPerUid higher for root and the daemon's uid.
   static constexpr size_t kMaxCallsPerUid = 64;
   static constexpr size_t kMaxCalls = 256;
 
