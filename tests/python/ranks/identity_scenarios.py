@@ -90,3 +90,28 @@ def other_ignored_modules(impl: str) -> list[Any]:
         losses = _train(whole, 3)
         norms = [round(float(p.detach().norm()), 4) for n, p in whole.named_parameters() if "extra" in n]
     return [losses, len(norms)]
+
+
+class Deep(nn.Module):
+    """Of ``layers`` layers, which is all that two of them differ in."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(6, 6) for _ in range(layers)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def one_layer_more(form: str) -> tuple[str, float]:
+    """What each rank is told, and after how many seconds, where rank 1 has one layer more."""
+    import time
+
+    with quiet():
+        model = _sharded("shardd", form, Deep(2 + dist.get_rank()), dist.group.WORLD)
+        begin = time.monotonic()
+        try:
+            model(torch.randn(4, 6))
+        except RuntimeError as error:
+            return str(error), time.monotonic() - begin
+    return "", time.monotonic() - begin

@@ -11,13 +11,14 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
-from shardd.torch._job import trainer_state
+from shardd.torch._job import committed_jobs, trainer_state
 from shardd.torch._job.binding import Place
 from shardd.torch._job.description import Description
 from shardd.torch._job.initial_values import initial_values, write_values
 from shardd.torch._job.job_optimizer import stock_optimizers_of
 from shardd.torch._job.leaving import leave_beside
 from shardd.torch._job.optimizer_memory import OptimizerMemory
+from shardd.torch._process import environment
 from shardd.torch._process.extension import _C
 from shardd.torch._process.progress import Progress
 from shardd.torch._ranks.agreement import Meeting
@@ -42,6 +43,7 @@ class TorchJob:
         self.engine: _C.Engine | None = engine
         self._retired: _C.Engine | None = None
         self.name: str = description.spec["name"]
+        self._notes_commits = ranks.local_rank == 0 and environment.of_launcher()
         self.step_groups = 1  # of hyperparameters, in a step of the daemon's optimizer
         self.closed = False
         self.resumed_step = 0
@@ -149,6 +151,9 @@ class TorchJob:
     def trainer_state(self, optimizers: list[Optimizer]) -> bytes:
         """Returns this rank's trainer state for the commit of a step that these optimizers of torch's have made."""
         assert self.memory is not None
+        if self._notes_commits and self.engine is not None and self.engine.info()["committed_step"] > 0:
+            committed_jobs.note(self.name)
+            self._notes_commits = False
         return trainer_state.pack(self.name, self.memory.pack(optimizers) if self.trainers_write else None)
 
     def program_state(self) -> Any:
@@ -222,6 +227,7 @@ class TorchJob:
         """Keeps the parameters in this process. The session ends with the next registration or ``close``: this rank does
         not know whether others are still in the middle of what it did before."""
         self.memory = None
+        self._forget_commits()
         if self.engine is not None:
             self._retired, self.engine = self.engine, None
             self._retired.release()
@@ -233,9 +239,15 @@ class TorchJob:
     def drop(self) -> None:
         """Gives the job up for a model that the garbage collector has found, wherever the program and other ranks are."""
         self.closed = True
+        self._forget_commits()
         engine = self._give_up()
         if engine is not None:
             leave_beside(engine)
+
+    def _forget_commits(self) -> None:
+        """The program needs the job no more: a restart that does not find it has lost nothing."""
+        if self.ranks.local_rank == 0 and environment.of_launcher():
+            committed_jobs.forget(self.name)
 
     def _give_up(self) -> _C.Engine | None:
         if self.alive:
@@ -256,6 +268,7 @@ class TorchJob:
         try:
             if finished:
                 engine.wait_for_commit()
+                self._forget_commits()
         except RuntimeError as error:
             lost = error
         try:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from shardd import errors
+from shardd.torch._job import committed_jobs, spec, stock_hooks, store_watch
 from shardd.torch._job import job as attached
-from shardd.torch._job import spec, stock_hooks, store_watch
 from shardd.torch._job.binding import bind
 from shardd.torch._job.description import Description
 from shardd.torch._job.gradient_moves import GradientMoves
@@ -32,7 +32,9 @@ from shardd.torch._process.progress import Progress
 from shardd.torch._ranks.agreement import check_alike, have_store, publish_attributes
 from shardd.torch._ranks.job_identity import Identity, identify
 from shardd.torch._ranks.nodes import JobRanks, opened, ranks_of
+from shardd.torch._ranks.pending import Pending
 from shardd.torch._ranks.this_rank import rank_thread
+from shardd.torch._units.names import WRAPPED_MODULE
 from shardd.torch._units.state import ShardState
 
 __all__ = ["register", "starting_over", "unfreeze"]
@@ -41,7 +43,8 @@ logger = logging.getLogger("shardd.torch")
 
 _NAMELESS_GRACE_MS = 60_000  # of a job that no other process can find; its ranks attach again at once
 
-_aborted: weakref.WeakKeyDictionary[ShardState, Identity] = weakref.WeakKeyDictionary()  # while they were registered
+# While they were registered: which registration it was, and as which job.
+_aborted: weakref.WeakKeyDictionary[ShardState, tuple[str, Identity]] = weakref.WeakKeyDictionary()
 _starts_over = False
 
 
@@ -68,19 +71,38 @@ def register(root: ShardState) -> TorchJob:
     assert unit is not None
     ranks = ranks_of(unit.mesh_info)
     # One that an abort has ended is tried again as the same job, as its other ranks do.
-    identity = _aborted.pop(root, None) or identify(root._next_registration(), ranks)
+    index, before = _aborted.pop(root, None) or (root._next_registration(), None)
+    with Pending(index, ranks.members, ranks.rank, lambda: _names_of(root)) as pending:
+        try:
+            job = _register_as(root, index, before, ranks)
+        except errors.Error as error:
+            if pending.difference:
+                raise RuntimeError(pending.difference) from error
+            raise
+    attached.end_retired(root)  # all ranks have left it: they have given the new one its values
+    return job
+
+
+def _names_of(root: ShardState) -> list[str]:
+    """Returns what the model's sharded parameters are called, alike in both layouts."""
+    of_modules = {id(module): name for name, module in root._modules[0].named_modules()}
+    infos = [p._module_info for state in root._state_ctx.all_states if state._unit for p in state._unit.fsdp_params]
+    names = [f"{of_modules.get(id(info.module), '')}.{info.param_name}" for info in infos]
+    return [name.replace(f"{WRAPPED_MODULE}.", "").lstrip(".") for name in names]
+
+
+def _register_as(root: ShardState, index: str, before: Identity | None, ranks: JobRanks) -> TorchJob:
+    identity = before or identify(index, ranks)
     optimizers = _optimizers_of(root)
     description = spec.describe(root, identity.name, ranks.local_world, optimizers, ranks.addresses)
     publish_attributes(identity.name, ranks.rank, root.attributes)
     with Progress(f'job "{identity.name}"', shown=ranks.rank == 0) as progress:
         opening = _Opening(root, identity, description, ranks, optimizers, progress)
         try:
-            job = opened(ranks, opening.open)
+            return opened(ranks, opening.open)
         except errors.StepAborted:
-            _aborted[root] = replace(identity, resumes=True)
+            _aborted[root] = index, replace(identity, resumes=True)
             raise
-    attached.end_retired(root)  # all ranks have left it: they have given the new one its values
-    return job
 
 
 def unfreeze(root: ShardState) -> TorchJob:
@@ -228,7 +250,7 @@ class _Opening:
     def _write_initial(self, job: TorchJob) -> None:
         assert job.engine is not None
         if self.identity.resumes:
-            _tell_lost(job)
+            _tell_lost(job, self.identity.restarts)
         if self.optimizers:
             self.optimizers[0]._write_loaded(job)
         write_values(job.engine, initial_values(job.fsdp_params(), job.ranks), self.progress)
@@ -259,21 +281,26 @@ class _Opening:
                 stock_hooks.keep_loaded(optimizer, [job])
 
 
-def _tell_lost(job: TorchJob) -> None:
+def _tell_lost(job: TorchJob, restarts: int) -> None:
     """Warns that the job has no parameters, or raises RuntimeError where a restart by torchrun was to go on with those that are lost."""
     assert job.engine is not None
-    restarts = environment.restarts()
     lost = json.loads(job.engine.describe()).get("lost")
-    if lost is None:
-        if restarts > 0:
-            logger.warning(
-                'job "%s" was not found after a restart; starting from the values that the program gave', job.name
-            )
-    elif restarts == 0 or _starts_over or environment.number(environment.START_OVER, 1):
-        logger.warning('job "%s" starts from the values that the program gave: %s', job.name, lost["text"])
+    if lost is not None:
+        text = lost["text"]
+    elif restarts > 0 and committed_jobs.has_committed(job.name):
+        text = "the daemon that had its committed steps is gone, and what it had in memory with it"
+    elif restarts > 0:
+        logger.warning(
+            'job "%s" was not found after a restart; starting from the values that the program gave', job.name
+        )
+        return
+    else:
+        return
+    if restarts == 0 or _starts_over or environment.number(environment.START_OVER, 1):
+        logger.warning('job "%s" starts from the values that the program gave: %s', job.name, text)
     else:
         raise RuntimeError(
-            f'register model: job "{job.name}" cannot be resumed by restart {restarts}: {lost["text"]}. A program that '
+            f'register model: job "{job.name}" cannot be resumed by restart {restarts}: {text}. A program that '
             "loads a checkpoint of its own then says so with shardd.torch.resume(model, start_over=True), or "
             f"{environment.START_OVER}=1"
         )

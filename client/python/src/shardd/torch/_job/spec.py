@@ -206,6 +206,8 @@ def describe(
         config["offload"] = "OFFLOAD_HOST"
     if on_gpu and (sums := environment.value(environment.TRAINER_SUMS)) in ("0", "1"):
         config["trainerSums"] = sums == "1"
+    if environment.number(environment.ALLOW_MISSING, 1):
+        config["allowMissingContribution"] = True
     trained = [place.fsdp_param for place in params if place.fsdp_param.sharded_param.requires_grad]
     if not on_gpu and gives_back(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
         config["lateGradients"] = True

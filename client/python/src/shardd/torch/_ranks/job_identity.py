@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from shardd.torch._process import environment
 from shardd.torch._ranks.nodes import JobRanks
+from shardd.torch._ranks.pending import raise_if_they_differ
 from shardd.torch._ranks.this_rank import threads_prefix
 
 __all__ = ["Identity", "identify"]
@@ -25,6 +26,7 @@ _POLL_S = 0.01
 class Identity:
     name: str
     resumes: bool  # memory of an earlier attempt is taken over
+    restarts: int = 0  # of the launcher's workers, the most of any node
 
 
 def _stat(pid: int) -> list[str]:
@@ -85,6 +87,7 @@ def _agreed(index: str, mesh_ranks: list[int]) -> str:
                 f"{limit_s:.0f} s (rank={dist.get_rank()}); these ranks make their models of one kind in the same order, and "
                 "all use them"
             )
+        raise_if_they_differ()
         time.sleep(_POLL_S)
     return bytes(store.get(key)).decode()
 
@@ -105,7 +108,7 @@ def identify(index: str, ranks: JobRanks) -> Identity:
     suffix = f"-{index}"
     given = environment.value(environment.JOB)
     if given:
-        return Identity(given + suffix, resumes=True)
+        return Identity(given + suffix, resumes=True, restarts=environment.restarts())
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     if run is not None:
         host = os.environ.get("GROUP_RANK", "0")
@@ -115,5 +118,5 @@ def identify(index: str, ranks: JobRanks) -> Identity:
         restarts = environment.restarts()
         if ranks.several:
             name, restarts = ranks.agree(index, name, restarts)
-        return Identity(name, resumes=restarts > 0)
+        return Identity(name, resumes=restarts > 0, restarts=restarts)
     return Identity(f"torch-{_agree(index, mesh_ranks)}{suffix}", resumes=False)

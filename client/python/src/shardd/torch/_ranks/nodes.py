@@ -26,6 +26,7 @@ from shardd.torch._process.environment import NODES
 from shardd.torch._process.extension import _C
 from shardd.torch._ranks.agreement import have_store
 from shardd.torch._ranks.mesh import Members, members_of
+from shardd.torch._ranks.pending import raise_if_they_differ
 from shardd.torch._ranks.this_rank import rank_thread, threads_prefix
 
 __all__ = [
@@ -283,5 +284,6 @@ def _wait_for_fact(ranks: Iterable[int], fact: str, what: str) -> Iterable[dict[
                     f"register model: rank {rank} has not {what} after {limit_s:.0f} s "
                     f"(rank={dist.get_rank()}); every rank must use its model"
                 )
+            raise_if_they_differ()
             time.sleep(_POLL_S)
         yield facts

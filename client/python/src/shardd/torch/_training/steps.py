@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -21,6 +22,7 @@ logger = logging.getLogger("shardd.torch")
 # A collective of the program's fails the moment its peer is gone; the daemon says so a little later.
 _EXPLANATION_S = 2.0
 _POLL_S = 0.02
+_LOST = re.compile(r"rank \d+ is lost: ")  # as the daemon says that a process ended
 
 
 class Step(int):
@@ -61,22 +63,39 @@ def _job_was_aborted(module: nn.Module | None) -> bool:
     return False
 
 
+class _Patience:
+    """Ends a loop of attempts where the same thing ends each of them: that is no death, which the next attempt outlives."""
+
+    def __init__(self) -> None:
+        self._before = ""
+
+    def try_again(self, error: StepAborted, what: str) -> None:
+        """Logs that the attempt is made anew. Raises ``error`` where the one before ended in the same words."""
+        text = str(error)
+        if text == self._before and _LOST.search(text) is None:
+            raise error
+        self._before = text
+        logger.warning("%s: %s", what, error)
+
+
 def _begin(module: nn.Module | None, rebuild: Callable[[], None] | None) -> tuple[int, Any]:
+    patience = _Patience()
     while True:
         try:
             return api.resume(module)
         except StepAborted as error:
-            logger.warning("register again, because a rank died meanwhile: %s", error)
+            patience.try_again(error, "register again, because the attempt was aborted")
         if rebuild is not None:
             rebuild()
 
 
 def _attach_again(module: nn.Module | None) -> tuple[int, Any]:
+    patience = _Patience()
     while True:
         try:
             return api.reattach(module)
         except StepAborted as error:  # one more death meanwhile
-            logger.warning("attach again: %s", error)
+            patience.try_again(error, "attach again")
 
 
 def steps(stop: int, module: nn.Module | None = None, *, rebuild: Callable[[], None] | None = None) -> Iterator[Step]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch.distributed as dist
 from torch import nn
 
+from shardd.torch._process import environment
 from shardd.torch._ranks.this_rank import next_of
 from shardd.torch._units.names import WRAPPED_MODULE, unwrapped
 
@@ -27,8 +28,11 @@ def identity_of(modules: Sequence[nn.Module], managed: Mapping[int, Sequence[str
         for name in managed.get(id(inner), ())
     ]
     kinds = [type(unwrapped(module)).__name__ for module in modules]
-    digest = hashlib.sha256("\0".join([*kinds, *names]).encode()).hexdigest()[:6]
-    kind = f"{re.sub(r'[^A-Za-z0-9_]', '_', kinds[0])[:40]}-{digest}"
+    kind = re.sub(r"[^A-Za-z0-9_]", "_", kinds[0])[:40]
+    if not environment.value(
+        environment.JOB
+    ):  # of a job with that name an edited model is refused, and told what differs
+        kind += "-" + hashlib.sha256("\0".join([*kinds, *names]).encode()).hexdigest()[:6]
     group = ""
     if len(ranks) != dist.get_world_size():
         among = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:6]
