@@ -20,7 +20,7 @@ ClientJob::ClientJob(AttachOptions options)
       staging_(attachment_),
       windows_(attachment_),
       gradients_(attachment_, handles_),
-      write_watch_(attachment_, store_faults_),
+      write_watch_(attachment_),
       optimizer_state_(attachment_, write_watch_),
       passes_(attachment_, handles_, staging_, gradients_, windows_, write_watch_),
       store_faults_(attachment_, handles_, windows_, passes_, optimizer_state_),
@@ -28,7 +28,9 @@ ClientJob::ClientJob(AttachOptions options)
       full_params_(attachment_, handles_, gradients_, windows_),
       values_(attachment_, staging_, full_params_, optimizer_state_),
       steps_(attachment_, handles_, staging_, gradients_, windows_, passes_, optimizer_state_),
-      graphs_(attachment_, handles_, passes_, unsharding_, gradients_) {}
+      graphs_(attachment_, handles_, passes_, unsharding_, gradients_) {
+  write_watch_.set_handler(&store_faults_);
+}
 
 ClientJob::~ClientJob() { WriteFaults::Forget(&store_faults_); }
 

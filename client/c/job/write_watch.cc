@@ -18,14 +18,14 @@ absl::Status WriteWatch::Set(bool watch) {
   }
   watching_ = watch;
   if (!watch) {
-    WriteFaults::Forget(&handler_);
+    WriteFaults::Forget(handler_);
     return absl::OkStatus();
   }
   return WatchSlabs();
 }
 
 void WriteWatch::OnNewSession() {
-  WriteFaults::Forget(&handler_);
+  WriteFaults::Forget(handler_);
   OnSlabMapped();
 }
 
@@ -39,7 +39,7 @@ absl::Status WriteWatch::WatchSlabs() {
   int which = 0;
   for (const MappedSlab* slab : attachment_.memory().watched_slabs()) {
     if (slab->data() != nullptr) {
-      SHARDD_RETURN_IF_ERROR(WriteFaults::Watch(&handler_, which, slab->data(), slab->size_bytes()));
+      SHARDD_RETURN_IF_ERROR(WriteFaults::Watch(handler_, which, slab->data(), slab->size_bytes()));
     }
     ++which;
   }

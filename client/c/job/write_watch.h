@@ -7,28 +7,30 @@
 
 namespace shardd {
 
-// Owns whether stores into the job's protected memory are watched (shardd_watch_writes), and the ranges of it that
-// WriteFaults knows. Thread-compatible. REQUIRES: WriteFaults forgets the handler before any of both is destroyed.
+// Owns whether stores into the job's protected memory are watched (shardd_watch_writes), and which ranges WriteFaults
+// knows. Thread-compatible. REQUIRES: WriteFaults forgets the handler before either is destroyed.
 class WriteWatch {
  public:
-  WriteWatch(Attachment& attachment, StoreFaultHandler& handler) : attachment_(attachment), handler_(handler) {}
+  explicit WriteWatch(Attachment& attachment) : attachment_(attachment) {}
   WriteWatch(const WriteWatch&) = delete;
   WriteWatch& operator=(const WriteWatch&) = delete;
 
-  // A store into protected shards opens the window by itself from now on, or faults again.
+  // Sets the handler of faults, which is constructed after this. REQUIRES: called once, before any other call.
+  void set_handler(StoreFaultHandler* handler) { handler_ = handler; }
+  // If `watch`, the first store into protected shards opens the window by itself from now on.
   absl::Status Set(bool watch);
-  // The session's memory is another one.
+  // Watches the memory of a new session instead of the former one's.
   void OnNewSession();
-  // Another slab was mapped.
+  // Watches a slab that was mapped later.
   void OnSlabMapped();
-  // Before a pass is entered: the handler may have been replaced since.
+  // Installs the SIGSEGV handler again before a pass: the program may have replaced it.
   absl::Status Renew() const { return watching_ ? WriteFaults::Renew() : absl::OkStatus(); }
 
  private:
   absl::Status WatchSlabs();
 
   Attachment& attachment_;
-  StoreFaultHandler& handler_;
+  StoreFaultHandler* handler_ = nullptr;
   bool watching_ = false;
 };
 
