@@ -14,9 +14,9 @@ namespace shardd {
 absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& command) {
   const int rank = session->rank();
   const FullParamsRequest request = ParseFullParams(command.flags, command.group);
-  if (version_ == 0 || full_params_.asked(rank)) {
+  if (committed_.version() == 0 || full_params_.asked(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                     version_ == 0 ? "the job has no parameters yet" : "the rank is inside already");
+                     committed_.version() == 0 ? "the job has no parameters yet" : "the rank is inside already");
   }
   if (absl::Status served = CheckFullParams(*plan_, request, nodes_ != nullptr); !served.ok()) {
     return RankError(served.code(), rank, "EnterFullParams", served.message());
@@ -145,8 +145,8 @@ void JobCore::SayFullParams(int rank, const std::string& present, const absl::St
 
 void JobCore::SettleBehindReductions() {
   DeviceOps zeros = SettleAllPresence();
-  auto reduced = JoinGradientWork(world_size(), [this, epoch = epoch_](absl::Status status) {
-    if (epoch != epoch_ || closed_) {
+  auto reduced = JoinGradientWork(world_size(), [this, epoch = committed_.epoch()](absl::Status status) {
+    if (epoch != committed_.epoch() || closed_) {
       return;
     }
     if (!status.ok()) {

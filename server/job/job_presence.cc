@@ -117,7 +117,7 @@ DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) 
           absl::StrCat("SetGradientPresence \"", plan_->params[param].fqn, "\": ", holding - having, " of ", holding,
                        " ranks of this node that hold some of it have dropped it, and other nodes do not know; on "
                        "several nodes all ranks must drop the same (step=",
-                       committed_step_ + 1, ")"));
+                       committed_.step() + 1, ")"));
     }
     if (having > 0 && having < holding) {
       lacking.emplace(param, std::move(has));

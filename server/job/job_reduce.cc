@@ -198,7 +198,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.reduce_dtype = plan.mixed_precision.reduce_dtype();
   request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = gradient_scale_;
-  request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
+  request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_.step() + 1);
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, others, &request.modes));
   if (others != nullptr) {
     request.nodes = {nodes_->member().generation(), others->sequence, others->present};
@@ -277,8 +277,8 @@ void JobCore::SubmitReduction(Reduction reduction) {
   const auto done =
       JoinGradientWork(parts, [this, group = reduction.group, ranks = std::move(reduction.ranks),
                                stream_ordered = std::move(reduction.stream_ordered), keep = std::move(reduction.keep),
-                               epoch = epoch_](absl::Status status) mutable {
-        if (epoch != epoch_ || closed_) {
+                               epoch = committed_.epoch()](absl::Status status) mutable {
+        if (epoch != committed_.epoch() || closed_) {
           memory_worker_->Post([gone = std::move(keep)] {});
           return;
         }
@@ -292,7 +292,7 @@ void JobCore::SubmitReduction(Reduction reduction) {
   for (size_t device = 0; device < zeros.size(); ++device) {
     if (!zeros[device].empty()) {
       DeviceWork work;
-      work.label = absl::StrCat("zero absent ", group_name(reduction.group), " step ", committed_step_ + 1);
+      work.label = absl::StrCat("zero absent ", group_name(reduction.group), " step ", committed_.step() + 1);
       work.ops = std::move(zeros[device]);
       work.done = done;
       devices_[device]->Submit(StreamId::kPostBackward, std::move(work));
@@ -325,7 +325,7 @@ absl::Status JobCore::AddBeforeTurn() {
     return absl::FailedPreconditionError(
         absl::StrCat("SubmitGradients: the ranks of this node run groups in orders in which each waits for another's "
                      "gradient slot; submit groups in the same order on all ranks (step=",
-                     committed_step_ + 1, ")"));
+                     committed_.step() + 1, ")"));
   }
   const auto older_open = [this](int backward) {
     return std::any_of(ranks_.begin(), ranks_.end(),
