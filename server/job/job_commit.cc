@@ -42,7 +42,7 @@ void JobCore::Decide() {
   const auto done = zeroed ? JoinGradientWork(count, measured) : Join(count, measured);
   DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
   for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
-    for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), present_, rank, norms->data())) {
+    for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), presence_.by_param(), rank, norms->data())) {
       ops[rank].push_back(std::move(op));
     }
   }
@@ -60,7 +60,7 @@ void JobCore::Measured(const Norm& norm) {
     Apply(norm.value());
     return;
   }
-  nodes_->SayReduced(committed_.step() + 1, committed_.version(), present_, norm);
+  nodes_->SayReduced(committed_.step() + 1, committed_.version(), presence_.by_param(), norm);
 }
 
 void JobCore::Apply(double norm) {
@@ -79,7 +79,7 @@ void JobCore::ApplyDecided() {
   const v1::Step& step = ranks_[0].step;
   decided_.groups.assign(step.groups().begin(), step.groups().end());
   decided_.clip_factor = clip_factor_ * (step.loss_scale() > 0 ? 1 / step.loss_scale() : 1);
-  decided_.present = skipped_ ? std::vector<bool>(present_.size(), false) : present_;
+  decided_.present = skipped_ ? std::vector<bool>(presence_.by_param().size(), false) : presence_.by_param();
   decided_.step_counts = committed_.step_counts();
   v1::DecidedStepRecord record;
   record.set_epoch(committed_.epoch());
@@ -87,8 +87,8 @@ void JobCore::ApplyDecided() {
   *record.mutable_groups() = step.groups();
   record.set_clip_factor(decided_.clip_factor);
   record.set_grad_norm(grad_norm_);
-  std::string present(MaskBytes(static_cast<int64_t>(present_.size())), '\0');
-  for (size_t i = 0; i < present_.size(); ++i) {
+  std::string present(MaskBytes(static_cast<int64_t>(presence_.by_param().size())), '\0');
+  for (size_t i = 0; i < presence_.by_param().size(); ++i) {
     SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), decided_.present[i]);
   }
   record.set_present(std::move(present));
@@ -111,9 +111,11 @@ void JobCore::ApplyDecided() {
     decided.set_clip_factor(clip_factor_);
     decided.set_skipped(skipped_);
     if (plan_->cut_over_nodes) {
-      decided.mutable_present()->assign(static_cast<size_t>(MaskBytes(static_cast<int64_t>(present_.size()))), '\0');
-      for (size_t i = 0; i < present_.size(); ++i) {
-        SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i), present_[i]);
+      decided.mutable_present()->assign(
+          static_cast<size_t>(MaskBytes(static_cast<int64_t>(presence_.by_param().size()))), '\0');
+      for (size_t i = 0; i < presence_.by_param().size(); ++i) {
+        SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i),
+                   presence_.by_param()[i]);
       }
     }
     nodes_->member().Decide(decided);
@@ -167,13 +169,13 @@ void JobCore::CommitUnshown() {
 }
 
 void JobCore::CountUpdates() {
-  for (size_t i = 0; i < present_.size(); ++i) {
+  for (size_t i = 0; i < presence_.by_param().size(); ++i) {
     if (decided_.present[i]) {
       counters_.set_bytes_updated(counters_.bytes_updated() + ElementsOfNode(*plan_, static_cast<int>(i)).numel *
                                                                   DTypeSizeBytes(plan_->params[i].dtype));
     }
   }
-  present_.assign(present_.size(), false);
+  presence_.Clear();
 }
 
 void JobCore::Commit() {

@@ -49,6 +49,7 @@ JobCore::JobCore(Init init)
       renewal_(memory_.get()),
       orders_(plan_),
       unshards_(plan_),
+      presence_(plan_),
       full_params_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
       former_writers_(uid_),

@@ -31,6 +31,7 @@
 #include "server/job/advance.h"
 #include "server/job/full_params/full_params.h"
 #include "server/job/given_back.h"
+#include "server/job/gradients/gradient_presence.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
 #include "server/job/membership/extensions.h"
@@ -357,15 +358,15 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
-  const std::vector<bool>& GradientHolders(int param);  // by rank (job_presence.cc)
-  using OfOthers = GivenGradients;                      // this node included
+  using OfOthers = GivenGradients;  // this node included
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            const OfOthers* others, std::vector<GradientMode>* modes);
   // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
   // the gradients before anything else.
   DeviceOps SettlePresence(const std::vector<int>& params, int backward);
   DeviceOps SettleAllPresence();
-  void SettleParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* ops) const;
+  DeviceOps SettleParts(const GradientPresence::Uneven& has);
+  void NoteUneven(const GradientPresence::Uneven& uneven);
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks, const OfOthers* others = nullptr);
@@ -490,10 +491,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   PooledUnshards unshards_;
   FullParams full_params_;
   std::map<PairKey, Pair> pairs_;
-  std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
+  GradientPresence presence_;
   bool gradients_seen_ = false;
-  absl::flat_hash_map<int, std::vector<bool>> gradient_holders_;  // by parameter that was asked for
-  bool presence_said_ = false;                                    // some rank's `said` is not empty
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
   int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch

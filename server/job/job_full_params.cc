@@ -167,9 +167,9 @@ void JobCore::SettleBehindReductions() {
 void JobCore::GrantFullParams() {
   const FullParamsRequest& asked = full_params_.request(0);
   full_params_.Grant(SummonedParams(spec_, *plan_, asked.group, asked.recurse));
-  std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(present_.size())) : 0, '\0');
-  for (size_t i = 0; i < present_.size() && asked.with_grads; ++i) {
-    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), present_[i]);
+  std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(presence_.by_param().size())) : 0, '\0');
+  for (size_t i = 0; i < presence_.by_param().size() && asked.with_grads; ++i) {
+    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), presence_.by_param()[i]);
   }
   Event(-1, "full_params",
         absl::StrCat("entered", asked.group >= 0 ? absl::StrCat(" for \"", group_name(asked.group), "\"") : "",

@@ -175,6 +175,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   }
   // A successor begins with nothing of its predecessor's.
   ranks_[rank] = RankStep();
+  presence_.Forget(rank);
   ranks_[rank].finished = true;
   ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
   orders_.ForgetStep(rank);
@@ -337,13 +338,12 @@ void JobCore::ResetStep() {
   pairs_.clear();
   DropGivenBack();
   gradients_seen_ = false;
-  presence_said_ = false;
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
   values_said_ = false;
   uneven_gradient_ = absl::OkStatus();
   abandons_told_ = 0;
-  present_.assign(plan_->params.size(), false);
+  presence_.Reset();
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;

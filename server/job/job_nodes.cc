@@ -139,12 +139,12 @@ void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced)
     Apply(nodes_->own_norm().value());  // all nodes have the same gradients
     return;
   }
-  present_ = PresentOnHolders(*plan_, reduced);
+  presence_.SetAll(PresentOnHolders(*plan_, reduced));
   Apply(NormOverNodes(nodes_->own_norm().order(), reduced).value());
 }
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
-  if (plan_->cut_over_nodes) present_ = BitsOf(decided.present(), present_.size());
+  if (plan_->cut_over_nodes) presence_.SetAll(BitsOf(decided.present(), plan_->params.size()));
   skipped_ = decided.skipped();
   grad_norm_ = decided.grad_norm();
   clip_factor_ = decided.clip_factor();

@@ -97,7 +97,7 @@ void JobCore::BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks) 
   }
   for (size_t i = 0; i < params.size(); ++i) {
     if (!given[i] && pair.own[i] != 0) {
-      present_[params[i]] = false;
+      presence_.Set(params[i], false);
     }
   }
   pair.stays.assign(pair.stays.size(), 0);
@@ -122,7 +122,7 @@ void JobCore::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ran
     if (said != 3) {
       continue;
     }
-    const std::vector<bool>& holders = GradientHolders(params[i]);
+    const std::vector<bool>& holders = presence_.Holders(params[i]);
     int of_holders = 0;
     for (int rank : ranks) {
       of_holders |= holders[rank] ? says(rank, i) : 0;
@@ -156,7 +156,7 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
                        absl::StrCat("gradient of \"", plan_->params[param].fqn, "\" replaces on rank ", fresh_rank,
                                     " and adds on rank ", adding_rank, "; all ranks must do the same"));
     }
-    if (adding_rank >= 0 && present_[param]) {  // what a rank gave before stays, and it counts once
+    if (adding_rank >= 0 && presence_.has(param)) {  // what a rank gave before stays, and it counts once
       adding_rank = -1;
       for (int rank : ranks) {
         Contribution& contribution = pair.waiting[rank].front();
@@ -169,11 +169,11 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
     }
     const bool fresh = others == nullptr ? fresh_rank >= 0 : others->fresh[i];
     const bool replaces = fresh && pair.touched[i] == 0;
-    if (replaces || !present_[param]) {
+    if (replaces || !presence_.has(param)) {
       (*modes)[i] = GradientMode::kOverwrite;
       pair.own[i] = 1;
     }
-    present_[param] = true;
+    presence_.Set(param, true);
     pair.touched[i] = 1;
   }
   return absl::OkStatus();
@@ -345,8 +345,7 @@ absl::Status JobCore::AddBeforeTurn() {
     }
     for (int other = 0; older_open(key->first) && other < world_size(); ++other) {
       for (int param : plan_->groups[key->second].params) {
-        const auto said = ranks_[other].said.find(param);
-        if (said != ranks_[other].said.end() && said->second.closed_backwards <= key->first) {
+        if (presence_.IsSaid(other, param, key->first)) {
           return RankError(absl::StatusCode::kFailedPrecondition, other,
                            absl::StrCat("SetGradientPresence \"", plan_->params[param].fqn, "\""),
                            "a gradient on top of it cannot be added before its turn, and all ranks wait for each "
