@@ -347,12 +347,13 @@ void JobCore::Advance() {
         continue;
       }
       keep = keep == nullptr ? shared_from_this() : std::move(keep);
-      const uint64_t epoch = epoch_;
+      const uint64_t epoch = committed_.epoch();
       absl::Status status = row.act(*this);
       if (!status.ok()) {
         Abort(std::move(status), {});
       }
-      moved = status.ok() || epoch != epoch_;  // else the end of the epoch waits for a commit, and so does the row
+      moved = status.ok() ||
+              epoch != committed_.epoch();  // else the end of the epoch waits for a commit, and so does the row
       break;
     }
   }

@@ -43,7 +43,7 @@ absl::Status JobCore::RefusedError() const {
 }
 
 absl::Status JobCore::CheckStillHas(const Session& session) const {
-  if (session.expected_version == 0 || version_ > 0) {
+  if (session.expected_version == 0 || committed_.version() > 0) {
     return absl::OkStatus();
   }
   const std::string what = absl::StrCat("reattach rank ", session.rank(), " of job \"", name(), "\": ");

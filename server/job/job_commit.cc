@@ -24,8 +24,8 @@ void JobCore::Decide() {
     return;
   }
   const auto norms = std::make_shared<std::vector<Norm>>(optimizer_devices_.count(), Norm(NormType(ranks_[0].step)));
-  const auto measured = [this, norms, epoch = epoch_](absl::Status status) {
-    if (epoch != epoch_ || closed_) {
+  const auto measured = [this, norms, epoch = committed_.epoch()](absl::Status status) {
+    if (epoch != committed_.epoch() || closed_) {
       return;
     }
     if (!status.ok()) {
@@ -42,7 +42,7 @@ void JobCore::Decide() {
   const auto done = zeroed ? JoinGradientWork(count, measured) : Join(count, measured);
   DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
   for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
-    for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), present_, rank, norms->data())) {
+    for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), presence_.by_param(), rank, norms->data())) {
       ops[rank].push_back(std::move(op));
     }
   }
@@ -52,7 +52,7 @@ void JobCore::Decide() {
       if (auto* const norm = std::get_if<NormOp>(&op); norm != nullptr) norm->result = &(*norms)[device];
     }
   }
-  optimizer_devices_.Submit(absl::StrCat("norm step ", committed_step_ + 1), std::move(ops), done);
+  optimizer_devices_.Submit(absl::StrCat("norm step ", committed_.step() + 1), std::move(ops), done);
 }
 
 void JobCore::Measured(const Norm& norm) {
@@ -60,7 +60,7 @@ void JobCore::Measured(const Norm& norm) {
     Apply(norm.value());
     return;
   }
-  nodes_->SayReduced(committed_step_ + 1, version_, present_, norm);
+  nodes_->SayReduced(committed_.step() + 1, committed_.version(), presence_.by_param(), norm);
 }
 
 void JobCore::Apply(double norm) {
@@ -79,26 +79,26 @@ void JobCore::ApplyDecided() {
   const v1::Step& step = ranks_[0].step;
   decided_.groups.assign(step.groups().begin(), step.groups().end());
   decided_.clip_factor = clip_factor_ * (step.loss_scale() > 0 ? 1 / step.loss_scale() : 1);
-  decided_.present = skipped_ ? std::vector<bool>(present_.size(), false) : present_;
-  decided_.step_counts = step_counts_;
+  decided_.present = skipped_ ? std::vector<bool>(presence_.by_param().size(), false) : presence_.by_param();
+  decided_.step_counts = committed_.step_counts();
   v1::DecidedStepRecord record;
-  record.set_epoch(epoch_);
-  record.set_step(committed_step_ + 1);
+  record.set_epoch(committed_.epoch());
+  record.set_step(committed_.step() + 1);
   *record.mutable_groups() = step.groups();
   record.set_clip_factor(decided_.clip_factor);
   record.set_grad_norm(grad_norm_);
-  std::string present(MaskBytes(static_cast<int64_t>(present_.size())), '\0');
-  for (size_t i = 0; i < present_.size(); ++i) {
+  std::string present(MaskBytes(static_cast<int64_t>(presence_.by_param().size())), '\0');
+  for (size_t i = 0; i < presence_.by_param().size(); ++i) {
     SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), decided_.present[i]);
   }
   record.set_present(std::move(present));
-  record.mutable_step_counts()->Add(step_counts_.begin(), step_counts_.end());
+  record.mutable_step_counts()->Add(committed_.step_counts().begin(), committed_.step_counts().end());
   for (const RankStep& rank : ranks_) {
     record.add_trainer_states(rank.step.trainer_state());
   }
-  if (absl::Status status = journal_->WriteDecided(record); !status.ok()) {
+  if (absl::Status status = committed_.Decide(record); !status.ok()) {
     if (nodes_ != nullptr && nodes_->member().node() != 0) {
-      Close(absl::StrCat("step ", committed_step_ + 1, " is decided on all nodes: ", status.message()));
+      Close(absl::StrCat("step ", committed_.step() + 1, " is decided on all nodes: ", status.message()));
       return;
     }
     Abort(std::move(status), {});  // nothing has changed yet
@@ -106,14 +106,16 @@ void JobCore::ApplyDecided() {
   }
   if (nodes_ != nullptr && nodes_->member().node() == 0) {
     v1::PeerMessage::Decided decided;
-    decided.set_step(committed_step_ + 1);
+    decided.set_step(committed_.step() + 1);
     decided.set_grad_norm(grad_norm_);
     decided.set_clip_factor(clip_factor_);
     decided.set_skipped(skipped_);
     if (plan_->cut_over_nodes) {
-      decided.mutable_present()->assign(static_cast<size_t>(MaskBytes(static_cast<int64_t>(present_.size()))), '\0');
-      for (size_t i = 0; i < present_.size(); ++i) {
-        SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i), present_[i]);
+      decided.mutable_present()->assign(
+          static_cast<size_t>(MaskBytes(static_cast<int64_t>(presence_.by_param().size()))), '\0');
+      for (size_t i = 0; i < presence_.by_param().size(); ++i) {
+        SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i),
+                   presence_.by_param()[i]);
       }
     }
     nodes_->member().Decide(decided);
@@ -121,15 +123,15 @@ void JobCore::ApplyDecided() {
   committing_ = true;
   applied_ = showing_ = false;
   if (nodes_ != nullptr) {
-    nodes_->member().Holding(committed_step_ + 1);  // before the update, which takes longer than all nodes' answers
+    nodes_->member().Holding(committed_.step() + 1);  // before the update, which takes longer than all nodes' answers
   }
   SetReadable(0);
   auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
       // Device work fails only when the daemon is going down; shards may be torn.
-      LogError(absl::StrCat("job ", name(), ": update of step ", committed_step_ + 1, ": ", status.message()));
+      LogError(absl::StrCat("job ", name(), ": update of step ", committed_.step() + 1, ": ", status.message()));
       committing_ = false;
-      Close(absl::StrCat("update of step ", committed_step_ + 1, ": ", status.message()));
+      Close(absl::StrCat("update of step ", committed_.step() + 1, ": ", status.message()));
       return;
     }
     applied_ = true;
@@ -145,10 +147,10 @@ void JobCore::ApplyDecided() {
   }
   // In order where a replica's copy is of what is being updated.
   ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/plan_->shard_copies > 1 || window_open_);
-  optimizer_devices_.Submit(absl::StrCat("update step ", committed_step_ + 1), std::move(ops), done);
+  optimizer_devices_.Submit(absl::StrCat("update step ", committed_.step() + 1), std::move(ops), done);
 }
 
-bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->member().held_step() > committed_step_; }
+bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->member().held_step() > committed_.step(); }
 
 // A step that is being shown completes forward. One that is not may be behind for as long as another node is silent.
 bool JobCore::MayEndEpoch() const { return !promised() && (!committing_ || (applied_ && !MayShow())); }
@@ -162,19 +164,18 @@ void JobCore::Show() {
 // Ranks have gone without having been told of the step (Abort).
 void JobCore::CommitUnshown() {
   CountUpdates();
-  EndStep();
-  SetReadable(version_);
+  EndStep(decided_.present);
+  SetReadable(committed_.version());
 }
 
 void JobCore::CountUpdates() {
-  for (size_t i = 0; i < present_.size(); ++i) {
+  for (size_t i = 0; i < presence_.by_param().size(); ++i) {
     if (decided_.present[i]) {
-      ++step_counts_[i];
       counters_.set_bytes_updated(counters_.bytes_updated() + ElementsOfNode(*plan_, static_cast<int>(i)).numel *
                                                                   DTypeSizeBytes(plan_->params[i].dtype));
     }
   }
-  present_.assign(present_.size(), false);
+  presence_.Clear();
 }
 
 void JobCore::Commit() {
@@ -182,14 +183,14 @@ void JobCore::Commit() {
     return;
   }
   CountUpdates();
-  EndStep();
+  EndStep(decided_.present);
   snapshot_.Outdate();
   v1::SessionEvent event;
-  event.mutable_committed()->set_step(committed_step_);
+  event.mutable_committed()->set_step(committed_.step());
   event.mutable_committed()->set_grad_norm(grad_norm_);
   event.mutable_committed()->set_clip_factor(skipped_ ? 0 : clip_factor_);
   event.mutable_committed()->set_skipped(skipped_);
-  event.mutable_committed()->set_version(version_);
+  event.mutable_committed()->set_version(committed_.version());
   for (const auto& session : sessions_) {
     if (session != nullptr && session->stream != nullptr) {
       session->stream->Send(event);
@@ -199,18 +200,15 @@ void JobCore::Commit() {
 }
 
 // One more step is committed, one more version there; the next step begins.
-void JobCore::EndStep() {
-  for (int rank = 0; rank < world_size(); ++rank) {
-    trainer_states_[rank] = std::move(*ranks_[rank].step.mutable_trainer_state());
+void JobCore::EndStep(const std::vector<bool>& updated) {
+  std::vector<std::string> trainer_states;
+  for (RankStep& rank : ranks_) {
+    trainer_states.push_back(std::move(*rank.step.mutable_trainer_state()));
   }
+  committed_.CommitStep(updated, std::move(trainer_states));
   orders_.StepCommitted();
-  ++committed_step_;
-  ++version_;
   counters_.set_commits(counters_.commits() + 1);
-  trace_.Committed(committed_step_, sessions_.by_rank());
-  if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
-    LogError(absl::StrCat("job ", name(), ": ", status.message()));
-  }
+  trace_.Committed(committed_.step(), sessions_.by_rank());
   committing_ = applied_ = showing_ = false;
   deciding_ = false;
   NoteWindowCommitted();
@@ -240,12 +238,12 @@ void JobCore::EndStep() {
 // The new version is there: whoever waits for it is let go. Advance does what had to wait for the commit.
 void JobCore::AfterCommit() {
   if (snapshot_.CommitTaken()) {
-    snapshot_.Taken(committed_step_, trainer_states_);
+    snapshot_.Taken(committed_.step(), committed_.trainer_states());
   }
-  SetReadable(version_);
+  SetReadable(committed_.version());
   for (const auto& session : sessions_) {
     if (session != nullptr) {
-      session->words().PublishVersion(version_);
+      session->words().PublishVersion(committed_.version());
     }
   }
   unshards_.RetryAll();

@@ -31,7 +31,6 @@ JobCore::JobCore(Init init)
       spec_(std::move(init.spec)),
       plan_(std::move(init.plan)),
       memory_(std::move(init.memory)),
-      journal_(std::move(init.journal)),
       own_devices_(std::move(init.own_devices)),
       devices_(std::move(init.devices)),
       optimizer_devices_(init.optimizer_devices.empty() ? devices_ : std::move(init.optimizer_devices),
@@ -44,13 +43,13 @@ JobCore::JobCore(Init init)
       created_(absl::Now()),
       lost_(std::move(init.lost)),
       gradient_scale_(GradientScale(*plan_)),
-      step_counts_(plan_->params.size(), 0),
-      trainer_states_(plan_->world_size),
+      committed_(spec_.name(), static_cast<int>(plan_->params.size()), plan_->world_size, std::move(init.journal)),
       sessions_(plan_->world_size, loop_),
       sums_(collective_.get()),
       renewal_(memory_.get()),
       orders_(plan_),
       unshards_(plan_),
+      presence_(plan_),
       full_params_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
       former_writers_(uid_),
@@ -59,15 +58,8 @@ JobCore::JobCore(Init init)
   ranks_.resize(world_size());
   ResetStep();
   if (init.committed.version > 0) {
-    epoch_ = init.committed.epoch;
-    version_ = init.committed.version;
-    committed_step_ = init.committed.step;
-    step_counts_ = std::move(init.committed.step_counts);
-    trainer_states_ = std::move(init.committed.trainer_states);
+    committed_.TakeOver(init.committed);
     counters_ = init.committed.counters;
-    if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
-      LogError(absl::StrCat("job ", name(), ": ", status.message()));
-    }
   }
   if (init.nodes != nullptr) {
     NodeJob* const job = this;
@@ -97,13 +89,13 @@ JobCore::~JobCore() {
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {
   LogOf(uid_, kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
-        absl::StrCat("job ", name(), " epoch ", epoch_, " step ", committed_step_, rank >= 0 ? " rank " : "",
-                     rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
-  events_->Add(name(), uid_, epoch_, committed_step_, rank, kind, std::move(text));
+        absl::StrCat("job ", name(), " epoch ", committed_.epoch(), " step ", committed_.step(),
+                     rank >= 0 ? " rank " : "", rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
+  events_->Add(name(), uid_, committed_.epoch(), committed_.step(), rank, kind, std::move(text));
 }
 
 absl::Status JobCore::RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
-  return absl::Status(code, absl::StrCat(what, ": ", fact, " (rank=", rank, ", step=", committed_step_ + 1, ")"));
+  return absl::Status(code, absl::StrCat(what, ": ", fact, " (rank=", rank, ", step=", committed_.step() + 1, ")"));
 }
 
 absl::Status JobCore::CheckNobodyFinished(int rank, absl::string_view what, int backward) const {
@@ -160,10 +152,10 @@ std::function<void(absl::Status)> JobCore::JoinGradientWork(int count, std::func
 }
 
 bool JobCore::PollRings(absl::Time until) {
-  const uint64_t before = epoch_;
+  const uint64_t before = committed_.epoch();
   bool found = PollSums();
   found = (!held_.empty() && RunGivenBack()) || found;
-  if (epoch_ != before) {
+  if (committed_.epoch() != before) {
     return true;
   }
   const int first = next_polled_;
@@ -183,12 +175,12 @@ bool JobCore::PollRings(absl::Time until) {
         break;
       }
       found = true;
-      const uint64_t epoch = epoch_;
+      const uint64_t epoch = committed_.epoch();
       absl::Status status = command.status();
       if (status.ok()) {
         status = Execute(session, *std::move(command));
       }
-      if (epoch_ != epoch) {
+      if (committed_.epoch() != epoch) {
         return true;  // the sessions are gone
       }
       if (sessions_[rank].get() != session) {
@@ -196,7 +188,7 @@ bool JobCore::PollRings(absl::Time until) {
       }
       if (!status.ok()) {
         Abort(std::move(status), {});
-        if (epoch_ != epoch) {
+        if (committed_.epoch() != epoch) {
           return true;
         }
         session->broken = true;  // a commit is under way, the abort follows it
@@ -217,7 +209,7 @@ bool JobCore::PollRings(absl::Time until) {
 }
 
 int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first, absl::Time until) {
-  const uint64_t epoch = epoch_;
+  const uint64_t epoch = committed_.epoch();
   const int rank = session->rank();
   const int end = batch.commands_size();
   for (int i = first; i < end; ++i) {
@@ -235,13 +227,13 @@ int JobCore::ExecuteFromStream(Session* session, const v1::CommandBatch& batch, 
     if (status.ok()) {
       status = Execute(session, *std::move(command));
     }
-    if (!status.ok() && epoch_ == epoch) {
+    if (!status.ok() && committed_.epoch() == epoch) {
       Abort(std::move(status), {});
-      if (epoch_ == epoch) {
+      if (committed_.epoch() == epoch) {
         session->broken = true;
       }
     }
-    if (epoch_ != epoch || sessions_[rank].get() != session) {
+    if (committed_.epoch() != epoch || sessions_[rank].get() != session) {
       return end;
     }
   }
@@ -333,9 +325,9 @@ void JobCore::CheckSilence(absl::Time now) {
     return;
   }
   if (nodes_ != nullptr && !closed_ && (!committing_ || applied_)) {
-    const uint64_t epoch = epoch_;
+    const uint64_t epoch = committed_.epoch();
     nodes_->member().CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
-    if (epoch != epoch_) {
+    if (epoch != committed_.epoch()) {
       return;
     }
   }

@@ -31,6 +31,7 @@
 #include "server/job/advance.h"
 #include "server/job/full_params/full_params.h"
 #include "server/job/given_back.h"
+#include "server/job/gradients/gradient_presence.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
 #include "server/job/membership/extensions.h"
@@ -38,6 +39,7 @@
 #include "server/job/membership/sessions.h"
 #include "server/job/membership/trainer_sums.h"
 #include "server/job/optimizer_devices.h"
+#include "server/job/step/committed.h"
 #include "server/job/step_state.h"
 #include "server/job/trace/job_trace.h"
 #include "server/job/unshard/node_gathers.h"
@@ -100,15 +102,17 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const v1::JobSpec& spec() const { return spec_; }
   const std::shared_ptr<const ShardPlan>& plan() const { return plan_; }
   const JobMemory& memory() const { return *memory_; }
-  uint64_t epoch() const { return epoch_; }
-  uint64_t version() const { return version_; }
+  uint64_t epoch() const { return committed_.epoch(); }
+  uint64_t version() const { return committed_.version(); }
   // Also while what it had is brought from another node: ranks that live come back to it.
-  bool has_parameters() const { return version_ > 0 || (had_parameters_ && nodes_->member().fetching()); }
+  bool has_parameters() const {
+    return committed_.version() > 0 || (committed_.had_parameters() && nodes_->member().fetching());
+  }
   // The last step that ranks may know of: on several nodes, that all of them hold.
   int64_t committed_step() const {
-    return nodes_ == nullptr ? committed_step_ : std::min(committed_step_, nodes_->member().held_step());
+    return nodes_ == nullptr ? committed_.step() : std::min(committed_.step(), nodes_->member().held_step());
   }
-  const std::string& trainer_state(int rank) const { return trainer_states_[rank]; }
+  const std::string& trainer_state(int rank) const { return committed_.trainer_states()[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
   Session* FindSession(uint64_t session_id) const { return sessions_.Find(session_id); }
   const std::string& device_name(int rank) const { return devices_[rank]->name(); }
@@ -196,8 +200,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
  private:
   int world_size() const { return plan_->world_size; }
   // Several nodes (job_nodes.cc). NodeJob:
-  int64_t NodeStep() const override { return committed_step_ + (committing_ && deciding_ ? 1 : 0); }
-  bool NodeInitialized() const override { return version_ > 0 || committing_; }
+  int64_t NodeStep() const override { return committed_.step() + (committing_ && deciding_ ? 1 : 0); }
+  bool NodeInitialized() const override { return committed_.version() > 0 || committing_; }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
@@ -354,15 +358,15 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
   void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
   void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
-  const std::vector<bool>& GradientHolders(int param);  // by rank (job_presence.cc)
-  using OfOthers = GivenGradients;                      // this node included
+  using OfOthers = GivenGradients;  // this node included
   absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
                            const OfOthers* others, std::vector<GradientMode>* modes);
   // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
   // the gradients before anything else.
   DeviceOps SettlePresence(const std::vector<int>& params, int backward);
   DeviceOps SettleAllPresence();
-  void SettleParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* ops) const;
+  DeviceOps SettleParts(const GradientPresence::Uneven& has);
+  void NoteUneven(const GradientPresence::Uneven& uneven);
   absl::Status TryReduce(PairKey key);
   void ForgetIfClosed(PairKey key);
   absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks, const OfOthers* others = nullptr);
@@ -398,7 +402,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void Commit();
   void CommitUnshown();
   void CountUpdates();
-  void EndStep();
+  void EndStep(const std::vector<bool>& updated);  // by parameter; empty: none
   void AfterCommit();
 
   // Passes and write windows (job_windows.cc)
@@ -457,7 +461,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const v1::JobSpec spec_;
   const std::shared_ptr<const ShardPlan> plan_;
   const std::unique_ptr<JobMemory> memory_;
-  const std::unique_ptr<Journal> journal_;
   const std::vector<std::unique_ptr<Device>> own_devices_;
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
@@ -471,12 +474,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const float gradient_scale_;
 
   // Loop-confined. Committed:
-  uint64_t epoch_ = 1;
-  uint64_t version_ = 0;
-  bool had_parameters_ = false;  // before another node's state began to come
-  int64_t committed_step_ = 0;
-  std::vector<int64_t> step_counts_;         // by parameter
-  std::vector<std::string> trainer_states_;  // by rank
+  Committed committed_;
   // Membership:
   Sessions sessions_;
   AbsentRanks absent_;
@@ -493,10 +491,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   PooledUnshards unshards_;
   FullParams full_params_;
   std::map<PairKey, Pair> pairs_;
-  std::vector<bool> present_;  // by parameter: its gradient shard holds a gradient
+  GradientPresence presence_;
   bool gradients_seen_ = false;
-  absl::flat_hash_map<int, std::vector<bool>> gradient_holders_;  // by parameter that was asked for
-  bool presence_said_ = false;                                    // some rank's `said` is not empty
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
   int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch

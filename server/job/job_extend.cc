@@ -42,12 +42,13 @@ void CopyExtended(const ShardPlan& from, const SlabPointers& source, const Shard
 }
 
 CommittedFacts JobCore::committed_facts() const {
-  return {epoch_ + 1, version_, committed_step_, step_counts_, trainer_states_, counters_};
+  return {committed_.epoch() + 1,   committed_.version(),        committed_.step(),
+          committed_.step_counts(), committed_.trainer_states(), counters_};
 }
 
 absl::Status JobCore::CheckMayExtend(int rank) const {
   const RankStep& state = ranks_[rank];
-  const char* fact = version_ == 0                   ? "the job has no parameters yet"
+  const char* fact = committed_.version() == 0       ? "the job has no parameters yet"
                      : full_params_.asked(rank)      ? "the rank is inside EnterFullParams"
                      : state.stepped || committing_  ? "a step is not committed yet"
                      : state.pass == Pass::kEntering ? "the rank is entering a pass"

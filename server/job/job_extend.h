@@ -15,16 +15,6 @@
 
 namespace shardd {
 
-// What a job has committed beside its slabs.
-struct CommittedFacts {
-  uint64_t epoch = 1;
-  uint64_t version = 0;
-  int64_t step = 0;
-  std::vector<int64_t> step_counts;         // by parameter
-  std::vector<std::string> trainer_states;  // by rank
-  v1::Counters counters;
-};
-
 // Copies parameters, their cast copies and optimizer state, of all replicas' copies, from the slabs of one plan to
 // those of another that differs from it in what is trained only. What `from` has no state of keeps the zeros of new
 // slabs. Gradients are not copied. Blocks as long as memory takes.

@@ -14,9 +14,9 @@ namespace shardd {
 absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& command) {
   const int rank = session->rank();
   const FullParamsRequest request = ParseFullParams(command.flags, command.group);
-  if (version_ == 0 || full_params_.asked(rank)) {
+  if (committed_.version() == 0 || full_params_.asked(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                     version_ == 0 ? "the job has no parameters yet" : "the rank is inside already");
+                     committed_.version() == 0 ? "the job has no parameters yet" : "the rank is inside already");
   }
   if (absl::Status served = CheckFullParams(*plan_, request, nodes_ != nullptr); !served.ok()) {
     return RankError(served.code(), rank, "EnterFullParams", served.message());
@@ -145,8 +145,8 @@ void JobCore::SayFullParams(int rank, const std::string& present, const absl::St
 
 void JobCore::SettleBehindReductions() {
   DeviceOps zeros = SettleAllPresence();
-  auto reduced = JoinGradientWork(world_size(), [this, epoch = epoch_](absl::Status status) {
-    if (epoch != epoch_ || closed_) {
+  auto reduced = JoinGradientWork(world_size(), [this, epoch = committed_.epoch()](absl::Status status) {
+    if (epoch != committed_.epoch() || closed_) {
       return;
     }
     if (!status.ok()) {
@@ -167,9 +167,9 @@ void JobCore::SettleBehindReductions() {
 void JobCore::GrantFullParams() {
   const FullParamsRequest& asked = full_params_.request(0);
   full_params_.Grant(SummonedParams(spec_, *plan_, asked.group, asked.recurse));
-  std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(present_.size())) : 0, '\0');
-  for (size_t i = 0; i < present_.size() && asked.with_grads; ++i) {
-    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), present_[i]);
+  std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(presence_.by_param().size())) : 0, '\0');
+  for (size_t i = 0; i < presence_.by_param().size() && asked.with_grads; ++i) {
+    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), presence_.by_param()[i]);
   }
   Event(-1, "full_params",
         absl::StrCat("entered", asked.group >= 0 ? absl::StrCat(" for \"", group_name(asked.group), "\"") : "",

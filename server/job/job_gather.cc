@@ -15,7 +15,7 @@ void JobCore::NodeIsUp() {
 
 absl::Status JobCore::CheckUnreached(absl::Time now) {
   return node_gathers_ == nullptr ? absl::OkStatus()
-                                  : node_gathers_->CheckUnreached(now, version_ > 0 || promised(),
+                                  : node_gathers_->CheckUnreached(now, committed_.version() > 0 || promised(),
                                                                   absl::Milliseconds(plan_->config.grace_ms()));
 }
 

@@ -92,13 +92,13 @@ bool JobCore::RunGivenBack() {
     found = true;
     std::list<Held> taken;
     taken.splice(taken.begin(), held_, it);
-    const uint64_t epoch = epoch_;
+    const uint64_t epoch = committed_.epoch();
     absl::Status status = taken.front().run();
-    if (!status.ok() && epoch == epoch_) {
+    if (!status.ok() && epoch == committed_.epoch()) {
       Abort(std::move(status), {});
     }
     Advance();
-    if (epoch != epoch_) {
+    if (epoch != committed_.epoch()) {
       return true;
     }
     std::fill(std::begin(blocked), std::end(blocked), false);

@@ -15,8 +15,8 @@ namespace shardd {
 // Nobody writes: the shards are the committed version.
 void JobCore::Keep() {
   snapshot_.BeginTaking();
-  auto taken = [self = shared_from_this(), this, epoch = epoch_](const absl::Status& status) {
-    if (epoch != epoch_ || closed_) {
+  auto taken = [self = shared_from_this(), this, epoch = committed_.epoch()](const absl::Status& status) {
+    if (epoch != committed_.epoch() || closed_) {
       return;
     }
     if (!status.ok()) {
@@ -24,7 +24,7 @@ void JobCore::Keep() {
       Abort(absl::Status(status.code(), absl::StrCat("OpenWindow: keep a copy of the shards: ", status.message())), {});
       return;
     }
-    snapshot_.Taken(committed_step_, trainer_states_);
+    snapshot_.Taken(committed_.step(), committed_.trainer_states());
   };
   if (memory_->kept() != nullptr) {
     CopyKept(/*back=*/false, std::move(taken));
@@ -71,14 +71,14 @@ void JobCore::KeepThen(bool due, std::function<void()> commit) {
 }
 
 void JobCore::CopyKept(bool back, std::function<void(absl::Status)> done) {
-  snapshot_.Submit(back, back ? snapshot_.step() : committed_step_, Join(optimizer_devices_.count(), std::move(done)));
+  snapshot_.Submit(back, back ? snapshot_.step() : committed_.step(),
+                   Join(optimizer_devices_.count(), std::move(done)));
 }
 
 // An epoch ended with a window open, or with pass_copies. Nobody attaches before it is done.
 void JobCore::GoBackToKept() {
   snapshot_.GoBack();
-  committed_step_ = snapshot_.step();
-  trainer_states_ = snapshot_.trainer_states();
+  committed_.GoBack(snapshot_.step(), snapshot_.trainer_states());
   former_writers_.Begin(MonotonicNow());
   for (const auto& session : sessions_) {
     if (session != nullptr && (pass_copies() || ranks_[session->rank()].window) &&
@@ -127,10 +127,7 @@ void JobCore::CopyBack() {
         Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", done.message()));
         return;
       }
-      ++version_;
-      if (absl::Status written = journal_->WriteHeader({epoch_, committed_step_, version_}); !written.ok()) {
-        LogError(absl::StrCat("job ", name(), ": ", written.message()));
-      }
+      committed_.CommitVersion();
     });
     DeviceOps ops(world_size());
     for (int rank = 0; rank < world_size() && !pass_copies(); ++rank) {  // else a pass makes its copies
@@ -143,7 +140,7 @@ void JobCore::CopyBack() {
 
 // pass_copies, of a job that has taken another's place: its trainers will store with their first session.
 bool JobCore::IsKeptForStores() {
-  if (!pass_copies() || version_ == 0 || snapshot_.whole() || committing_) {
+  if (!pass_copies() || committed_.version() == 0 || snapshot_.whole() || committing_) {
     return true;
   }
   if (!snapshot_.taking()) {
@@ -154,7 +151,7 @@ bool JobCore::IsKeptForStores() {
         Close(absl::StrCat("keep a copy of the shards: ", status.message()));
         return;
       }
-      snapshot_.Taken(committed_step_, trainer_states_);
+      snapshot_.Taken(committed_.step(), committed_.trainer_states());
     });
   }
   return false;

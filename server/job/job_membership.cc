@@ -36,9 +36,9 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   if (closed_) {
     return absl::NotFoundError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the job was closed"));
   }
-  if (session->epoch() != epoch_) {
+  if (session->epoch() != committed_.epoch()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced (got ",
-                                           session->epoch(), ", want ", epoch_, "); attach again"));
+                                           session->epoch(), ", want ", committed_.epoch(), "); attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
   if (node_gathers_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
@@ -84,7 +84,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
   }
-  session->words().PublishVersion(version_);
+  session->words().PublishVersion(committed_.version());
   session->last_command_time = MonotonicNow();
   ranks_[rank].finished = finished_said_ = false;
   UniqueFd pidfd = std::move(session->pidfd);
@@ -175,6 +175,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   }
   // A successor begins with nothing of its predecessor's.
   ranks_[rank] = RankStep();
+  presence_.Forget(rank);
   ranks_[rank].finished = true;
   ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
   orders_.ForgetStep(rank);
@@ -268,7 +269,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     return;
   }
   const auto extensions = extensions_.TakeAll();
-  ++epoch_;
+  committed_.EndEpoch();
   if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   counters_.set_aborts(counters_.aborts() + 1);
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
@@ -286,7 +287,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   }
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
     if (session != nullptr) {
-      session->Poison(epoch_);
+      session->Poison(committed_.epoch());
     }
   }
   const std::vector<int> refused = absent_.refused();
@@ -304,11 +305,11 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
       if (absent_.WaitsInVain(session->start_ticks)) {
         aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
       }
-      aborted->set_epoch(epoch_);
+      aborted->set_epoch(committed_.epoch());
       aborted->set_code(static_cast<int>(cause.code()));
       aborted->set_message(std::string(cause.message()));
-      aborted->set_committed_step(committed_step_);
-      aborted->set_trainer_state(trainer_states_[rank]);
+      aborted->set_committed_step(committed_.step());
+      aborted->set_trainer_state(committed_.trainer_states()[rank]);
       for (int lost : lost_ranks) {
         aborted->add_lost_ranks(lost);
       }
@@ -322,9 +323,6 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     CommitUnshown();
   }
   ResetStep();
-  if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
-    LogError(absl::StrCat("job ", name(), ": ", status.message()));
-  }
   Extensions::Answer(extensions, cause);  // behind what ended the sessions
   Advance();
 }
@@ -340,13 +338,12 @@ void JobCore::ResetStep() {
   pairs_.clear();
   DropGivenBack();
   gradients_seen_ = false;
-  presence_said_ = false;
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
   values_said_ = false;
   uneven_gradient_ = absl::OkStatus();
   abandons_told_ = 0;
-  present_.assign(plan_->params.size(), false);
+  presence_.Reset();
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
@@ -364,18 +361,18 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   }
   Event(-1, "close", why);
   const auto extensions = extensions_.TakeAll();
-  ++epoch_;
+  committed_.EndEpoch();
   closed_ = true;
   if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {
-      session->Poison(epoch_);
+      session->Poison(committed_.epoch());
       if (session->stream != nullptr) {
         v1::SessionEvent event;
-        event.mutable_aborted()->set_epoch(epoch_);
+        event.mutable_aborted()->set_epoch(committed_.epoch());
         event.mutable_aborted()->set_code(static_cast<int>(absl::StatusCode::kNotFound));
         event.mutable_aborted()->set_message(absl::StrCat("job \"", name(), "\" was closed: ", why));
-        event.mutable_aborted()->set_committed_step(committed_step_);
+        event.mutable_aborted()->set_committed_step(committed_.step());
         session->stream->Send(std::move(event));
         session->stream->Finish(absl::OkStatus());
       }

@@ -39,7 +39,7 @@ void JobCore::SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks) {
     }
   }
   pair.said = true;
-  nodes_->SayReady(committed_step_ + 1, key.first, key.second, pair.occurrence, present, fresh);
+  nodes_->SayReady(committed_.step() + 1, key.first, key.second, pair.occurrence, present, fresh);
 }
 
 bool JobCore::AwaitsNodes() const {
@@ -50,7 +50,7 @@ bool JobCore::AwaitsNodes() const {
 void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   const int group = go.key().group();
   const int backward = go.key().backward();
-  if (closed_ || committing_ || go.key().step() != committed_step_ + 1 || group < 0 ||
+  if (closed_ || committing_ || go.key().step() != committed_.step() + 1 || group < 0 ||
       group >= static_cast<int>(plan_->groups.size()) || go.gives_size() != plan_->nodes()) {
     return;
   }
@@ -65,12 +65,12 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   }
   absl::StatusOr<GivenGradients> given = GivenByAll(*plan_, go);
   absl::Status status = given.status();
-  const uint64_t epoch = epoch_;
+  const uint64_t epoch = committed_.epoch();
   if (status.ok()) {
     gradients_seen_ = true;
     status = IssueReduce(key, pair, ranks, &*given);
   }
-  if (status.ok() && epoch == epoch_) {
+  if (status.ok() && epoch == committed_.epoch()) {
     if (own) {
       pair.said = false;
       ++pair.occurrence;
@@ -79,7 +79,7 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
     status = TryReduce(key);
     ForgetIfClosed(key);
   }
-  if (!status.ok() && epoch == epoch_) {
+  if (!status.ok() && epoch == committed_.epoch()) {
     Abort(std::move(status), {});
   }
 }
@@ -104,7 +104,7 @@ int JobCore::ClosedToSay() const {
   return closed;
 }
 
-void JobCore::SayClosed() { nodes_->SayClosed(committed_step_ + 1, ClosedToSay(), ranks_[0].step); }
+void JobCore::SayClosed() { nodes_->SayClosed(committed_.step() + 1, ClosedToSay(), ranks_[0].step); }
 
 void JobCore::NodesClosed(int backwards) { nodes_->HearClosed(backwards); }
 
@@ -112,11 +112,12 @@ void JobCore::NodesClosed(int backwards) { nodes_->HearClosed(backwards); }
 
 // Digests go with the next step (JobNodes::SayReduced), which is not decided before they are there.
 void JobCore::CompareReplicasIfDue() {
-  if (nodes_ == nullptr || plan_->cut_over_nodes || committed_step_ % plan_->config.compare_every() != 0) {
+  if (nodes_ == nullptr || plan_->cut_over_nodes || committed_.step() % plan_->config.compare_every() != 0) {
     return;
   }
   nodes_->digests().Begin();
-  nodes_->worker()->Post([self = shared_from_this(), counts = step_counts_, version = version_, epoch = epoch_] {
+  nodes_->worker()->Post([self = shared_from_this(), counts = committed_.step_counts(), version = committed_.version(),
+                          epoch = committed_.epoch()] {
     auto values = std::make_shared<v1::PeerMessage::Values>();
     const absl::Status status = self->ReadValues(counts, values.get());
     self->loop_->Post([self, status, values, version, epoch] {
@@ -125,7 +126,7 @@ void JobCore::CompareReplicasIfDue() {
       if (self->closed_) {
         return;
       }
-      if (!status.ok() && self->epoch_ == epoch) {
+      if (!status.ok() && self->committed_.epoch() == epoch) {
         self->Abort(status, {});
       }
       self->Advance();
@@ -138,12 +139,12 @@ void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced)
     Apply(nodes_->own_norm().value());  // all nodes have the same gradients
     return;
   }
-  present_ = PresentOnHolders(*plan_, reduced);
+  presence_.SetAll(PresentOnHolders(*plan_, reduced));
   Apply(NormOverNodes(nodes_->own_norm().order(), reduced).value());
 }
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
-  if (plan_->cut_over_nodes) present_ = BitsOf(decided.present(), present_.size());
+  if (plan_->cut_over_nodes) presence_.SetAll(BitsOf(decided.present(), plan_->params.size()));
   skipped_ = decided.skipped();
   grad_norm_ = decided.grad_norm();
   clip_factor_ = decided.clip_factor();
@@ -182,7 +183,8 @@ absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::Pe
 // Off the loop: it takes as long as reading all of the model does.
 void JobCore::SayValues() {
   reading_values_ = true;
-  nodes_->worker()->Post([self = shared_from_this(), stale = StaleValues(), counts = step_counts_, epoch = epoch_] {
+  nodes_->worker()->Post([self = shared_from_this(), stale = StaleValues(), counts = committed_.step_counts(),
+                          epoch = committed_.epoch()] {
     absl::Status status;
     for (const SlabPart& part : stale) {
       if (status.ok()) status = part.Clear();
@@ -191,7 +193,7 @@ void JobCore::SayValues() {
     if (status.ok()) status = self->ReadValues(counts, values.get());
     self->loop_->Post([self, status, values, epoch] {
       self->reading_values_ = false;
-      if (self->closed_ || self->epoch_ != epoch) {
+      if (self->closed_ || self->committed_.epoch() != epoch) {
         return;
       }
       if (!status.ok()) {

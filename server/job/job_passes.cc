@@ -49,7 +49,7 @@ absl::Status JobCore::CopyForPass() {
   const bool stepped = ranks_[0].pass_stepped;
   for (int rank = 0; rank < world_size() && !stepped; ++rank) {
     if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
-      trainer_states_[rank] = std::move(state);
+      committed_.SetTrainerState(rank, std::move(state));
     }
   }
   SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
@@ -73,7 +73,7 @@ absl::Status JobCore::CopyForPass() {
     KeepThen(snapshot_.IsDueWithPass(), [this, stepped] { FinishPassCopies(stepped); });
   });
   ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/settles || plan_->shard_copies > 1);
-  optimizer_devices_.Submit(absl::StrCat("copy version ", version_ + 1), std::move(ops), done);
+  optimizer_devices_.Submit(absl::StrCat("copy version ", committed_.version() + 1), std::move(ops), done);
   return absl::OkStatus();
 }
 
@@ -84,13 +84,10 @@ void JobCore::FinishPassCopies(bool stepped) {
     rank.pass_stepped = false;  // said once
   }
   if (stepped) {
-    EndStep();
+    EndStep({});
   } else {
-    ++version_;
+    committed_.CommitVersion();
     unshards_.NewVersion();
-    if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
-      LogError(absl::StrCat("job ", name(), ": ", status.message()));
-    }
   }
   copied_for_pass_ = true;
   AfterCommit();  // lets them in, unless somebody died meanwhile

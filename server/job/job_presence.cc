@@ -48,100 +48,46 @@ absl::Status JobCore::OnSetGradientPresence(Session* session, int64_t param, boo
   }
   const bool older_open = std::any_of(ranks_.begin(), ranks_.end(),
                                       [place](const RankStep& other) { return other.closed_backwards < place; });
-  if (present == present_[index] && !older_open) {
-    state.said.erase(index);  // as it is anyway: nothing that comes before its place is missing
+  if (present == presence_.has(index) && !older_open) {
+    presence_.Unsay(rank, index);  // as it is anyway: nothing that comes before its place is missing
     return absl::OkStatus();
   }
   // After AbandonBackward the sum may hold the first try of the backward that comes behind this word, the other ranks'
   // gradients with it. It cannot be taken apart, so it goes only where all ranks drop theirs.
   const bool of_first_try = !present && pair != pairs_.end() && pair->second.added[rank] > 0;
-  state.said[index] = {place, present, of_first_try};
-  presence_said_ = true;
+  presence_.Say(rank, index, {place, present, of_first_try});
   return absl::OkStatus();
 }
 
-// Ranks that hold some of its gradient; all of them, where none holds anything. What others say of it does not count:
-// they have nothing that could be dropped, written or replaced, and may not be able to tell.
-const std::vector<bool>& JobCore::GradientHolders(int param) {
-  std::vector<bool>& holders = gradient_holders_[param];
-  if (holders.empty()) {
-    for (int rank = 0; rank < world_size(); ++rank) {
-      holders.push_back(OwnedRange(*plan_, Purpose::kGradients, param, rank).numel > 0);
-    }
-    if (std::find(holders.begin(), holders.end(), true) == holders.end()) {
-      holders.assign(world_size(), true);
-    }
-  }
-  return holders;
-}
-
 DeviceOps JobCore::SettlePresence(const std::vector<int>& params, int backward) {
-  DeviceOps ops(world_size());
-  if (!presence_said_) {
-    return ops;
-  }
-  absl::flat_hash_map<int, std::vector<bool>> lacking;  // by parameter that some ranks have and some do not: who has
-  for (int param : params) {
-    std::vector<std::pair<int, SaidPresence>> words;  // by rank
-    const std::vector<bool>* holders = nullptr;
-    int of_first_tries = 0;
-    for (int rank = 0; rank < world_size(); ++rank) {
-      auto& of_rank = ranks_[rank].said;
-      if (of_rank.empty()) {
-        continue;
-      }
-      if (const auto it = of_rank.find(param); it != of_rank.end() && it->second.closed_backwards <= backward) {
-        holders = &GradientHolders(param);
-        words.emplace_back(rank, it->second);
-        of_first_tries += it->second.of_first_try && (*holders)[rank] ? 1 : 0;
-        of_rank.erase(it);
-      }
-    }
-    if (words.empty()) {
-      continue;
-    }
-    const auto holding = std::count(holders->begin(), holders->end(), true);
-    std::vector<bool> has(world_size(), false);
-    for (int rank = 0; rank < world_size(); ++rank) {
-      has[rank] = (*holders)[rank] && present_[param];
-    }
-    for (const auto& [rank, word] : words) {
-      if ((*holders)[rank] && (!word.of_first_try || of_first_tries == holding)) {
-        has[rank] = word.present;
-      }
-    }
-    const auto having = std::count(has.begin(), has.end(), true);
-    present_[param] = having > 0;
-    if (having > 0 && having < holding && nodes_ != nullptr) {
-      uneven_gradient_ = absl::FailedPreconditionError(
-          absl::StrCat("SetGradientPresence \"", plan_->params[param].fqn, "\": ", holding - having, " of ", holding,
-                       " ranks of this node that hold some of it have dropped it, and other nodes do not know; on "
-                       "several nodes all ranks must drop the same (step=",
-                       committed_step_ + 1, ")"));
-    }
-    if (having > 0 && having < holding) {
-      lacking.emplace(param, std::move(has));
-    }
-  }
-  presence_said_ = std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return !rank.said.empty(); });
-  SettleParts(lacking, &ops);
-  return ops;
+  return SettleParts(presence_.Settle(params, backward));
 }
 
-DeviceOps JobCore::SettleAllPresence() {
-  std::set<int> params;
-  for (const RankStep& rank : ranks_) {
-    for (const auto& [param, word] : rank.said) {
-      params.insert(param);
-    }
+DeviceOps JobCore::SettleAllPresence() { return SettleParts(presence_.SettleAll()); }
+
+// On several nodes the others do not know of what ranks of this one have dropped alone. Says so of the last parameter.
+void JobCore::NoteUneven(const GradientPresence::Uneven& uneven) {
+  if (nodes_ == nullptr || uneven.empty()) {
+    return;
   }
-  return SettlePresence({params.begin(), params.end()}, kAllBackwards);
+  const auto by_param = [](const auto& a, const auto& b) { return a.first < b.first; };
+  const auto& [param, has] = *std::max_element(uneven.begin(), uneven.end(), by_param);
+  const std::vector<bool>& holders = presence_.Holders(param);
+  const auto holding = std::count(holders.begin(), holders.end(), true);
+  const auto having = std::count(has.begin(), has.end(), true);
+  uneven_gradient_ = absl::FailedPreconditionError(
+      absl::StrCat("SetGradientPresence \"", plan_->params[param].fqn, "\": ", holding - having, " of ", holding,
+                   " ranks of this node that hold some of it have dropped it, and other nodes do not know; on "
+                   "several nodes all ranks must drop the same (step=",
+                   committed_.step() + 1, ")"));
 }
 
 // Brings copy 0 of gradient shards, which alone is read, to what their owners have: several where strategies replicate.
 // It is that of the first copy one of whose owners has something, and zero where none has. `has`: by parameter, by
 // rank. Each flat parameter is walked once, whatever was said of it: this runs on the loop.
-void JobCore::SettleParts(const absl::flat_hash_map<int, std::vector<bool>>& has, DeviceOps* ops) const {
+DeviceOps JobCore::SettleParts(const GradientPresence::Uneven& has) {
+  NoteUneven(has);
+  DeviceOps ops(world_size());
   constexpr int kNone = std::numeric_limits<int>::max();
   struct Part {
     int64_t end = 0;
@@ -181,15 +127,16 @@ void JobCore::SettleParts(const absl::flat_hash_map<int, std::vector<bool>>& has
           float* const first = gradients + begin;
           const int64_t size_bytes = (end - begin) * static_cast<int64_t>(sizeof(float));
           if (it->second.copy == kNone) {
-            (*ops)[worker].emplace_back(ZeroOp{first, size_bytes});
+            ops[worker].emplace_back(ZeroOp{first, size_bytes});
           } else {
             const char* const source = reinterpret_cast<char*>(first) + it->second.copy * plan_->gradients_stride_bytes;
-            (*ops)[worker].emplace_back(CopyOp{source, first, size_bytes});
+            ops[worker].emplace_back(CopyOp{source, first, size_bytes});
           }
         }
       }
     }
   }
+  return ops;
 }
 
 }  // namespace shardd

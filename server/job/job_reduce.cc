@@ -97,7 +97,7 @@ void JobCore::BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks) 
   }
   for (size_t i = 0; i < params.size(); ++i) {
     if (!given[i] && pair.own[i] != 0) {
-      present_[params[i]] = false;
+      presence_.Set(params[i], false);
     }
   }
   pair.stays.assign(pair.stays.size(), 0);
@@ -122,7 +122,7 @@ void JobCore::FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ran
     if (said != 3) {
       continue;
     }
-    const std::vector<bool>& holders = GradientHolders(params[i]);
+    const std::vector<bool>& holders = presence_.Holders(params[i]);
     int of_holders = 0;
     for (int rank : ranks) {
       of_holders |= holders[rank] ? says(rank, i) : 0;
@@ -156,7 +156,7 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
                        absl::StrCat("gradient of \"", plan_->params[param].fqn, "\" replaces on rank ", fresh_rank,
                                     " and adds on rank ", adding_rank, "; all ranks must do the same"));
     }
-    if (adding_rank >= 0 && present_[param]) {  // what a rank gave before stays, and it counts once
+    if (adding_rank >= 0 && presence_.has(param)) {  // what a rank gave before stays, and it counts once
       adding_rank = -1;
       for (int rank : ranks) {
         Contribution& contribution = pair.waiting[rank].front();
@@ -169,11 +169,11 @@ absl::Status JobCore::ChooseModes(PairKey key, Pair& pair, const std::vector<int
     }
     const bool fresh = others == nullptr ? fresh_rank >= 0 : others->fresh[i];
     const bool replaces = fresh && pair.touched[i] == 0;
-    if (replaces || !present_[param]) {
+    if (replaces || !presence_.has(param)) {
       (*modes)[i] = GradientMode::kOverwrite;
       pair.own[i] = 1;
     }
-    present_[param] = true;
+    presence_.Set(param, true);
     pair.touched[i] = 1;
   }
   return absl::OkStatus();
@@ -198,7 +198,7 @@ absl::Status JobCore::IssueReduce(PairKey key, Pair& pair, const std::vector<int
   request.reduce_dtype = plan.mixed_precision.reduce_dtype();
   request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = gradient_scale_;
-  request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_step_ + 1);
+  request.label = absl::StrCat("reduce ", group_name(group), " step ", committed_.step() + 1);
   SHARDD_RETURN_IF_ERROR(ChooseModes(key, pair, ranks, again, others, &request.modes));
   if (others != nullptr) {
     request.nodes = {nodes_->member().generation(), others->sequence, others->present};
@@ -277,8 +277,8 @@ void JobCore::SubmitReduction(Reduction reduction) {
   const auto done =
       JoinGradientWork(parts, [this, group = reduction.group, ranks = std::move(reduction.ranks),
                                stream_ordered = std::move(reduction.stream_ordered), keep = std::move(reduction.keep),
-                               epoch = epoch_](absl::Status status) mutable {
-        if (epoch != epoch_ || closed_) {
+                               epoch = committed_.epoch()](absl::Status status) mutable {
+        if (epoch != committed_.epoch() || closed_) {
           memory_worker_->Post([gone = std::move(keep)] {});
           return;
         }
@@ -292,7 +292,7 @@ void JobCore::SubmitReduction(Reduction reduction) {
   for (size_t device = 0; device < zeros.size(); ++device) {
     if (!zeros[device].empty()) {
       DeviceWork work;
-      work.label = absl::StrCat("zero absent ", group_name(reduction.group), " step ", committed_step_ + 1);
+      work.label = absl::StrCat("zero absent ", group_name(reduction.group), " step ", committed_.step() + 1);
       work.ops = std::move(zeros[device]);
       work.done = done;
       devices_[device]->Submit(StreamId::kPostBackward, std::move(work));
@@ -325,7 +325,7 @@ absl::Status JobCore::AddBeforeTurn() {
     return absl::FailedPreconditionError(
         absl::StrCat("SubmitGradients: the ranks of this node run groups in orders in which each waits for another's "
                      "gradient slot; submit groups in the same order on all ranks (step=",
-                     committed_step_ + 1, ")"));
+                     committed_.step() + 1, ")"));
   }
   const auto older_open = [this](int backward) {
     return std::any_of(ranks_.begin(), ranks_.end(),
@@ -345,8 +345,7 @@ absl::Status JobCore::AddBeforeTurn() {
     }
     for (int other = 0; older_open(key->first) && other < world_size(); ++other) {
       for (int param : plan_->groups[key->second].params) {
-        const auto said = ranks_[other].said.find(param);
-        if (said != ranks_[other].said.end() && said->second.closed_backwards <= key->first) {
+        if (presence_.IsSaid(other, param, key->first)) {
           return RankError(absl::StatusCode::kFailedPrecondition, other,
                            absl::StrCat("SetGradientPresence \"", plan_->params[param].fqn, "\""),
                            "a gradient on top of it cannot be added before its turn, and all ranks wait for each "

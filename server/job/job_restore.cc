@@ -32,15 +32,15 @@ void JobCore::NodeSendState(int node, uint64_t transfer) {
   const int64_t ahead = applied_ ? 1 : 0;
   v1::PeerMessage::State state;
   state.set_transfer(transfer);
-  state.set_step(committed_step_ + ahead);
-  state.set_version(version_ + static_cast<uint64_t>(ahead));
-  for (size_t param = 0; param < step_counts_.size(); ++param) {
-    state.add_step_counts(step_counts_[param] + (applied_ && decided_.present[param] ? 1 : 0));
+  state.set_step(committed_.step() + ahead);
+  state.set_version(committed_.version() + static_cast<uint64_t>(ahead));
+  for (size_t param = 0; param < committed_.step_counts().size(); ++param) {
+    state.add_step_counts(committed_.step_counts()[param] + (applied_ && decided_.present[param] ? 1 : 0));
   }
   const StateSlabs slabs = SlabsOfState();
   Event(-1, "state",
-        absl::StrCat("step ", committed_step_ + ahead, " is sent to node ", node, ", ", slabs[0].bytes + slabs[1].bytes,
-                     " bytes"));
+        absl::StrCat("step ", committed_.step() + ahead, " is sent to node ", node, ", ",
+                     slabs[0].bytes + slabs[1].bytes, " bytes"));
   const auto failed = [weak = weak_from_this(), loop = loop_, node](const absl::Status& why) {
     loop->Post([weak, node, why] {
       if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
@@ -49,7 +49,7 @@ void JobCore::NodeSendState(int node, uint64_t transfer) {
     });
   };
   const auto trainer_state = [this](int rank) -> const std::string& {
-    return applied_ ? ranks_[rank].step.trainer_state() : trainer_states_[rank];
+    return applied_ ? ranks_[rank].step.trainer_state() : committed_.trainer_states()[rank];
   };
   nodes_->senders().Send(node, state, world_size(), trainer_state, slabs, failed, shared_from_this());
 }
@@ -66,11 +66,7 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
   }
   // From here on slabs are torn. Should the state not come, and nobody have any: as what an attempt at initial values
   // wrote that was given up, for the next to clear.
-  had_parameters_ = had_parameters_ || version_ > 0;
-  version_ = 0;
-  committed_step_ = 0;
-  step_counts_.assign(step_counts_.size(), 0);
-  trainer_states_.assign(trainer_states_.size(), "");
+  committed_.Lose();
   for (size_t p = 0; p < plan_->params.size(); ++p) {
     for (int what = 0; what <= plan_->optimizer_states; ++what) {
       if (WholePart(*plan_, *memory_, static_cast<int>(p), what).slab != nullptr) {
@@ -130,17 +126,11 @@ void JobCore::FinishRestore() {
       Close(absl::StrCat("state from node ", fetch->from(), ": ", status.message()));
       return;
     }
-    committed_step_ = state.step();
-    version_ = state.version();
-    had_parameters_ = false;
-    step_counts_.assign(state.step_counts().begin(), state.step_counts().end());
-    trainer_states_ = fetch->TakeTrainerStates();
+    committed_.Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
+                       fetch->TakeTrainerStates());
     initial_values_.Committed();
-    if (absl::Status written = journal_->WriteHeader({epoch_, committed_step_, version_}); !written.ok()) {
-      LogError(absl::StrCat("job ", name(), ": ", written.message()));
-    }
     Event(-1, "state",
-          absl::StrCat("step ", committed_step_, " came from node ", fetch->from(), ", in ",
+          absl::StrCat("step ", committed_.step(), " came from node ", fetch->from(), ", in ",
                        absl::FormatDuration(absl::Trunc(MonotonicNow() - fetch->began(), absl::Milliseconds(1)))));
     nodes_->EndFetch();
     nodes_->member().Restored();

@@ -6,7 +6,7 @@ namespace shardd {
 
 void JobCore::OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered) {
   for (size_t i = 0; i < ranks.size(); ++i) {
-    trace_.Reduced(ranks[i], group, committed_step_ + 1);
+    trace_.Reduced(ranks[i], group, committed_.step() + 1);
     ReleaseSlot(ranks[i], plan_->groups[group].gradient_slot, stream_ordered[i]);
   }
 }

@@ -64,9 +64,9 @@ void JobCore::Describe(v1::Job* out) const {
   out->set_uid(uid_);
   out->set_world_size(world_size());
   out->set_state(State());
-  out->set_epoch(epoch_);
+  out->set_epoch(committed_.epoch());
   out->set_committed_step(committed_step());
-  out->set_version(version_);
+  out->set_version(committed_.version());
   out->set_attached_ranks(attached());
   out->set_groups(static_cast<int>(plan_->groups.size()));
   int64_t numel = 0;
@@ -88,8 +88,9 @@ void JobCore::Describe(v1::Job* out) const {
     *out->mutable_lost() = *lost_;
   }
   out->set_plan_digest(absl::BytesToHexString(plan_->digest));
-  if (std::any_of(step_counts_.begin(), step_counts_.end(), [](int64_t count) { return count > 0; })) {
-    out->mutable_update_counts()->Add(step_counts_.begin(), step_counts_.end());
+  if (std::any_of(committed_.step_counts().begin(), committed_.step_counts().end(),
+                  [](int64_t count) { return count > 0; })) {
+    out->mutable_update_counts()->Add(committed_.step_counts().begin(), committed_.step_counts().end());
   }
 }
 

@@ -16,9 +16,10 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   RankStep& state = ranks_[rank];
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool entering = state.pass == Pass::kEntering || state.wants_window;
-  if (version_ == 0 || in_trainers || entering || state.stepped || committing_ || full_params_.asked(rank)) {
+  if (committed_.version() == 0 || in_trainers || entering || state.stepped || committing_ ||
+      full_params_.asked(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
-                     version_ == 0              ? "the job has no parameters yet"
+                     committed_.version() == 0  ? "the job has no parameters yet"
                      : in_trainers              ? "the optimizer runs in the trainers; EnterPass commits what it wrote"
                      : entering                 ? "the rank is waiting for a pass or a write window"
                      : full_params_.asked(rank) ? "the rank is inside EnterFullParams"

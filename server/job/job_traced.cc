@@ -31,7 +31,7 @@ void JobCore::Trace(const v1::TraceJobRequest& request, std::shared_ptr<TraceSin
   }
   DescribeMemory(start.mutable_memory());
   const bool polled = trace_.on();
-  trace_.Begin(request, std::move(start), committed_step_, std::move(sink), sessions_.by_rank());
+  trace_.Begin(request, std::move(start), committed_.step(), std::move(sink), sessions_.by_rank());
   if (!polled) {
     PollTraceLater();
   }

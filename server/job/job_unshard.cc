@@ -12,7 +12,7 @@ namespace shardd {
 
 absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
   const int rank = session->rank();
-  if (version_ == 0) {
+  if (committed_.version() == 0) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank,
                      absl::StrCat("Unshard group \"", group_name(group), "\""),
                      "the job has no parameters yet; write them and CommitParameters first");
@@ -138,11 +138,12 @@ void JobCore::SubmitFill(const PoolFill& fill) {
     request.reader = static_cast<int>(fill.pool);  // the first of its ranks; all are at one device
     request.boundaries = memory_->shards_boundaries();
   }
-  request.label = absl::StrCat("unshard ", group_name(fill.group), " version ", version_);
+  request.label = absl::StrCat("unshard ", group_name(fill.group), " version ", committed_.version());
   const auto filled =
       Join(node_gathers_ != nullptr ? 2 : 1, [this, fill](absl::Status status) { OnFilled(fill, std::move(status)); });
   if (node_gathers_ != nullptr) {
-    node_gathers_->Gather({fill.group, version_, request.destination, request.label, filled, /*since=*/MonotonicNow()});
+    node_gathers_->Gather(
+        {fill.group, committed_.version(), request.destination, request.label, filled, /*since=*/MonotonicNow()});
   }
   collective_->AllGather(std::move(request), filled);
 }

@@ -20,7 +20,7 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   }
   const ParamPlan& param = plan_->params[command.group];
   const std::string what = absl::StrCat("WriteParameters \"", param.fqn, "\"");
-  if (committing_ || (version_ != 0 && !writeback)) {
+  if (committing_ || (committed_.version() != 0 && !writeback)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
                      "parameters may be written before version 1 and between EnterFullParams(writeback) and "
                      "CommitParameters");
@@ -39,8 +39,8 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
     return RankError(request.status().code(), rank, what, request.status().message());
   }
   if (request->target == WriteRequest::Target::kUpdateCount) {
-    undo_.SaveCount(request->param, step_counts_[request->param]);
-    step_counts_[request->param] = request->count;
+    undo_.SaveCount(request->param, committed_.step_counts()[request->param]);
+    committed_.SetStepCount(request->param, request->count);
     return absl::OkStatus();
   }
   const char* source = session->Staging(command.arg2, request->size_bytes());
@@ -57,8 +57,8 @@ absl::Status JobCore::WriteGradient(Session* session, const WriteRequest& reques
   const ParamPlan& param = plan_->params[request.param];
   const int64_t gradient =
       plan_->flat_params[param.flat_param].gradients_offset_bytes + param.offset * request.element_bytes;
-  const bool zero = !present_[request.param];  // what lies there is of no step
-  present_[request.param] = true;
+  const bool zero = !presence_.has(request.param);  // what lies there is of no step
+  presence_.Set(request.param, true);
   written_gradients_[request.param] = true;
   const int64_t whole = param.numel * request.element_bytes;
   return CopyFor(session, {memory_->gradients(), request.size_bytes() + (zero ? whole : 0), /*of_gradient=*/true},
@@ -82,12 +82,12 @@ absl::Status JobCore::WritePart(Session* session, const WriteRequest& request, c
   }
   const SlabPart to{whole.slab, whole.offset_bytes + first * whole.element_bytes, whole.element_bytes, numel};
   const char* const from = source + (first - request.first) * whole.element_bytes;
-  const bool undo = version_ != 0;
+  const bool undo = committed_.version() != 0;
   if (undo) {
     undo_.WillSave();
   }
   SlabPart stale;  // initial values are one attempt's
-  if (!undo && initial_values_.Write(request.param, request.part, epoch_)) {
+  if (!undo && initial_values_.Write(request.param, request.part, committed_.epoch())) {
     stale = PartOfNode(*plan_, *memory_, request.param, request.part);
   }
   return CopyFor(session, {to.slab, to.size_bytes() + stale.size_bytes()},
@@ -111,17 +111,18 @@ absl::Status JobCore::CopyFor(Session* session, const Copying& copying, ValueCop
   const bool of_gradient = copying.of_gradient;
   session->held = true;
   gradient_work_ += of_gradient ? 1 : 0;
-  CopyOffLoop(std::move(copy), [this, of_gradient, id = session->id(), epoch = epoch_](absl::Status status) {
-    gradient_work_ -= of_gradient ? 1 : 0;
-    // Of an epoch that has ended, the loss of the device alone means anything.
-    if (!status.ok() && (epoch == epoch_ || absl::IsDataLoss(status))) {
-      Abort(std::move(status), {});
-      return;
-    }
-    if (Session* held = FindSession(id); held != nullptr) {
-      Release(held);
-    }
-  });
+  CopyOffLoop(std::move(copy),
+              [this, of_gradient, id = session->id(), epoch = committed_.epoch()](absl::Status status) {
+                gradient_work_ -= of_gradient ? 1 : 0;
+                // Of an epoch that has ended, the loss of the device alone means anything.
+                if (!status.ok() && (epoch == committed_.epoch() || absl::IsDataLoss(status))) {
+                  Abort(std::move(status), {});
+                  return;
+                }
+                if (Session* held = FindSession(id); held != nullptr) {
+                  Release(held);
+                }
+              });
   return absl::OkStatus();
 }
 
@@ -144,7 +145,10 @@ void JobCore::Release(Session* session) {
 }
 
 void JobCore::UndoWrites() {
-  if (!undo_.BeginUndo(&step_counts_)) {
+  std::vector<int64_t> counts = committed_.step_counts();
+  const bool has_bytes = undo_.BeginUndo(&counts);
+  committed_.SetStepCounts(std::move(counts));
+  if (!has_bytes) {
     return;
   }
   // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
@@ -171,7 +175,7 @@ void JobCore::UndoWrites() {
 absl::Status JobCore::OnCommitParameters(Session* session) {
   const int rank = session->rank();
   const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
-  if (committing_ || (version_ != 0 && !writeback) || ranks_[rank].committed_params) {
+  if (committing_ || (committed_.version() != 0 && !writeback) || ranks_[rank].committed_params) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
                      ranks_[rank].committed_params
                          ? "the rank has already sent it"
@@ -193,7 +197,7 @@ absl::Status JobCore::BeginValuesCommit() {
 
 std::vector<SlabPart> JobCore::StaleValues() const {
   std::vector<SlabPart> stale;
-  for (const auto& [param, part] : initial_values_.WrittenBefore(epoch_)) {
+  for (const auto& [param, part] : initial_values_.WrittenBefore(committed_.epoch())) {
     stale.push_back(PartOfNode(*plan_, *memory_, param, part));
   }
   return stale;
@@ -246,8 +250,8 @@ void JobCore::SubmitParametersCommit() {
       ops[r].push_back(std::move(op));
     }
   }
-  optimizer_devices_.Submit(absl::StrCat("cast version ", version_ + 1), optimizer_devices_.Divide(std::move(ops)),
-                            done);
+  optimizer_devices_.Submit(absl::StrCat("cast version ", committed_.version() + 1),
+                            optimizer_devices_.Divide(std::move(ops)), done);
   written_gradients_.assign(plan_->params.size(), false);
 }
 
@@ -256,7 +260,7 @@ void JobCore::FinishParametersCommit() {
   if (closed_) {
     return;
   }
-  ++version_;
+  committed_.CommitVersion();
   snapshot_.Outdate();
   values_said_ = false;
   full_params_.WritesCommitted();
@@ -264,10 +268,7 @@ void JobCore::FinishParametersCommit() {
     rank.committed_params = false;
   }
   unshards_.NewVersion();
-  if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
-    LogError(absl::StrCat("job ", name(), ": ", status.message()));
-  }
-  Event(-1, "parameters", absl::StrCat("version ", version_));
+  Event(-1, "parameters", absl::StrCat("version ", committed_.version()));
   AfterCommit();
 }
 

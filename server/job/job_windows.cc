@@ -39,9 +39,9 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
   if (!trainers_write()) {
     return NeverWrite(rank, "EnterPass");
   }
-  if (version_ == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window) {
+  if (committed_.version() == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
-                     version_ == 0                   ? "the job has no parameters yet"
+                     committed_.version() == 0       ? "the job has no parameters yet"
                      : full_params_.asked(rank)      ? "the rank is inside EnterFullParams"
                      : state.wants_window            ? "the rank is waiting for its write window"
                      : state.pass == Pass::kEntering ? "the rank is entering already"
@@ -96,9 +96,10 @@ absl::Status JobCore::OnOpenWindow(Session* session) {
   if (!trainers_write()) {
     return NeverWrite(rank, "OpenWindow");
   }
-  if (version_ == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window || state.window) {
+  if (committed_.version() == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window ||
+      state.window) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
-                     version_ == 0                        ? "the job has no parameters yet"
+                     committed_.version() == 0            ? "the job has no parameters yet"
                      : full_params_.asked(rank)           ? "the rank is inside EnterFullParams"
                      : state.window || state.wants_window ? "the rank has asked for it already"
                                                           : "the rank is inside a pass; LeavePass first");
@@ -144,7 +145,7 @@ absl::Status JobCore::CommitWindow() {
   if (!stepped) {
     for (int rank = 0; rank < world_size(); ++rank) {
       if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
-        trainer_states_[rank] = std::move(state);
+        committed_.SetTrainerState(rank, std::move(state));
         snapshot_.Outdate();
       }
     }
@@ -166,7 +167,7 @@ absl::Status JobCore::CommitWindow() {
   });
   for (int rank = 0; rank < world_size(); ++rank) {
     DeviceWork work;
-    work.label = absl::StrCat("cast version ", version_ + 1);
+    work.label = absl::StrCat("cast version ", committed_.version() + 1);
     work.ops = std::move(ops[rank]);
     if (window_open_) {
       for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
@@ -223,14 +224,11 @@ void JobCore::FinishWindow(bool stepped) {
     rank.pass_stepped = false;  // said once
   }
   if (stepped) {
-    EndStep();
+    EndStep({});
   } else {
-    ++version_;
+    committed_.CommitVersion();
     NoteWindowCommitted();
     unshards_.NewVersion();
-    if (absl::Status status = journal_->WriteHeader({epoch_, committed_step_, version_}); !status.ok()) {
-      LogError(absl::StrCat("job ", name(), ": ", status.message()));
-    }
   }
   AfterCommit();  // lets them in, unless somebody died meanwhile
 }

@@ -18,13 +18,6 @@
 namespace shardd {
 
 enum class Pass { kOutside, kEntering, kInside };
-// What a rank has said of its part of a gradient shard, and how many backwards it had closed then.
-struct SaidPresence {
-  int closed_backwards = 0;
-  bool present = false;
-  // Not present, though the sum holds a first try of the rank's that it has given up: counts if all ranks say so.
-  bool of_first_try = false;
-};
 // One rank's place in the running step.
 struct RankStep {
   Pass pass = Pass::kOutside;  // jobs whose trainers write
@@ -36,7 +29,6 @@ struct RankStep {
   int closed_backwards = 0;  // BackwardDone so far; kAllBackwards once stepped
   // Given up by user code, and nothing submitted in them since: what is missing in them is no error.
   std::set<int> abandoned;
-  std::map<int, SaidPresence> said;  // by parameter
   bool stepped = false;
   v1::Step step;
   bool committed_params = false;

@@ -1,0 +1,79 @@
+#include "server/job/step/committed.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/observe/log.h"
+
+namespace shardd {
+
+Committed::Committed(std::string job, int params, int ranks, std::unique_ptr<Journal> journal)
+    : job_(std::move(job)),
+      journal_(std::move(journal)),
+      step_counts_(static_cast<size_t>(params), 0),
+      trainer_states_(static_cast<size_t>(ranks)) {}
+
+void Committed::TakeOver(const CommittedFacts& facts) {
+  epoch_ = facts.epoch;
+  version_ = facts.version;
+  step_ = facts.step;
+  step_counts_ = facts.step_counts;
+  trainer_states_ = facts.trainer_states;
+  WriteHeader();
+}
+
+void Committed::EndEpoch() {
+  ++epoch_;
+  WriteHeader();
+}
+
+void Committed::CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states) {
+  for (size_t param = 0; param < updated.size(); ++param) {
+    step_counts_[param] += updated[param] ? 1 : 0;
+  }
+  trainer_states_ = std::move(trainer_states);
+  ++step_;
+  CommitVersion();
+}
+
+void Committed::CommitVersion() {
+  ++version_;
+  WriteHeader();
+}
+
+void Committed::SetTrainerState(int rank, std::string state) {
+  trainer_states_[static_cast<size_t>(rank)] = std::move(state);
+}
+
+void Committed::GoBack(int64_t step, const std::vector<std::string>& trainer_states) {
+  step_ = step;
+  trainer_states_ = trainer_states;
+  WriteHeader();
+}
+
+void Committed::Lose() {
+  had_parameters_ = had_parameters_ || version_ > 0;
+  version_ = 0;
+  step_ = 0;
+  step_counts_.assign(step_counts_.size(), 0);
+  trainer_states_.assign(trainer_states_.size(), "");
+  WriteHeader();
+}
+
+void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,
+                        std::vector<std::string> trainer_states) {
+  had_parameters_ = false;
+  step_ = step;
+  version_ = version;
+  step_counts_ = std::move(step_counts);
+  trainer_states_ = std::move(trainer_states);
+  WriteHeader();
+}
+
+void Committed::WriteHeader() {
+  if (const absl::Status status = journal_->WriteHeader({epoch_, step_, version_}); !status.ok()) {
+    LogError(absl::StrCat("job ", job_, ": ", status.message()));
+  }
+}
+
+}  // namespace shardd

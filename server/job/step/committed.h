@@ -1,0 +1,81 @@
+#ifndef SHARDD_SERVER_JOB_STEP_COMMITTED_H_
+#define SHARDD_SERVER_JOB_STEP_COMMITTED_H_
+
+// What a job has committed beside its slabs, and its journal: the epoch, the version, the step, how often each
+// parameter was updated, and what trainers keep. Nobody else writes any of it. The journal's header says the same as
+// this object whenever a call returns.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/storage/journal.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// What a job takes over from the one whose place it takes.
+struct CommittedFacts {
+  uint64_t epoch = 1;
+  uint64_t version = 0;
+  int64_t step = 0;
+  std::vector<int64_t> step_counts;         // by parameter
+  std::vector<std::string> trainer_states;  // by rank
+  v1::Counters counters;
+};
+
+// Loop-confined.
+class Committed {
+ public:
+  // `job`: its name, for the log.
+  Committed(std::string job, int params, int ranks, std::unique_ptr<Journal> journal);
+
+  uint64_t epoch() const { return epoch_; }
+  uint64_t version() const { return version_; }  // 0: there are no parameters yet
+  int64_t step() const { return step_; }
+  // By parameter, with counts that were loaded and not committed yet.
+  const std::vector<int64_t>& step_counts() const { return step_counts_; }
+  const std::vector<std::string>& trainer_states() const { return trainer_states_; }  // by rank
+
+  // Only before anything else.
+  void TakeOver(const CommittedFacts& facts);
+  void EndEpoch();
+  // A step is decided and about to change shards. RESOURCE_EXHAUSTED: its record is too large, and nothing is decided.
+  absl::Status Decide(const v1::DecidedStepRecord& record) { return journal_->WriteDecided(record); }
+  // One more step, and with it one more version. `updated`: by parameter; empty: none that is counted here.
+  void CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states);
+  // One more version, of the same step.
+  void CommitVersion();
+  // What the rank keeps changes without a step.
+  void SetTrainerState(int rank, std::string state);
+  // The shards are going back to those of an earlier step, and become one more version when they are there.
+  void GoBack(int64_t step, const std::vector<std::string>& trainer_states);
+  // All is lost, and may come from another node (Restore).
+  void Lose();
+  void Restore(int64_t step, uint64_t version, std::vector<int64_t> step_counts,
+               std::vector<std::string> trainer_states);
+  // Lose has dropped a version, and nothing has come since.
+  bool had_parameters() const { return had_parameters_; }
+  // Counts that are loaded with the values of parameters, or put back where those are not committed. By parameter.
+  void SetStepCount(int param, int64_t count) { step_counts_[static_cast<size_t>(param)] = count; }
+  void SetStepCounts(std::vector<int64_t> counts) { step_counts_ = std::move(counts); }
+
+ private:
+  void WriteHeader();
+
+  const std::string job_;
+  const std::unique_ptr<Journal> journal_;
+  uint64_t epoch_ = 1;
+  uint64_t version_ = 0;
+  int64_t step_ = 0;
+  std::vector<int64_t> step_counts_;
+  std::vector<std::string> trainer_states_;
+  bool had_parameters_ = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_STEP_COMMITTED_H_
