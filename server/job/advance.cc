@@ -241,9 +241,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        "streams may go on.",
        "Ranks go on with what the copies do not touch."},
       {"let into a pass", kPassCopies | kAllEntering, 0,
-       [](const JobCore& job) { return job.pass_issued_ && job.copied_for_pass_; },
+       [](const JobCore& job) { return job.passes_.announced() && job.passes_.copied(); },
        [](JobCore& job) {
-         job.pass_issued_ = job.copied_for_pass_ = false;
          job.BeginPass();
          return absl::OkStatus();
        },
@@ -251,7 +250,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Copies that are there are not made again."},
       {"copy for a pass", kPassCopies | kAllEntering, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return job.pass_issued_ && !job.copied_for_pass_ && !job.pass_held_ && job.NoStepComesFirst();
+         return job.passes_.announced() && !job.passes_.copied() && !job.passes_.awaits_devices() &&
+                job.NoStepComesFirst();
        },
        [](JobCore& job) { return job.BeginPassCopies(); }, nullptr, "signals of the ranks' devices",
        "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",
@@ -263,25 +263,25 @@ absl::Span<const Transition> JobCore::Transitions() {
          return absl::OkStatus();
        },
        [](const JobCore& job, int rank) {
-         return job.ranks_[rank].wants_window && !job.pass_copies()
-                    ? FirstOther(job.ranks_, rank, "LeavePass",
-                                 [](const RankStep& r) { return r.pass == Pass::kInside; })
+         return job.windows_.wants(rank) && !job.pass_copies()
+                    ? FirstOther(job.world_size(), rank, "LeavePass",
+                                 [&job](int other) { return job.passes_.inside(other); })
                     : Wait();
        },
        "LeavePass of every rank", "Ranks write while nobody reads; what they wrote before is kept first.",
        "Who may be let in has nothing to poll for, and nobody who unshards waits for a window."},
       {"look for pauses", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
-       [](const JobCore& job) { return job.MayOpenWindows() && !job.polls_pauses_; },
+       [](const JobCore& job) { return job.MayOpenWindows() && !job.windows_.polls_pauses(); },
        [](JobCore& job) {
          job.PollPausesLater();
          return absl::OkStatus();
        },
        nullptr, "", "A rank that reads may pause, which it tells by a word alone.",
        "It changes nothing that the row below asks for."},
-      {"let store", kPassCopies | kSomeWantWindow, kSomeInside, [](const JobCore& job) { return !job.leave_held_; },
-       [](JobCore& job) { return job.LetStore(); },
+      {"let store", kPassCopies | kSomeWantWindow, kSomeInside,
+       [](const JobCore& job) { return !job.windows_.awaits_devices(); }, [](JobCore& job) { return job.LetStore(); },
        [](const JobCore& job, int rank) {
-         return job.ranks_[rank].wants_window && job.pass_copies()
+         return job.windows_.wants(rank) && job.pass_copies()
                     ? FirstOther(job.world_size(), rank, "LeaveFullParams",
                                  [&job](int other) { return job.full_params_.inside(other); })
                     : Wait();
@@ -312,18 +312,18 @@ uint32_t JobCore::SeeFacts() const {
   uint32_t facts = when(unshards_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
                    when(trainers_write(), kTrainersWrite) | when(pass_copies(), kPassCopies) |
                    when(committing_, kCommitting) | when(applied_, kApplied) | when(deciding_, kDeciding) |
-                   when(pending_reductions_ > 0, kReducing) | when(window_open_, kWindowOpen) |
+                   when(pending_reductions_ > 0, kReducing) | when(windows_.any_since_version(), kWindowOpen) |
                    when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
                    when(static_cast<int>(extensions_.by_rank().size()) == world_size(), kAllExtend);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   int closed = nodes_ != nullptr ? nodes_->closed() : kAllBackwards;
   for (int at = 0; at < world_size(); ++at) {
     const RankStep& rank = ranks_[at];
-    const bool enters = rank.pass == Pass::kEntering;
+    const bool enters = passes_.entering(at);
     all &= when(rank.stepped, kAllStepped) | when(enters, kAllEntering) |
            when(full_params_.asked(at) && !rank.stepped, kAllFullParams) | when(rank.committed_params, kAllCommitted);
-    facts |= when(full_params_.inside(at), kSomeInside) | when(rank.wants_window, kSomeWantWindow) |
-             when(rank.blocked_slot >= 0, kSomeBlocked) | when(enters && !rank.pass_stepped, kSomeLate) |
+    facts |= when(full_params_.inside(at), kSomeInside) | when(windows_.wants(at), kSomeWantWindow) |
+             when(rank.blocked_slot >= 0, kSomeBlocked) | when(enters && !passes_.stepped(at), kSomeLate) |
              when(rank.pending_detach.has_value(), kSomeLeft);
     closed = std::min(closed, rank.closed_backwards);
   }
@@ -373,8 +373,8 @@ Wait JobCore::WaitingFor(int rank) const {
 }
 
 Wait JobCore::WaitForPass(int rank) const {
-  return ranks_[rank].pass == Pass::kEntering
-             ? FirstOther(ranks_, rank, "EnterPass", [](const RankStep& r) { return r.pass != Pass::kEntering; })
+  return passes_.entering(rank)
+             ? FirstOther(world_size(), rank, "EnterPass", [this](int other) { return !passes_.entering(other); })
              : Wait();
 }
 

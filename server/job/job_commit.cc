@@ -139,14 +139,14 @@ void JobCore::ApplyDecided() {
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
     ops[rank] = UpdateOps(*plan_, memory_->pointers(), decided_, rank);
-    if (window_open_) {  // trainers have written since the last version, also what has no gradient
+    if (windows_.any_since_version()) {  // trainers have written since the last version, also what has no gradient
       for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
         ops[rank].push_back(std::move(op));
       }
     }
   }
   // In order where a replica's copy is of what is being updated.
-  ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/plan_->shard_copies > 1 || window_open_);
+  ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/plan_->shard_copies > 1 || windows_.any_since_version());
   optimizer_devices_.Submit(absl::StrCat("update step ", committed_.step() + 1), std::move(ops), done);
 }
 
@@ -224,13 +224,13 @@ void JobCore::EndStep(const std::vector<bool>& updated) {
     rank.done_at_step = 0;
     rank.abandoned.clear();
     rank.step.Clear();
-    rank.pass_state.clear();  // older than what came with the step
   }
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       session->words().EndStepBackwards();
     }
   }
+  passes_.ForgetTrainerStates();  // older than what came with the step
   unshards_.NewVersion();
   CompareReplicasIfDue();
 }

@@ -51,6 +51,8 @@ JobCore::JobCore(Init init)
       unshards_(plan_),
       presence_(plan_),
       full_params_(plan_->world_size),
+      passes_(plan_->world_size),
+      windows_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
       former_writers_(uid_),
       copies_(init.loop, init.copier),

@@ -48,10 +48,12 @@
 #include "server/job/writes/former_writers.h"
 #include "server/job/writes/initial_values.h"
 #include "server/job/writes/parameter_parts.h"
+#include "server/job/writes/passes.h"
 #include "server/job/writes/snapshot.h"
 #include "server/job/writes/value_copies.h"
 #include "server/job/writes/write_request.h"
 #include "server/job/writes/write_undo.h"
+#include "server/job/writes/write_windows.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/given_gradients.h"
 #include "server/multinode/job_nodes.h"
@@ -518,16 +520,9 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool values_said_ = false;      // initial ones, to node 0, or about to be
   bool finished_said_ = false;    // that all ranks have, to other nodes
   absl::Status uneven_gradient_;  // of several nodes: ranks of this one have dropped it and others have not
-  // Windows. What was kept is whole, and of which step, states and how many committed windows ago.
-  bool window_open_ = false;  // somebody was let in since the last version
-  bool polls_pauses_ = false;
-  // pass_copies: ranks know that their pass begins; its copies are made; they, or ranks that have left full parameters,
-  // wait for signals.
-  bool pass_issued_ = false;
-  bool copied_for_pass_ = false;
-  bool pass_held_ = false;
-  bool leave_held_ = false;
   // What trainers write.
+  Passes passes_;
+  WriteWindows windows_;
   Snapshot snapshot_;
   FormerWriters former_writers_;
   ValueCopies copies_;

@@ -48,11 +48,11 @@ CommittedFacts JobCore::committed_facts() const {
 
 absl::Status JobCore::CheckMayExtend(int rank) const {
   const RankStep& state = ranks_[rank];
-  const char* fact = committed_.version() == 0       ? "the job has no parameters yet"
-                     : full_params_.asked(rank)      ? "the rank is inside EnterFullParams"
-                     : state.stepped || committing_  ? "a step is not committed yet"
-                     : state.pass == Pass::kEntering ? "the rank is entering a pass"
-                     : window_open_ || state.window || state.wants_window
+  const char* fact = committed_.version() == 0      ? "the job has no parameters yet"
+                     : full_params_.asked(rank)     ? "the rank is inside EnterFullParams"
+                     : state.stepped || committing_ ? "a step is not committed yet"
+                     : passes_.entering(rank)       ? "the rank is entering a pass"
+                     : windows_.any_since_version() || windows_.open(rank) || windows_.wants(rank)
                          ? "what was written is not committed yet; enter a pass first"
                          : nullptr;
   if (fact != nullptr) {

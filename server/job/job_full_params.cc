@@ -22,7 +22,7 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
     return RankError(served.code(), rank, "EnterFullParams", served.message());
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterFullParams"));
-  if (window_open_ || ranks_[rank].wants_window || ranks_[rank].pass != Pass::kOutside) {
+  if (windows_.any_since_version() || windows_.wants(rank) || !passes_.outside(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
                      "a pass or a write window is open; EnterPass and LeavePass first");
   }

@@ -81,7 +81,7 @@ void JobCore::GoBackToKept() {
   committed_.GoBack(snapshot_.step(), snapshot_.trainer_states());
   former_writers_.Begin(MonotonicNow());
   for (const auto& session : sessions_) {
-    if (session != nullptr && (pass_copies() || ranks_[session->rank()].window) &&
+    if (session != nullptr && (pass_copies() || windows_.open(session->rank())) &&
         !HasEnded(session->pidfd, session->peer.pid)) {
       UniqueFd process(session->pidfd.valid() ? fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
       former_writers_.Add(session->rank(), session->peer.pid, std::move(process));

@@ -164,7 +164,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   for (int other = 0; other < world_size(); ++other) {
     const RankStep& r = ranks_[other];
     const bool only_reads = full_params_.inside(other) && !full_params_.writes(other) && !r.finished;
-    midway = midway || r.stepped || r.window || r.pass == Pass::kEntering || r.committed_params ||
+    midway = midway || r.stepped || windows_.open(other) || passes_.entering(other) || r.committed_params ||
              r.closed_backwards > 0 || (full_params_.asked(other) && !only_reads);
   }
   if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
@@ -181,12 +181,14 @@ void JobCore::EndDetached(int rank, bool finished) {
   orders_.ForgetStep(rank);
   unshards_.Leave(rank);
   full_params_.Forget(rank);
+  passes_.Forget(rank);
+  windows_.Forget(rank);
 }
 
 // In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
 bool JobCore::LeavesInOrder(int rank) const {
   const RankStep& own = ranks_[rank];
-  if (own.closed_backwards == 0 || own.pass != Pass::kOutside || own.window || own.wants_window) {
+  if (own.closed_backwards == 0 || !passes_.outside(rank) || windows_.open(rank) || windows_.wants(rank)) {
     return false;
   }
   // Of backwards that it has not closed, nobody has begun one: not the rank, nor another that would wait for it.
@@ -196,9 +198,14 @@ bool JobCore::LeavesInOrder(int rank) const {
       return false;
     }
   }
-  return !full_params_.AnyAsked() && std::none_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) {
-    return r.stepped || r.window || r.pass == Pass::kEntering || r.committed_params;
-  });
+  for (int other = 0; other < world_size(); ++other) {
+    const RankStep& r = ranks_[other];
+    if (r.stepped || windows_.open(other) || passes_.entering(other) || r.committed_params ||
+        full_params_.asked(other)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 bool JobCore::OthersNeedGradientsOf(int rank) const {
@@ -282,7 +289,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Extensions::Answer(extensions, cause);
     return;
   }
-  if (window_open_ || (pass_copies() && snapshot_.whole() && !snapshot_.going_back())) {
+  if (windows_.any_since_version() || (pass_copies() && snapshot_.whole() && !snapshot_.going_back())) {
     GoBackToKept();
   }
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
@@ -348,8 +355,8 @@ void JobCore::ResetStep() {
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
   deciding_ = decision_held_ = false;
-  pass_issued_ = copied_for_pass_ = pass_held_ = leave_held_ = false;
-  window_open_ = false;
+  passes_.EndEpoch();
+  windows_.EndEpoch();
   snapshot_.GiveUpTaking();
   full_params_.EndEpoch();
   unshards_.EndEpoch();

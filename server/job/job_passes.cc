@@ -15,11 +15,13 @@
 namespace shardd {
 
 // A trainer's stream that waited for the pass could hold up its sums (trainers/README.md).
-bool JobCore::MayAnnouncePass() const { return !pass_issued_ && (!sums_.by_trainers() || pending_reductions_ == 0); }
+bool JobCore::MayAnnouncePass() const {
+  return !passes_.announced() && (!sums_.by_trainers() || pending_reductions_ == 0);
+}
 
 absl::Status JobCore::AnnouncePass() {
   SHARDD_RETURN_IF_ERROR(StepComesFirst().status());
-  pass_issued_ = true;
+  passes_.Announce();
   for (const auto& session : sessions_) {
     session->words().PublishPassIssued();
   }
@@ -32,12 +34,12 @@ absl::Status JobCore::BeginPassCopies() {
   copies.order = Held::Order::kDecisions;
   copies.what = "EnterPass";
   for (int rank = 0; rank < world_size(); ++rank) {
-    copies.signals.push_back(SignalOf(rank, ranks_[rank].done_at_pass));
+    copies.signals.push_back(SignalOf(rank, passes_.enter_signal(rank)));
   }
   if (!HaveCome(copies.signals)) {
-    pass_held_ = true;
+    passes_.AwaitDevices(true);
     copies.run = [this] {
-      pass_held_ = false;
+      passes_.AwaitDevices(false);
       return absl::OkStatus();
     };
     return WhenGivenBack(std::move(copies));
@@ -46,9 +48,9 @@ absl::Status JobCore::BeginPassCopies() {
 }
 
 absl::Status JobCore::CopyForPass() {
-  const bool stepped = ranks_[0].pass_stepped;
+  const bool stepped = passes_.stepped(0);
   for (int rank = 0; rank < world_size() && !stepped; ++rank) {
-    if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
+    if (std::string state = passes_.TakeTrainerState(rank); !state.empty()) {
       committed_.SetTrainerState(rank, std::move(state));
     }
   }
@@ -80,16 +82,14 @@ absl::Status JobCore::CopyForPass() {
 void JobCore::FinishPassCopies(bool stepped) {
   committing_ = false;
   snapshot_.Age();
-  for (RankStep& rank : ranks_) {
-    rank.pass_stepped = false;  // said once
-  }
+  passes_.StepsCommitted();
   if (stepped) {
     EndStep({});
   } else {
     committed_.CommitVersion();
     unshards_.NewVersion();
   }
-  copied_for_pass_ = true;
+  passes_.CopiesMade();
   AfterCommit();  // lets them in, unless somebody died meanwhile
 }
 
@@ -102,16 +102,16 @@ absl::Status JobCore::LetStore() {
     left.signals.push_back(SignalOf(rank, full_params_.leave_signal(rank)));
   }
   if (!HaveCome(left.signals)) {
-    leave_held_ = true;
+    windows_.AwaitDevices(true);
     left.run = [this] {
-      leave_held_ = false;
+      windows_.AwaitDevices(false);
       return absl::OkStatus();
     };
     return WhenGivenBack(std::move(left));
   }
   full_params_.LeaveSignalsCame();
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (std::exchange(ranks_[rank].wants_window, false)) {
+    if (windows_.LetStore(rank)) {
       sessions_[rank]->words().PublishWindow();
     }
   }

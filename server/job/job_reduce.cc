@@ -313,7 +313,7 @@ bool JobCore::AllStuck() const {
     if (state.blocked_slot >= 0) {
       const std::optional<PairKey>& key = state.slot_holder[state.blocked_slot];
       stuck = stuck || (key.has_value() && !pairs_.at(*key).waiting[rank].empty());
-    } else if (!state.stepped && !(state.pass == Pass::kEntering && state.pass_stepped)) {
+    } else if (!state.stepped && !(passes_.entering(rank) && passes_.stepped(rank))) {
       return false;
     }
   }

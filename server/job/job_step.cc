@@ -15,7 +15,7 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   const int rank = session->rank();
   RankStep& state = ranks_[rank];
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
-  const bool entering = state.pass == Pass::kEntering || state.wants_window;
+  const bool entering = passes_.entering(rank) || windows_.wants(rank);
   if (committed_.version() == 0 || in_trainers || entering || state.stepped || committing_ ||
       full_params_.asked(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
@@ -41,8 +41,8 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   state.stepped = true;
   state.done_at_step = command.done;
   state.step = std::move(step);
-  state.pass = Pass::kOutside;  // it has stopped reading, and writing
-  state.window = state.wants_window = false;
+  passes_.Leave(rank);  // it has stopped reading, and writing
+  windows_.CloseWithStep(rank);
   return CloseStep(session);
 }
 

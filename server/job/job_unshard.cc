@@ -18,8 +18,8 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
                      "the job has no parameters yet; write them and CommitParameters first");
   }
   // Overtaken: sent before the rank paused once more.
-  const bool begins = pass_issued_ && ranks_[rank].pass == Pass::kEntering;  // its client has gone on
-  if (trainers_write() && ranks_[rank].pass != Pass::kInside && !ranks_[rank].overtaken && !begins) {
+  const bool begins = passes_.announced() && passes_.entering(rank);  // its client has gone on
+  if (trainers_write() && !passes_.inside(rank) && !windows_.overtaken(rank) && !begins) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank,
                      absl::StrCat("Unshard group \"", group_name(group), "\""),
                      "the rank is outside of a pass; EnterPass first");
@@ -75,7 +75,7 @@ absl::Status JobCore::Departed(const Departure& departure) {
 }
 
 absl::Status JobCore::GrantUnshards(int rank) {
-  if (committing_ || (pass_copies() && ranks_[rank].pass == Pass::kEntering)) {
+  if (committing_ || (pass_copies() && passes_.entering(rank))) {
     return absl::OkStatus();  // what it is to read is being made
   }
   for (;;) {

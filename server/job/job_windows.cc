@@ -39,13 +39,13 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
   if (!trainers_write()) {
     return NeverWrite(rank, "EnterPass");
   }
-  if (committed_.version() == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window) {
+  if (committed_.version() == 0 || full_params_.asked(rank) || !passes_.outside(rank) || windows_.wants(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
-                     committed_.version() == 0       ? "the job has no parameters yet"
-                     : full_params_.asked(rank)      ? "the rank is inside EnterFullParams"
-                     : state.wants_window            ? "the rank is waiting for its write window"
-                     : state.pass == Pass::kEntering ? "the rank is entering already"
-                                                     : "the rank is inside one; LeavePass first");
+                     committed_.version() == 0  ? "the job has no parameters yet"
+                     : full_params_.asked(rank) ? "the rank is inside EnterFullParams"
+                     : windows_.wants(rank)     ? "the rank is waiting for its write window"
+                     : passes_.entering(rank)   ? "the rank is entering already"
+                                                : "the rank is inside one; LeavePass first");
   }
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterPass"));
   const bool stepped = (command.flags & kStepped) != 0;
@@ -63,12 +63,10 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
     state.step.Clear();
     state.step.set_trainer_state(std::move(command.trainer_state));
   } else if (!command.trainer_state.empty()) {
-    state.pass_state = std::move(command.trainer_state);
+    passes_.SetTrainerState(rank, std::move(command.trainer_state));
   }
-  state.pass = Pass::kEntering;
-  state.done_at_pass = command.done;
-  state.pass_stepped = stepped;
-  state.window = state.overtaken = false;
+  passes_.Enter(rank, stepped, command.done);
+  windows_.Close(rank);
   if (stepped) {
     SHARDD_RETURN_IF_ERROR(CloseStep(session));
   }
@@ -80,34 +78,33 @@ absl::Status JobCore::OnLeavePass(Session* session) {
   if (!trainers_write()) {
     return NeverWrite(rank, "LeavePass");
   }
-  if (std::exchange(ranks_[rank].overtaken, false) && ranks_[rank].pass == Pass::kOutside) {
+  if (windows_.TakeOvertaken(rank) && passes_.outside(rank)) {
     return absl::OkStatus();  // it did not know yet
   }
-  if (ranks_[rank].pass != Pass::kInside) {
+  if (!passes_.inside(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeavePass", "the rank is not inside a pass");
   }
-  ranks_[rank].pass = Pass::kOutside;
+  passes_.Leave(rank);
   return absl::OkStatus();
 }
 
 absl::Status JobCore::OnOpenWindow(Session* session) {
   const int rank = session->rank();
-  RankStep& state = ranks_[rank];
   if (!trainers_write()) {
     return NeverWrite(rank, "OpenWindow");
   }
-  if (committed_.version() == 0 || full_params_.asked(rank) || state.pass != Pass::kOutside || state.wants_window ||
-      state.window) {
+  if (committed_.version() == 0 || full_params_.asked(rank) || !passes_.outside(rank) || windows_.wants(rank) ||
+      windows_.open(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "OpenWindow",
-                     committed_.version() == 0            ? "the job has no parameters yet"
-                     : full_params_.asked(rank)           ? "the rank is inside EnterFullParams"
-                     : state.window || state.wants_window ? "the rank has asked for it already"
-                                                          : "the rank is inside a pass; LeavePass first");
+                     committed_.version() == 0                     ? "the job has no parameters yet"
+                     : full_params_.asked(rank)                    ? "the rank is inside EnterFullParams"
+                     : windows_.open(rank) || windows_.wants(rank) ? "the rank has asked for it already"
+                                                                   : "the rank is inside a pass; LeavePass first");
   }
   if (!pass_copies()) {  // else it waits for nobody but who reads full parameters
     SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "OpenWindow"));
   }
-  state.wants_window = true;
+  windows_.Ask(rank);
   return absl::OkStatus();
 }
 
@@ -123,9 +120,9 @@ absl::StatusOr<bool> JobCore::StepComesFirst() const {
         absl::StatusCode::kFailedPrecondition, static_cast<int>(other - ranks_.begin()), "EnterPass",
         absl::StrCat("the rank enters a pass without the Step that rank ", one - ranks_.begin(), " has sent"));
   }
-  const bool stepped = ranks_[0].pass_stepped;
+  const bool stepped = passes_.stepped(0);
   for (int rank = 1; rank < world_size(); ++rank) {
-    if (ranks_[rank].pass_stepped != stepped) {
+    if (passes_.stepped(rank) != stepped) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
                        absl::StrCat("ranks differ in whether they made an optimizer step (got ", !stepped, " on rank ",
                                     rank, ", ", stepped, " on rank 0)"));
@@ -141,15 +138,15 @@ bool JobCore::NoStepComesFirst() const {
 
 absl::Status JobCore::CommitWindow() {
   SHARDD_RETURN_IF_ERROR(StepComesFirst().status());
-  const bool stepped = ranks_[0].pass_stepped;
+  const bool stepped = passes_.stepped(0);
   if (!stepped) {
     for (int rank = 0; rank < world_size(); ++rank) {
-      if (std::string state = std::exchange(ranks_[rank].pass_state, {}); !state.empty()) {
+      if (std::string state = passes_.TakeTrainerState(rank); !state.empty()) {
         committed_.SetTrainerState(rank, std::move(state));
         snapshot_.Outdate();
       }
     }
-    if (!window_open_) {
+    if (!windows_.any_since_version()) {
       BeginPass();
       return absl::OkStatus();
     }
@@ -169,7 +166,7 @@ absl::Status JobCore::CommitWindow() {
     DeviceWork work;
     work.label = absl::StrCat("cast version ", committed_.version() + 1);
     work.ops = std::move(ops[rank]);
-    if (window_open_) {
+    if (windows_.any_since_version()) {
       for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
         work.ops.push_back(std::move(op));
       }
@@ -183,22 +180,21 @@ absl::Status JobCore::CommitWindow() {
 // A rank that left a forward without its backward and enters another pass, while others have done that backward and
 // wait for its gradients or its step: it goes on in their pass. Nobody writes meanwhile.
 std::vector<int> JobCore::LateRanks() const {
-  const auto is_late = [](const RankStep& r) { return r.pass == Pass::kEntering && !r.pass_stepped; };
   int furthest = 0;  // backwards that somebody has closed who is still inside, or has stepped
   std::vector<int> wanted;
   for (int rank = 0; rank < world_size(); ++rank) {
     const RankStep& r = ranks_[rank];
-    if (r.pass == Pass::kInside || r.stepped) {
+    if (passes_.inside(rank) || r.stepped) {
       furthest = std::max(furthest, r.closed_backwards);
     }
     // Each step that a rank makes looks again, so a few at a time will do.
-    if (r.pass == Pass::kInside && r.blocked_slot >= 0 && wanted.size() < kMostBlockedAtOnce) {
+    if (passes_.inside(rank) && r.blocked_slot >= 0 && wanted.size() < kMostBlockedAtOnce) {
       wanted.push_back(WaitingFor(rank).rank);
     }
   }
   std::vector<int> late;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (is_late(ranks_[rank]) &&
+    if (passes_.entering(rank) && !passes_.stepped(rank) &&
         (ranks_[rank].closed_backwards < furthest || std::find(wanted.begin(), wanted.end(), rank) != wanted.end())) {
       late.push_back(rank);
     }
@@ -208,7 +204,7 @@ std::vector<int> JobCore::LateRanks() const {
 
 void JobCore::ReadmitLate() {
   for (const int rank : LateRanks()) {
-    ranks_[rank].pass = Pass::kInside;
+    passes_.Readmit(rank);
     if (pass_copies()) {
       sessions_[rank]->words().PublishPassIssued();
     }
@@ -220,9 +216,7 @@ void JobCore::FinishWindow(bool stepped) {
   if (closed_) {
     return;
   }
-  for (RankStep& rank : ranks_) {
-    rank.pass_stepped = false;  // said once
-  }
+  passes_.StepsCommitted();
   if (stepped) {
     EndStep({});
   } else {
@@ -234,7 +228,7 @@ void JobCore::FinishWindow(bool stepped) {
 }
 
 void JobCore::NoteWindowCommitted() {
-  if (std::exchange(window_open_, false)) {
+  if (windows_.Commit()) {
     snapshot_.Age();
     counters_.set_windows(counters_.windows() + 1);
   }
@@ -242,9 +236,8 @@ void JobCore::NoteWindowCommitted() {
 
 void JobCore::BeginPass() {
   counters_.set_passes(counters_.passes() + 1);
+  passes_.LetInAll();
   for (int rank = 0; rank < world_size(); ++rank) {
-    ranks_[rank].pass = Pass::kInside;
-    ranks_[rank].pass_stepped = false;
     sessions_[rank]->words().PublishPass();
   }
 }
@@ -252,23 +245,28 @@ void JobCore::BeginPass() {
 // A rank that has stepped reads no more; another may still write before its own step, but it itself only after the
 // commit.
 bool JobCore::MayOpenWindows() const {
-  return !snapshot_.taking() && !full_params_.AnyAsked() &&
-         std::any_of(ranks_.begin(), ranks_.end(), [](const RankStep& r) { return r.wants_window && !r.stepped; });
+  if (snapshot_.taking() || full_params_.AnyAsked()) {
+    return false;
+  }
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (windows_.wants(rank) && !ranks_[rank].stepped) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void JobCore::OpenWindows() {
-  if (!window_open_ && snapshot_.IsDueBeforeWindow()) {
+  if (!windows_.any_since_version() && snapshot_.IsDueBeforeWindow()) {
     Keep();
     return;
   }
   if (!EndPausedPasses()) {
     return;
   }
-  window_open_ = true;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].wants_window && !ranks_[rank].stepped) {
-      ranks_[rank].wants_window = false;
-      ranks_[rank].window = true;
+    if (windows_.wants(rank) && !ranks_[rank].stepped) {
+      windows_.Open(rank);
       sessions_[rank]->words().PublishWindow();
     }
   }
@@ -277,13 +275,13 @@ void JobCore::OpenWindows() {
 // No rank reads in its pass.
 bool JobCore::ReadersPause() const {
   int written_after = 0;  // backwards that who wants to write has done: those of readers come first
-  for (const RankStep& writer : ranks_) {
-    if (writer.wants_window && !writer.stepped) {
-      written_after = std::max(written_after, writer.closed_backwards);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (windows_.wants(rank) && !ranks_[rank].stepped) {
+      written_after = std::max(written_after, ranks_[rank].closed_backwards);
     }
   }
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].pass != Pass::kInside) {
+    if (!passes_.inside(rank)) {
       continue;
     }
     // What it sent before it paused comes first, too.
@@ -297,23 +295,23 @@ bool JobCore::ReadersPause() const {
 
 bool JobCore::EndPausedPasses() {
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].pass != Pass::kInside) {
+    if (!passes_.inside(rank)) {
       continue;
     }
     if (!sessions_[rank]->words().Overtake()) {
       return false;  // it has begun its backward just now; the others before it know that their pass is over
     }
-    ranks_[rank].pass = Pass::kOutside;
-    ranks_[rank].overtaken = true;
+    passes_.Leave(rank);
+    windows_.Overtake(rank);
   }
   return true;
 }
 
 void JobCore::PollPausesLater() {
-  polls_pauses_ = true;
+  windows_.PollPauses(true);
   loop_->AddTimer(MonotonicNow() + kPausePoll, [weak = weak_from_this()] {
     if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr) {
-      self->polls_pauses_ = false;
+      self->windows_.PollPauses(false);
       self->Advance();
     }
   });
@@ -325,7 +323,7 @@ absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
   std::vector<bool> stuck(static_cast<size_t>(world_size()), false);
   int behind = -1;  // of them, who has closed the fewest backwards
   for (int rank = 0; rank < world_size() && !plan_->config.allow_missing_contribution(); ++rank) {
-    if (ranks_[rank].wants_window && now - sessions_[rank]->last_command_time >= kStuckAfter) {
+    if (windows_.wants(rank) && now - sessions_[rank]->last_command_time >= kStuckAfter) {
       stuck[rank] = true;
       behind = behind < 0 || ranks_[rank].closed_backwards < ranks_[behind].closed_backwards ? rank : behind;
     }
@@ -335,7 +333,7 @@ absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
   for (int i = 0; i < world_size() && behind >= 0; ++i) {
     // Who is asked for whom it waits costs more: a few at a time, others with the next tick.
     const int reader = static_cast<int>((first + i) % world_size());
-    if (ranks_[reader].pass != Pass::kInside) {
+    if (!passes_.inside(reader)) {
       continue;
     }
     int rank = ranks_[reader].closed_backwards > ranks_[behind].closed_backwards ? behind : -1;

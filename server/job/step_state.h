@@ -17,15 +17,8 @@
 
 namespace shardd {
 
-enum class Pass { kOutside, kEntering, kInside };
 // One rank's place in the running step.
 struct RankStep {
-  Pass pass = Pass::kOutside;  // jobs whose trainers write
-  bool pass_stepped = false;   // kEntering: what was written is an optimizer step
-  std::string pass_state;      // kEntering without a step: what takes the place of its trainer state
-  bool overtaken = false;      // a window ended its pass while it had paused
-  bool wants_window = false;
-  bool window = false;       // was let in and has neither entered a pass nor stepped
   int closed_backwards = 0;  // BackwardDone so far; kAllBackwards once stepped
   // Given up by user code, and nothing submitted in them since: what is missing in them is no error.
   std::set<int> abandoned;
@@ -36,10 +29,9 @@ struct RankStep {
   std::optional<bool> pending_detach;  // asked for after Step; its value: finished
   int blocked_slot = -1;               // its client sleeps until this gradient slot is released
   std::vector<std::optional<std::pair<int, int>>> slot_holder;  // by slot: the (backward, group) in it
-  // Signals of its device (given_back.h): of BackwardDone by backward, of Step, of EnterPass.
+  // Signals of its device (given_back.h): of BackwardDone by backward, of Step.
   std::vector<uint64_t> done_at_close;
   uint64_t done_at_step = 0;
-  uint64_t done_at_pass = 0;
 };
 struct Contribution {
   std::vector<bool> present;

@@ -1,0 +1,37 @@
+#include "server/job/writes/passes.h"
+
+namespace shardd {
+
+void Passes::Enter(int rank, bool stepped, uint64_t signal) {
+  OfRank& of = ranks_[rank];
+  of.pass = Pass::kEntering;
+  of.stepped = stepped;
+  of.enter_signal = signal;
+}
+
+void Passes::ForgetTrainerStates() {
+  for (OfRank& rank : ranks_) {
+    rank.trainer_state.clear();
+  }
+}
+
+void Passes::StepsCommitted() {
+  for (OfRank& rank : ranks_) {
+    rank.stepped = false;
+  }
+}
+
+void Passes::LetInAll() {
+  announced_ = copied_ = false;
+  for (OfRank& rank : ranks_) {
+    rank.pass = Pass::kInside;
+    rank.stepped = false;
+  }
+}
+
+void Passes::EndEpoch() {
+  ranks_.assign(ranks_.size(), OfRank());
+  announced_ = copied_ = awaits_devices_ = false;
+}
+
+}  // namespace shardd
