@@ -302,7 +302,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     if (session->stream != nullptr) {
       v1::SessionEvent event;
       v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
-      if (absent_.WaitsInVain(session->start_ticks)) {
+      if (absent_.WaitsInVain(session->start_ticks, MonotonicNow())) {
         aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
       }
       aborted->set_epoch(epoch_);
