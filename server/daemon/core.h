@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/daemon/early_refusals.h"
 #include "server/daemon/freed_jobs.h"
 #include "server/daemon/jobs_source.h"
 #include "server/daemon/launcher.h"
@@ -202,6 +203,7 @@ class Core final : public JobsSource {
   // Loop-confined.
   absl::btree_map<std::string, Entry> jobs_;  // by name
   FreedJobs freed_;
+  EarlyRefusals early_refusals_;
   uint64_t next_job_id_ = 1;
   uint64_t next_session_id_ = 1;
   int opening_ = 0;  // OpenJob calls under way

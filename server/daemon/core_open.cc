@@ -69,8 +69,10 @@ void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::Op
       if (auto it = jobs_.find(name); it != jobs_.end()) {
         it->second.arriving = std::max(0, it->second.arriving - 1);
         if (it->second.job->uid() == uid) {
-          it->second.job->OpenAnswered(rank, status);
+          it->second.job->RankAnswered(rank, status, TicksSinceBoot());
         }
+      } else {
+        early_refusals_.Add(name, uid, {rank, status, TicksSinceBoot()}, MonotonicNow());
       }
     });
     done(std::move(result));
@@ -259,6 +261,9 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
     entry.launcher = std::move(launcher);
     entry.job = MakeJob(std::move(init));
     entry.job->StartNodes();
+    for (const EarlyRefusals::Refusal& refusal : early_refusals_.Take(name, peer.uid, MonotonicNow())) {
+      entry.job->RankAnswered(refusal.rank, refusal.status, refusal.ticks);
+    }
     had_job_ = true;
     v1::OpenJobResponse response;
     fill(*entry.job, &response);
@@ -315,8 +320,16 @@ void Core::AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankReques
     done(std::move(status));
     return;
   }
-  auto finish = [this, uid = peer.uid, done = std::move(done)](absl::StatusOr<v1::AttachRankResponse> result) {
+  auto finish = [this, uid = peer.uid, job_id = request.job_id(), rank = request.rank(),
+                 done = std::move(done)](absl::StatusOr<v1::AttachRankResponse> result) {
     End(uid);
+    if (IsFinalRefusal(result.status())) {
+      loop_.Post([this, uid, job_id, rank, status = result.status()] {
+        if (JobCore* const job = FindJob(job_id); job != nullptr && job->uid() == uid) {
+          job->RankAnswered(rank, status, TicksSinceBoot());
+        }
+      });
+    }
     done(std::move(result));
   };
   Attach(std::make_shared<Attaching>(Attaching{peer, std::move(pidfd), std::move(request), std::move(finish)}));

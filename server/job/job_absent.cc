@@ -5,27 +5,18 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/process/process_stat.h"
 #include "server/job/job_core.h"
 
 namespace shardd {
-namespace {
 
-// Another answer to the same description is not to be had.
-bool IsFinal(const absl::Status& status) {
-  return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status) || absl::IsUnimplemented(status);
-}
-
-}  // namespace
-
-void JobCore::OpenAnswered(int rank, const absl::Status& status) {
-  if (closed_ || !IsFinal(status) || rank < 0 || rank >= world_size()) {
+void JobCore::RankAnswered(int rank, const absl::Status& status, uint64_t ticks) {
+  if (closed_ || !IsFinalRefusal(status) || rank < 0 || rank >= world_size()) {
     return;
   }
   if (sessions_[rank] != nullptr || ranks_[rank].finished) {  // nobody waits for whom this is
     return;
   }
-  if (absent_.Refused(rank, std::string(status.message()), TicksSinceBoot())) {
+  if (absent_.Refused(rank, std::string(status.message()), ticks, MonotonicNow())) {
     Event(rank, "refused", std::string(status.message()));
   }
   Advance();
@@ -33,7 +24,8 @@ void JobCore::OpenAnswered(int rank, const absl::Status& status) {
 
 bool JobCore::SomeWaitInVain() const {
   return absent_.some_refused() && std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& session) {
-           return session != nullptr && session->stream != nullptr && absent_.WaitsInVain(session->start_ticks);
+           return session != nullptr && session->stream != nullptr &&
+                  absent_.WaitsInVain(session->start_ticks, MonotonicNow());
          });
 }
 

@@ -155,9 +155,9 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::StatusOr<int> SlotsOfPeer(FdRange range) const;
   // The rank is gone without a word.
   void SessionLost(int rank, const std::string& why);
-  // OpenJob of `rank` (-1: it did not say) came to `status`. Where no retry would help, ranks that wait for it are
-  // told. (job_absent.cc)
-  void OpenAnswered(int rank, const absl::Status& status);
+  // OpenJob or AttachRank of `rank` (-1: it did not say) came to `status` at `ticks` (TicksSinceBoot). Where no retry
+  // would help, ranks that wait for it are told. (job_absent.cc)
+  void RankAnswered(int rank, const absl::Status& status, uint64_t ticks);
   // Ends all sessions and frees the memory as soon as device work in flight has ended. Of several nodes: here, where
   // the others wait for another daemon or job to take this one's place, or on all of them.
   enum class CloseOn { kThisNode, kAllNodes };

@@ -278,9 +278,10 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   const auto extensions = extensions_.TakeAll();
   committed_.EndEpoch();
   if (node_gathers_ != nullptr) node_gathers_->EndEpoch();
-  counters_.set_aborts(counters_.aborts() + 1);
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
-  Event(-1, IsMidStep() ? "abort" : "epoch", std::string(cause.message()));
+  const bool drops_work = IsMidStep();
+  counters_.set_aborts(counters_.aborts() + (drops_work ? 1 : 0));
+  Event(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
   if (nodes_ != nullptr) {
     nodes_->member().AttemptEnded(cause);
   }
@@ -309,7 +310,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     if (session->stream != nullptr) {
       v1::SessionEvent event;
       v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
-      if (absent_.WaitsInVain(session->start_ticks)) {
+      if (absent_.WaitsInVain(session->start_ticks, MonotonicNow())) {
         aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
       }
       aborted->set_epoch(committed_.epoch());

@@ -6,27 +6,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/loop/core_loop.h"
 
 namespace shardd {
-namespace {
 
-// Where a process's start is not known: of one attempt, ranks come within this time.
-constexpr absl::Duration kOneAttempt = absl::Seconds(30);
+bool IsFinalRefusal(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status) || absl::IsUnimplemented(status);
+}
 
-}  // namespace
-
-bool AbsentRanks::Refused(int rank, std::string why, uint64_t ticks) {
+bool AbsentRanks::Refused(int rank, std::string why, uint64_t ticks, absl::Time now) {
   Refusal& refusal = refusals_[rank];
   const bool is_news = refusal.why != why;
-  refusal = {std::move(why), ticks, MonotonicNow()};
+  refusal = {std::move(why), ticks, now};
   return is_news;
 }
 
-bool AbsentRanks::WaitsInVain(uint64_t start_ticks) const {
+bool AbsentRanks::WaitsInVain(uint64_t start_ticks, absl::Time now) const {
   return std::any_of(refusals_.begin(), refusals_.end(), [&](const auto& entry) {
     const Refusal& refusal = entry.second;
-    return start_ticks == 0 ? MonotonicNow() - refusal.time < kOneAttempt : start_ticks <= refusal.ticks;
+    return now - refusal.time < kOneAttempt && start_ticks <= refusal.ticks;
   });
 }
 

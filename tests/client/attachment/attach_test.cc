@@ -54,6 +54,22 @@ TEST(Attach, InfoDescribesRankGroupsAndParameters) {
   EXPECT_C_ERROR(shardd_unshard(rank.job(), 3, SHARDD_FORWARD), kInvalidArgument, "got 3, want 0 to 2");
 }
 
+// Rank 1 comes first, with a description that no daemon of one node can serve.
+TEST(Attach, ARankThatWasRefusedBeforeTheJobWasThereIsNamedToWhoComesLater) {
+  Daemon daemon(2);
+  v1::JobSpec other = SmallSpec("job", 2);
+  other.mutable_config()->mutable_nodes()->add_addresses("here:1");
+  other.mutable_config()->mutable_nodes()->add_addresses("there:1");
+  Rank refused;
+  EXPECT_C_ERROR(refused.Attach(daemon.address(), other, 1), kFailedPrecondition, "no address for others");
+  Rank waits;
+  ASSERT_C_OK(waits.Attach(daemon.address(), SmallSpec("job", 2), 0));
+  const absl::Time begin = absl::Now();
+  const Result told = shardd_commit_parameters(waits.job());
+  EXPECT_C_ERROR(told, kFailedPrecondition, "rank 1 was refused");
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+}
+
 // The number of the descriptor that would be opened after `more` others.
 rlim_t FreeDescriptor(int more) {
   std::vector<UniqueFd> opened;

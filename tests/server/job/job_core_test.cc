@@ -104,6 +104,27 @@ TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
   EXPECT_EQ(epoch(), before) << "nobody else is troubled";
 }
 
+TEST_F(JobCoreTest, AnEpochThatEndsOutsideOfAStepIsCountedAsNoAbort) {
+  const auto aborts = [this] {
+    v1::Job job;
+    OnLoop([&] { job_->Describe(&job); });
+    return job.counters().aborts();
+  };
+  Train(0);
+  Train(1);
+  ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
+  const uint64_t before = epoch();
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  EXPECT_EQ(epoch(), before + 1);
+  EXPECT_EQ(aborts(), 0u);
+  Attach(0);
+  Attach(1);
+  Backward(0);
+  OnLoop([&] { job_->SessionLost(1, "its process ended"); });
+  EXPECT_EQ(epoch(), before + 2);
+  EXPECT_EQ(aborts(), 1u) << "the backward was in vain";
+}
+
 TEST_F(JobCoreTest, CommandsDuringTheCommitAreAnErrorThatComesAfterIt) {
   TrainUntilDecided();
   v1::Command command;
