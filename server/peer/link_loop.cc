@@ -52,9 +52,11 @@ LinkLoop::LinkLoop(PeerJoin join, PeerLinks::Events* events, Transport transport
     peers_.push_back(std::make_unique<Peer>());
     peers_.back()->down_since = peers_.back()->next_call = MonotonicNow();
     peers_.back()->backoff = kFirstBackoff;
-    peers_.back()->last_error = absl::UnavailableError(
-        static_cast<int>(node) < join_.node ? "it has not answered yet"
-                                            : "it has not called yet: the job is not open there, or not reachable");
+    peers_.back()->last_error =
+        absl::UnavailableError(static_cast<int>(node) < join_.node
+                                   ? "it has not answered yet"
+                                   : "it has not called yet: the job is not open there, it does not reach this "
+                                     "node, or one of the two certificates is not accepted (expired?)");
   }
 }
 
