@@ -230,5 +230,6 @@ def test_agreements_match_where_a_rank_dies_between_two_and_where_another_proces
     assert [*lives[0]["losses"]] == [*last] and [*lives[1]["losses"]] == [_STEPS - 1]
     assert [*survivor["losses"]] == [*range(_STEPS)]
     counts = survivor["counters"]
-    # The one who finished ended nothing: its place was taken in the same epoch.
-    assert counts["commits"] == _STEPS and counts["aborts"] == 1 and counts["attaches"] == 5
+    # The one who finished ended nothing: its place was taken in the same epoch. The death is an abort only where the step
+    # had begun.
+    assert counts["commits"] == _STEPS and counts["aborts"] <= 1 and counts["attaches"] == 5
