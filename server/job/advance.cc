@@ -346,7 +346,7 @@ void JobCore::Advance() {
       if ((row.needs & ~facts) != 0 || (row.unless & facts) != 0 || !row.may(*this)) {
         continue;
       }
-      keep = keep == nullptr ? shared_from_this() : std::move(keep);
+      if (keep == nullptr) keep = shared_from_this();
       const uint64_t epoch = committed_.epoch();
       absl::Status status = row.act(*this);
       if (!status.ok()) {
