@@ -172,7 +172,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Who is readmitted is not entering, so what waits for all to enter waits for it again."},
       {"add before its turn", kSomeBlocked, kCommitting | kReducing, [](const JobCore& job) { return job.AllStuck(); },
        [](JobCore& job) { return job.AddBeforeTurn(); },
-       [](const JobCore& job, int rank) { return job.WaitForGradients(rank); },
+       [](const JobCore& job, int rank) { return job.pairing_.WaitingFor(rank); },
        "SubmitGradients, or BackwardDone, of every rank for the backward and group in the slot",
        "Ranks that run groups in different orders sleep until a slot is released whose group another rank submits only "
        "later. This is done when, and only when, every rank is stuck, so results are the same on every run.",
@@ -316,16 +316,15 @@ uint32_t JobCore::SeeFacts() const {
                    when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
                    when(static_cast<int>(extensions_.by_rank().size()) == world_size(), kAllExtend);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
-  int closed = nodes_ != nullptr ? nodes_->closed() : kAllBackwards;
+  const int closed = std::min(pairing_.closed_by_all(), nodes_ != nullptr ? nodes_->closed() : kAllBackwards);
   for (int at = 0; at < world_size(); ++at) {
     const RankStep& rank = ranks_[at];
     const bool enters = passes_.entering(at);
     all &= when(rank.stepped, kAllStepped) | when(enters, kAllEntering) |
            when(full_params_.asked(at) && !rank.stepped, kAllFullParams) | when(rank.committed_params, kAllCommitted);
     facts |= when(full_params_.inside(at), kSomeInside) | when(windows_.wants(at), kSomeWantWindow) |
-             when(rank.blocked_slot >= 0, kSomeBlocked) | when(enters && !passes_.stepped(at), kSomeLate) |
+             when(pairing_.sleeps(at), kSomeBlocked) | when(enters && !passes_.stepped(at), kSomeLate) |
              when(rank.pending_detach.has_value(), kSomeLeft);
-    closed = std::min(closed, rank.closed_backwards);
   }
   if ((!sums_.by_trainers() && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
     facts |= kToldLess;

@@ -6,9 +6,9 @@
 // follows from the same rows. README.md shows the table, and a test compares the two.
 
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
+#include "server/job/wait.h"
 
 namespace shardd {
 
@@ -43,12 +43,6 @@ enum Fact : uint32_t {
 constexpr int kFacts = 22;
 // The fact's name in the table of README.md.
 const char* FactName(Fact fact);
-
-// Who a rank cannot go on without, and the call of that rank that it needs.
-struct Wait {
-  int rank = -1;  // -1: nobody
-  std::string call;
-};
 
 // A row of the table. A row is open when all facts of `needs` hold, none of `unless` does, and `may` says yes; `may`
 // changes nothing. `act` must leave its row closed, or return an error, which ends the epoch.

@@ -18,6 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/shm/unique_fd.h"
+#include "server/job/membership/sessions.h"
+#include "server/loop/core_loop.h"
 
 namespace shardd {
 
@@ -39,18 +41,56 @@ struct Held {
   absl::AnyInvocable<void()> dropped;  // instead of `run` where the epoch ends first; may be null
 };
 
-// A descriptor that becomes readable every kPoll while it is on. Loop-confined.
+// Keeps the loop going round every kPoll while it is on: whoever is waited for says so in memory alone. Loop-confined.
 class PollTimer {
  public:
   static constexpr absl::Duration kPoll = absl::Microseconds(100);
-  // -1: there is none, and the loop's own pace has to do.
-  int fd();
-  void Set(bool on);
-  void Clear();  // what has expired
+  explicit PollTimer(CoreLoop* loop) : loop_(loop) {}
+  void On();
+  void Off();
+  void Stop();  // off, and the loop forgets it
 
  private:
-  UniqueFd fd_;
+  void Set(bool on);
+
+  CoreLoop* const loop_;
+  UniqueFd fd_;  // invalid: there is none, and the loop's own pace has to do
+  bool watched_ = false;
   bool on_ = false;
+};
+
+// Owns the work that waits for ranks' devices. Loop-confined.
+class GivenBack {
+ public:
+  // All outlive this. `reaper`: frees what was dropped, which holds the memory of sessions.
+  GivenBack(const Sessions* sessions, PollTimer* timer, CoreLoop* reaper);
+
+  DoneSignal SignalOf(int rank, uint64_t done) const;
+  bool HasCome(const DoneSignal& signal) const;
+  bool HaveCome(const std::vector<DoneSignal>& signals) const;
+
+  // Runs `held` when its signals have come and all of its order before it has run: at once where that is so, with its
+  // error; else in RunNext.
+  absl::Status When(Held held);
+  bool empty() const { return held_.empty(); }
+  // Runs the first that may; false: none may.
+  bool RunNext(absl::Status* status);
+  // The epoch has ended: nothing of what waits runs.
+  void Drop();
+
+  // A signal that has not come for `limit`; what.empty(): there is none.
+  struct Late {
+    std::string what;
+    DoneSignal signal;
+    absl::Duration since;
+  };
+  Late FindLate(absl::Time now, absl::Duration limit) const;
+
+ private:
+  const Sessions* const sessions_;
+  PollTimer* const timer_;
+  CoreLoop* const reaper_;
+  std::list<Held> held_;
 };
 
 }  // namespace shardd

@@ -60,16 +60,15 @@ void JobCore::CheckAbsent() {
 
 bool JobCore::IsMidStep() const {
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (windows_.open(rank) || !passes_.outside(rank)) {
+    if (windows_.open(rank) || !passes_.outside(rank) || pairing_.closed(rank) > 0) {
       return true;
     }
   }
-  if (gradients_seen_ || windows_.any_since_version() || initial_values_.any() || full_params_.AnyAsked()) {
+  if (pairing_.any_seen() || windows_.any_since_version() || initial_values_.any() || full_params_.AnyAsked()) {
     return true;
   }
-  return std::any_of(
-             ranks_.begin(), ranks_.end(),
-             [](const RankStep& rank) { return rank.stepped || rank.committed_params || rank.closed_backwards > 0; }) ||
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const RankStep& rank) { return rank.stepped || rank.committed_params; }) ||
          std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
            return session != nullptr &&
                   std::any_of(session->handles.begin(), session->handles.end(),

@@ -13,8 +13,8 @@ namespace shardd {
 
 void JobCore::Decide() {
   DeviceOps zeros = SettleAllPresence();
-  if (!uneven_gradient_.ok()) {
-    Abort(std::exchange(uneven_gradient_, absl::OkStatus()), {});
+  if (absl::Status uneven = pairing_.TakeUneven(); !uneven.ok()) {
+    Abort(std::move(uneven), {});
     return;
   }
   const bool zeroed = std::any_of(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); });
@@ -42,7 +42,7 @@ void JobCore::Decide() {
   const auto done = zeroed ? JoinGradientWork(count, measured) : Join(count, measured);
   DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
   for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
-    for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), presence_.by_param(), rank, norms->data())) {
+    for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), pairing_.presence().by_param(), rank, norms->data())) {
       ops[rank].push_back(std::move(op));
     }
   }
@@ -60,7 +60,7 @@ void JobCore::Measured(const Norm& norm) {
     Apply(norm.value());
     return;
   }
-  nodes_->SayReduced(committed_.step() + 1, committed_.version(), presence_.by_param(), norm);
+  nodes_->SayReduced(committed_.step() + 1, committed_.version(), pairing_.presence().by_param(), norm);
 }
 
 void JobCore::Apply(double norm) {
@@ -79,7 +79,8 @@ void JobCore::ApplyDecided() {
   const v1::Step& step = ranks_[0].step;
   decided_.groups.assign(step.groups().begin(), step.groups().end());
   decided_.clip_factor = clip_factor_ * (step.loss_scale() > 0 ? 1 / step.loss_scale() : 1);
-  decided_.present = skipped_ ? std::vector<bool>(presence_.by_param().size(), false) : presence_.by_param();
+  decided_.present =
+      skipped_ ? std::vector<bool>(pairing_.presence().by_param().size(), false) : pairing_.presence().by_param();
   decided_.step_counts = committed_.step_counts();
   v1::DecidedStepRecord record;
   record.set_epoch(committed_.epoch());
@@ -87,8 +88,8 @@ void JobCore::ApplyDecided() {
   *record.mutable_groups() = step.groups();
   record.set_clip_factor(decided_.clip_factor);
   record.set_grad_norm(grad_norm_);
-  std::string present(MaskBytes(static_cast<int64_t>(presence_.by_param().size())), '\0');
-  for (size_t i = 0; i < presence_.by_param().size(); ++i) {
+  std::string present(MaskBytes(static_cast<int64_t>(pairing_.presence().by_param().size())), '\0');
+  for (size_t i = 0; i < pairing_.presence().by_param().size(); ++i) {
     SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), decided_.present[i]);
   }
   record.set_present(std::move(present));
@@ -112,10 +113,10 @@ void JobCore::ApplyDecided() {
     decided.set_skipped(skipped_);
     if (plan_->cut_over_nodes) {
       decided.mutable_present()->assign(
-          static_cast<size_t>(MaskBytes(static_cast<int64_t>(presence_.by_param().size()))), '\0');
-      for (size_t i = 0; i < presence_.by_param().size(); ++i) {
+          static_cast<size_t>(MaskBytes(static_cast<int64_t>(pairing_.presence().by_param().size()))), '\0');
+      for (size_t i = 0; i < pairing_.presence().by_param().size(); ++i) {
         SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i),
-                   presence_.by_param()[i]);
+                   pairing_.presence().by_param()[i]);
       }
     }
     nodes_->member().Decide(decided);
@@ -169,13 +170,13 @@ void JobCore::CommitUnshown() {
 }
 
 void JobCore::CountUpdates() {
-  for (size_t i = 0; i < presence_.by_param().size(); ++i) {
+  for (size_t i = 0; i < pairing_.presence().by_param().size(); ++i) {
     if (decided_.present[i]) {
       counters_.set_bytes_updated(counters_.bytes_updated() + ElementsOfNode(*plan_, static_cast<int>(i)).numel *
                                                                   DTypeSizeBytes(plan_->params[i].dtype));
     }
   }
-  presence_.Clear();
+  pairing_.presence().Clear();
 }
 
 void JobCore::Commit() {
@@ -212,17 +213,13 @@ void JobCore::EndStep(const std::vector<bool>& updated) {
   committing_ = applied_ = showing_ = false;
   deciding_ = false;
   NoteWindowCommitted();
-  pairs_.clear();
+  pairing_.EndStep();
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  gradients_seen_ = false;
   abandons_told_ = 0;
   for (RankStep& rank : ranks_) {
     rank.stepped = false;
-    rank.closed_backwards = 0;
-    rank.done_at_close.clear();
     rank.done_at_step = 0;
-    rank.abandoned.clear();
     rank.step.Clear();
   }
   for (const auto& session : sessions_) {

@@ -50,7 +50,9 @@ JobCore::JobCore(Init init)
       orders_(plan_),
       unshards_(plan_),
       full_params_(plan_->world_size),
-      presence_(plan_),
+      pairing_(plan_, &committed_),
+      poll_timer_(loop_),
+      given_back_(&sessions_, &poll_timer_, memory_worker_.get()),
       passes_(plan_->world_size),
       windows_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
@@ -97,14 +99,14 @@ void JobCore::Event(int rank, absl::string_view kind, std::string text) {
 }
 
 absl::Status JobCore::RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
-  return absl::Status(code, absl::StrCat(what, ": ", fact, " (rank=", rank, ", step=", committed_.step() + 1, ")"));
+  return RankErrorAt(committed_.step(), code, rank, what, fact);
 }
 
 absl::Status JobCore::CheckNobodyFinished(int rank, absl::string_view what, int backward) const {
   for (int other = 0; other < world_size(); ++other) {
     const RankStep& state = ranks_[other];
     const bool finished = state.finished || (state.pending_detach == true && !state.stepped);
-    if (finished && other != rank && state.closed_backwards <= backward) {
+    if (finished && other != rank && pairing_.closed(other) <= backward) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
                        absl::StrCat("rank ", other, " has finished and takes part in nothing any more"));
     }
@@ -156,7 +158,7 @@ std::function<void(absl::Status)> JobCore::JoinGradientWork(int count, std::func
 bool JobCore::PollRings(absl::Time until) {
   const uint64_t before = committed_.epoch();
   bool found = PollSums();
-  found = (!held_.empty() && RunGivenBack()) || found;
+  found = (!given_back_.empty() && RunGivenBack()) || found;
   if (committed_.epoch() != before) {
     return true;
   }
@@ -252,7 +254,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   if (command.opcode != Opcode::kWaitGradientSlot) {
     session->last_command = names_group ? absl::StrCat(OpcodeName(command.opcode), " ", group_name(command.group))
                                         : std::string(OpcodeName(command.opcode));
-    ranks_[rank].blocked_slot = -1;  // whoever sends is not asleep
+    pairing_.Wake(rank);  // whoever sends is not asleep
   }
   session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);
   SHARDD_RETURN_IF_ERROR(EndAsking(rank));
@@ -299,7 +301,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kAbandonBackward:
       return OnAbandonBackward(session, command.done);
     case Opcode::kSetGradientPresence:
-      return OnSetGradientPresence(session, command.group, command.arg0 != 0);
+      return pairing_.SetPresence(rank, command.group, command.arg0 != 0, committing_);
     case Opcode::kInvalid:
       break;
   }

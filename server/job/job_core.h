@@ -31,7 +31,7 @@
 #include "server/job/advance.h"
 #include "server/job/full_params/full_params.h"
 #include "server/job/given_back.h"
-#include "server/job/gradients/gradient_presence.h"
+#include "server/job/gradients/pairing.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
 #include "server/job/membership/extensions.h"
@@ -39,6 +39,7 @@
 #include "server/job/membership/sessions.h"
 #include "server/job/membership/trainer_sums.h"
 #include "server/job/optimizer_devices.h"
+#include "server/job/rank_error.h"
 #include "server/job/step/committed.h"
 #include "server/job/step_state.h"
 #include "server/job/trace/job_trace.h"
@@ -224,7 +225,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool MayFinishRestore() const;
   void FinishRestore();
   // Says to node 0 that the group's next occurrence is complete here; it is added when all nodes have it (NodeGo).
-  void SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks);
+  void SayReady(PairKey key, const std::vector<int>& ranks);
   int ClosedToSay() const;
   void SayClosed();
   void CompareReplicasIfDue();
@@ -258,17 +259,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
   void ResetStep();
-  // What waits for ranks' devices (job_given_back.cc). Runs `held` when its signals have come and all of its order
-  // before it has run: at once where that is so. An error of it that comes later aborts the epoch, whose end drops it.
-  absl::Status WhenGivenBack(Held held);
+  // What trainers add, and what waits for ranks' devices (job_sums.cc). An error of work that waits aborts the epoch.
+  bool PollSums();
   bool RunGivenBack();
   void DropGivenBack();
-  DoneSignal SignalOf(int rank, uint64_t done) const;
-  bool HasCome(const DoneSignal& signal) const;
-  bool HaveCome(const std::vector<DoneSignal>& signals) const;
-  // What trainers add (job_sums.cc).
-  bool PollSums();
-  void PollSoon();  // until nothing is waited for
   void PollNoMore();
   absl::Status CheckSums(absl::Time now, int* rank);
   void ForgetStragglers();
@@ -295,11 +289,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status OnLeaveFullParams(Session* session, uint64_t done);
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
   absl::Status OnBackwardDone(Session* session, const RankCommand& command);
-  absl::Status OnAbandonBackward(Session* session, uint64_t done);  // (job_abandon.cc)
-  void TellAbandon(int rank, int backward, int taken_back, int stays);
-  absl::Status OnSetGradientPresence(Session* session, int64_t param, bool present);  // (job_presence.cc)
-  absl::Status OnStep(Session* session, RankCommand command);                         // (job_step.cc)
-  absl::Status OnEnterPass(Session* session, RankCommand command);                    // (job_windows.cc)
+  absl::Status OnAbandonBackward(Session* session, uint64_t done);
+  void TellAbandon(int rank, int backward, const Pairing::Abandoned& abandoned);
+  absl::Status OnStep(Session* session, RankCommand command);       // (job_step.cc)
+  absl::Status OnEnterPass(Session* session, RankCommand command);  // (job_windows.cc)
   absl::Status OnLeavePass(Session* session);
   absl::Status OnOpenWindow(Session* session);
   void OnWaitGradientSlot(Session* session, int group);
@@ -349,29 +342,18 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void Release(Session* session);
   void UndoWrites();  // closes the job where a device fails; undo_.undoing() until the copier has done it
 
-  // Gradients: pairing (job_gradients.cc), adding (job_reduce.cc), what ranks say of them (job_presence.cc)
-  Pair& GetPair(PairKey key);
-  absl::Status CheckMissing(int rank, PairKey key, const Pair& pair) const;
+  // Gradients: commands (job_gradients.cc), adding (job_reduce.cc)
   // The daemon has come to read the slot; where the rank's device says when the next bytes are in it, the next may
   // come.
   void IssueSlot(int rank, int slot, bool stream_ordered);
   void ReleaseSlot(int rank, int slot, bool stream_ordered);
-  std::vector<DoneSignal> SignalsOfReduction(PairKey key, const Pair& pair, const std::vector<int>& ranks) const;
-  void DropWhatStays(PairKey key, Pair& pair, const std::vector<int>& ranks, std::vector<bool>* again);
-  void BeginAnew(PairKey key, Pair& pair, const std::vector<int>& ranks);
-  void FollowHolders(PairKey key, Pair& pair, const std::vector<int>& ranks);
-  using OfOthers = GivenGradients;  // this node included
-  absl::Status ChooseModes(PairKey key, Pair& pair, const std::vector<int>& ranks, const std::vector<bool>& again,
-                           const OfOthers* others, std::vector<GradientMode>* modes);
-  // What ranks have said of their gradients before backward `backward` has its effect. Returns what is to be done with
-  // the gradients before anything else.
-  DeviceOps SettlePresence(const std::vector<int>& params, int backward);
+  std::vector<DoneSignal> SignalsOfReduction(PairKey key, const std::vector<int>& ranks,
+                                             const std::vector<Contribution>& given) const;
   DeviceOps SettleAllPresence();
-  DeviceOps SettleParts(const GradientPresence::Uneven& has);
-  void NoteUneven(const GradientPresence::Uneven& uneven);
+  // The rank closes what `keys` name: adds what is complete by that.
+  absl::Status ReduceClosed(int rank, const std::vector<PairKey>& keys);
   absl::Status TryReduce(PairKey key);
-  void ForgetIfClosed(PairKey key);
-  absl::Status IssueReduce(PairKey key, Pair& pair, const std::vector<int>& ranks, const OfOthers* others = nullptr);
+  absl::Status IssueReduce(PairKey key, const std::vector<int>& ranks, const GivenGradients* others = nullptr);
   // All that the daemon's devices are told of one reduction.
   struct Reduction {
     int group = 0;
@@ -382,14 +364,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     std::vector<std::shared_ptr<SessionMemory>> keep;  // slots are read until it is done, whatever happens meanwhile
   };
   void SubmitReduction(Reduction reduction);
-  void OnReduced(int group, const std::vector<int>& ranks, const std::vector<bool>& stream_ordered);
   bool AllStuck() const;
   absl::Status AddBeforeTurn();
   void PublishReduced();
-  Wait WaitForGradients(int rank) const;
   // The step (job_step.cc, job_commit.cc)
   absl::Status BeginDecision();
-  absl::Status CheckBackwardClosed(int rank, absl::string_view what) const;
   absl::Status CloseStep(Session* session);
   absl::Status CompareSteps() const;
   absl::Status CompareOrders();
@@ -492,9 +471,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   RequestOrders orders_;
   PooledUnshards unshards_;
   FullParams full_params_;
-  std::map<PairKey, Pair> pairs_;
-  GradientPresence presence_;
-  bool gradients_seen_ = false;
+  Pairing pairing_;
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
   int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch
@@ -503,10 +480,9 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int told_reduced_ = 0;
   bool deciding_ = false;
   // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
-  std::list<Held> held_;
-  bool decision_held_ = false;
   PollTimer poll_timer_;
-  bool poll_watched_ = false;
+  GivenBack given_back_;
+  bool decision_held_ = false;
   bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
   bool applied_ = false;     // of a decided step: it waits
   bool showing_ = false;     // no more
@@ -517,9 +493,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool reading_values_ = false;
-  bool values_said_ = false;      // initial ones, to node 0, or about to be
-  bool finished_said_ = false;    // that all ranks have, to other nodes
-  absl::Status uneven_gradient_;  // of several nodes: ranks of this one have dropped it and others have not
+  bool values_said_ = false;    // initial ones, to node 0, or about to be
+  bool finished_said_ = false;  // that all ranks have, to other nodes
   // What trainers write.
   Passes passes_;
   WriteWindows windows_;

@@ -70,10 +70,8 @@ absl::Status JobCore::CheckMayExtend(int rank) const {
 // Ranks that have gone on where this one asks, and would wait for it.
 absl::Status JobCore::CheckNobodyWentOn(int rank, const std::string& what) const {
   for (int other = 0; other < world_size(); ++other) {
-    bool began = ranks_[other].closed_backwards > ranks_[rank].closed_backwards || ranks_[other].stepped;
-    for (auto it = pairs_.lower_bound({ranks_[rank].closed_backwards, 0}); it != pairs_.end() && !began; ++it) {
-      began = it->second.submitted[other] > 0;
-    }
+    const int closed = pairing_.closed(rank);
+    const bool began = pairing_.closed(other) > closed || ranks_[other].stepped || pairing_.GaveFrom(other, closed);
     if (other != rank && began) {
       return RankError(absl::StatusCode::kFailedPrecondition, other, "ExtendJob", AloneText(rank, what));
     }
@@ -89,7 +87,7 @@ std::string JobCore::AloneText(int rank, const std::string& what) const {
 
 absl::Status JobCore::CheckNobodyExtends(int rank, absl::string_view what, int backward) const {
   for (const auto& [other, asked] : extensions_.by_rank()) {
-    if (other != rank && ranks_[other].closed_backwards <= backward) {
+    if (other != rank && pairing_.closed(other) <= backward) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, what, AloneText(other, asked.extension->what));
     }
   }

@@ -62,12 +62,11 @@ bool JobCore::MayGrantFullParams() const {
 
 absl::Status JobCore::CheckEqualBackwards() const {
   for (int rank = 0; full_params_.request(0).with_grads && rank < world_size(); ++rank) {
-    SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterFullParams with_grads"));
-    if (ranks_[rank].closed_backwards != ranks_[0].closed_backwards) {
+    SHARDD_RETURN_IF_ERROR(pairing_.CheckClosed(rank, "EnterFullParams with_grads"));
+    if (pairing_.closed(rank) != pairing_.closed(0)) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
                        absl::StrCat("with_grads: ranks have closed different numbers of backwards (got ",
-                                    ranks_[rank].closed_backwards, " on rank ", rank, ", ", ranks_[0].closed_backwards,
-                                    " on rank 0)"));
+                                    pairing_.closed(rank), " on rank ", rank, ", ", pairing_.closed(0), " on rank 0)"));
     }
   }
   return absl::OkStatus();
@@ -83,15 +82,15 @@ absl::Status JobCore::LetIntoFullParams() {
   entry.order = Held::Order::kDecisions;
   entry.what = "EnterFullParams";
   for (int rank = 0; rank < world_size(); ++rank) {
-    entry.signals.push_back(SignalOf(rank, full_params_.entry_signal(rank)));
+    entry.signals.push_back(given_back_.SignalOf(rank, full_params_.entry_signal(rank)));
   }
-  if (!HaveCome(entry.signals)) {
+  if (!given_back_.HaveCome(entry.signals)) {
     full_params_.AwaitDevices(true);
     entry.run = [this] {
       full_params_.AwaitDevices(false);
       return absl::OkStatus();
     };
-    return WhenGivenBack(std::move(entry));
+    return given_back_.When(std::move(entry));
   }
   if (full_params_.request(0).writeback) {
     if (absl::Status fits = CheckUndoFits(); !fits.ok()) {
@@ -111,7 +110,7 @@ absl::Status JobCore::LetIntoFullParams() {
     SettleBehindReductions();
     return absl::OkStatus();
   };
-  return WhenGivenBack(std::move(settling));
+  return given_back_.When(std::move(settling));
 }
 
 // All ranks are where they were before they asked.
@@ -167,9 +166,10 @@ void JobCore::SettleBehindReductions() {
 void JobCore::GrantFullParams() {
   const FullParamsRequest& asked = full_params_.request(0);
   full_params_.Grant(SummonedParams(spec_, *plan_, asked.group, asked.recurse));
-  std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(presence_.by_param().size())) : 0, '\0');
-  for (size_t i = 0; i < presence_.by_param().size() && asked.with_grads; ++i) {
-    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), presence_.by_param()[i]);
+  std::string present(asked.with_grads ? MaskBytes(static_cast<int64_t>(pairing_.presence().by_param().size())) : 0,
+                      '\0');
+  for (size_t i = 0; i < pairing_.presence().by_param().size() && asked.with_grads; ++i) {
+    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), pairing_.presence().by_param()[i]);
   }
   Event(-1, "full_params",
         absl::StrCat("entered", asked.group >= 0 ? absl::StrCat(" for \"", group_name(asked.group), "\"") : "",

@@ -1,7 +1,5 @@
-// Gradients as they come: paired by (backward, group, occurrence), never by position. job_reduce.cc adds them.
+// Gradients as ranks' commands give them. Which are added together is for gradients/pairing.h; job_reduce.cc adds them.
 
-#include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,183 +9,131 @@
 namespace shardd {
 namespace {
 
-constexpr int kMaxBackwards = 1 << 14;  // of a step: what is paired is kept until the commit
+constexpr int kAbandonsToldPerStep = 8;
 
 }  // namespace
-
-Pair& JobCore::GetPair(PairKey key) {
-  Pair& pair = pairs_[key];
-  if (pair.submitted.empty()) {
-    pair.waiting.resize(world_size());
-    pair.submitted.assign(world_size(), 0);
-    pair.added.assign(world_size(), 0);
-    pair.stays.assign(world_size(), 0);
-    pair.folded.assign(world_size(), 0);
-    pair.touched.assign(plan_->groups[key.second].params.size(), 0);
-    pair.own.assign(plan_->groups[key.second].params.size(), 0);
-  }
-  return pair;
-}
 
 absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   const int rank = session->rank();
   const int group = command.group;
-  const GroupPlan& plan = plan_->groups[group];
   const std::string what = absl::StrCat("SubmitGradients group \"", group_name(group), "\"");
-  RankStep& state = ranks_[rank];
-  if (plan.gradient_slot < 0) {
+  if (plan_->groups[group].gradient_slot < 0) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the group has nothing to train");
   }
-  if (state.stepped || committing_) {
+  if (ranks_[rank].stepped || committing_) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the step is being committed");
   }
-  const int slot = plan.gradient_slot;
-  if (state.slot_holder[slot].has_value()) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                     absl::StrCat("gradient slot ", slot, " still holds group \"",
-                                  group_name(state.slot_holder[slot]->second), "\"; wait for the slot first"));
-  }
-  const int bits = static_cast<int>(plan.params.size());
-  Contribution contribution;
-  contribution.done = command.done;
-  contribution.fresh = command.fresh.empty() ? std::vector<bool>(bits, false) : std::move(command.fresh);
-  contribution.present.resize(bits);
-  for (int i = 0; i < bits; ++i) {
-    const bool trainable = plan_->params[plan.params[i]].requires_grad;
-    if (!trainable && !command.present.empty() && command.present[i]) {
-      return RankError(
-          absl::StatusCode::kInvalidArgument, rank, what,
-          absl::StrCat("parameter \"", plan_->params[plan.params[i]].fqn, "\" is frozen but marked as present"));
-    }
-    contribution.present[i] = trainable && (command.present.empty() || command.present[i]);
-  }
+  absl::StatusOr<Contribution> contribution = pairing_.Check(rank, std::move(command), what);
+  SHARDD_RETURN_IF_ERROR(contribution.status());
   SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kSubmitGradients, group_name(group), rank));
   SHARDD_RETURN_IF_ERROR(Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
   counters_.set_gradient_submissions(counters_.gradient_submissions() + 1);
-  const PairKey key(state.closed_backwards, group);
-  gradients_seen_ = true;
-  Pair& pair = GetPair(key);
-  pair.waiting[rank].push_back(std::move(contribution));
-  ++pair.submitted[rank];
-  state.abandoned.erase(key.first);
-  state.slot_holder[slot] = key;
+  const PairKey key = pairing_.Give(rank, group, *std::move(contribution));
   SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, what, key.first));
-  for (int other = 0; other < world_size(); ++other) {
-    SHARDD_RETURN_IF_ERROR(CheckMissing(other, key, pair));
-  }
+  SHARDD_RETURN_IF_ERROR(pairing_.CheckMissing(key));
   if (unshards_.pooled() && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
     SHARDD_RETURN_IF_ERROR(PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward));
   }
   return TryReduce(key);
 }
 
-// A rank that has closed the backward without a group that others submitted.
-absl::Status JobCore::CheckMissing(int rank, PairKey key, const Pair& pair) const {
-  if (plan_->config.allow_missing_contribution() || ranks_[rank].closed_backwards <= key.first ||
-      pair.submitted[rank] > 0 || ranks_[rank].abandoned.count(key.first) > 0) {
-    return absl::OkStatus();
-  }
-  for (int other = 0; other < world_size(); ++other) {
-    if (pair.submitted[other] > 0) {
-      return RankError(
-          absl::StatusCode::kFailedPrecondition, rank, "backward",
-          absl::StrCat("rank ", rank, " closed backward ", key.first, " without SubmitGradients for group \"",
-                       group_name(key.second), "\", which rank ", other,
-                       " submitted; submit it (with an empty presence mask if there is no gradient), or set "
-                       "allow_missing_contribution"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& command) {
   const int64_t index = command.arg0;
   const int rank = session->rank();
-  RankStep& state = ranks_[rank];
-  if (state.stepped || index != state.closed_backwards) {
+  const int closed = pairing_.closed(rank);
+  if (ranks_[rank].stepped || index != closed) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "BackwardDone",
-                     state.stepped ? std::string("the rank has sent Step")
-                                   : absl::StrCat("wrong index (got ", index, ", want ", state.closed_backwards, ")"));
+                     ranks_[rank].stepped ? std::string("the rank has sent Step")
+                                          : absl::StrCat("wrong index (got ", index, ", want ", closed, ")"));
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kBackwardDone, group_name(static_cast<int>(g)), rank));
   }
-  if (state.closed_backwards >= kMaxBackwards) {
-    return RankError(absl::StatusCode::kResourceExhausted, rank, "BackwardDone",
-                     absl::StrCat("too many backwards in one step (got ", state.closed_backwards + 1, ", want at most ",
-                                  kMaxBackwards, "); step more often"));
-  }
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "BackwardDone", state.closed_backwards));
-  const int closed = state.closed_backwards++;
-  state.done_at_close.push_back(command.done);
+  SHARDD_RETURN_IF_ERROR(pairing_.CheckMayClose(rank));
+  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "BackwardDone", closed));
   session->words().CountBackward();
   orders_.CloseBackward(rank);
-  for (auto it = pairs_.lower_bound({closed, 0}); it != pairs_.end() && it->first.first == closed;) {
-    const PairKey key = (it++)->first;
-    SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
+  return ReduceClosed(rank, pairing_.Close(rank, command.done));
+}
+
+absl::Status JobCore::ReduceClosed(int rank, const std::vector<PairKey>& keys) {
+  for (const PairKey& key : keys) {
+    SHARDD_RETURN_IF_ERROR(pairing_.CheckMissing(rank, key));
     SHARDD_RETURN_IF_ERROR(TryReduce(key));
-    ForgetIfClosed(key);
+    pairing_.ForgetIfClosed(key);
   }
   return absl::OkStatus();
 }
 
-void JobCore::PublishReduced() {
-  int closed = std::numeric_limits<int>::max();
-  for (const RankStep& rank : ranks_) {
-    closed = std::min(closed, rank.closed_backwards);
+// User code gave up its forward or backward: the rank goes back to where its last backward was closed, and nobody else
+// does.
+absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
+  const int rank = session->rank();
+  for (size_t g = 0; g < session->handles.size(); ++g) {
+    SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kAbandon, group_name(static_cast<int>(g)), rank));
   }
-  if (nodes_ != nullptr) {
-    closed = std::min(closed, nodes_->closed());
+  counters_.set_abandons(counters_.abandons() + 1);
+  session->gave_up = true;
+  unshards_.GiveUp(rank, done);
+  orders_.AbandonBackward(rank);
+  const int backward = pairing_.closed(rank);
+  if (backward == kAllBackwards) {
+    return absl::OkStatus();  // it has stepped: only the next forward had begun
   }
-  told_reducing_ = closed;
-  told_reduced_ = pending_reductions_ == 0 ? closed : told_reduced_;
-  for (const auto& session : sessions_) {
-    if (session != nullptr) {
-      if (!sums_.by_trainers()) {
-        session->words().PublishReducing(closed);
-      }
-      if (pending_reductions_ == 0) {
-        session->words().PublishReduced(closed);
-        session->words().PublishReducing(closed);
-      }
-    }
+  if (const int given = pairing_.GivenInOpenBackward(rank); nodes_ != nullptr && given >= 0) {
+    return RankError(absl::StatusCode::kFailedPrecondition, rank, "AbandonBackward",
+                     absl::StrCat("gradients of group \"", group_name(given),
+                                  "\" were given to other nodes; the step begins anew on all of them"));
+  }
+  const Pairing::Abandoned abandoned = pairing_.Abandon(rank);
+  for (int slot : abandoned.freed_slots) {
+    IssueSlot(rank, slot, /*stream_ordered=*/false);
+    ReleaseSlot(rank, slot, /*stream_ordered=*/false);
+  }
+  TellAbandon(rank, backward, abandoned);
+  return absl::OkStatus();
+}
+
+// A rank may give up as often as it likes: what changed nothing is not told, and of the rest a few are.
+void JobCore::TellAbandon(int rank, int backward, const Pairing::Abandoned& abandoned) {
+  if ((abandoned.taken_back == 0 && abandoned.stays == 0) || abandons_told_ == kAbandonsToldPerStep) {
+    return;
+  }
+  ++abandons_told_;
+  Event(rank, "abandon",
+        absl::StrCat("gave backward ", backward, " up: ", abandoned.taken_back, " submissions taken back, ",
+                     abandoned.stays, " added up already",
+                     abandons_told_ < kAbandonsToldPerStep ? "" : "; more of this step are only counted"));
+}
+
+// Gradient slots: issued, and released, when what was in them is to be added, or is.
+
+void JobCore::IssueSlot(int rank, int slot, bool stream_ordered) {
+  if (stream_ordered) {  // its next submission waits for this one where it writes, and so does what reads it
+    pairing_.FreeSlot(rank, slot);
+  }
+  if (!sums_.by_trainers()) {
+    sessions_[rank]->words().PublishSlotIssued(slot);
   }
 }
 
-Wait JobCore::WaitForGradients(int rank) const {
-  const RankStep& state = ranks_[rank];
-  if (state.blocked_slot < 0 && state.closed_backwards == 0) {
-    return {};
+void JobCore::ReleaseSlot(int rank, int slot, bool stream_ordered) {
+  trace_.Released(rank, slot);
+  if (!stream_ordered) {
+    pairing_.FreeSlot(rank, slot);
   }
-  for (const auto& [key, pair] : pairs_) {
-    if ((pair.folded[rank] == 0 && pair.waiting[rank].empty()) ||
-        (state.blocked_slot < 0 && key.first >= state.closed_backwards)) {
-      continue;
-    }
-    for (int other = 0; other < world_size(); ++other) {
-      const bool missing =
-          pair.folded[other] == 0 && pair.waiting[other].empty() && ranks_[other].closed_backwards <= key.first;
-      if (other != rank && missing && pair.added[other] > pair.stays[other]) {  // it gave its part
-        return {other, absl::StrCat("BackwardDone of backward ", key.first)};
-      }
-      if (other != rank && missing) {
-        return {other, absl::StrCat("SubmitGradients \"", group_name(key.second), "\" of backward ", key.first)};
-      }
-    }
+  sessions_[rank]->words().PublishSlotReleased(slot);
+  if (sums_.by_trainers()) {
+    sessions_[rank]->words().PublishSlotIssued(slot);  // README.md says why not before
   }
-  return {};
 }
 
-// Nothing can come for it any more. Also what keeps a step of many backwards small.
-void JobCore::ForgetIfClosed(PairKey key) {
-  const Pair& pair = pairs_.at(key);
-  for (int rank = 0; rank < world_size(); ++rank) {
-    if (ranks_[rank].closed_backwards <= key.first || !pair.waiting[rank].empty()) {
-      return;
-    }
+void JobCore::OnWaitGradientSlot(Session* session, int group) {
+  const int slot = plan_->groups[group].gradient_slot;
+  if (slot >= 0 && pairing_.HoldsSlot(session->rank(), slot)) {
+    pairing_.Sleep(session->rank(), slot);
   }
-  pairs_.erase(key);
 }
 
 }  // namespace shardd

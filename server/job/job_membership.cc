@@ -79,7 +79,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
         "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
         ", pid=", sessions_[rank]->peer.pid, "); end it first, or attach with replace"));
   }
-  if (ranks_[rank].finished && ranks_[rank].closed_backwards > 0) {
+  if (ranks_[rank].finished && pairing_.closed(rank) > 0) {
     Abort(RankError(absl::StatusCode::kAborted, rank, "attach", "the rank comes back in the middle of a step"), {});
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
@@ -160,12 +160,12 @@ void JobCore::EndDetached(int rank, bool finished) {
   // Whoever was let in to read, full parameters or in a pass, needs nobody any more; everything else that ranks do
   // together does. So a rank may be the first to leave the pass that its last step was committed with, or that was a
   // forward alone: whoever goes on to a backward, or to another pass, is told then (CheckNobodyFinished).
-  bool midway = gradients_seen_;
+  bool midway = pairing_.any_seen();
   for (int other = 0; other < world_size(); ++other) {
     const RankStep& r = ranks_[other];
     const bool only_reads = full_params_.inside(other) && !full_params_.writes(other) && !r.finished;
     midway = midway || r.stepped || windows_.open(other) || passes_.entering(other) || r.committed_params ||
-             r.closed_backwards > 0 || (full_params_.asked(other) && !only_reads);
+             pairing_.closed(other) > 0 || (full_params_.asked(other) && !only_reads);
   }
   if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
     Abort(RankError(absl::StatusCode::kAborted, rank, "session",
@@ -175,9 +175,8 @@ void JobCore::EndDetached(int rank, bool finished) {
   }
   // A successor begins with nothing of its predecessor's.
   ranks_[rank] = RankStep();
-  presence_.Forget(rank);
+  pairing_.Forget(rank);
   ranks_[rank].finished = true;
-  ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
   orders_.ForgetStep(rank);
   unshards_.Leave(rank);
   full_params_.Forget(rank);
@@ -187,16 +186,12 @@ void JobCore::EndDetached(int rank, bool finished) {
 
 // In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
 bool JobCore::LeavesInOrder(int rank) const {
-  const RankStep& own = ranks_[rank];
-  if (own.closed_backwards == 0 || !passes_.outside(rank) || windows_.open(rank) || windows_.wants(rank)) {
+  if (pairing_.closed(rank) == 0 || !passes_.outside(rank) || windows_.open(rank) || windows_.wants(rank)) {
     return false;
   }
   // Of backwards that it has not closed, nobody has begun one: not the rank, nor another that would wait for it.
-  for (auto it = pairs_.lower_bound({own.closed_backwards, 0}); it != pairs_.end(); ++it) {
-    const std::vector<int>& submitted = it->second.submitted;
-    if (std::any_of(submitted.begin(), submitted.end(), [](int count) { return count > 0; })) {
-      return false;
-    }
+  if (pairing_.SomeGaveFrom(pairing_.closed(rank))) {
+    return false;
   }
   for (int other = 0; other < world_size(); ++other) {
     const RankStep& r = ranks_[other];
@@ -209,10 +204,15 @@ bool JobCore::LeavesInOrder(int rank) const {
 }
 
 bool JobCore::OthersNeedGradientsOf(int rank) const {
-  return pending_reductions_ > 0 || AwaitsNodes() ||
-         std::any_of(ranks_.begin(), ranks_.end(), [&](const RankStep& other) {
-           return !other.finished && other.closed_backwards < ranks_[rank].closed_backwards;
-         });
+  if (pending_reductions_ > 0 || AwaitsNodes()) {
+    return true;
+  }
+  for (int other = 0; other < world_size(); ++other) {
+    if (!ranks_[other].finished && pairing_.closed(other) < pairing_.closed(rank)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool JobCore::DropHeld(int rank) {
@@ -340,18 +340,14 @@ void JobCore::ResetStep() {
     const bool finished = ranks_[rank].finished;
     ranks_[rank] = RankStep();
     ranks_[rank].finished = finished;
-    ranks_[rank].slot_holder.resize(plan_->gradient_slots.size());
   }
   orders_.EndEpoch();
-  pairs_.clear();
+  pairing_.EndEpoch();
   DropGivenBack();
-  gradients_seen_ = false;
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
   values_said_ = false;
-  uneven_gradient_ = absl::OkStatus();
   abandons_told_ = 0;
-  presence_.Reset();
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;

@@ -26,26 +26,13 @@ void JobCore::StartNodes() {
 
 // Sums --------------------------------------------------------------------------------------------------------------
 
-void JobCore::SayReady(PairKey key, Pair& pair, const std::vector<int>& ranks) {
-  FollowHolders(key, pair, ranks);
-  const size_t params = plan_->groups[key.second].params.size();
-  std::vector<bool> present(params);
-  std::vector<bool> fresh(params);
-  for (size_t i = 0; i < params; ++i) {
-    for (int rank : ranks) {
-      const Contribution& contribution = pair.waiting[rank].front();
-      present[i] = present[i] || contribution.present[i];
-      fresh[i] = fresh[i] || (contribution.present[i] && contribution.fresh[i]);
-    }
+void JobCore::SayReady(PairKey key, const std::vector<int>& ranks) {
+  if (const std::optional<Pairing::Said> said = pairing_.Say(key, ranks)) {
+    nodes_->SayReady(committed_.step() + 1, key.first, key.second, said->occurrence, said->present, said->fresh);
   }
-  pair.said = true;
-  nodes_->SayReady(committed_.step() + 1, key.first, key.second, pair.occurrence, present, fresh);
 }
 
-bool JobCore::AwaitsNodes() const {
-  return nodes_ != nullptr &&
-         std::any_of(pairs_.begin(), pairs_.end(), [](const auto& entry) { return entry.second.said; });
-}
+bool JobCore::AwaitsNodes() const { return nodes_ != nullptr && pairing_.AwaitsNodes(); }
 
 void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   const int group = go.key().group();
@@ -55,29 +42,18 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
     return;
   }
   const PairKey key(backward, group);
-  Pair& pair = GetPair(key);
-  std::vector<int> ranks;
-  const bool own = pair.said && go.key().occurrence() == pair.occurrence;
-  for (int rank = 0; own && rank < world_size(); ++rank) {
-    if (!pair.waiting[rank].empty()) {
-      ranks.push_back(rank);
-    }
-  }
+  const std::vector<int> ranks = pairing_.ToldToAdd(key, go.key().occurrence());
   absl::StatusOr<GivenGradients> given = GivenByAll(*plan_, go);
   absl::Status status = given.status();
   const uint64_t epoch = committed_.epoch();
   if (status.ok()) {
-    gradients_seen_ = true;
-    status = IssueReduce(key, pair, ranks, &*given);
+    pairing_.SetAnySeen();
+    status = IssueReduce(key, ranks, &*given);
   }
   if (status.ok() && epoch == committed_.epoch()) {
-    if (own) {
-      pair.said = false;
-      ++pair.occurrence;
-    }
-    pair.touched.assign(pair.touched.size(), 0);
+    pairing_.AddedOverNodes(key, go.key().occurrence());
     status = TryReduce(key);
-    ForgetIfClosed(key);
+    pairing_.ForgetIfClosed(key);
   }
   if (!status.ok() && epoch == committed_.epoch()) {
     Abort(std::move(status), {});
@@ -86,22 +62,8 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
 
 // How many backwards are closed here, where node 0 is to be told; else 0.
 int JobCore::ClosedToSay() const {
-  int closed = kAllBackwards;
-  for (const RankStep& rank : ranks_) {
-    closed = std::min(closed, rank.closed_backwards);
-  }
-  if (closed <= nodes_->said_closed()) {
-    return 0;
-  }
-  for (const auto& [key, pair] : pairs_) {
-    const size_t said = pair.said ? 1 : 0;
-    for (int rank = 0; key.first < closed && rank < world_size(); ++rank) {
-      if (pair.waiting[rank].size() > said) {
-        return 0;  // said behind the one that is under way
-      }
-    }
-  }
-  return closed;
+  const int closed = pairing_.ClosedToSay();
+  return closed <= nodes_->said_closed() ? 0 : closed;
 }
 
 void JobCore::SayClosed() { nodes_->SayClosed(committed_.step() + 1, ClosedToSay(), ranks_[0].step); }
@@ -139,12 +101,12 @@ void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced)
     Apply(nodes_->own_norm().value());  // all nodes have the same gradients
     return;
   }
-  presence_.SetAll(PresentOnHolders(*plan_, reduced));
+  pairing_.presence().SetAll(PresentOnHolders(*plan_, reduced));
   Apply(NormOverNodes(nodes_->own_norm().order(), reduced).value());
 }
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
-  if (plan_->cut_over_nodes) presence_.SetAll(BitsOf(decided.present(), plan_->params.size()));
+  if (plan_->cut_over_nodes) pairing_.presence().SetAll(BitsOf(decided.present(), plan_->params.size()));
   skipped_ = decided.skipped();
   grad_norm_ = decided.grad_norm();
   clip_factor_ = decided.clip_factor();

@@ -34,15 +34,15 @@ absl::Status JobCore::BeginPassCopies() {
   copies.order = Held::Order::kDecisions;
   copies.what = "EnterPass";
   for (int rank = 0; rank < world_size(); ++rank) {
-    copies.signals.push_back(SignalOf(rank, passes_.enter_signal(rank)));
+    copies.signals.push_back(given_back_.SignalOf(rank, passes_.enter_signal(rank)));
   }
-  if (!HaveCome(copies.signals)) {
+  if (!given_back_.HaveCome(copies.signals)) {
     passes_.AwaitDevices(true);
     copies.run = [this] {
       passes_.AwaitDevices(false);
       return absl::OkStatus();
     };
-    return WhenGivenBack(std::move(copies));
+    return given_back_.When(std::move(copies));
   }
   return CopyForPass();
 }
@@ -99,15 +99,15 @@ absl::Status JobCore::LetStore() {
   left.order = Held::Order::kDecisions;
   left.what = "LeaveFullParams";
   for (int rank = 0; rank < world_size(); ++rank) {
-    left.signals.push_back(SignalOf(rank, full_params_.leave_signal(rank)));
+    left.signals.push_back(given_back_.SignalOf(rank, full_params_.leave_signal(rank)));
   }
-  if (!HaveCome(left.signals)) {
+  if (!given_back_.HaveCome(left.signals)) {
     windows_.AwaitDevices(true);
     left.run = [this] {
       windows_.AwaitDevices(false);
       return absl::OkStatus();
     };
-    return WhenGivenBack(std::move(left));
+    return given_back_.When(std::move(left));
   }
   full_params_.LeaveSignalsCame();
   for (int rank = 0; rank < world_size(); ++rank) {

@@ -26,7 +26,7 @@ std::string JobCore::WaitText(int rank) const {
     if (node_gathers_ != nullptr && unshards_.AwaitsFill(rank)) {
       return node_gathers_->WaitText(MonotonicNow());
     }
-    const bool waits = state.stepped || state.blocked_slot >= 0 || state.closed_backwards > 0 || state.committed_params;
+    const bool waits = state.stepped || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 || state.committed_params;
     return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
@@ -55,7 +55,7 @@ v1::JobState JobCore::State() const {
       }
     }
   }
-  return pairs_.empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
+  return pairing_.empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
 }
 
 void JobCore::Describe(v1::Job* out) const {

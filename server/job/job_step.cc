@@ -37,7 +37,7 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(session->handles[g].Apply(HandleEvent::kStep, group_name(static_cast<int>(g)), rank));
   }
-  SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "Step"));
+  SHARDD_RETURN_IF_ERROR(pairing_.CheckClosed(rank, "Step"));
   state.stepped = true;
   state.done_at_step = command.done;
   state.step = std::move(step);
@@ -46,29 +46,11 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   return CloseStep(session);
 }
 
-absl::Status JobCore::CheckBackwardClosed(int rank, absl::string_view what) const {
-  const int open = ranks_[rank].closed_backwards;
-  for (auto it = pairs_.lower_bound({open, 0}); it != pairs_.end() && it->first.first == open; ++it) {
-    if (it->second.submitted[rank] > 0 && ranks_[rank].abandoned.count(open) == 0) {
-      return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                       absl::StrCat("backward ", open, " is still open; call BackwardDone first"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // The rank submits nothing more in this step.
 absl::Status JobCore::CloseStep(Session* session) {
   const int rank = session->rank();
-  ranks_[rank].closed_backwards = kAllBackwards;
   orders_.EndStep(rank);
-  for (auto it = pairs_.begin(); it != pairs_.end();) {
-    const PairKey key = (it++)->first;
-    SHARDD_RETURN_IF_ERROR(CheckMissing(rank, key, pairs_.at(key)));
-    SHARDD_RETURN_IF_ERROR(TryReduce(key));
-    ForgetIfClosed(key);
-  }
-  return absl::OkStatus();
+  return ReduceClosed(rank, pairing_.CloseAll(rank));
 }
 
 absl::Status JobCore::CompareSteps() const {
@@ -90,15 +72,15 @@ absl::Status JobCore::BeginDecision() {
   decision.order = Held::Order::kDecisions;
   decision.what = "Step";
   for (int rank = 0; rank < world_size(); ++rank) {
-    decision.signals.push_back(SignalOf(rank, ranks_[rank].done_at_step));
+    decision.signals.push_back(given_back_.SignalOf(rank, ranks_[rank].done_at_step));
   }
-  if (!HaveCome(decision.signals)) {
+  if (!given_back_.HaveCome(decision.signals)) {
     decision_held_ = true;
     decision.run = [this] {
       decision_held_ = false;
       return absl::OkStatus();
     };
-    return WhenGivenBack(std::move(decision));
+    return given_back_.When(std::move(decision));
   }
   SHARDD_RETURN_IF_ERROR(CompareSteps());
   SHARDD_RETURN_IF_ERROR(CompareOrders());

@@ -1,4 +1,5 @@
-// What trainers add (membership/trainer_sums.h), as the job sees it.
+// What is looked at because trainers tell it in memory alone: sums that they make (membership/trainer_sums.h), and
+// memory that their devices have done with (given_back.h).
 
 #include <utility>
 
@@ -14,6 +15,47 @@ bool JobCore::PollSums() {
   const bool found = sums_.Poll();
   PollNoMore();
   return found;
+}
+
+void JobCore::PollNoMore() {
+  if (given_back_.empty() && !sums_.waiting()) {
+    poll_timer_.Off();
+  }
+}
+
+bool JobCore::RunGivenBack() {
+  bool found = false;
+  const uint64_t epoch = committed_.epoch();
+  for (absl::Status status; given_back_.RunNext(&status);) {
+    found = true;
+    if (!status.ok() && epoch == committed_.epoch()) {
+      Abort(std::move(status), {});
+    }
+    Advance();
+    if (epoch != committed_.epoch()) {
+      return true;
+    }
+  }
+  PollNoMore();
+  return found;
+}
+
+void JobCore::DropGivenBack() {
+  given_back_.Drop();
+  poll_timer_.Stop();
+}
+
+absl::Status JobCore::CheckHeld(absl::Time now, int* rank) const {
+  const GivenBack::Late late = given_back_.FindLate(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
+  if (late.what.empty()) {
+    return absl::OkStatus();
+  }
+  *rank = late.signal.rank;
+  return RankError(
+      absl::StatusCode::kDeadlineExceeded, *rank, late.what,
+      absl::StrCat("the stream of rank ", *rank, " on ", devices_[*rank]->name(), " has not come to signal ",
+                   late.signal.done, ", behind which it has given the memory back, after ",
+                   absl::FormatDuration(late.since), " (last command: ", sessions_[*rank]->last_command, ")"));
 }
 
 void JobCore::ForgetStragglers() {

@@ -116,14 +116,14 @@ absl::Status JobCore::FillSlot(const PoolFill& fill) {
   held.order = Held::Order::kFills;
   held.what = absl::StrCat("Unshard group \"", group_name(fill.group), "\"");
   for (const auto& [rank, done] : unshards_.ReadersBefore(fill)) {
-    held.signals.push_back(SignalOf(rank, done));
+    held.signals.push_back(given_back_.SignalOf(rank, done));
   }
   held.run = [this, fill] {
     SubmitFill(fill);
     return absl::OkStatus();
   };
   held.dropped = [this, fill] { (void)unshards_.Filled(fill); };  // nothing writes into it
-  return WhenGivenBack(std::move(held));
+  return given_back_.When(std::move(held));
 }
 
 void JobCore::SubmitFill(const PoolFill& fill) {

@@ -57,8 +57,8 @@ absl::Status JobCore::WriteGradient(Session* session, const WriteRequest& reques
   const ParamPlan& param = plan_->params[request.param];
   const int64_t gradient =
       plan_->flat_params[param.flat_param].gradients_offset_bytes + param.offset * request.element_bytes;
-  const bool zero = !presence_.has(request.param);  // what lies there is of no step
-  presence_.Set(request.param, true);
+  const bool zero = !pairing_.presence().has(request.param);  // what lies there is of no step
+  pairing_.presence().Set(request.param, true);
   written_gradients_[request.param] = true;
   const int64_t whole = param.numel * request.element_bytes;
   return CopyFor(session, {memory_->gradients(), request.size_bytes() + (zero ? whole : 0), /*of_gradient=*/true},

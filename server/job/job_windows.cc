@@ -59,7 +59,7 @@ absl::Status JobCore::OnEnterPass(Session* session, RankCommand command) {
       return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterPass",
                        "the rank has sent Step for this step");
     }
-    SHARDD_RETURN_IF_ERROR(CheckBackwardClosed(rank, "EnterPass"));
+    SHARDD_RETURN_IF_ERROR(pairing_.CheckClosed(rank, "EnterPass"));
     state.step.Clear();
     state.step.set_trainer_state(std::move(command.trainer_state));
   } else if (!command.trainer_state.empty()) {
@@ -185,17 +185,17 @@ std::vector<int> JobCore::LateRanks() const {
   for (int rank = 0; rank < world_size(); ++rank) {
     const RankStep& r = ranks_[rank];
     if (passes_.inside(rank) || r.stepped) {
-      furthest = std::max(furthest, r.closed_backwards);
+      furthest = std::max(furthest, pairing_.closed(rank));
     }
     // Each step that a rank makes looks again, so a few at a time will do.
-    if (passes_.inside(rank) && r.blocked_slot >= 0 && wanted.size() < kMostBlockedAtOnce) {
+    if (passes_.inside(rank) && pairing_.sleeps(rank) && wanted.size() < kMostBlockedAtOnce) {
       wanted.push_back(WaitingFor(rank).rank);
     }
   }
   std::vector<int> late;
   for (int rank = 0; rank < world_size(); ++rank) {
     if (passes_.entering(rank) && !passes_.stepped(rank) &&
-        (ranks_[rank].closed_backwards < furthest || std::find(wanted.begin(), wanted.end(), rank) != wanted.end())) {
+        (pairing_.closed(rank) < furthest || std::find(wanted.begin(), wanted.end(), rank) != wanted.end())) {
       late.push_back(rank);
     }
   }
@@ -277,7 +277,7 @@ bool JobCore::ReadersPause() const {
   int written_after = 0;  // backwards that who wants to write has done: those of readers come first
   for (int rank = 0; rank < world_size(); ++rank) {
     if (windows_.wants(rank) && !ranks_[rank].stepped) {
-      written_after = std::max(written_after, ranks_[rank].closed_backwards);
+      written_after = std::max(written_after, pairing_.closed(rank));
     }
   }
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -286,7 +286,7 @@ bool JobCore::ReadersPause() const {
     }
     // What it sent before it paused comes first, too.
     if (!sessions_[rank]->words().pass_paused() || sessions_[rank]->HasCommands() ||
-        ranks_[rank].closed_backwards < written_after) {
+        pairing_.closed(rank) < written_after) {
       return false;
     }
   }
@@ -325,7 +325,7 @@ absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
   for (int rank = 0; rank < world_size() && !plan_->config.allow_missing_contribution(); ++rank) {
     if (windows_.wants(rank) && now - sessions_[rank]->last_command_time >= kStuckAfter) {
       stuck[rank] = true;
-      behind = behind < 0 || ranks_[rank].closed_backwards < ranks_[behind].closed_backwards ? rank : behind;
+      behind = behind < 0 || pairing_.closed(rank) < pairing_.closed(behind) ? rank : behind;
     }
   }
   const int64_t first = absl::ToUnixMillis(now) / 100 * static_cast<int64_t>(kMostBlockedAtOnce);
@@ -336,8 +336,8 @@ absl::Status JobCore::CheckStuckWindows(absl::Time now) const {
     if (!passes_.inside(reader)) {
       continue;
     }
-    int rank = ranks_[reader].closed_backwards > ranks_[behind].closed_backwards ? behind : -1;
-    if (rank < 0 && ranks_[reader].blocked_slot >= 0 && asked++ < kMostBlockedAtOnce) {
+    int rank = pairing_.closed(reader) > pairing_.closed(behind) ? behind : -1;
+    if (rank < 0 && pairing_.sleeps(reader) && asked++ < kMostBlockedAtOnce) {
       const int waits_for = WaitingFor(reader).rank;
       rank = waits_for >= 0 && stuck[waits_for] ? waits_for : -1;
     }
