@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,10 +27,12 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "common/shm/fd_channel.h"
+#include "common/shm/slab.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
 #include "server/collective/nccl/nccl_communicators.h"
 #include "server/collective/nodes/nccl_exchanges.h"
+#include "server/daemon/byte_quota.h"
 #include "server/daemon/core.h"
 #include "server/device/device.h"
 #include "server/observe/log.h"
@@ -76,7 +79,10 @@ ABSL_FLAG(int, peer_keepalive_ms, 8'000,
 ABSL_RETIRED_FLAG(std::string, state_dir, "", "no longer used: jobs have only anonymous memory");
 ABSL_FLAG(bool, embedded, false, "end after the last job, or if no job is opened for a minute");
 ABSL_FLAG(int, max_jobs_per_uid, 64, "jobs that one user may have at a time");
-ABSL_FLAG(int64_t, max_bytes_per_uid, 0, "bytes of slabs for all jobs of one user together; 0: no quota");
+ABSL_FLAG(
+    std::string, max_bytes_per_uid, "",
+    "slabs of all jobs of one user together: bytes, or a share of what memory of the host was free when the daemon "
+    "began, with that of its GPUs, as in 50%; 0: no quota; empty: 50%, and none with --embedded");
 ABSL_FLAG(
     bool, reflection, true,
     "serve gRPC reflection and channelz. gRPC decodes their requests itself, without the daemon's limits on memory: "
@@ -194,6 +200,24 @@ absl::StatusOr<Devices> MakeDevicesWithout(const sigset_t& signals) {
   return made;
 }
 
+// One user's memory where the flag does not say: what is left is enough for another's job.
+constexpr absl::string_view kSharedQuota = "50%";
+
+absl::StatusOr<int64_t> QuotaPerUser(const Devices& made) {
+  std::string text = absl::GetFlag(FLAGS_max_bytes_per_uid);
+  if (text.empty()) text = std::string(absl::GetFlag(FLAGS_embedded) ? "0" : kSharedQuota);
+  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits host, GetMemoryLimits());
+  int64_t memory_bytes = host.free_bytes;
+  std::set<DeviceMemory*> gpus;
+  for (const auto& device : made.devices) gpus.insert(device->memory());
+  for (DeviceMemory* const gpu : gpus) {
+    if (gpu == nullptr) continue;  // on the host
+    SHARDD_ASSIGN_OR_RETURN(const DeviceMemory::Room room, gpu->GetRoom());
+    memory_bytes += room.total_bytes;
+  }
+  return ParseByteQuota("--max_bytes_per_uid", text, memory_bytes);
+}
+
 absl::Status Run() {
   SHARDD_ASSIGN_OR_RETURN(const std::string path, ParseUnixAddress(absl::GetFlag(FLAGS_listen)));
   sigset_t signals;
@@ -211,7 +235,7 @@ absl::Status Run() {
   options.embedded = absl::GetFlag(FLAGS_embedded);
   if (options.embedded) BoundLogFile(kEmbeddedLogBytes);
   options.max_jobs_per_uid = absl::GetFlag(FLAGS_max_jobs_per_uid);
-  options.max_bytes_per_uid = absl::GetFlag(FLAGS_max_bytes_per_uid);
+  SHARDD_ASSIGN_OR_RETURN(options.max_bytes_per_uid, QuotaPerUser(made));
   SHARDD_ASSIGN_OR_RETURN(options.offload_threads, OffloadThreads(absl::GetFlag(FLAGS_offload_threads)));
   if (on_gpus) {
     options.node_exchanges =

@@ -25,8 +25,9 @@ namespace shardd {
 absl::Status Core::CheckQuota(absl::string_view what, uint32_t uid, int64_t held_bytes, int64_t more_bytes) const {
   if (options_.max_bytes_per_uid > 0 && held_bytes + more_bytes > options_.max_bytes_per_uid) {
     return absl::ResourceExhaustedError(absl::StrCat(what, ": quota of uid ", uid, " is exceeded (got ",
-                                                     held_bytes + more_bytes, " bytes, want at most ",
-                                                     options_.max_bytes_per_uid, "); raise --max_bytes_per_uid"));
+                                                     held_bytes + more_bytes, " bytes, of which ", held_bytes,
+                                                     " are held by its jobs, want at most ", options_.max_bytes_per_uid,
+                                                     "); close a job, or raise --max_bytes_per_uid"));
   }
   return absl::OkStatus();
 }

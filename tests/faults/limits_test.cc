@@ -54,8 +54,21 @@ TEST_F(BadInput, TheQuotaOfBytesIsKept) {
   const absl::Status status = client.Open(larger).status();
   ExpectStatus(status, absl::StatusCode::kResourceExhausted, "quota of uid");
   ExpectStatus(status, absl::StatusCode::kResourceExhausted,
-               absl::StrCat("want at most ", quota_bytes, "); raise --max_bytes_per_uid"));
+               absl::StrCat("want at most ", quota_bytes, "); close a job, or raise --max_bytes_per_uid"));
   EXPECT_EQ(DaemonFootprint().shared_maps, before.shared_maps);
+  ExpectJobIntact();
+}
+
+TEST_F(BadInput, AUserHasHalfOfTheMemoryWhereNothingElseIsSaid) {
+  StartDaemonWithJob();
+  const auto limits = GetMemoryLimits();
+  ASSERT_TRUE(limits.ok()) << limits.status();
+  RawClient client(socket());
+  v1::JobSpec half = SpecOf({{"name", "half"}, {"world", "1"}});
+  AddParameters(half, 1);
+  half.mutable_tree()->mutable_modules(0)->mutable_parameters()->rbegin()->add_shape(
+      limits->free_bytes / 2 / static_cast<int64_t>(sizeof(float)));  // its gradient has as much
+  ExpectStatus(client.Open(half).status(), absl::StatusCode::kResourceExhausted, "quota of uid");
   ExpectJobIntact();
 }
 

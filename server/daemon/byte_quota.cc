@@ -1,0 +1,20 @@
+#include "server/daemon/byte_quota.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace shardd {
+
+absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view text, int64_t memory_bytes) {
+  int64_t number = 0;
+  absl::string_view digits = text;
+  const bool is_share = absl::ConsumeSuffix(&digits, "%");
+  if (!absl::SimpleAtoi(digits, &number) || number < 0 || (is_share && (number == 0 || number > 100))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, ": not a quota (got \"", text, "\", want bytes, as in 64000000000, a share, as in 50%, or 0 for none)"));
+  }
+  return is_share ? memory_bytes / 100 * number : number;
+}
+
+}  // namespace shardd
