@@ -1,6 +1,7 @@
 # Compilers, warnings, sanitizers, ccache. Targets of the project link shardd_options PRIVATE.
 set(SHARDD_SANITIZE "" CACHE STRING "empty, address (with undefined behaviour) or thread")
 option(SHARDD_CUDA "kernels for GPUs in the daemon, where nvcc is found" ON)
+option(SHARDD_FUZZ_COVERAGE "with clang: libraries count coverage, which leads the fuzzers (tests/fuzz)" OFF)
 option(SHARDD_TORCH "build the libtorch adaptor and the example where torch is in .venv" ON)
 
 # -ffp-contract=off: fused multiply-add changes the last bit of a quarter of all AdamW results, and ranks must agree.
@@ -22,6 +23,13 @@ elseif(SHARDD_SANITIZE STREQUAL "thread")
   add_link_options(-fsanitize=thread)
 elseif(SHARDD_SANITIZE)
   message(FATAL_ERROR "configure shardd: SHARDD_SANITIZE is unknown (got ${SHARDD_SANITIZE}, want address or thread)")
+endif()
+
+if(SHARDD_FUZZ_COVERAGE)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "configure shardd: SHARDD_FUZZ_COVERAGE needs clang (got ${CMAKE_CXX_COMPILER_ID}); use preset clang")
+  endif()
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
 # ccache where it is installed. The settings let it share results between build folders; they go into the command, so that

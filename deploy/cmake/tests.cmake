@@ -54,6 +54,9 @@ function(shardd_tests folders label)
   list(TRANSFORM folders REPLACE "(.+)" "${CMAKE_CURRENT_SOURCE_DIR}/tests/\\1/*.cc" OUTPUT_VARIABLE patterns)
   file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   list(FILTER sources EXCLUDE REGEX "_(fuzz|bench)\\.cc$")
+  if(folder MATCHES "^faults") # its helpers are shardd_faults
+    list(FILTER sources INCLUDE REGEX "_test\\.cc$")
+  endif()
   if(NOT sources)
     return()
   endif()
@@ -68,7 +71,7 @@ function(shardd_tests folders label)
     shardd_reads_test_headers(${name})
   endif()
   set(properties LABELS ${label} TIMEOUT ${SHARDD_TEST_TIMEOUT_S})
-  if(label STREQUAL "multiproc" AND (SHARDD_SANITIZE OR name STREQUAL "faults_test"))
+  if(label STREQUAL "multiproc" AND (SHARDD_SANITIZE OR name MATCHES "^faults"))
     list(APPEND properties RUN_SERIAL ON) # a sanitizer makes processes slow, and faults are the machine's
   elseif(name STREQUAL "e2e_test")
     list(APPEND properties RESOURCE_LOCK e2e_processes) # they mostly wait for each other: another folder's case runs beside
@@ -106,8 +109,7 @@ function(shardd_fuzzers)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_fuzz$" "" name ${name})
     add_executable(fuzz_${name} ${source})
-    # Of the target alone: a library with its coverage counted could not be linked into anything else. So inputs are led by
-    # what the target's own checks do with them.
+    # Without SHARDD_FUZZ_COVERAGE inputs are led by what the target's own checks do with them, and by nothing else.
     target_compile_options(fuzz_${name} PRIVATE -fsanitize=fuzzer-no-link)
     target_link_libraries(fuzz_${name} PRIVATE ${ARGN} shardd_options -fsanitize=fuzzer)
     # What it finds goes to the build's folder, beside the corpus that is kept.
@@ -161,6 +163,8 @@ add_library(shardd_fake_libnccl SHARED tests/fakes/nccl/nccl.cc tests/fakes/nccl
 target_link_libraries(shardd_fake_libnccl PRIVATE shardd_options shardd_fake_libcuda)
 set_target_properties(shardd_fake_libnccl PROPERTIES OUTPUT_NAME nccl VERSION 2 SOVERSION 2
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fakes)
+shardd_count_no_coverage(shardd_fake_libnvml)
+shardd_count_no_coverage(shardd_fake_libnccl)
 add_dependencies(shardd_programs shardd_fake_libcuda shardd_fake_libnvml shardd_fake_libnccl)
 shardd_tests(server/device unit shardd_device shardd_fake_cuda)
 file(GLOB cuda_headers ${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13/include)
@@ -189,7 +193,20 @@ if(TARGET shardd_client)
     target_link_options(e2e_test PRIVATE -static-libstdc++ -static-libgcc)
     set_property(TARGET e2e_test APPEND PROPERTY BUILD_RPATH "$ORIGIN")
   endif()
-  shardd_tests("faults;faults/hostile" multiproc shardd_cpp shardd_peer shardd_common shardd_grpc)
+  # Two binaries of one set of helpers, so that CI builds the attacks alone with a sanitizer.
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/faults/*.cc
+    ${CMAKE_CURRENT_SOURCE_DIR}/tests/faults/hostile/*.cc)
+  list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+  add_library(shardd_faults OBJECT ${sources})
+  target_link_libraries(shardd_faults PUBLIC shardd_cpp shardd_peer shardd_common shardd_grpc shardd_testing GTest::gmock
+    PRIVATE shardd_options)
+  # As an executable's objects, or the headers' would not fit.
+  set_target_properties(shardd_faults PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(shardd_faults PRIVATE ${CMAKE_CXX_COMPILE_OPTIONS_PIE})
+  shardd_reads_test_headers(shardd_faults)
+  foreach(folder faults faults/hostile)
+    shardd_tests(${folder} multiproc shardd_faults)
+  endforeach()
   shardd_benches(shardd_job shardd_peer shardd_cpp shardd_common shardd_grpc)
   if(TARGET shardd_torch)
     shardd_tests(torch multiproc shardd_torch shardd_common)

@@ -17,8 +17,7 @@ namespace shardd {
 // Processor time, rounded up from measurements with gRPC 1.51.
 inline constexpr absl::Duration kPriceOfCall = absl::Microseconds(100);      // HEADERS
 inline constexpr absl::Duration kPriceOfReset = absl::Microseconds(1000);    // RST_STREAM: a wasted call
-inline constexpr absl::Duration kPriceOfControl = absl::Microseconds(100);   // PING, SETTINGS: answered
-inline constexpr absl::Duration kPriceOfOther = absl::Microseconds(20);      // CONTINUATION, PRIORITY, unknown frames
+inline constexpr absl::Duration kPriceOfControl = absl::Microseconds(100);   // PING, SETTINGS: answered; all others
 inline constexpr absl::Duration kPriceOfTransfer = absl::Microseconds(4);    // DATA, WINDOW_UPDATE
 inline constexpr absl::Duration kPriceOfConnection = absl::Milliseconds(1);  // for the first byte
 

@@ -5,22 +5,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 
 #include "common/shm/fd_channel.h"
 #include "server/service/http2_meter.h"
+#include "tests/fuzz/require.h"
 
 namespace shardd {
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 void CheckFdRequest(absl::string_view bytes) {
   int pair[2] = {-1, -1};

@@ -14,17 +14,10 @@
 #include "google/protobuf/stubs/logging.h"
 #include "server/multinode/node_coordinator.h"
 #include "server/peer/peer_wire.h"
+#include "tests/fuzz/require.h"
 
 namespace shardd {
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 constexpr int kNodes = 3;
 

@@ -2,8 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -11,17 +9,10 @@
 #include "google/protobuf/stubs/logging.h"
 #include "shardd/v1/jobs.pb.h"
 #include "shardd/v1/trainer.pb.h"
+#include "tests/fuzz/require.h"
 
 namespace shardd {
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 template <typename Message>
 void Check(absl::string_view bytes, UnknownFields unknown) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -12,18 +11,11 @@
 
 #include "google/protobuf/stubs/logging.h"
 #include "server/session/session.h"
+#include "tests/fuzz/require.h"
 #include "tests/fuzz/spec_input.h"
 
 namespace shardd {
 namespace {
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
 
 constexpr uint64_t kEpoch = 3;
 

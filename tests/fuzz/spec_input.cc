@@ -1,18 +1,9 @@
 #include "tests/fuzz/spec_input.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
 #include "common/plan/plan.h"
-
-#define REQUIRE(condition)                                                 \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (false)
+#include "tests/fuzz/require.h"
 
 namespace shardd::fuzz {
 namespace {
