@@ -86,7 +86,7 @@ endfunction()
 function(shardd_benches)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/*_bench.cc)
   file(GLOB helpers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/*.cc)
-  list(FILTER helpers EXCLUDE REGEX "_bench\\.cc$")
+  list(FILTER helpers EXCLUDE REGEX "_bench\\.cc$|hostile_neighbour\\.cc$")
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)
     string(REGEX REPLACE "_bench$" "" name ${name})
@@ -96,6 +96,9 @@ function(shardd_benches)
     add_test(NAME bench/${name} COMMAND bench_${name} --benchmark_min_time=0.01)
     set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON)
   endforeach()
+  # Its hostile clients are those of tests/faults.
+  target_sources(bench_isolation PRIVATE tests/bench/hostile_neighbour.cc tests/faults/raw_client.cc
+    tests/faults/commands.cc tests/faults/shared_with_e2e.cc tests/faults/hostile/http2_client.cc)
 endfunction()
 
 # tests/fuzz/x_fuzz.cc (LLVMFuzzerTestOneInput) -> fuzz_x, with clang's libFuzzer; ctest runs each for so many seconds.
@@ -178,6 +181,7 @@ find_path(SHARDD_NCCL_INCLUDE_DIR nccl.h HINTS ${nccl_packages} ${SHARDD_CUDA_IN
 if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INCLUDE_DIR) # for nccl_abi_test.cc alone
   target_include_directories(server_collective_test SYSTEM PRIVATE ${SHARDD_NCCL_INCLUDE_DIR} ${SHARDD_CUDA_INCLUDE_DIR})
 endif()
+shardd_tests(server/turns unit shardd_turns)
 shardd_tests(server/optimizer unit shardd_optimizer)
 shardd_tests(server/observe unit shardd_observe)
 shardd_tests(server/peer multiproc shardd_peer)

@@ -24,7 +24,8 @@ constexpr absl::Duration kStopLimit = absl::Seconds(20);
 constexpr absl::Duration kGraceOfNothing = absl::Minutes(1);
 constexpr absl::Duration kAttachTimeout = absl::Seconds(30);  // from AttachRank to hello
 
-void StopWithin(CoreLoop& thread, absl::string_view name) {
+template <typename Thread>
+void StopWithin(Thread& thread, absl::string_view name) {
   if (!thread.Stop(kStopLimit)) {
     LogError(absl::StrCat("shutdown: the ", name, " thread has not ended within ", absl::FormatDuration(kStopLimit),
                           " and is left: a GPU's driver does not return, or much memory is being freed"));
@@ -130,6 +131,11 @@ void Core::Tick() {
     job->CheckSilence(now);
   }
   ReviewJobs();
+  const bool quiet =
+      std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.job->attached() == 0; });
+  if (heap_trim_.TakeDue(quiet)) {
+    reaper_.Post([this] { heap_trim_.Run(); });
+  }
   if (options_.embedded && jobs_.empty() && opening_ == 0 && !idle_reported_ && !freed_.Awaits(now) &&
       (had_job_ || now - started_ > options_.embedded_idle)) {
     idle_reported_ = true;

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/daemon/early_refusals.h"
 #include "server/daemon/freed_jobs.h"
+#include "server/daemon/heap_trim.h"
 #include "server/daemon/jobs_source.h"
 #include "server/daemon/launcher.h"
 #include "server/device/device.h"
@@ -209,11 +210,12 @@ class Core final : public JobsSource {
   int opening_ = 0;  // OpenJob calls under way
   bool had_job_ = false;
   bool idle_reported_ = false;
+  HeapTrim heap_trim_;
   // Threads; last.
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
-  CoreLoop copier_{nullptr, "copier", CoreLoop::Urgency::kQueue};  // of values, of all jobs
-  std::atomic<bool> reaper_stuck_ = false;                         // AwaitReaper gave up
+  TurnQueue copier_{"copier"};              // of values, of all jobs, by turns
+  std::atomic<bool> reaper_stuck_ = false;  // AwaitReaper gave up
   CoreLoop reaper_{nullptr, "reaper", CoreLoop::Urgency::kQueue};
   // Reads initial values of jobs that span several nodes.
   CoreLoop node_values_{nullptr, "node values", CoreLoop::Urgency::kQueue};

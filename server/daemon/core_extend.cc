@@ -1,6 +1,5 @@
 // A job is made, and takes the place of one whose ranks ask for more trained parameters.
 
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,13 +49,13 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   init.journal = *std::move(journal);
   init.work_trace = std::make_shared<WorkTrace>();
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
-    init.own_devices.push_back(
-        std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace, rank, id));
+    init.own_devices.push_back(std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace,
+                                                              rank, WorkOwner{uid, id}));
     init.devices.push_back(init.own_devices.back().get());
   }
   if (devices_.front()->memory() != nullptr && IsOffloaded(*shared_plan)) {
     for (const auto& [host, rank] : HostDevices(shared_plan->world_size)) {
-      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank, id));
+      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank, WorkOwner{uid, id}));
       init.optimizer_devices.push_back(init.own_devices.back().get());
     }
   }
@@ -165,9 +164,9 @@ absl::StatusOr<v1::JobSpec> Core::FillIn(v1::JobSpec spec, bool ranks_add) const
 std::shared_ptr<JobCore> Core::MakeJob(JobCore::Init init) {
   // Whoever lets go last, unmapping gigabytes is not its work.
   return std::shared_ptr<JobCore>(new JobCore(std::move(init)), [this](JobCore* job) {
-    reaper_.Post([job] {
+    reaper_.Post([this, job] {
       delete job;
-      malloc_trim(0);  // the heap keeps what a plan of many parameters took, for allocations that may never come
+      heap_trim_.Freed();  // the heap keeps what a plan of many parameters took, for allocations that may never come
     });
   });
 }

@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "common/tensor/kernels.h"
 #include "common/tensor/norm.h"
+#include "server/turns/turns.h"
 
 namespace shardd {
 
@@ -137,7 +138,7 @@ struct DeviceWork {
   // is CANCELLED). Must be short and must not block; may Submit.
   std::function<void(absl::Status)> done;
   std::shared_ptr<WorkTiming> timing = nullptr;  // null: not measured
-  uint64_t job = 0;                              // job of the work; TracedDevice sets it
+  WorkOwner owner = {};                          // whose turn it takes; TracedDevice sets it
 };
 
 // For status: never waits for the work.
@@ -158,8 +159,8 @@ class Device {
   virtual const std::string& name() const = 0;  // "cpu:0"
   // Memory for slabs of the device's jobs, valid while the device lives; null: operations use host memory.
   virtual DeviceMemory* memory() const { return nullptr; }
-  // Never blocks. Work submitted after Shutdown ends with CANCELLED. One job's work delays another's by at most a few
-  // milliseconds at a time.
+  // Never blocks. Work submitted after Shutdown ends with CANCELLED. Users with work take turns of a few
+  // milliseconds, and so do the jobs of each user.
   virtual void Submit(StreamId stream, DeviceWork work) = 0;
   virtual std::vector<StreamStatus> Status() const = 0;
   // Finishes what runs, cancels the rest, joins. Idempotent.

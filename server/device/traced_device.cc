@@ -17,7 +17,7 @@ std::pair<std::vector<TracedWork>, int64_t> WorkTrace::Take() {
 }
 
 void TracedDevice::Submit(StreamId stream, DeviceWork work) {
-  work.job = job_;
+  work.owner = owner_;
   if (trace_->on()) {
     work.timing = std::make_shared<WorkTiming>();
     work.done = [trace = trace_, timing = work.timing, rank = rank_, stream, device = device_->name(),

@@ -48,9 +48,9 @@ class WorkTrace {
 // One rank's device. Thread-safe.
 class TracedDevice final : public Device {
  public:
-  // `device` must outlive this. `job`: value of DeviceWork::job.
-  TracedDevice(Device* device, std::shared_ptr<WorkTrace> trace, int rank, uint64_t job)
-      : device_(device), trace_(std::move(trace)), rank_(rank), job_(job) {}
+  // `device` must outlive this. `owner`: value of DeviceWork::owner.
+  TracedDevice(Device* device, std::shared_ptr<WorkTrace> trace, int rank, WorkOwner owner)
+      : device_(device), trace_(std::move(trace)), rank_(rank), owner_(owner) {}
 
   const std::string& name() const override { return device_->name(); }
   DeviceMemory* memory() const override { return device_->memory(); }
@@ -63,7 +63,7 @@ class TracedDevice final : public Device {
   Device* const device_;
   const std::shared_ptr<WorkTrace> trace_;
   const int rank_;
-  const uint64_t job_;
+  const WorkOwner owner_;
 };
 
 }  // namespace shardd

@@ -57,7 +57,7 @@ JobCore::JobCore(Init init)
       windows_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
       former_writers_(uid_),
-      copies_(init.loop, init.copier),
+      copies_(init.loop, init.copier, WorkOwner{init.uid, init.id}),
       trace_(plan_, std::move(init.work_trace)) {
   ranks_.resize(world_size());
   ResetStep();

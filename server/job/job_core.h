@@ -82,7 +82,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     std::shared_ptr<WorkTrace> work_trace;  // of own_devices; null: work on devices is not traced
     std::unique_ptr<Collective> collective;
     CoreLoop* loop = nullptr;
-    CoreLoop* copier = nullptr;               // brings values to the slabs, and waits for their devices
+    TurnQueue* copier = nullptr;              // brings values to the slabs, and waits for their devices
     std::unique_ptr<CoreLoop> memory_worker;  // makes and frees what holds much memory, but for the slabs
     EventLog* events = nullptr;
     std::function<int64_t()> reserved_by_all;  // the sum of reserved_bytes() of all jobs; null: this is the only one

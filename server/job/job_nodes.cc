@@ -148,8 +148,8 @@ void JobCore::SayValues() {
   nodes_->worker()->Post([self = shared_from_this(), stale = StaleValues(), counts = committed_.step_counts(),
                           epoch = committed_.epoch()] {
     absl::Status status;
-    for (const SlabPart& part : stale) {
-      if (status.ok()) status = part.Clear();
+    for (SlabPart part : stale) {
+      while (status.ok() && part.numel > 0) status = part.ClearSome();
     }
     auto values = std::make_shared<v1::PeerMessage::Values>();
     if (status.ok()) status = self->ReadValues(counts, values.get());

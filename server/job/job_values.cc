@@ -57,15 +57,18 @@ absl::Status JobCore::WriteGradient(Session* session, const WriteRequest& reques
   const ParamPlan& param = plan_->params[request.param];
   const int64_t gradient =
       plan_->flat_params[param.flat_param].gradients_offset_bytes + param.offset * request.element_bytes;
-  const bool zero = !pairing_.presence().has(request.param);  // what lies there is of no step
+  SlabPart zero{memory_->gradients(), gradient, request.element_bytes, 0};
+  if (!pairing_.presence().has(request.param)) {
+    zero.numel = param.numel;  // what lies there is of no step
+  }
   pairing_.presence().Set(request.param, true);
   written_gradients_[request.param] = true;
-  const int64_t whole = param.numel * request.element_bytes;
-  return CopyFor(session, {memory_->gradients(), request.size_bytes() + (zero ? whole : 0), /*of_gradient=*/true},
-                 [slab = memory_->gradients(), gradient, zero, whole, request, source,
-                  memory = session->memory()]() -> absl::Status {
-                   if (zero) {
-                     SHARDD_RETURN_IF_ERROR(slab->Zero(gradient, whole));
+  return CopyFor(session, {memory_->gradients(), request.size_bytes() + zero.size_bytes(), /*of_gradient=*/true},
+                 [slab = memory_->gradients(), gradient, zero, request, source,
+                  memory = session->memory()](bool* more) mutable -> absl::Status {
+                   if (zero.numel > 0) {
+                     *more = true;
+                     return zero.ClearSome();
                    }
                    return slab->Write(gradient + request.first * request.element_bytes, source, request.size_bytes());
                  });
@@ -91,9 +94,10 @@ absl::Status JobCore::WritePart(Session* session, const WriteRequest& request, c
     stale = PartOfNode(*plan_, *memory_, request.param, request.part);
   }
   return CopyFor(session, {to.slab, to.size_bytes() + stale.size_bytes()},
-                 [this, to, stale, undo, from, memory = session->memory()]() -> absl::Status {
-                   if (stale.slab != nullptr) {
-                     SHARDD_RETURN_IF_ERROR(stale.Clear());
+                 [this, to, stale, undo, from, memory = session->memory()](bool* more) mutable -> absl::Status {
+                   if (stale.numel > 0) {
+                     *more = true;
+                     return stale.ClearSome();
                    }
                    if (undo) {
                      SHARDD_RETURN_IF_ERROR(undo_.Save(to.slab, to.offset_bytes, to.size_bytes()));
@@ -106,7 +110,13 @@ absl::Status JobCore::WritePart(Session* session, const WriteRequest& request, c
 // and everybody else goes on.
 absl::Status JobCore::CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy) {
   if (copies_.IsMadeAtOnce(*copying.slab, copying.size_bytes)) {
-    return copy();
+    absl::Status status;
+    bool more = true;
+    while (more && status.ok()) {
+      more = false;
+      status = copy(&more);
+    }
+    return status;
   }
   const bool of_gradient = copying.of_gradient;
   session->held = true;
@@ -157,7 +167,7 @@ void JobCore::UndoWrites() {
       session->held = true;
     }
   }
-  CopyOffLoop([this] { return undo_.PutBack([this] { copies_.Progress(); }); },
+  CopyOffLoop([this](bool* more) { return undo_.PutBack(more); },
               [this](const absl::Status& status) {
                 undo_.EndUndo();
                 if (!status.ok()) {
@@ -211,13 +221,16 @@ absl::Status JobCore::CommitValues() {
     SubmitParametersCommit();
     return absl::OkStatus();
   }
-  auto copy = [this, stale = std::move(stale)]() -> absl::Status {
-    undo_.Forget();
-    for (const SlabPart& part : stale) {
-      copies_.Progress();
-      SHARDD_RETURN_IF_ERROR(part.Clear());
+  auto copy = [this, stale = std::move(stale)](bool* more) mutable -> absl::Status {
+    undo_.Forget(more);
+    while (!stale.empty() && stale.back().numel == 0) {
+      stale.pop_back();
     }
-    return absl::OkStatus();
+    if (*more || stale.empty()) {
+      return absl::OkStatus();
+    }
+    *more = true;
+    return stale.back().ClearSome();
   };
   CopyOffLoop(std::move(copy), [this](const absl::Status& status) {
     if (status.ok() && !closed_) {

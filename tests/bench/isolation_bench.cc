@@ -1,5 +1,6 @@
 // What a neighbour costs: one daemon with one device, a victim of 1 M parameters that trains, and beside it, by turns,
-// what another tenant's large job makes the daemon do. The victim's step beside the same victim's step alone.
+// what another tenant's large job makes the daemon do, or a hostile client. The victim's step beside the same victim's
+// step alone.
 //
 // The neighbour is a process of its own, this program again (main). SHARDD_BENCH_NEIGHBOUR_MIB: parameters, gradients
 // and moments of its job together (64 when not set; figures are taken with 2048).
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "tests/bench/bench_daemon.h"
+#include "tests/bench/hostile_neighbour.h"
 
 namespace shardd::bench {
 namespace {
@@ -59,6 +61,13 @@ int64_t NeighbourNumel() {  // of one group
   return (int64_t{mib == nullptr ? 64 : std::atoi(mib)} << 20) / 16 / kNeighbourGroups;
 }
 
+// Its trainer may write: each pass makes a copy of what passes read, and one that is kept.
+std::string KeptSpec() {
+  std::string spec = GroupsSpec("kept", 1, kNeighbourGroups, NeighbourNumel(), R"(, "keepEvery": 1)");
+  const std::string never = R"("trainersNeverWrite": true)";
+  return spec.replace(spec.find(never), never.size(), R"("passCopies": true)");
+}
+
 std::string NeighbourSpec() { return GroupsSpec("neighbour", 1, kNeighbourGroups, NeighbourNumel(), ""); }
 
 std::unique_ptr<Job> Attach(const std::string& address) {
@@ -91,7 +100,7 @@ const std::map<std::string, Act>& Acts() {
     if (job == nullptr) job = AttachOrDie(NeighbourSpec(), 0, address);
   };
   const auto close = [](JobPtr& job, const std::string&) { CheckOrDie(std::exchange(job, nullptr)->Finish()); };
-  static const auto* const acts = new std::map<std::string, Act>{
+  static auto* const acts = new std::map<std::string, Act>{
       {"open", {nothing, open, close}},
       {"initial_values",
        {open,
@@ -127,10 +136,24 @@ const std::map<std::string, Act>& Acts() {
           job = Attach(address);
         },
         nothing}},
+      {"kept",
+       {[](JobPtr& job, const std::string& address) {
+          if (job == nullptr) job = AttachOrDie(KeptSpec(), 0, address);
+        },
+        [](JobPtr& job, const std::string&) {
+          CheckOrDie(job->EnterPass());
+          CheckOrDie(job->LeavePass());
+        },
+        nothing}},
       {"close",
        {[](JobPtr& job, const std::string& address) { job = AttachOrDie(NeighbourSpec(), 0, address); }, close,
         nothing}},
   };
+  for (const auto& [name, attack] : Attacks()) {
+    acts->try_emplace(
+        name, Act{[&attack = attack](JobPtr&, const std::string& address) { attack.before(address); },
+                  [&attack = attack](JobPtr&, const std::string& address) { attack.itself(address); }, nothing});
+  }
   return *acts;
 }
 
@@ -241,7 +264,12 @@ BENCHMARK_CAPTURE(BM_VictimBeside, initial_values, "initial_values")->Iterations
 BENCHMARK_CAPTURE(BM_VictimBeside, optimizer, "optimizer")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, writeback, "writeback")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, undo, "undo")->Iterations(1)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_VictimBeside, kept, "kept")->Iterations(1)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_VictimBeside, close, "close")->Iterations(1)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_VictimBeside, hostile_steps, "steps")->Iterations(1)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_VictimBeside, rapid_reset, "resets")->Iterations(1)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_VictimBeside, pings, "pings")->Iterations(1)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_VictimBeside, connections, "connections")->Iterations(1)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace shardd::bench

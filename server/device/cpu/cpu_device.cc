@@ -39,10 +39,8 @@ CpuDevice::~CpuDevice() {
 
 void CpuDevice::Submit(StreamId stream, DeviceWork work) {
   absl::MutexLock lock(&mutex_);
-  Job& job = jobs_[work.job];
-  if (job.entries == 0) {
-    job.used_ns = std::max(job.used_ns, turn_ns_ - kMostSavedNs);
-  }
+  Job& job = jobs_[work.owner];
+  turns_.Enter(work.owner);
   Entry entry;
   entry.work = std::move(work);
   job.streams[static_cast<size_t>(stream)].entries.push_back(std::move(entry));
@@ -99,15 +97,6 @@ void CpuDevice::JoinWorker() {
   if (worker.joinable()) worker.join();
 }
 
-CpuDevice::Job* CpuDevice::ChooseJobLocked() {
-  Job* chosen = nullptr;
-  for (auto& [id, job] : jobs_) {
-    if (job.entries > 0 && (chosen == nullptr || job.used_ns < chosen->used_ns)) chosen = &job;
-  }
-  if (chosen != nullptr) turn_ns_ = std::max(turn_ns_, chosen->used_ns);
-  return chosen;
-}
-
 int CpuDevice::ChooseStream(Job& job) {
   int chosen = -1;
   for (int i = 0; i < kStreamCount; ++i) {
@@ -123,15 +112,6 @@ int CpuDevice::ChooseStream(Job& job) {
     }
   }
   return chosen;
-}
-
-void CpuDevice::ForgetIdleLocked() {
-  const auto idle = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.entries == 0; });
-  const bool all = static_cast<size_t>(idle) > kMostIdleJobs;
-  for (auto it = jobs_.begin(); it != jobs_.end();) {
-    const Job& job = it->second;
-    it = job.entries == 0 && (all || job.used_ns <= turn_ns_ - kMostSavedNs) ? jobs_.erase(it) : std::next(it);
-  }
 }
 
 bool CpuDevice::RunSlice(Entry& entry) {
@@ -178,8 +158,9 @@ void CpuDevice::Run() {
     mutex_.Await(absl::Condition(
         +[](CpuDevice* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->entries_ > 0 || self->shutdown_.load(); },
         this));
-    Job* const job = ChooseJobLocked();
-    if (job == nullptr) break;  // shut down, and all work is done
+    const std::optional<WorkOwner> owner = turns_.Next(+[](WorkOwner) { return true; });
+    if (!owner.has_value()) break;  // shut down, and all work is done
+    Job* const job = &jobs_[*owner];
     const int chosen = ChooseStream(*job);
     Facts& facts = facts_[chosen];
     Stream& s = job->streams[chosen];
@@ -194,7 +175,7 @@ void CpuDevice::Run() {
     const bool finished = RunSlice(entry);
     mutex_.Lock();
     const int64_t now_ns = NowNs();
-    job->used_ns += now_ns - facts.running_since_ns;
+    turns_.Charge(*owner, now_ns - facts.running_since_ns);
     facts.busy_ns += now_ns - facts.running_since_ns;
     facts.running_since_ns = 0;
     if (!finished) continue;
@@ -206,7 +187,10 @@ void CpuDevice::Run() {
     --job->entries;
     --entries_;
     ++facts.done;
-    if (job->entries == 0) ForgetIdleLocked();  // `job` may be gone
+    if (job->entries == 0) {
+      turns_.Leave(*owner);
+      jobs_.erase(*owner);
+    }
     mutex_.Unlock();
     if (work.done) work.done(std::move(status));
     work = DeviceWork();  // release what `done` holds before the next work starts, and not under the mutex

@@ -20,9 +20,8 @@ namespace shardd {
 // A logical device on host memory: one worker thread serves the five streams of all jobs.
 //
 // The worker takes the first unfinished work of a stream of a job, runs a slice of it (an operation, or a part of a
-// large one: about a millisecond), and then chooses again. First it chooses the job that has used least of the worker's
-// time, so that jobs with work share it evenly. An idle job saves at most kMostSavedNs of its share: it goes before
-// others for that long. Then it chooses the job's stream in the order of StreamId, so that an unshard waits for one
+// large one: about a millisecond), and then chooses again. First it chooses the job whose turn it is, by the worker's
+// time (server/turns). Then it chooses the job's stream in the order of StreamId, so that an unshard waits for one
 // slice of an optimizer update instead of all of it; a stream that was passed over kMaxPassedOver times in a row is
 // next, so that none starves.
 //
@@ -49,8 +48,6 @@ class CpuDevice final : public Device {
   // Number of times in a row that a stream with work may be passed over.
   static constexpr int kMaxPassedOver = 16;
   static constexpr int64_t kMostSavedNs = 4'000'000;
-  // Number of idle jobs whose use is remembered. Beyond it all of them are forgotten, as if each had saved the most.
-  static constexpr size_t kMostIdleJobs = 64;
 
   // A work and its progress.
   struct Entry {
@@ -67,7 +64,6 @@ class CpuDevice final : public Device {
   struct Job {
     std::array<Stream, kStreamCount> streams;
     size_t entries = 0;
-    int64_t used_ns = 0;  // worker's time; comparable between jobs
   };
   // Per stream, over all jobs.
   struct Facts {
@@ -79,11 +75,8 @@ class CpuDevice final : public Device {
   };
 
   void Run();
-  // The next job to serve; null: no job has work.
-  Job* ChooseJobLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // REQUIRES: `job` has work.
   static int ChooseStream(Job& job);
-  void ForgetIdleLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Runs one slice of `entry`; returns true if it is finished.
   bool RunSlice(Entry& entry);
   void StartWorkerLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -97,10 +90,10 @@ class CpuDevice final : public Device {
 
   // Guarded.
   mutable absl::Mutex mutex_;
-  std::map<uint64_t, Job> jobs_ ABSL_GUARDED_BY(mutex_);  // by id; jobs with work do not move
+  std::map<WorkOwner, Job> jobs_ ABSL_GUARDED_BY(mutex_);  // with work
+  Turns turns_ ABSL_GUARDED_BY(mutex_){kMostSavedNs};
   std::array<Facts, kStreamCount> facts_ ABSL_GUARDED_BY(mutex_);
-  size_t entries_ ABSL_GUARDED_BY(mutex_) = 0;   // of all jobs
-  int64_t turn_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // the largest used_ns of a job when it was chosen
+  size_t entries_ ABSL_GUARDED_BY(mutex_) = 0;  // of all jobs
   bool worker_runs_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread worker_ ABSL_GUARDED_BY(mutex_);
 };

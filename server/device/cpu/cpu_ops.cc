@@ -110,27 +110,10 @@ absl::Status CheckCpuOp(const DeviceOp& op) {
   return CheckOp(op);
 }
 
-namespace {
-
-// Bytes read and written per unit of an operation's extent.
-struct BytesOfOne {
-  int64_t operator()(const CopyOp&) const { return 2; }
+int64_t CpuOpBytes(const DeviceOp& op, int64_t count) {
   // Zeroing memory that arrives with the first store takes four times as long.
-  int64_t operator()(const ZeroOp&) const { return 4; }
-  int64_t operator()(const CastOp& op) const { return DTypeSizeBytes(op.from) + DTypeSizeBytes(op.to); }
-  int64_t operator()(const ReduceOp& op) const {
-    return static_cast<int64_t>(op.sources.size()) * DTypeSizeBytes(op.source_dtype) + 2 * kFloatBytes;
-  }
-  int64_t operator()(const NormOp&) const { return kFloatBytes; }
-  int64_t operator()(const AdamWOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 5 * kFloatBytes; }
-  int64_t operator()(const SgdOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 3 * kFloatBytes; }
-  int64_t operator()(const SumOp&) const { return kFloatBytes; }
-  static constexpr int64_t kFloatBytes = sizeof(float);
-};
-
-}  // namespace
-
-int64_t CpuOpBytes(const DeviceOp& op, int64_t count) { return count * std::visit(BytesOfOne(), op); }
+  return count * OpBytesOfOne(op) * (std::holds_alternative<ZeroOp>(op) ? 4 : 1);
+}
 
 int64_t CpuOpSlice(const DeviceOp& op) {
   if (std::holds_alternative<NormOp>(op)) return kNormSliceNumel;

@@ -31,6 +31,7 @@ CudaDevice::CudaDevice(std::unique_ptr<CudaEngine> engine, std::unique_ptr<CudaM
       memory_(std::move(memory)),
       max_calls_(std::max(options.max_queued_calls, 32)),
       mark_calls_(max_calls_ / 4),
+      turn_ns_(absl::ToInt64Nanoseconds(options.turn)),
       check_interval_(options.check_interval),
       hang_limit_(options.hang_limit) {
   absl::MutexLock lock(&mutex_);
@@ -54,7 +55,11 @@ void CudaDevice::Submit(StreamId stream, DeviceWork work) {
   entry.stream = static_cast<int>(stream);
   entry.work = std::move(work);
   if (!shutdown_ && lost_.ok()) {
-    s.queued.push_back(std::move(entry));
+    const WorkOwner owner = entry.work.owner;
+    if (last_owner_.has_value() && !(*last_owner_ == owner)) shared_until_ns_ = TraceNowNs() + kSharedForNs;
+    last_owner_ = owner;
+    turns_.Enter(owner);
+    s.queued[owner].push_back(std::move(entry));
     return;
   }
   entry.status = shutdown_ ? CancelledLocked(entry) : lost_;
@@ -83,10 +88,13 @@ std::vector<StreamStatus> CudaDevice::Status() const {
     status.submitted = s.submitted;
     status.done = s.done;
     // In the GPU's order: the first that has not ended is the current one.
-    auto current = std::find_if(s.issued.begin(), s.issued.end(), [](const Entry& e) { return !e.ended; });
-    if (current == s.issued.end()) current = s.queued.begin();
+    const auto first = std::find_if(s.issued.begin(), s.issued.end(), [](const Entry& e) { return !e.ended; });
+    const Entry* current = first == s.issued.end() ? nullptr : &*first;
+    for (const auto& [owner, queued] : s.queued) {
+      if (current == nullptr && queued.front().started) current = &queued.front();
+    }
     int64_t running_ns = 0;
-    if (current != s.queued.end() && current->started) {
+    if (current != nullptr && current->started) {
       status.current = current->work.label;
       running_ns = now_ns - std::max(current->begin_ns, s.last_end_ns);
     }
@@ -146,15 +154,16 @@ int CudaDevice::EndedLocked() const {
 }
 
 bool CudaDevice::OutstandingLocked() const {
-  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) { return s.calls > 0; });
+  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) { return s.taken.calls > 0; });
 }
 
 void CudaDevice::EndLocked(Entry& entry) {
   if (entry.ended) return;
   Stream& s = streams_[entry.stream];
   entry.ended = true;
-  s.calls -= entry.calls;
-  entry.calls = 0;
+  s.taken.calls -= entry.returns.calls;
+  s.taken.cost_ns -= entry.returns.cost_ns;
+  entry.returns = {};
   if (!entry.started) return;
   const int64_t now_ns = TraceNowNs();
   s.busy_ns += now_ns - std::max(entry.begin_ns, s.last_end_ns);

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -32,11 +34,19 @@ struct CudaDeviceOptions {
   // How long one copy of memory(), and after Shutdown all work in the GPU's queues, may take before the GPU counts as
   // hung. Far above either on a busy GPU.
   absl::Duration hang_limit = absl::Seconds(10);
+  // Where jobs share the GPU: the longest piece of work that one of them issues at a time, as far as its length can be
+  // told. Shorter ones cost throughput: each stream stops for some 10 us after two of them.
+  absl::Duration turn = absl::Milliseconds(1);
 };
 
 // A GPU. One thread (the issuer) makes all calls of the driver and never waits for the GPU: it turns works into calls
-// as far as each stream has credit, streams in turn, and the driver runs a host function at each work's end. Another
-// thread runs `done`. So the GPU orders each stream, and there is no order between streams.
+// as far as each stream has credit, and the driver runs a host function at each work's end. Another thread runs `done`.
+// So the GPU orders what each stream is given, and there is no order between streams.
+//
+// Jobs take turns (server/turns), and a job's streams within its turn. A stream has work for a few turns at most in the
+// GPU's queue, so a job's work waits that long at most, however large another's is. That costs some throughput, so it
+// is done while several jobs use the GPU, until one of them has been alone for kSharedFor; the first work of another
+// job waits for all that the first one has in the queue.
 //
 // The GPU must reach the memory that operations name: slabs, or registered host memory. (Pageable memory makes a copy
 // block the issuer, as does a copy from host to host; a kernel that touches pageable memory loses the device.) Norms
@@ -73,16 +83,34 @@ class CudaDevice final : public Device {
   absl::Status lost() const;
 
  private:
+  static constexpr int64_t kSharedForNs = 60'000'000'000;
+  static constexpr int64_t kMostSavedNs = 4'000'000;
+  // A stream may have so many turns' work queued, and says after so many that it has run.
+  static constexpr int kMostQueuedTurns = 4;
+  static constexpr int kMarkTurns = 2;
+
+  // Of a stream: taken by what is put into the GPU's queue, given back when it has run.
+  struct Credit {
+    int calls = 0;
+    int64_t cost_ns = 0;
+  };
+  // A place in the GPU's queue: what was issued before it, and since the one before, has run when it is reached.
+  struct Mark {
+    CudaDevice* device;
+    int stream;
+    Credit credit;
+    std::list<Mark>::iterator self;
+  };
   // A work from Submit until its `done`. Does not move, because host functions have pointers to it.
   struct Entry {
     CudaDevice* device;
     int stream;
     DeviceWork work;
     size_t next_op = 0;
-    absl::Status status;  // the first error; later operations are skipped
+    int64_t next_element = 0;  // within that operation
+    absl::Status status;       // the first error; later operations are skipped
     std::vector<std::pair<Norm*, CudaNormSlots::Slot>> norms;
-    int calls = 0;  // in the GPU's queue
-    int calls_since_mark = 0;
+    Credit returns;          // with its end
     int host_functions = 0;  // enqueued and not yet run
     bool started = false;
     bool ended = false;  // nothing of it is in the queue any more
@@ -91,9 +119,10 @@ class CudaDevice final : public Device {
   };
   using Entries = std::list<Entry>;
   struct Stream {
-    Entries queued;  // the first may be partly issued
-    Entries issued;  // completely in the GPU's queue, or ended
-    int calls = 0;   // of all entries; above 0: work is outstanding
+    std::map<WorkOwner, Entries> queued;  // none is empty; the first of each may be partly issued
+    Entries issued;                       // completely in the GPU's queue, or ended
+    Credit taken;                         // calls above 0: work is outstanding
+    Credit since_mark;                    // of it, what no mark nor end gives back; only the issuer touches it
     uint64_t submitted = 0;
     uint64_t done = 0;
     int64_t busy_ns = 0;
@@ -106,26 +135,35 @@ class CudaDevice final : public Device {
 
   // Issuer thread.
   void Issue();
-  bool IssuableLocked(int stream) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool HasCreditLocked(const Stream& s, int calls) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MayIssueLocked(const Stream& s, const Entry& entry, size_t index, int calls_before) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // While jobs share the GPU.
+  bool SharedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IssuableLocked(const Stream& s, const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For `more`, beside what is queued and `before`, which is about to be.
+  bool HasCreditLocked(const Stream& s, Credit before, Credit more) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The next piece of the entry.
+  int64_t PieceLocked(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayIssueLocked(const Stream& s, const Entry& entry, Credit before) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<CudaNormSlots::Slot> SlotLocked(Entry& entry, const DeviceOp& op)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  int ChooseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void IssueSome(int stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);   // unlocks while it calls the driver
-  void IssueEnd(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // likewise
-  void CancelQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);          // likewise
-  void AskWhetherLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // likewise
+  // The next work of which something can be issued; null: none.
+  Entry* ChooseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void IssueSome(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // unlocks while it calls the driver
+  void IssueEnd(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);         // likewise
+  void CancelQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);                 // likewise
+  void AskWhetherLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);               // likewise
+  absl::Status PlaceMark(int stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // likewise
   // likewise
-  absl::Status CallHostFunction(Entry* entry, cu::HostFunction function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CallHostFunction(int stream, cu::HostFunction function, void* argument)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From its job's queue to the issued ones. REQUIRES: it is the first there.
+  void MoveToIssuedLocked(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OutstandingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CancelledLocked(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LoseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Run by the driver on a thread of its own, in the order of the stream.
   static void OnBegin(void* entry);
-  static void OnCredit(void* entry);
+  static void OnMark(void* mark);
   static void OnEnd(void* entry);
 
   // The thread that runs `done`.
@@ -141,7 +179,8 @@ class CudaDevice final : public Device {
   std::unique_ptr<CudaEngine> engine_;  // only the issuer calls it, except name() and description()
   const std::unique_ptr<CudaMemory> memory_;
   const int max_calls_;
-  const int mark_calls_;  // within a work, credit returns in such steps
+  const int mark_calls_;  // credit returns in such steps
+  const int64_t turn_ns_;
   const absl::Duration check_interval_;
   const absl::Duration hang_limit_;
 
@@ -149,6 +188,10 @@ class CudaDevice final : public Device {
   mutable absl::Mutex mutex_;
   std::array<Stream, kStreamCount> streams_ ABSL_GUARDED_BY(mutex_);
   std::set<const Norm*> norms_in_use_ ABSL_GUARDED_BY(mutex_);
+  std::list<Mark> marks_ ABSL_GUARDED_BY(mutex_);  // not reached yet
+  Turns turns_ ABSL_GUARDED_BY(mutex_){kMostSavedNs};
+  std::optional<WorkOwner> last_owner_ ABSL_GUARDED_BY(mutex_);  // of what was submitted
+  int64_t shared_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   Entries lost_entries_ ABSL_GUARDED_BY(mutex_);  // a host function of a lost device may still run
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool shutdown_ ABSL_GUARDED_BY(mutex_) = false;

@@ -2,12 +2,15 @@
 // wait inside it for a host function, which needs the mutex.
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/shm/trace_ring.h"
 #include "server/device/cuda/cuda_device.h"
+#include "server/device/cuda/op_cost.h"
 #include "server/device/ops/check.h"
+#include "server/device/ops/slice.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -15,9 +18,8 @@ namespace {
 
 // Operations of one stream before the next stream's turn; they share one lock of the mutex.
 constexpr size_t kBatch = 16;
-// Besides its operations a work may put a begin, four credit marks (one per quarter of the limit) and an end into the
-// queue.
-constexpr int kMarks = 6;
+// Besides its operations a batch may put a begin, a mark and an end into the queue.
+constexpr int kMarks = 3;
 
 const NormOp* AsNorm(const DeviceOp& op) {
   const NormOp* const norm = std::get_if<NormOp>(&op);
@@ -34,14 +36,16 @@ void CudaDevice::Issue() {
   while (!shutdown_) {
     const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       if (shutdown_) return true;
-      for (int i = 0; i < kStreamCount; ++i) {
-        if (IssuableLocked(i)) return true;
+      for (const Stream& s : streams_) {
+        for (const auto& [owner, entries] : s.queued) {
+          if (IssuableLocked(s, entries.front())) return true;
+        }
       }
       return false;
     };
     // Only here does work become outstanding, so without any there is nothing to check meanwhile.
     mutex_.AwaitWithTimeout(absl::Condition(&ready), OutstandingLocked() ? check_interval_ : absl::InfiniteDuration());
-    if (const int chosen = shutdown_ ? -1 : ChooseLocked(); chosen >= 0) IssueSome(chosen);
+    if (Entry* const chosen = shutdown_ ? nullptr : ChooseLocked(); chosen != nullptr) IssueSome(chosen);
     if (OutstandingLocked() && absl::Now() - last_check_ >= check_interval_) AskWhetherLost();
   }
   const absl::Time limit = absl::Now() + hang_limit_;
@@ -58,23 +62,30 @@ void CudaDevice::Issue() {
   issuer_runs_ = false;
 }
 
-bool CudaDevice::IssuableLocked(int stream) const {
-  const Stream& s = streams_[stream];
-  if (s.queued.empty()) return false;
-  const Entry& entry = s.queued.front();
-  return !entry.status.ok() || entry.next_op == entry.work.ops.size() ? HasCreditLocked(s, 0)
-                                                                      : MayIssueLocked(s, entry, entry.next_op, 0);
+bool CudaDevice::SharedLocked() const { return shared_until_ns_ > 0 && TraceNowNs() < shared_until_ns_; }
+
+bool CudaDevice::IssuableLocked(const Stream& s, const Entry& entry) const {
+  return !entry.status.ok() || entry.next_op == entry.work.ops.size() ? HasCreditLocked(s, {}, {})
+                                                                      : MayIssueLocked(s, entry, {});
 }
 
-bool CudaDevice::HasCreditLocked(const Stream& s, int calls) const {
-  return s.calls == 0 || s.calls + calls + kMarks <= max_calls_;
+bool CudaDevice::HasCreditLocked(const Stream& s, Credit before, Credit more) const {
+  // With nothing before it, even the longest operation may go.
+  const int calls = s.taken.calls + before.calls;
+  if (calls > 0 && calls + more.calls + kMarks > max_calls_) return false;
+  const int64_t cost_ns = s.taken.cost_ns + before.cost_ns;
+  return cost_ns == 0 || cost_ns + more.cost_ns <= kMostQueuedTurns * turn_ns_ || !SharedLocked();
 }
 
-bool CudaDevice::MayIssueLocked(const Stream& s, const Entry& entry, size_t index, int calls_before) const {
-  const DeviceOp& op = entry.work.ops[index];
-  // `calls_before` belong to this batch. With none, and an empty queue, even the longest operation may go.
-  const int calls = calls_before + engine_->CallsOf(op);
-  if (calls_before > 0 ? s.calls + calls + kMarks > max_calls_ : !HasCreditLocked(s, calls)) return false;
+int64_t CudaDevice::PieceLocked(const Entry& entry) const {
+  const DeviceOp& op = entry.work.ops[entry.next_op];
+  const int64_t rest = OpExtent(op) - entry.next_element;
+  return SharedLocked() ? std::min(rest, CudaOpPiece(op, turn_ns_)) : rest;
+}
+
+bool CudaDevice::MayIssueLocked(const Stream& s, const Entry& entry, Credit before) const {
+  const DeviceOp& op = entry.work.ops[entry.next_op];
+  if (!HasCreditLocked(s, before, {engine_->CallsOf(op), CudaOpCostNs(op, PieceLocked(entry))})) return false;
   const NormOp* const norm = AsNorm(op);
   if (norm == nullptr || norm->result == nullptr) return true;
   const bool ours = std::any_of(entry.norms.begin(), entry.norms.end(),
@@ -84,14 +95,42 @@ bool CudaDevice::MayIssueLocked(const Stream& s, const Entry& entry, size_t inde
          (norms_in_use_.count(norm->result) == 0 && engine_->norm_slots().available());
 }
 
-int CudaDevice::ChooseLocked() {
-  for (int i = 0; i < kStreamCount; ++i) {
+CudaDevice::Entry* CudaDevice::ChooseLocked() {
+  const auto of = [this](WorkOwner owner, int stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> Entry* {
+    Stream& s = streams_[stream];
+    const auto queued = s.queued.find(owner);
+    if (queued == s.queued.end()) return nullptr;
+    Entry& entry = queued->second.front();
+    return IssuableLocked(s, entry) ? &entry : nullptr;
+  };
+  Entry* chosen = nullptr;
+  const auto ready = [&](WorkOwner owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (int i = 0; i < kStreamCount; ++i) {
+      if (of(owner, i) != nullptr) return true;
+    }
+    return false;
+  };
+  const std::optional<WorkOwner> owner =
+      turns_.Next([&](WorkOwner asked) ABSL_NO_THREAD_SAFETY_ANALYSIS { return ready(asked); });
+  if (!owner.has_value()) return nullptr;
+  for (int i = 0; i < kStreamCount && chosen == nullptr; ++i) {
     const int stream = (next_stream_ + i) % kStreamCount;
-    if (!IssuableLocked(stream)) continue;
-    next_stream_ = (stream + 1) % kStreamCount;
-    return stream;
+    chosen = of(*owner, stream);
+    if (chosen != nullptr) next_stream_ = (stream + 1) % kStreamCount;
   }
-  return -1;
+  return chosen;
+}
+
+void CudaDevice::MoveToIssuedLocked(Entry* entry) {
+  Stream& s = streams_[entry->stream];
+  const WorkOwner owner = entry->work.owner;
+  const auto queued = s.queued.find(owner);
+  s.issued.splice(s.issued.end(), queued->second, queued->second.begin());
+  if (!queued->second.empty()) return;
+  s.queued.erase(queued);
+  const bool more = std::any_of(streams_.begin(), streams_.end(),
+                                [&](const Stream& stream) { return stream.queued.count(owner) > 0; });
+  if (!more) turns_.Leave(owner);
 }
 
 absl::StatusOr<CudaNormSlots::Slot> CudaDevice::SlotLocked(Entry& entry, const DeviceOp& op) {
@@ -112,9 +151,10 @@ absl::StatusOr<CudaNormSlots::Slot> CudaDevice::SlotLocked(Entry& entry, const D
   return slot;
 }
 
-void CudaDevice::IssueSome(int stream) {
+void CudaDevice::IssueSome(Entry* chosen) {
+  Entry& entry = *chosen;
+  const int stream = entry.stream;
   Stream& s = streams_[stream];
-  Entry& entry = s.queued.front();
   const StreamId id = static_cast<StreamId>(stream);
   const auto annotate = [&entry](const absl::Status& status, size_t index, absl::string_view fact) {
     return absl::Status(
@@ -124,55 +164,87 @@ void CudaDevice::IssueSome(int stream) {
     entry.started = true;
     entry.begin_ns = TraceNowNs();
     if (entry.work.timing != nullptr) {
-      entry.status = CallHostFunction(&entry, OnBegin);
+      ++entry.host_functions;
+      ++s.taken.calls;
+      ++s.since_mark.calls;
+      entry.status = CallHostFunction(stream, OnBegin, &entry);
       if (!lost_.ok()) return;
+      if (!entry.status.ok()) {
+        --entry.host_functions;
+        --s.taken.calls;
+        --s.since_mark.calls;
+      }
     }
   }
-  const size_t first = entry.next_op;
-  std::vector<CudaNormSlots::Slot> slots;
+  struct Piece {
+    size_t index;
+    DeviceOp part;  // of the operation, unless it is the whole
+    bool whole;
+    CudaNormSlots::Slot slot;
+  };
+  std::vector<Piece> pieces;
   absl::Status malformed;
-  int calls = 0;
-  while (entry.status.ok() && malformed.ok() && entry.next_op < entry.work.ops.size() && slots.size() < kBatch) {
+  Credit credit;
+  while (entry.status.ok() && malformed.ok() && entry.next_op < entry.work.ops.size() && pieces.size() < kBatch) {
+    if (credit.cost_ns >= turn_ns_ && SharedLocked()) break;
     const DeviceOp& op = entry.work.ops[entry.next_op];
     malformed = CudaEngine::Check(op);
-    if (malformed.ok() && !MayIssueLocked(s, entry, entry.next_op, calls)) break;
+    if (malformed.ok() && !MayIssueLocked(s, entry, credit)) break;
     absl::StatusOr<CudaNormSlots::Slot> slot = malformed.ok() ? SlotLocked(entry, op) : malformed;
     if (!slot.ok()) {
       malformed = annotate(slot.status(), entry.next_op, absl::StrCat(" is malformed on ", name()));
       break;
     }
-    slots.push_back(*slot);
-    calls += engine_->CallsOf(op);
-    ++entry.next_op;
+    const int64_t extent = OpExtent(op);
+    const int64_t count = PieceLocked(entry);
+    const bool whole = count == extent;
+    pieces.push_back({entry.next_op, whole ? DeviceOp() : SliceOf(op, entry.next_element, count), whole, *slot});
+    credit.calls += engine_->CallsOf(op);
+    credit.cost_ns += CudaOpCostNs(op, count);
+    entry.next_element += count;
+    if (entry.next_element >= extent) {
+      ++entry.next_op;
+      entry.next_element = 0;
+    }
   }
   // The operations that are here now; a work gets no further ones.
   const std::vector<DeviceOp>& ops = entry.work.ops;
   mutex_.Unlock();
   absl::Status status;
-  size_t index = first;
-  for (; index < first + slots.size(); ++index) {
-    status = engine_->Issue(id, ops[index], slots[index - first]);
+  size_t index = 0;
+  for (const Piece& piece : pieces) {
+    index = piece.index;
+    status = engine_->Issue(id, piece.whole ? ops[index] : piece.part, piece.slot);
     if (!status.ok()) break;
   }
   mutex_.Lock();
-  entry.calls += calls;
-  s.calls += calls;
-  entry.calls_since_mark += calls;
-  if (status.code() == absl::StatusCode::kDataLoss) return LoseLocked(status);
-  if (entry.status.ok()) entry.status = status.ok() ? malformed : annotate(status, index, "");
-  while (entry.status.ok() && entry.calls_since_mark >= mark_calls_) {
-    entry.calls_since_mark -= mark_calls_;
-    entry.status = CallHostFunction(&entry, OnCredit);
-    if (!lost_.ok()) return;
+  for (Credit* const to : {&s.taken, &s.since_mark}) {
+    to->calls += credit.calls;
+    to->cost_ns += credit.cost_ns;
   }
-  if (!entry.status.ok() || entry.next_op == entry.work.ops.size()) IssueEnd(&entry);
+  if (status.code() == absl::StatusCode::kDataLoss) return LoseLocked(status);
+  turns_.Charge(entry.work.owner, credit.cost_ns);
+  if (entry.status.ok()) entry.status = status.ok() ? malformed : annotate(status, index, "");
+  if (!entry.status.ok() || entry.next_op == entry.work.ops.size()) return IssueEnd(&entry);
+  // Whoever waits for credit waits for a mark, so none may be left out where nothing else can be issued.
+  const bool due = s.since_mark.calls >= mark_calls_ ||
+                   (s.since_mark.cost_ns >= kMarkTurns * turn_ns_ && SharedLocked()) || !IssuableLocked(s, entry);
+  if (!due || s.since_mark.calls == 0) return;
+  entry.status = PlaceMark(stream);
+  if (lost_.ok() && !entry.status.ok()) IssueEnd(&entry);
 }
 
 void CudaDevice::IssueEnd(Entry* entry) {
   Stream& s = streams_[entry->stream];
-  s.issued.splice(s.issued.end(), s.queued, s.queued.begin());
-  const absl::Status status = CallHostFunction(entry, OnEnd);
+  MoveToIssuedLocked(entry);
+  ++entry->host_functions;
+  ++s.taken.calls;
+  ++s.since_mark.calls;
+  entry->returns = std::exchange(s.since_mark, {});
+  absl::Status status = CallHostFunction(entry->stream, OnEnd, entry);
   if (status.ok() || !lost_.ok()) return;
+  status = absl::Status(status.code(), absl::StrCat("run \"", entry->work.label, "\": ", status.message()));
+  --entry->host_functions;
   // Nothing will report when the issued calls have run, so the issuer waits this once.
   mutex_.Unlock();
   const absl::Status drained = engine_->SynchroniseStream(static_cast<StreamId>(entry->stream));
@@ -182,23 +254,28 @@ void CudaDevice::IssueEnd(Entry* entry) {
   EndLocked(*entry);
 }
 
-absl::Status CudaDevice::CallHostFunction(Entry* entry, cu::HostFunction function) {
-  Stream& s = streams_[entry->stream];
-  ++entry->host_functions;
-  ++entry->calls;
-  ++s.calls;
+absl::Status CudaDevice::PlaceMark(int stream) {
+  Stream& s = streams_[stream];
+  ++s.taken.calls;
+  ++s.since_mark.calls;
+  marks_.push_back({this, stream, std::exchange(s.since_mark, {}), {}});
+  marks_.back().self = std::prev(marks_.end());
+  Mark& mark = marks_.back();
+  absl::Status status = CallHostFunction(stream, OnMark, &mark);
+  if (status.ok() || !lost_.ok()) return status;
+  s.since_mark = mark.credit;
+  --s.taken.calls;
+  --s.since_mark.calls;
+  marks_.erase(mark.self);
+  return status;
+}
+
+absl::Status CudaDevice::CallHostFunction(int stream, cu::HostFunction function, void* argument) {
   mutex_.Unlock();
-  absl::Status status = engine_->IssueHostFunction(static_cast<StreamId>(entry->stream), function, entry);
+  absl::Status status = engine_->IssueHostFunction(static_cast<StreamId>(stream), function, argument);
   mutex_.Lock();
-  if (status.ok()) return status;
-  --entry->host_functions;
-  --entry->calls;
-  --s.calls;
-  if (status.code() == absl::StatusCode::kDataLoss) {
-    LoseLocked(status);
-    return status;
-  }
-  return absl::Status(status.code(), absl::StrCat("run \"", entry->work.label, "\": ", status.message()));
+  if (status.code() == absl::StatusCode::kDataLoss) LoseLocked(status);
+  return status;
 }
 
 void CudaDevice::OnBegin(void* argument) {
@@ -208,15 +285,16 @@ void CudaDevice::OnBegin(void* argument) {
   if (!entry->ended) entry->work.timing->begin_ns = TraceNowNs();
 }
 
-void CudaDevice::OnCredit(void* argument) {
-  Entry* const entry = static_cast<Entry*>(argument);
-  CudaDevice* const device = entry->device;
+void CudaDevice::OnMark(void* argument) {
+  Mark* const mark = static_cast<Mark*>(argument);
+  CudaDevice* const device = mark->device;
   absl::MutexLock lock(&device->mutex_);
-  --entry->host_functions;
-  if (entry->ended) return;
-  const int calls = device->mark_calls_ + 1;  // including the mark itself
-  entry->calls -= calls;
-  device->streams_[entry->stream].calls -= calls;
+  if (device->lost_.ok()) {
+    Credit& taken = device->streams_[mark->stream].taken;
+    taken.calls -= mark->credit.calls;
+    taken.cost_ns -= mark->credit.cost_ns;
+  }
+  device->marks_.erase(mark->self);
 }
 
 void CudaDevice::OnEnd(void* argument) {
@@ -230,7 +308,7 @@ void CudaDevice::OnEnd(void* argument) {
 void CudaDevice::CancelQueued() {
   for (Stream& s : streams_) {
     while (!s.queued.empty()) {
-      Entry& entry = s.queued.front();
+      Entry& entry = s.queued.begin()->second.front();
       if (entry.status.ok() && (entry.next_op < entry.work.ops.size() || !entry.started)) {
         entry.status = CancelledLocked(entry);
       }
@@ -239,7 +317,7 @@ void CudaDevice::CancelQueued() {
         continue;
       }
       entry.ended = true;
-      s.issued.splice(s.issued.end(), s.queued, s.queued.begin());
+      MoveToIssuedLocked(&entry);
     }
   }
 }
@@ -247,7 +325,7 @@ void CudaDevice::CancelQueued() {
 void CudaDevice::AskWhetherLost() {
   last_check_ = absl::Now();
   for (int i = 0; i < kStreamCount; ++i) {
-    if (streams_[i].calls == 0) continue;
+    if (streams_[i].taken.calls == 0) continue;
     mutex_.Unlock();
     const absl::Status status = engine_->QueryStream(static_cast<StreamId>(i));
     mutex_.Lock();
@@ -260,12 +338,14 @@ void CudaDevice::LoseLocked(const absl::Status& why) {
   if (!lost_.ok()) return;
   lost_ = absl::DataLossError(absl::StrCat("device ", name(), " is lost: ", why.message()));
   for (Stream& s : streams_) {
-    s.issued.splice(s.issued.end(), s.queued);
+    while (!s.queued.empty()) MoveToIssuedLocked(&s.queued.begin()->second.front());
     for (Entry& entry : s.issued) {
       if (entry.ended) continue;
       entry.status = absl::DataLossError(absl::StrCat("run \"", entry.work.label, "\": ", lost_.message()));
       EndLocked(entry);
     }
+    s.taken = {};
+    s.since_mark = {};
   }
 }
 

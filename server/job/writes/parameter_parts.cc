@@ -1,9 +1,21 @@
 #include "server/job/writes/parameter_parts.h"
 
+#include <algorithm>
+
 #include "common/plan/node_part.h"
+#include "common/status/status_macros.h"
 #include "common/tensor/dtype.h"
 
 namespace shardd {
+
+absl::Status SlabPart::ClearSome() {
+  constexpr int64_t kPieceBytes = int64_t{4} << 20;  // memory that arrives with the first store takes a millisecond
+  const int64_t count = std::min(numel, kPieceBytes / element_bytes);
+  SHARDD_RETURN_IF_ERROR(slab->Zero(offset_bytes, count * element_bytes));
+  offset_bytes += count * element_bytes;
+  numel -= count;
+  return absl::OkStatus();
+}
 
 SlabPart WholePart(const ShardPlan& plan, const JobMemory& memory, int param, int part) {
   const ParamPlan& of = plan.params[param];

@@ -12,7 +12,7 @@
 
 namespace shardd {
 
-// A range of one slab. Immutable; the slab outlives it.
+// A range of one slab. The slab outlives it.
 struct SlabPart {
   const JobSlab* slab = nullptr;
   int64_t offset_bytes = 0;
@@ -20,8 +20,8 @@ struct SlabPart {
   int64_t numel = 0;
 
   int64_t size_bytes() const { return numel * element_bytes; }
-  // Writes zeros. Blocks as JobSlab::Zero does.
-  absl::Status Clear() const { return slab->Zero(offset_bytes, size_bytes()); }
+  // Writes zeros to a piece, which it takes off the front. Blocks as JobSlab::Zero does.
+  absl::Status ClearSome();
 };
 
 // All elements of the part. Its slab is null if the job has no such state. REQUIRES: a parameter of the plan.

@@ -15,17 +15,28 @@ bool ValueCopies::IsMadeAtOnce(const JobSlab& slab, int64_t size_bytes) const {
 
 void ValueCopies::Run(std::shared_ptr<void> job, Copy copy, Then then) {
   ++under_way_;
-  copier_->Post([this, job = std::move(job), copy = std::move(copy), then = std::move(then)] {
-    Progress();
-    loop_->Post([this, job, then, status = copy()] {
-      --under_way_;
-      then(status);
-    });
+  copier_->Post(owner_, [this, job = std::move(job), copy = std::move(copy), then = std::move(then)] {
+    progressed_ns_.store(absl::ToUnixNanos(MonotonicNow()), std::memory_order_relaxed);
+    bool more = false;
+    absl::Status status = copy(&more);
+    const bool finished = !more || !status.ok();
+    if (finished) {
+      loop_->Post([this, job, then, status = std::move(status)] {
+        --under_way_;
+        then(status);
+      });
+    }
     progressed_ns_.store(0, std::memory_order_relaxed);
+    return finished;
   });
 }
 
-void ValueCopies::Progress() { progressed_ns_.store(absl::ToUnixNanos(MonotonicNow()), std::memory_order_relaxed); }
+void ValueCopies::Behind(absl::AnyInvocable<void()> closure) {
+  copier_->Post(owner_, [closure = std::move(closure)]() mutable {
+    closure();
+    return true;
+  });
+}
 
 bool ValueCopies::IsStuck(absl::Time now) const {
   const int64_t progressed_ns = progressed_ns_.load(std::memory_order_relaxed);

@@ -3,7 +3,7 @@
 
 // Copies of values between trainers' staging and one job's slabs. A GPU that hangs may keep a copy for seconds, and old
 // bytes of a large model take as long to put back, so a thread of their own, the copier, makes them. It serves all
-// jobs.
+// jobs by turns, a piece at a time.
 
 #include <atomic>
 #include <cstdint>
@@ -15,29 +15,30 @@
 #include "absl/time/time.h"
 #include "server/loop/core_loop.h"
 #include "server/storage/job_slab.h"
+#include "server/turns/turn_queue.h"
 
 namespace shardd {
 
-// Owns the count of the job's copies and the time of their last progress. Loop-confined but for Progress.
+// Owns the count of the job's copies and the time of their last progress. Loop-confined.
 class ValueCopies {
  public:
-  // Runs on the copier, where it may touch nothing of the job but slabs and the old bytes of WriteUndo.
-  using Copy = std::function<absl::Status()>;
+  // Makes the copy, or the next piece of it, of a few milliseconds, and then sets *more: it is called again. An error
+  // ends it. Runs on the copier, where it may touch nothing of the job but slabs and the old bytes of WriteUndo.
+  using Copy = std::function<absl::Status(bool* more)>;
   using Then = std::function<void(absl::Status)>;
 
-  // Both outlive this.
-  ValueCopies(CoreLoop* loop, CoreLoop* copier) : loop_(loop), copier_(copier) {}
+  // Both outlive this. `owner`: whose turns copies take.
+  ValueCopies(CoreLoop* loop, TurnQueue* copier, WorkOwner owner) : loop_(loop), copier_(copier), owner_(owner) {}
 
   // A copy of so few bytes takes less time than waking the copier does, and no other copy can be of the same bytes: the
   // caller makes it on the loop. Models have thousands of small parameters. A device's memory is never written so, for
   // that waits for the device.
   bool IsMadeAtOnce(const JobSlab& slab, int64_t size_bytes) const;
-  // Runs `copy` on the copier, behind all copies before it, and then `then` on the loop. `job` keeps the job alive.
+  // Runs `copy` on the copier, behind all copies of the job before it, and then `then` on the loop. `job` keeps the job
+  // alive.
   void Run(std::shared_ptr<void> job, Copy copy, Then then);
-  // Runs `closure` on the copier, behind all copies that were asked for. It keeps alive what it needs.
-  void Behind(absl::AnyInvocable<void()> closure) { copier_->Post(std::move(closure)); }
-  // A running copy calls this with each piece that it begins. Thread-safe.
-  void Progress();
+  // Runs `closure` on the copier, behind all copies of the job that were asked for. It keeps alive what it needs.
+  void Behind(absl::AnyInvocable<void()> closure);
   // A copy of this job's has made no progress for longer than any limit of a copy's own: a driver does not return.
   // False for copies that wait for those of other jobs.
   bool IsStuck(absl::Time now) const;
@@ -45,9 +46,10 @@ class ValueCopies {
 
  private:
   CoreLoop* const loop_;
-  CoreLoop* const copier_;
+  TurnQueue* const copier_;
+  const WorkOwner owner_;
   int under_way_ = 0;
-  std::atomic<int64_t> progressed_ns_ = 0;  // MonotonicNow() of the running copy's last piece; 0: none runs
+  std::atomic<int64_t> progressed_ns_ = 0;  // MonotonicNow() when the piece that runs began; 0: none runs
 };
 
 }  // namespace shardd

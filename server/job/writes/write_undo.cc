@@ -8,6 +8,7 @@ namespace shardd {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{64} << 10;
+constexpr int kPieceChunks = 64;  // of one call: 4 MiB
 
 }  // namespace
 
@@ -43,19 +44,24 @@ absl::Status WriteUndo::Save(const JobSlab* slab, int64_t offset_bytes, int64_t 
   return absl::OkStatus();
 }
 
-absl::Status WriteUndo::PutBack(absl::FunctionRef<void()> progress) {
-  absl::Status status;
-  for (const auto& [place, bytes] : chunks_) {
-    progress();
-    status.Update(place.first->Write(place.second * kChunkBytes, bytes.data(), static_cast<int64_t>(bytes.size())));
+absl::Status WriteUndo::PutBack(bool* more) {
+  for (int i = 0; i < kPieceChunks && !chunks_.empty(); ++i) {
+    const auto first = chunks_.begin();
+    const auto& [place, bytes] = *first;
+    put_back_.Update(place.first->Write(place.second * kChunkBytes, bytes.data(), static_cast<int64_t>(bytes.size())));
+    bytes_ -= static_cast<int64_t>(bytes.size());
+    chunks_.erase(first);
   }
-  Forget();
-  return status;
+  *more = !chunks_.empty();
+  return *more ? absl::OkStatus() : std::exchange(put_back_, absl::OkStatus());
 }
 
-void WriteUndo::Forget() {
-  chunks_.clear();
-  bytes_ = 0;
+void WriteUndo::Forget(bool* more) {
+  for (int i = 0; i < kPieceChunks && !chunks_.empty(); ++i) {
+    bytes_ -= static_cast<int64_t>(chunks_.begin()->second.size());
+    chunks_.erase(chunks_.begin());
+  }
+  *more = !chunks_.empty();
 }
 
 }  // namespace shardd

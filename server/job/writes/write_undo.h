@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/storage/job_slab.h"
 
@@ -38,9 +37,10 @@ class WriteUndo {
 
   // Keeps each 64 KiB chunk once, as it was before the first write, so never more than the slabs themselves.
   absl::Status Save(const JobSlab* slab, int64_t offset_bytes, int64_t size_bytes);
-  // Writes all old bytes, also behind an error, and forgets them. Calls `progress` with each chunk.
-  absl::Status PutBack(absl::FunctionRef<void()> progress);
-  void Forget();
+  // Both do a piece of a few milliseconds and set *more if they are to be called again.
+  // Writes the old bytes, also behind an error, and forgets them; the last call returns the first error.
+  absl::Status PutBack(bool* more);
+  void Forget(bool* more);
 
   int64_t bytes() const { return bytes_; }
 
@@ -52,6 +52,7 @@ class WriteUndo {
   // Of copies.
   std::map<std::pair<const JobSlab*, int64_t>, std::string> chunks_;  // by slab and number
   std::atomic<int64_t> bytes_ = 0;
+  absl::Status put_back_;  // the first error
 };
 
 }  // namespace shardd

@@ -36,12 +36,12 @@ class CpuDeviceTest : public testing::Test {
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&all), kLimit));
     return order_;
   }
-  void Submit(StreamId stream, std::string label, std::vector<DeviceOp> ops = {}, uint64_t job = 0) {
+  void Submit(StreamId stream, std::string label, std::vector<DeviceOp> ops = {}, WorkOwner owner = {}) {
     ++submitted_;
     DeviceWork work;
     work.label = label;
     work.ops = std::move(ops);
-    work.job = job;
+    work.owner = owner;
     work.done = [this, label](absl::Status) {
       absl::MutexLock lock(&mutex_);
       order_.push_back(label);
@@ -113,9 +113,9 @@ TEST_F(CpuDeviceTest, JobsTakeTurnsWithinTheirWorks) {
   constexpr int kCopies = 50;
   EXPECT_THAT(OrderOf([&] {
                 // A stream is preferred within a job alone.
-                Submit(StreamId::kPreUnshard, "large", Copies(from, to, 8 * kCopies), 1);
-                Submit(StreamId::kOptimizer, "small", Copies(from, to, kCopies), 2);
-                Submit(StreamId::kOptimizer, "smaller", Copies(from, to, kCopies / 4), 3);
+                Submit(StreamId::kPreUnshard, "large", Copies(from, to, 8 * kCopies), {1, 1});
+                Submit(StreamId::kOptimizer, "small", Copies(from, to, kCopies), {1, 2});
+                Submit(StreamId::kOptimizer, "smaller", Copies(from, to, kCopies / 4), {1, 3});
               }),
               ElementsAre("smaller", "small", "large"));
 }
@@ -124,10 +124,22 @@ TEST_F(CpuDeviceTest, OneJobOfManyWorksIsOneJob) {
   const std::vector<char> from(16 << 20, 1);
   std::vector<char> to(from.size());
   const std::vector<std::string> order = OrderOf([&] {
-    for (int i = 0; i < 100; ++i) Submit(static_cast<StreamId>(i % kStreamCount), "many", Copies(from, to, 4), 1);
-    Submit(StreamId::kOptimizer, "one", Copies(from, to, 20), 2);
+    for (int i = 0; i < 100; ++i) Submit(static_cast<StreamId>(i % kStreamCount), "many", Copies(from, to, 4), {1, 1});
+    Submit(StreamId::kOptimizer, "one", Copies(from, to, 20), {1, 2});
   });
   EXPECT_LT(std::find(order.begin(), order.end(), "one") - order.begin(), 30);
+}
+
+TEST_F(CpuDeviceTest, OneUserOfManyJobsIsOneUser) {
+  const std::vector<char> from(16 << 20, 1);
+  std::vector<char> to(from.size());
+  const std::vector<std::string> order = OrderOf([&] {
+    for (uint64_t job = 0; job < 60; ++job) {
+      Submit(StreamId::kPreUnshard, "many", Copies(from, to, 4), {1, job});
+    }
+    Submit(StreamId::kOptimizer, "one", Copies(from, to, 20), {2, 100});
+  });
+  EXPECT_LT(std::find(order.begin(), order.end(), "one") - order.begin(), 15);
 }
 
 // Whoever has waited does not take the device for as long as it has waited.
@@ -135,12 +147,12 @@ TEST_F(CpuDeviceTest, AJobThatComesLateIsServedAtOnceAndThenShares) {
   const std::vector<char> from(16 << 20, 1);
   std::vector<char> to(from.size());
   std::vector<char> to_late(from.size());
-  Submit(StreamId::kOptimizer, "early", Copies(from, to, 200), 1);
+  Submit(StreamId::kOptimizer, "early", Copies(from, to, 200), {1, 1});
   const absl::Time deadline = absl::Now() + kLimit;
   while (device_.Status()[4].busy_us < 100'000 && absl::Now() < deadline) {
   }
-  Submit(StreamId::kOptimizer, "late", {}, 2);
-  Submit(StreamId::kOptimizer, "as long", Copies(from, to_late, 400), 2);
+  Submit(StreamId::kOptimizer, "late", {}, {1, 2});
+  Submit(StreamId::kOptimizer, "as long", Copies(from, to_late, 400), {1, 2});
   absl::MutexLock lock(&mutex_);
   const auto all = [this] { return order_.size() == submitted_; };
   EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&all), kLimit));

@@ -468,7 +468,7 @@ TEST_P(DeviceTest, WorkOfOneJobInOneStreamRunsInOrderBesideOthers) {
     for (int job = 0; job < kJobs; ++job) {
       DeviceWork work;
       work.label = "copy";
-      work.job = static_cast<uint64_t>(job);
+      work.owner.job = static_cast<uint64_t>(job);
       if (i % 3 == 0) {
         work.ops.emplace_back(CopyOp{from.data(), to.data(), static_cast<int64_t>(from.size() * sizeof(float))});
       }
@@ -488,7 +488,7 @@ TEST_P(DeviceTest, ShutdownEndsTheWorkOfEveryJob) {
     for (int i = 0; i < 4; ++i) {
       DeviceWork work;
       work.label = "copies";
-      work.job = job;
+      work.owner.job = job;
       work.ops.assign(200, CopyOp{from.data(), to.data(), static_cast<int64_t>(from.size() * sizeof(float))});
       work.done = log.Entry("copies");
       device_->Submit(static_cast<StreamId>(i), std::move(work));

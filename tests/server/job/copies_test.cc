@@ -23,12 +23,15 @@ class ValuesOffLoopTest : public JobCoreTest {
   ValuesOffLoopTest() : JobCoreTest(Large()), before_(value()) {}
   ~ValuesOffLoopTest() override {
     LetCopierGo();
-    copier_.RunAndWait([] {});
+    copier_.Drain();
   }
 
   // The copier does nothing from here on, as one whose GPU hangs.
   void HoldCopier() {
-    copier_.Post([this] { go_.WaitForNotificationWithTimeout(kPatience); });
+    copier_.Post({getuid(), 1}, [this] {
+      go_.WaitForNotificationWithTimeout(kPatience);
+      return true;
+    });
   }
   void LetCopierGo() {
     if (!go_.HasBeenNotified()) go_.Notify();
@@ -163,7 +166,7 @@ TEST_F(JobCoreTest, WhatHasBeenTakenBackIsNoCopyThatHangs) {
   Send(0, command);
   command.mutable_leave_full_params();
   for (int rank = 0; rank < kRanks; ++rank) Send(rank, command);
-  copier_.RunAndWait([] {});
+  copier_.Drain();
   bool closed = true;
   OnLoop([&] {
     job_->CheckSilence(MonotonicNow() + absl::Minutes(2));

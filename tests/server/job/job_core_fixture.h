@@ -142,7 +142,7 @@ class JobCoreTest : public ::testing::Test {
   using MakeCollective = std::function<std::unique_ptr<Collective>(std::vector<Device*>)>;
   // `shared_copier`: another job's too; null: one of its own. `place`: where slabs are, if not on the host; this thread
   // writes and reads them all the same. `collective`: makes another than the configuration asks for.
-  explicit JobCoreTest(const SpecBuilder& builder_in, CoreLoop* shared_copier = nullptr, SlabPlace place = {},
+  explicit JobCoreTest(const SpecBuilder& builder_in, TurnQueue* shared_copier = nullptr, SlabPlace place = {},
                        const MakeCollective& collective = nullptr)
       : place_(std::move(place)) {
     SpecBuilder builder = builder_in;
@@ -297,7 +297,7 @@ class JobCoreTest : public ::testing::Test {
   std::vector<std::unique_ptr<HeldDevice>> devices_;
   std::shared_ptr<Events> streams_[kRanks];
   uint64_t sessions_made_ = 0;
-  CoreLoop copier_;
+  TurnQueue copier_{"copier"};
   CoreLoop loop_;
   std::shared_ptr<JobCore> job_;
 };

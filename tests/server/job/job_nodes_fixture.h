@@ -370,7 +370,7 @@ class JobNodesTest : public ::testing::Test {
   const v1::Strategy strategy_;
   uint64_t sessions_made_ = 0;
   Wire wire_;
-  CoreLoop copier_;
+  TurnQueue copier_{"copier"};
   CoreLoop worker_;
   CoreLoop loop_;
   std::vector<Node> nodes_;

@@ -22,7 +22,7 @@ SpecBuilder OnlyTheDaemonWrites() {
 // A job with verbs.
 class OnGpu : public JobCoreTest {
  public:
-  OnGpu(HeldMemory* memory, CoreLoop* copier)
+  OnGpu(HeldMemory* memory, TurnQueue* copier)
       : JobCoreTest(OnlyTheDaemonWrites(), copier, SlabPlace{memory, {memory}}) {}
   void TestBody() override {}
 
@@ -78,13 +78,13 @@ class StuckCopyTest : public ::testing::Test {
   }
   ~StuckCopyTest() override {
     memory_.LetGo();
-    copier_.RunAndWait([] {});  // what names the jobs' loops
+    copier_.Drain();  // what names the jobs' loops
     healthy_.reset();
     stuck_.reset();
   }
 
   HeldMemory memory_;
-  CoreLoop copier_;
+  TurnQueue copier_{"copier"};
   std::optional<OnGpu> stuck_, healthy_;
 };
 

@@ -21,7 +21,7 @@ class ValueCopiesTest : public ::testing::Test {
     loop_.RunAndWait([this] {
       copies_.Run(
           nullptr,
-          [this] {
+          [this](bool*) {
             begun_.Notify();
             go_.WaitForNotificationWithTimeout(kPatience);
             return absl::OkStatus();
@@ -31,14 +31,14 @@ class ValueCopiesTest : public ::testing::Test {
     ASSERT_TRUE(begun_.WaitForNotificationWithTimeout(kPatience));
   }
   void Drain() {
-    copier_.RunAndWait([] {});
+    copier_.Drain();
     loop_.RunAndWait([] {});
   }
 
   JobSlab slab_{*Slab::Create("shards", SlabBacking::kSealedMemfd, int64_t{1} << 20)};
   CoreLoop loop_;
-  CoreLoop copier_;
-  ValueCopies copies_{&loop_, &copier_};
+  TurnQueue copier_{"copier"};
+  ValueCopies copies_{&loop_, &copier_, WorkOwner{1, 1}};
   absl::Notification begun_;
   absl::Notification go_;
   std::string order_;  // of the loop
@@ -49,7 +49,7 @@ TEST_F(ValueCopiesTest, EndsOnTheLoopInOrderWithTheStatusOfTheCopy) {
   RunHeld();
   loop_.RunAndWait([&] {
     copies_.Run(
-        nullptr, [] { return absl::DataLossError("gone"); },
+        nullptr, [](bool*) { return absl::DataLossError("gone"); },
         [&](absl::Status status) {
           EXPECT_TRUE(loop_.InLoop());
           ended = std::move(status);
@@ -90,7 +90,8 @@ TEST_F(ValueCopiesTest, ACopyKeepsItsJobAlive) {
   go_.Notify();
   loop_.RunAndWait([&] {
     copies_.Run(
-        std::exchange(job, nullptr), [&] { return weak.expired() ? absl::InternalError("gone") : absl::OkStatus(); },
+        std::exchange(job, nullptr),
+        [&](bool*) { return weak.expired() ? absl::InternalError("gone") : absl::OkStatus(); },
         [&](absl::Status status) { EXPECT_TRUE(status.ok() && !weak.expired()); });
   });
   Drain();

@@ -48,12 +48,34 @@ TEST_F(WriteUndoTest, PutsBackTheBytesBeforeTheFirstWrite) {
   Write(kSlabBytes - 1, 1, 'c');
   ASSERT_TRUE(undo_.BeginUndo(&counts_));
   EXPECT_TRUE(undo_.undoing());
-  int chunks = 0;
-  EXPECT_TRUE(undo_.PutBack([&] { ++chunks; }).ok());
-  EXPECT_EQ(chunks, 3);
+  bool more = true;
+  EXPECT_TRUE(undo_.PutBack(&more).ok());
+  EXPECT_FALSE(more);
   undo_.EndUndo();
   EXPECT_TRUE(AllAre('o'));
   EXPECT_FALSE(undo_.undoing());
+}
+
+TEST_F(WriteUndoTest, OldBytesGoInPieces) {
+  constexpr int64_t kSizeBytes = int64_t{9} << 20;
+  const JobSlab slab{*Slab::Create("shards", SlabBacking::kSealedMemfd, kSizeBytes)};
+  for (const bool put_back : {true, false}) {
+    ASSERT_TRUE(undo_.Save(&slab, 0, kSizeBytes).ok());
+    int pieces = 0;
+    int64_t largest_bytes = 0;
+    for (bool more = true; more; ++pieces) {
+      const int64_t before = undo_.bytes();
+      if (put_back) {
+        EXPECT_TRUE(undo_.PutBack(&more).ok());
+      } else {
+        undo_.Forget(&more);
+      }
+      largest_bytes = std::max(largest_bytes, before - undo_.bytes());
+    }
+    EXPECT_EQ(pieces, 3);
+    EXPECT_EQ(largest_bytes, int64_t{4} << 20);
+    EXPECT_EQ(undo_.bytes(), 0);
+  }
 }
 
 TEST_F(WriteUndoTest, AChunkIsSavedOnce) {
@@ -66,7 +88,9 @@ TEST_F(WriteUndoTest, AChunkIsSavedOnce) {
 TEST_F(WriteUndoTest, ACommitForgetsOldBytes) {
   Write(8, 8, 'a');
   ASSERT_TRUE(undo_.BeginCommit());
-  undo_.Forget();
+  bool more = true;
+  undo_.Forget(&more);
+  EXPECT_FALSE(more);
   EXPECT_EQ(undo_.bytes(), 0);
   EXPECT_FALSE(undo_.BeginUndo(&counts_));
   EXPECT_FALSE(undo_.undoing());

@@ -1,0 +1,36 @@
+#include "server/device/cuda/op_cost.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "server/device/cuda/engine_internal.h"
+#include "server/device/ops/slice.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kKernelBytesPerNs = 1000;  // a GPU's memory, read and written
+constexpr int64_t kCopyBytesPerNs = 25;      // PCIe, moved
+constexpr int64_t kLaunchNs = 5000;
+// Pieces begin at multiples of this many elements, and so are aligned as the operation is.
+constexpr int64_t kPieceAlignment = 4096;
+
+int64_t BytesPerNs(const DeviceOp& op) {
+  return std::holds_alternative<CopyOp>(op) ? 2 * kCopyBytesPerNs : kKernelBytesPerNs;  // a copy's bytes count twice
+}
+
+}  // namespace
+
+int64_t CudaOpCostNs(const DeviceOp& op, int64_t count) {
+  if (std::holds_alternative<SumOp>(op)) return 0;
+  return kLaunchNs + count * OpBytesOfOne(op) / BytesPerNs(op);
+}
+
+int64_t CudaOpPiece(const DeviceOp& op, int64_t turn_ns) {
+  if (std::holds_alternative<SumOp>(op)) return std::numeric_limits<int64_t>::max();
+  if (std::holds_alternative<NormOp>(op)) return kCudaNormPieceNumel;
+  const int64_t count = turn_ns * BytesPerNs(op) / OpBytesOfOne(op);
+  return std::max(count / kPieceAlignment * kPieceAlignment, kPieceAlignment);
+}
+
+}  // namespace shardd

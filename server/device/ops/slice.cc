@@ -1,0 +1,77 @@
+#include "server/device/ops/slice.h"
+
+namespace shardd {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+
+struct BytesOfOne {
+  int64_t operator()(const CopyOp&) const { return 2; }
+  int64_t operator()(const ZeroOp&) const { return 1; }
+  int64_t operator()(const CastOp& op) const { return DTypeSizeBytes(op.from) + DTypeSizeBytes(op.to); }
+  int64_t operator()(const ReduceOp& op) const {
+    return static_cast<int64_t>(op.sources.size()) * DTypeSizeBytes(op.source_dtype) + 2 * kFloatBytes;
+  }
+  int64_t operator()(const NormOp&) const { return kFloatBytes; }
+  int64_t operator()(const AdamWOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 5 * kFloatBytes; }
+  int64_t operator()(const SgdOp& op) const { return 2 * DTypeSizeBytes(op.param_dtype) + 3 * kFloatBytes; }
+  int64_t operator()(const SumOp&) const { return kFloatBytes; }
+};
+
+// Moves the ranges of a copied operation to where the slice begins.
+struct Slice {
+  int64_t first;
+  int64_t count;
+  void operator()(CopyOp& op) const {
+    op.src = static_cast<const char*>(op.src) + first;
+    op.dst = static_cast<char*>(op.dst) + first;
+    op.size_bytes = count;
+  }
+  void operator()(ZeroOp& op) const {
+    op.dst = static_cast<char*>(op.dst) + first;
+    op.size_bytes = count;
+  }
+  void operator()(CastOp& op) const {
+    op.src = At(op.src, op.from, first);
+    op.dst = At(op.dst, op.to, first);
+    op.numel = count;
+  }
+  void operator()(ReduceOp& op) const {
+    for (const void*& source : op.sources) source = At(source, op.source_dtype, first);
+    op.dst += first;
+    op.dst_file_offset_bytes += first * kFloatBytes;
+    op.numel = count;
+  }
+  void operator()(NormOp& op) const {
+    op.src += first;
+    op.numel = count;
+  }
+  void operator()(AdamWOp& op) const {
+    op.p = At(op.p, op.param_dtype, first);
+    op.g += first;
+    op.m += first;
+    op.v += first;
+    op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
+    op.numel = count;
+  }
+  void operator()(SgdOp& op) const {
+    op.p = At(op.p, op.param_dtype, first);
+    op.g += first;
+    op.buf = At(op.buf, first);
+    op.cast_dst = At(op.cast_dst, op.cast_dtype, first);
+    op.numel = count;
+  }
+  void operator()(SumOp&) const {}
+};
+
+}  // namespace
+
+int64_t OpBytesOfOne(const DeviceOp& op) { return std::visit(BytesOfOne(), op); }
+
+DeviceOp SliceOf(const DeviceOp& op, int64_t first, int64_t count) {
+  DeviceOp slice = op;
+  std::visit(Slice{first, count}, slice);
+  return slice;
+}
+
+}  // namespace shardd
