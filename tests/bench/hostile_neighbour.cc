@@ -100,7 +100,8 @@ void Connect(const std::string& address) {
   setrlimit(RLIMIT_NOFILE, &limit);
   const size_t most = std::min<rlim_t>(limit.rlim_cur, kConnections + 100) - 100;
   std::deque<UniqueFd> open;
-  for (int i = 0; i < kConnections; ++i) {
+  const absl::Time end = absl::Now() + AttackTime();
+  for (int i = 0; i < kConnections && absl::Now() < end; ++i) {
     UniqueFd connection = faults::ConnectTo(PathOf(address));
     if (!connection.valid()) continue;  // the backlog is full
     const std::string preface = http2::Preface();

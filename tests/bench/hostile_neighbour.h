@@ -8,7 +8,7 @@
 namespace shardd::bench {
 
 // What a hostile client of the same user does to a daemon: `before` gets ready, `itself` is what is measured. Attacks
-// that have no end of their own last SHARDD_BENCH_ATTACK_MS (200 if not set). Exits the process with a message if the
+// but "steps" last SHARDD_BENCH_ATTACK_MS (200 if not set) at most. Exits the process with a message if the
 // attack cannot be made.
 struct Attack {
   std::function<void(const std::string&address)> before, itself;
