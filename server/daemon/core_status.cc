@@ -52,12 +52,19 @@ void Core::GetDaemon(const Caller&, Done<v1::Daemon> done) {
 void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
   loop_.Post([this, caller, done = std::move(done)] {
     v1::ListJobsResponse response;
+    std::vector<JobDescription> descriptions;  // of the response's jobs
     for (const auto& [name, entry] : jobs_) {
       if (caller.MaySee(entry.job->uid()) && !entry.job->closed()) {
-        entry.job->Describe(response.add_jobs());
+        descriptions.push_back(entry.job->Describe(response.add_jobs()));
       }
     }
-    done(std::move(response));
+    status_.Post(
+        [response = std::move(response), descriptions = std::move(descriptions), done = std::move(done)]() mutable {
+          for (size_t i = 0; i < descriptions.size(); ++i) {
+            descriptions[i].Complete(response.mutable_jobs(static_cast<int>(i)));
+          }
+          done(std::move(response));
+        });
   });
 }
 

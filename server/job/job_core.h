@@ -66,6 +66,14 @@
 
 namespace shardd {
 
+// What a job's description says that grows with its model (plan_status.cc). Any thread.
+struct JobDescription {
+  std::shared_ptr<const ShardPlan> plan;
+  std::shared_ptr<const std::vector<int64_t>> step_counts;  // by parameter
+
+  void Complete(v1::Job* out) const;
+};
+
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
 class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
  public:
@@ -196,7 +204,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void Trace(const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink);
 
   // Snapshots ------------------------------------------------------------------------------------ (job_status.cc)
-  void Describe(v1::Job* out) const;
+  // What does not grow with the model; the rest is JobDescription's.
+  [[nodiscard]] JobDescription Describe(v1::Job* out);
   void DescribeRanks(v1::ListRanksResponse* out) const;
   void DescribeMemory(v1::Memory* out) const;
 

@@ -58,7 +58,7 @@ v1::JobState JobCore::State() const {
   return pairing_.empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
 }
 
-void JobCore::Describe(v1::Job* out) const {
+JobDescription JobCore::Describe(v1::Job* out) {
   out->set_name(name());
   out->set_job_id(id_);
   out->set_uid(uid_);
@@ -69,13 +69,7 @@ void JobCore::Describe(v1::Job* out) const {
   out->set_version(committed_.version());
   out->set_attached_ranks(attached());
   out->set_groups(static_cast<int>(plan_->groups.size()));
-  int64_t numel = 0;
-  for (const ParamPlan& param : plan_->params) {
-    numel += param.numel;
-  }
-  out->set_parameters_numel(numel);
   out->set_slab_bytes(memory_->allocated_bytes());
-  *out->mutable_config() = plan_->config;
   *out->mutable_counters() = counters_;
   out->set_collective(node_gathers_ == nullptr
                           ? collective_->Describe()
@@ -88,10 +82,7 @@ void JobCore::Describe(v1::Job* out) const {
     *out->mutable_lost() = *lost_;
   }
   out->set_plan_digest(absl::BytesToHexString(plan_->digest));
-  if (std::any_of(committed_.step_counts().begin(), committed_.step_counts().end(),
-                  [](int64_t count) { return count > 0; })) {
-    out->mutable_update_counts()->Add(committed_.step_counts().begin(), committed_.step_counts().end());
-  }
+  return {plan_, committed_.ShareStepCounts()};
 }
 
 void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {

@@ -12,6 +12,18 @@ constexpr int64_t kMaxShardRanges = int64_t{1} << 20;
 
 }  // namespace
 
+void JobDescription::Complete(v1::Job* out) const {
+  int64_t numel = 0;
+  for (const ParamPlan& param : plan->params) {
+    numel += param.numel;
+  }
+  out->set_parameters_numel(numel);
+  *out->mutable_config() = plan->config;
+  if (std::any_of(step_counts->begin(), step_counts->end(), [](int64_t count) { return count > 0; })) {
+    out->mutable_update_counts()->Add(step_counts->begin(), step_counts->end());
+  }
+}
+
 void DescribeGroups(const ShardPlan& plan, v1::ListGroupsResponse* out) {
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const GroupPlan& of = plan.groups[g];

@@ -10,14 +10,14 @@ namespace shardd {
 Committed::Committed(std::string job, int params, int ranks, std::unique_ptr<Journal> journal)
     : job_(std::move(job)),
       journal_(std::move(journal)),
-      step_counts_(static_cast<size_t>(params), 0),
+      step_counts_(std::make_shared<std::vector<int64_t>>(static_cast<size_t>(params), 0)),
       trainer_states_(static_cast<size_t>(ranks)) {}
 
 void Committed::TakeOver(const CommittedFacts& facts) {
   epoch_ = facts.epoch;
   version_ = facts.version;
   step_ = facts.step;
-  step_counts_ = facts.step_counts;
+  SetStepCounts(facts.step_counts);
   trainer_states_ = facts.trainer_states;
   WriteHeader();
 }
@@ -28,8 +28,9 @@ void Committed::EndEpoch() {
 }
 
 void Committed::CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states) {
+  std::vector<int64_t>& counts = OwnStepCounts();
   for (size_t param = 0; param < updated.size(); ++param) {
-    step_counts_[param] += updated[param] ? 1 : 0;
+    counts[param] += updated[param] ? 1 : 0;
   }
   trainer_states_ = std::move(trainer_states);
   ++step_;
@@ -55,7 +56,7 @@ void Committed::Lose() {
   had_parameters_ = had_parameters_ || version_ > 0;
   version_ = 0;
   step_ = 0;
-  step_counts_.assign(step_counts_.size(), 0);
+  SetStepCounts(std::vector<int64_t>(step_counts_->size(), 0));
   trainer_states_.assign(trainer_states_.size(), "");
   WriteHeader();
 }
@@ -65,9 +66,26 @@ void Committed::Restore(int64_t step, uint64_t version, std::vector<int64_t> ste
   had_parameters_ = false;
   step_ = step;
   version_ = version;
-  step_counts_ = std::move(step_counts);
+  SetStepCounts(std::move(step_counts));
   trainer_states_ = std::move(trainer_states);
   WriteHeader();
+}
+
+std::shared_ptr<const std::vector<int64_t>> Committed::ShareStepCounts() {
+  step_counts_are_shared_ = true;
+  return step_counts_;
+}
+
+void Committed::SetStepCounts(std::vector<int64_t> counts) {
+  step_counts_ = std::make_shared<std::vector<int64_t>>(std::move(counts));
+  step_counts_are_shared_ = false;
+}
+
+std::vector<int64_t>& Committed::OwnStepCounts() {
+  if (step_counts_are_shared_) {
+    SetStepCounts(*step_counts_);
+  }
+  return *step_counts_;
 }
 
 void Committed::WriteHeader() {

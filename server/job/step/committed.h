@@ -37,7 +37,9 @@ class Committed {
   uint64_t version() const { return version_; }  // 0: there are no parameters yet
   int64_t step() const { return step_; }
   // By parameter, with counts that were loaded and not committed yet.
-  const std::vector<int64_t>& step_counts() const { return step_counts_; }
+  const std::vector<int64_t>& step_counts() const { return *step_counts_; }
+  // The same for other threads: it never changes. The next change makes a copy of its own.
+  std::shared_ptr<const std::vector<int64_t>> ShareStepCounts();
   const std::vector<std::string>& trainer_states() const { return trainer_states_; }  // by rank
 
   // Only before anything else.
@@ -60,18 +62,20 @@ class Committed {
   // Lose has dropped a version, and nothing has come since.
   bool had_parameters() const { return had_parameters_; }
   // Counts that are loaded with the values of parameters, or put back where those are not committed. By parameter.
-  void SetStepCount(int param, int64_t count) { step_counts_[static_cast<size_t>(param)] = count; }
-  void SetStepCounts(std::vector<int64_t> counts) { step_counts_ = std::move(counts); }
+  void SetStepCount(int param, int64_t count) { OwnStepCounts()[static_cast<size_t>(param)] = count; }
+  void SetStepCounts(std::vector<int64_t> counts);
 
  private:
   void WriteHeader();
+  std::vector<int64_t>& OwnStepCounts();
 
   const std::string job_;
   const std::unique_ptr<Journal> journal_;
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
   int64_t step_ = 0;
-  std::vector<int64_t> step_counts_;
+  std::shared_ptr<std::vector<int64_t>> step_counts_;
+  bool step_counts_are_shared_ = false;
   std::vector<std::string> trainer_states_;
   bool had_parameters_ = false;
 };

@@ -102,7 +102,7 @@ class GradientsTest : public JobCoreTest {
   }
   v1::Counters Counters() {
     v1::Job job;
-    OnLoop([&] { job_->Describe(&job); });
+    OnLoop([&] { job_->Describe(&job).Complete(&job); });
     return job.counters();
   }
   uint64_t Word(int rank, int slot) {

@@ -107,7 +107,7 @@ TEST_F(JobCoreTest, RankThatDetachesAfterStepIsLetGoWithTheCommit) {
 TEST_F(JobCoreTest, AnEpochThatEndsOutsideOfAStepIsCountedAsNoAbort) {
   const auto aborts = [this] {
     v1::Job job;
-    OnLoop([&] { job_->Describe(&job); });
+    OnLoop([&] { job_->Describe(&job).Complete(&job); });
     return job.counters().aborts();
   };
   Train(0);

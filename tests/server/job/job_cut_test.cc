@@ -38,7 +38,7 @@ class JobCutTest : public JobNodesTest {
     TrainAll();
     ASSERT_TRUE(Until([&] {
       v1::Job described;
-      job(0).Describe(&described);
+      job(0).Describe(&described).Complete(&described);
       return described.state() == v1::JOB_STATE_COMMITTING;
     }));
     wire_.SetUp(false);

@@ -25,7 +25,7 @@ class JobNode0Test : public JobNodesTest {
   }
   bool IsCommitting(int node) {
     v1::Job described;
-    job(node).Describe(&described);
+    job(node).Describe(&described).Complete(&described);
     return described.state() == v1::JOB_STATE_COMMITTING;
   }
   // The step behind `step` is decided, and nodes `first` to `last` do not hear of it: no rank of any node does.

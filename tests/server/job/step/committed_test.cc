@@ -37,6 +37,15 @@ TEST_F(CommittedTest, AStepIsAVersionToo) {
   ExpectHeaderSaysTheSame();
 }
 
+TEST_F(CommittedTest, SharedCountsNeverChange) {
+  committed_->CommitStep({true, false}, {"a", "b"});
+  const auto shared = committed_->ShareStepCounts();
+  committed_->CommitStep({true, true}, {"a", "b"});
+  committed_->SetStepCount(0, 7);
+  EXPECT_EQ(*shared, (std::vector<int64_t>{1, 0}));
+  EXPECT_EQ(committed_->step_counts(), (std::vector<int64_t>{7, 1}));
+}
+
 TEST_F(CommittedTest, TheHeaderFollowsEveryChange) {
   committed_->EndEpoch();
   ExpectHeaderSaysTheSame();
