@@ -428,13 +428,24 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
 
 /* Jobs whose trainers write their shards (trainersNeverWrite false) --------------------------------------------------
  *
- * A pass is a forward with its backwards. Ranks enter it together, and nobody writes while anybody is inside. Between
- * passes a rank may write its part of the shards once its window is open. What was written becomes the next version
- * where the next pass begins. A rank that dies with its window open takes the job back to the copy that was kept
- * (JobConfig.keep_every); outside of windows nothing is lost. Before it goes back, no other rank whose window was open
- * may store any more: shardd_reattach, and shardd_attach of a replacement, wait until its process has attached again or
- * has ended, and name it while that lasts; attach with `replace` kills it. What a program stores between the end of the
- * epoch and shardd_reattach is lost.
+ * A pass is a forward with its backwards. Ranks enter it together, and nobody writes while anybody is inside.
+ *
+ * With an optimizer of the daemon, or none, on CPUs: a rank stores into a private view of the shards, with plain stores
+ * or system calls of any thread, between passes. Nobody else sees that until shardd_enter_pass or shardd_step finds
+ * what differs in the rank's write range, waits until no rank is inside a pass and hands it in; the job has it from
+ * then on. Stores into other ranks' elements are dropped there. Stores inside a pass, inside of full parameters, or
+ * between shardd_step and shardd_wait_step, make the call that ends that (pause, leave, step, commit, wait, or the next
+ * pass), and all calls after it, fail with FAILED_PRECONDITION and the parameter's name. No window and no
+ * shardd_watch_writes is needed; shardd_open_window hands in at once, for who reads others' elements where they lie. A
+ * rank that dies takes along what it has not handed in. shardd_attach: UNIMPLEMENTED where the process may not read
+ * /proc/self/pagemap; set passCopies there.
+ *
+ * With an optimizer in the trainers a rank may write its part of the shards between passes once its window is open.
+ * What was written becomes the next version where the next pass begins. A rank that dies with its window open, or while
+ * it hands in, takes the job back to the copy that was kept (JobConfig.keep_every); outside of windows nothing is lost.
+ * Before it goes back, no other rank whose window was open may store any more: shardd_reattach, and shardd_attach of a
+ * replacement, wait until its process has attached again or has ended, and name it while that lasts; attach with
+ * `replace` kills it. What a program stores between the end of the epoch and shardd_reattach is lost.
  *
  * With JobConfig.passCopies, which a daemon on GPUs fills in, passes read a copy of the shards instead, made where
  * shardd_enter_pass lets the ranks in. Shards, and state of an optimizer in the trainers, may then be stored into at
@@ -464,10 +475,10 @@ SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
 /* Inside a pass, perhaps paused: the rank reads again what it has kept unsharded. */
 SHARDD_API shardd_status* shardd_resume_pass(shardd_job* job);
 SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
-/* Until no rank is inside a pass; then shardd_stored_parameter_data may be written, each rank its write range
- * (shardd_get_shard_range), until shardd_enter_pass or shardd_step. Nothing where the window is open already, and with
- * passCopies.
- * FAILED_PRECONDITION inside a pass or inside of full parameters, as a store is with shardd_watch_writes. [waits] */
+/* Optimizer in the trainers: until no rank is inside a pass; then shardd_stored_parameter_data may be written, each
+ * rank its write range (shardd_get_shard_range), until shardd_enter_pass or shardd_step. With the daemon's: hands in.
+ * Nothing where the window is open already, and with passCopies. FAILED_PRECONDITION inside a pass or inside of full
+ * parameters, as a store is with shardd_watch_writes. [waits] */
 SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
 /* on != 0: a store into a shard, or into the trainers' optimizer state, outside of a pass opens the window by itself (a
  * SIGSEGV handler, installed with the first call; other faults go to the handler before it). A store inside a pass, or

@@ -4,6 +4,7 @@
 // Finds a parameter in the slabs of its job. REQUIRES: `param` is within the plan.
 
 #include <cstdint>
+#include <string>
 
 #include "client/c/attachment/attachment.h"
 
@@ -13,6 +14,9 @@ namespace shardd {
 const char* StoredParameterAt(const Attachment& attachment, int param, int64_t copy);
 // Returns its reduced gradient likewise, or null if the parameter is frozen.
 char* ReducedGradientAt(const Attachment& attachment, int param, int64_t copy);
+
+// Names the parameter or optimizer state at `address`, which is in copy 0: `parameter "head"`; else "padding".
+std::string NameAt(const Attachment& attachment, const void* address);
 
 }  // namespace shardd
 

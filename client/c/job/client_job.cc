@@ -19,13 +19,14 @@ ClientJob::ClientJob(AttachOptions options)
       handles_(attachment_.plan()),
       staging_(attachment_),
       windows_(attachment_),
+      edits_(attachment_),
       gradients_(attachment_, handles_),
       write_watch_(attachment_),
       optimizer_state_(attachment_, write_watch_),
-      passes_(attachment_, handles_, staging_, gradients_, windows_, write_watch_),
+      passes_(attachment_, handles_, staging_, gradients_, windows_, write_watch_, edits_),
       store_faults_(attachment_, handles_, windows_, passes_, optimizer_state_),
       unsharding_(attachment_, handles_, passes_),
-      full_params_(attachment_, handles_, gradients_, windows_),
+      full_params_(attachment_, handles_, gradients_, windows_, edits_),
       values_(attachment_, staging_, full_params_, optimizer_state_),
       steps_(attachment_, handles_, staging_, gradients_, windows_, passes_, optimizer_state_),
       graphs_(attachment_, handles_, passes_, unsharding_, gradients_) {
@@ -46,6 +47,7 @@ void ClientJob::BeginSession() {
   handles_.Reset();
   staging_.Reset();
   windows_.Reset();
+  edits_.Reset();
   gradients_.Reset();
   optimizer_state_.Reset();
   passes_.Reset();
@@ -77,6 +79,7 @@ absl::StatusOr<bool> ClientJob::Extend(v1::JobSpec spec) {
     return absl::DeadlineExceededError(absl::StrCat(object(), "the program's stream has not ended what it had within ",
                                                     absl::FormatDuration(timeout), " (rank=", attachment_.rank(), ")"));
   }
+  SHARDD_RETURN_IF_ERROR(passes_.HandInEdits("extend_job"));
   SHARDD_RETURN_IF_ERROR(attachment_.Flush("extend_job"));
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                           Connect(attachment_.target(), attachment_.interrupt()));
@@ -101,7 +104,13 @@ absl::Status ClientJob::Detach(bool finished) {
   const absl::Time deadline = absl::Now() + (finished ? attachment_.timeout() : kDetachTimeout);
   absl::Status status = attachment_.Live();
   status = status.ok() ? attachment_.WaitPassBegun("detach", nullptr) : status;
-  if (status.ok() && finished && windows_.open()) {  // what was written last becomes a version too
+  bool wrote = false;
+  if (status.ok() && finished) {
+    status = passes_.paused() ? passes_.HandInEdits("detach") : status;
+    const absl::StatusOr<std::string> stored = passes_.inside() ? std::string() : edits_.FindOwn();
+    wrote = windows_.open() || (stored.ok() && !stored->empty());
+  }
+  if (status.ok() && wrote) {  // what was written last becomes a version too
     status = passes_.Enter(/*stepped=*/false, "");
     status = status.ok() ? passes_.Leave() : status;
   }

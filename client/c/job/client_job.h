@@ -8,6 +8,7 @@
 #include "client/c/attachment/attachment.h"
 #include "client/c/attachment/handle_set.h"
 #include "client/c/attachment/staging.h"
+#include "client/c/job/edits.h"
 #include "client/c/job/full_params.h"
 #include "client/c/job/gradients.h"
 #include "client/c/job/graphs.h"
@@ -61,6 +62,7 @@ class ClientJob {
   HandleSet handles_;
   Staging staging_;
   Windows windows_;
+  Edits edits_;
   Gradients gradients_;
   WriteWatch write_watch_;
   OptimizerState optimizer_state_;

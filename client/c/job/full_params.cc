@@ -52,6 +52,11 @@ absl::Status FullParams::CheckMayEnter(const FullParamsOptions& options) const {
 
 absl::Status FullParams::SendEnter(const FullParamsOptions& options, const WaitFor& reason) {
   SHARDD_RETURN_IF_ERROR(CheckMayEnter(options));
+  SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindOwn());
+  if (!stored.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(EnterObject(), stored, " was written since the last pass (rank=",
+                                                      attachment_.rank(), "); call shardd_enter_pass first"));
+  }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
   CommandRecord record = {};
   SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
@@ -117,6 +122,18 @@ absl::Status FullParams::Enter(const FullParamsOptions& options) {
   return span.Of(absl::OkStatus());
 }
 
+absl::Status FullParams::CheckNotStored() const {
+  SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindAny());
+  if (stored.empty()) {
+    return absl::OkStatus();
+  }
+  absl::Status status = absl::FailedPreconditionError(absl::StrCat(
+      "write ", stored, ": written while this rank is inside of full parameters, where others may read it; write ",
+      "into the full parameters, with writeback, or outside (rank=", attachment_.rank(), ")"));
+  attachment_.Fail(status);
+  return status;
+}
+
 absl::Status FullParams::CheckEntered(const char* call, int param) const {
   const RankPlan& plan = attachment_.plan();
   const bool others = options_.rank0_only && plan.rank() != 0;
@@ -162,6 +179,7 @@ absl::Status FullParams::Leave() {
                      " (rank=", attachment_.rank(), "); call ",
                      inside ? "shardd_commit_parameters" : "shardd_enter_full_params", " first"));
   }
+  SHARDD_RETURN_IF_ERROR(CheckNotStored());
   const WaitFor reason{"leave_full_params", nullptr, "space in the command ring"};
   SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(2, reason));
   CommandRecord record = {};

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "client/c/attachment/attachment.h"
 #include "client/c/attachment/handle_set.h"
+#include "client/c/job/edits.h"
 #include "client/c/job/gradients.h"
 #include "client/c/job/windows.h"
 
@@ -26,8 +27,8 @@ struct FullParamsOptions {
 // if that was asked for. Thread-compatible. REQUIRES: group and param are within the plan.
 class FullParams {
  public:
-  FullParams(Attachment& attachment, HandleSet& handles, Gradients& gradients, Windows& windows)
-      : attachment_(attachment), handles_(handles), gradients_(gradients), windows_(windows) {}
+  FullParams(Attachment& attachment, HandleSet& handles, Gradients& gradients, Windows& windows, Edits& edits)
+      : attachment_(attachment), handles_(handles), gradients_(gradients), windows_(windows), edits_(edits) {}
   // Begins a new session.
   void Reset();
 
@@ -42,6 +43,8 @@ class FullParams {
   bool with_grads() const { return options_.with_grads; }
   // Returns FAILED_PRECONDITION if this rank may not write the parameter. REQUIRES: written_back().
   absl::Status CheckEntered(const char* call, int param) const;
+  // Returns FAILED_PRECONDITION, and makes it the job's failure, if the rank has stored into shards since it entered.
+  absl::Status CheckNotStored() const;
   // Records that all ranks have committed what they wrote.
   void Committed() { writeback_ = false; }
 
@@ -58,6 +61,7 @@ class FullParams {
   HandleSet& handles_;
   Gradients& gradients_;
   Windows& windows_;
+  Edits& edits_;
   State state_ = State::kOutside;
   FullParamsOptions options_;    // as entered
   std::vector<bool> entered_;    // by parameter

@@ -49,6 +49,7 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
                                                       "); call shardd_backward_done first"));
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitPassBegun("enter_pass", nullptr));
+  SHARDD_RETURN_IF_ERROR(HandInEdits("enter_pass"));
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
   SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
   CommandRecord record = {};
@@ -102,19 +103,25 @@ absl::Status Passes::Leave() {
   CallSpan span(attachment_, v1::TRACE_CALL_LEAVE_PASS);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   SHARDD_RETURN_IF_ERROR(CheckWrites("leave_pass"));
+  const bool reads = !paused_;
   if (paused_ && !EndPause()) {
     return span.Of(absl::OkStatus());  // it was left by another rank's window
   }
   if (!inside_) {
     return NotInside("leave_pass");
   }
+  SHARDD_RETURN_IF_ERROR(reads ? CheckNotStored() : absl::OkStatus());
+  return span.Of(SendLeave());
+}
+
+absl::Status Passes::SendLeave() {
   SHARDD_RETURN_IF_ERROR(attachment_.WaitPassBegun("leave_pass", nullptr));
   CommandRecord record = {};
   record.opcode = Opcode::kLeavePass;
   // Somebody may wait for it with a write.
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, {"leave_pass", nullptr, "space in the ring"}));
   inside_ = false;
-  return span.Of(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 absl::Status Passes::Pause() {
@@ -123,6 +130,7 @@ absl::Status Passes::Pause() {
   if (!inside_) {
     return NotInside("pause_pass");
   }
+  SHARDD_RETURN_IF_ERROR(paused_ ? absl::OkStatus() : CheckNotStored());
   paused_ = true;
   attachment_.memory().view().page().pass.store(static_cast<uint32_t>(PassWord::kPaused), std::memory_order_release);
   return absl::OkStatus();
@@ -155,8 +163,19 @@ absl::Status Passes::Resume() {
 }
 
 absl::Status Passes::CheckReading(absl::string_view what) {
-  if (inside_ && (!paused_ || EndPause())) {
+  if (inside_ && !paused_) {
     return absl::OkStatus();
+  }
+  if (inside_) {
+    const bool reads = EndPause();
+    SHARDD_ASSIGN_OR_RETURN(std::string stored, reads ? edits_.FindAny() : edits_.FindOwn());
+    if (reads && stored.empty()) {
+      return absl::OkStatus();
+    }
+    if (!stored.empty()) {
+      written_ = std::move(stored);
+    }
+    SHARDD_RETURN_IF_ERROR(reads ? SendLeave() : absl::OkStatus());
   }
   if (!written_.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -165,6 +184,57 @@ absl::Status Passes::CheckReading(absl::string_view what) {
   }
   return absl::FailedPreconditionError(absl::StrCat(what, ": the rank is outside of a pass (rank=", attachment_.rank(),
                                                     "); call shardd_enter_pass first"));
+}
+
+absl::Status Passes::CheckNotStored() {
+  SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindAny());
+  if (stored.empty()) {
+    return absl::OkStatus();
+  }
+  return Fail(stored,
+              "written inside a pass, while other ranks may read it; write between a backward, or a forward without "
+              "gradients, and the next forward");
+}
+
+absl::Status Passes::Fail(absl::string_view stored, absl::string_view why) {
+  absl::Status status =
+      absl::FailedPreconditionError(absl::StrCat("write ", stored, ": ", why, " (rank=", attachment_.rank(), ")"));
+  attachment_.Fail(status);
+  return status;
+}
+
+absl::Status Passes::StepEnded() {
+  if (!edits_.StepEnded()) {
+    return absl::OkStatus();
+  }
+  SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindAny());
+  // The rest of a page that was stored into is of before the update, too.
+  return stored.empty() ? absl::OkStatus()
+                        : Fail(absl::StrCat(stored, ", or one beside it"),
+                               "written while the daemon's optimizer updates it; call shardd_wait_step first");
+}
+
+absl::Status Passes::HandInEdits(const char* call) {
+  if (!edits_.on()) {
+    return absl::OkStatus();
+  }
+  const WaitFor reason{call, nullptr, "all ranks outside of the pass, to hand in what was stored into shards"};
+  if (!windows_.requested() && !windows_.open()) {
+    SHARDD_RETURN_IF_ERROR(inside_ && !paused_ ? CheckNotStored() : absl::OkStatus());
+    SHARDD_RETURN_IF_ERROR(StepEnded());  // whoever has not waited for it
+    SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindOwn());
+    if (stored.empty()) {
+      return absl::OkStatus();
+    }
+    if (inside_) {
+      SHARDD_RETURN_IF_ERROR(LeaveFor(stored));
+    }
+    SHARDD_RETURN_IF_ERROR(windows_.Request(reason));
+  }
+  if (windows_.requested()) {
+    SHARDD_RETURN_IF_ERROR(windows_.Open(reason));
+  }
+  return edits_.HandIn();
 }
 
 absl::Status Passes::OpenWindow() {
@@ -176,18 +246,21 @@ absl::Status Passes::OpenWindow() {
   if (copies) {
     SHARDD_RETURN_IF_ERROR(windows_.AwaitOthersLeave());  // of an interrupted leave_full_params
   }
-  if (windows_.open() || (copies && !entering && !handles_.in_full_params())) {
+  if ((windows_.open() && !edits_.on()) || (copies && !entering && !handles_.in_full_params())) {
     return span.Of(absl::OkStatus());
   }
   const auto refuse = [this](const char* fact, const char* remedy) {
     return absl::FailedPreconditionError(absl::StrCat("open_window job \"", attachment_.plan().job(), "\": ", fact,
                                                       " (rank=", attachment_.rank(), "); call ", remedy, " first"));
   };
-  if (inside() || entering) {
+  if (entering || (edits_.on() ? inside_ && !paused_ : inside())) {
     return refuse("the rank is inside a pass", "shardd_leave_pass");
   }
   if (handles_.in_full_params()) {
     return refuse("the rank is inside of full parameters", "shardd_leave_full_params");
+  }
+  if (edits_.on()) {
+    return span.Of(HandInEdits("open_window"));  // stores need nobody's leave
   }
   const WaitFor reason{"open_window", nullptr, "all ranks outside of the pass"};
   if (!windows_.requested()) {

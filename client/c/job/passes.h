@@ -8,6 +8,7 @@
 #include "client/c/attachment/attachment.h"
 #include "client/c/attachment/handle_set.h"
 #include "client/c/attachment/staging.h"
+#include "client/c/job/edits.h"
 #include "client/c/job/gradients.h"
 #include "client/c/job/windows.h"
 #include "client/c/job/write_watch.h"
@@ -19,13 +20,14 @@ namespace shardd {
 class Passes {
  public:
   Passes(Attachment& attachment, const HandleSet& handles, Staging& staging, Gradients& gradients, Windows& windows,
-         const WriteWatch& watch)
+         const WriteWatch& watch, Edits& edits)
       : attachment_(attachment),
         handles_(handles),
         staging_(staging),
         gradients_(gradients),
         windows_(windows),
-        watch_(watch) {}
+        watch_(watch),
+        edits_(edits) {}
 
   // These are calls of the C ABI.
   absl::Status Enter(bool stepped, absl::string_view state);
@@ -41,6 +43,15 @@ class Passes {
   // parameters.
   absl::Status CheckReading(absl::string_view what);
 
+  // Hands in what this rank has stored into its view of the shards, when no rank reads them; nothing if it has stored
+  // nothing. `call` is the one that needs it. A wait that was interrupted goes on with the next call.
+  absl::Status HandInEdits(const char* call);
+  // The rank has sent a step.
+  void StepSent() { edits_.StepSent(); }
+  // The step that was sent is committed: FAILED_PRECONDITION, also of all later calls, if the rank has stored into
+  // shards since it was sent.
+  absl::Status StepEnded();
+
   // The rest is for stores that fault. True while other ranks may read what this rank would write; async-signal-safe.
   bool reading() const { return attachment_.ledger().entering_pass() || (inside_ && !paused_); }
   bool paused() const { return inside_ && paused_; }
@@ -51,7 +62,11 @@ class Passes {
   absl::Status CheckWrites(const char* call) const;
   absl::Status SendEnter(bool stepped, absl::string_view state, const WaitFor& reason);
   absl::Status NotInside(const char* call) const;
+  absl::Status SendLeave();
   bool EndPause();
+  // Returns FAILED_PRECONDITION, and makes it the job's failure, if the rank has stored into shards inside the pass.
+  absl::Status CheckNotStored();
+  absl::Status Fail(absl::string_view stored, absl::string_view why);
 
   Attachment& attachment_;
   const HandleSet& handles_;
@@ -59,6 +74,7 @@ class Passes {
   Gradients& gradients_;
   Windows& windows_;
   const WriteWatch& watch_;
+  Edits& edits_;
   bool inside_ = false;
   bool paused_ = false;  // inside, and a store may leave it
   std::string written_;  // what such a store wrote; until the next pass

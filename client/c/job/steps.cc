@@ -123,6 +123,7 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
                                                    "; rank=", attachment_.rank(), "); use fewer optimizer groups"));
   }
   SHARDD_RETURN_IF_ERROR(attachment_.WaitCommitted("step", nullptr));
+  SHARDD_RETURN_IF_ERROR(passes_.HandInEdits("step"));  // before the daemon updates it
   const WaitFor reason{"step", nullptr, "the daemon's copy of what was sent before"};
   SHARDD_RETURN_IF_ERROR(staging_.WaitTaken(reason));
   SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
@@ -137,6 +138,7 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   attachment_.session().stream_waits().NeedSums(gradients_.backwards_closed());
   staging_.MessageSent();
   passes_.Reset();
+  passes_.StepSent();
   gradients_.BeginStep();
   StepLedger& ledger = attachment_.ledger();
   attachment_.Retire();
@@ -158,6 +160,7 @@ absl::StatusOr<StepResult> Steps::Wait() {
   SHARDD_RETURN_IF_ERROR(CheckSent("wait_step"));
   SHARDD_RETURN_IF_ERROR(
       attachment_.Wait(attachment_.page().version, last_version_, {"wait_step", nullptr, "the commit"}));
+  SHARDD_RETURN_IF_ERROR(passes_.StepEnded());
   attachment_.Retire();
   // The version is there; the event with the norm follows on the stream.
   SHARDD_ASSIGN_OR_RETURN(const absl::optional<v1::SessionEvent::Committed> committed,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/c/attachment/shards.h"
 
 namespace shardd {
 
@@ -12,7 +13,7 @@ bool StoreFaults::OnStoreFault(const void* address) {
   }
   if (optimizer_.IsDaemons(address)) {
     if (!optimizer_.has_stores()) {
-      optimizer_.NoteStores(NameOf(address));
+      optimizer_.NoteStores(NameAt(attachment_, address));
     }
     return attachment_.memory().optimizer_slab().MakePiecePrivate(address);
   }
@@ -37,7 +38,7 @@ absl::Status StoreFaults::Allow(const void* address) {
   };
   const auto refuse = [&](absl::string_view why) {
     return absl::FailedPreconditionError(
-        absl::StrCat("write ", NameOf(address), ": ", why, " (rank=", attachment_.rank(), ")"));
+        absl::StrCat("write ", NameAt(attachment_, address), ": ", why, " (rank=", attachment_.rank(), ")"));
   };
   if (in(attachment_.memory().parameters_slab())) {
     return refuse("its cast copy is made by the daemon; reshard, and write the shard");
@@ -58,41 +59,13 @@ absl::Status StoreFaults::Allow(const void* address) {
   attachment_.session().life().set_in_signal(true);
   absl::Status status;
   if (passes_.paused()) {
-    status = passes_.LeaveFor(NameOf(address));
+    status = passes_.LeaveFor(NameAt(attachment_, address));
   }
   if (status.ok()) {
     status = passes_.OpenWindow();
   }
   attachment_.session().life().set_in_signal(false);
   return status;
-}
-
-std::string StoreFaults::NameOf(const void* address) const {
-  const RankPlan& plan = attachment_.plan();
-  const SessionMemory& memory = attachment_.memory();
-  for (const ParamPlan& param : plan.plan().params) {
-    const FlatParamPlan& flat = plan.flat_of(param);
-    const auto holds = [&](const MappedSlab& slab, int64_t offset_bytes, int64_t element_bytes) {
-      if (slab.data() == nullptr || offset_bytes < 0) {
-        return false;  // the group has none there
-      }
-      const char* begin = slab.At<const char>(offset_bytes) + param.offset * element_bytes;
-      return address >= begin && address < begin + param.numel * element_bytes;
-    };
-    if (holds(memory.shards_slab(), flat.shards_offset_bytes, DTypeSizeBytes(param.dtype))) {
-      return absl::StrCat("parameter \"", param.fqn, "\"");
-    }
-    if (holds(memory.parameters_slab(), flat.params_offset_bytes, DTypeSizeBytes(flat.unsharded_dtype))) {
-      return absl::StrCat("unsharded parameter \"", param.fqn, "\"");
-    }
-    for (int state = 0; state < plan.plan().optimizer_states && flat.optimizer_offset_bytes >= 0; ++state) {
-      if (holds(memory.optimizer_slab(), flat.optimizer_offset_bytes + state * flat.StateStrideBytes(),
-                DTypeSizeBytes(v1::DTYPE_FLOAT32))) {
-        return absl::StrCat("optimizer state of \"", param.fqn, "\"");
-      }
-    }
-  }
-  return "padding";
 }
 
 }  // namespace shardd

@@ -1,8 +1,6 @@
 #ifndef SHARDD_CLIENT_C_JOB_STORE_FAULTS_H_
 #define SHARDD_CLIENT_C_JOB_STORE_FAULTS_H_
 
-#include <string>
-
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "client/c/attachment/attachment.h"
@@ -28,8 +26,6 @@ class StoreFaults : public StoreFaultHandler {
  private:
   // Opens the window for the store, or returns why it is not allowed.
   absl::Status Allow(const void* address);
-  // Names the parameter or optimizer state at `address`.
-  std::string NameOf(const void* address) const;
 
   Attachment& attachment_;
   const HandleSet& handles_;

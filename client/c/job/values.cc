@@ -127,6 +127,7 @@ absl::Status Values::Commit() {
                                                         ledger.expected_version(), "; rank=", attachment_.rank(),
                                                         "); call shardd_enter_full_params with writeback first"));
     }
+    SHARDD_RETURN_IF_ERROR(initial() ? absl::OkStatus() : full_params_.CheckNotStored());
     CommandRecord record = {};
     record.opcode = Opcode::kCommitParameters;
     SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));

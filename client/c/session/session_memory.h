@@ -11,6 +11,7 @@
 #include "client/c/gpu/device_slabs.h"
 #include "common/plan/plan.h"
 #include "common/plan/session_layout.h"
+#include "common/shm/private_view.h"
 #include "common/shm/session_view.h"
 #include "common/shm/slab.h"
 #include "common/shm/trace_ring.h"
@@ -56,6 +57,12 @@ class SessionMemory {
   // The slabs that no store reaches outside of write windows.
   std::array<const MappedSlab*, 3> watched_slabs() const { return {&shards_, &optimizer_, &parameters_}; }
 
+  // The view of jobs that hand in what is stored into shards (edits.h); else it is not on().
+  PrivateView& shards_view() { return shards_view_; }
+  // Copies these bytes of the view into the shards that all see; nothing once stores are given up. REQUIRES:
+  // shards_view().on(), and this rank's write window is open.
+  absl::Status HandInShards(int64_t offset_bytes, int64_t size_bytes);
+
   // True if a write window is open and a store at `address` reaches its slab.
   bool WindowCovers(const void* address) const;
   // Opens or closes a write window: stores into the shards, and into state that trainers keep, reach them or fault.
@@ -85,6 +92,7 @@ class SessionMemory {
   MappedSlab session_slab_;
   MappedSlab daemon_slab_;
   MappedSlab shards_;
+  PrivateView shards_view_;
   MappedSlab parameters_;
   MappedSlab pool_;
   MappedSlab gradients_;

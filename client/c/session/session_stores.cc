@@ -1,4 +1,5 @@
 // Which stores of this process reach a session's memory: none outside of write windows, none once the session is over.
+// Into a private view of the shards none does: what was stored is handed in.
 // The daemon takes shards back to a kept copy when a process that may store into them attaches again: from then on
 // nothing of it may reach them, whatever its other threads do, and its other ranks' sessions that it has not looked at
 // yet. Unmapping would be a fault for them; a private mapping in place is none.
@@ -43,7 +44,8 @@ absl::Status SessionMemory::GiveUpStores() {
     return absl::OkStatus();
   }
   const auto give_up = [](const MappedSlab& slab) { return slab.data() == nullptr || slab.MakePrivate(); };
-  if (!give_up(gradients_) || (trainers_write_ && !give_up(shards_)) || (optimizer_writable_ && !give_up(optimizer_))) {
+  const bool shards = trainers_write_ && !shards_view_.on();  // no store into a view reaches them
+  if (!give_up(gradients_) || (shards && !give_up(shards_)) || (optimizer_writable_ && !give_up(optimizer_))) {
     return absl::InternalError(absl::StrCat(
         "session: take the job's memory back from this process: mmap: ", strerror(errno), " (rank=", rank_, ")"));
   }
@@ -61,7 +63,15 @@ absl::Status SessionMemory::GiveUpStoresOfEnded() {
   return absl::OkStatus();
 }
 
+absl::Status SessionMemory::HandInShards(int64_t offset_bytes, int64_t size_bytes) {
+  absl::MutexLock lock(&stores_mutex_);
+  return stores_given_up_ ? absl::OkStatus() : shards_view_.WriteShared(offset_bytes, size_bytes);
+}
+
 bool SessionMemory::SetShardsWritable(bool writable) {
+  if (shards_view_.on()) {
+    return true;
+  }
   window_ = writable;
   return shards_.SetWritable(writable) &&
          (!optimizer_writable_ || optimizer_.data() == nullptr || optimizer_.SetWritable(writable));

@@ -333,6 +333,11 @@ PYBIND11_MODULE(_C, m) {
       .def("take_changes", Keeping(&Engine::TakeChanges))
       .def("set_replaced", &Engine::SetReplaced)
       .def("set_root", &Engine::SetRoot)
+      .def("hand_in",
+           [](Engine& engine) {
+             const NoGil no_gil;
+             Check(engine.job().OpenWindow());
+           })
       .def("close_window", Keeping(&Engine::CloseWindow))
       .def("adopt_state", Keeping(&Engine::AdoptState))
       .def("set_update_counts", &Engine::SetUpdateCounts)

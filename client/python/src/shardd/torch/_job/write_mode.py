@@ -1,8 +1,9 @@
 """What keeps a program's stores into its shards from those who read them.
 
-On CPUs a store is seen: the pages are read-only, and a handler of SIGSEGV opens a write window (WatchWrites). No store into
-a GPU's memory can be seen. There, and on CPUs where ``SHARDD_PASS_COPIES=1`` says so, forward and backward read copies that
-the daemon takes where a pass begins, and shards may be stored into at any time.
+On CPUs, with the daemon's optimizers, a store changes a page of this process alone, which the library finds in its page table where
+the next pass or step begins. With torch's the pages are read-only, and a handler of SIGSEGV opens a write window (WatchWrites). No
+store into a GPU's memory can be seen. There, and on CPUs where ``SHARDD_PASS_COPIES=1`` says so or the page table cannot be read,
+forward and backward read copies that the daemon takes where a pass begins, and shards may be stored into at any time.
 """
 
 from __future__ import annotations
@@ -38,13 +39,22 @@ def evaluates_alone(params: list[Any], training: bool, never: bool = False) -> b
     return never and not (training and trained) and all(param.dtype != torch.float64 for param in trained)
 
 
+def _shows_pages() -> bool:
+    """Whether this process may read its own page table, which some containers hide."""
+    try:
+        with open("/proc/self/pagemap", "rb"):
+            return True
+    except OSError:
+        return False
+
+
 def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[str, Any]:
     """The fields of JobConfig for a model. ``never``: trainers do not write; ``daemon_updates``: its optimizer does."""
     copies, keep_every = number(PASS_COPIES, 1), number(KEEP_EVERY, 1_000_000)
     if never:
         return {"trainersNeverWrite": True}
     config: dict[str, Any] = {"trainersNeverWrite": False}
-    if on_gpu or copies:
+    if on_gpu or copies or not _shows_pages():
         config["passCopies"] = True
     if keep_every and daemon_updates and config.get("passCopies"):
         if keep_every > 1:

@@ -94,6 +94,9 @@ def gather(
         for group in groups.values():
             dist.barrier(group)
 
+    for job in {id(job): job for job, _, _ in found.values()}.values():
+        if job.hands_in and job.engine is not None:
+            job.engine.hand_in()
     meet()  # what any rank wrote before it came is there
     try:
         if ranks_only and dist.get_rank(pg) not in ranks_only:

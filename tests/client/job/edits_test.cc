@@ -1,0 +1,289 @@
+// Programs that edit their shards in place between passes while the daemon's optimizer updates them, through the C ABI
+// and a real daemon: plain stores, of any thread and of the kernel, without a signal.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "client/c/shardd.h"
+#include "tests/client/client_fixture.h"
+
+namespace shardd::testing_client {
+namespace {
+
+constexpr int kWorld = 2;
+
+v1::JobSpec EditsSpec(const std::string& name, bool pooled = false) {
+  v1::JobSpec spec = SmallSpec(name, kWorld);
+  spec.mutable_config()->set_trainers_never_write(false);
+  if (pooled) {
+    spec.mutable_config()->set_unshard_mode(v1::UNSHARD_MODE_POOLED);
+  }
+  return spec;
+}
+
+struct World {
+  explicit World(const v1::JobSpec& spec) : daemon(kWorld), ranks(kWorld) {
+    for (int i = 0; i < kWorld; ++i) {
+      EXPECT_C_OK(ranks[static_cast<size_t>(i)].Attach(daemon.address(), spec, i));
+    }
+    Each([](int, Rank& rank) { rank.WriteAll(1.0f); });
+  }
+  void Each(const std::function<void(int, Rank&)>& body) {
+    ForEachRank(kWorld, [&](int rank) { body(rank, ranks[static_cast<size_t>(rank)]); });
+  }
+  Daemon daemon;
+  std::vector<Rank> ranks;
+};
+
+float* Shard(Rank& rank, int param) {
+  return static_cast<float*>(const_cast<void*>(shardd_stored_parameter_data(rank.job(), param)));
+}
+
+shardd_shard_range RangeOf(Rank& rank, int param) {
+  shardd_shard_range range{};
+  range.struct_size = sizeof(range);
+  EXPECT_C_OK(shardd_get_shard_range(rank.job(), param, &range));
+  return range;
+}
+
+// All that the rank may write of the parameter.
+void Fill(Rank& rank, int param, float value) {
+  const shardd_shard_range range = RangeOf(rank, param);
+  std::fill_n(Shard(rank, param) + range.write_first, range.write_numel, value);
+}
+
+void Enter(Rank& rank) { ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0)); }
+void Leave(Rank& rank) { ASSERT_C_OK(shardd_leave_pass(rank.job())); }
+
+// Inside a pass: every element that all ranks see of the parameter is `want`.
+void ExpectAll(Rank& rank, int param, float want) {
+  const int group = rank.ParamInfo(param).group;
+  rank.Unshard(group, SHARDD_FORWARD);
+  const auto* data = static_cast<const float*>(shardd_parameter_data(rank.job(), param));
+  ASSERT_NE(data, nullptr);
+  for (int64_t i = 0; i < rank.ParamInfo(param).numel; ++i) ASSERT_EQ(data[i], want) << i;
+  ASSERT_C_OK(shardd_reshard(rank.job(), group));
+}
+
+// A backward in which every gradient is 1.
+void Backward(Rank& rank) {
+  for (int group = rank.Info().group_count - 1; group >= 0; --group) {
+    rank.Unshard(group, SHARDD_BACKWARD);
+    ASSERT_C_OK(shardd_wait_gradient_slot(rank.job(), group));
+    const shardd_group_info info = rank.GroupInfo(group);
+    std::vector<uint8_t> fresh(static_cast<size_t>(info.param_count + 7) / 8, 0);
+    for (int i = 0; i < info.param_count; ++i) {
+      if (auto* slot = static_cast<float*>(shardd_gradient_data(rank.job(), info.params[i])); slot != nullptr) {
+        std::fill_n(slot, rank.ParamInfo(info.params[i]).numel, 1.0f);
+        fresh[static_cast<size_t>(i) / 8] |= static_cast<uint8_t>(1 << (i % 8));
+      }
+    }
+    ASSERT_C_OK(shardd_submit_gradients(rank.job(), group, nullptr, fresh.data()));
+    ASSERT_C_OK(shardd_reshard(rank.job(), group));
+  }
+  ASSERT_C_OK(shardd_backward_done(rank.job(), 1));
+}
+
+class EditsAnywhere : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Unsharding, EditsAnywhere, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Pooled" : "WhereTheyLie"; });
+
+TEST_P(EditsAnywhere, OfAllRanksAreSeenByAllFromTheNextPassOn) {
+  World world(EditsSpec("all", GetParam()));
+  world.Each([](int, Rank& rank) {
+    const int param = rank.Param("a.weight");
+    for (int pass = 0; pass < 3; ++pass) {
+      Enter(rank);
+      ExpectAll(rank, param, static_cast<float>(1 + pass));
+      Leave(rank);
+      Fill(rank, param, static_cast<float>(2 + pass));
+    }
+    Enter(rank);
+    ExpectAll(rank, param, 4);
+    Leave(rank);
+  });
+}
+
+TEST_P(EditsAnywhere, AreEditedByTheStepThatFollowsThem) {
+  World world(EditsSpec("step", GetParam()));
+  world.Each([](int, Rank& rank) {
+    const int param = rank.Param("b.weight");
+    float want = 1;
+    for (int step = 0; step < 4; ++step) {
+      Enter(rank);
+      ExpectAll(rank, param, want);
+      Backward(rank);
+      Leave(rank);
+      if (step % 2 == 0) {
+        Fill(rank, param, want = static_cast<float>(10 + step));  // between the backward and the step
+      }
+      const shardd_hyperparameters sgd = Sgd(0.25);
+      ASSERT_C_OK(shardd_step(rank.job(), &sgd, 1, 0, nullptr, 0));
+      ASSERT_C_OK(shardd_wait_step(rank.job(), nullptr));
+      want -= 0.25f;
+      EXPECT_EQ(Shard(rank, param)[RangeOf(rank, param).write_first], want);
+      if (step == 1) {
+        Fill(rank, param, want *= 3);  // between the step and the next pass
+      }
+    }
+    EXPECT_EQ(rank.Info().committed_step, 4);
+  });
+}
+
+TEST(Edits, OfOneRankOfItsThreadsAndOfSystemCallsCountAlone) {
+  World world(EditsSpec("one"));
+  const shardd_shard_range second = RangeOf(world.ranks[1], world.ranks[1].Param("a.weight"));
+  world.Each([&](int index, Rank& rank) {
+    const int param = rank.Param("a.weight");
+    Enter(rank);
+    Leave(rank);
+    if (index == 1) {
+      float* const own = Shard(rank, param) + second.write_first;
+      own[0] = 7;
+      std::thread([own] { own[1] = 8; }).join();
+      int ends[2];
+      ASSERT_EQ(pipe(ends), 0);
+      const float nine = 9;
+      ASSERT_EQ(write(ends[1], &nine, sizeof(nine)), static_cast<ssize_t>(sizeof(nine)));
+      EXPECT_EQ(read(ends[0], own + 2, sizeof(nine)), static_cast<ssize_t>(sizeof(nine)));
+      close(ends[0]);
+      close(ends[1]);
+      const pid_t child = fork();
+      if (child == 0) _exit(0);
+      own[3] = 10;
+      EXPECT_EQ(waitpid(child, nullptr, 0), child);
+    }
+    Enter(rank);
+    rank.Unshard(rank.Group("a"), SHARDD_FORWARD);
+    const auto* data = static_cast<const float*>(shardd_parameter_data(rank.job(), param));
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_EQ(data[second.write_first + i], i < 4 ? 7.0f + static_cast<float>(i) : 1.0f);
+    }
+    EXPECT_EQ(data[0], 1);
+    ASSERT_C_OK(shardd_reshard(rank.job(), rank.Group("a")));
+    Leave(rank);
+  });
+}
+
+TEST(Edits, InsideAPassReachNobodyAndNameTheParameter) {
+  World world(EditsSpec("inside"));
+  std::atomic<bool> stored = false;
+  world.Each([&](int index, Rank& rank) {
+    const int param = rank.Param("b.weight");
+    Enter(rank);
+    if (index == 0) {
+      Fill(rank, param, 7);
+      stored = true;
+      EXPECT_C_ERROR(shardd_leave_pass(rank.job()), kFailedPrecondition,
+                     "write parameter \"b.weight\": written inside a pass");
+      EXPECT_C_ERROR(shardd_enter_pass(rank.job(), 0, nullptr, 0), kFailedPrecondition, "written inside a pass");
+    } else {
+      EXPECT_TRUE(Eventually([&] { return stored.load(); }));
+      ExpectAll(rank, param, 1);
+    }
+  });
+}
+
+TEST(Edits, InAPausedPassEndItAndItsBackwardNamesTheParameter) {
+  World world(EditsSpec("paused"));
+  world.Each([](int, Rank& rank) {
+    const int param = rank.Param("a.weight");
+    Enter(rank);
+    ExpectAll(rank, param, 1);
+    ASSERT_C_OK(shardd_pause_pass(rank.job()));
+    Fill(rank, param, 5);
+    EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_BACKWARD), kFailedPrecondition,
+                   "parameter \"a.weight\" was written after the forward");
+    EXPECT_EQ(shardd_inside_pass(rank.job()), 0);
+    Enter(rank);
+    ExpectAll(rank, param, 5);
+    Leave(rank);
+  });
+}
+
+TEST(Edits, WhileAStepIsUnderWayNameTheParameter) {
+  for (const bool waits : {true, false}) {
+    World world(EditsSpec(waits ? "waits" : "enters"));
+    world.Each([&](int, Rank& rank) {
+      Enter(rank);
+      Backward(rank);
+      Leave(rank);
+      const shardd_hyperparameters sgd = Sgd(0.25);
+      ASSERT_C_OK(shardd_step(rank.job(), &sgd, 1, 0, nullptr, 0));
+      Fill(rank, rank.Param("a.weight"), 3);
+      EXPECT_C_ERROR(waits ? shardd_wait_step(rank.job(), nullptr) : shardd_enter_pass(rank.job(), 0, nullptr, 0),
+                     kFailedPrecondition, "written while the daemon's optimizer updates it");
+    });
+  }
+}
+
+TEST(Edits, OfOtherRanksElementsAreDropped) {
+  World world(EditsSpec("others"));
+  const shardd_shard_range first = RangeOf(world.ranks[0], world.ranks[0].Param("a.weight"));
+  world.Each([&](int index, Rank& rank) {
+    const int param = rank.Param("a.weight");
+    Enter(rank);
+    Leave(rank);
+    if (index == 0) {
+      std::fill_n(Shard(rank, param), rank.ParamInfo(param).numel, 6.0f);
+    }
+    Enter(rank);
+    rank.Unshard(rank.Group("a"), SHARDD_FORWARD);
+    const auto* data = static_cast<const float*>(shardd_parameter_data(rank.job(), param));
+    for (int64_t i = 0; i < rank.ParamInfo(param).numel; ++i) {
+      const bool own = i >= first.write_first && i < first.write_first + first.write_numel;
+      ASSERT_EQ(data[i], own ? 6 : 1) << i;
+    }
+    ASSERT_C_OK(shardd_reshard(rank.job(), rank.Group("a")));
+    Leave(rank);
+  });
+}
+
+TEST(Edits, OfARankWhoseEpochEndsAreGoneAndNothingElseIs) {
+  World world(EditsSpec("gone"));
+  world.Each([](int, Rank& rank) {
+    Fill(rank, rank.Param("b.weight"), 4);
+    Enter(rank);
+    Leave(rank);
+  });
+  Fill(world.ranks[0], world.ranks[0].Param("b.weight"), 9);
+  EXPECT_C_OK(shardd_detach(world.ranks[1].Release(), 0));  // as a death does
+  EXPECT_TRUE(Eventually([&] { return Result(shardd_leave_pass(world.ranks[0].job())).code() == kAborted; }));
+  Rank again;
+  std::thread second([&] { EXPECT_C_OK(again.Attach(world.daemon.address(), EditsSpec("gone"), 1)); });
+  EXPECT_C_OK(shardd_reattach(world.ranks[0].job()));
+  second.join();
+  const auto look = [](Rank& rank) {
+    Enter(rank);
+    ExpectAll(rank, rank.Param("b.weight"), 4);
+    Leave(rank);
+  };
+  std::thread beside([&] { look(again); });
+  look(world.ranks[0]);
+  beside.join();
+}
+
+TEST(Edits, AreRefusedInFullParametersAndBeforeThem) {
+  World world(EditsSpec("full"));
+  world.Each([](int, Rank& rank) {
+    const int param = rank.Param("a.weight");
+    Enter(rank);
+    Leave(rank);
+    Fill(rank, param, 3);
+    EXPECT_C_ERROR(shardd_enter_full_params(rank.job(), 0), kFailedPrecondition, "was written since the last pass");
+    Enter(rank);
+    Leave(rank);
+    ASSERT_C_OK(shardd_enter_full_params(rank.job(), 0));
+    EXPECT_EQ(static_cast<const float*>(shardd_full_parameter_data(rank.job(), param))[0], 3);
+    ASSERT_C_OK(shardd_leave_full_params(rank.job()));
+  });
+}
+
+}  // namespace
+}  // namespace shardd::testing_client
