@@ -65,7 +65,8 @@ class Core final : public JobsSource {
   // `pidfd`: of the client's process, whose end is the session's, hello or not; may be invalid.
   void AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
                   Done<v1::AttachRankResponse> done);
-  void CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done);
+  // PERMISSION_DENIED: the job is another uid's, and the caller is no administrator.
+  void CloseJob(PeerCredentials peer, bool is_admin, uint64_t job_id, std::function<void(absl::Status)> done);
   // Hello: the session becomes live and `stream` receives its events. UNAUTHENTICATED: no such session, or wrong token.
   void StartSession(uint64_t session_id, std::string token, PeerCredentials peer, std::shared_ptr<SessionStream> stream,
                     std::function<void(absl::Status)> done);

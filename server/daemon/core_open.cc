@@ -457,10 +457,10 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
   return last;
 }
 
-void Core::CloseJob(PeerCredentials peer, uint64_t job_id, std::function<void(absl::Status)> done) {
-  loop_.Post([this, peer, job_id, done = std::move(done)] {
+void Core::CloseJob(PeerCredentials peer, bool is_admin, uint64_t job_id, std::function<void(absl::Status)> done) {
+  loop_.Post([this, peer, is_admin, job_id, done = std::move(done)] {
     if (JobCore* job = FindJob(job_id); job != nullptr) {
-      if (job->uid() != peer.uid && peer.uid != 0) {
+      if (job->uid() != peer.uid && !is_admin) {
         done(absl::PermissionDeniedError(absl::StrCat("close job ", job_id, ": it belongs to another user")));
         return;
       }

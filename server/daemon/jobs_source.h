@@ -16,7 +16,7 @@ namespace shardd {
 // Who asks, as the kernel says it (SO_PEERCRED).
 struct Caller {
   uint32_t uid = 0;
-  bool is_admin = false;  // root or the daemon's own uid: sees the jobs of all
+  bool is_admin = false;  // root or the daemon's own uid, in the daemon's namespaces: sees the jobs of all
 
   bool MaySee(uint32_t owner_uid) const { return is_admin || uid == owner_uid; }
 };

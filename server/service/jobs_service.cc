@@ -59,7 +59,8 @@ absl::StatusOr<Caller> JobsService::Identify(const grpc::CallbackServerContext& 
   if (!peer.ok()) {
     return peer.status();
   }
-  return Caller{peer->uid, peer->uid == 0 || peer->uid == admin_uid_};
+  const bool has_uid = peer->uid == 0 || peer->uid == admin_uid_;
+  return Caller{peer->uid, has_uid && peers_->MayAdminister(context.peer())};
 }
 
 template <typename Request, typename Response, typename Ask>

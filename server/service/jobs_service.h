@@ -32,7 +32,8 @@ class JobsService final : public RawJobsService {
   static constexpr size_t kMaxCallsPerUid = 64;
   static constexpr size_t kMaxCalls = 256;
 
-  // Both must outlive the server. `admin_uid` (the daemon's own) and root see all jobs.
+  // Both must outlive the server. `admin_uid` (the daemon's own) and root see all jobs, from the daemon's own
+  // namespaces.
   JobsService(JobsSource* source, const PeerRegistry* peers, uint32_t admin_uid)
       : source_(source), peers_(peers), admin_uid_(admin_uid) {}
 

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/process/namespaces.h"
 
 namespace shardd {
 namespace {
@@ -30,8 +31,9 @@ absl::Status PeerRegistry::Register(int fd, const PeerCredentials& peer, UniqueF
   if (!inode.has_value()) {
     return absl::InternalError(absl::StrCat("register peer: descriptor is no open socket (fd=", fd, ")"));
   }
+  const bool shares_namespaces = SharesNamespaces(peer.pid, pidfd.get());
   absl::MutexLock lock(&mutex_);
-  entries_.insert_or_assign(fd, Entry{*inode, peer, std::move(pidfd)});
+  entries_.insert_or_assign(fd, Entry{*inode, peer, std::move(pidfd), shares_namespaces});
   return absl::OkStatus();
 }
 
@@ -61,6 +63,12 @@ absl::StatusOr<PeerCredentials> PeerRegistry::Lookup(absl::string_view grpc_peer
                      grpc_peer, "\", want \"fd:<number>\")"));
   }
   return entry->peer;
+}
+
+bool PeerRegistry::MayAdminister(absl::string_view grpc_peer) const {
+  absl::ReaderMutexLock lock(&mutex_);
+  const Entry* entry = FindLocked(grpc_peer);
+  return entry != nullptr && entry->shares_namespaces;
 }
 
 UniqueFd PeerRegistry::DupPidfd(absl::string_view grpc_peer) const {

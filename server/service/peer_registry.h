@@ -36,6 +36,10 @@ class PeerRegistry {
 
   // `grpc_peer`: from ServerContext::peer(). UNAUTHENTICATED: not a connection of the listener, or closed.
   absl::StatusOr<PeerCredentials> Lookup(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the process may be the machine's administrator (root, or the daemon's user) by its uid: only one in the
+  // daemon's own PID and user namespaces, because root of a container has uid 0 here too, and so has whoever a user
+  // namespace lets keep its uid. False for a connection that Lookup refuses.
+  bool MayAdminister(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
   // A new descriptor of the process's pidfd; invalid if there is none (or it cannot be duplicated).
   UniqueFd DupPidfd(absl::string_view grpc_peer) const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -49,6 +53,7 @@ class PeerRegistry {
     uint64_t inode = 0;
     PeerCredentials peer;
     UniqueFd pidfd;
+    bool shares_namespaces = false;  // as it was when it came
   };
 
   const Entry* FindLocked(absl::string_view grpc_peer) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);

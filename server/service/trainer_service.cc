@@ -349,7 +349,8 @@ grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* 
     return FinishNow(context, status);
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->CloseJob(*peer, request.job_id(),
+  const bool is_admin = peer->uid == 0 && peers_->MayAdminister(context->peer());
+  core_->CloseJob(*peer, is_admin, request.job_id(),
                   [done = MakeDone<v1::CloseJobResponse>(reactor, response)](absl::Status status) {
                     done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
                   });

@@ -1,5 +1,8 @@
 #include "server/service/jobs_service.h"
 
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,10 +14,14 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/shm/fd_channel_internal.h"
+#include "common/shm/unique_fd.h"
 #include "gmock/gmock.h"
+#include "grpcpp/create_channel_posix.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "gtest/gtest.h"
 #include "tests/service/service_fixture.h"
+#include "tests/testing/process.h"
 
 namespace shardd {
 namespace {
@@ -105,6 +112,61 @@ TEST_F(JobsServiceTest, AnotherUidIsNoAdmin) {
   ASSERT_EQ(source_.calls().size(), 1u);
   EXPECT_EQ(source_.calls()[0].caller.uid, 12345u);
   EXPECT_FALSE(source_.calls()[0].caller.is_admin);
+}
+
+// A process that has uid 0, or the daemon's, in a user namespace of its own, as a container's has: connects, gives the
+// connection to its parent, and lives until that closes `pair`.
+int ConnectFromANamespace(const std::string& path, int pair) {
+  const auto write = [](const char* name, const std::string& text) {
+    const UniqueFd file(::open(name, O_WRONLY | O_CLOEXEC));
+    return ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  };
+  const std::string map = "0 " + std::to_string(::geteuid()) + " 1";
+  if (::unshare(CLONE_NEWUSER) != 0 || !write("/proc/self/uid_map", map)) {
+    return 1;
+  }
+  const UniqueFd connected = testing_service::ConnectTo(path);
+  const int fd = connected.get();
+  char byte = 0;
+  iovec buffer = {&byte, 1};
+  return shm_internal::SendWithDescriptors(pair, &buffer, 1, &fd, 1) == 1 && ::read(pair, &byte, 1) == 0 ? 0 : 2;
+}
+
+TEST_F(JobsServiceTest, TheSameUidInAnotherUserNamespaceIsNoAdmin) {
+  Start();
+  int pair[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  UniqueFd ours(pair[0]);
+  UniqueFd theirs(pair[1]);
+  testing::Child child([&] {
+    ours.reset();
+    return ConnectFromANamespace(path(), theirs.get());
+  });
+  theirs.reset();
+  char byte = 0;
+  iovec buffer = {&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &buffer;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  if (::recvmsg(ours.get(), &message, MSG_CMSG_CLOEXEC) != 1) {
+    GTEST_SKIP() << "this user can have no user namespace of its own (uid " << ::geteuid() << ")";
+  }
+  std::vector<UniqueFd> fds = shm_internal::TakeDescriptors(message);
+  ASSERT_EQ(fds.size(), 1u);
+  ASSERT_EQ(::fcntl(fds[0].get(), F_SETFL, ::fcntl(fds[0].get(), F_GETFL) | O_NONBLOCK), 0);
+  const auto channel = grpc::CreateInsecureChannelFromFd("shardd", fds[0].release());
+  v1::ListJobsResponse jobs;
+  auto context = Context();
+  const grpc::Status status = v1::JobsService::NewStub(channel)->ListJobs(context.get(), {}, &jobs);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(source_.calls().size(), 1u);
+  EXPECT_EQ(source_.calls()[0].caller.uid, ::geteuid());
+  EXPECT_FALSE(source_.calls()[0].caller.is_admin);
+  ours.reset();
+  EXPECT_EQ(child.Wait(kPatience), 0);
 }
 
 TEST_F(JobsServiceTest, CallerThatDidNotComeThroughTheListenerIsRefused) {
