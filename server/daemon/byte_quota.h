@@ -8,8 +8,8 @@
 
 namespace shardd {
 
-// The bytes that `text` grants: "1000000", or "50%" of `memory_bytes`, rounded down; 0: no quota. INVALID_ARGUMENT: it is
-// neither, or more than 100%. `flag`: where the text comes from, for the error. Pure.
+// The bytes that `text` grants: "1000000", or "50%" of `memory_bytes`, rounded down; 0: no quota. INVALID_ARGUMENT: it
+// is neither, or more than 100%. `flag`: where the text comes from, for the error. Pure.
 absl::StatusOr<int64_t> ParseByteQuota(absl::string_view flag, absl::string_view text, int64_t memory_bytes);
 
 }  // namespace shardd
