@@ -132,7 +132,7 @@ Status BlocksTrainer::TrainStep(int64_t step) {
   return job_->Step({adamw}, args_.Double("max_norm"), "step " + std::to_string(step + 1));
 }
 
-// Rank r clamps what it holds of every parameter, in a write window.
+// Rank r clamps what it holds of every parameter, and moves the first element: values that do not change are no edit.
 Status BlocksTrainer::Edit(int64_t step) {
   if (job_->info().committed_step < step) RETURN_IF_ERROR(job_->WaitStep());
   RETURN_IF_ERROR(job_->OpenWindow());
@@ -140,9 +140,11 @@ Status BlocksTrainer::Edit(int64_t step) {
   for (int param = 0; param < info.param_count; ++param) {
     auto* const values = static_cast<float*>(job_->shard_data(param));
     const int64_t numel = job_->parameter_info(param).numel;
-    for (int64_t i = numel * info.rank / info.world_size; i < numel * (info.rank + 1) / info.world_size; ++i) {
+    const int64_t first = numel * info.rank / info.world_size;
+    for (int64_t i = first; i < numel * (info.rank + 1) / info.world_size; ++i) {
       values[i] = std::min(std::max(values[i], -10.0f), 10.0f);
     }
+    values[first] += 0.001f;
   }
   return Status();
 }
