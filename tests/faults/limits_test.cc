@@ -74,7 +74,7 @@ TEST_F(BadInput, AUserHasHalfOfTheMemoryWhereNothingElseIsSaid) {
 
 // The job fits, and a writeback of its parameters would not: that is said when it opens, not when it writes back.
 TEST_F(BadInput, AJobThatCouldNotWriteBackIsRefusedWhenItOpens) {
-  StartDaemonWithJob();
+  StartDaemonWithJob({"--max_bytes_per_uid=0"});
   const auto limits = GetMemoryLimits();
   ASSERT_TRUE(limits.ok()) << limits.status();
   v1::JobSpec spec = SpecOf({{"name", "large"}, {"world", "1"}});
