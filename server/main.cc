@@ -206,14 +206,17 @@ constexpr absl::string_view kSharedQuota = "50%";
 absl::StatusOr<int64_t> QuotaPerUser(const Devices& made) {
   std::string text = absl::GetFlag(FLAGS_max_bytes_per_uid);
   if (text.empty()) text = std::string(absl::GetFlag(FLAGS_embedded) ? "0" : kSharedQuota);
-  SHARDD_ASSIGN_OR_RETURN(const MemoryLimits host, GetMemoryLimits());
-  int64_t memory_bytes = host.free_bytes;
-  std::set<DeviceMemory*> gpus;
-  for (const auto& device : made.devices) gpus.insert(device->memory());
-  for (DeviceMemory* const gpu : gpus) {
-    if (gpu == nullptr) continue;  // on the host
-    SHARDD_ASSIGN_OR_RETURN(const DeviceMemory::Room room, gpu->GetRoom());
-    memory_bytes += room.total_bytes;
+  int64_t memory_bytes = 0;
+  if (absl::EndsWith(text, "%")) {
+    SHARDD_ASSIGN_OR_RETURN(const MemoryLimits host, GetMemoryLimits());
+    memory_bytes = host.free_bytes;
+    std::set<DeviceMemory*> gpus;
+    for (const auto& device : made.devices) gpus.insert(device->memory());
+    gpus.erase(nullptr);  // on the host
+    for (DeviceMemory* const gpu : gpus) {
+      SHARDD_ASSIGN_OR_RETURN(const DeviceMemory::Room room, gpu->GetRoom());
+      memory_bytes += room.total_bytes;
+    }
   }
   return ParseByteQuota("--max_bytes_per_uid", text, memory_bytes);
 }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -31,7 +32,8 @@ absl::Status PeerRegistry::Register(int fd, const PeerCredentials& peer, UniqueF
   if (!inode.has_value()) {
     return absl::InternalError(absl::StrCat("register peer: descriptor is no open socket (fd=", fd, ")"));
   }
-  const bool shares_namespaces = SharesNamespaces(peer.pid, pidfd.get());
+  // Others cannot be the administrator, and a flood of connections is not to cost this.
+  const bool shares_namespaces = (peer.uid == 0 || peer.uid == geteuid()) && SharesNamespaces(peer.pid, pidfd.get());
   absl::MutexLock lock(&mutex_);
   entries_.insert_or_assign(fd, Entry{*inode, peer, std::move(pidfd), shares_namespaces});
   return absl::OkStatus();

@@ -53,7 +53,7 @@ class PeerRegistry {
     uint64_t inode = 0;
     PeerCredentials peer;
     UniqueFd pidfd;
-    bool shares_namespaces = false;  // as it was when it came
+    bool shares_namespaces = false;  // as it was when it came; only of root and the daemon's user
   };
 
   const Entry* FindLocked(absl::string_view grpc_peer) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);

@@ -107,8 +107,12 @@ absl::Status ClientJob::Detach(bool finished) {
   bool wrote = false;
   if (status.ok() && finished) {
     status = passes_.paused() ? passes_.HandInEdits("detach") : status;
-    const absl::StatusOr<std::string> stored = passes_.inside() ? std::string() : edits_.FindOwn();
-    wrote = windows_.open() || (stored.ok() && !stored->empty());
+    wrote = windows_.open();
+    if (status.ok() && !passes_.inside()) {
+      const absl::StatusOr<std::string> stored = edits_.FindOwn();
+      status = stored.status();
+      wrote = wrote || (stored.ok() && !stored->empty());
+    }
   }
   if (status.ok() && wrote) {  // what was written last becomes a version too
     status = passes_.Enter(/*stepped=*/false, "");

@@ -100,8 +100,9 @@ TEST(Attach, WithoutDescriptorsItEndsByNameAndLeavesNoneBehind) {
     EXPECT_NE(result.message().find("open files"), std::string::npos) << result;
   }
   EXPECT_GT(refused, 2);
-  EXPECT_TRUE(Eventually([&] { return testing::CountFds() == open_files; }))
-      << testing::CountFds() << ", want " << open_files;
+  // Fewer: what the first rank had was still being closed when it was counted.
+  EXPECT_TRUE(Eventually([&] { return testing::CountFds() <= open_files; }))
+      << testing::CountFds() << ", want at most " << open_files;
 }
 
 TEST(Attach, ARankIsAttachedOnce) {
