@@ -27,6 +27,7 @@ from shardd.torch._state_dicts.safetensors_format import (
 __all__ = ["load_safetensors", "save_safetensors"]
 
 _CHUNK_BYTES = 16 << 20  # of what is cast on its way
+_HAND_IN_BYTES = 4 << 20
 _PARTIAL = ".partial"
 _FILE_LIMIT_S = 24 * 3600.0  # disks have their own pace; a rank that dies ends the wait
 
@@ -240,11 +241,12 @@ def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
             job.open_write(model)
     for job in streamed:
         job.engine.enter_full_params(True)
+    stores = _Stores(model, [piece for piece, _ in found])
     try:
         with _Files(os.O_RDONLY) as files:
             for piece, item in found:
                 if piece.local.numel():
-                    _load_piece(files.fd(item.path), piece, item, piece.job in streamed)
+                    _load_piece(files.fd(item.path), piece, item, None if piece.job in streamed else stores)
     finally:  # the other ranks wait for it
         for job in streamed:
             job.engine.commit()
@@ -254,18 +256,41 @@ def _load(model: nn.Module, found: list[tuple[Piece, Stored]]) -> None:
                 job.commit_write(model)
 
 
-def _load_piece(fd: int, piece: Piece, item: Stored, streamed: bool) -> None:
+class _Stores:
+    """Hands in what the load has stored into shards, which is private memory of this process until then: 4 MiB of a job,
+    or a 32nd of its shards where that is more, since each time costs a look at all of their pages."""
+
+    def __init__(self, model: nn.Module, pieces: list[Piece]) -> None:
+        self._model = model
+        self._most: dict[int, int] = {}
+        self._stored: dict[int, int] = {}
+        for piece in pieces:
+            key = id(piece.job)
+            self._most[key] = self._most.get(key, 0) + piece.local.nbytes // 32
+
+    def stored(self, piece: Piece, nbytes: int) -> None:
+        key = id(piece.job)
+        self._stored[key] = self._stored.get(key, 0) + nbytes
+        if piece.job is not None and self._stored[key] >= max(self._most[key], _HAND_IN_BYTES):
+            piece.job.hand_in_written(self._model)
+            self._stored[key] = 0
+
+
+def _load_piece(fd: int, piece: Piece, item: Stored, stores: _Stores | None) -> None:
+    """`stores`: None where the daemon is given the values."""
     size, done = item.dtype.itemsize, 0
-    in_place = item.dtype == piece.dtype and not streamed and piece.local.device.type == "cpu"
+    in_place = item.dtype == piece.dtype and stores is not None and piece.local.device.type == "cpu"
     for part in piece.local.split(_CHUNK_BYTES // max(piece.dtype.itemsize, size)):
         read = part if in_place else torch.empty(part.numel(), dtype=item.dtype)
         data = _bytes_of(read)
         for element, begin, end in piece.runs(done, done + part.numel()):
             _read(fd, data[begin * size : end * size], item.offset_bytes + element * size, item.path)
-        if streamed:
+        if stores is None:
             piece.job.engine.write(piece.index, read.to(piece.dtype), piece.job_first + done)
         elif not in_place:
             part.copy_(read)
+        if stores is not None:
+            stores.stored(piece, part.nbytes)
         done += part.numel()
     if piece.back is not None:
         piece.back.copy_(piece.local.view(piece.shape))
