@@ -127,9 +127,10 @@ class Core final : public JobsSource {
   absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
   absl::Status AddNodes(int node, JobCore::Init* init);
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
-  // Until what was posted to the reaper before has run: memory that others have let go is free. Not for long where a
-  // driver keeps it from running, and then not again until it runs.
-  void AwaitReaper();
+  // Runs `make` on the setup thread; where memory is short, once more when what others have let go is free, for which
+  // nobody waits on that thread. Not for long where a driver keeps the reaper from it, and then not again until it
+  // runs.
+  void WithMemory(std::function<absl::Status()> make, std::function<void(absl::Status)> done);
   // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
   // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.
   SlabPlace PlaceOf(int rank, int world_size) const;
@@ -216,7 +217,7 @@ class Core final : public JobsSource {
   // Used as queues with a thread, for work that blocks: giving memory back, making slabs of jobs, and what must not
   // wait for those.
   TurnQueue copier_{"copier"};              // of values, of all jobs, by turns
-  std::atomic<bool> reaper_stuck_ = false;  // AwaitReaper gave up
+  std::atomic<bool> reaper_stuck_ = false;  // WithMemory gave up
   CoreLoop reaper_{nullptr, "reaper", CoreLoop::Urgency::kQueue};
   // Reads initial values of jobs that span several nodes.
   CoreLoop node_values_{nullptr, "node values", CoreLoop::Urgency::kQueue};

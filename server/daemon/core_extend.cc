@@ -235,12 +235,16 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
   };
   auto build = [this, job = *job](const std::shared_ptr<const Extension>& agreed,
                                   std::vector<JobCore::ExtendDone> asked) {
-    setup_.Post([this, job, agreed, asked = std::move(asked), epoch = job->epoch()] {
-      const absl::Status status = BuildExtended(job, *agreed, epoch);
-      loop_.Post([asked, status] {
-        for (const JobCore::ExtendDone& one : asked) one(status);
-      });
-    });
+    const uint64_t epoch = job->epoch();
+    WithMemory([this, job, agreed, epoch] { return BuildExtended(job, *agreed, epoch); },
+               [this, job, epoch, asked = std::move(asked)](const absl::Status& status) {
+                 loop_.Post([job, epoch, asked, status] {
+                   if (!status.ok() && job->extending() && job->epoch() == epoch) {
+                     job->GiveUpExtension();
+                   }
+                   for (const JobCore::ExtendDone& one : asked) one(status);
+                 });
+               });
   };
   loop_.Post([this, session_id, gone, job = *std::move(job), answer = std::move(answer), build = std::move(build),
               shared = std::make_shared<const Extension>(*std::move(extension))]() mutable {
@@ -281,7 +285,6 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
                             return result;
                           }));
   const auto failed = [&](const absl::Status& status) {
-    loop_.RunAndWait([&] { job->GiveUpExtension(); });
     return absl::Status(status.code(), absl::StrCat(what, " by ", extension.what, ": ", status.message()));
   };
   if (absl::Status status = CheckQuota("memory", job->uid(), found.bytes_of_uid,
@@ -289,7 +292,6 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
       !status.ok()) {
     return failed(status);
   }
-  AwaitReaper();
   absl::StatusOr<JobCore::Init> init =
       MakeInit(found.new_id, job->uid(), extension.spec, extension.plan, found.reserved_bytes, /*extends=*/true);
   if (!init.ok()) {

@@ -84,22 +84,37 @@ void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::Op
       finish(std::move(joined));
       return;
     }
-    setup_.Post([this, peer, request = std::move(request), finish = std::move(finish)] {
-      finish(OpenJobOnSetup(peer, request, /*create=*/true));
-    });
+    auto response = std::make_shared<v1::OpenJobResponse>();
+    WithMemory(
+        [this, peer, request = std::move(request), response] {
+          absl::StatusOr<v1::OpenJobResponse> opened = OpenJobOnSetup(peer, request, /*create=*/true);
+          if (opened.ok()) *response = *std::move(opened);
+          return opened.status();
+        },
+        [finish = std::move(finish), response](const absl::Status& status) {
+          finish(status.ok() ? absl::StatusOr<v1::OpenJobResponse>(std::move(*response)) : status);
+        });
   });
 }
 
-void Core::AwaitReaper() {
-  if (reaper_stuck_.load(std::memory_order_relaxed)) {
-    return;
-  }
-  if (!reaper_.RunAndWait([] {}, kFreeLimit)) {
-    reaper_stuck_ = true;
-    LogWarning(absl::StrCat("memory that was let go is not free after ", absl::FormatDuration(kFreeLimit),
-                            ": a GPU's driver does not return, or it is very much; jobs go on without it"));
-    reaper_.Post([this] { reaper_stuck_ = false; });
-  }
+void Core::WithMemory(std::function<absl::Status()> make, std::function<void(absl::Status)> done) {
+  setup_.Post([this, make = std::move(make), done = std::move(done)]() mutable {
+    absl::Status made = make();
+    if (!absl::IsResourceExhausted(made) || reaper_stuck_.load(std::memory_order_relaxed)) {
+      done(std::move(made));
+      return;
+    }
+    auto again = [this, make = std::move(make), done = std::move(done)] {
+      setup_.Post([make, done] { done(make()); });
+    };
+    PostWithin(kFreeLimit, reaper_, again, loop_, [this, again] {
+      reaper_stuck_ = true;
+      LogWarning(absl::StrCat("memory that was let go is not free after ", absl::FormatDuration(kFreeLimit),
+                              ": a GPU's driver does not return, or it is very much; jobs go on without it"));
+      reaper_.Post([this] { reaper_stuck_ = false; });
+      again();
+    });
+  });
 }
 
 namespace {
@@ -250,7 +265,6 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
   SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
-  AwaitReaper();  // what closed jobs held is free by now
   SHARDD_ASSIGN_OR_RETURN(JobCore::Init init, MakeInit(found.new_id, peer.uid, spec, *std::move(plan),
                                                        found.reserved_bytes, /*extends=*/false, request.node()));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {

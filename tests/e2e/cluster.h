@@ -50,6 +50,7 @@ class Cluster : public ::testing::Test {
   int WaitForDaemon() { return daemon_->process().Wait(); }  // its exit code
   bool DaemonAlive();
   pid_t daemon_pid() const { return daemon_->pid(); }
+  std::string DaemonLog() const { return daemon_->log(); }  // its path
   Footprint DaemonFootprint() const;
   std::string socket() const { return daemon_->socket_path(); }
   std::string File(const std::string& name) const { return folder_.File(name); }

@@ -30,7 +30,7 @@ class OnGpus : public Cluster {
   void StartOnGpus(int gpus, std::vector<std::string> daemon_only = {}) {
     RanksFind(testing::FakeCudaEnvironment(gpus));
     daemon_only.push_back("FAKE_CUDA_DELAY_SEED=7");
-    StartDaemon({}, "cuda:all", testing::FakeCudaEnvironment(gpus, daemon_only));
+    StartDaemon({"--max_bytes_per_uid=0"}, "cuda:all", testing::FakeCudaEnvironment(gpus, daemon_only));
   }
   std::map<std::string, v1::Purpose> Purposes() {
     grpc::ClientContext context;
@@ -252,6 +252,19 @@ TEST_F(OnGpus, AGpuThatIsFullIsNamedAndTheNextJobIsServed) {
       << report.message;
   ExpectNothingLeaks(before);
   ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));
+}
+
+// What a job has let go is not free while a GPU's driver keeps it; whoever opens another job does not wait for that.
+TEST_F(OnGpus, AJobOpensWhileTheDriverKeepsWhatAnotherHasLetGo) {
+  SHARDD_NEEDS_FAKE_GPUS("its driver keeps memory");
+  const std::string hold = File("hold");
+  StartOnGpus(1, {"FAKE_CUDA_HOLD_UNMAP_FILE=" + hold});
+  std::ofstream(hold).flush();
+  ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}}));
+  ASSERT_TRUE(testing::PollUntil([&] { return access((hold + ".seen").c_str(), F_OK) == 0; }));
+  ExpectAllOk(RunRanks({{"device_memory", "1"}, {"steps", "2"}, {"name", "second"}}));
+  EXPECT_FALSE(absl::StrContains(testing::ReadWholeFile(DaemonLog()), "memory that was let go is not free after"));
+  unlink(hold.c_str());
 }
 
 TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {

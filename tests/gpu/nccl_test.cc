@@ -198,7 +198,10 @@ TEST_F(RealNcclTest, TwoNodesOnOneGpuSumAndOneThatIsKilledComesBack) {
   nodes.Begin(0, 3);
   const auto aborted = nodes.Await(0, 2, 20);
   ASSERT_TRUE(aborted.has_value()) << "its abort does not end";
-  EXPECT_EQ(static_cast<absl::StatusCode>(aborted->code), absl::StatusCode::kAborted) << aborted->bytes;
+  // NCCL may hear of the other's end before it is told.
+  EXPECT_THAT(static_cast<absl::StatusCode>(aborted->code),
+              ::testing::AnyOf(absl::StatusCode::kAborted, absl::StatusCode::kUnavailable))
+      << aborted->bytes;
   std::printf("[ GPU      ] a sum whose other node was killed: ended %.0f ms after it was told\n",
               absl::ToDoubleMilliseconds(absl::Now() - begin));
   nodes.Start(1);

@@ -83,7 +83,7 @@ else
   mps_runs=1
   echo "with MPS:"
   SHARDD_GPU_MPS=on suite 100 --gtest_filter='*DeviceTest*:*DriverTest*:Collectives*:*HandOff*:*Overlap*:*Killed*:Surroundings*' "$@"
-  run_jobs 120 "$@"
+  SHARDD_GPU_MPS=on run_jobs 120 "$@"
 fi
 if ((passed == 0)) && command -v nvidia-smi >/dev/null && [[ -n $(nvidia-smi -L 2>/dev/null) ]]; then
   echo "tests/gpu/run.sh: there is a GPU, and nothing has run on it"

@@ -43,6 +43,7 @@ cu::Result Driver::MemMap(cu::DevicePtr address, size_t size_bytes, size_t offse
 }
 cu::Result Driver::MemUnmap(cu::DevicePtr address, size_t size_bytes) {
   const Call call = Enter("cuMemUnmap");
+  if (call) call.machine->AwaitUnmapping();
   return call ? call.machine->memory_.Unmap(address, size_bytes) : call.result;
 }
 cu::Result Driver::MemSetAccess(cu::DevicePtr address, size_t size_bytes, const cu::MemAccessDesc* descs,

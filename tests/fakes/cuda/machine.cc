@@ -5,6 +5,9 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
 
 namespace shardd::fake_cuda {
 namespace {
@@ -109,6 +112,14 @@ void Machine::HangGpu(int gpu, bool hang) {
 void Machine::HangNextHostCopy(int gpu) {
   std::lock_guard lock(mutex_);
   gpus_[static_cast<size_t>(gpu)].hangs_host_copy = true;
+}
+
+void Machine::AwaitUnmapping() const {
+  const std::string& file = options_.unmap_hold_file;
+  while (!file.empty() && std::filesystem::exists(file)) {
+    std::ofstream(file + ".seen").flush();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 int64_t Machine::Calls(const std::string& function) const {

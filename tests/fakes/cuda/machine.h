@@ -44,6 +44,7 @@ struct MachineOptions {
   size_t queue_limit = 1024;        // operations that a stream holds; the call that finds it full blocks
   bool one_queue = false;           // the streams of a GPU share one: CUDA_DEVICE_MAX_CONNECTIONS=1
   LateWrites::Options late_writes;  // values that streams write, which land also when the process is killed
+  std::string unmap_hold_file;      // cuMemUnmap waits while there is such a file; empty: never
   bool posix_fd = true;
   bool rdma = true;
   bool memops = true;
@@ -93,6 +94,9 @@ class Machine {
   void HangGpu(int gpu, bool hang = true);
   // The stream of the next copy between host and GPU, which never ends; other streams go on.
   void HangNextHostCopy(int gpu);
+
+  // While the options' file is there; "FILE.seen" says that somebody waits.
+  void AwaitUnmapping() const;
 
   int64_t Calls(const std::string& function) const;
   // Copies of memory that the driver does not know: they block the caller.

@@ -67,6 +67,9 @@ MachineOptions OptionsFromEnvironment() {
   if (const char* const file = std::getenv("FAKE_CUDA_HOLD_WRITES_FILE"); file != nullptr) {
     options.late_writes.hold_file = file;
   }
+  if (const char* const file = std::getenv("FAKE_CUDA_HOLD_UNMAP_FILE"); file != nullptr) {
+    options.unmap_hold_file = file;
+  }
   Read("FAKE_CUDA_POSIX_FD", 1, &options.posix_fd);
   Read("FAKE_CUDA_RDMA", 1, &options.rdma);
   Read("FAKE_CUDA_MEMOPS", 1, &options.memops);
