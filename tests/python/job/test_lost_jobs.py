@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,3 +41,13 @@ def test_a_job_that_had_committed_nothing_begins_anew() -> None:
     committed_jobs.note("torch-run-0")
     committed_jobs.forget("torch-run-0")  # it ended well
     opening._tell_lost(_job(), 2)
+
+
+def test_the_folders_of_such_notes_are_closed_to_other_users(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        committed_jobs.note("torch-run-0")
+    finally:
+        os.umask(umask)
+    for folder in (tmp_path / "shardd", tmp_path / "shardd" / "committed"):  # else no daemon starts beside them
+        assert folder.stat().st_mode & 0o777 == 0o700

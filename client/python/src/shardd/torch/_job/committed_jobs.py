@@ -27,7 +27,8 @@ def note(name: str) -> None:
     """Notes that the job has committed a step."""
     file = _file(name)
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (file.parent.parent, file.parent):  # each with the mode, which `parents=True` would not give
+            folder.mkdir(mode=0o700, exist_ok=True)
         file.touch(mode=0o600)
     except OSError as error:
         logger.debug('job "%s": that it has committed a step cannot be noted: %s', name, error)
