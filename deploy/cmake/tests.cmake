@@ -175,7 +175,7 @@ find_path(SHARDD_CUDA_INCLUDE_DIR cuda.h HINTS $ENV{CUDA_HOME}/include /usr/loca
 if(TARGET server_device_test AND SHARDD_CUDA_INCLUDE_DIR) # driver_abi_test.cc compares with it; nothing else includes it
   target_include_directories(server_device_test SYSTEM PRIVATE ${SHARDD_CUDA_INCLUDE_DIR})
 endif()
-shardd_tests(server/collective unit shardd_collective_nodes shardd_peer shardd_collective_nccl shardd_collective_trainers shardd_fake_nccl)
+shardd_tests("server/collective;server/collective/nccl;server/collective/nodes" unit shardd_collective_nodes shardd_peer shardd_collective_nccl shardd_collective_trainers shardd_fake_nccl)
 file(GLOB nccl_packages ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/nccl/include)
 find_path(SHARDD_NCCL_INCLUDE_DIR nccl.h HINTS ${nccl_packages} ${SHARDD_CUDA_INCLUDE_DIR} NO_DEFAULT_PATH)
 if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INCLUDE_DIR) # for nccl_abi_test.cc alone
@@ -191,7 +191,7 @@ shardd_tests("client;client/api;client/attachment;client/daemon;client/host;clie
 shardd_tests(client/gpu unit shardd_client_impl shardd_fake_cuda)
 shardd_tests(ctl unit shardd_ctl)
 if(TARGET shardd_client)
-  shardd_tests(e2e multiproc shardd_cpp shardd_common shardd_grpc)
+  shardd_tests("e2e;e2e/gpus;e2e/nodes;e2e/ranks" multiproc shardd_cpp shardd_common shardd_grpc)
   # tests/gpu/run.sh runs what is about GPUs; with the daemon and the library beside it, it can be carried.
   if(TARGET e2e_test AND NOT SHARDD_SANITIZE)
     target_link_options(e2e_test PRIVATE -static-libstdc++ -static-libgcc)
@@ -246,7 +246,7 @@ file(GLOB gpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/*.
   ${CMAKE_CURRENT_SOURCE_DIR}/tests/server/device/kernel_*_test.cc)
 list(APPEND gpu_sources tests/server/device/device_conformance_test.cc tests/server/device/driver_conformance_test.cc
   tests/server/collective/all_gather_test.cc tests/server/collective/local_collective_test.cc
-  tests/server/collective/nccl_node.cc tests/server/collective/reduce_scatter_test.cc tests/testing/process.cc)
+  tests/server/collective/nccl/nccl_node.cc tests/server/collective/reduce_scatter_test.cc tests/testing/process.cc)
 if(SHARDD_KERNEL_FATBIN)
   set(load_fatbin ${CMAKE_BINARY_DIR}/gen/shardd_test_load.fatbin) # what trainers compute, for tests alone
   add_custom_command(OUTPUT ${load_fatbin} DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/load.cu

@@ -18,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "common/tensor/kernels.h"
 #include "common/tensor/norm.h"
-#include "server/turns/turns.h"
+#include "server/turns/work_owner.h"
 
 namespace shardd {
 

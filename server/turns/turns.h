@@ -10,17 +10,9 @@
 #include <optional>
 
 #include "absl/functional/function_ref.h"
+#include "server/turns/work_owner.h"
 
 namespace shardd {
-
-struct WorkOwner {
-  uint32_t uid = 0;
-  uint64_t job = 0;
-  friend bool operator<(const WorkOwner& a, const WorkOwner& b) {
-    return a.uid != b.uid ? a.uid < b.uid : a.job < b.job;
-  }
-  friend bool operator==(const WorkOwner& a, const WorkOwner& b) { return a.uid == b.uid && a.job == b.job; }
-};
 
 // What sharers have used of something, in units of its owner (say, nanoseconds). The next is who has used least. Who is
 // idle saves at most `most_saved` of a share: it goes before others for that long. Thread-compatible.

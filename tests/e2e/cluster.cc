@@ -14,7 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
-#include "tests/e2e/blocks.h"
+#include "tests/e2e/ranks/blocks.h"
 
 namespace shardd::e2e {
 

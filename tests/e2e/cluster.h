@@ -18,9 +18,9 @@
 #include "gtest/gtest.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 #include "shardd/v1/model.pb.h"
-#include "tests/e2e/args.h"
+#include "tests/e2e/ranks/args.h"
+#include "tests/e2e/ranks/trainer.h"
 #include "tests/e2e/reference.h"
-#include "tests/e2e/trainer.h"
 #include "tests/testing/daemon_process.h"
 #include "tests/testing/files.h"
 

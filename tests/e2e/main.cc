@@ -3,11 +3,11 @@
 #include <cstring>
 
 #include "gtest/gtest.h"
-#include "tests/e2e/blocks.h"
-#include "tests/e2e/copy_trainer.h"
-#include "tests/e2e/pass_trainer.h"
-#include "tests/e2e/stream_trainer.h"
-#include "tests/e2e/trainer.h"
+#include "tests/e2e/ranks/blocks.h"
+#include "tests/e2e/ranks/copy_trainer.h"
+#include "tests/e2e/ranks/pass_trainer.h"
+#include "tests/e2e/ranks/stream_trainer.h"
+#include "tests/e2e/ranks/trainer.h"
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "--worker") == 0) {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/e2e/args.h"
-#include "tests/e2e/model.h"
-#include "tests/e2e/precision.h"
+#include "tests/e2e/ranks/args.h"
+#include "tests/e2e/ranks/model.h"
+#include "tests/e2e/ranks/precision.h"
 
 namespace shardd::e2e {
 

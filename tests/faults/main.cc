@@ -9,7 +9,7 @@
 
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
-#include "tests/e2e/trainer.h"
+#include "tests/e2e/ranks/trainer.h"
 #include "tests/faults/own_mounts.h"
 #include "tests/faults/raw_client.h"
 

@@ -18,7 +18,7 @@
 #include "grpcpp/grpcpp.h"
 #include "shardd/v1/jobs.grpc.pb.h"
 #include "shardd/v1/trainer.grpc.pb.h"
-#include "tests/e2e/args.h"
+#include "tests/e2e/ranks/args.h"
 
 namespace shardd::faults {
 

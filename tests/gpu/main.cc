@@ -5,7 +5,7 @@
 
 #include "tests/gpu/real_cuda_world.h"
 #include "tests/gpu/trainer.h"
-#include "tests/server/collective/nccl_node.h"
+#include "tests/server/collective/nccl/nccl_node.h"
 
 namespace {
 

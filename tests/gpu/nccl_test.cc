@@ -14,7 +14,7 @@
 #include "server/collective/nccl/nccl_communicator.h"
 #include "server/collective/nccl/nccl_communicators.h"
 #include "tests/gpu/real_cuda_world.h"
-#include "tests/server/collective/nccl_node.h"
+#include "tests/server/collective/nccl/nccl_node.h"
 
 namespace shardd {
 namespace {

@@ -3,7 +3,7 @@
 
 // The part of NCCL's API that shardd uses, declared here instead of taken from nccl.h, like the driver's
 // (common/cuda/driver_api.h): every build has it, and tests run everywhere on a fake library. The ABI is that of NCCL
-// 2.28; tests/server/collective/nccl_abi_test.cc compares it with nccl.h if there is one. NVIDIA documents each
+// 2.28; tests/server/collective/nccl/nccl_abi_test.cc compares it with nccl.h if there is one. NVIDIA documents each
 // function under `nccl` + its name here.
 
 #include <climits>

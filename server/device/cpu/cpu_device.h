@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "server/device/device.h"
+#include "server/turns/turns.h"
 
 namespace shardd {
 

@@ -22,6 +22,7 @@
 #include "server/device/cuda/cuda_memory.h"
 #include "server/device/cuda/engine.h"
 #include "server/device/device.h"
+#include "server/turns/turns.h"
 
 namespace shardd {
 

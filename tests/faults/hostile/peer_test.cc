@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/nodes.h"
+#include "tests/e2e/nodes/nodes.h"
 #include "tests/faults/peer_daemon.h"
 #include "tests/faults/raw_client.h"
 #include "tests/testing/sanitizers.h"

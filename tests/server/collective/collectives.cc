@@ -1,7 +1,7 @@
 // What the collectives' suite runs on without a GPU.
 
-#include "tests/server/collective/fake_nccl_world.h"
-#include "tests/server/collective/node_world.h"
+#include "tests/server/collective/nccl/fake_nccl_world.h"
+#include "tests/server/collective/nodes/node_world.h"
 #include "tests/server/collective/trainer_world.h"
 
 namespace shardd {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/fakes/nccl/nccl.h"
-#include "tests/server/collective/nccl_node.h"
+#include "tests/server/collective/nccl/nccl_node.h"
 #include "tests/server/device/fake_cuda_world.h"
 
 int main(int argc, char** argv) {

@@ -1,0 +1,114 @@
+#include "tests/e2e/nodes/nodes.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/testing/fake_cuda.h"
+
+namespace shardd::e2e {
+namespace {
+
+// A port that nobody had a moment ago: nodes are named before their daemons run.
+int FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+}  // namespace
+
+void Nodes::Start(int nodes, int ranks, const std::vector<std::string>& flags) {
+  ranks_ = ranks;
+  flags_ = flags;
+  for (int node = 0; node < nodes; ++node) {
+    addresses_.push_back(absl::StrCat("localhost:", FreePort()));
+    nodes_.push_back(std::make_unique<Node>());
+  }
+  for (int node = 0; node < nodes; ++node) {
+    ASSERT_NO_FATAL_FAILURE(StartDaemon(node));
+  }
+}
+
+void Nodes::StartAgain(int node) {
+  nodes_[static_cast<size_t>(node)] = std::make_unique<Node>();
+  StartDaemon(node);
+}
+
+void Nodes::ReplaceDaemon(int node) {
+  Node& ended = *nodes_[static_cast<size_t>(node)];
+  ASSERT_EQ(kill(ended.daemon_pid(), SIGKILL), 0);
+  ended.WaitForDaemon();
+  StartDaemon(node);
+}
+
+void Nodes::StartDaemon(int node) {
+  std::vector<std::string> flags = {"--peer_listen=" + addresses_[static_cast<size_t>(node)]};
+  flags.insert(flags.end(), flags_.begin(), flags_.end());
+  Node& started = *nodes_[static_cast<size_t>(node)];
+  if (gpus_ == 0) {
+    started.StartDaemon(flags, absl::StrCat("cpu:", ranks_));
+    return;
+  }
+  started.RanksFind(testing::FakeCudaEnvironment(gpus_));
+  std::vector<std::string> environment =
+      testing::FakeCudaEnvironment(gpus_, {absl::StrCat("FAKE_CUDA_DELAY_SEED=", 7 + node)});
+  environment.push_back(
+      absl::StrCat("NCCL_HOSTID=shardd-test-node-", node));  // NCCL takes no two members on one GPU of a host
+  started.StartDaemon(flags, "cuda:all", environment);
+}
+
+Args Nodes::Of(int node, const Args& args) const {
+  return Args({{"strategy", "HYBRID_SHARD"}, {"world", absl::StrCat(ranks_)}, {"device_memory", gpus_ > 0 ? "1" : "0"}})
+      .With(args)
+      .With({{"node", absl::StrCat(node)},
+             {"nodes", absl::StrJoin(addresses_, ",")},
+             {"first_rank", absl::StrCat(node * ranks_)}});
+}
+
+Args Nodes::World(const Args& args) const { return args.With({{"world", absl::StrCat(count() * ranks_)}}); }
+
+std::vector<TrainerReport> Nodes::RunAll(const Args& given, const std::map<std::pair<int, int>, Args>& per_rank,
+                                         const std::function<void()>& at_end) {
+  const std::string end = absl::StrCat("end@", given.Int("steps", 50));
+  const Args args = at_end == nullptr ? given : given.With({{"pause", end}});
+  std::vector<testing::Child> children;
+  for (int node = 0; node < count(); ++node) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const auto own = per_rank.find({node, rank});
+      children.push_back(StartRank(node, rank, own == per_rank.end() ? args : args.With(own->second)));
+    }
+  }
+  if (at_end != nullptr) {
+    for (int node = 0; node < count(); ++node) {
+      for (int rank = 0; rank < ranks_; ++rank) this->node(node).AwaitPause(args, "end", rank);
+    }
+    at_end();
+    for (int node = 0; node < count(); ++node) {
+      for (int rank = 0; rank < ranks_; ++rank) this->node(node).LetGo(args, "end", rank);
+    }
+  }
+  std::vector<TrainerReport> reports;
+  for (int node = 0; node < count(); ++node) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      testing::Child& child = children[static_cast<size_t>(node * ranks_ + rank)];
+      EXPECT_EQ(child.Wait(2 * testing::kLimit), 0)
+          << "node " << node << " rank " << rank << ": "
+          << testing::ReadWholeFile(absl::StrCat(this->node(node).Folder(args), "/log.", rank));
+      reports.push_back(Report(node, rank, args));
+    }
+  }
+  return reports;
+}
+
+}  // namespace shardd::e2e

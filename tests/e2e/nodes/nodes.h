@@ -1,0 +1,91 @@
+#ifndef SHARDD_TESTS_E2E_NODES_NODES_H_
+#define SHARDD_TESTS_E2E_NODES_NODES_H_
+
+// Several daemons of this machine, each a node with ranks of its own: their links are sockets.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/cluster.h"
+
+namespace shardd::e2e {
+
+// One daemon with its ranks.
+class Node final : public Cluster {
+ public:
+  using Cluster::AwaitPause;
+  using Cluster::daemon_pid;
+  using Cluster::DaemonAlive;
+  using Cluster::DaemonFootprint;
+  using Cluster::EndRanks;
+  using Cluster::Events;
+  using Cluster::Folder;
+  using Cluster::HasEvent;
+  using Cluster::Job;
+  using Cluster::jobs;
+  using Cluster::LetGo;
+  using Cluster::Ranks;
+  using Cluster::RanksFind;
+  using Cluster::Report;
+  using Cluster::StartDaemon;
+  using Cluster::StartRank;
+  using Cluster::StopDaemon;
+  using Cluster::TimeOf;
+  using Cluster::WaitForDaemon;
+  void TestBody() override {}
+};
+
+class Nodes : public ::testing::Test {
+ protected:
+  // `flags`, for every node: behind those that make it one. Each has devices for `ranks` ranks.
+  void Start(int nodes, int ranks = 2, const std::vector<std::string>& flags = {});
+  // Before Start: every node has so many GPUs, of the fake driver where those are not real, and takes itself for a host
+  // of its own.
+  void OnGpus(int gpus) { gpus_ = gpus; }
+  // The daemon of a node that has ended.
+  void StartAgain(int node);
+  // SIGKILL for its daemon; another one listens where it did, for the ranks that live on.
+  void ReplaceDaemon(int node);
+  Node& node(int node) { return *nodes_[static_cast<size_t>(node)]; }
+  int count() const { return static_cast<int>(nodes_.size()); }
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  // An epoch of the job has ended at `node` because the link to `lost` was lost: a sum under way may be the first to
+  // tell.
+  bool HasLostLink(int node, int lost) {
+    const std::string link = absl::StrCat("link to node ", lost, " (", addresses()[lost], ")");
+    const auto ended = [&](const char* kind) {  // in the middle of a step, or outside of one
+      return this->node(node).HasEvent("job", kind, link) ||
+             this->node(node).HasEvent("job", kind, absl::StrCat("node ", lost, " cannot be sent gradients: "));
+    };
+    return ended("abort") || ended("epoch");
+  }
+  // What ranks of one node are told.
+  Args Of(int node, const Args& args) const;
+  testing::Child StartRank(int node, int rank, const Args& args) {
+    return this->node(node).StartRank(rank, Of(node, args));
+  }
+  TrainerReport Report(int node, int rank, const Args& args) { return this->node(node).Report(Of(node, args), rank); }
+  // All ranks of all nodes at once; their reports, node by node. `per_rank`, by (node, rank), adds to `args`. `at_end`:
+  // all have trained, and are still attached.
+  std::vector<TrainerReport> RunAll(const Args& args, const std::map<std::pair<int, int>, Args>& per_rank = {},
+                                    const std::function<void()>& at_end = nullptr);
+  // For Reference: of all ranks.
+  Args World(const Args& args) const;
+
+ private:
+  void StartDaemon(int node);
+  int ranks_ = 0;
+  int gpus_ = 0;
+  std::vector<std::string> flags_;
+  std::vector<std::string> addresses_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+}  // namespace shardd::e2e
+
+#endif  // SHARDD_TESTS_E2E_NODES_NODES_H_

@@ -1,0 +1,93 @@
+#include "tests/e2e/ranks/device_values.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace shardd::e2e {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+CudaDriver LoadDriver() {
+  absl::StatusOr<CudaDriver> driver = CudaDriver::Load();
+  if (driver.ok()) return *std::move(driver);
+  (void)fprintf(stderr, "%s\n", driver.status().ToString().c_str());
+  abort();
+}
+
+cu::DevicePtr Address(const void* p) { return static_cast<cu::DevicePtr>(reinterpret_cast<uintptr_t>(p)); }
+
+}  // namespace
+
+RankGpu::RankGpu(int ordinal) : driver_(LoadDriver()) {
+  cu::Ordinal device = 0;
+  Must(driver_->DeviceGet(&device, ordinal), "cuDeviceGet");
+  Must(driver_->DevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
+  Must(driver_->CtxSetCurrent(context_), "cuCtxSetCurrent");
+}
+
+void RankGpu::Must(cu::Result result, const char* call) const {
+  if (result == cu::kSuccess) return;
+  (void)fprintf(stderr, "%s\n", driver_.Check(result, call, "of a rank").ToString().c_str());
+  abort();
+}
+
+cu::Stream RankGpu::MakeStream() const {
+  cu::Stream stream = nullptr;
+  Must(driver_->StreamCreateWithPriority(&stream, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
+  return stream;
+}
+
+void RankGpu::Copy(cu::Stream stream, void* to, const void* from, size_t size_bytes) const {
+  Must(driver_->MemcpyAsync(Address(to), Address(from), size_bytes, stream), "cuMemcpyAsync");
+}
+
+void RankGpu::Launch(cu::Stream stream, cu::HostFunction function, void* user_data) const {
+  Must(driver_->LaunchHostFunc(stream, function, user_data), "cuLaunchHostFunc");
+}
+
+void RankGpu::Synchronise(cu::Stream stream) const { Must(driver_->StreamSynchronize(stream), "cuStreamSynchronize"); }
+
+void RankGpu::BeginCapture(cu::Stream stream) const {
+  Must(driver_->StreamBeginCapture(stream, cu::kCaptureModeThreadLocal), "cuStreamBeginCapture");
+}
+
+cu::GraphExec RankGpu::EndCapture(cu::Stream stream) const {
+  cu::Graph graph = nullptr;
+  cu::GraphExec exec = nullptr;
+  Must(driver_->StreamEndCapture(stream, &graph), "cuStreamEndCapture");
+  Must(driver_->GraphInstantiateWithFlags(&exec, graph, 0), "cuGraphInstantiateWithFlags");
+  Must(driver_->GraphDestroy(graph), "cuGraphDestroy");
+  return exec;
+}
+
+void RankGpu::DropGraph(cu::GraphExec exec) const { Must(driver_->GraphExecDestroy(exec), "cuGraphExecDestroy"); }
+
+void* RankGpu::Pinned(size_t size_bytes) const {
+  const size_t whole_bytes = (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  void* const memory = aligned_alloc(kPageBytes, whole_bytes);
+  std::memset(memory, 0, whole_bytes);
+  Must(driver_->MemHostRegister(memory, whole_bytes, cu::kHostRegisterPortable), "cuMemHostRegister");
+  return memory;
+}
+
+void DeviceValues::Use(int cuda_device) {
+  if (cuda_device == cuda_device_) return;
+  cuda_device_ = cuda_device;
+  gpu_ = cuda_device < 0 ? nullptr : std::make_unique<RankGpu>(cuda_device);
+  stream_ = gpu_ == nullptr ? nullptr : gpu_->MakeStream();
+}
+
+void DeviceValues::Copy(void* to, const void* from, size_t size_bytes) const {
+  if (gpu_ == nullptr) {
+    std::memcpy(to, from, size_bytes);
+    return;
+  }
+  gpu_->Copy(stream_, to, from, size_bytes);
+  gpu_->Synchronise(stream_);
+}
+
+}  // namespace shardd::e2e

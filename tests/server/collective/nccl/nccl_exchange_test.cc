@@ -1,0 +1,343 @@
+// Sums between nodes by NCCL: what is made when, what ends them, and that nothing hangs.
+
+#include "server/collective/nodes/nccl_exchange.h"
+
+#include <atomic>
+
+#include "server/collective/nodes/nccl_exchanges.h"
+#include "tests/server/collective/nccl/nccl_exchange_fixture.h"
+
+namespace shardd {
+namespace {
+
+using testing::HasSubstr;
+
+// Of all nodes; counted and failed here.
+std::atomic<int> g_made, g_ids;
+std::atomic<bool> g_fail;
+nccl::Table Counting() {
+  g_made = g_ids = 0;
+  nccl::Table table = fake_nccl::Table();
+  table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
+    ++g_made;
+    return fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
+  };
+  table.GetUniqueId = [](nccl::UniqueId* id) {
+    ++g_ids;
+    return fake_nccl::Table().GetUniqueId(id);
+  };
+  return table;
+}
+
+class NcclExchangeOfNodesTest : public NcclExchangeTest, public testing::WithParamInterface<int> {
+ protected:
+  void StartCounting(int ranks) {
+    const nccl::Table table = Counting();
+    Start(GetParam(), ranks);
+    for (int node = 0; node < nodes(); ++node) {
+      End(node);
+      daemon(node).table = table;
+      Make(node);
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Nodes, NcclExchangeOfNodesTest, testing::Values(2, 3));
+
+TEST_P(NcclExchangeOfNodesTest, SumsAreThoseOfAllNodesWithTheSameBitsOnAll) {
+  Start(GetParam(), /*ranks=*/2);
+  EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("made with the next sum"));
+  BeginOnAll(1);
+  std::vector<std::vector<std::shared_ptr<Pending>>> sums;
+  for (uint64_t sequence = 0; sequence < 50; ++sequence) sums.push_back(SumOnAll(1, sequence));
+  for (uint64_t sequence = 0; sequence < 50; ++sequence) ExpectSums(sums[sequence], sequence);
+  EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("attempt 1, made in"));
+  EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("; 50 sum(s)"));
+}
+
+TEST_P(NcclExchangeOfNodesTest, CommunicatorsAreMadeOnceAndKeptOverGenerationsInWhichNothingBroke) {
+  StartCounting(/*ranks=*/2);
+  for (uint64_t generation = 1; generation < 5; ++generation) {
+    BeginOnAll(generation);
+    for (uint64_t sequence = 0; sequence < 3; ++sequence) ExpectSums(generation, sequence);
+  }
+  EXPECT_EQ(g_ids, 2) << "one for each rank";
+  EXPECT_EQ(g_made, 2 * nodes());
+}
+
+// Neither of these needs anything of the others to end; they hear of the generation by their own Begin.
+TEST_P(NcclExchangeOfNodesTest, AGenerationThatEndsWithSumsUnderWayAbortsThemAndTheNextOnesAreMadeAnew) {
+  StartCounting(/*ranks=*/2);
+  BeginOnAll(1);
+  ExpectSums(1, 0);
+  const auto under_way = Sum(0, 1, 1);
+  const auto behind_it = Sum(0, 1, 2);
+  AwaitIssued(0, "sum 1");
+  EXPECT_FALSE(under_way->done.HasBeenNotified());
+  daemon(0).exchange->Begin(2);
+  for (const auto& pending : {under_way, behind_it}) {
+    EXPECT_EQ(Await(pending).code(), absl::StatusCode::kAborted) << pending->status;
+  }
+  for (int node = 1; node < nodes(); ++node) daemon(node).exchange->Begin(2);
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) ExpectSums(2, sequence);
+  EXPECT_EQ(g_made, 2 * 2 * nodes());
+  EXPECT_THAT(daemon(0).exchange->Describe(), HasSubstr("made 2 time(s); last given up because"));
+}
+
+// What the others have works, and is of no use.
+TEST_P(NcclExchangeOfNodesTest, WhoComesBackHasAllMakeThemAnew) {
+  StartCounting(/*ranks=*/1);
+  uint64_t generation = 1;
+  BeginOnAll(generation);
+  ExpectSums(generation, 0);
+  for (const int who : {1, 0}) {
+    End(who);
+    Make(who);
+    BeginOnAll(++generation);
+    ExpectSums(generation, 0);
+    ExpectSums(generation, 1);
+  }
+  EXPECT_EQ(g_made, 3 * nodes());
+  EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("attempt 3, "));
+}
+
+TEST_P(NcclExchangeOfNodesTest, SumsWaitForAnIdThatIsLateAndEndWithTheGenerationWhereItDoesNotCome) {
+  Start(GetParam(), /*ranks=*/2);
+  BeginOnAll(1);
+  Hold(true);
+  auto all = SumOnAll(1, 0);
+  AwaitHeld(0, nodes() - 1);
+  absl::SleepFor(absl::Milliseconds(20));
+  for (const auto& pending : all) EXPECT_FALSE(pending->done.HasBeenNotified());
+  Hold(false);
+  ExpectSums(all, 0);
+  BeginOnAll(2);
+  End(0);
+  Make(0);  // nobody has them any more
+  daemon(0).exchange->Begin(2);
+  Hold(true);
+  all = SumOnAll(2, 0);
+  AwaitHeld(0, nodes() - 1);
+  BeginOnAll(3);
+  for (const auto& pending : all) EXPECT_EQ(Await(pending).code(), absl::StatusCode::kAborted) << pending->status;
+  Hold(false);  // what comes now is of a generation that is over
+  ExpectSums(3, 0);
+}
+
+// Node 0 makes them; the others have not got their ids.
+TEST_P(NcclExchangeOfNodesTest, AGenerationThatEndsWhileCommunicatorsAreMadeEndsThat) {
+  StartCounting(/*ranks=*/2);
+  BeginOnAll(1);
+  Hold(true, /*only_of_0=*/true);
+  const auto all = SumOnAll(1, 0);
+  AwaitHeld(1, 1);
+  for (int i = 0; i < 10000 && g_made < 2; ++i) absl::SleepFor(absl::Milliseconds(1));
+  AwaitStatus(0, "being made");
+  BeginOnAll(2);
+  for (const auto& pending : all) EXPECT_EQ(Await(pending).code(), absl::StatusCode::kAborted) << pending->status;
+  Hold(false);
+  ExpectSums(2, 0);
+}
+
+TEST_P(NcclExchangeOfNodesTest, ANodeThatDoesNotJoinIsAnErrorAfterTheLimit) {
+  limit_ = absl::Milliseconds(200);
+  Start(GetParam(), /*ranks=*/1);
+  BeginOnAll(1);
+  Hold(true, /*only_of_0=*/true);
+  const auto all = SumOnAll(1, 0);
+  EXPECT_EQ(Await(all[0]).code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(all[0]->status.message()), HasSubstr("not all nodes have joined"));
+  EXPECT_FALSE(all[1]->done.HasBeenNotified());
+  BeginOnAll(2);
+  EXPECT_EQ(Await(all[1]).code(), absl::StatusCode::kAborted);
+}
+
+class NcclExchangeFailureTest : public NcclExchangeTest {
+ protected:
+  // `node`'s library is `table`; what it fails once, it does not in the next generation.
+  void StartWith(int node, const nccl::Table& table) {
+    g_fail = true;
+    Start(/*nodes=*/2, /*ranks=*/2);
+    End(node);
+    daemon(node).table = table;
+    Make(node);
+    BeginOnAll(1);
+  }
+  void ExpectTheNextGenerationSums() {
+    g_fail = false;
+    BeginOnAll(2);
+    ExpectSums(2, 0);
+    ExpectSums(2, 1);
+  }
+};
+
+TEST_F(NcclExchangeFailureTest, ASumThatTheLibraryRefusesEndsTheGenerationsOthersToo) {
+  nccl::Table table = fake_nccl::Table();
+  table.AllReduce = [](const void* send, void* receive, size_t count, nccl::DataType dtype, nccl::RedOp op,
+                       nccl::Comm comm, nccl::Stream stream) {
+    return g_fail ? nccl::kUnhandledCudaError
+                  : fake_nccl::Table().AllReduce(send, receive, count, dtype, op, comm, stream);
+  };
+  StartWith(1, table);
+  const auto all = SumOnAll(1, 0);
+  EXPECT_FALSE(Await(all[1]).ok());
+  EXPECT_THAT(std::string(all[1]->status.message()), HasSubstr("unhandled cuda error (result 1)"));
+  // Node 0 has no Begin yet: it is NCCL that notices that a member has gone.
+  EXPECT_EQ(Await(all[0]).code(), absl::StatusCode::kUnavailable) << all[0]->status;
+  EXPECT_THAT(std::string(all[0]->status.message()), HasSubstr("Connection closed by remote peer"));
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_EQ(Await(Sum(node, 1, 1)).code(), all[static_cast<size_t>(node)]->status.code()) << "the same reason";
+  }
+  EXPECT_THAT(daemon(1).exchange->Describe(), HasSubstr("not in this generation, "));
+  ExpectTheNextGenerationSums();
+}
+
+TEST_F(NcclExchangeFailureTest, ACommunicatorThatCannotBeMadeIsAnErrorAndIsMadeInTheNextGeneration) {
+  nccl::Table table = fake_nccl::Table();
+  table.CommInitRankConfig = [](nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank, nccl::Config* config) {
+    return g_fail ? nccl::kSystemError : fake_nccl::Table().CommInitRankConfig(comm, ranks, id, rank, config);
+  };
+  StartWith(1, table);
+  const auto all = SumOnAll(1, 0);
+  EXPECT_EQ(Await(all[1]).code(), absl::StatusCode::kInternal) << all[1]->status;
+  EXPECT_THAT(std::string(all[1]->status.message()), HasSubstr("ncclCommInitRankConfig cuda:2"));
+  EXPECT_FALSE(all[0]->done.HasBeenNotified());
+  daemon(0).exchange->Begin(2);
+  EXPECT_EQ(Await(all[0]).code(), absl::StatusCode::kAborted);
+  ExpectTheNextGenerationSums();
+}
+
+TEST_F(NcclExchangeFailureTest, AnIdThatCannotBeMadeIsNode0sErrorAndTheOthersEndWithTheGeneration) {
+  nccl::Table table = fake_nccl::Table();
+  table.GetUniqueId = [](nccl::UniqueId* id) {
+    return g_fail ? nccl::kSystemError : fake_nccl::Table().GetUniqueId(id);
+  };
+  StartWith(0, table);
+  const auto all = SumOnAll(1, 0);
+  EXPECT_EQ(Await(all[0]).code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(all[0]->status.message()), HasSubstr("ncclGetUniqueId"));
+  EXPECT_FALSE(all[1]->done.HasBeenNotified());
+  daemon(1).exchange->Begin(2);
+  EXPECT_EQ(Await(all[1]).code(), absl::StatusCode::kAborted);
+  ExpectTheNextGenerationSums();
+}
+
+TEST_F(NcclExchangeFailureTest, ADeviceThatTakesNoWorkReleasesTheRanksBesideIt) {
+  StartWith(1, fake_nccl::Table());
+  ExpectSums(1, 0);
+  daemon(1).devices[0]->FailWith(absl::UnavailableError("no work today"));
+  const auto all = SumOnAll(1, 1);
+  EXPECT_EQ(Await(all[1]).code(), absl::StatusCode::kUnavailable) << all[1]->status;
+  EXPECT_THAT(std::string(all[1]->status.message()), HasSubstr("no work today"));
+  daemon(1).devices[0]->FailWith(absl::OkStatus());
+  ExpectTheNextGenerationSums();
+}
+
+TEST_F(NcclExchangeTest, TheEndOfAnExchangeEndsWhatIsUnderWayAndWhatWaits) {
+  Start(/*nodes=*/2, /*ranks=*/2);
+  BeginOnAll(1);
+  ExpectSums(1, 0);
+  const auto under_way = Sum(0, 1, 1);
+  const auto waiting = Sum(0, 1, 3);
+  End(0);
+  EXPECT_TRUE(under_way->done.HasBeenNotified() && waiting->done.HasBeenNotified());
+  EXPECT_EQ(under_way->status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(waiting->status.code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(NcclExchangeTest, RanksThatShareAGpuHaveACommunicatorEach) {
+  Start(/*nodes=*/2, /*ranks=*/3, /*gpus_of_each=*/1);
+  BeginOnAll(1);
+  std::vector<std::vector<std::shared_ptr<Pending>>> sums;
+  for (uint64_t sequence = 0; sequence < 10; ++sequence) sums.push_back(SumOnAll(1, sequence));
+  for (uint64_t sequence = 0; sequence < 10; ++sequence) ExpectSums(sums[sequence], sequence);
+}
+
+TEST_F(NcclExchangeTest, SumsAreIssuedInTheirOrderHoweverTheyComeAndRanksInTheirs) {
+  Start(/*nodes=*/2, /*ranks=*/2, /*gpus_of_each=*/1);
+  BeginOnAll(1);
+  ExpectSums(1, 0);
+  std::vector<std::vector<std::shared_ptr<Pending>>> sums(4);
+  for (int node = 0; node < 2; ++node) sums[3].push_back(Sum(node, 1, 3));
+  absl::SleepFor(absl::Milliseconds(50));
+  for (const auto& pending : sums[3]) EXPECT_FALSE(pending->done.HasBeenNotified()) << "others come before it";
+  for (const uint64_t sequence : {2, 1}) sums[sequence].push_back(Sum(0, 1, sequence));
+  for (const uint64_t sequence : {1, 2}) sums[sequence].push_back(Sum(1, 1, sequence));
+  for (uint64_t sequence = 1; sequence < 4; ++sequence) ExpectSums(sums[sequence], sequence);
+  for (int node = 0; node < 2; ++node) {
+    std::vector<std::string> labels;
+    std::vector<int> members;
+    for (const auto& record : daemon(node).devices[0]->records()) {
+      EXPECT_EQ(record.stream, StreamId::kPostBackward);
+      labels.push_back(record.label);
+      ASSERT_EQ(record.ops.size(), 1u);
+      members.push_back(std::get<SumOp>(record.ops[0]).member);
+    }
+    EXPECT_THAT(labels, testing::ElementsAre("sum 0", "sum 0", "sum 1", "sum 1", "sum 2", "sum 2", "sum 3", "sum 3"));
+    EXPECT_THAT(members, testing::Each(node));
+  }
+}
+
+TEST_F(NcclExchangeTest, WhatDoesNotFitIsRefusedAndHarmsNothing) {
+  Start(/*nodes=*/2, /*ranks=*/1);
+  BeginOnAll(3);
+  EXPECT_EQ(Await(Sum(0, 2, 0)).code(), absl::StatusCode::kAborted);
+  const auto refused = [&](std::vector<NodePart> parts) {
+    auto pending = std::make_shared<Pending>();
+    daemon(0).exchange->AllReduce(3, 0, std::move(parts), "sum", [pending](absl::Status status) {
+      pending->status = std::move(status);
+      pending->done.Notify();
+    });
+    return Await(pending);
+  };
+  float data = 0;
+  for (const NodePart& part :
+       {NodePart{1, &data, 1}, NodePart{-1, &data, 1}, NodePart{0, nullptr, 1}, NodePart{0, &data, 0}}) {
+    EXPECT_EQ(refused({part}).code(), absl::StatusCode::kInvalidArgument);
+  }
+  // Neither from who is none, nor for who is not asked, nor of another time.
+  v1::PeerMessage::Exchange message;
+  message.set_generation(3);
+  for (const int node : {-1, 0, 2}) daemon(0).exchange->OnMessage(node, message);
+  message.set_generation(2);
+  message.add_nccl_ids("old");
+  daemon(1).exchange->OnMessage(0, message);
+  ExpectSums(3, 0);
+  EXPECT_EQ(Await(Sum(0, 3, 0)).code(), absl::StatusCode::kInvalidArgument) << "it has been";
+  ExpectSums(3, 1);
+}
+
+TEST_F(NcclExchangeTest, IdsThatAreMalformedAreAnErrorOfTheGeneration) {
+  Start(/*nodes=*/2, /*ranks=*/2);
+  uint64_t generation = 0;
+  for (const auto& [ids, text] : std::vector<std::pair<std::vector<size_t>, const char*>>{
+           {{128, 5}, "an id of NCCL's is malformed (got 5 bytes, want 128)"},
+           {{128}, "nodes have other numbers of ranks (got 1 ids, want 2)"},
+           {{}, "communicators broke as they were to be used (got those of attempt 0, want 9)"}}) {
+    BeginOnAll(++generation);
+    v1::PeerMessage::Exchange message;
+    message.set_generation(generation);
+    message.set_attempt(9);
+    for (const size_t bytes : ids) message.add_nccl_ids(std::string(bytes, 'x'));
+    daemon(1).exchange->OnMessage(0, message);
+    EXPECT_THAT(std::string(Await(Sum(1, generation, 0)).message()), HasSubstr(text));
+  }
+  BeginOnAll(++generation);
+  ExpectSums(generation, 0);
+}
+
+TEST_F(NcclExchangeTest, OneJobAtATimeHasTheDaemonsGpus) {
+  Start(/*nodes=*/1, /*ranks=*/2);
+  NcclExchanges exchanges(NcclLibrary(fake_nccl::Table(), 22809), gpus_.driver(), {4, 5});
+  const std::vector<Device*> devices = {devices_[4].get(), devices_[5].get(), devices_[4].get()};
+  auto first = exchanges.Make("first", 0, 2, devices, [](int, v1::PeerMessage) {});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT((*first)->Describe(), HasSubstr("members here cuda:4, cuda:5, cuda:4"));
+  const absl::Status second = exchanges.Make("second", 0, 2, devices, [](int, v1::PeerMessage) {}).status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.message()), HasSubstr("and job \"first\" is there"));
+  first->reset();
+  EXPECT_TRUE(exchanges.Make("second", 0, 2, devices, [](int, v1::PeerMessage) {}).ok());
+}
+
+}  // namespace
+}  // namespace shardd

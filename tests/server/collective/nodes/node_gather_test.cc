@@ -1,0 +1,241 @@
+// Parameters of several nodes, gathered over queues of this process and over the daemons' sockets.
+
+#include "server/collective/nodes/node_gather.h"
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "tests/server/collective/nodes/gather_world.h"
+
+namespace shardd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Case {
+  int nodes;
+  bool sockets;
+  v1::Layout layout;
+  DType param_dtype;
+};
+
+class NodeGatherTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static v1::JobSpec Spec() { return GatherSpec(GetParam().nodes, GetParam().layout, GetParam().param_dtype); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Nodes, NodeGatherTest,
+                         ::testing::Values(Case{2, false, v1::LAYOUT_FLAT, v1::DTYPE_UNSPECIFIED},
+                                           Case{3, false, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16},
+                                           Case{2, false, v1::LAYOUT_DIM0, v1::DTYPE_BFLOAT16},
+                                           Case{3, false, v1::LAYOUT_DIM0, v1::DTYPE_UNSPECIFIED},
+                                           Case{3, true, v1::LAYOUT_FLAT, v1::DTYPE_BFLOAT16}),
+                         [](const ::testing::TestParamInfo<Case>& info) {
+                           return absl::StrCat(info.param.nodes, info.param.sockets ? "OverSockets" : "OverQueues",
+                                               info.param.layout == v1::LAYOUT_FLAT ? "Flat" : "Dim0",
+                                               info.param.param_dtype == v1::DTYPE_BFLOAT16 ? "Bf16" : "Fp32");
+                         });
+
+TEST_P(NodeGatherTest, AllNodesHaveWhatTheOthersHold) {
+  GatherWorld world(Spec(), GetParam().sockets);
+  const auto groups = static_cast<int>(world.node[0]->plan->groups.size());
+  const int tiny = world.node[0]->plan->FindGroup("tiny");
+  ASSERT_TRUE(GatherParts(*world.node[0]->plan, tiny, world.nodes - 1).bytes() == 0) << "somebody holds nothing of it";
+  for (uint64_t version = 1; version <= 3; ++version) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < world.nodes; ++i) {
+      threads.emplace_back([&, i] {
+        GatherNode& node = *world.node[i];
+        node.SetVersion(version);
+        std::vector<std::unique_ptr<Gathered>> all;
+        for (int turn = 0; turn < 2 * groups; ++turn) {  // as many at a time as may be, from another one on
+          all.push_back(node.Ask(1, (turn + i) % groups, version));
+        }
+        for (int turn = 0; turn < 2 * groups; ++turn) {
+          EXPECT_TRUE(all[turn]->Wait().ok()) << all[turn]->Wait();
+          node.Check(*all[turn], (turn + i) % groups, version);
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    ASSERT_FALSE(HasFailure()) << "version " << version;
+    // Nobody asks any more: all may be written.
+  }
+}
+
+TEST_P(NodeGatherTest, VersionThatIsNotThereYetIsWaitedFor) {
+  GatherWorld world(Spec(), GetParam().sockets);
+  const int large = world.node[0]->plan->FindGroup("large");
+  for (int i = 0; i < world.nodes; ++i) {
+    world.node[i]->SetVersion(i == 1 ? 4 : 5);
+  }
+  const std::unique_ptr<Gathered> gathered = world.node[0]->Ask(1, large, 5);
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_FALSE(gathered->done());
+  world.node[1]->SetVersion(5);
+  EXPECT_TRUE(gathered->Wait().ok()) << gathered->Wait();
+  world.node[0]->Check(*gathered, large, 5);
+  const absl::Status late = world.node[0]->Ask(1, large, 4)->Wait();
+  EXPECT_TRUE(absl::IsFailedPrecondition(late)) << late;
+  EXPECT_THAT(late.message(), HasSubstr("does not send version 4: it has version 5 now"));
+  const std::unique_ptr<Gathered> next = world.node[0]->Ask(1, large, 5);
+  EXPECT_TRUE(next->Wait().ok()) << "a refusal ends but the one: " << next->Wait();
+}
+
+// Nodes go on when they like, in the middle of what others ask for: what is gathered is of the version, or refused.
+TEST_P(NodeGatherTest, SlabIsWrittenWhenNobodyReadsIt) {
+  constexpr uint64_t kVersions = 12;
+  GatherWorld world(Spec(), GetParam().sockets);
+  const auto groups = static_cast<int>(world.node[0]->plan->groups.size());
+  std::atomic<int> gathered = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < world.nodes; ++i) {
+    threads.emplace_back([&, i] {
+      GatherNode& node = *world.node[i];
+      std::minstd_rand random(static_cast<uint32_t>(i) + 1);
+      for (uint64_t version = 1; version <= kVersions; ++version) {
+        const uint64_t asked = version;
+        node.SetVersion(version);
+        std::vector<std::unique_ptr<Gathered>> all;
+        for (int group = 0; group < groups; ++group) {
+          all.push_back(node.Ask(1, group, version));
+        }
+        absl::SleepFor(absl::Microseconds(random() % 4000));
+        if (version % 3 != 0) {  // the others may still read; every third version is waited for
+          node.SetVersion(++version);
+        }
+        for (int group = 0; group < groups; ++group) {
+          const absl::Status status = all[group]->Wait();
+          EXPECT_TRUE(status.ok() || absl::IsFailedPrecondition(status)) << status;
+          if (status.ok()) {
+            node.Check(*all[group], group, asked);
+            ++gathered;
+          }
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_GT(gathered, 0);
+}
+
+// A new generation at any moment: what is gathered is right, or given up and not touched any more.
+TEST_P(NodeGatherTest, GenerationsEndAtEveryMoment) {
+  GatherWorld world(Spec(), GetParam().sockets);
+  const int large = world.node[0]->plan->FindGroup("large");
+  const int block = world.node[0]->plan->FindGroup("block");
+  for (int i = 0; i < world.nodes; ++i) {
+    world.node[i]->SetVersion(7);
+  }
+  std::minstd_rand random(3);
+  std::vector<std::unique_ptr<Gathered>> given_up;
+  for (uint64_t generation = 1; generation <= 20; ++generation) {
+    std::vector<std::vector<std::unique_ptr<Gathered>>> all(static_cast<size_t>(world.nodes));
+    std::vector<std::thread> threads;
+    for (int i = 0; i < world.nodes; ++i) {
+      const uint32_t first = random() % 2000;
+      const uint32_t last = random() % 12'000;
+      threads.emplace_back([&, i, first, last] {
+        GatherNode& node = *world.node[i];
+        node->Begin(generation);
+        all[i].push_back(node.Ask(generation, block, 7));
+        absl::SleepFor(absl::Microseconds(first));
+        all[i].push_back(node.Ask(generation, large, 7));
+        absl::SleepFor(absl::Microseconds(last));
+        node->Begin(generation + 1);
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    for (int i = 0; i < world.nodes; ++i) {
+      for (std::unique_ptr<Gathered>& one : all[i]) {
+        const absl::Status status = one->Wait();
+        if (status.ok()) {
+          world.node[i]->Check(*one, &one == &all[i][0] ? block : large, 7);
+        } else {
+          ASSERT_TRUE(absl::IsAborted(status)) << status;
+          one->image.assign(one->image.size(), 'x');
+          given_up.push_back(std::move(one));
+        }
+      }
+    }
+    ASSERT_FALSE(HasFailure()) << "generation " << generation;
+  }
+  EXPECT_FALSE(given_up.empty());
+  const std::unique_ptr<Gathered> last = world.node[0]->Ask(50, large, 7);
+  EXPECT_TRUE(last->Wait().ok()) << last->Wait();
+  world.node[0]->Check(*last, large, 7);
+  for (const std::unique_ptr<Gathered>& one : given_up) {
+    ASSERT_EQ(one->image.find_first_not_of('x'), std::string::npos) << "written after it was told";
+  }
+}
+
+TEST_P(NodeGatherTest, LostNodeEndsGathersAndTheNextGenerationGoesOn) {
+  GatherWorld world(Spec(), GetParam().sockets);
+  const int large = world.node[0]->plan->FindGroup("large");
+  const int lost = world.nodes - 1;
+  std::vector<std::unique_ptr<Gathered>> given_up;
+  for (uint64_t generation = 1; generation <= 6; generation += 2) {
+    for (int i = 0; i < world.nodes; ++i) {
+      world.node[i]->SetVersion(generation);
+    }
+    if (generation > 1) world.node[lost]->operator->()->SetReadable(0);  // it is lost before it has sent anything
+    std::vector<std::unique_ptr<Gathered>> all;
+    for (int i = 0; i < world.nodes; ++i) {
+      all.push_back(world.node[i]->Ask(generation, large, generation));
+    }
+    absl::SleepFor(absl::Microseconds(300 * generation));
+    world.Leave(lost);
+    EXPECT_TRUE(all[lost]->Wait().ok() || absl::IsAborted(all[lost]->Wait()) || absl::IsUnavailable(all[lost]->Wait()));
+    for (int i = 0; i < lost; ++i) {
+      ASSERT_TRUE(PollUntil([&] { return !world.node[i]->up(lost); }));
+      const absl::Status status = all[i]->Wait();
+      EXPECT_TRUE(absl::IsUnavailable(status) || (generation == 1 && status.ok())) << status;
+      const absl::Status later = world.node[i]->Ask(generation, large, generation)->Wait();
+      EXPECT_TRUE(absl::IsUnavailable(later)) << "the generation has ended: " << later;
+      EXPECT_THAT(later.message(), HasSubstr(absl::StrCat("node ", lost)));
+      all[i]->image.assign(all[i]->image.size(), 'x');
+    }
+    all.erase(all.begin() + lost);
+    given_up.insert(given_up.end(), std::make_move_iterator(all.begin()), std::make_move_iterator(all.end()));
+    world.Join(lost);
+    world.WaitUp();
+    world.node[lost]->SetVersion(generation);
+    for (int i = 0; i < world.nodes; ++i) {
+      const std::unique_ptr<Gathered> next = world.node[i]->Ask(generation + 1, large, generation);
+      EXPECT_TRUE(next->Wait().ok()) << next->Wait();
+      world.node[i]->Check(*next, large, generation);
+    }
+    ASSERT_FALSE(HasFailure()) << "generation " << generation;
+  }
+  for (const std::unique_ptr<Gathered>& one : given_up) {
+    ASSERT_EQ(one->image.find_first_not_of('x'), std::string::npos) << "written after it was told";
+  }
+}
+
+TEST_P(NodeGatherTest, EndWhileGathersAreUnderWay) {
+  for (int turn = 0; turn < 6; ++turn) {
+    std::vector<std::unique_ptr<Gathered>> all;
+    {
+      GatherWorld world(Spec(), GetParam().sockets);
+      for (int i = 0; i < world.nodes; ++i) {
+        world.node[i]->SetVersion(1);
+        all.push_back(world.node[i]->Ask(1, world.node[0]->plan->FindGroup("large"), 1));
+      }
+      absl::SleepFor(absl::Microseconds(400 * turn));
+    }
+    for (const std::unique_ptr<Gathered>& one : all) {
+      EXPECT_TRUE(one->done()) << "told when the gathers are gone";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardd::testing
