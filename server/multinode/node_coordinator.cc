@@ -1,7 +1,6 @@
 #include "server/multinode/node_coordinator.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,8 +8,6 @@
 #include "common/status/status_macros.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/backwards.h"
-#include "server/multinode/reduced_steps.h"
-#include "server/optimizer/step_difference.h"
 
 namespace shardd {
 absl::StatusCode NodeErrorCode(int code) {
@@ -287,133 +284,6 @@ absl::Status NodeCoordinator::MaybeAllClosed() {
   message.mutable_all_closed()->set_step(decided_.step() + 1);
   message.mutable_all_closed()->set_backwards(closed);
   SendAll(message);
-  return absl::OkStatus();
-}
-
-absl::Status NodeCoordinator::CompareSteps() const {
-  for (size_t node = 1; node < nodes_.size(); ++node) {
-    const std::string difference = StepDifference(*nodes_[node].step, *nodes_[0].step);
-    if (!difference.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat("Step ", decided_.step() + 1, ": hyperparameters of ",
-                                                        NodeText(static_cast<int>(node)),
-                                                        " differ from node 0's: ", difference));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status NodeCoordinator::OnReduced(int node, const v1::PeerMessage::Reduced& reduced) {
-  const std::string what = absl::StrCat(NodeText(node), ", a reduced step");
-  SHARDD_RETURN_IF_ERROR(CheckStep(what, reduced.step()));
-  Node& from = nodes_[static_cast<size_t>(node)];
-  if (all_closed_ != kAllBackwards || from.reduced.has_value() ||
-      reduced.present().size() != (plan_->params.size() + 7) / 8 ||
-      (!reduced.digests().empty() && static_cast<size_t>(reduced.digests_size()) != plan_->params.size())) {
-    return absl::FailedPreconditionError(absl::StrCat(what, ": not its turn, or a mask of another size (got ",
-                                                      reduced.present().size(), " bytes, want ",
-                                                      (plan_->params.size() + 7) / 8, ")"));
-  }
-  from.reduced = reduced;
-  if (Missing([](const Node& n) { return n.reduced.has_value(); }) >= 0) {
-    return absl::OkStatus();
-  }
-  std::vector<const v1::PeerMessage::Reduced*> of_nodes;
-  for (const Node& each : nodes_) {
-    of_nodes.push_back(&*each.reduced);
-  }
-  SHARDD_RETURN_IF_ERROR(CompareReduced(*plan_, of_nodes));
-  deciding_ = true;
-  decide_();
-  return absl::OkStatus();
-}
-
-void NodeCoordinator::Decide(const v1::PeerMessage::Decided& decided) {
-  decided_ = decided;
-  decided_known_ = true;
-  v1::PeerMessage message;
-  message.set_generation(generation_);
-  *message.mutable_decided() = decided;
-  ForgetStep();
-  for (size_t node = 1; node < nodes_.size(); ++node) {
-    if (nodes_[node].takes_part) {
-      send_(static_cast<int>(node), message);
-    }
-  }
-  showing_ = true;
-  progress_ = MonotonicNow();
-  OnHeld(0, decided.step());
-}
-
-void NodeCoordinator::OnHeld(int node, int64_t step) {
-  if (initialized_ && step <= decided_.step()) {
-    int64_t& held_step = nodes_[static_cast<size_t>(node)].held_step;
-    held_step = std::max(held_step, step);
-    MaybeAllHold();
-  }
-}
-
-void NodeCoordinator::MaybeAllHold() {
-  if (!initialized_ || held_step_ >= decided_.step() || !Unheld().empty()) {
-    return;
-  }
-  held_step_ = decided_.step();
-  showing_ = false;
-  v1::PeerMessage message;
-  message.set_generation(generation_);
-  message.mutable_all_hold()->set_step(held_step_);
-  SendAll(message);
-}
-
-std::string NodeCoordinator::Unheld() const {
-  const auto holds = [this](const Node& n) { return n.finished || n.held_step >= decided_.step(); };
-  const int missing = held_step_ >= decided_.step() ? -1 : Missing(holds);
-  return missing < 0
-             ? ""
-             : absl::StrCat(NodeText(missing), nodes_[static_cast<size_t>(missing)].up ? "" : ", which has no link,",
-                            " has not said that it holds step ", decided_.step(), ", which is decided");
-}
-
-bool NodeCoordinator::AllServed() const {
-  return held_step_ >= decided_.step() && std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
-           return node.finished || (node.up && node.takes_part && !node.fetching);
-         });
-}
-
-absl::Status NodeCoordinator::OnValues(int node, const v1::PeerMessage::Values& values) {
-  Node& from = nodes_[static_cast<size_t>(node)];
-  if (initialized_ || from.values.has_value() || values.digests_size() != static_cast<int>(plan_->params.size())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(NodeText(node), ", initial values: not before version 1, or not of all parameters (got ",
-                     values.digests_size(), " digests, want ", plan_->params.size(), ")"));
-  }
-  from.values = values;
-  if (Missing([](const Node& n) { return n.values.has_value(); }) >= 0) {
-    return absl::OkStatus();
-  }
-  SHARDD_RETURN_IF_ERROR(CompareValues());
-  initialized_ = true;
-  agreed_generation_ = generation_;
-  v1::PeerMessage message;
-  message.set_generation(generation_);
-  message.mutable_values_agreed();
-  SendAll(message);
-  return absl::OkStatus();
-}
-
-absl::Status NodeCoordinator::CompareValues() const {
-  for (size_t node = 1; node < nodes_.size(); ++node) {
-    for (int param = 0; param < nodes_[0].values->digests_size(); ++param) {
-      const uint64_t got = nodes_[node].values->digests(param);
-      const uint64_t want = nodes_[0].values->digests(param);
-      const bool counts = !plan_->cut_over_nodes || (got != 0 && want != 0);
-      if (got != want && counts) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "CommitParameters: the initial value of \"", plan_->params[static_cast<size_t>(param)].fqn, "\" on ",
-            NodeText(static_cast<int>(node)),
-            " differs from node 0's; give all nodes the same (the same seed, the same checkpoint, or a broadcast)"));
-      }
-    }
-  }
   return absl::OkStatus();
 }
 

@@ -1,0 +1,236 @@
+// What other nodes say to this one, and what links say of them.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/multinode/node_member.h"
+
+namespace shardd {
+
+void NodeMember::ToMember(int node, v1::PeerMessage message) {
+  if (node != 0) {
+    links_->Send(node, std::move(message));
+    return;
+  }
+  loop_->Post([this, alive = alive_, message = std::move(message)] {
+    if (*alive) {
+      FromCoordinator(message);
+      job_->Advance();
+    }
+  });
+}
+
+void NodeMember::OnUp(int node) {
+  HearUp(node);
+  job_->Advance();
+}
+
+void NodeMember::OnMessage(int node, const v1::PeerMessage& message) {
+  Hear(node, message);
+  job_->Advance();
+}
+
+void NodeMember::OnDown(int node, const absl::Status& why) {
+  HearDown(node, why);
+  job_->Advance();
+}
+
+void NodeMember::HearUp(int node) {
+  links_state_[static_cast<size_t>(node)] = {true, ""};
+  finished_.erase(node);
+  for (v1::PeerMessage& message : std::exchange(kept_, {})) {
+    Say(std::move(message));
+  }
+  if (coordinator_ != nullptr) {
+    coordinator_->OnUp(node);
+  } else if (node == 0) {
+    SayHolds();
+  }
+  job_->NodeIsUp();
+}
+
+void NodeMember::HearDown(int node, const absl::Status& why) {
+  Link& link = links_state_[static_cast<size_t>(node)];
+  const bool was_up = std::exchange(link.up, false);
+  link.why = std::string(why.message());
+  // Who trains already is not ended by another user's job in a place that a lost daemon has left.
+  if (absl::IsFailedPrecondition(why) || (absl::IsPermissionDenied(why) && !job_->NodeInitialized())) {
+    job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node), "): ", why.message()));
+    return;
+  }
+  if (coordinator_ != nullptr) {
+    job_->NodeStopSending(node);
+    coordinator_->OnDown(node, why);
+    return;
+  }
+  if (node != 0 || !was_up) {
+    return;  // sums that it was needed for fail, and node 0 hears of it
+  }
+  job_->NodeStopSending(0);
+  heard_ = false;
+  fetching_ = node0_fetches_ = false;  // the next link begins it anew
+  node0_waits_.clear();
+  unheard_since_ = MonotonicNow();
+  if (!ended_ && !promised_ && generation_ != 0 && (!node0_finished_ || said_)) {
+    told_ = true;  // nobody is there to be told
+    const std::string node0 = absl::StrCat("node 0 (", plan_->config.nodes().addresses(0), ")");
+    job_->NodeAbort(node0_finished_ ? absl::FailedPreconditionError(
+                                          absl::StrCat(node0, " has finished and takes part in nothing any more"))
+                                    : absl::AbortedError(absl::StrCat(node0, " is lost: ", why.message())));
+  }
+}
+
+// Its own ranks are told over there; the ones here would wait for it.
+void NodeMember::OnRefused(int node, const absl::Status& why) {
+  links_state_[static_cast<size_t>(node)].why = std::string(why.message());
+  if (coordinator_ != nullptr) {
+    coordinator_->OnRefused(node, why);
+  }
+}
+
+void NodeMember::Hear(int node, const v1::PeerMessage& message) {
+  if (message.kind_case() == v1::PeerMessage::kClosing) {
+    if (!message.closing().finished()) {
+      job_->NodeClose(absl::StrCat("node ", node, " (", plan_->config.nodes().addresses(node),
+                                   ") has closed it: ", message.closing().why()));
+      return;
+    }
+    node0_finished_ = node0_finished_ || node == 0;
+    finished_.insert(node);
+    if (node == 0) {
+      AllHold(job_->NodeStep());  // it has shown all that it has decided
+    }
+    if (coordinator_ != nullptr) {
+      coordinator_->OnFinished(node);
+    }
+    return;
+  }
+  if (message.has_state() || message.has_rank_state()) {
+    if (!fetching_ || node != fetches_from_) {
+      return;
+    }
+    if (message.has_state()) {
+      job_->NodeTakeState(message.state());
+    } else {
+      job_->NodeTakeRankState(message.rank_state());
+    }
+  } else if (message.has_fetch() && (coordinator_ != nullptr || node == 0)) {
+    if (coordinator_ != nullptr) coordinator_->SetFetching(node, true);
+    if (job_->NodeInitialized()) job_->NodeSendState(node, message.fetch().transfer());
+  } else if (coordinator_ != nullptr && message.has_fetched()) {
+    coordinator_->SetFetching(node, false);
+  } else if (coordinator_ != nullptr) {
+    coordinator_->OnMessage(node, message);
+  } else if (node == 0) {
+    FromCoordinator(message);
+  }
+}
+
+void NodeMember::FromCoordinator(const v1::PeerMessage& message) {
+  if (message.kind_case() == v1::PeerMessage::kBegin) {
+    OnBegin(message.begin());
+    AllHold(message.begin().held_step());
+    return;
+  }
+  if (message.has_all_hold()) {
+    AllHold(message.all_hold().step());
+    return;
+  }
+  if (message.has_recovering() && !heard_) {
+    node0_waits_ = message.recovering().waits_for();
+    node0_fetches_ = node0_waits_.empty();
+    return;
+  }
+  if (message.generation() != generation_ || ended_ || adopting_ != 0) {
+    return;
+  }
+  switch (message.kind_case()) {
+    case v1::PeerMessage::kGo:
+      job_->NodeGo(message.go());
+      return;
+    case v1::PeerMessage::kAllClosed:
+      job_->NodesClosed(message.all_closed().backwards());
+      return;
+    case v1::PeerMessage::kDecided:
+      if (promised_ && !promised_values_ && message.decided().step() == job_->NodeStep() + 1) {
+        said_ = promised_ = false;
+        decided_ = message.decided();
+        job_->NodeDecided(message.decided());
+      }
+      return;
+    case v1::PeerMessage::kValuesAgreed:
+      if (promised_values_) {
+        said_ = promised_ = promised_values_ = false;
+        job_->NodeValuesAgreed();
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+void NodeMember::AllHold(int64_t step) {
+  if (step > held_step_) {
+    held_step_ = step;
+    job_->NodeHeld();
+  }
+}
+
+void NodeMember::OnBegin(const v1::PeerMessage::Begin& begin) {
+  const bool answers = !std::exchange(heard_, true);  // what the node holds, and not an end
+  if (begin.has_decided()) {
+    decided_ = begin.decided();
+  }
+  if (answers) {
+    node0_finished_ = node0_fetches_ = false;
+    node0_waits_.clear();
+    if (promised_ && !promised_values_ && begin.has_decided() && begin.decided_step() == job_->NodeStep() + 1) {
+      said_ = promised_ = false;
+      job_->NodeDecided(begin.decided());
+    } else if (promised_values_ && begin.initialized() && begin.agreed_generation() == generation_) {
+      said_ = promised_ = promised_values_ = false;
+      job_->NodeValuesAgreed();
+    } else if (begin.initialized() && (!job_->NodeInitialized() || job_->NodeStep() < begin.decided_step())) {
+      Fetch(0, begin.generation());
+      return;
+    } else if (begin.decided_step() != job_->NodeStep() || begin.initialized() != job_->NodeInitialized()) {
+      job_->NodeClose(absl::StrCat("the nodes' states do not belong together: this node has ",
+                                   job_->NodeInitialized() ? absl::StrCat("step ", job_->NodeStep()) : "no parameters",
+                                   " and node 0 ",
+                                   begin.initialized() ? absl::StrCat("step ", begin.decided_step()) : "none",
+                                   "; open the job anew on all nodes, from a checkpoint"));
+      return;
+    }
+  } else if (coordinator_ == nullptr && begin.initialized() && !job_->NodeInitialized() && !fetching_) {
+    Fetch(0, begin.generation());  // node 0 has been sent the state that this node lacks, too
+    return;
+  }
+  if (fetching_) {
+    fetched_generation_ = std::max(fetched_generation_, begin.generation());
+    return;
+  }
+  const uint64_t counts = std::max(generation_, adopting_);
+  if (begin.generation() <= counts && !(answers && begin.generation() == counts)) {
+    return;
+  }
+  if (ended_ || generation_ == 0) {
+    Adopt(begin.generation());
+    return;
+  }
+  if (answers && !promised_ && adopting_ != 0) {  // the one before that still ends, behind a commit
+    adopting_ = begin.generation();
+    return;
+  }
+  if (answers && !promised_) {  // its attempt was given up with the link, or behind a decided step nothing has begun
+    Adopt(begin.generation());
+    return;
+  }
+  adopting_ = begin.generation();
+  told_ = true;
+  promised_ = promised_values_ = false;
+  job_->NodeAbort(begin.code() == 0 ? absl::AbortedError("the link to node 0 was lost before the step was decided")
+                                    : absl::Status(NodeErrorCode(begin.code()), begin.message()));
+}
+
+}  // namespace shardd
