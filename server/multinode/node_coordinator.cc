@@ -8,6 +8,7 @@
 #include "common/status/status_macros.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/backwards.h"
+#include "server/multinode/reduced_steps.h"
 
 namespace shardd {
 absl::StatusCode NodeErrorCode(int code) {
