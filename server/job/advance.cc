@@ -80,7 +80,9 @@ absl::Span<const Transition> JobCore::Transitions() {
   static constexpr auto kAlways = [](const JobCore&) { return true; };
   static constexpr Transition kTable[] = {
       {"send state", kOverNodes, 0,
-       [](const JobCore& job) { return job.nodes_->senders().waiting() && !(job.committing_ && !job.applied_); },
+       [](const JobCore& job) {
+         return job.nodes_->senders().waiting() && !(job.decision_.committing() && !job.decision_.applied());
+       },
        [](JobCore& job) {
          job.SendWaitedState();
          return absl::OkStatus();
@@ -129,7 +131,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
        "A node whose ranks have finished says nothing else that others wait for."},
-      {"show the step", kCommitting | kApplied, 0, [](const JobCore& job) { return !job.showing_ && job.MayShow(); },
+      {"show the step", kCommitting | kApplied, 0,
+       [](const JobCore& job) { return !job.decision_.showing() && job.MayShow(); },
        [](JobCore& job) {
          job.Show();
          return absl::OkStatus();
@@ -195,7 +198,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Ranks that ask do nothing else, so nothing depends on it."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return !job.decision_held_ && job.unshards_.pending_fills() == 0 &&
+         return !job.decision_.awaits_devices() && job.unshards_.pending_fills() == 0 &&
                 (job.nodes_ == nullptr ||
                  (job.nodes_->closed() == kAllBackwards && !job.nodes_->digests().under_way()));
        },
@@ -311,9 +314,10 @@ uint32_t JobCore::SeeFacts() const {
   const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
   uint32_t facts = when(unshards_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
                    when(trainers_write(), kTrainersWrite) | when(pass_copies(), kPassCopies) |
-                   when(committing_, kCommitting) | when(applied_, kApplied) | when(deciding_, kDeciding) |
-                   when(pending_reductions_ > 0, kReducing) | when(windows_.any_since_version(), kWindowOpen) |
-                   when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
+                   when(decision_.committing(), kCommitting) | when(decision_.applied(), kApplied) |
+                   when(decision_.deciding(), kDeciding) | when(pending_reductions_ > 0, kReducing) |
+                   when(windows_.any_since_version(), kWindowOpen) | when(pending_abort_.has_value(), kEnding) |
+                   when(!attached, kNobodyAttached) |
                    when(static_cast<int>(extensions_.by_rank().size()) == world_size(), kAllExtend);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   const int closed = std::min(pairing_.closed_by_all(), nodes_ != nullptr ? nodes_->closed() : kAllBackwards);

@@ -1,12 +1,11 @@
 // The step is decided, journaled, applied and committed; then what had to wait for it is done.
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/shm/session_view.h"
 #include "server/job/job_core.h"
+#include "server/multinode/param_mask.h"
 #include "server/observe/log.h"
 
 namespace shardd {
@@ -64,36 +63,17 @@ void JobCore::Measured(const Norm& norm) {
 }
 
 void JobCore::Apply(double norm) {
-  const v1::Step& step = ranks_[0].step;
-  const double unscale = step.loss_scale() > 0 ? 1 / step.loss_scale() : 1;
-  // A gradient that is not finite makes the norm so, whichever rank it comes from.
-  skipped_ = step.loss_scale() > 0 && !std::isfinite(norm);
-  norm *= unscale;
-  grad_norm_ = norm;
-  clip_factor_ = ClipFactor(norm, step.max_grad_norm());
+  decision_.Measured(norm, ranks_[0].step);
   ApplyDecided();
 }
 
 // On several nodes, node 0 has measured, and all update with what it has found.
 void JobCore::ApplyDecided() {
-  const v1::Step& step = ranks_[0].step;
-  decided_.groups.assign(step.groups().begin(), step.groups().end());
-  decided_.clip_factor = clip_factor_ * (step.loss_scale() > 0 ? 1 / step.loss_scale() : 1);
-  decided_.present =
-      skipped_ ? std::vector<bool>(pairing_.presence().by_param().size(), false) : pairing_.presence().by_param();
-  decided_.step_counts = committed_.step_counts();
+  decision_.Fix(ranks_[0].step, pairing_.presence().by_param(), committed_.step_counts());
   v1::DecidedStepRecord record;
+  decision_.Describe(&record);
   record.set_epoch(committed_.epoch());
   record.set_step(committed_.step() + 1);
-  *record.mutable_groups() = step.groups();
-  record.set_clip_factor(decided_.clip_factor);
-  record.set_grad_norm(grad_norm_);
-  std::string present(MaskBytes(static_cast<int64_t>(pairing_.presence().by_param().size())), '\0');
-  for (size_t i = 0; i < pairing_.presence().by_param().size(); ++i) {
-    SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), decided_.present[i]);
-  }
-  record.set_present(std::move(present));
-  record.mutable_step_counts()->Add(committed_.step_counts().begin(), committed_.step_counts().end());
   for (const RankStep& rank : ranks_) {
     record.add_trainer_states(rank.step.trainer_state());
   }
@@ -107,22 +87,14 @@ void JobCore::ApplyDecided() {
   }
   if (nodes_ != nullptr && nodes_->member().node() == 0) {
     v1::PeerMessage::Decided decided;
+    decision_.Describe(&decided);
     decided.set_step(committed_.step() + 1);
-    decided.set_grad_norm(grad_norm_);
-    decided.set_clip_factor(clip_factor_);
-    decided.set_skipped(skipped_);
     if (plan_->cut_over_nodes) {
-      decided.mutable_present()->assign(
-          static_cast<size_t>(MaskBytes(static_cast<int64_t>(pairing_.presence().by_param().size()))), '\0');
-      for (size_t i = 0; i < pairing_.presence().by_param().size(); ++i) {
-        SetMaskBit(reinterpret_cast<uint8_t*>(decided.mutable_present()->data()), static_cast<int64_t>(i),
-                   pairing_.presence().by_param()[i]);
-      }
+      decided.set_present(MaskOf(pairing_.presence().by_param()));
     }
     nodes_->member().Decide(decided);
   }
-  committing_ = true;
-  applied_ = showing_ = false;
+  decision_.BeginUpdate();
   if (nodes_ != nullptr) {
     nodes_->member().Holding(committed_.step() + 1);  // before the update, which takes longer than all nodes' answers
   }
@@ -131,15 +103,15 @@ void JobCore::ApplyDecided() {
     if (!status.ok()) {
       // Device work fails only when the daemon is going down; shards may be torn.
       LogError(absl::StrCat("job ", name(), ": update of step ", committed_.step() + 1, ": ", status.message()));
-      committing_ = false;
+      decision_.End();
       Close(absl::StrCat("update of step ", committed_.step() + 1, ": ", status.message()));
       return;
     }
-    applied_ = true;
+    decision_.Applied();
   });
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
-    ops[rank] = UpdateOps(*plan_, memory_->pointers(), decided_, rank);
+    ops[rank] = UpdateOps(*plan_, memory_->pointers(), decision_.step(), rank);
     if (windows_.any_since_version()) {  // trainers have written since the last version, also what has no gradient
       for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
         ops[rank].push_back(std::move(op));
@@ -154,10 +126,12 @@ void JobCore::ApplyDecided() {
 bool JobCore::MayShow() const { return nodes_ == nullptr || nodes_->member().held_step() > committed_.step(); }
 
 // A step that is being shown completes forward. One that is not may be behind for as long as another node is silent.
-bool JobCore::MayEndEpoch() const { return !promised() && (!committing_ || (applied_ && !MayShow())); }
+bool JobCore::MayEndEpoch() const {
+  return !promised() && (!decision_.committing() || (decision_.applied() && !MayShow()));
+}
 
 void JobCore::Show() {
-  showing_ = true;
+  decision_.Show();
   const v1::OptimizerKind kind = plan_->config.optimizer().kind();
   KeepThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
 }
@@ -165,13 +139,13 @@ void JobCore::Show() {
 // Ranks have gone without having been told of the step (Abort).
 void JobCore::CommitUnshown() {
   CountUpdates();
-  EndStep(decided_.present);
+  EndStep(decision_.step().present);
   SetReadable(committed_.version());
 }
 
 void JobCore::CountUpdates() {
   for (size_t i = 0; i < pairing_.presence().by_param().size(); ++i) {
-    if (decided_.present[i]) {
+    if (decision_.step().present[i]) {
       counters_.set_bytes_updated(counters_.bytes_updated() + ElementsOfNode(*plan_, static_cast<int>(i)).numel *
                                                                   DTypeSizeBytes(plan_->params[i].dtype));
     }
@@ -184,13 +158,11 @@ void JobCore::Commit() {
     return;
   }
   CountUpdates();
-  EndStep(decided_.present);
+  EndStep(decision_.step().present);
   snapshot_.Outdate();
   v1::SessionEvent event;
   event.mutable_committed()->set_step(committed_.step());
-  event.mutable_committed()->set_grad_norm(grad_norm_);
-  event.mutable_committed()->set_clip_factor(skipped_ ? 0 : clip_factor_);
-  event.mutable_committed()->set_skipped(skipped_);
+  decision_.Describe(event.mutable_committed());
   event.mutable_committed()->set_version(committed_.version());
   for (const auto& session : sessions_) {
     if (session != nullptr && session->stream != nullptr) {
@@ -210,8 +182,7 @@ void JobCore::EndStep(const std::vector<bool>& updated) {
   orders_.StepCommitted();
   counters_.set_commits(counters_.commits() + 1);
   trace_.Committed(committed_.step(), sessions_.by_rank());
-  committing_ = applied_ = showing_ = false;
-  deciding_ = false;
+  decision_.End();
   NoteWindowCommitted();
   pairing_.EndStep();
   told_reducing_ = told_reduced_ = 0;

@@ -301,7 +301,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kAbandonBackward:
       return OnAbandonBackward(session, command.done);
     case Opcode::kSetGradientPresence:
-      return pairing_.SetPresence(rank, command.group, command.arg0 != 0, committing_);
+      return pairing_.SetPresence(rank, command.group, command.arg0 != 0, decision_.committing());
     case Opcode::kInvalid:
       break;
   }
@@ -324,11 +324,11 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   ForgetStragglers();
   int hangs = -1;
-  if (absl::Status stuck = CheckSums(now, &hangs); !closed_ && !committing_ && !stuck.ok()) {
+  if (absl::Status stuck = CheckSums(now, &hangs); !closed_ && !decision_.committing() && !stuck.ok()) {
     Abort(std::move(stuck), {hangs});
     return;
   }
-  if (nodes_ != nullptr && !closed_ && (!committing_ || applied_)) {
+  if (nodes_ != nullptr && !closed_ && (!decision_.committing() || decision_.applied())) {
     const uint64_t epoch = committed_.epoch();
     nodes_->member().CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
     if (epoch != committed_.epoch()) {
@@ -339,7 +339,7 @@ void JobCore::CheckSilence(absl::Time now) {
     Close(std::string(gone.message()));
     return;
   }
-  if (closed_ || committing_ || promised()) {
+  if (closed_ || decision_.committing() || promised()) {
     return;
   }
   if (node_gathers_ != nullptr) {

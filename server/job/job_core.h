@@ -41,6 +41,7 @@
 #include "server/job/optimizer_devices.h"
 #include "server/job/rank_error.h"
 #include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
 #include "server/job/step_state.h"
 #include "server/job/trace/job_trace.h"
 #include "server/job/unshard/node_gathers.h"
@@ -212,8 +213,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
  private:
   int world_size() const { return plan_->world_size; }
   // Several nodes (job_nodes.cc). NodeJob:
-  int64_t NodeStep() const override { return committed_.step() + (committing_ && deciding_ ? 1 : 0); }
-  bool NodeInitialized() const override { return committed_.version() > 0 || committing_; }
+  int64_t NodeStep() const override { return committed_.step() + (decision_.decided() ? 1 : 0); }
+  bool NodeInitialized() const override { return committed_.version() > 0 || decision_.committing(); }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
@@ -422,7 +423,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // The copy to go back to (job_kept.cc)
   void Keep();
   // With pass_copies, if it is due: keeps what is about to be committed, and then calls `commit`, which ends in
-  // AfterCommit. Else calls it at once. REQUIRES: committing_.
+  // AfterCommit. Else calls it at once. REQUIRES: a version is being made.
   void KeepThen(bool due, std::function<void()> commit);
   void CopyKept(bool back, std::function<void(absl::Status)> done);
   void GoBackToKept();
@@ -487,18 +488,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Backwards of the step of which ranks were told: that all is under way, that all is added.
   int told_reducing_ = 0;
   int told_reduced_ = 0;
-  bool deciding_ = false;
+  StepDecision decision_;
   // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
   PollTimer poll_timer_;
   GivenBack given_back_;
-  bool decision_held_ = false;
-  bool committing_ = false;  // a decided step or a parameters commit is being applied, or waits to be shown
-  bool applied_ = false;     // of a decided step: it waits
-  bool showing_ = false;     // no more
-  DecidedStep decided_;
-  double grad_norm_ = 0;
-  double clip_factor_ = 1;
-  bool skipped_ = false;
   std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool reading_values_ = false;

@@ -48,10 +48,10 @@ CommittedFacts JobCore::committed_facts() const {
 
 absl::Status JobCore::CheckMayExtend(int rank) const {
   const RankStep& state = ranks_[rank];
-  const char* fact = committed_.version() == 0      ? "the job has no parameters yet"
-                     : full_params_.asked(rank)     ? "the rank is inside EnterFullParams"
-                     : state.stepped || committing_ ? "a step is not committed yet"
-                     : passes_.entering(rank)       ? "the rank is entering a pass"
+  const char* fact = committed_.version() == 0                 ? "the job has no parameters yet"
+                     : full_params_.asked(rank)                ? "the rank is inside EnterFullParams"
+                     : state.stepped || decision_.committing() ? "a step is not committed yet"
+                     : passes_.entering(rank)                  ? "the rank is entering a pass"
                      : windows_.any_since_version() || windows_.open(rank) || windows_.wants(rank)
                          ? "what was written is not committed yet; enter a pass first"
                          : nullptr;

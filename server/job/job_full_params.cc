@@ -193,7 +193,7 @@ absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kLeaveFullParams, group_name(static_cast<int>(g)), rank));
   }
-  if (committing_) {
+  if (decision_.committing()) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the commit is not finished");
   }
   ranks_[rank].committed_params = false;

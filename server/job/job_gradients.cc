@@ -20,7 +20,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   if (plan_->groups[group].gradient_slot < 0) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the group has nothing to train");
   }
-  if (ranks_[rank].stepped || committing_) {
+  if (ranks_[rank].stepped || decision_.committing()) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the step is being committed");
   }
   absl::StatusOr<Contribution> contribution = pairing_.Check(rank, std::move(command), what);

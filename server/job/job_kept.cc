@@ -61,7 +61,7 @@ void JobCore::KeepThen(bool due, std::function<void()> commit) {
       return;
     }
     if (!status.ok()) {
-      committing_ = false;
+      decision_.End();
       Close(absl::StrCat("keep a copy of the shards: ", status.message()));
       return;
     }
@@ -140,7 +140,7 @@ void JobCore::CopyBack() {
 
 // pass_copies, of a job that has taken another's place: its trainers will store with their first session.
 bool JobCore::IsKeptForStores() {
-  if (!pass_copies() || committed_.version() == 0 || snapshot_.whole() || committing_) {
+  if (!pass_copies() || committed_.version() == 0 || snapshot_.whole() || decision_.committing()) {
     return true;
   }
   if (!snapshot_.taking()) {

@@ -136,7 +136,7 @@ void JobCore::Detach(int rank, bool finished) {
 
 void JobCore::EndDetached(int rank, bool finished) {
   Session* session = sessions_[rank].get();
-  if (ranks_[rank].stepped || committing_) {
+  if (ranks_[rank].stepped || decision_.committing()) {
     ranks_[rank].pending_detach = finished;  // its step is still to be committed
     return;
   }
@@ -216,7 +216,8 @@ bool JobCore::OthersNeedGradientsOf(int rank) const {
 }
 
 bool JobCore::DropHeld(int rank) {
-  if (sessions_[rank] == nullptr || ranks_[rank].pending_detach != true || ranks_[rank].stepped || committing_) {
+  if (sessions_[rank] == nullptr || ranks_[rank].pending_detach != true || ranks_[rank].stepped ||
+      decision_.committing()) {
     return false;
   }
   Abort(RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")), {rank});
@@ -242,7 +243,7 @@ void JobCore::SessionLost(int rank, const std::string& why) {
     return;  // known; a commit under way comes first
   }
   sessions_.ForgetProcess(*session);
-  if (ranks_[rank].pending_detach.has_value() && (committing_ || attached() == world_size())) {
+  if (ranks_[rank].pending_detach.has_value() && (decision_.committing() || attached() == world_size())) {
     return;  // it has done its part of the step and said good-bye; its gradients are here
   }
   const std::string last =
@@ -261,7 +262,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
     return;
   }
-  if ((committing_ && (!applied_ || MayShow())) || promised()) {
+  if ((decision_.committing() && (!decision_.applied() || MayShow())) || promised()) {
     // A decided step always completes forward, with the copy that is kept of it; those who died in between are found
     // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
     // Only a step that is applied and may not be shown yet ends here, unshown.
@@ -270,7 +271,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     } else {
       pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
     }
-    if (!committing_) {
+    if (!decision_.committing()) {
       nodes_->member().WantsToEnd(pending_abort_->first);
     }
     return;
@@ -327,7 +328,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     renewal_.EpochEnded(*session);
     EndSession(rank);
   }
-  if (applied_) {
+  if (decision_.applied()) {
     CommitUnshown();
   }
   ResetStep();
@@ -351,7 +352,7 @@ void JobCore::ResetStep() {
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
-  deciding_ = decision_held_ = false;
+  decision_.EndEpoch();
   passes_.EndEpoch();
   windows_.EndEpoch();
   snapshot_.GiveUpTaking();

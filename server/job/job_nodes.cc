@@ -37,7 +37,7 @@ bool JobCore::AwaitsNodes() const { return nodes_ != nullptr && pairing_.AwaitsN
 void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   const int group = go.key().group();
   const int backward = go.key().backward();
-  if (closed_ || committing_ || go.key().step() != committed_.step() + 1 || group < 0 ||
+  if (closed_ || decision_.committing() || go.key().step() != committed_.step() + 1 || group < 0 ||
       group >= static_cast<int>(plan_->groups.size()) || go.gives_size() != plan_->nodes()) {
     return;
   }
@@ -107,9 +107,7 @@ void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced)
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
   if (plan_->cut_over_nodes) pairing_.presence().SetAll(BitsOf(decided.present(), plan_->params.size()));
-  skipped_ = decided.skipped();
-  grad_norm_ = decided.grad_norm();
-  clip_factor_ = decided.clip_factor();
+  decision_.Heard(decided);
   ApplyDecided();
 }
 
@@ -177,7 +175,7 @@ void JobCore::NodeValuesAgreed() {
 // Attempts ----------------------------------------------------------------------------------------------------------
 
 void JobCore::NodeAbort(const absl::Status& cause) {
-  if (pending_abort_.has_value() && !committing_) {
+  if (pending_abort_.has_value() && !decision_.committing()) {
     auto [own, lost] = *std::move(pending_abort_);
     pending_abort_.reset();
     Abort(std::move(own), std::move(lost));

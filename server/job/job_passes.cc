@@ -62,13 +62,13 @@ absl::Status JobCore::CopyForPass() {
       ops[rank].push_back(std::move(op));
     }
   }
-  committing_ = true;  // an abort waits for it
+  decision_.BeginCommit();  // an abort waits for it
   auto done = Join(optimizer_devices_.count(), [this, stepped](const absl::Status& status) {
     if (closed_) {
       return;
     }
     if (!status.ok()) {
-      committing_ = false;
+      decision_.End();
       Close(absl::StrCat("copies for a pass: ", status.message()));
       return;
     }
@@ -80,7 +80,7 @@ absl::Status JobCore::CopyForPass() {
 }
 
 void JobCore::FinishPassCopies(bool stepped) {
-  committing_ = false;
+  decision_.End();
   snapshot_.Age();
   passes_.StepsCommitted();
   if (stepped) {

@@ -36,7 +36,7 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
   if (attached() > 0) {
     Abort(absl::AbortedError(absl::StrCat(what, why, ": all ranks begin anew with new ones")), {});
   }
-  if (closed_ || committing_ || promised() || gradient_work_ > 0 || undo_.undoing()) {
+  if (closed_ || decision_.committing() || promised() || gradient_work_ > 0 || undo_.undoing()) {
     return absl::AbortedError(absl::StrCat(what, why, ", and work on them is under way; attach again"));
   }
   SHARDD_RETURN_IF_ERROR(renewal_.TakeFailure(what, why));

@@ -39,7 +39,7 @@ v1::JobState JobCore::State() const {
   if (closed_) {
     return v1::JOB_STATE_CLOSED;
   }
-  if (committing_) {
+  if (decision_.committing()) {
     return v1::JOB_STATE_COMMITTING;
   }
   if (attached() < world_size()) {

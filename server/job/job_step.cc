@@ -16,7 +16,7 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   RankStep& state = ranks_[rank];
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool entering = passes_.entering(rank) || windows_.wants(rank);
-  if (committed_.version() == 0 || in_trainers || entering || state.stepped || committing_ ||
+  if (committed_.version() == 0 || in_trainers || entering || state.stepped || decision_.committing() ||
       full_params_.asked(rank)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
                      committed_.version() == 0  ? "the job has no parameters yet"
@@ -75,16 +75,16 @@ absl::Status JobCore::BeginDecision() {
     decision.signals.push_back(given_back_.SignalOf(rank, ranks_[rank].done_at_step));
   }
   if (!given_back_.HaveCome(decision.signals)) {
-    decision_held_ = true;
+    decision_.AwaitDevices();
     decision.run = [this] {
-      decision_held_ = false;
+      decision_.DevicesCame();
       return absl::OkStatus();
     };
     return given_back_.When(std::move(decision));
   }
   SHARDD_RETURN_IF_ERROR(CompareSteps());
   SHARDD_RETURN_IF_ERROR(CompareOrders());
-  deciding_ = true;
+  decision_.BeginMeasuring();
   Decide();
   return absl::OkStatus();
 }

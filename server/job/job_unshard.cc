@@ -40,7 +40,7 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
     return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
   }
   unshards_.Ask(rank, group);
-  if (ranks_[rank].stepped || committing_ || begins) {
+  if (ranks_[rank].stepped || decision_.committing() || begins) {
     // It asks for the version that is being made.
     return absl::OkStatus();
   }
@@ -75,7 +75,7 @@ absl::Status JobCore::Departed(const Departure& departure) {
 }
 
 absl::Status JobCore::GrantUnshards(int rank) {
-  if (committing_ || (pass_copies() && passes_.entering(rank))) {
+  if (decision_.committing() || (pass_copies() && passes_.entering(rank))) {
     return absl::OkStatus();  // what it is to read is being made
   }
   for (;;) {

@@ -20,7 +20,7 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   }
   const ParamPlan& param = plan_->params[command.group];
   const std::string what = absl::StrCat("WriteParameters \"", param.fqn, "\"");
-  if (committing_ || (committed_.version() != 0 && !writeback)) {
+  if (decision_.committing() || (committed_.version() != 0 && !writeback)) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
                      "parameters may be written before version 1 and between EnterFullParams(writeback) and "
                      "CommitParameters");
@@ -185,7 +185,7 @@ void JobCore::UndoWrites() {
 absl::Status JobCore::OnCommitParameters(Session* session) {
   const int rank = session->rank();
   const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
-  if (committing_ || (committed_.version() != 0 && !writeback) || ranks_[rank].committed_params) {
+  if (decision_.committing() || (committed_.version() != 0 && !writeback) || ranks_[rank].committed_params) {
     return RankError(absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
                      ranks_[rank].committed_params
                          ? "the rank has already sent it"
@@ -216,7 +216,7 @@ std::vector<SlabPart> JobCore::StaleValues() const {
 absl::Status JobCore::CommitValues() {
   std::vector<SlabPart> stale = StaleValues();
   initial_values_.Committed();
-  committing_ = true;  // from here on it completes forward
+  decision_.BeginCommit();  // from here on it completes forward
   if (!undo_.BeginCommit() && stale.empty()) {
     SubmitParametersCommit();
     return absl::OkStatus();
@@ -237,7 +237,7 @@ absl::Status JobCore::CommitValues() {
       SubmitParametersCommit();
       return;
     }
-    committing_ = false;
+    decision_.End();
     if (closed_) {
       return;
     }
@@ -250,7 +250,7 @@ void JobCore::SubmitParametersCommit() {
   auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
       LogError(absl::StrCat("job ", name(), ": commit of parameters: ", status.message()));
-      committing_ = false;
+      decision_.End();
       Close(absl::StrCat("commit of parameters: ", status.message()));
       return;
     }
@@ -269,7 +269,7 @@ void JobCore::SubmitParametersCommit() {
 }
 
 void JobCore::FinishParametersCommit() {
-  committing_ = false;
+  decision_.End();
   if (closed_) {
     return;
   }

@@ -153,9 +153,9 @@ absl::Status JobCore::CommitWindow() {
   }
   SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
   DeviceOps ops = stepped ? SettleAllPresence() : DeviceOps(world_size());  // before backwards count from 0 again
-  committing_ = true;
+  decision_.BeginCommit();
   auto done = Join(world_size(), [this, stepped](const absl::Status& status) {  // an abort waits for it
-    committing_ = false;
+    decision_.End();
     if (!status.ok()) {
       Close(absl::StrCat("commit of a write window: ", status.message()));
       return;

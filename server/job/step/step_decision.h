@@ -1,0 +1,76 @@
+#ifndef SHARDD_SERVER_JOB_STEP_STEP_DECISION_H_
+#define SHARDD_SERVER_JOB_STEP_STEP_DECISION_H_
+
+// Where the next version of a job's shards stands, and what a step decided that makes it. Exactly one of these holds:
+//
+//   open -> awaits devices -> open -> measuring -> updating -> applied -> showing -> open    a step
+//   open -> committing -> open                                                              any other version
+//
+// From `updating` on nothing is dropped but by CommitUnshown, and only while `applied`.
+
+#include <cstdint>
+#include <vector>
+
+#include "server/optimizer/optimizer.h"
+#include "shardd/v1/journal.pb.h"
+#include "shardd/v1/peer.pb.h"
+#include "shardd/v1/trainer.pb.h"
+
+namespace shardd {
+
+// Owns the state and the facts of the decision, and submits nothing. Loop-confined.
+class StepDecision {
+ public:
+  bool awaits_devices() const { return state_ == State::kAwaitsDevices; }
+  // The step is being measured, or is decided and not committed.
+  bool deciding() const { return state_ >= State::kMeasuring; }
+  // A version is being made; or is made and waits to be shown.
+  bool committing() const { return state_ == State::kCommitting || state_ >= State::kUpdating; }
+  bool applied() const { return state_ >= State::kApplied; }  // the shards are those of the decided step
+  bool showing() const { return state_ == State::kShowing; }  // ranks are about to see it
+  bool decided() const { return state_ >= State::kUpdating; }
+
+  // The ranks' devices have not done with the step yet; then they have.
+  void AwaitDevices() { state_ = State::kAwaitsDevices; }
+  void DevicesCame() { state_ = awaits_devices() ? State::kOpen : state_; }
+  void BeginMeasuring() { state_ = State::kMeasuring; }
+  // The global norm of the gradients is there. Not finite under a loss scale: the step is skipped.
+  void Measured(double norm, const v1::Step& step);
+  // Node 0 has measured.
+  void Heard(const v1::PeerMessage::Decided& decided);
+  // Fixes what the update does. `present`: by parameter, it has a gradient; `step_counts`: by parameter, updates
+  // before this step.
+  void Fix(const v1::Step& step, const std::vector<bool>& present, const std::vector<int64_t>& step_counts);
+  void BeginUpdate() { state_ = State::kUpdating; }
+  void Applied() { state_ = State::kApplied; }
+  void Show() { state_ = State::kShowing; }
+
+  // A version that no step decides.
+  void BeginCommit() { state_ = State::kCommitting; }
+  // The version is there, or its making failed and the job ends.
+  void End() { state_ = State::kOpen; }
+  // A step that has changed nothing yet is dropped.
+  void EndEpoch();
+
+  // REQUIRES: Fix.
+  const DecidedStep& step() const { return step_; }
+  // By parameter: the decided step updates it, and that is in the shards.
+  bool Applies(size_t param) const { return applied() && step_.present[param]; }
+  // What the journal, the other nodes and the ranks are told. All but the job's own facts: step, epoch, version.
+  void Describe(v1::DecidedStepRecord* out) const;
+  void Describe(v1::PeerMessage::Decided* out) const;
+  void Describe(v1::SessionEvent::Committed* out) const;
+
+ private:
+  enum class State { kOpen, kCommitting, kAwaitsDevices, kMeasuring, kUpdating, kApplied, kShowing };
+
+  State state_ = State::kOpen;
+  DecidedStep step_;
+  double grad_norm_ = 0;
+  double clip_factor_ = 1;  // without the loss scale
+  bool skipped_ = false;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_STEP_STEP_DECISION_H_
