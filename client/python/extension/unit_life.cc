@@ -85,4 +85,58 @@ void Unit::BeginHiddenBackward() {
   }
 }
 
+void Unit::LoadMemory() {
+  shardd_job* job = engine_->job().c_job();
+  for (const auto& param : params_) {
+    param->SetGradientSlot(shardd_gradient_data(job, param->daemon_param));
+  }
+  for (const auto& shard : shards_) {
+    const char* stored = static_cast<const char*>(shardd_stored_parameter_data(job, shard->daemon_param));
+    shard->PointShard(stored + shard->first_element * shard->element_bytes());
+    if (auto* gradient = static_cast<float*>(shardd_gradient_shard_data(job, shard->daemon_param));
+        gradient != nullptr) {
+      shard->SetGradientMemory(gradient + shard->first_element);
+    }
+    for (size_t state = 0; state < shard->state_count(); ++state) {
+      auto* rows =
+          static_cast<float*>(shardd_optimizer_state_data(job, shard->daemon_param, static_cast<int32_t>(state)));
+      shard->PointState(state, rows + shard->first_element);
+    }
+  }
+}
+
+void Unit::LoseMemory() {
+  for (const auto& param : params_) {
+    param->LoseMemory();
+  }
+  for (const Use& use : stored_uses_) {
+    use.param->LoseMemory();
+  }
+}
+
+void Unit::ForgetMemory() {
+  for (Group& group : groups_) {
+    group.holds = 0;
+    group.slot_ready = group.dirty = group.submitted = group.stays = false;
+    std::fill(group.present.begin(), group.present.end(), uint8_t{0});
+    std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
+  }
+  if (unsharded_) {
+    for (const Use& use : uses()) {
+      use.param->ClearUnsharded();
+    }
+    if (!std::exchange(shards_shown_, false)) {
+      RegisterParams(/*unsharded=*/false);
+    }
+  }
+  for (const auto& param : params_) {
+    param->Forget();
+  }
+  for (const auto& shard : shards_) {
+    shard->ForgetGradient();
+  }
+  unsharded_ = requested_ = ran_forward_ = false;
+  set_idle();
+}
+
 }  // namespace shardd::python
