@@ -6,7 +6,7 @@ namespace shardd {
 inline constexpr char kVersion[] = "0.1.0";
 
 // Version of protos, ring records and page layouts together. Client and daemon must have the same.
-inline constexpr int kProtocolVersion = 12;
+inline constexpr int kProtocolVersion = 13;
 
 }  // namespace shardd
 

@@ -83,6 +83,11 @@ typedef struct shardd_attach_options {
    * kept for its grace time when the launcher has ended. Either way it is kept as long as the launcher lives, unless
    * SHARDD_GRACE_MS says for how long. */
   int32_t ends_with_launcher;
+  /* A secret of 16 to 64 bytes, zero-terminated, that the job is opened with: then only a process that gives the same
+   * one, beside having the same uid, may attach to the job, close or look at it. The library keeps a copy until the job
+   * is detached. NULL: SHARDD_JOB_SECRET, else the contents of the file SHARDD_JOB_SECRET_FILE, else the job has none.
+   * PERMISSION_DENIED: the job has another one. FAILED_PRECONDITION: it was opened without one. */
+  const char* job_secret;
 } shardd_attach_options;
 
 /* Opens or joins the job, attaches the rank, maps its memory. [waits: daemon start, slab allocation] */

@@ -133,6 +133,7 @@ class Job {
     bool device_memory = false;
     int32_t node = -1;
     bool ends_with_launcher = false;
+    std::string job_secret;  // empty: from the environment
   };
   static Status Attach(const Options& options, std::unique_ptr<Job>* job) {
     shardd_attach_options c{};
@@ -146,6 +147,7 @@ class Job {
     c.device_memory = options.device_memory ? 1 : 0;
     c.node = options.node;
     c.ends_with_launcher = options.ends_with_launcher ? 1 : 0;
+    c.job_secret = options.job_secret.empty() ? nullptr : options.job_secret.c_str();
     shardd_job* raw = nullptr;
     Status status = Status::Take(shardd_attach(&c, &raw));
     if (status.ok()) {

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -11,8 +12,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/ctl/address.h"
+#include "client/ctl/call_secret.h"
 #include "client/ctl/trace.h"
 #include "client/ctl/views.h"
+#include "common/secret/job_secret.h"
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
 #include "common/version.h"
@@ -62,13 +65,16 @@ class Executor {
         return options_.json ? Json(daemon) : Show(daemon, address_, view_);
       }
       case Command::kJobs:
-        return Answer<v1::ListJobsResponse>(&Stub::ListJobs, v1::ListJobsRequest());
+        return ShowJobs();
       case Command::kStreams:
         return Answer<v1::ListStreamsResponse>(&Stub::ListStreams, v1::ListStreamsRequest());
       case Command::kEvents: {
         v1::ListEventsRequest request;
         request.set_job(options_.job);
         request.set_limit(options_.limit);
+        if (options_.uid.has_value()) {
+          request.set_uid(*options_.uid);
+        }
         return Answer<v1::ListEventsResponse>(&Stub::ListEvents, request);
       }
       case Command::kJob:
@@ -99,6 +105,7 @@ class Executor {
   template <typename Response, typename Request>
   absl::StatusOr<Response> Call(Method<Response, Request> method, const Request& request) {
     grpc::ClientContext context;
+    AddJobSecret(options_, &context);
     context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
     Response response;
     const absl::Status status = FromGrpcStatus((stub_.get()->*method)(&context, request, &response));
@@ -129,8 +136,7 @@ class Executor {
 
   template <typename Response>
   absl::StatusOr<std::string> AnswerOfJob(const char* operation, Method<Response, v1::JobRef> method) {
-    v1::JobRef request;
-    SHARDD_ASSIGN_OR_RETURN(*request.mutable_job(), JobName());
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobRef request, Ref());
     absl::StatusOr<std::string> answer = Answer<Response>(method, request);
     return absl::IsNotFound(answer.status()) ? NoSuchJob(operation, request.job()) : std::move(answer);
   }
@@ -140,13 +146,37 @@ class Executor {
         absl::StrCat(operation, " job \"", name, "\": no such job; `shardctl jobs` lists those that are there"));
   }
 
+  // Of the user that was named, if any.
+  absl::StatusOr<v1::ListJobsResponse> ListJobs() {
+    SHARDD_ASSIGN_OR_RETURN(v1::ListJobsResponse jobs,
+                            Call<v1::ListJobsResponse>(&v1::JobsService::Stub::ListJobs, v1::ListJobsRequest()));
+    auto* const list = jobs.mutable_jobs();
+    list->erase(std::remove_if(list->begin(), list->end(),
+                               [&](const v1::Job& job) { return options_.uid.value_or(job.uid()) != job.uid(); }),
+                list->end());
+    return jobs;
+  }
+
+  absl::StatusOr<std::string> ShowJobs() {
+    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, ListJobs());
+    return options_.json ? Json(jobs) : Show(jobs, view_);
+  }
+
+  absl::StatusOr<v1::JobRef> Ref() {
+    v1::JobRef ref;
+    SHARDD_ASSIGN_OR_RETURN(*ref.mutable_job(), JobName());
+    if (options_.uid.has_value()) {
+      ref.set_uid(*options_.uid);
+    }
+    return ref;
+  }
+
   // The one that was named, or the only one.
   absl::StatusOr<std::string> JobName() {
     if (!options_.job.empty()) {
       return options_.job;
     }
-    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs,
-                            Call<v1::ListJobsResponse>(&v1::JobsService::Stub::ListJobs, v1::ListJobsRequest()));
+    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, ListJobs());
     if (jobs.jobs().empty()) {
       return absl::NotFoundError("choose job: there is none; the first trainer that attaches makes one");
     }
@@ -162,19 +192,26 @@ class Executor {
 
   absl::StatusOr<std::string> ShowJob() {
     SHARDD_ASSIGN_OR_RETURN(const std::string name, JobName());
-    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs,
-                            Call<v1::ListJobsResponse>(&v1::JobsService::Stub::ListJobs, v1::ListJobsRequest()));
+    SHARDD_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, ListJobs());
+    const v1::Job* found = nullptr;
     for (const v1::Job& job : jobs.jobs()) {
-      if (job.name() == name) {
-        return options_.json ? Json(job) : Show(job, view_);
+      if (job.name() != name) {
+        continue;
       }
+      if (found != nullptr) {
+        return absl::InvalidArgumentError(absl::StrCat("show job \"", name,
+                                                       "\": several users have one of that name (uid ", found->uid(),
+                                                       ", uid ", job.uid(), "); choose with --uid"));
+      }
+      found = &job;
     }
-    return NoSuchJob("show", name);
+    return found == nullptr ? NoSuchJob("show", name)
+           : options_.json  ? Json(*found)
+                            : absl::StatusOr<std::string>(Show(*found, view_));
   }
 
   absl::StatusOr<std::string> Close() {
-    v1::JobRef request;
-    request.set_job(options_.job);
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobRef request, Ref());
     SHARDD_ASSIGN_OR_RETURN(const v1::CloseJobByNameResponse response,
                             Call<v1::CloseJobByNameResponse>(&v1::JobsService::Stub::CloseJobByName, request));
     if (!response.existed()) {
@@ -184,9 +221,9 @@ class Executor {
   }
 
   absl::StatusOr<std::string> Trace() {
-    SHARDD_ASSIGN_OR_RETURN(const std::string name, JobName());
-    absl::StatusOr<std::string> told = TraceToFile(*stub_, name, options_);
-    return absl::IsNotFound(told.status()) ? NoSuchJob("trace", name) : std::move(told);
+    SHARDD_ASSIGN_OR_RETURN(const v1::JobRef ref, Ref());
+    absl::StatusOr<std::string> told = TraceToFile(*stub_, ref, options_);
+    return absl::IsNotFound(told.status()) ? NoSuchJob("trace", ref.job()) : std::move(told);
   }
 
   const std::unique_ptr<v1::JobsService::Stub> stub_;
@@ -202,7 +239,11 @@ int Fail(const absl::Status& status) {
 }
 
 // One connection for all of --watch; a daemon that went away ends it.
-absl::Status AskAndPrint(const Options& options) {
+absl::Status AskAndPrint(Options options) {
+  SHARDD_ASSIGN_OR_RETURN(options.job_secret,
+                          options.job_secret_file.empty()
+                              ? ChooseJobSecret(std::getenv("SHARDD_JOB_SECRET"), std::getenv("SHARDD_JOB_SECRET_FILE"))
+                              : ReadJobSecretFile(options.job_secret_file));
   SHARDD_ASSIGN_OR_RETURN(Connection connection, ConnectToDaemon(options.address));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);

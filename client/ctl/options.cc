@@ -51,6 +51,9 @@ constexpr OptionRow kOptions[] = {
     {"--address", "--address ADDR", "",
      "unix:/path or /path; default: SHARDD_ADDRESS, else the first that listens of\n/run/shardd/shardd.sock, "
      "$XDG_RUNTIME_DIR/shardd/shardd.sock, /tmp/shardd-UID/shardd.sock"},
+    {"--uid", "--uid UID", "", "whose jobs, where several users have one of a name and you may see them"},
+    {"--job_secret_file", "--job_secret_file FILE", "",
+     "with the secret of your job, where it has one; default: SHARDD_JOB_SECRET,\nelse SHARDD_JOB_SECRET_FILE"},
     {"--json", "--json", "", "the answer as protobuf JSON (64-bit numbers are strings); with --watch one line each", "",
      false},
     {"--watch", "--watch SECONDS", "", "repeat until interrupted"},
@@ -150,6 +153,18 @@ class Parser {
     if (name == "--address") {
       options_.address = value;
       return value.empty() ? UsageError("--address: value is empty") : absl::OkStatus();
+    }
+    if (name == "--job_secret_file") {
+      options_.job_secret_file = value;
+      return value.empty() ? UsageError("--job_secret_file: value is empty") : absl::OkStatus();
+    }
+    if (name == "--uid") {
+      uint32_t uid = 0;
+      if (!absl::SimpleAtoi(value, &uid)) {
+        return UsageError(absl::StrCat("--uid: not a uid (got \"", value, "\", want a number)"));
+      }
+      options_.uid = uid;
+      return absl::OkStatus();
     }
     if (name == "--output" || name == "-o") {
       options_.output = value;

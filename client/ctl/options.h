@@ -1,6 +1,8 @@
 #ifndef SHARDD_CLIENT_CTL_OPTIONS_H_
 #define SHARDD_CLIENT_CTL_OPTIONS_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,9 +40,12 @@ enum class Command {
 
 struct Options {
   Command command = Command::kHelp;
-  std::string help_of;  // help: of this command; empty: of all
-  std::string job;      // empty: not given
-  std::string address;  // empty: the default order
+  std::string help_of;          // help: of this command; empty: of all
+  std::string job;              // empty: not given
+  std::optional<uint32_t> uid;  // whose job
+  std::string address;          // empty: the default order
+  std::string job_secret_file;  // empty: as the environment says
+  std::string job_secret;       // what it contains; Run fills it in
   bool json = false;
   bool handles = false;               // ranks: also the state of each parameter group
   int limit = 0;                      // events; 0: the daemon's default

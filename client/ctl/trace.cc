@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/ctl/call_secret.h"
 #include "client/ctl/chrome_trace.h"
 #include "client/ctl/format.h"
 #include "common/status/grpc_status.h"
@@ -100,15 +101,20 @@ class Output {
 
 }  // namespace
 
-absl::StatusOr<std::string> TraceToFile(v1::JobsService::Stub& stub, const std::string& job, const Options& options) {
+absl::StatusOr<std::string> TraceToFile(v1::JobsService::Stub& stub, const v1::JobRef& ref, const Options& options) {
+  const std::string& job = ref.job();
   Output output(options.output);
   SHARDD_RETURN_IF_ERROR(output.Open());
   v1::TraceJobRequest request;
   request.set_job(job);
+  if (ref.has_uid()) {
+    request.set_uid(ref.uid());
+  }
   request.set_steps(options.steps);
   request.set_timeout_ms(absl::ToInt64Milliseconds(options.timeout));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout + kGrace));
+  AddJobSecret(options, &context);
   const auto reader = stub.TraceJob(&context, request);
   ChromeTrace trace;
   v1::TraceJobResponse message;

@@ -14,7 +14,7 @@ namespace shardd::ctl {
 // there is is written also where the steps are not all there, but for a trace without a whole step where a file lies
 // already: ABORTED: the job ended; OUT_OF_RANGE: the time was over; or why the daemon was lost. INTERNAL: the file
 // cannot be written, which is found out first.
-absl::StatusOr<std::string> TraceToFile(v1::JobsService::Stub& stub, const std::string& job, const Options& options);
+absl::StatusOr<std::string> TraceToFile(v1::JobsService::Stub& stub, const v1::JobRef& job, const Options& options);
 
 }  // namespace shardd::ctl
 

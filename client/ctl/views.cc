@@ -182,7 +182,8 @@ std::string Show(const v1::ListJobsResponse& jobs, const View& view) {
 
 std::string Show(const v1::Job& job, const View& view) {
   KeyValues out;
-  out.Add("job", absl::StrCat(job.name(), " (id ", job.job_id(), ", uid ", job.uid(), ")"));
+  out.Add("job", absl::StrCat(job.name(), " (id ", job.job_id(), ", uid ", job.uid(),
+                              job.has_secret() ? ", with a secret)" : ")"));
   out.Add("state", StateCell(job.state()));
   out.Add("ranks", absl::StrCat(job.attached_ranks(), " of ", job.world_size(), " attached",
                                 job.nodes().empty() ? "" : ", on this node"));

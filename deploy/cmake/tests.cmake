@@ -134,6 +134,7 @@ shardd_tests(common/plan unit shardd_plan)
 shardd_tests(common/handle unit shardd_handle)
 shardd_tests(common/wire unit shardd_wire shardd_proto)
 shardd_tests(common/shm multiproc shardd_shm)
+shardd_tests(common/secret unit shardd_secret)
 # A CUDA driver without a GPU, tests/fakes/cuda.
 shardd_folder(shardd_fake_cuda tests/fakes/cuda shardd_device_cuda)
 # The same as the library that programs look for: LD_LIBRARY_PATH=${build}/fakes. In a folder of its own, so that nothing
@@ -182,6 +183,7 @@ if(TARGET server_collective_test AND SHARDD_NCCL_INCLUDE_DIR AND SHARDD_CUDA_INC
   target_include_directories(server_collective_test SYSTEM PRIVATE ${SHARDD_NCCL_INCLUDE_DIR} ${SHARDD_CUDA_INCLUDE_DIR})
 endif()
 shardd_tests(server/turns unit shardd_turns)
+shardd_tests(server/tenant unit shardd_tenant)
 shardd_tests(server/optimizer unit shardd_optimizer)
 shardd_tests(server/observe unit shardd_observe)
 shardd_tests(server/peer multiproc shardd_peer)

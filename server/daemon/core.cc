@@ -80,10 +80,10 @@ bool Core::BeforeSleep() {
   bool found = false;
   std::map<uint32_t, int> busy;  // jobs, by uid, that have used up a turn: they share one
   for (const auto& [name, entry] : jobs_) {
-    busy[entry.job->uid()] += entry.used_turn ? 1 : 0;
+    busy[entry.job->owner().uid] += entry.used_turn ? 1 : 0;
   }
   for (auto& [name, entry] : jobs_) {
-    found = Serve(entry, kTurn / std::max(1, busy[entry.job->uid()])) || found;
+    found = Serve(entry, kTurn / std::max(1, busy[entry.job->owner().uid])) || found;
   }
   if (found) {
     return true;
@@ -164,7 +164,7 @@ void Core::ReviewJobs() {
         EndBatch(pending);
       }
       if (!entry.freed && job.version() > 1) {
-        freed_.Forget(it->first);  // a later job of the name has come to its end
+        freed_.Forget(job.name(), job.owner().uid);  // a later job of the name has come to its end
       }
       it = jobs_.erase(it);  // the memory goes when the last device work has ended
     } else {
@@ -198,7 +198,7 @@ void Core::ReviewEmpty(Entry* entry, absl::Time now) {
                                absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()),
                                ", because no rank had come for ", absl::FormatDuration(grace),
                                " (graceMs, or SHARDD_GRACE_MS); a longer one would have kept it"));
-    freed_.Add(job.name(), job.uid(), std::move(lost), now);
+    freed_.Add(job.name(), job.owner(), std::move(lost), now);
     entry->freed = true;
   }
   job.Close(absl::StrCat("no session for ", absl::FormatDuration(empty)));
@@ -213,12 +213,28 @@ JobCore* Core::FindJob(uint64_t job_id) const {
   return nullptr;
 }
 
-absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const std::string& name) const {
-  auto it = jobs_.find(name);
-  if (it == jobs_.end() || !caller.MaySee(it->second.job->uid()) || it->second.job->closed()) {
-    return absl::NotFoundError(absl::StrCat("no job \"", name, "\""));
+absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const v1::JobRef& ref) const {
+  std::vector<JobCore*> found;
+  const bool of_any = caller.is_admin && !ref.has_uid();
+  for (const auto& [name, entry] : jobs_) {
+    const bool is_meant = of_any || name.first == (ref.has_uid() ? ref.uid() : caller.tenant.uid);
+    if (is_meant && name.second == ref.job() && !entry.job->closed()) {
+      found.push_back(entry.job.get());
+    }
   }
-  return it->second.job.get();
+  // To other users it makes no difference whether it is there.
+  if (found.empty() || (!caller.is_admin && found.front()->owner().uid != caller.tenant.uid)) {
+    return absl::NotFoundError(absl::StrCat("no job \"", ref.job(), "\""));
+  }
+  if (found.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job \"", ref.job(), "\": several users have one of that name (uid ", found[0]->owner().uid, ", uid ",
+        found[1]->owner().uid, found.size() > 2 ? ", ..." : "", "); say whose with uid (shardctl: --uid)"));
+  }
+  if (!caller.MaySee(found.front()->owner())) {
+    return SecretRefused(absl::StrCat("job \"", ref.job(), "\""), caller.tenant);
+  }
+  return found.front();
 }
 
 Session* Core::FindSession(uint64_t session_id, JobCore** job) const {
@@ -267,7 +283,7 @@ void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBat
 }
 
 Core::Entry* Core::FindEntryOf(const JobCore& job) {
-  const auto it = jobs_.find(job.name());
+  const auto it = jobs_.find({job.owner().uid, job.name()});
   return it == jobs_.end() || it->second.job.get() != &job ? nullptr : &it->second;
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
@@ -25,6 +26,7 @@
 #include "server/job/job_core.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/events.h"
+#include "server/tenant/tenant.h"
 
 namespace shardd {
 
@@ -60,13 +62,15 @@ class Core final : public JobsSource {
   ~Core() override;  // Shutdown()
 
   // Trainer side. Each calls `done` once, from any thread.
-  void OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done);
+  // `secret` makes the caller, with its uid, the Tenant that the job is opened by, or that it admits.
+  void OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done);
   void ExtendJob(PeerCredentials peer, v1::ExtendJobRequest request, Done<v1::ExtendJobResponse> done);
   // `pidfd`: of the client's process, whose end is the session's, hello or not; may be invalid.
-  void AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
+  void AttachRank(PeerCredentials peer, const JobSecret& secret, UniqueFd pidfd, v1::AttachRankRequest request,
                   Done<v1::AttachRankResponse> done);
-  // PERMISSION_DENIED: the job is another uid's, and the caller is no administrator.
-  void CloseJob(PeerCredentials peer, bool is_admin, uint64_t job_id, std::function<void(absl::Status)> done);
+  // PERMISSION_DENIED: the job is not the caller's, who is no administrator.
+  void CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin, uint64_t job_id,
+                std::function<void(absl::Status)> done);
   // Hello: the session becomes live and `stream` receives its events. UNAUTHENTICATED: no such session, or wrong token.
   void StartSession(uint64_t session_id, std::string token, PeerCredentials peer, std::shared_ptr<SessionStream> stream,
                     std::function<void(absl::Status)> done);
@@ -84,13 +88,13 @@ class Core final : public JobsSource {
   // JobsSource.
   void GetDaemon(const Caller& caller, Done<v1::Daemon> done) override;
   void ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) override;
-  void ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) override;
-  void ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) override;
-  void ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) override;
+  void ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) override;
+  void ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) override;
+  void ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) override;
   void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) override;
-  void GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) override;
-  void ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) override;
-  void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) override;
+  void GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) override;
+  void ListEvents(const Caller& caller, const v1::JobRef& job, int limit, Done<v1::ListEventsResponse> done) override;
+  void CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::CloseJobByNameResponse> done) override;
 
   void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
 
@@ -98,6 +102,8 @@ class Core final : public JobsSource {
   void Shutdown();
 
  private:
+  // A name is one user's: others have theirs beside it.
+  using JobName = std::pair<uint32_t, std::string>;
   struct PendingBatch;
   struct Entry {
     std::shared_ptr<JobCore> job;
@@ -113,19 +119,20 @@ class Core final : public JobsSource {
 
   // Setup and join threads.
   // create false: NOT_FOUND where the job is not there yet.
-  absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
-                                                     bool create);
+  absl::StatusOr<v1::OpenJobResponse> OpenJobOnSetup(const PeerCredentials& peer, const JobSecret& secret,
+                                                     const v1::OpenJobRequest& request, bool create);
   void ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequest& request,
                         Done<v1::ExtendJobResponse> done);
   // Makes what takes the place of the job, whose ranks wait for it. An error where the epoch is not `epoch` any more.
   absl::Status BuildExtended(const std::shared_ptr<JobCore>& job, const Extension& extension, uint64_t epoch);
   // Allocates slabs and journal; `reserved_bytes` of memory are promised to others. `extends`: it takes the place of a
   // job whose ranks have gradient slots.
-  absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
-                                         int64_t reserved_bytes, bool extends, int node = 0);
+  absl::StatusOr<JobCore::Init> MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
+                                         int64_t reserved_bytes, bool extends, int node = 0, std::string link_key = "");
   // Several nodes (core_nodes.cc). FAILED_PRECONDITION: the daemon has no address for others, or another one.
   absl::Status CheckNode(absl::string_view what, const ShardPlan& plan, int node) const;
-  absl::Status AddNodes(int node, JobCore::Init* init);
+  // `link_key`: JobSecret::LinkKey.
+  absl::Status AddNodes(int node, std::string link_key, JobCore::Init* init);
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
   // Runs `make` on the setup thread; where memory is short, once more when what others have let go is free, for which
   // nobody waits on that thread. Not for long where a driver keeps the reaper from it, and then not again until it
@@ -178,7 +185,8 @@ class Core final : public JobsSource {
   bool BeforeSleep();
   void Tick();
   JobCore* FindJob(uint64_t job_id) const;
-  absl::StatusOr<JobCore*> FindJobByName(const Caller& caller, const std::string& name) const;
+  // As JobsSource says it.
+  absl::StatusOr<JobCore*> FindJobByName(const Caller& caller, const v1::JobRef& ref) const;
   Session* FindSession(uint64_t session_id, JobCore** job) const;
   Entry* FindEntryOf(const JobCore& job);
   Session* FindSessionOf(uint64_t session_id, const SessionStream& stream, JobCore** job) const;
@@ -186,9 +194,9 @@ class Core final : public JobsSource {
   void ReviewEmpty(Entry* entry, absl::Time now);
   // `fill` runs on the loop; QueryPlan's on the status thread, for answers that grow with the plan.
   template <typename T>
-  void Query(const Caller& caller, const std::string& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
+  void Query(const Caller& caller, const v1::JobRef& job, Done<T> done, std::function<void(const JobCore&, T*)> fill);
   template <typename T>
-  void QueryPlan(const Caller& caller, const std::string& job, Done<T> done, void (*fill)(const ShardPlan&, T*));
+  void QueryPlan(const Caller& caller, const v1::JobRef& job, Done<T> done, void (*fill)(const ShardPlan&, T*));
 
   // Constant after construction.
   const CoreOptions options_;
@@ -204,7 +212,7 @@ class Core final : public JobsSource {
   absl::Mutex requests_mutex_;
   absl::flat_hash_map<uint32_t, int> requests_of_uid_ ABSL_GUARDED_BY(requests_mutex_);  // OpenJob and AttachRank
   // Loop-confined.
-  absl::btree_map<std::string, Entry> jobs_;  // by name
+  absl::btree_map<JobName, Entry> jobs_;
   FreedJobs freed_;
   EarlyRefusals early_refusals_;
   uint64_t next_job_id_ = 1;

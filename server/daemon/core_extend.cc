@@ -31,11 +31,11 @@ absl::Status Core::CheckQuota(absl::string_view what, uint32_t uid, int64_t held
   return absl::OkStatus();
 }
 
-absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1::JobSpec& spec, ShardPlan plan,
-                                             int64_t reserved_bytes, bool extends, int node) {
+absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, const v1::JobSpec& spec, ShardPlan plan,
+                                             int64_t reserved_bytes, bool extends, int node, std::string link_key) {
   JobCore::Init init;
   init.id = id;
-  init.uid = uid;
+  init.owner = owner;
   init.spec = spec;
   auto shared_plan = std::make_shared<ShardPlan>(std::move(plan));
   init.plan = shared_plan;
@@ -50,19 +50,19 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, uint32_t uid, const v1
   init.work_trace = std::make_shared<WorkTrace>();
   for (int rank = 0; rank < shared_plan->world_size; ++rank) {
     init.own_devices.push_back(std::make_unique<TracedDevice>(devices_[rank % devices_.size()].get(), init.work_trace,
-                                                              rank, WorkOwner{uid, id}));
+                                                              rank, WorkOwner{owner.uid, id}));
     init.devices.push_back(init.own_devices.back().get());
   }
   if (devices_.front()->memory() != nullptr && IsOffloaded(*shared_plan)) {
     for (const auto& [host, rank] : HostDevices(shared_plan->world_size)) {
-      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank, WorkOwner{uid, id}));
+      init.own_devices.push_back(std::make_unique<TracedDevice>(host, init.work_trace, rank, WorkOwner{owner.uid, id}));
       init.optimizer_devices.push_back(init.own_devices.back().get());
     }
   }
   init.collective = shared_plan->config.trainer_sums() ? std::make_unique<TrainerCollective>(init.devices)
                                                        : MakeCollective(init.devices);
   if (shared_plan->nodes() > 1) {
-    SHARDD_RETURN_IF_ERROR(AddNodes(node, &init));
+    SHARDD_RETURN_IF_ERROR(AddNodes(node, std::move(link_key), &init));
   }
   init.loop = &loop_;
   init.copier = &copier_;
@@ -275,7 +275,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
                             Found result;
                             for (const auto& [name, entry] : jobs_) {
                               result.reserved_bytes += entry.job->reserved_bytes();
-                              if (entry.job->uid() == job->uid() && entry.job != job) {
+                              if (entry.job->owner().uid == job->owner().uid && entry.job != job) {
                                 result.bytes_of_uid +=
                                     entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
                               }
@@ -287,13 +287,13 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   const auto failed = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(what, " by ", extension.what, ": ", status.message()));
   };
-  if (absl::Status status = CheckQuota("memory", job->uid(), found.bytes_of_uid,
+  if (absl::Status status = CheckQuota("memory", job->owner().uid, found.bytes_of_uid,
                                        extension.plan.memory.TotalBytes(extension.plan.world_size));
       !status.ok()) {
     return failed(status);
   }
   absl::StatusOr<JobCore::Init> init =
-      MakeInit(found.new_id, job->uid(), extension.spec, extension.plan, found.reserved_bytes, /*extends=*/true);
+      MakeInit(found.new_id, job->owner(), extension.spec, extension.plan, found.reserved_bytes, /*extends=*/true);
   if (!init.ok()) {
     return failed(init.status());
   }
@@ -314,7 +314,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
   init->committed = std::move(found.committed);
   absl::Status status = absl::CancelledError(absl::StrCat(what, ": the daemon is shutting down"));
   loop_.RunAndWait([&] {
-    const auto it = jobs_.find(job->name());
+    const auto it = jobs_.find({job->owner().uid, job->name()});
     if (!job->extending() || job->closed() || job->epoch() != epoch || it == jobs_.end() || it->second.job != job) {
       status = ended();
       return;

@@ -66,7 +66,7 @@ absl::Status Core::CheckNode(absl::string_view what, const ShardPlan& plan, int 
   return absl::OkStatus();
 }
 
-absl::Status Core::AddNodes(int node, JobCore::Init* init) {
+absl::Status Core::AddNodes(int node, std::string link_key, JobCore::Init* init) {
   const ShardPlan& plan = *init->plan;
   auto nodes = std::make_unique<JobCore::Init::Nodes>();
   nodes->node = node;
@@ -78,7 +78,8 @@ absl::Status Core::AddNodes(int node, JobCore::Init* init) {
       });
   PeerJoin join;
   join.job = init->spec.name();
-  join.uid = init->uid;
+  join.uid = init->owner.uid;
+  join.link_key = std::move(link_key);
   join.node = node;
   join.addresses.assign(plan.config.nodes().addresses().begin(), plan.config.nodes().addresses().end());
   join.spec = std::move(serialized);

@@ -49,52 +49,57 @@ void Core::End(uint32_t uid) {
   }
 }
 
-void Core::OpenJob(PeerCredentials peer, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
+void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest request, Done<v1::OpenJobResponse> done) {
   // Whoever comes keeps the job from its grace time, however long the queue is.
   if (absl::Status status = Begin(peer.uid, "open job"); !status.ok()) {
     done(std::move(status));
     return;
   }
-  loop_.Post([this, name = request.spec().name()] {
+  const Tenant caller{peer.uid, secret.digest()};
+  // Null: there is none, or the caller has no part in it.
+  auto find = [this, caller, name = JobName(peer.uid, request.spec().name())]() -> Entry* {
+    const auto it = jobs_.find(name);
+    return it != jobs_.end() && it->second.job->owner().Admits(caller) ? &it->second : nullptr;
+  };
+  loop_.Post([this, find] {
     ++opening_;
-    if (auto it = jobs_.find(name); it != jobs_.end()) {
-      ++it->second.arriving;
+    if (Entry* const entry = find(); entry != nullptr) {
+      ++entry->arriving;
     }
   });
-  auto finish = [this, uid = peer.uid, name = request.spec().name(), rank = request.has_rank() ? request.rank() : -1,
+  auto finish = [this, caller, find, name = request.spec().name(), rank = request.has_rank() ? request.rank() : -1,
                  done = std::move(done)](absl::StatusOr<v1::OpenJobResponse> result) {
-    End(uid);
-    loop_.Post([this, name, uid, rank, status = result.status()] {
+    End(caller.uid);
+    loop_.Post([this, caller, find, name, rank, status = result.status()] {
       --opening_;
-      if (auto it = jobs_.find(name); it != jobs_.end()) {
-        it->second.arriving = std::max(0, it->second.arriving - 1);
-        if (it->second.job->uid() == uid) {
-          it->second.job->RankAnswered(rank, status, TicksSinceBoot());
-        }
+      if (Entry* const entry = find(); entry != nullptr) {
+        entry->arriving = std::max(0, entry->arriving - 1);
+        entry->job->RankAnswered(rank, status, TicksSinceBoot());
       } else {
-        early_refusals_.Add(name, uid, {rank, status, TicksSinceBoot()}, MonotonicNow());
+        early_refusals_.Add(name, caller, {rank, status, TicksSinceBoot()}, MonotonicNow());
       }
     });
     done(std::move(result));
   };
   // Joining must not wait for the slabs of other jobs; making them is the setup thread's.
-  join_.Post([this, peer, request = std::move(request), finish = std::move(finish)]() mutable {
-    absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, request, /*create=*/false);
-    if (!absl::IsNotFound(joined.status())) {
-      finish(std::move(joined));
-      return;
-    }
-    auto response = std::make_shared<v1::OpenJobResponse>();
-    WithMemory(
-        [this, peer, request = std::move(request), response] {
-          absl::StatusOr<v1::OpenJobResponse> opened = OpenJobOnSetup(peer, request, /*create=*/true);
-          if (opened.ok()) *response = *std::move(opened);
-          return opened.status();
-        },
-        [finish = std::move(finish), response](const absl::Status& status) {
-          finish(status.ok() ? absl::StatusOr<v1::OpenJobResponse>(std::move(*response)) : status);
-        });
-  });
+  join_.Post(
+      [this, peer, secret = std::move(secret), request = std::move(request), finish = std::move(finish)]() mutable {
+        absl::StatusOr<v1::OpenJobResponse> joined = OpenJobOnSetup(peer, secret, request, /*create=*/false);
+        if (!absl::IsNotFound(joined.status())) {
+          finish(std::move(joined));
+          return;
+        }
+        auto response = std::make_shared<v1::OpenJobResponse>();
+        WithMemory(
+            [this, peer, secret = std::move(secret), request = std::move(request), response] {
+              absl::StatusOr<v1::OpenJobResponse> opened = OpenJobOnSetup(peer, secret, request, /*create=*/true);
+              if (opened.ok()) *response = *std::move(opened);
+              return opened.status();
+            },
+            [finish = std::move(finish), response](const absl::Status& status) {
+              finish(status.ok() ? absl::StatusOr<v1::OpenJobResponse>(std::move(*response)) : status);
+            });
+      });
 }
 
 void Core::WithMemory(std::function<absl::Status()> make, std::function<void(absl::Status)> done) {
@@ -126,9 +131,10 @@ absl::StatusOr<ShardPlan> PlanOf(const v1::JobSpec& spec, int node) {
 
 }  // namespace
 
-absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer, const v1::OpenJobRequest& request,
-                                                         bool create) {
+absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& peer, const JobSecret& secret,
+                                                         const v1::OpenJobRequest& request, bool create) {
   const std::string& name = request.spec().name();
+  const Tenant caller{peer.uid, secret.digest()};
   const std::string what = absl::StrCat("open job \"", absl::CHexEscape(name.substr(0, 128)), "\"");
   if (request.protocol_version() != kProtocolVersion) {
     return absl::FailedPreconditionError(
@@ -199,19 +205,25 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         ReviewJobs();
         for (const auto& [job_name, entry] : jobs_) {
           result.reserved_bytes += entry.job->reserved_bytes();
-          if (entry.job->uid() == peer.uid) {
+          if (entry.job->owner().uid == peer.uid) {
             ++result.jobs_of_uid;
             result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);
           }
         }
-        auto it = jobs_.find(name);
+        auto it = jobs_.find({peer.uid, name});
         if (it == jobs_.end()) {
           result.new_id = next_job_id_++;
           return result;
         }
         JobCore& job = *it->second.job;
-        if (job.uid() != peer.uid) {
-          return absl::PermissionDeniedError(absl::StrCat(what, ": the name is taken by a job of another user"));
+        if (!job.owner().Admits(caller)) {
+          return SecretRefused(what, caller);
+        }
+        if (caller.secret.has_value() && !job.owner().secret.has_value()) {
+          return absl::FailedPreconditionError(
+              absl::StrCat(what,
+                           ": it was opened without a secret and this rank gives one (SHARDD_JOB_SECRET), so others of "
+                           "its uid could attach; give it to all ranks, and close the job first: shardctl close"));
         }
         if (job.plan()->digest != plan->digest) {
           result.other = it->second.job;
@@ -265,24 +277,26 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
                      options_.max_jobs_per_uid, "); close one or raise --max_jobs_per_uid"));
   }
   SHARDD_RETURN_IF_ERROR(CheckQuota(what, peer.uid, found.bytes_of_uid, bytes));
-  SHARDD_ASSIGN_OR_RETURN(JobCore::Init init, MakeInit(found.new_id, peer.uid, spec, *std::move(plan),
-                                                       found.reserved_bytes, /*extends=*/false, request.node()));
+  SHARDD_ASSIGN_OR_RETURN(std::string link_key, secret.LinkKey(name));
+  SHARDD_ASSIGN_OR_RETURN(JobCore::Init init,
+                          MakeInit(found.new_id, caller, spec, *std::move(plan), found.reserved_bytes,
+                                   /*extends=*/false, request.node(), std::move(link_key)));
   return OnLoop<v1::OpenJobResponse>([&]() -> absl::StatusOr<v1::OpenJobResponse> {
     Entry entry;
-    if (const v1::LostJob* lost = freed_.Find(name, peer.uid); lost != nullptr) {
+    if (const v1::LostJob* lost = freed_.Find(name, caller); lost != nullptr) {
       init.lost = *lost;
     }
     entry.launcher = std::move(launcher);
     entry.job = MakeJob(std::move(init));
     entry.job->StartNodes();
-    for (const EarlyRefusals::Refusal& refusal : early_refusals_.Take(name, peer.uid, MonotonicNow())) {
+    for (const EarlyRefusals::Refusal& refusal : early_refusals_.Take(name, caller, MonotonicNow())) {
       entry.job->RankAnswered(refusal.rank, refusal.status, refusal.ticks);
     }
     had_job_ = true;
     v1::OpenJobResponse response;
     fill(*entry.job, &response);
     response.set_created(true);
-    jobs_[name] = std::move(entry);
+    jobs_[{peer.uid, name}] = std::move(entry);
     return response;
   });
 }
@@ -319,41 +333,49 @@ void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankRes
 
 struct Core::Attaching {
   PeerCredentials peer;
+  Tenant caller;
   UniqueFd pidfd;
   v1::AttachRankRequest request;
   Done<v1::AttachRankResponse> finish;
   bool frees_awaited = false;
 
   std::string what() const { return absl::StrCat("attach rank ", request.rank(), " of job ", request.job_id()); }
-  absl::Status NoSuchJob() const { return absl::NotFoundError(absl::StrCat(what(), ": no such job; open it first")); }
+  // NOT_FOUND where there is no job (null), also where another user has it. PERMISSION_DENIED: the secret is missing.
+  absl::Status Check(const JobCore* job) const {
+    if (job == nullptr || job->owner().uid != caller.uid) {
+      return absl::NotFoundError(absl::StrCat(what(), ": no such job; open it first"));
+    }
+    return job->owner().Admits(caller) ? absl::OkStatus() : SecretRefused(what(), caller);
+  }
 };
 
-void Core::AttachRank(PeerCredentials peer, UniqueFd pidfd, v1::AttachRankRequest request,
+void Core::AttachRank(PeerCredentials peer, const JobSecret& secret, UniqueFd pidfd, v1::AttachRankRequest request,
                       Done<v1::AttachRankResponse> done) {
+  const Tenant caller{peer.uid, secret.digest()};
   if (absl::Status status = Begin(peer.uid, "attach rank"); !status.ok()) {
     done(std::move(status));
     return;
   }
-  auto finish = [this, uid = peer.uid, job_id = request.job_id(), rank = request.rank(),
+  auto finish = [this, caller, job_id = request.job_id(), rank = request.rank(),
                  done = std::move(done)](absl::StatusOr<v1::AttachRankResponse> result) {
-    End(uid);
+    End(caller.uid);
     if (IsFinalRefusal(result.status())) {
-      loop_.Post([this, uid, job_id, rank, status = result.status()] {
-        if (JobCore* const job = FindJob(job_id); job != nullptr && job->uid() == uid) {
+      loop_.Post([this, caller, job_id, rank, status = result.status()] {
+        if (JobCore* const job = FindJob(job_id); job != nullptr && job->owner().Admits(caller)) {
           job->RankAnswered(rank, status, TicksSinceBoot());
         }
       });
     }
     done(std::move(result));
   };
-  Attach(std::make_shared<Attaching>(Attaching{peer, std::move(pidfd), std::move(request), std::move(finish)}));
+  Attach(std::make_shared<Attaching>(Attaching{peer, caller, std::move(pidfd), std::move(request), std::move(finish)}));
 }
 
 void Core::Attach(const std::shared_ptr<Attaching>& attaching) {
   loop_.Post([this, attaching] {
     JobCore* const job = FindJob(attaching->request.job_id());
-    if (job == nullptr || job->uid() != attaching->peer.uid) {
-      attaching->finish(attaching->NoSuchJob());
+    if (absl::Status status = attaching->Check(job); !status.ok()) {
+      attaching->finish(std::move(status));
       return;
     }
     job->memory_worker()->Post([this, attaching] {
@@ -392,9 +414,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
     SHARDD_ASSIGN_OR_RETURN(
         Found found, OnLoop<Found>([&]() -> absl::StatusOr<Found> {
           JobCore* job = FindJob(request.job_id());
-          if (job == nullptr || job->uid() != peer.uid) {
-            return attaching.NoSuchJob();
-          }
+          SHARDD_RETURN_IF_ERROR(attaching.Check(job));
           if (rank < 0 || rank >= job->plan()->world_size) {
             return absl::InvalidArgumentError(
                 absl::StrCat(what, ": no such rank (got ", rank, ", want 0 to ", job->plan()->world_size - 1, ")"));
@@ -471,11 +491,16 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
   return last;
 }
 
-void Core::CloseJob(PeerCredentials peer, bool is_admin, uint64_t job_id, std::function<void(absl::Status)> done) {
-  loop_.Post([this, peer, is_admin, job_id, done = std::move(done)] {
+void Core::CloseJob(PeerCredentials peer, const JobSecret& secret, bool is_admin, uint64_t job_id,
+                    std::function<void(absl::Status)> done) {
+  const Caller caller{{peer.uid, secret.digest()}, is_admin};
+  loop_.Post([this, peer, caller, job_id, done = std::move(done)] {
     if (JobCore* job = FindJob(job_id); job != nullptr) {
-      if (job->uid() != peer.uid && !is_admin) {
-        done(absl::PermissionDeniedError(absl::StrCat("close job ", job_id, ": it belongs to another user")));
+      if (!caller.MaySee(job->owner())) {
+        const std::string what = absl::StrCat("close job ", job_id);
+        done(job->owner().uid == peer.uid
+                 ? SecretRefused(what, caller.tenant)
+                 : absl::PermissionDeniedError(absl::StrCat(what, ": it belongs to another user")));
         return;
       }
       job->Close(absl::StrCat("closed by pid ", peer.pid), JobCore::CloseOn::kAllNodes);

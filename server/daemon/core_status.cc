@@ -54,7 +54,7 @@ void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
     v1::ListJobsResponse response;
     std::vector<JobDescription> descriptions;  // of the response's jobs
     for (const auto& [name, entry] : jobs_) {
-      if (caller.MaySee(entry.job->uid()) && !entry.job->closed()) {
+      if (caller.MaySee(entry.job->owner()) && !entry.job->closed()) {
         descriptions.push_back(entry.job->Describe(response.add_jobs()));
       }
     }
@@ -69,7 +69,7 @@ void Core::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
 }
 
 template <typename T>
-void Core::Query(const Caller& caller, const std::string& job, Done<T> done,
+void Core::Query(const Caller& caller, const v1::JobRef& job, Done<T> done,
                  std::function<void(const JobCore&, T*)> fill) {
   loop_.Post([this, caller, job, done = std::move(done), fill = std::move(fill)] {
     absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
@@ -83,11 +83,11 @@ void Core::Query(const Caller& caller, const std::string& job, Done<T> done,
   });
 }
 
-void Core::ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) {
+void Core::ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) {
   Query<v1::ListRanksResponse>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeRanks(out); });
 }
 template <typename T>
-void Core::QueryPlan(const Caller& caller, const std::string& job, Done<T> done, void (*fill)(const ShardPlan&, T*)) {
+void Core::QueryPlan(const Caller& caller, const v1::JobRef& job, Done<T> done, void (*fill)(const ShardPlan&, T*)) {
   loop_.Post([this, caller, job, done = std::move(done), fill] {
     absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
     if (!found.ok()) {
@@ -102,13 +102,13 @@ void Core::QueryPlan(const Caller& caller, const std::string& job, Done<T> done,
   });
 }
 
-void Core::ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) {
+void Core::ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) {
   QueryPlan<v1::ListGroupsResponse>(caller, job, std::move(done), &DescribeGroups);
 }
-void Core::ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) {
+void Core::ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) {
   QueryPlan<v1::ListParametersResponse>(caller, job, std::move(done), &DescribeParameters);
 }
-void Core::GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) {
+void Core::GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) {
   Query<v1::Memory>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeMemory(out); });
 }
 
@@ -117,7 +117,7 @@ void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done)
     // What runs names groups, and how busy a device is tells of others' jobs. Devices are shared, so it is all or
     // nothing.
     const bool may_see_work =
-        std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& e) { return caller.MaySee(e.second.job->uid()); });
+        std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& e) { return caller.MaySee(e.second.job->owner()); });
     v1::ListStreamsResponse response;
     const auto add = [&](const Device& device) {
       for (const StreamStatus& status : device.Status()) {
@@ -143,28 +143,36 @@ void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done)
   });
 }
 
-void Core::ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) {
+void Core::ListEvents(const Caller& caller, const v1::JobRef& job, int limit, Done<v1::ListEventsResponse> done) {
   v1::ListEventsResponse response;
-  for (v1::Event& event : events_.List(job, limit, [&](uint32_t uid) { return caller.MaySee(uid); })) {
+  const auto may_see = [&](const Tenant& owner) {
+    return caller.MaySee(owner) && (!job.has_uid() || job.uid() == owner.uid);
+  };
+  for (v1::Event& event : events_.List(job.job(), limit, may_see)) {
     *response.add_events() = std::move(event);
   }
   done(std::move(response));
 }
 
 void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) {
-  loop_.Post([this, caller, request, sink = std::move(sink)]() mutable {
-    const absl::StatusOr<JobCore*> job = FindJobByName(caller, request.job());
+  v1::JobRef ref;
+  ref.set_job(request.job());
+  if (request.has_uid()) {
+    ref.set_uid(request.uid());
+  }
+  loop_.Post([this, caller, ref, request, sink = std::move(sink)]() mutable {
+    const absl::StatusOr<JobCore*> job = FindJobByName(caller, ref);
     if (!job.ok()) {
       sink->Finish(job.status());
       return;
     }
     // As QueryPlan: the names of all groups.
-    status_.Post([this, caller, request, plan = (*job)->plan(), sink = std::move(sink)]() mutable {
+    status_.Post([this, caller, ref, request, plan = (*job)->plan(), sink = std::move(sink)]() mutable {
       v1::TraceJobResponse start;
       DescribeTraced(*plan, start.mutable_start());
       sink->Prepare(start);
-      loop_.Post([this, caller, request, plan = std::move(plan), sink = std::move(sink)]() mutable {
-        const absl::StatusOr<JobCore*> job = FindJobByName(caller, request.job());
+      loop_.Post([this, caller, ref, request, plan = std::move(plan), sink = std::move(sink)]() mutable {
+        const absl::StatusOr<JobCore*> job = FindJobByName(caller, ref);
         if (!job.ok() || (*job)->plan() != plan) {
           sink->Finish(job.ok() ? absl::AbortedError(absl::StrCat("trace job \"", request.job(),
                                                                   "\": it was closed and opened anew; try again"))
@@ -177,12 +185,17 @@ void Core::TraceJob(const Caller& caller, const v1::TraceJobRequest& request, st
   });
 }
 
-void Core::CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) {
+void Core::CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::CloseJobByNameResponse> done) {
   loop_.Post([this, caller, job, done = std::move(done)] {
     v1::CloseJobByNameResponse response;
-    if (absl::StatusOr<JobCore*> found = FindJobByName(caller, job); found.ok()) {
+    const absl::StatusOr<JobCore*> found = FindJobByName(caller, job);
+    if (!found.ok() && !absl::IsNotFound(found.status())) {
+      done(found.status());
+      return;
+    }
+    if (found.ok()) {
       response.set_existed(true);
-      (*found)->Close(absl::StrCat("closed by uid ", caller.uid), JobCore::CloseOn::kAllNodes);
+      (*found)->Close(absl::StrCat("closed by uid ", caller.tenant.uid), JobCore::CloseOn::kAllNodes);
       ReviewJobs();
     }
     done(std::move(response));

@@ -1,8 +1,6 @@
 #ifndef SHARDD_SERVER_DAEMON_EARLY_REFUSALS_H_
 #define SHARDD_SERVER_DAEMON_EARLY_REFUSALS_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/tenant/tenant.h"
 
 namespace shardd {
 
@@ -26,14 +25,14 @@ class EarlyRefusals {
 
   // `now` as MonotonicNow. Nothing happens where the status is not final (IsFinalRefusal) or the rank is below 0. The
   // one before of the rank is forgotten, and the oldest of the user where there are too many.
-  void Add(const std::string& job, uid_t uid, Refusal refusal, absl::Time now);
-  // Those of a job that is made now; they are forgotten here.
-  std::vector<Refusal> Take(const std::string& job, uid_t uid, absl::Time now);
+  void Add(const std::string& job, const Tenant& caller, Refusal refusal, absl::Time now);
+  // Those of a job that `owner` makes now, of callers that it admits; they are forgotten here.
+  std::vector<Refusal> Take(const std::string& job, const Tenant& owner, absl::Time now);
 
  private:
   struct Entry {
     std::string job;
-    uid_t uid;
+    Tenant caller;
     Refusal refusal;
     absl::Time time;
   };

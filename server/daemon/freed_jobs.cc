@@ -11,22 +11,23 @@ constexpr absl::Duration kAwaited = absl::Minutes(15);
 
 }  // namespace
 
-void FreedJobs::Add(const std::string& name, uid_t uid, v1::LostJob lost, absl::Time now) {
-  Forget(name);
+void FreedJobs::Add(const std::string& name, const Tenant& owner, v1::LostJob lost, absl::Time now) {
+  Forget(name, owner.uid);
   if (jobs_.size() == kMostJobs) {
     jobs_.pop_front();
   }
-  jobs_.push_back({name, uid, std::move(lost), now});
+  jobs_.push_back({name, owner, std::move(lost), now});
 }
 
-const v1::LostJob* FreedJobs::Find(const std::string& name, uid_t uid) const {
+const v1::LostJob* FreedJobs::Find(const std::string& name, const Tenant& caller) const {
   const auto it = std::find_if(jobs_.begin(), jobs_.end(),
-                               [&](const Freed& freed) { return freed.name == name && freed.uid == uid; });
+                               [&](const Freed& freed) { return freed.name == name && freed.owner.Admits(caller); });
   return it == jobs_.end() ? nullptr : &it->lost;
 }
 
-void FreedJobs::Forget(const std::string& name) {
-  jobs_.erase(std::remove_if(jobs_.begin(), jobs_.end(), [&](const Freed& freed) { return freed.name == name; }),
+void FreedJobs::Forget(const std::string& name, uint32_t uid) {
+  jobs_.erase(std::remove_if(jobs_.begin(), jobs_.end(),
+                             [&](const Freed& freed) { return freed.name == name && freed.owner.uid == uid; }),
               jobs_.end());
 }
 

@@ -1,12 +1,11 @@
 #ifndef SHARDD_SERVER_DAEMON_FREED_JOBS_H_
 #define SHARDD_SERVER_DAEMON_FREED_JOBS_H_
 
-#include <sys/types.h>
-
 #include <deque>
 #include <string>
 
 #include "absl/time/time.h"
+#include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -15,18 +14,19 @@ namespace shardd {
 // Loop-confined.
 class FreedJobs {
  public:
-  // `now` as MonotonicNow. The one before of that name is forgotten, and the oldest where there are too many.
-  void Add(const std::string& name, uid_t uid, v1::LostJob lost, absl::Time now);
-  // Null: none of that user.
-  const v1::LostJob* Find(const std::string& name, uid_t uid) const;
-  void Forget(const std::string& name);
+  // `now` as MonotonicNow. The one before of the user's jobs of that name is forgotten, and the oldest where there are
+  // too many.
+  void Add(const std::string& name, const Tenant& owner, v1::LostJob lost, absl::Time now);
+  // Null: none whose owner admits the caller.
+  const v1::LostJob* Find(const std::string& name, const Tenant& caller) const;
+  void Forget(const std::string& name, uint32_t uid);
   // Some were freed so lately that their ranks may still come.
   bool Awaits(absl::Time now) const;
 
  private:
   struct Freed {
     std::string name;
-    uid_t uid;
+    Tenant owner;
     v1::LostJob lost;
     absl::Time time;
   };

@@ -9,23 +9,25 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/observe/trace_sink.h"
+#include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
 
-// Who asks, as the kernel says it (SO_PEERCRED).
+// Who asks: the uid as the kernel says it (SO_PEERCRED), and the secret that the call gives.
 struct Caller {
-  uint32_t uid = 0;
+  Tenant tenant;
   bool is_admin = false;  // root or the daemon's own uid, in the daemon's namespaces: sees the jobs of all
 
-  bool MaySee(uint32_t owner_uid) const { return is_admin || uid == owner_uid; }
+  bool MaySee(const Tenant& owner) const { return is_admin || owner.Admits(tenant); }
 };
 
 // What JobsService asks the daemon's core for. Every method returns at once and calls `done` exactly once, from any
 // thread, also from within the call; the core never waits for the data path to answer. `done` must be called before the
 // gRPC server is shut down for good, or be destroyed uncalled: the rpc then ends with CANCELLED.
 //
-// `job` is a job's name. NOT_FOUND where there is none, also where there is one that the caller may not see.
+// NOT_FOUND where there is no such job, also where another user has it. PERMISSION_DENIED: the caller has its uid and
+// not its secret. INVALID_ARGUMENT: several users have one of that name, and the administrator does not say which.
 class JobsSource {
  public:
   template <typename T>
@@ -35,18 +37,18 @@ class JobsSource {
 
   virtual void GetDaemon(const Caller& caller, Done<v1::Daemon> done) = 0;
   virtual void ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) = 0;
-  virtual void ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) = 0;
-  virtual void ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) = 0;
-  virtual void ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) = 0;
+  virtual void ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) = 0;
+  virtual void ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) = 0;
+  virtual void ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) = 0;
   virtual void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) = 0;
-  virtual void GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) = 0;
-  // `job` empty: of all jobs that the caller may see. `limit` is between 1 and EventLog::kCapacity.
-  virtual void ListEvents(const Caller& caller, const std::string& job, int limit,
+  virtual void GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) = 0;
+  // Without a name: of all jobs that the caller may see. `limit` is between 1 and EventLog::kCapacity.
+  virtual void ListEvents(const Caller& caller, const v1::JobRef& job, int limit,
                           Done<v1::ListEventsResponse> done) = 0;
   // Calls nothing but the sink, once Finish; or drops it.
   virtual void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) = 0;
-  // `existed` false where there is none (or none that the caller may see): closing twice is no error.
-  virtual void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) = 0;
+  // `existed` false where NOT_FOUND would be another call's answer: closing twice is no error.
+  virtual void CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::CloseJobByNameResponse> done) = 0;
 };
 
 }  // namespace shardd

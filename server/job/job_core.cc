@@ -27,7 +27,7 @@ float GradientScale(const ShardPlan& plan) {
 
 JobCore::JobCore(Init init)
     : id_(init.id),
-      uid_(init.uid),
+      owner_(init.owner),
       spec_(std::move(init.spec)),
       plan_(std::move(init.plan)),
       memory_(std::move(init.memory)),
@@ -56,8 +56,8 @@ JobCore::JobCore(Init init)
       passes_(plan_->world_size),
       windows_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
-      former_writers_(uid_),
-      copies_(init.loop, init.copier, WorkOwner{init.uid, init.id}),
+      former_writers_(owner_.uid),
+      copies_(init.loop, init.copier, WorkOwner{init.owner.uid, init.id}),
       trace_(plan_, std::move(init.work_trace)) {
   ranks_.resize(world_size());
   ResetStep();
@@ -92,10 +92,10 @@ JobCore::~JobCore() {
 }
 
 void JobCore::Event(int rank, absl::string_view kind, std::string text) {
-  LogOf(uid_, kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
+  LogOf(owner_.uid, kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
         absl::StrCat("job ", name(), " epoch ", committed_.epoch(), " step ", committed_.step(),
                      rank >= 0 ? " rank " : "", rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
-  events_->Add(name(), uid_, committed_.epoch(), committed_.step(), rank, kind, std::move(text));
+  events_->Add(name(), owner_, committed_.epoch(), committed_.step(), rank, kind, std::move(text));
 }
 
 absl::Status JobCore::RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {

@@ -63,6 +63,7 @@
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
 #include "server/storage/journal.h"
+#include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -80,7 +81,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
  public:
   struct Init {
     uint64_t id = 0;
-    uint32_t uid = 0;
+    Tenant owner;
     v1::JobSpec spec;
     std::shared_ptr<const ShardPlan> plan;
     std::unique_ptr<JobMemory> memory;
@@ -109,7 +110,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Membership -------------------------------------------------------------------------------------
   // (job_membership.cc)
   uint64_t id() const { return id_; }
-  uint32_t uid() const { return uid_; }
+  const Tenant& owner() const { return owner_; }
   const std::string& name() const { return spec_.name(); }
   const v1::JobSpec& spec() const { return spec_; }
   const std::shared_ptr<const ShardPlan>& plan() const { return plan_; }
@@ -448,7 +449,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
 
   // Constant after construction.
   const uint64_t id_;
-  const uint32_t uid_;
+  const Tenant owner_;
   const v1::JobSpec spec_;
   const std::shared_ptr<const ShardPlan> plan_;
   const std::unique_ptr<JobMemory> memory_;

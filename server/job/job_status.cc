@@ -61,7 +61,8 @@ v1::JobState JobCore::State() const {
 JobDescription JobCore::Describe(v1::Job* out) {
   out->set_name(name());
   out->set_job_id(id_);
-  out->set_uid(uid_);
+  out->set_uid(owner_.uid);
+  out->set_has_secret(owner_.secret.has_value());
   out->set_world_size(world_size());
   out->set_state(State());
   out->set_epoch(committed_.epoch());

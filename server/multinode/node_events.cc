@@ -59,6 +59,10 @@ absl::Status NodeEvents::CheckHello(int node, const v1::PeerHello& hello) {
   return same;
 }
 
+void NodeEvents::OnRefused(int node, const absl::Status& why) {
+  Deliver([node, why](Listener* listener) { listener->OnRefused(node, why); });
+}
+
 void NodeEvents::OnUp(int node) {
   WithGather([&](NodeGather* gather) { gather->OnUp(node); });
   Deliver([node](Listener* listener) { listener->OnUp(node); });

@@ -51,6 +51,7 @@ class NodeEvents final : public PeerLinks::Events, public std::enable_shared_fro
   void SetListener(Listener* listener);
 
   absl::Status CheckHello(int node, const v1::PeerHello& hello) override;
+  void OnRefused(int node, const absl::Status& why) override;
   void OnUp(int node) override;
   void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) override;
   void OnDown(int node, absl::Status why) override;

@@ -84,7 +84,8 @@ void NodeMember::HearDown(int node, const absl::Status& why) {
 // Its own ranks are told over there; the ones here would wait for it.
 void NodeMember::OnRefused(int node, const absl::Status& why) {
   links_state_[static_cast<size_t>(node)].why = std::string(why.message());
-  if (coordinator_ != nullptr) {
+  // As in HearDown: who has not the secret ends nothing of a job that trains.
+  if (coordinator_ != nullptr && !(absl::IsPermissionDenied(why) && job_->NodeInitialized())) {
     coordinator_->OnRefused(node, why);
   }
 }

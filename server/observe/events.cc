@@ -26,11 +26,11 @@ void CutText(std::string* text, size_t max_bytes) {
 
 }  // namespace
 
-void EventLog::Add(absl::string_view job, uint32_t uid, uint64_t epoch, int64_t step, int rank, absl::string_view kind,
-                   std::string text) {
+void EventLog::Add(absl::string_view job, const Tenant& owner, uint64_t epoch, int64_t step, int rank,
+                   absl::string_view kind, std::string text) {
   CutText(&text, kMaxTextBytes);
   Entry entry;
-  entry.uid = uid;
+  entry.owner = owner;
   entry.event.set_job(std::string(job));
   entry.event.set_epoch(epoch);
   entry.event.set_step(step);
@@ -48,12 +48,12 @@ void EventLog::Add(absl::string_view job, uint32_t uid, uint64_t epoch, int64_t 
 }
 
 std::vector<v1::Event> EventLog::List(absl::string_view job, int limit,
-                                      absl::FunctionRef<bool(uint32_t uid)> may_see) const {
+                                      absl::FunctionRef<bool(const Tenant& owner)> may_see) const {
   const size_t wanted = static_cast<size_t>(limit > 0 ? limit : kDefaultLimit);
   std::vector<v1::Event> events;
   absl::MutexLock lock(&mutex_);
   for (auto it = ring_.rbegin(); it != ring_.rend() && events.size() < wanted; ++it) {
-    if ((job.empty() || job == it->event.job()) && may_see(it->uid)) {
+    if ((job.empty() || job == it->event.job()) && may_see(it->owner)) {
       events.push_back(it->event);
     }
   }

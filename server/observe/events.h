@@ -11,6 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "server/tenant/tenant.h"
 #include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
@@ -29,16 +30,16 @@ class EventLog {
   EventLog(const EventLog&) = delete;
   EventLog& operator=(const EventLog&) = delete;
 
-  // `uid` owns the job and decides who may read the event, which does not contain it. `rank` -1: the job.
-  void Add(absl::string_view job, uint32_t uid, uint64_t epoch, int64_t step, int rank, absl::string_view kind,
+  // `owner` is the job's and decides who may read the event, which does not contain it. `rank` -1: the job.
+  void Add(absl::string_view job, const Tenant& owner, uint64_t epoch, int64_t step, int rank, absl::string_view kind,
            std::string text) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The newest `limit` events (<= 0: 100) of `job` (empty: every job) whose owner `may_see` accepts, oldest first.
   // `may_see` runs under the mutex and must not call back into the log.
-  std::vector<v1::Event> List(absl::string_view job, int limit, absl::FunctionRef<bool(uint32_t uid)> may_see) const
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<v1::Event> List(absl::string_view job, int limit,
+                              absl::FunctionRef<bool(const Tenant& owner)> may_see) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<v1::Event> List(absl::string_view job = "", int limit = 0) const {
-    return List(job, limit, [](uint32_t) { return true; });
+    return List(job, limit, [](const Tenant&) { return true; });
   }
 
   // Number of the newest event; 0 before the first.
@@ -46,7 +47,7 @@ class EventLog {
 
  private:
   struct Entry {
-    uint32_t uid;
+    Tenant owner;
     v1::Event event;
   };
 

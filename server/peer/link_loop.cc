@@ -9,6 +9,7 @@
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/peer/peer_wire.h"
+#include "server/tenant/tenant.h"
 
 namespace shardd {
 namespace {
@@ -138,13 +139,14 @@ absl::Time LinkLoop::Tend() {
   return next;
 }
 
-v1::PeerHello LinkLoop::Hello(absl::string_view token) const {
+v1::PeerHello LinkLoop::Hello(absl::string_view token, int to) const {
   v1::PeerHello hello;
   hello.set_protocol_version(kProtocolVersion);
   hello.set_job(join_.job);
   hello.set_uid(join_.uid);
   hello.set_node(join_.node);
   hello.set_token(std::string(token));
+  hello.set_secret_proof(MakeLinkProof(join_.link_key, token, join_.node, to));
   return hello;
 }
 
@@ -158,7 +160,7 @@ void LinkLoop::Call(int node) {
   link->calls = true;
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   v1::PeerMessage message;
-  *message.mutable_hello() = Hello(link->token);
+  *message.mutable_hello() = Hello(link->token, node);
   message.mutable_hello()->set_spec(join_.spec);
   absl::StatusOr<grpc::ByteBuffer> bytes = EncodePeer(message, kMaxPeerHelloBytes);
   if (!bytes.ok()) {  // Join has checked this
@@ -189,6 +191,9 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
                                                         "); nodes.addresses must be in the order of nodes"));
   }
   if (status.ok()) {
+    status = CheckSecret(message.hello(), link->token);
+  }
+  if (status.ok()) {
     status = AskEvents(message.hello());
   }
   if (!status.ok()) {
@@ -196,7 +201,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
     return;
   }
   v1::PeerData first;
-  *first.mutable_hello() = Hello(link->token);
+  *first.mutable_hello() = Hello(link->token, link->node);
   link->data = CallPeer(transport_.make_channel(join_.addresses[link->node]), kDataMethod);
   Keep(link->data);
   link->data->Write(*EncodePeer(first, kMaxPeerHeaderBytes), kMaxPeerHeaderBytes);
@@ -260,6 +265,14 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   }
   const int node = hello.node();
   Peer& peer = *peers_[node];
+  if (status = CheckSecret(hello, hello.token()); !status.ok()) {
+    if (!peer.up) {
+      absl::MutexLock lock(&peer.events_mutex);
+      events_->OnRefused(node, status);
+    }
+    RefuseCall(peer, node, status, control);
+    return;
+  }
   if (peer.link != nullptr) {
     if (peer.link->token.substr(0, kTokenBytes / 2) != hello.token().substr(0, kTokenBytes / 2)) {
       control->Abort(absl::AlreadyExistsError(
@@ -270,12 +283,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
     End(peer.link, absl::AbortedError("the node has made a new link"));
   }
   if (status = AskEvents(hello); !status.ok()) {
-    control->Abort(status);
-    // Not this node's end: the caller may be left over from an earlier job, and the right one may still call.
-    const absl::Status refused = absl::UnavailableError(absl::StrCat("its call was refused: ", status.message()));
-    if (const absl::Status before = std::exchange(peer.last_error, refused); before != refused) {
-      TellDown(peer, node, refused);
-    }
+    RefuseCall(peer, node, status, control);
     return;
   }
   auto link = std::make_shared<Link>();
@@ -285,7 +293,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   link->control = control;
   v1::PeerMessage answer;
-  *answer.mutable_hello() = Hello(link->token);
+  *answer.mutable_hello() = Hello(link->token, node);
   answer.mutable_hello()->set_spec(join_.spec);
   peer.link = link;
   control->Write(*EncodePeer(answer, kMaxPeerHelloBytes), kMaxPeerHelloBytes);
@@ -303,7 +311,7 @@ void LinkLoop::HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1:
   }
   link->data = data;
   v1::PeerData answer;
-  *answer.mutable_hello() = Hello(link->token);
+  *answer.mutable_hello() = Hello(link->token, link->node);
   const grpc::ByteBuffer bytes = *EncodePeer(answer, kMaxPeerHeaderBytes);
   Up(link, &bytes);
   ReadData(link);
@@ -328,6 +336,31 @@ absl::Status LinkLoop::CheckHello(const v1::PeerHello& hello) const {
                                                       peers_.size(), "); give every node its own number"));
   }
   return absl::OkStatus();
+}
+
+absl::Status LinkLoop::CheckSecret(const v1::PeerHello& hello, absl::string_view token) const {
+  if (IsLinkProof(hello.secret_proof(), join_.link_key, token, hello.node(), join_.node)) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(absl::StrCat("job \"", join_.job, "\": node ", hello.node(), " has opened it ",
+                                                  hello.secret_proof().empty() ? "without a secret" : "with a secret",
+                                                  " and node ", join_.node,
+                                                  join_.link_key.empty()         ? " without one"
+                                                  : hello.secret_proof().empty() ? " with one"
+                                                                                 : " with another one",
+                                                  "; give the ranks of all nodes the same SHARDD_JOB_SECRET"));
+}
+
+void LinkLoop::RefuseCall(Peer& peer, int node, const absl::Status& why, const std::shared_ptr<PeerStream>& control) {
+  control->Abort(why);
+  if (peer.up) {
+    return;
+  }
+  // Not this node's end: the caller may be left over from an earlier job, and the right one may still call.
+  const absl::Status refused = absl::UnavailableError(absl::StrCat("its call was refused: ", why.message()));
+  if (const absl::Status before = std::exchange(peer.last_error, refused); before != refused) {
+    TellDown(peer, node, refused);
+  }
 }
 
 absl::Status LinkLoop::AskEvents(const v1::PeerHello& hello) {

@@ -23,6 +23,7 @@ struct PeerJoin {
   int node = 0;                        // of this daemon
   std::vector<std::string> addresses;  // "host:port", by node
   std::string spec;                    // serialized JobSpec, at most 64 MiB
+  std::string link_key = {};           // of the job's secret (server/tenant/tenant.h); empty: the job has none
 };
 
 // Bytes of gradients and states since the links were made.
@@ -44,6 +45,9 @@ class PeerLinks {
     virtual ~Events() = default;
     // Whether the caller's hello describes the same job. Version and numbers are checked already.
     virtual absl::Status CheckHello(int node, const v1::PeerHello& hello) = 0;
+    // A caller was refused before CheckHello because it has not the job's secret. PERMISSION_DENIED; the caller has it
+    // too.
+    virtual void OnRefused(int /*node*/, const absl::Status& /*why*/) {}
     // The link is up. Between this call and OnDown, messages arrive in the order in which they were sent.
     virtual void OnUp(int node) = 0;
     virtual void OnMessage(int node, v1::PeerMessage message, PeerReceipt receipt) = 0;

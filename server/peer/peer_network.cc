@@ -42,7 +42,7 @@ class JoinedLinks final : public PeerLinks {
   JoinedLinks(std::shared_ptr<LinkLoop> loop, std::shared_ptr<PeerService> service)
       : loop_(std::move(loop)), service_(std::move(service)) {}
   ~JoinedLinks() override {
-    service_->Remove(loop_->join().job);
+    service_->Remove(loop_->join());
     loop_->Stop();
   }
   int node() const override { return loop_->join().node; }
@@ -122,7 +122,8 @@ class GrpcPeerNetwork final : public PeerNetwork {
                        .own_problem = credentials_.own_problem,
                        .handshake_patience = options_.handshake_patience});
     if (loop == nullptr) {
-      return absl::AlreadyExistsError(absl::StrCat(job, "a job of that name has links on this node already"));
+      return absl::AlreadyExistsError(
+          absl::StrCat(job, "the user has a job of that name with links on this node already"));
     }
     return std::make_unique<JoinedLinks>(std::move(loop), service_);
   }

@@ -48,7 +48,7 @@ class PeerNetwork {
   // with larger numbers call this one; a caller that Events::CheckHello refuses is reported by OnDown with UNAVAILABLE,
   // because another may still come.
   // `events` must outlive the links and may be called before this returns. ALREADY_EXISTS: this daemon has joined a job
-  // of that name. INVALID_ARGUMENT: bad options.
+  // of that name and uid. INVALID_ARGUMENT: bad options.
   virtual absl::StatusOr<std::unique_ptr<PeerLinks>> Join(PeerJoin options, PeerLinks::Events* events) = 0;
 
  protected:

@@ -32,8 +32,7 @@ std::unique_ptr<grpc::ServerBuilderOption> WithoutPlugins() { return std::make_u
 
 std::shared_ptr<LinkLoop> PeerService::Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::Transport transport) {
   absl::MutexLock lock(&mutex_);
-  const std::string job = join.job;
-  auto [place, added] = jobs_.try_emplace(job, nullptr);
+  auto [place, added] = jobs_.try_emplace({join.job, join.uid}, nullptr);
   if (!added) {
     return nullptr;
   }
@@ -41,10 +40,10 @@ std::shared_ptr<LinkLoop> PeerService::Add(PeerJoin join, PeerLinks::Events* eve
   return place->second;
 }
 
-void PeerService::Remove(const std::string& job) {
+void PeerService::Remove(const PeerJoin& join) {
   std::shared_ptr<LinkLoop> loop;
   absl::MutexLock lock(&mutex_);
-  if (const auto found = jobs_.find(job); found != jobs_.end()) {
+  if (const auto found = jobs_.find({join.job, join.uid}); found != jobs_.end()) {
     loop = std::move(found->second);
     jobs_.erase(found);
   }
@@ -109,7 +108,10 @@ void PeerService::Place(const std::shared_ptr<PeerStream>& stream, v1::PeerHello
   std::shared_ptr<LinkLoop> loop;
   {
     absl::MutexLock lock(&mutex_);
-    if (const auto found = jobs_.find(hello.job()); found != jobs_.end()) {
+    // Where the user has none of that name and another user has, that one's answer says so.
+    auto found = jobs_.find({hello.job(), hello.uid()});
+    found = found != jobs_.end() ? found : jobs_.lower_bound({hello.job(), 0});
+    if (found != jobs_.end() && found->first.first == hello.job()) {
       loop = found->second;
     }
   }

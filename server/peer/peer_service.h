@@ -2,11 +2,13 @@
 #define SHARDD_SERVER_PEER_PEER_SERVICE_H_
 
 #include <atomic>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "grpcpp/impl/server_builder_option.h"
 #include "server/peer/link_loop.h"
@@ -21,11 +23,11 @@ using RawPeerService =
 // names. Thread-safe.
 class PeerService final : public RawPeerService {
  public:
-  // Returns null if there is a job of that name.
+  // Returns null if the user has a job of that name.
   std::shared_ptr<LinkLoop> Add(PeerJoin join, PeerLinks::Events* events, LinkLoop::Transport transport)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes the job: it gets no more streams.
-  void Remove(const std::string& job) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(const PeerJoin& join) ABSL_LOCKS_EXCLUDED(mutex_);
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Link(grpc::CallbackServerContext* context) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Data(grpc::CallbackServerContext* context) override;
@@ -39,7 +41,8 @@ class PeerService final : public RawPeerService {
 
   std::atomic<int> unnamed_ = 0;  // streams that have not named their job
   absl::Mutex mutex_;
-  absl::flat_hash_map<std::string, std::shared_ptr<LinkLoop>> jobs_ ABSL_GUARDED_BY(mutex_);
+  // By name and uid.
+  std::map<std::pair<std::string, uint32_t>, std::shared_ptr<LinkLoop>> jobs_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Keeps the library's reflection and channelz plugins out of a builder, because daemons do not need them.

@@ -9,6 +9,7 @@
 #include "common/status/grpc_status.h"
 #include "server/observe/events.h"
 #include "server/service/answer.h"
+#include "server/service/call_secret.h"
 #include "server/service/trace_reactor.h"
 
 namespace shardd {
@@ -59,8 +60,12 @@ absl::StatusOr<Caller> JobsService::Identify(const grpc::CallbackServerContext& 
   if (!peer.ok()) {
     return peer.status();
   }
+  const absl::StatusOr<JobSecret> secret = SecretOf(context);
+  if (!secret.ok()) {
+    return secret.status();
+  }
   const bool has_uid = peer->uid == 0 || peer->uid == admin_uid_;
-  return Caller{peer->uid, has_uid && peers_->MayAdminister(context.peer())};
+  return Caller{{peer->uid, secret->digest()}, has_uid && peers_->MayAdminister(context.peer())};
 }
 
 template <typename Request, typename Response, typename Ask>
@@ -74,12 +79,12 @@ grpc::ServerUnaryReactor* JobsService::Serve(grpc::CallbackServerContext* contex
   status.Update(Check(operation, request));
   if (status.ok()) {
     const size_t total = caller->is_admin ? kMaxCalls + 2 * kMaxCallsPerUid : kMaxCalls;
-    if (calls_->TryAcquire(caller->uid, kMaxCallsPerUid, total)) {
-      reactor->Hold(PendingSlot(calls_, caller->uid));
+    if (calls_->TryAcquire(caller->tenant.uid, kMaxCallsPerUid, total)) {
+      reactor->Hold(PendingSlot(calls_, caller->tenant.uid));
     } else {
       status = absl::ResourceExhaustedError(
           absl::StrCat(operation, ": too many calls are under way or not read (want less than ", kMaxCallsPerUid,
-                       " of uid ", caller->uid, " and ", total, " of all); wait for the answer of one"));
+                       " of uid ", caller->tenant.uid, " and ", total, " of all); wait for the answer of one"));
     }
   }
   if (status.ok()) {
@@ -106,25 +111,23 @@ grpc::ServerUnaryReactor* JobsService::ListJobs(grpc::CallbackServerContext* con
 
 grpc::ServerUnaryReactor* JobsService::ListRanks(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
-  return Serve<v1::JobRef, v1::ListRanksResponse>(context, "list ranks", *bytes, response,
-                                                  [this](const Caller& caller, const auto& ref, auto done) {
-                                                    source_->ListRanks(caller, ref.job(), std::move(done));
-                                                  });
+  return Serve<v1::JobRef, v1::ListRanksResponse>(
+      context, "list ranks", *bytes, response,
+      [this](const Caller& caller, const auto& ref, auto done) { source_->ListRanks(caller, ref, std::move(done)); });
 }
 
 grpc::ServerUnaryReactor* JobsService::ListGroups(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                   grpc::ByteBuffer* response) {
-  return Serve<v1::JobRef, v1::ListGroupsResponse>(context, "list groups", *bytes, response,
-                                                   [this](const Caller& caller, const auto& ref, auto done) {
-                                                     source_->ListGroups(caller, ref.job(), std::move(done));
-                                                   });
+  return Serve<v1::JobRef, v1::ListGroupsResponse>(
+      context, "list groups", *bytes, response,
+      [this](const Caller& caller, const auto& ref, auto done) { source_->ListGroups(caller, ref, std::move(done)); });
 }
 
 grpc::ServerUnaryReactor* JobsService::ListParameters(grpc::CallbackServerContext* context,
                                                       const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
   return Serve<v1::JobRef, v1::ListParametersResponse>(context, "list parameters", *bytes, response,
                                                        [this](const Caller& caller, const auto& ref, auto done) {
-                                                         source_->ListParameters(caller, ref.job(), std::move(done));
+                                                         source_->ListParameters(caller, ref, std::move(done));
                                                        });
 }
 
@@ -137,10 +140,9 @@ grpc::ServerUnaryReactor* JobsService::ListStreams(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* JobsService::GetMemory(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                  grpc::ByteBuffer* response) {
-  return Serve<v1::JobRef, v1::Memory>(context, "get memory", *bytes, response,
-                                       [this](const Caller& caller, const auto& ref, auto done) {
-                                         source_->GetMemory(caller, ref.job(), std::move(done));
-                                       });
+  return Serve<v1::JobRef, v1::Memory>(
+      context, "get memory", *bytes, response,
+      [this](const Caller& caller, const auto& ref, auto done) { source_->GetMemory(caller, ref, std::move(done)); });
 }
 
 grpc::ServerUnaryReactor* JobsService::ListEvents(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
@@ -149,7 +151,12 @@ grpc::ServerUnaryReactor* JobsService::ListEvents(grpc::CallbackServerContext* c
       context, "list events", *bytes, response, [this](const Caller& caller, const auto& request, auto done) {
         const int limit = request.limit() == 0 ? kDefaultEvents
                                                : std::min<int>(request.limit(), static_cast<int>(EventLog::kCapacity));
-        source_->ListEvents(caller, request.job(), limit, std::move(done));
+        v1::JobRef ref;
+        ref.set_job(request.job());
+        if (request.has_uid()) {
+          ref.set_uid(request.uid());
+        }
+        source_->ListEvents(caller, ref, limit, std::move(done));
       });
 }
 
@@ -157,7 +164,7 @@ grpc::ServerUnaryReactor* JobsService::CloseJobByName(grpc::CallbackServerContex
                                                       const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
   return Serve<v1::JobRef, v1::CloseJobByNameResponse>(context, "close job", *bytes, response,
                                                        [this](const Caller& caller, const auto& ref, auto done) {
-                                                         source_->CloseJobByName(caller, ref.job(), std::move(done));
+                                                         source_->CloseJobByName(caller, ref, std::move(done));
                                                        });
 }
 
@@ -172,12 +179,12 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* JobsService::TraceJob(grpc::Callback
   status.Update(Check("trace job", request));
   if (status.ok()) {
     const size_t total = caller->is_admin ? kMaxTraces + 2 * kMaxTracesPerUid : kMaxTraces;
-    if (traces_->TryAcquire(caller->uid, kMaxTracesPerUid, total)) {
-      reactor->Hold(PendingSlot(traces_, caller->uid));
+    if (traces_->TryAcquire(caller->tenant.uid, kMaxTracesPerUid, total)) {
+      reactor->Hold(PendingSlot(traces_, caller->tenant.uid));
     } else {
       status = absl::ResourceExhaustedError(
           absl::StrCat("trace job \"", request.job(), "\": too many traces are under way or not read (want less than ",
-                       kMaxTracesPerUid, " of uid ", caller->uid, " and ", total, " of all); end one"));
+                       kMaxTracesPerUid, " of uid ", caller->tenant.uid, " and ", total, " of all); end one"));
     }
   }
   if (status.ok()) {

@@ -17,6 +17,7 @@
 #include "common/status/grpc_status.h"
 #include "common/status/status_macros.h"
 #include "server/service/answer.h"
+#include "server/service/call_secret.h"
 
 namespace shardd {
 namespace {
@@ -285,6 +286,10 @@ grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* c
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
   }
+  absl::StatusOr<JobSecret> secret = SecretOf(*context);
+  if (!secret.ok()) {
+    return FinishNow(context, secret.status());
+  }
   if (absl::Status status = CheckOpenFiles("open job"); !status.ok()) {
     return FinishNow(context, status);
   }
@@ -294,7 +299,7 @@ grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* c
     return FinishNow(context, hold.status());
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->OpenJob(*peer, std::move(request),
+  core_->OpenJob(*peer, *std::move(secret), std::move(request),
                  [hold = *std::move(hold), done = MakeDone<v1::OpenJobResponse>(reactor, response)](
                      absl::StatusOr<v1::OpenJobResponse> result) { done(std::move(result)); });
   return reactor;
@@ -325,6 +330,10 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
   }
+  const absl::StatusOr<JobSecret> secret = SecretOf(*context);
+  if (!secret.ok()) {
+    return FinishNow(context, secret.status());
+  }
   if (absl::Status status = CheckOpenFiles("attach rank"); !status.ok()) {
     return FinishNow(context, status);
   }
@@ -333,7 +342,7 @@ grpc::ServerUnaryReactor* TrainerService::AttachRank(grpc::CallbackServerContext
     return FinishNow(context, status);
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  core_->AttachRank(*peer, peers_->DupPidfd(context->peer()), std::move(request),
+  core_->AttachRank(*peer, *secret, peers_->DupPidfd(context->peer()), std::move(request),
                     MakeDone<v1::AttachRankResponse>(reactor, response));
   return reactor;
 }
@@ -344,13 +353,17 @@ grpc::ServerUnaryReactor* TrainerService::CloseJob(grpc::CallbackServerContext* 
   if (!peer.ok()) {
     return FinishNow(context, peer.status());
   }
+  const absl::StatusOr<JobSecret> secret = SecretOf(*context);
+  if (!secret.ok()) {
+    return FinishNow(context, secret.status());
+  }
   v1::CloseJobRequest request;
   if (absl::Status status = DecodeWithin("close job", *bytes, kSmallMessage, &request); !status.ok()) {
     return FinishNow(context, status);
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const bool is_admin = peer->uid == 0 && peers_->MayAdminister(context->peer());
-  core_->CloseJob(*peer, is_admin, request.job_id(),
+  core_->CloseJob(*peer, *secret, is_admin, request.job_id(),
                   [done = MakeDone<v1::CloseJobResponse>(reactor, response)](absl::Status status) {
                     done(status.ok() ? absl::StatusOr<v1::CloseJobResponse>(v1::CloseJobResponse()) : status);
                   });

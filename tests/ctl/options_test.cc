@@ -99,6 +99,9 @@ TEST(OptionsTest, UsageErrorsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf({"close", "a", "--watch", "1"}), HasSubstr("close: --watch"));
   EXPECT_THAT(ErrorOf({"events", "--limit", "0"}), HasSubstr("--limit: not a number of events (got \"0\""));
   EXPECT_THAT(ErrorOf({"events", "--limit"}), HasSubstr("--limit: value is missing"));
+  EXPECT_THAT(ErrorOf({"job", "--uid", "root"}), HasSubstr("--uid: not a uid (got \"root\""));
+  EXPECT_THAT(ErrorOf({"job", "--uid=-1"}), HasSubstr("--uid: not a uid"));
+  EXPECT_THAT(ErrorOf({"job", "--job_secret_file="}), HasSubstr("--job_secret_file: value is empty"));
   EXPECT_THAT(ErrorOf({"jobs", "--watch=-1"}), HasSubstr("--watch: not a time"));
   EXPECT_THAT(ErrorOf({"jobs", "--watch=nan"}), HasSubstr("--watch: not a time"));
   EXPECT_THAT(ErrorOf({"trace", "--steps", "0"}), HasSubstr("--steps: not a number of steps (got \"0\""));
@@ -107,6 +110,13 @@ TEST(OptionsTest, UsageErrorsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf({"trace", "--watch", "1"}), HasSubstr("trace: --watch"));
   EXPECT_THAT(ErrorOf({"trace", "--json"}), HasSubstr("trace: --json"));
   EXPECT_THAT(ErrorOf({"jobs", "--json=1"}), HasSubstr("--json: takes no value"));
+}
+
+TEST(OptionsTest, AJobIsOneUsersAndMayHaveASecret) {
+  const Options options = Parsed({"job", "gpt", "--uid=1000", "--job_secret_file", "/run/secrets/job"});
+  EXPECT_EQ(options.uid, 1000u);
+  EXPECT_EQ(options.job_secret_file, "/run/secrets/job");
+  EXPECT_EQ(Parsed({"job", "gpt"}).uid, std::nullopt);
 }
 
 TEST(OptionsTest, HelpListsEveryExitCode) {

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/status/grpc_status.h"
 #include "tests/faults/bad_input.h"
 #include "tests/faults/commands.h"
 #include "tests/testing/run_as_uid.h"
@@ -18,16 +17,6 @@ namespace {
 using testing::RunAsUid;
 
 constexpr uint32_t kStranger = 12345;
-
-// One call of the jobs service; its status.
-template <typename Request, typename Response>
-absl::Status Ask(RawClient& client,
-                 grpc::Status (v1::JobsService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                 const Request& request, Response* response) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + testing::kLimit));
-  return FromGrpcStatus((client.jobs().*method)(&context, request, response));
-}
 
 class AnotherUser : public BadInput {
  protected:
@@ -78,7 +67,6 @@ TEST_F(AnotherUser, ReachesNothingOfTheJob) {
     ASSERT_TRUE(connected.valid());
     RawClient stranger(socket(), std::move(connected));
 
-    ExpectStatus(stranger.Open(SpecOf(job_)).status(), absl::StatusCode::kPermissionDenied, "another user");
     ExpectStatus(stranger.Attach(job_id, 0).status(), absl::StatusCode::kNotFound, "no such job");
     ExpectStatus(stranger.Attach(job_id, 0, /*replace=*/true).status(), absl::StatusCode::kNotFound, "no such job");
     ExpectStatus(stranger.Close(job_id), absl::StatusCode::kPermissionDenied, "another user");
@@ -95,38 +83,34 @@ TEST_F(AnotherUser, ReachesNothingOfTheJob) {
     v1::JobRef ref;
     ref.set_job("job");
     v1::ListRanksResponse ranks;
-    ExpectStatus(Ask(stranger, &Jobs::ListRanks, ref, &ranks), absl::StatusCode::kNotFound, "no job");
+    ExpectStatus(stranger.Ask(&Jobs::ListRanks, ref, &ranks), absl::StatusCode::kNotFound, "no job");
     v1::ListGroupsResponse groups;
-    ExpectStatus(Ask(stranger, &Jobs::ListGroups, ref, &groups), absl::StatusCode::kNotFound, "no job");
+    ExpectStatus(stranger.Ask(&Jobs::ListGroups, ref, &groups), absl::StatusCode::kNotFound, "no job");
     v1::ListParametersResponse parameters;
-    ExpectStatus(Ask(stranger, &Jobs::ListParameters, ref, &parameters), absl::StatusCode::kNotFound, "no job");
+    ExpectStatus(stranger.Ask(&Jobs::ListParameters, ref, &parameters), absl::StatusCode::kNotFound, "no job");
     v1::Memory memory;
-    ExpectStatus(Ask(stranger, &Jobs::GetMemory, ref, &memory), absl::StatusCode::kNotFound, "no job");
-    {
-      grpc::ClientContext context;
-      v1::TraceJobRequest request;
-      request.set_job("job");
-      v1::TraceJobResponse traced;
-      const auto reader = stranger.jobs().TraceJob(&context, request);
-      EXPECT_FALSE(reader->Read(&traced));
-      ExpectStatus(FromGrpcStatus(reader->Finish()), absl::StatusCode::kNotFound, "no job");
-    }
+    ExpectStatus(stranger.Ask(&Jobs::GetMemory, ref, &memory), absl::StatusCode::kNotFound, "no job");
+    v1::TraceJobRequest traced;
+    traced.set_job("job");
+    ExpectStatus(stranger.Trace(traced), absl::StatusCode::kNotFound, "no job");
+    ref.set_uid(0);  // whose it is
+    ExpectStatus(stranger.Ask(&Jobs::ListRanks, ref, &ranks), absl::StatusCode::kNotFound, "no job");
     // What lists says nothing of it, and to close what is not there is no error.
     v1::ListJobsResponse jobs;
-    EXPECT_TRUE(Ask(stranger, &Jobs::ListJobs, v1::ListJobsRequest(), &jobs).ok());
+    EXPECT_TRUE(stranger.Ask(&Jobs::ListJobs, v1::ListJobsRequest(), &jobs).ok());
     EXPECT_EQ(jobs.jobs_size(), 0) << jobs.ShortDebugString();
     v1::ListStreamsResponse streams;
-    EXPECT_TRUE(Ask(stranger, &Jobs::ListStreams, v1::ListStreamsRequest(), &streams).ok());
+    EXPECT_TRUE(stranger.Ask(&Jobs::ListStreams, v1::ListStreamsRequest(), &streams).ok());
     for (const v1::Stream& stream : streams.streams()) {
       EXPECT_TRUE(stream.submitted() == 0 && stream.busy_us() == 0) << stream.ShortDebugString();
     }
     v1::ListEventsRequest which;
     which.set_limit(1000);
     v1::ListEventsResponse events;
-    EXPECT_TRUE(Ask(stranger, &Jobs::ListEvents, which, &events).ok());
+    EXPECT_TRUE(stranger.Ask(&Jobs::ListEvents, which, &events).ok());
     EXPECT_EQ(events.events_size(), 0) << events.ShortDebugString();
     v1::CloseJobByNameResponse closed;
-    EXPECT_TRUE(Ask(stranger, &Jobs::CloseJobByName, ref, &closed).ok());
+    EXPECT_TRUE(stranger.Ask(&Jobs::CloseJobByName, ref, &closed).ok());
     EXPECT_FALSE(closed.existed());
 
     EXPECT_EQ(Ranks()[0].session_id(), session_id);
@@ -153,6 +137,55 @@ TEST_F(AnotherUser, HasJobsOfItsOwn) {
     // The daemon's user closes anybody's.
     EXPECT_TRUE(RawClient(socket()).Close(opened->job_id()).ok());
     EXPECT_EQ(Job("its_own").name(), "");
+  }
+  ExpectJobIntact();
+}
+
+// A name is one user's, so that nobody takes another's.
+TEST_F(AnotherUser, HasAJobOfTheSameName) {
+  StartDaemonWithJob();
+  OpenTheDoor();
+  UniqueFd connected;
+  RunAsUid(kStranger, [&] { connected = ConnectTo(socket()); });
+  ASSERT_TRUE(connected.valid());
+  {
+    RawClient stranger(socket(), std::move(connected));
+    RawClient root(socket());
+    using Jobs = v1::JobsService::Stub;
+    const auto opened = stranger.Open(SpecOf(job_));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_TRUE(opened->created());
+    EXPECT_TRUE(stranger.Attach(opened->job_id(), 0).ok());
+    v1::JobRef ref;
+    ref.set_job("job");
+    v1::ListRanksResponse ranks;
+    ASSERT_TRUE(stranger.Ask(&Jobs::ListRanks, ref, &ranks).ok());
+    EXPECT_NE(ranks.ranks(0).session_id(), 0u) << "its own";
+
+    // Who sees both says which.
+    const std::string both = absl::StrCat("several users have one of that name (uid 0, uid ", kStranger, ")");
+    ExpectStatus(root.Ask(&Jobs::ListRanks, ref, &ranks), absl::StatusCode::kInvalidArgument, both);
+    v1::TraceJobRequest traced;
+    traced.set_job("job");
+    ExpectStatus(root.Trace(traced), absl::StatusCode::kInvalidArgument, both);
+    v1::CloseJobByNameResponse closed;
+    ExpectStatus(root.Ask(&Jobs::CloseJobByName, ref, &closed), absl::StatusCode::kInvalidArgument, "shardctl: --uid");
+    ref.set_uid(0);
+    ASSERT_TRUE(root.Ask(&Jobs::ListRanks, ref, &ranks).ok());
+    EXPECT_EQ(ranks.ranks(0).session_id(), 0u);
+    ref.set_uid(kStranger + 1);
+    ExpectStatus(root.Ask(&Jobs::ListRanks, ref, &ranks), absl::StatusCode::kNotFound, "no job");
+    v1::ListEventsRequest which;
+    which.set_job("job");
+    which.set_uid(kStranger);
+    v1::ListEventsResponse events;
+    EXPECT_TRUE(root.Ask(&Jobs::ListEvents, which, &events).ok());
+    EXPECT_EQ(events.events_size(), 1) << "that it was opened: " << events.ShortDebugString();
+    ref.set_uid(kStranger);
+    EXPECT_TRUE(root.Ask(&Jobs::CloseJobByName, ref, &closed).ok());
+    EXPECT_TRUE(closed.existed());
+    EXPECT_TRUE(root.Ask(&Jobs::CloseJobByName, ref, &closed).ok());
+    EXPECT_FALSE(closed.existed());
   }
   ExpectJobIntact();
 }

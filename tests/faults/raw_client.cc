@@ -102,9 +102,23 @@ RawClient::RawClient(const std::string& socket_path) : RawClient(socket_path, Co
 RawClient::RawClient(const std::string& socket_path, UniqueFd connected)
     : RawClient(socket_path, ChannelOn(std::move(connected))) {}
 
+void RawClient::Prepare(grpc::ClientContext& context) const {
+  SetLimit(context);
+  if (!secret_.empty()) context.AddMetadata("shardd-job-secret-bin", secret_);
+}
+
+absl::Status RawClient::Trace(const v1::TraceJobRequest& request) {
+  grpc::ClientContext context;
+  Prepare(context);
+  const auto reader = jobs_->TraceJob(&context, request);
+  for (v1::TraceJobResponse message; reader->Read(&message);) {
+  }
+  return FromGrpcStatus(reader->Finish());
+}
+
 absl::StatusOr<v1::OpenJobResponse> RawClient::Open(const v1::OpenJobRequest& request) {
   grpc::ClientContext context;
-  SetLimit(context);
+  Prepare(context);
   v1::OpenJobResponse response;
   SHARDD_RETURN_IF_ERROR(FromGrpcStatus(stub_->OpenJob(&context, request, &response)));
   return response;
@@ -119,7 +133,7 @@ absl::StatusOr<v1::OpenJobResponse> RawClient::Open(const v1::JobSpec& spec) {
 
 absl::StatusOr<v1::AttachRankResponse> RawClient::Attach(uint64_t job_id, int rank, bool replace) {
   grpc::ClientContext context;
-  SetLimit(context);
+  Prepare(context);
   v1::AttachRankRequest request;
   request.set_job_id(job_id);
   request.set_rank(rank);
@@ -131,7 +145,7 @@ absl::StatusOr<v1::AttachRankResponse> RawClient::Attach(uint64_t job_id, int ra
 
 absl::Status RawClient::Close(uint64_t job_id) {
   grpc::ClientContext context;
-  SetLimit(context);
+  Prepare(context);
   v1::CloseJobRequest request;
   request.set_job_id(job_id);
   v1::CloseJobResponse response;
@@ -140,7 +154,7 @@ absl::Status RawClient::Close(uint64_t job_id) {
 
 absl::Status RawClient::Call(const std::string& method, const std::string& bytes) {
   grpc::ClientContext context;
-  SetLimit(context);
+  Prepare(context);
   const grpc::Slice slice(bytes);
   const grpc::ByteBuffer request(&slice, 1);
   grpc::ByteBuffer response;

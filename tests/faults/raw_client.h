@@ -14,6 +14,7 @@
 #include "common/shm/fd_channel.h"
 #include "common/shm/session_view.h"
 #include "common/shm/slab.h"
+#include "common/status/grpc_status.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "shardd/v1/jobs.grpc.pb.h"
@@ -59,6 +60,18 @@ class RawClient {
   absl::StatusOr<v1::OpenJobResponse> Open(const v1::JobSpec& spec);
   absl::StatusOr<v1::AttachRankResponse> Attach(uint64_t job_id, int rank, bool replace = false);
   absl::Status Close(uint64_t job_id);
+  // From now on every unary call gives this job secret; empty: none.
+  void Gives(const std::string& secret) { secret_ = secret; }
+  // One call of the jobs service; its status.
+  template <typename Request, typename Response>
+  absl::Status Ask(grpc::Status (v1::JobsService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                   const Request& request, Response* response) {
+    grpc::ClientContext context;
+    Prepare(context);
+    return FromGrpcStatus((jobs_.get()->*method)(&context, request, response));
+  }
+  // How a trace of the job ends.
+  absl::Status Trace(const v1::TraceJobRequest& request);
   // Any method, "/shardd.v1.TrainerService/OpenJob", with any bytes.
   absl::Status Call(const std::string& method, const std::string& bytes);
 
@@ -84,8 +97,10 @@ class RawClient {
 
  private:
   RawClient(const std::string& socket_path, const std::shared_ptr<grpc::Channel>& channel);
+  void Prepare(grpc::ClientContext& context) const;  // deadline and secret
 
   const std::string socket_path_;
+  std::string secret_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;
   std::unique_ptr<v1::JobsService::Stub> jobs_;
   std::unique_ptr<grpc::GenericStub> generic_;

@@ -28,6 +28,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing_service::Eventually;
 using testing_service::kPatience;
 using testing_service::RunAsUid;
@@ -88,11 +89,59 @@ TEST_F(JobsServiceTest, EveryCallReachesTheSourceWithItsJob) {
   std::vector<std::string> seen;
   for (const auto& call : source_.calls()) {
     seen.push_back(call.method + " " + call.job);
-    EXPECT_EQ(call.caller.uid, ::geteuid());
+    EXPECT_EQ(call.caller.tenant.uid, ::geteuid());
     EXPECT_TRUE(call.caller.is_admin);
   }
   EXPECT_THAT(seen, ElementsAre("GetDaemon ", "ListJobs ", "ListRanks gpt", "ListGroups gpt", "ListParameters gpt",
                                 "ListStreams ", "GetMemory gpt", "ListEvents ", "CloseJobByName gpt"));
+}
+
+TEST_F(JobsServiceTest, ASecretIsOfItsCallAlone) {
+  Start();
+  const std::string secret = "a secret of a job \x01\xff";
+  const auto jobs = Jobs();
+  const auto ask = [&](const std::vector<std::string>& given) {
+    auto context = Context();
+    for (const std::string& one : given) context->AddMetadata("shardd-job-secret-bin", one);
+    v1::ListJobsResponse response;
+    return jobs->ListJobs(context.get(), {}, &response);
+  };
+  EXPECT_TRUE(ask({secret}).ok());
+  EXPECT_TRUE(ask({}).ok());
+  EXPECT_TRUE(ask({secret}).ok());
+  ASSERT_EQ(source_.calls().size(), 3u);
+  EXPECT_TRUE(source_.calls()[0].caller.tenant == source_.calls()[2].caller.tenant);
+  EXPECT_TRUE(source_.calls()[0].caller.tenant.secret.has_value());
+  EXPECT_FALSE(source_.calls()[1].caller.tenant.secret.has_value());
+
+  for (const std::vector<std::string>& bad :
+       {std::vector<std::string>{std::string(15, 'x')}, {std::string(65, 'x')}, {""}, {secret, secret}}) {
+    const grpc::Status status = ask(bad);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("job secret: "));
+    EXPECT_THAT(status.error_message(), Not(HasSubstr("a secret of a job")));
+  }
+  EXPECT_EQ(source_.calls().size(), 3u);
+}
+
+TEST_F(JobsServiceTest, TheUidOfAJobIsPassedOn) {
+  source_.ranks["gpt"].add_ranks()->set_rank(3);
+  Start();
+  v1::JobRef ref = Ref("gpt");
+  ref.set_uid(12345);
+  v1::ListRanksResponse ranks;
+  EXPECT_TRUE(Jobs()->ListRanks(Context().get(), ref, &ranks).ok());
+  v1::ListEventsRequest which;
+  which.set_job("gpt");
+  which.set_uid(12346);
+  v1::ListEventsResponse events;
+  EXPECT_TRUE(Jobs()->ListEvents(Context().get(), which, &events).ok());
+  v1::ListEventsResponse of_all;
+  EXPECT_TRUE(Jobs()->ListEvents(Context().get(), {}, &of_all).ok());
+  ASSERT_EQ(source_.calls().size(), 3u);
+  EXPECT_EQ(source_.calls()[0].uid, 12345u);
+  EXPECT_EQ(source_.calls()[1].uid, 12346u);
+  EXPECT_EQ(source_.calls()[2].uid, std::nullopt);
 }
 
 TEST_F(JobsServiceTest, AnotherUidIsNoAdmin) {
@@ -110,7 +159,7 @@ TEST_F(JobsServiceTest, AnotherUidIsNoAdmin) {
   const grpc::Status status = v1::JobsService::NewStub(channel)->ListJobs(context.get(), {}, &jobs);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(source_.calls().size(), 1u);
-  EXPECT_EQ(source_.calls()[0].caller.uid, 12345u);
+  EXPECT_EQ(source_.calls()[0].caller.tenant.uid, 12345u);
   EXPECT_FALSE(source_.calls()[0].caller.is_admin);
 }
 
@@ -163,7 +212,7 @@ TEST_F(JobsServiceTest, TheSameUidInAnotherUserNamespaceIsNoAdmin) {
   const grpc::Status status = v1::JobsService::NewStub(channel)->ListJobs(context.get(), {}, &jobs);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(source_.calls().size(), 1u);
-  EXPECT_EQ(source_.calls()[0].caller.uid, ::geteuid());
+  EXPECT_EQ(source_.calls()[0].caller.tenant.uid, ::geteuid());
   EXPECT_FALSE(source_.calls()[0].caller.is_admin);
   ours.reset();
   EXPECT_EQ(child.Wait(kPatience), 0);
@@ -348,7 +397,7 @@ TEST_F(TraceJobTest, AllMessagesComeInOrderAndThenTheEnd) {
   EXPECT_EQ(messages[1].spans().spans(0).label(), "reduce");
   EXPECT_EQ(messages[2].end().last_step(), 7);
   ASSERT_EQ(source_.calls().size(), 1u);
-  EXPECT_EQ(source_.calls()[0].caller.uid, ::geteuid());
+  EXPECT_EQ(source_.calls()[0].caller.tenant.uid, ::geteuid());
   EXPECT_EQ(source_.calls()[0].limit, 5);
 }
 

@@ -14,6 +14,14 @@
 #include "grpcpp/create_channel_posix.h"
 
 namespace shardd::testing_service {
+namespace {
+
+template <typename Request>
+std::optional<uint32_t> UidOf(const Request& request) {
+  return request.has_uid() ? std::optional<uint32_t>(request.uid()) : std::nullopt;
+}
+
+}  // namespace
 
 UniqueFd ConnectTo(const std::string& path) {
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -79,37 +87,38 @@ void FakeJobsSource::GetDaemon(const Caller& caller, Done<v1::Daemon> done) {
 void FakeJobsSource::ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) {
   Deliver<v1::ListJobsResponse>({"ListJobs", caller, "", 0}, jobs, std::move(done));
 }
-void FakeJobsSource::ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) {
-  Deliver({"ListRanks", caller, job, 0}, Find(ranks, job), std::move(done));
+void FakeJobsSource::ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) {
+  Deliver({"ListRanks", caller, job.job(), 0, UidOf(job)}, Find(ranks, job.job()), std::move(done));
 }
-void FakeJobsSource::ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) {
-  Deliver({"ListGroups", caller, job, 0}, Find(groups, job), std::move(done));
+void FakeJobsSource::ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) {
+  Deliver({"ListGroups", caller, job.job(), 0, UidOf(job)}, Find(groups, job.job()), std::move(done));
 }
-void FakeJobsSource::ListParameters(const Caller& caller, const std::string& job,
+void FakeJobsSource::ListParameters(const Caller& caller, const v1::JobRef& job,
                                     Done<v1::ListParametersResponse> done) {
-  Deliver({"ListParameters", caller, job, 0}, Find(parameters, job), std::move(done));
+  Deliver({"ListParameters", caller, job.job(), 0, UidOf(job)}, Find(parameters, job.job()), std::move(done));
 }
 void FakeJobsSource::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) {
   Deliver<v1::ListStreamsResponse>({"ListStreams", caller, "", 0}, streams, std::move(done));
 }
-void FakeJobsSource::GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) {
-  Deliver({"GetMemory", caller, job, 0}, Find(memory, job), std::move(done));
+void FakeJobsSource::GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) {
+  Deliver({"GetMemory", caller, job.job(), 0, UidOf(job)}, Find(memory, job.job()), std::move(done));
 }
-void FakeJobsSource::ListEvents(const Caller& caller, const std::string& job, int limit,
+void FakeJobsSource::ListEvents(const Caller& caller, const v1::JobRef& job, int limit,
                                 Done<v1::ListEventsResponse> done) {
   v1::ListEventsResponse chosen;
   for (const v1::Event& event : events.events()) {
-    if ((job.empty() || event.job() == job) && chosen.events_size() < limit) {
+    if ((job.job().empty() || event.job() == job.job()) && chosen.events_size() < limit) {
       *chosen.add_events() = event;
     }
   }
-  Deliver<v1::ListEventsResponse>({"ListEvents", caller, job, limit}, std::move(chosen), std::move(done));
+  Deliver<v1::ListEventsResponse>({"ListEvents", caller, job.job(), limit, UidOf(job)}, std::move(chosen),
+                                  std::move(done));
 }
 void FakeJobsSource::TraceJob(const Caller& caller, const v1::TraceJobRequest& request,
                               std::shared_ptr<TraceSink> sink) {
   {
     absl::MutexLock lock(&mutex_);
-    calls_.push_back({"TraceJob", caller, request.job(), request.steps()});
+    calls_.push_back({"TraceJob", caller, request.job(), request.steps(), UidOf(request)});
   }
   if (take_sink) {
     take_sink(std::move(sink));
@@ -125,11 +134,12 @@ void FakeJobsSource::TraceJob(const Caller& caller, const v1::TraceJobRequest& r
     sink->Finish(status);
   });
 }
-void FakeJobsSource::CloseJobByName(const Caller& caller, const std::string& job,
+void FakeJobsSource::CloseJobByName(const Caller& caller, const v1::JobRef& job,
                                     Done<v1::CloseJobByNameResponse> done) {
   v1::CloseJobByNameResponse response;
-  response.set_existed(ranks.count(job) != 0);
-  Deliver<v1::CloseJobByNameResponse>({"CloseJobByName", caller, job, 0}, std::move(response), std::move(done));
+  response.set_existed(ranks.count(job.job()) != 0);
+  Deliver<v1::CloseJobByNameResponse>({"CloseJobByName", caller, job.job(), 0, UidOf(job)}, std::move(response),
+                                      std::move(done));
 }
 
 void ServiceTest::Start(const ListenerOptions& options) {

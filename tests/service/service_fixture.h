@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,6 +52,7 @@ class FakeJobsSource : public JobsSource {
     Caller caller;
     std::string job;
     int limit = 0;
+    std::optional<uint32_t> uid = std::nullopt;  // whose job
   };
 
   v1::Daemon daemon;
@@ -76,14 +78,14 @@ class FakeJobsSource : public JobsSource {
 
   void GetDaemon(const Caller& caller, Done<v1::Daemon> done) override;
   void ListJobs(const Caller& caller, Done<v1::ListJobsResponse> done) override;
-  void ListRanks(const Caller& caller, const std::string& job, Done<v1::ListRanksResponse> done) override;
-  void ListGroups(const Caller& caller, const std::string& job, Done<v1::ListGroupsResponse> done) override;
-  void ListParameters(const Caller& caller, const std::string& job, Done<v1::ListParametersResponse> done) override;
+  void ListRanks(const Caller& caller, const v1::JobRef& job, Done<v1::ListRanksResponse> done) override;
+  void ListGroups(const Caller& caller, const v1::JobRef& job, Done<v1::ListGroupsResponse> done) override;
+  void ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::ListParametersResponse> done) override;
   void ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) override;
-  void GetMemory(const Caller& caller, const std::string& job, Done<v1::Memory> done) override;
-  void ListEvents(const Caller& caller, const std::string& job, int limit, Done<v1::ListEventsResponse> done) override;
+  void GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) override;
+  void ListEvents(const Caller& caller, const v1::JobRef& job, int limit, Done<v1::ListEventsResponse> done) override;
   void TraceJob(const Caller& caller, const v1::TraceJobRequest& request, std::shared_ptr<TraceSink> sink) override;
-  void CloseJobByName(const Caller& caller, const std::string& job, Done<v1::CloseJobByNameResponse> done) override;
+  void CloseJobByName(const Caller& caller, const v1::JobRef& job, Done<v1::CloseJobByNameResponse> done) override;
 
  private:
   template <typename T>

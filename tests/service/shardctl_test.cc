@@ -133,9 +133,9 @@ class ShardctlTest : public testing_service::ServiceTest {
     return messages;
   }
   // With --address of this test's server.
-  Output Run(std::vector<std::string> arguments) {
+  Output Run(std::vector<std::string> arguments, const std::vector<std::string>& environment = {}) {
     arguments.push_back("--address=unix:" + path());
-    return Shardctl(arguments, {}).Finish();
+    return Shardctl(arguments, environment).Finish();
   }
 };
 
@@ -206,6 +206,52 @@ TEST_F(ShardctlTest, OneOfSeveralJobsMustBeNamed) {
   EXPECT_EQ(output.exit_code, 2);
   EXPECT_THAT(output.err, HasSubstr("there are several (gpt, vit)"));
   EXPECT_THAT(Run({"ranks", "vit"}).out, HasSubstr("Unshard layers.0 of vit"));
+}
+
+TEST_F(ShardctlTest, TheSecretComesFromAFileOrTheEnvironment) {
+  AddJob("gpt");
+  source_.trace = WholeTrace();
+  Start();
+  dir_.Write("secret", "0123456789abcdef\n");
+  const std::string file = dir_.File("secret");
+  ASSERT_EQ(::chmod(file.c_str(), 0600), 0);
+  const std::string trace = dir_.File("trace.json");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"ranks", "gpt"}, {"trace", "gpt", "-o", trace}, {"close", "gpt"}, {"jobs"}}) {
+    std::vector<std::string> with_file = arguments;
+    with_file.insert(with_file.end(), {"--job_secret_file", file});
+    EXPECT_EQ(Run(with_file).exit_code, 0);
+    EXPECT_EQ(Run(arguments, {"SHARDD_JOB_SECRET_FILE=" + file}).exit_code, 0);
+    EXPECT_EQ(Run(arguments, {"SHARDD_JOB_SECRET=0123456789abcdef", "SHARDD_JOB_SECRET_FILE=/none"}).exit_code, 0);
+  }
+  ASSERT_EQ(source_.calls().size(), 12u);
+  for (const auto& call : source_.calls()) {
+    EXPECT_TRUE(call.caller.tenant == source_.calls()[0].caller.tenant) << call.method;
+    EXPECT_TRUE(call.caller.tenant.secret.has_value()) << call.method;
+  }
+  ASSERT_EQ(::chmod(file.c_str(), 0644), 0);
+  const Output refused = Run({"jobs", "--job_secret_file", file});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr(file), HasSubstr("others may read or change it (got mode 0644"),
+                                 Not(HasSubstr("0123456789"))));
+}
+
+TEST_F(ShardctlTest, OfJobsOfOneNameTheUsersIsChosen) {
+  AddJob("gpt");
+  AddJob("gpt");
+  source_.jobs.mutable_jobs(0)->set_uid(1000);
+  source_.jobs.mutable_jobs(1)->set_uid(1001);
+  Start();
+  const Output both = Run({"job", "gpt"});
+  EXPECT_EQ(both.exit_code, 2);
+  EXPECT_THAT(both.err, AllOf(HasSubstr("uid 1000, uid 1001"), HasSubstr("--uid")));
+  EXPECT_THAT(Run({"job", "gpt", "--uid", "1001"}).out, HasSubstr("uid 1001"));
+  EXPECT_THAT(Run({"job", "--uid", "1001"}).out, HasSubstr("uid 1001"));
+  EXPECT_THAT(Run({"jobs", "--uid", "1001"}).out, AllOf(HasSubstr("1001"), Not(HasSubstr("1000"))));
+  EXPECT_EQ(Run({"ranks", "gpt", "--uid", "1001"}).exit_code, 0);
+  EXPECT_EQ(Run({"close", "gpt", "--uid", "1001"}).exit_code, 0);
+  EXPECT_EQ(source_.calls().back().method, "CloseJobByName");
+  EXPECT_EQ(source_.calls().back().uid, 1001u);
 }
 
 TEST_F(ShardctlTest, NoSuchJobIsExitCode3) {

@@ -13,6 +13,7 @@
 #include "client/c/host/interrupt.h"
 #include "client/c/host/launcher.h"
 #include "client/c/job/program_stream.h"
+#include "common/secret/job_secret.h"
 #include "common/version.h"
 
 namespace shardd::api {
@@ -65,6 +66,12 @@ absl::StatusOr<AttachOptions> ReadOptions(const shardd_attach_options* options) 
   result.replace = options->replace != 0;
   result.adopt = options->adopt != 0;
   result.device_memory = options->device_memory != 0;
+  if (options->job_secret != nullptr) {
+    result.job_secret = options->job_secret;
+    SHARDD_RETURN_IF_ERROR(CheckJobSecret(result.job_secret));
+  } else {
+    SHARDD_ASSIGN_OR_RETURN(result.job_secret, ReadJobSecret());
+  }
   SHARDD_ASSIGN_OR_RETURN(result.timeout, TimeoutOf("attach", options->timeout_ms));
   if (environment.grace_ms == 0) {  // else it says how long the job is kept
     result.launcher.set_start_ticks(LauncherStartTicks());

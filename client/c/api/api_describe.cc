@@ -139,8 +139,9 @@ absl::Status DescribeJob(shardd_job* job, char** json) {
   *json = nullptr;
   SHARDD_RETURN_IF_ERROR(CheckJob("describe_job", job));
   const Attachment& attachment = job->impl->attachment();
-  SHARDD_ASSIGN_OR_RETURN(const std::string text, DescribeJobJson(attachment.target(), attachment.plan().job(),
-                                                                  attachment.timeout(), attachment.interrupt()));
+  SHARDD_ASSIGN_OR_RETURN(const std::string text,
+                          DescribeJobJson(attachment.target(), attachment.plan().job(), attachment.job_id(),
+                                          attachment.job_secret(), attachment.timeout(), attachment.interrupt()));
   *json = strdup(text.c_str());
   return *json != nullptr ? absl::OkStatus() : absl::ResourceExhaustedError("describe_job: out of memory");
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/secret/job_secret.h"
 #include "common/status/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -56,6 +57,10 @@ absl::StatusOr<LaunchEnvironment> ReadLaunchEnvironment() {
     result.rank = result.local_rank;
   }
   return result;
+}
+
+absl::StatusOr<std::string> ReadJobSecret() {
+  return ChooseJobSecret(getenv("SHARDD_JOB_SECRET"), getenv("SHARDD_JOB_SECRET_FILE"));
 }
 
 absl::StatusOr<v1::JobSpec> ParseSpecJson(const char* json, const LaunchEnvironment& environment) {

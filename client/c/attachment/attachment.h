@@ -27,7 +27,8 @@ struct AttachOptions {
   bool replace = false;
   bool adopt = false;
   bool device_memory = false;
-  int node = 0;  // of the spec's nodes
+  int node = 0;            // of the spec's nodes
+  std::string job_secret;  // empty: none
   absl::Duration timeout;
   v1::Launcher launcher;  // start_ticks 0: none is told
 };
@@ -65,6 +66,8 @@ class Attachment {
   const std::string& trainer_state();
   const Target& target() const { return target_; }
   bool created() const { return created_; }
+  uint64_t job_id() const { return job_id_; }
+  const std::string& job_secret() const { return options_.job_secret; }
   uint64_t epoch() const { return epoch_; }
   const std::string& device() const { return device_; }
   absl::Duration timeout() const { return options_.timeout; }
@@ -127,6 +130,7 @@ class Attachment {
   // These belong to the current session.
   Target target_;
   bool created_ = false;
+  uint64_t job_id_ = 0;
   std::string device_;
   uint64_t epoch_ = 0;
   StepLedger ledger_;

@@ -71,7 +71,8 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
         target_, ResolveTarget(options_.address, options_.local_world, options_.device_memory, deadline, interrupt_));
   }
   SHARDD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(target_, interrupt_));
-  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened, OpenJob(channel, OpenRequest(), deadline, interrupt_));
+  SHARDD_ASSIGN_OR_RETURN(const v1::OpenJobResponse opened,
+                          OpenJob(channel, OpenRequest(), options_.job_secret, deadline, interrupt_));
   if (opened.has_spec()) {
     if (session_ != nullptr) {  // pointers and indices of the old plan are in use
       return absl::FailedPreconditionError(
@@ -86,7 +87,8 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
   // Never once this process has had a session: its holder might be ourselves.
   request.set_replace(options_.replace && !attached_before_);
   request.set_expected_version(ledger_.expected_version());
-  SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach, AttachRank(channel, request, deadline, interrupt_));
+  SHARDD_ASSIGN_OR_RETURN(const v1::AttachRankResponse attach,
+                          AttachRank(channel, request, options_.job_secret, deadline, interrupt_));
   attached_before_ = true;
   ClientSession::Options session_options;
   session_options.plan = &plan_.plan();
@@ -100,6 +102,7 @@ absl::Status Attachment::TryEstablish(absl::Time deadline) {
     SHARDD_RETURN_IF_ERROR(session->stream_waits().Use(*stream_));
   }
   created_ = opened.created();
+  job_id_ = opened.job_id();
   Adopt(attach, std::move(session));
   return absl::OkStatus();
 }

@@ -145,13 +145,14 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, con
 }
 
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
-                                            absl::Time deadline, const Interrupt& interrupt) {
+                                            const std::string& job_secret, absl::Time deadline,
+                                            const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
   request.set_protocol_version(kProtocolVersion);
   request.set_adds_gradients(request.device_memory() && CanAddGradients());
   v1::OpenJobResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncOpenJob, request, deadline,
-                                   interrupt, &response));
+                                   interrupt, &response, job_secret));
   return response;
 }
 
@@ -165,12 +166,12 @@ absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs
 }
 
 absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel,
-                                                  const v1::AttachRankRequest& request, absl::Time deadline,
-                                                  const Interrupt& interrupt) {
+                                                  const v1::AttachRankRequest& request, const std::string& job_secret,
+                                                  absl::Time deadline, const Interrupt& interrupt) {
   auto stub = v1::TrainerService::NewStub(channel);
   v1::AttachRankResponse response;
   SHARDD_RETURN_IF_ERROR(UnaryCall("attach", stub.get(), &v1::TrainerService::Stub::AsyncAttachRank, request, deadline,
-                                   interrupt, &response));
+                                   interrupt, &response, job_secret));
   return response;
 }
 

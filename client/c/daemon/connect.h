@@ -45,14 +45,15 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, const Interrupt& i
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Target& target, const Interrupt& interrupt);
 
 // Blocks until the daemon has opened the job, at most until `deadline`. FAILED_PRECONDITION where it describes another
-// one. Fills in what every request of this library says.
+// one. Fills in what every request of this library says. `job_secret` empty: none is given.
 absl::StatusOr<v1::OpenJobResponse> OpenJob(const std::shared_ptr<grpc::Channel>& channel, v1::OpenJobRequest request,
-                                            absl::Time deadline, const Interrupt& interrupt);
+                                            const std::string& job_secret, absl::Time deadline,
+                                            const Interrupt& interrupt);
 // FAILED_PRECONDITION where the daemon's digest of a job is not the client's own.
 absl::Status CheckPlannedAlike(const std::string& job, const std::string& theirs, const std::string& ours);
 absl::StatusOr<v1::AttachRankResponse> AttachRank(const std::shared_ptr<grpc::Channel>& channel,
-                                                  const v1::AttachRankRequest& request, absl::Time deadline,
-                                                  const Interrupt& interrupt);
+                                                  const v1::AttachRankRequest& request, const std::string& job_secret,
+                                                  absl::Time deadline, const Interrupt& interrupt);
 
 }  // namespace shardd
 

@@ -3,6 +3,7 @@
 
 // What a daemon says of itself and of a job, as JSON, for trainers and tests that want its own count of the work done.
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -16,8 +17,10 @@ namespace shardd {
 // Asks the daemon of a GivenTarget. Starts none.
 absl::StatusOr<std::string> DescribeDaemonJson(absl::string_view address, absl::Duration timeout);
 
-// Asks `target` for the v1::Job of this name. One unary call.
-absl::StatusOr<std::string> DescribeJobJson(const Target& target, const std::string& name, absl::Duration timeout,
+// Asks `target` for the v1::Job with this id, whose name is `name`: that of another user may have it, too. One unary
+// call.
+absl::StatusOr<std::string> DescribeJobJson(const Target& target, const std::string& name, uint64_t job_id,
+                                            const std::string& job_secret, absl::Duration timeout,
                                             const Interrupt& interrupt);
 
 }  // namespace shardd

@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/c/host/interrupt.h"
+#include "common/secret/job_secret.h"
 #include "common/status/grpc_status.h"
 #include "grpcpp/grpcpp.h"
 
@@ -15,13 +17,17 @@ namespace shardd {
 
 // One unary call that the host can interrupt: gRPC's synchronous calls return at the deadline only. `method` is the
 // stub's Async one. Blocks until the answer, the deadline or CANCELLED, "<name>: interrupted"; what the daemon makes of
-// a call that was cancelled is not known then.
+// a call that was cancelled is not known then. `job_secret` goes along as metadata; empty: none.
 template <typename Stub, typename Request, typename Response>
 absl::Status UnaryCall(const char* name, Stub* stub,
                        std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Stub::*method)(
                            grpc::ClientContext*, const Request&, grpc::CompletionQueue*),
-                       const Request& request, absl::Time deadline, const Interrupt& interrupt, Response* response) {
+                       const Request& request, absl::Time deadline, const Interrupt& interrupt, Response* response,
+                       const std::string& job_secret = "") {
   grpc::ClientContext context;
+  if (!job_secret.empty()) {
+    context.AddMetadata(kJobSecretMetadata, job_secret);
+  }
   context.set_deadline(absl::ToChronoTime(deadline));
   grpc::CompletionQueue queue;
   grpc::Status status;

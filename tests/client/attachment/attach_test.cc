@@ -54,6 +54,45 @@ TEST(Attach, InfoDescribesRankGroupsAndParameters) {
   EXPECT_C_ERROR(shardd_unshard(rank.job(), 3, SHARDD_FORWARD), kInvalidArgument, "got 3, want 0 to 2");
 }
 
+TEST(Attach, ASecretIsTheOptionsOrTheEnvironments) {
+  Daemon daemon;
+  const std::string json = ToJson(SmallSpec("job", 2));
+  const auto attach = [&](int rank, const char* secret, shardd_job** job) {
+    shardd_attach_options options = {};
+    options.struct_size = sizeof(options);
+    options.spec_json = json.c_str();
+    options.rank = rank;
+    const std::string address = daemon.address();
+    options.address = address.c_str();
+    options.job_secret = secret;
+    return Result(shardd_attach(&options, job));
+  };
+  shardd_job* first = nullptr;
+  shardd_job* second = nullptr;
+  const Result opened = attach(0, "0123456789abcdef", &first);
+  ASSERT_TRUE(opened.ok()) << opened;
+  const Result without = attach(1, nullptr, &second);
+  EXPECT_EQ(without.code(), kPermissionDenied) << without;
+  EXPECT_NE(without.message().find("SHARDD_JOB_SECRET"), std::string::npos) << without;
+  EXPECT_EQ(attach(1, "0123456789abcdeF", &second).code(), kPermissionDenied);
+  EXPECT_EQ(attach(1, "", &second).code(), kInvalidArgument);
+  setenv("SHARDD_JOB_SECRET", "too short", 1);
+  EXPECT_EQ(attach(1, nullptr, &second).code(), kInvalidArgument);
+  setenv("SHARDD_JOB_SECRET", "0123456789abcdef", 1);
+  const Result with = attach(1, nullptr, &second);
+  unsetenv("SHARDD_JOB_SECRET");
+  ASSERT_TRUE(with.ok()) << with;
+  // What is asked of the job later has it, too.
+  char* described = nullptr;
+  ASSERT_C_OK(shardd_describe_job(second, &described));
+  EXPECT_NE(std::string(described).find("\"has_secret\":true"), std::string::npos) << described;
+  EXPECT_EQ(std::string(described).find("0123456789"), std::string::npos) << described;
+  shardd_string_free(described);
+  EXPECT_C_OK(shardd_detach(first, 0));
+  EXPECT_TRUE(Eventually([&] { return Result(shardd_reattach(second)).ok(); })) << "when it has heard of the end";
+  EXPECT_C_OK(shardd_detach(second, 0));
+}
+
 // Rank 1 comes first, with a description that no daemon of one node can serve.
 TEST(Attach, ARankThatWasRefusedBeforeTheJobWasThereIsNamedToWhoComesLater) {
   Daemon daemon(2);

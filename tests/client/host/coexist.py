@@ -129,6 +129,7 @@ class AttachOptions(ctypes.Structure):
         ("replace", ctypes.c_int32),
         ("timeout_ms", ctypes.c_int64),
         ("node", ctypes.c_int32),
+        ("job_secret", ctypes.c_char_p),
     ]
 
 

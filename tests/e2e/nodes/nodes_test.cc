@@ -222,6 +222,17 @@ TEST_F(NodesTest, InitialValuesThatDifferAreNamed) {
   EXPECT_TRUE(AllAreRefused(reports, "initial value of \"mid.w1\" on node 1"));
 }
 
+TEST_F(NodesTest, ANodeWithAnotherSecretIsNamed) {
+  Start(2, 1);
+  node(0).RanksFind({"SHARDD_JOB_SECRET=0123456789abcdef"});
+  node(1).RanksFind({"SHARDD_JOB_SECRET=0123456789abcdeF"});
+  const std::vector<TrainerReport> reports = RunAll({{"steps", "2"}});
+  EXPECT_TRUE(AllAreRefused(reports, "give the ranks of all nodes the same SHARDD_JOB_SECRET"));
+  // With one secret they train.
+  node(1).RanksFind({"SHARDD_JOB_SECRET=0123456789abcdef"});
+  ExpectAllOk(RunAll({{"steps", "2"}, {"name", "alike"}}));
+}
+
 TEST_F(NodesTest, HyperparametersThatDifferAreNamed) {
   Start(2, 1);
   const std::vector<TrainerReport> reports = RunAll({{"steps", "2"}}, {{{1, 0}, {{"odd_lr", "0.5@1"}}}});

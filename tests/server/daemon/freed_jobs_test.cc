@@ -17,26 +17,36 @@ const absl::Time kNow = absl::UnixEpoch() + absl::Hours(1);
 
 TEST(FreedJobsTest, TellsTheOwnerTheNewestOfAName) {
   FreedJobs jobs;
-  jobs.Add("a", 7, Lost(1), kNow);
-  jobs.Add("a", 7, Lost(2), kNow);
-  ASSERT_NE(jobs.Find("a", 7), nullptr);
-  EXPECT_EQ(jobs.Find("a", 7)->committed_step(), 2);
-  EXPECT_EQ(jobs.Find("a", 8), nullptr) << "another user's";
-  jobs.Forget("a");
-  EXPECT_EQ(jobs.Find("a", 7), nullptr);
+  jobs.Add("a", {7}, Lost(1), kNow);
+  jobs.Add("a", {7}, Lost(2), kNow);
+  ASSERT_NE(jobs.Find("a", {7}), nullptr);
+  EXPECT_EQ(jobs.Find("a", {7})->committed_step(), 2);
+  EXPECT_EQ(jobs.Find("a", {8}), nullptr) << "another user's";
+  jobs.Forget("a", 8);
+  EXPECT_NE(jobs.Find("a", {7}), nullptr) << "another user's of that name";
+  jobs.Forget("a", 7);
+  EXPECT_EQ(jobs.Find("a", {7}), nullptr);
+}
+
+TEST(FreedJobsTest, TellsNobodyWithoutTheSecret) {
+  FreedJobs jobs;
+  jobs.Add("a", {7, SecretDigest{1}}, Lost(1), kNow);
+  EXPECT_EQ(jobs.Find("a", {7}), nullptr);
+  EXPECT_EQ(jobs.Find("a", {7, SecretDigest{2}}), nullptr);
+  EXPECT_NE(jobs.Find("a", {7, SecretDigest{1}}), nullptr);
 }
 
 TEST(FreedJobsTest, ForgetsTheOldestOfMany) {
   FreedJobs jobs;
-  for (int i = 0; i < 300; ++i) jobs.Add("job" + std::to_string(i), 7, Lost(i), kNow);
-  EXPECT_EQ(jobs.Find("job0", 7), nullptr);
-  EXPECT_NE(jobs.Find("job299", 7), nullptr);
+  for (int i = 0; i < 300; ++i) jobs.Add("job" + std::to_string(i), {7}, Lost(i), kNow);
+  EXPECT_EQ(jobs.Find("job0", {7}), nullptr);
+  EXPECT_NE(jobs.Find("job299", {7}), nullptr);
 }
 
 TEST(FreedJobsTest, RanksAreAwaitedForAQuarterOfAnHour) {
   FreedJobs jobs;
   EXPECT_FALSE(jobs.Awaits(kNow));
-  jobs.Add("a", 7, Lost(1), kNow);
+  jobs.Add("a", {7}, Lost(1), kNow);
   EXPECT_TRUE(jobs.Awaits(kNow + absl::Minutes(14)));
   EXPECT_FALSE(jobs.Awaits(kNow + absl::Minutes(16)));
 }

@@ -149,7 +149,7 @@ class JobCoreTest : public ::testing::Test {
     plan_ = std::make_shared<const ShardPlan>(builder.Plan());
     JobCore::Init init;
     init.id = 1;
-    init.uid = getuid();
+    init.owner = {getuid()};
     init.spec = builder.spec();
     init.plan = plan_;
     auto memory = JobMemory::Create(*plan_, "job", /*reserved_bytes=*/0, place_);

@@ -149,7 +149,7 @@ class JobNodesTest : public ::testing::Test {
     node.plan = std::make_shared<const ShardPlan>(*PlanShards(builder.spec(), number));
     JobCore::Init init;
     init.id = 1;
-    init.uid = getuid();
+    init.owner = {getuid()};
     init.spec = builder.spec();
     init.plan = node.plan;
     auto memory = JobMemory::Create(*node.plan, "job");

@@ -23,7 +23,7 @@ std::vector<uint64_t> Sequences(const std::vector<v1::Event>& events) {
 
 TEST(EventLogTest, EventKeepsWhatItWasGiven) {
   EventLog log;
-  log.Add("gpt", 1000, 3, 41, 2, "abort", "rank 2 died");
+  log.Add("gpt", {1000}, 3, 41, 2, "abort", "rank 2 died");
   const std::vector<v1::Event> events = log.List();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].sequence(), 1u);
@@ -39,7 +39,7 @@ TEST(EventLogTest, EventKeepsWhatItWasGiven) {
 TEST(EventLogTest, OldestAreDroppedAndNumbersGoOn) {
   EventLog log(3);
   for (int i = 0; i < 5; ++i) {
-    log.Add("gpt", 0, 0, i, -1, "commit", "");
+    log.Add("gpt", {0}, 0, i, -1, "commit", "");
   }
   EXPECT_THAT(Sequences(log.List()), ElementsAre(3, 4, 5));
   EXPECT_EQ(log.last_sequence(), 5u);
@@ -48,7 +48,7 @@ TEST(EventLogTest, OldestAreDroppedAndNumbersGoOn) {
 TEST(EventLogTest, LimitTakesTheNewestOldestFirst) {
   EventLog log;
   for (int i = 0; i < 300; ++i) {
-    log.Add("gpt", 0, 0, i, -1, "commit", "");
+    log.Add("gpt", {0}, 0, i, -1, "commit", "");
   }
   EXPECT_THAT(Sequences(log.List("gpt", 2)), ElementsAre(299, 300));
   EXPECT_EQ(log.List("gpt", 0).size(), 100u);
@@ -57,22 +57,22 @@ TEST(EventLogTest, LimitTakesTheNewestOldestFirst) {
 
 TEST(EventLogTest, ListChoosesByJobAndOwner) {
   EventLog log;
-  log.Add("a", 1, 0, 0, -1, "attach", "");
-  log.Add("b", 2, 0, 0, -1, "attach", "");
-  log.Add("a", 2, 0, 0, -1, "attach", "");
+  log.Add("a", {1}, 0, 0, -1, "attach", "");
+  log.Add("b", {2}, 0, 0, -1, "attach", "");
+  log.Add("a", {2}, 0, 0, -1, "attach", "");
   EXPECT_THAT(Sequences(log.List("a")), ElementsAre(1, 3));
-  EXPECT_THAT(Sequences(log.List("", 10, [](uint32_t uid) { return uid == 2; })), ElementsAre(2, 3));
-  EXPECT_THAT(Sequences(log.List("a", 10, [](uint32_t uid) { return uid == 2; })), ElementsAre(3));
+  EXPECT_THAT(Sequences(log.List("", 10, [](const Tenant& owner) { return owner.uid == 2; })), ElementsAre(2, 3));
+  EXPECT_THAT(Sequences(log.List("a", 10, [](const Tenant& owner) { return owner.uid == 2; })), ElementsAre(3));
   EXPECT_THAT(log.List("c"), IsEmpty());
 }
 
 TEST(EventLogTest, LimitCountsOnlyWhatTheCallerSees) {
   EventLog log;
-  log.Add("a", 1, 0, 0, -1, "attach", "");
+  log.Add("a", {1}, 0, 0, -1, "attach", "");
   for (int i = 0; i < 200; ++i) {
-    log.Add("b", 2, 0, 0, -1, "attach", "");
+    log.Add("b", {2}, 0, 0, -1, "attach", "");
   }
-  EXPECT_THAT(Sequences(log.List("", 5, [](uint32_t uid) { return uid == 1; })), ElementsAre(1));
+  EXPECT_THAT(Sequences(log.List("", 5, [](const Tenant& owner) { return owner.uid == 1; })), ElementsAre(1));
 }
 
 TEST(EventLogTest, LongTextIsCutBetweenCharacters) {
@@ -81,7 +81,7 @@ TEST(EventLogTest, LongTextIsCutBetweenCharacters) {
   while (text.size() < 5000) {
     text += "\xc3\xa4";  // two bytes, and the cut falls on an odd one
   }
-  log.Add("a", 0, 0, 0, -1, "abort", text);
+  log.Add("a", {0}, 0, 0, -1, "abort", text);
   const std::string cut = log.List()[0].text();
   EXPECT_LE(cut.size(), EventLog::kMaxTextBytes);
   EXPECT_EQ(cut.substr(cut.size() - 3), "...");
@@ -94,7 +94,7 @@ TEST(EventLogTest, ManyThreadsAddWithoutLosingNumbers) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&log] {
       for (int i = 0; i < 500; ++i) {
-        log.Add("a", 0, 0, i, -1, "commit", "");
+        log.Add("a", {0}, 0, i, -1, "commit", "");
         (void)log.List("a", 3);
       }
     });

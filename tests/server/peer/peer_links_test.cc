@@ -182,6 +182,59 @@ TEST(PeerLinksTest, OtherUserIsRefusedAndAsksOn) {
   EXPECT_EQ(nodes.at(0).node(1).hellos, 0);
 }
 
+TEST(PeerLinksTest, JobsOfOneNameAndTwoUsersHaveLinksOfTheirOwn) {
+  Nodes nodes(2);
+  nodes.JoinAll();
+  Recorder theirs[] = {Recorder(2), Recorder(2)};
+  std::vector<std::unique_ptr<PeerLinks>> links;
+  for (int node = 0; node < 2; ++node) {
+    PeerJoin options = nodes.Options(node);
+    options.uid = 1001;
+    absl::StatusOr<std::unique_ptr<PeerLinks>> joined = nodes.networks[node]->Join(options, &theirs[node]);
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    links.push_back(*std::move(joined));
+  }
+  EXPECT_TRUE(theirs[0].WaitUp(1) && theirs[1].WaitUp(0));
+  links.clear();
+  nodes.links[1]->Send(0, Step(7));
+  EXPECT_TRUE(nodes.at(0).WaitMessages(1, 1));
+}
+
+TEST(PeerLinksTest, ANodeWithTheSameSecretIsLinked) {
+  Nodes nodes(3);
+  for (int node = 0; node < 3; ++node) {
+    PeerJoin options = nodes.Options(node);
+    options.link_key = std::string(32, 'k');
+    nodes.Join(node, options);
+  }
+  EXPECT_TRUE(nodes.at(1).WaitUp(0));
+  EXPECT_TRUE(nodes.at(2).WaitUp(1));
+  EXPECT_TRUE(nodes.at(0).WaitUp(2));
+}
+
+TEST(PeerLinksTest, ANodeWithAnotherSecretOrNoneIsRefused) {
+  for (const auto& [called, calls, text] :
+       {std::tuple<const char*, const char*, const char*>{"k", "q", "with a secret and node 0 with another one"},
+        {"k", "", "without a secret and node 0 with one"},
+        {"", "k", "with a secret and node 0 without one"}}) {
+    Nodes nodes(2);
+    for (int node = 0; node < 2; ++node) {
+      PeerJoin options = nodes.Options(node);
+      const std::string key = node == 0 ? called : calls;
+      options.link_key = key.empty() ? "" : std::string(32, key[0]);
+      nodes.Join(node, options);
+    }
+    ASSERT_TRUE(nodes.at(1).WaitDowns(0, 1)) << text;
+    const absl::Status why = nodes.at(1).node(0).downs[0];
+    EXPECT_TRUE(absl::IsPermissionDenied(why)) << why;
+    EXPECT_THAT(why.message(), AllOf(HasSubstr(text), HasSubstr("the same SHARDD_JOB_SECRET")));
+    ASSERT_TRUE(nodes.at(0).WaitDowns(1, 1)) << text;
+    EXPECT_THAT(nodes.at(0).node(1).downs[0].message(), HasSubstr(text));
+    EXPECT_EQ(nodes.at(0).node(1).hellos, 0);
+    EXPECT_EQ(nodes.at(1).node(0).hellos, 0);
+  }
+}
+
 TEST(PeerLinksTest, OtherJobOfThatNameIsRefusedByEitherSide) {
   for (const int refuses : {0, 1}) {
     Nodes nodes(2);
