@@ -164,6 +164,8 @@ TEST_F(JobNode0Test, AlsoWhereTheRankThatPromisedHasDied) {
   Lose(2);
   EXPECT_FALSE(TryAttach(2).ok());
   OpenAgain(0);
+  // The death ends the attempt behind the step, on all nodes: who attaches before that has to come again.
+  ASSERT_TRUE(Until([&] { return job(0).epoch() == 3 && job(1).epoch() == 3; }));
   AttachAll();
   for (int node = 0; node < 3; ++node) IsAt(node, 1);
   TrainsTo(2);
