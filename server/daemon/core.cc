@@ -13,10 +13,6 @@
 namespace shardd {
 namespace {
 
-constexpr int kLargeBatch = 1024;  // commands
-// What a job has of the loop before the next one's turn comes. What a command takes beyond it is not cut, so commands
-// are short; it is paid with the turns that follow.
-constexpr absl::Duration kTurn = absl::Microseconds(500);
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // Threads that call a GPU's driver may hang in it: a shutdown goes on without them.
 constexpr absl::Duration kStopLimit = absl::Seconds(20);
@@ -74,48 +70,6 @@ void Core::Shutdown() {
   loop_.RunAndWait([this] { jobs_.clear(); });
   loop_.Stop();
   StopWithin(reaper_, "reaper");
-}
-
-bool Core::BeforeSleep() {
-  bool found = false;
-  std::map<uint32_t, int> busy;  // jobs, by uid, that have used up a turn: they share one
-  for (const auto& [name, entry] : jobs_) {
-    busy[entry.job->owner().uid] += entry.used_turn ? 1 : 0;
-  }
-  for (auto& [name, entry] : jobs_) {
-    found = Serve(entry, kTurn / std::max(1, busy[entry.job->owner().uid])) || found;
-  }
-  if (found) {
-    return true;
-  }
-  // About to sleep: clients ring the doorbell from here on. Whoever wrote before it saw that is found by the second
-  // look.
-  for (auto& [name, entry] : jobs_) {
-    entry.job->SetAwake(false);
-  }
-  for (auto& [name, entry] : jobs_) {
-    for (int rank = 0; rank < entry.job->plan()->world_size; ++rank) {
-      if (Session* session = entry.job->session(rank); session != nullptr && session->HasCommands()) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
-// Deficit round robin: each job's commands, by ring and by stream, for a turn.
-bool Core::Serve(Entry& entry, absl::Duration turn) {
-  entry.job->SetAwake(true);
-  entry.credit = std::min(entry.credit + turn, turn);
-  if (entry.credit <= absl::ZeroDuration()) {
-    return !entry.batches.empty();  // rings are looked at before the loop sleeps
-  }
-  const absl::Time begin = MonotonicNow();
-  bool found = entry.job->PollRings(begin + entry.credit);
-  found = ExecuteBatches(entry, begin + entry.credit) || found;
-  entry.credit -= MonotonicNow() - begin;
-  entry.used_turn = entry.credit <= absl::ZeroDuration();
-  return found;
 }
 
 void Core::Tick() {
@@ -273,62 +227,9 @@ Session* Core::FindSessionOf(uint64_t session_id, const SessionStream& stream, J
   return session != nullptr && session->stream.get() == &stream ? session : nullptr;
 }
 
-void Core::SessionCommands(uint64_t session_id, StreamPtr stream, v1::CommandBatch batch, std::function<void()> done) {
-  auto pending = std::make_shared<PendingBatch>();
-  pending->session_id = session_id;
-  pending->stream = std::move(stream);
-  pending->batch = std::move(batch);
-  pending->done = std::move(done);
-  loop_.Post([this, pending] { AddBatch(pending); });
-}
-
 Core::Entry* Core::FindEntryOf(const JobCore& job) {
   const auto it = jobs_.find({job.owner().uid, job.name()});
   return it == jobs_.end() || it->second.job.get() != &job ? nullptr : &it->second;
-}
-
-void Core::AddBatch(const std::shared_ptr<PendingBatch>& pending) {
-  JobCore* job = nullptr;
-  Session* const session = FindSessionOf(pending->session_id, *pending->stream, &job);
-  Entry* const entry = session == nullptr ? nullptr : FindEntryOf(*job);
-  if (entry == nullptr) {
-    EndBatch(pending);
-    return;
-  }
-  entry->batches.push_back(pending);
-}
-
-bool Core::ExecuteBatches(Entry& entry, absl::Time until) {
-  bool found = false;
-  // Each once at most: one that goes on does so behind the others.
-  for (size_t left = entry.batches.size(); left > 0 && (!found || MonotonicNow() < until); --left) {
-    found = true;
-    const std::shared_ptr<PendingBatch> pending = std::move(entry.batches.front());
-    entry.batches.pop_front();
-    JobCore* job = nullptr;
-    Session* session = FindSessionOf(pending->session_id, *pending->stream, &job);
-    if (session != nullptr && !session->held) {
-      pending->next = job->ExecuteFromStream(session, pending->batch, pending->next, until);
-      session = FindSessionOf(pending->session_id, *pending->stream, &job);
-    }
-    if (session == nullptr || pending->next >= pending->batch.commands_size()) {
-      EndBatch(pending);
-    } else if (session->held) {
-      session->when_released.push_back([this, pending] { AddBatch(pending); });
-    } else {
-      entry.batches.push_back(pending);
-    }
-  }
-  return found;
-}
-
-void Core::EndBatch(const std::shared_ptr<PendingBatch>& pending) {
-  if (pending->batch.commands_size() > kLargeBatch) {  // freeing a million commands is not the loop's work
-    auto gone = std::make_shared<v1::CommandBatch>();
-    gone->Swap(&pending->batch);
-    reaper_.Post([gone = std::move(gone)] {});
-  }
-  pending->done();
 }
 
 void Core::SessionDetach(uint64_t session_id, StreamPtr stream, bool finished) {

@@ -134,6 +134,8 @@ class Core final : public JobsSource {
   // `link_key`: JobSecret::LinkKey.
   absl::Status AddNodes(int node, std::string link_key, JobCore::Init* init);
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
+  // For what is freed by another thread; a GPU that hangs may keep it, and then others' jobs do without that memory.
+  static constexpr absl::Duration kFreeLimit = absl::Seconds(10);
   // Runs `make` on the setup thread; where memory is short, once more when what others have let go is free, for which
   // nobody waits on that thread. Not for long where a driver keeps the reaper from it, and then not again until it
   // runs.
