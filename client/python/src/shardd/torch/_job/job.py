@@ -202,7 +202,7 @@ class TorchJob:
 
     def hand_in_written(self, who: object) -> None:
         """Between the two: lets go of the memory that what was written so far takes in this process."""
-        if id(who) in self._writing and self.passes:
+        if id(who) in self._writing and self.passes and self.engine is not None:
             self.engine.open_window()
 
     def commit_write(self, who: object) -> None:
