@@ -136,9 +136,9 @@ class Core final : public JobsSource {
   std::unique_ptr<Collective> MakeCollective(const std::vector<Device*>& devices) const;
   // For what is freed by another thread; a GPU that hangs may keep it, and then others' jobs do without that memory.
   static constexpr absl::Duration kFreeLimit = absl::Seconds(10);
-  // Runs `make` on the setup thread; where memory is short, once more when what others have let go is free, for which
-  // nobody waits on that thread. Not for long where a driver keeps the reaper from it, and then not again until it
-  // runs.
+  // Runs `make` on the setup thread. If memory is short while the reaper frees what others have let go, runs it once
+  // more when the reaper has done so; the thread serves others meanwhile. A reaper that a driver holds up is not
+  // awaited for longer than kFreeLimit, and then not again until it runs.
   void WithMemory(std::function<absl::Status()> make, std::function<void(absl::Status)> done);
   // Where slabs of a job of so many ranks lie that belong to `rank`, or, by rank 0's, to all: on the device of that
   // rank, for every device of the job to read and write. Shards spread over the devices would have a place each.

@@ -94,8 +94,11 @@ void Core::OpenJob(PeerCredentials peer, JobSecret secret, v1::OpenJobRequest re
 
 void Core::WithMemory(std::function<absl::Status()> make, std::function<void(absl::Status)> done) {
   setup_.Post([this, make = std::move(make), done = std::move(done)]() mutable {
+    const uint64_t freed = reaper_.ran();
     absl::Status made = make();
-    if (!absl::IsResourceExhausted(made) || reaper_stuck_.load(std::memory_order_relaxed)) {
+    // Something is being freed, or was meanwhile: else the same would come of another try.
+    const bool frees = reaper_.posted() > freed && !reaper_stuck_.load(std::memory_order_relaxed);
+    if (!absl::IsResourceExhausted(made) || !frees) {
       done(std::move(made));
       return;
     }

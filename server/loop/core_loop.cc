@@ -54,6 +54,7 @@ void CoreLoop::Post(Closure closure) {
       return;
     }
     posted_.push_back(std::move(closure));
+    posted_count_.fetch_add(1, std::memory_order_release);
     if (posted_.size() > 1) {
       return;  // whoever posted the first has woken the loop
     }
@@ -142,6 +143,7 @@ bool CoreLoop::RunPosted() {
   for (Closure& closure : batch) {
     closure();
     closure = nullptr;
+    ran_count_.fetch_add(1, std::memory_order_release);
   }
   return !batch.empty();
 }

@@ -4,6 +4,7 @@
 // The one thread that owns all job state. Everything called "loop-confined" runs here, so the state machines need no
 // locks. Reactions are short: memory is allocated on the setup thread, bytes move on device threads.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -50,6 +51,9 @@ class CoreLoop {
   // Finishes what is posted, then joins. Idempotent. Not on the loop. False: a closure has not ended within `limit`,
   // and the thread is left to it; the object must then never be destroyed.
   bool Stop(absl::Duration limit = absl::InfiniteDuration()) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Thread-safe. How many closures were posted, and how many of those have run, since the loop was made.
+  uint64_t posted() const { return posted_count_.load(std::memory_order_acquire); }
+  uint64_t ran() const { return ran_count_.load(std::memory_order_acquire); }
   bool InLoop() const { return std::this_thread::get_id() == thread_.get_id(); }
 
   // Loop-confined from here on. `on_readable` runs whenever fd is readable, until RemoveFd. The fd is borrowed. `edge`:
@@ -78,6 +82,8 @@ class CoreLoop {
   std::vector<Closure> posted_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<uint64_t> posted_count_ = 0;
+  std::atomic<uint64_t> ran_count_ = 0;
   // Loop-confined.
   struct Watch {
     uint64_t generation = 0;

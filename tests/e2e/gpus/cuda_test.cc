@@ -267,6 +267,22 @@ TEST_F(OnGpus, AJobOpensWhileTheDriverKeepsWhatAnotherHasLetGo) {
   unlink(hold.c_str());
 }
 
+TEST_F(OnGpus, AJobThatFindsMemoryShortIsOpenedWhenWhatIsBeingFreedIsFree) {
+  SHARDD_NEEDS_FAKE_GPUS("its driver keeps memory");
+  const std::string hold = File("hold");
+  StartOnGpus(1, {"FAKE_CUDA_HOLD_UNMAP_FILE=" + hold, absl::StrCat("FAKE_CUDA_MEMORY_BYTES=", int64_t{48} << 20)});
+  const Args args = {{"device_memory", "1"}, {"steps", "2"}, {"filler", "2000000"}, {"optimizer", "sgd"}};
+  std::ofstream(hold).flush();
+  ExpectAllOk(RunRanks(args));  // more than half of the GPU
+  ASSERT_TRUE(testing::PollUntil([&] { return access((hold + ".seen").c_str(), F_OK) == 0; }));
+  const Args second = args.With({{"name", "second"}});
+  EXPECT_EQ(StartRank(0, second.With({{"timeout_ms", "2000"}})).Wait(), 0);
+  EXPECT_EQ(Report(second, 0).code, static_cast<int>(Code::kDeadlineExceeded))
+      << "it waits: " << Report(second, 0).message;
+  unlink(hold.c_str());
+  ExpectAllOk(RunRanks(second));
+}
+
 TEST_F(OnGpus, AnotherNumberOfPoolsThanGpusIsRefused) {
   SHARDD_NEEDS_GPUS(2);
   StartOnGpus(2);

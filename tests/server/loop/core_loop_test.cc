@@ -48,6 +48,20 @@ TEST(CoreLoopTest, NothingPostedByManyThreadsIsLost) {
   EXPECT_EQ(count, 20000);
 }
 
+TEST(CoreLoopTest, WhatIsPostedAndWhatHasRunAreCounted) {
+  CoreLoop loop;
+  absl::Notification go;
+  const uint64_t ran = loop.ran();
+  EXPECT_EQ(loop.posted(), ran);
+  loop.Post([&go] { go.WaitForNotification(); });
+  loop.Post([] {});
+  EXPECT_EQ(loop.posted(), ran + 2);
+  EXPECT_EQ(loop.ran(), ran);
+  go.Notify();
+  loop.RunAndWait([] {});
+  EXPECT_GE(loop.ran(), ran + 2);
+}
+
 TEST(CoreLoopTest, AClosureThatHangsHoldsUpNeitherWhoWaitsNorTheEnd) {
   static auto* const loop = new CoreLoop();  // never destroyed: its thread is left to the closure
   static absl::Notification goes_on;
