@@ -130,6 +130,8 @@ typedef struct shardd_job_info {
   int32_t stream_ordered;
   /* 1: the job is on GPUs and its state is offloaded to the host (JobConfig.offload; see "Memory of GPUs"). */
   int32_t offloaded;
+  /* 1: passes read copies of the shards (JobConfig.passCopies; see "Jobs whose trainers write their shards"). */
+  int32_t pass_copies;
 } shardd_job_info;
 SHARDD_API shardd_status* shardd_get_job_info(const shardd_job* job, shardd_job_info* info);
 
@@ -445,28 +447,24 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * rank that dies takes along what it has not handed in. shardd_attach: UNIMPLEMENTED where the process may not read
  * /proc/self/pagemap; set passCopies there.
  *
- * With an optimizer in the trainers a rank may write its part of the shards between passes once its window is open.
- * What was written becomes the next version where the next pass begins. A rank that dies with its window open, or while
- * it hands in, takes the job back to the copy that was kept (JobConfig.keep_every); outside of windows nothing is lost.
- * Before it goes back, no other rank whose window was open may store any more: shardd_reattach, and shardd_attach of a
- * replacement, wait until its process has attached again or has ended, and name it while that lasts; attach with
- * `replace` kills it. What a program stores between the end of the epoch and shardd_reattach is lost.
- *
- * With JobConfig.passCopies, which a daemon on GPUs fills in, passes read a copy of the shards instead, made where
- * shardd_enter_pass lets the ranks in. Shards, and state of an optimizer in the trainers, may then be stored into at
- * any time, each rank its write range: from shardd_commit_parameters (or attach, where there are values) on, but for
+ * With an optimizer in the trainers, on GPUs, and with JobConfig.passCopies (shardd_job_info.pass_copies says which),
+ * passes read a copy of the shards instead, made where shardd_enter_pass lets the ranks in. Shards, and state of an
+ * optimizer in the trainers, may then be stored into at any time, each rank its write range: from
+ * shardd_commit_parameters (or attach, where there are values) on, but for
  * - the time in shardd_enter_pass: from the call to its return, or in the stream up to its wait,
  * - between shardd_enter_full_params and the return of shardd_leave_full_params, which then waits until all have left,
  * - between shardd_step and the commit it asks for (shardd_wait_step, shardd_await_step, or the next pass).
- * A store inside a pass is harmless to who reads, and counts from the next pass on. Windows, pauses and
- * shardd_watch_writes are not needed: shardd_open_window returns at once, shardd_pause_pass and shardd_resume_pass mean
- * nothing. Every shardd_enter_pass makes a version. As no store is seen, an epoch that ends, whenever and for whatever
- * reason, takes the job back to the copy that was kept, with every JobConfig.keep_every-th pass: with 1, to where the
- * current pass began (or to the last commit of the daemon's optimizer, or of written values), when none of its ranks
- * can store any more, as above. What was stored after the last shardd_enter_pass is no version: enter once more before
- * shardd_detach. */
+ * A store inside a pass is harmless to who reads, and counts from the next pass on. shardd_open_window returns at once,
+ * shardd_pause_pass and shardd_resume_pass mean nothing. Every shardd_enter_pass makes a version. As no store is seen,
+ * an epoch that ends, whenever and for whatever reason, takes the job back to the copy that was kept, with every
+ * JobConfig.keep_every-th pass: with 1, to where the current pass began (or to the last commit of the daemon's
+ * optimizer, or of written values). Before it goes back, no rank may store any more: shardd_reattach, and shardd_attach
+ * of a replacement, wait until the process of every other rank has attached again or has ended, and name it while that
+ * lasts; attach with `replace` kills it. A rank without pass_copies that dies while it hands in takes the job back in
+ * the same way. What was stored after the last shardd_enter_pass is no version: enter once more before shardd_detach.
+ */
 
-/* Closes the rank's window and returns when every rank has called it. stepped != 0, equal on all ranks: what was
+/* Returns when every rank has called it. stepped != 0, equal on all ranks: what was
  * written is an optimizer step; it is committed, `state` (at most 1 MiB) with it, and the step count goes up. Else
  * `state`, where it is not empty, takes the place of the one committed last. [waits] */
 SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const void* state, size_t state_bytes);
@@ -480,10 +478,9 @@ SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
 /* Inside a pass, perhaps paused: the rank reads again what it has kept unsharded. */
 SHARDD_API shardd_status* shardd_resume_pass(shardd_job* job);
 SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
-/* Optimizer in the trainers: until no rank is inside a pass; then shardd_stored_parameter_data may be written, each
- * rank its write range (shardd_get_shard_range), until shardd_enter_pass or shardd_step. With the daemon's: hands in.
- * Nothing where the window is open already, and with passCopies. FAILED_PRECONDITION inside a pass or inside of full
- * parameters, as a store is with shardd_watch_writes. [waits] */
+/* Waits until no rank is inside a pass and hands in what this one has stored into its write range
+ * (shardd_get_shard_range). Nothing with pass_copies. FAILED_PRECONDITION inside a pass or inside of full parameters.
+ * [waits] */
 SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
 /* on != 0: a store into a shard, or into the trainers' optimizer state, outside of a pass opens the window by itself (a
  * SIGSEGV handler, installed with the first call; other faults go to the handler before it). A store inside a pass, or

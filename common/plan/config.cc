@@ -275,6 +275,9 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   if (filled.optimizer().kind() == v1::OPTIMIZER_KIND_UNSPECIFIED) {
     filled.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_NONE);
   }
+  if (filled.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER) {
+    filled.set_pass_copies(true);  // every step stores into the shards, and nobody sees when
+  }
   if (filled.keep_every() == 0 && !filled.trainers_never_write()) {
     filled.set_keep_every(filled.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER ? 10 : 1);
   }

@@ -1,6 +1,6 @@
 // Ranks that live on when their epoch has ended, and are in the middle of an update of their shards then: what they
-// still store reaches nothing that counts. As processes (pass_trainer.h), with write windows and with passes that read
-// copies; all bits of the result are those of the unsharded model.
+// still store reaches nothing that counts. As processes (pass_trainer.h); all bits of the result are those of the
+// unsharded model.
 
 #include <signal.h>
 
@@ -70,8 +70,8 @@ TEST_P(LateStores, OfAStoppedRankThatIsReplacedAreNeverMade) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, LateStores,
-                         ::testing::Values(Case{"InWindows", {}}, Case{"BesideCopies", {{"pass_copies", "1"}}},
-                                           Case{"InWindowsOfLowerPrecision", {{"param_dtype", "bf16"}}}),
+                         ::testing::Values(Case{"BesideCopies", {}},
+                                           Case{"BesideCopiesOfLowerPrecision", {{"param_dtype", "bf16"}}}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

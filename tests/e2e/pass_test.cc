@@ -1,6 +1,5 @@
 // Jobs whose passes read copies (JobConfig.pass_copies), as processes that update their shards themselves
-// (pass_trainer.h): on CPUs, there with write windows too, and on GPUs, by the trainers' streams and by the host; on
-// the fake driver every operation of every stream late by a seed. Ranks die at all moments, and the values are right in
+// (pass_trainer.h): on CPUs, and on GPUs, by the trainers' streams and by the host; on the fake driver every operation of every stream late by a seed. Ranks die at all moments, and the values are right in
 // the end.
 
 #include <signal.h>
@@ -57,7 +56,7 @@ class Passes : public Cluster {
 class PassesOnCpus : public Passes, public ::testing::WithParamInterface<Case> {};
 
 TEST_P(PassesOnCpus, UpdatesOfTrainersAreThoseOfTheUnshardedModel) {
-  const Args args = kPass.With({{"pass_copies", "1"}}).With(GetParam().args);
+  const Args args = kPass.With(GetParam().args);
   StartDaemon({}, absl::StrCat("cpu:", args.Int("world", 2)));
   ExpectAllOk(RunRanks(args));
 }
@@ -81,15 +80,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, PassesOnCpus, ::testing::ValuesIn(kCases),
 
 TEST_F(Passes, ARankThatIsKilledAnywhereTakesTheJobBackToTheCopyThatWasKept) {
   StartDaemon({}, "cpu:3");
-  KillEverywhere(kPass.With({{"pass_copies", "1"}, {"keep_every", "1"}, {"trained", "adam"}}), 1);
-  KillEverywhere(kPass.With({{"pass_copies", "1"}, {"keep_every", "3"}, {"world", "3"}}), 4);
-}
-
-TEST_F(Passes, ARankThatIsKilledAnywhereInAJobWithWriteWindowsTakesItBackToo) {
-  StartDaemon({}, "cpu:3");
-  const Args args = kPass.With({{"midway", "0"}});
-  KillEverywhere(args.With({{"keep_every", "1"}, {"trained", "adam"}}), 1);
-  KillEverywhere(args.With({{"keep_every", "3"}, {"world", "3"}}), 4);
+  KillEverywhere(kPass.With({{"keep_every", "1"}, {"trained", "adam"}}), 1);
+  KillEverywhere(kPass.With({{"keep_every", "3"}, {"world", "3"}, {"midway", "0"}}), 4);
 }
 
 class PassesOnGpus : public Passes {

@@ -32,6 +32,7 @@ absl::Status JobInfo(const shardd_job* job, shardd_job_info* info) {
   value.cuda_device = attachment.memory().device().ordinal();
   value.stream_ordered = attachment.session().stream_waits().ordered() ? 1 : 0;
   value.offloaded = IsOffloaded(attachment) ? 1 : 0;
+  value.pass_copies = attachment.plan().pass_copies() ? 1 : 0;
   Fill(info, value);
   return absl::OkStatus();
 }

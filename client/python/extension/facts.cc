@@ -21,6 +21,7 @@ py::dict InfoDict(Engine& engine) {
   out["address"] = std::string(info.address);
   out["cuda_device"] = info.cuda_device;
   out["stream_ordered"] = info.stream_ordered != 0;
+  out["pass_copies"] = info.pass_copies != 0;
   return out;
 }
 

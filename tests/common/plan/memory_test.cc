@@ -69,7 +69,6 @@ TEST(Memory, ALowerParamDtypeAddsACastCopyForWhatItChangesOnly) {
 TEST(Memory, CopiesForPassesAreTheCopyToGoBackToWhereTheyAreOfAllThatTrainersWrite) {
   SpecBuilder b(2);
   b.config().set_trainers_never_write(false);
-  b.config().set_pass_copies(true);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
   b.Param(0, "a", {kMiB}, {.requires_grad = false});
   b.Param(0, "b", {kMiB}, {.dtype = v1::DTYPE_BFLOAT16, .requires_grad = false});
@@ -79,9 +78,6 @@ TEST(Memory, CopiesForPassesAreTheCopyToGoBackToWhereTheyAreOfAllThatTrainersWri
   for (const FlatParamPlan& flat : plan.flat_params) {
     EXPECT_EQ(flat.params_offset_bytes, flat.shards_offset_bytes);
   }
-  b.config().set_pass_copies(false);
-  EXPECT_EQ(b.Plan().memory.kept_bytes, plan.memory.shards_bytes) << "taken before a window opens";
-  b.config().set_pass_copies(true);
   b.config().mutable_mixed_precision()->set_param_dtype(v1::DTYPE_BFLOAT16);
   EXPECT_EQ(b.Plan().memory.kept_bytes, plan.memory.shards_bytes) << "a cast cannot be undone";
   b.config().clear_mixed_precision();

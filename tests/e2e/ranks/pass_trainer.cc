@@ -57,7 +57,6 @@ PassTrainer::PassTrainer(const Args& args)
     : args_(args),
       moments_(args_),
       bf16_(args.Text("param_dtype") == "bf16"),
-      windows_(args.Int("pass_copies") == 0 && args.Int("device_memory") == 0),
       states_(args.Text("trained") == "adam" ? 2 : 1) {}
 
 int PassTrainer::Run() {
@@ -194,7 +193,6 @@ Status PassTrainer::TrainStep(int64_t step) {
   RETURN_IF_ERROR(job_->LeavePass());
   RETURN_IF_ERROR(job_->WaitGradients());
   moments_.Reach("before_update", step);
-  if (windows_) RETURN_IF_ERROR(job_->OpenWindow());
   Update(step);
   stepped_ = step + 1;
   moments_.Reach("updated", step);

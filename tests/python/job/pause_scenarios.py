@@ -27,12 +27,12 @@ def _train(model: nn.Module, optimizer: Any, step: int) -> float:
     return float(loss.item())
 
 
-def edit_before_the_backward(wrap: str, kind: str) -> str:
+def edit_before_the_backward(wrap: str) -> str:
     """Between a forward and its backward, whose units have stayed unsharded."""
     import shardd
 
     model = model_of("shardd", Case(wrap=wrap, reshard=False if wrap == "blocks" else None))
-    optimizer = _optimizer("shardd", kind, model)
+    optimizer = _optimizer("shardd", "daemon", model)
     _train(model, optimizer, 0)
     loss = loss_of(model, 1, 0, dist.get_rank())
     with torch.no_grad():

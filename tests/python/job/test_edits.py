@@ -18,15 +18,14 @@ def test_edits_between_passes_are_those_of_torch_while_ranks_drift(kind: str, tm
         for name, value in stock["parameters"].items():
             torch.testing.assert_close(ours["parameters"][name], value, rtol=1e-5, atol=1e-6)
         counters = ours["counters"]
-        assert counters["commits"] == 7 and counters["aborts"] == 0
+        assert counters["commits"] == 7 and counters["aborts"] == 0 and counters["reductions"] == 4 * 7
         assert counters["passes"] == 7 + 6 + 1  # backwards, and evaluations
-        assert counters["windows"] >= 12 and counters["reductions"] == 4 * 7
+        assert kind != "daemon" or counters["windows"] >= 12
 
 
-@pytest.mark.parametrize("kind", ["daemon", "adamw"])
-def test_a_write_inside_a_pass_reaches_nobody_and_names_the_parameter(kind: str) -> None:
+def test_a_write_inside_a_pass_reaches_nobody_and_names_the_parameter() -> None:
     short = {"SHARDD_TIMEOUT_MS": "4000"}  # the other rank waits for gradients that do not come
-    writer, other = run_ranks(edit_scenarios.write_inside_a_pass, 2, kind, environment=short)
+    writer, other = run_ranks(edit_scenarios.write_inside_a_pass, 2, environment=short)
     assert 'parameter "layers.2.up.weight": written inside a pass' in writer["error"]
     (seen,) = other["seen"]  # after the write
     assert torch.equal(seen, other["before"]) and other["error"] != ""

@@ -18,9 +18,8 @@ def _equal(stock: dict[str, Any], ours: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("wrap", ["root", "blocks"])
-@pytest.mark.parametrize("kind", ["daemon", "adamw"])
-def test_an_edit_between_forward_and_backward_is_an_error_with_its_name(wrap: str, kind: str) -> None:
-    for error in run_ranks(pause_scenarios.edit_before_the_backward, 2, wrap, kind):
+def test_an_edit_between_forward_and_backward_is_an_error_with_its_name(wrap: str) -> None:
+    for error in run_ranks(pause_scenarios.edit_before_the_backward, 2, wrap):
         assert 'parameter "layers.1.up.weight" was written after the forward' in error
 
 
@@ -29,7 +28,8 @@ def test_an_edit_between_forward_and_backward_is_an_error_with_its_name(wrap: st
 def test_a_rank_edits_after_a_forward_without_backward_while_the_others_do_not(kind: str, meet: bool) -> None:
     for stock, ours in run_ranks(pause_scenarios.both_skip, 2, kind, meet):
         _equal(stock, ours)
-        assert ours["counters"]["aborts"] == 0 and ours["counters"]["windows"] >= 4
+        assert ours["counters"]["aborts"] == 0
+        assert kind != "daemon" or ours["counters"]["windows"] >= 4
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -37,4 +37,5 @@ def test_a_rank_edits_after_a_forward_without_backward_while_the_others_do_not(k
 def test_parameters_are_written_after_an_exception_before_the_next_forward(kind: str, where: str) -> None:
     for stock, ours in run_ranks(pause_scenarios.both_fail, 2, kind, where):
         _equal(stock, ours)
-        assert ours["counters"]["aborts"] == 0 and ours["counters"]["windows"] >= 1
+        assert ours["counters"]["aborts"] == 0
+        assert kind != "daemon" or ours["counters"]["windows"] >= 1

@@ -73,7 +73,8 @@ def test_a_worker_killed_around_the_unfreezing_costs_nothing() -> None:
     assert run.results[0]["counters"]["commits"] == _STEPS
 
 
-def test_torchrun_restarts_an_unfrozen_model_with_an_optimizer_of_torch() -> None:
+def test_torchrun_restarts_an_unfrozen_model_with_an_optimizer_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDD_KEEP_EVERY", "1")
     kills = ((1, 2, "forward"), (0, 4, "before"))
     run = torchrun(unfreeze_scenarios.train, 2, "stock", _STEPS, kills, restarts=len(kills))
     assert _nothing_lost(run, "stock", kills) == [0, 2, 4]

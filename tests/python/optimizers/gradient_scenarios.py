@@ -211,7 +211,6 @@ def dropped_apart() -> dict[str, Any]:
     """Rank 0 collects a model while rank 1 still has it, and both go on together with another; the model's last step, and
     a call of fully_shard that failed, are in nobody's way."""
     from shardd.torch import FullyShardedDataParallel, fully_shard
-    from shardd.torch._job import leaving
 
     rank = dist.get_rank()
     gc.disable()
@@ -241,5 +240,4 @@ def dropped_apart() -> dict[str, Any]:
             del model, optimizer, loss
             gc.collect()
         dist.barrier()
-    facts["waiting"] = len(leaving._leaving)
     return facts

@@ -248,7 +248,7 @@ def first_momentum_both_ways() -> dict[str, dict[str, Any]]:
 
 
 def written_by_the_system(kind: str) -> dict[str, Any]:
-    """Weights that a collective broadcasts in place and a file is read into, in a window that was opened for them."""
+    """Weights that a collective broadcasts in place and a file is read into."""
     from shardd.torch import open_window
 
     rank = dist.get_rank()
@@ -349,7 +349,7 @@ def edit_and_load(kind: str, folder: str, steps: int) -> dict[str, Any]:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(0.9)
-            _hold("window 3")
+            _hold("edited 3")
         if step == 5 and not state["loaded"]:
             if kind != "daemon":
                 commit(model)  # the step before; what follows is not part of any

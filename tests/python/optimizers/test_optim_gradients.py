@@ -65,7 +65,6 @@ def test_a_model_that_nobody_holds_is_collected_and_its_job_closed(kind: str) ->
 
 def test_a_model_that_one_rank_collects_before_another_keeps_nobody_waiting() -> None:
     results = run_ranks(gradient_scenarios.dropped_apart, 2)
-    assert results[1]["waiting"] == 2, "threads, with what the other rank has still to commit with them"
     for facts in results:
         for losses in facts["losses"]:
             close(losses, facts["losses"][0])

@@ -229,7 +229,10 @@ def stand_ins() -> dict[str, str]:
 
 def stored_beside_full_parameters() -> str:
     """Rank 0 has the full parameters; another stores into its piece meanwhile."""
+    from shardd.torch.optim import SGD
+
     model = wrapped("shardd", True)
+    _optimizer = SGD(model.parameters(), lr=0.1)  # the daemon's: what is stored is found
     _loss(model, 0).backward()
     try:
         with face("shardd").summon_full_params(model, rank0_only=True, writeback=False), torch.no_grad():

@@ -152,16 +152,16 @@ def test_ctrl_c_ends_the_wait_for_a_rank_that_does_not_name_the_job() -> None:
         cluster.kill(0)
 
 
-def test_with_a_stock_optimizer_only_a_kill_in_a_write_window_costs_steps() -> None:
+def test_with_a_stock_optimizer_a_kill_costs_ten_steps_at_most() -> None:
     kills = ((1, 3, "backward"), (0, 5, "after"))
     run = relaunched(resume_scenarios.train, 2, _STEPS, "stock-sgd", kills, restarts=len(kills), name="stock")
     results = _finished(run)
     first, second = (max(e["step"] for e in run.of("step") if e["attempt"] < number) for number in (1, 2))
-    assert {e["step"] for e in run.of("start", attempt=1)} == {first}
-    starts = {e["step"] for e in run.of("start", attempt=2)}
-    assert len(starts) == 1 and second - 10 <= starts.pop() <= second
+    for attempt, reached in ((1, first), (2, second)):
+        starts = {e["step"] for e in run.of("start", attempt=attempt)}
+        assert len(starts) == 1 and reached - 10 <= starts.pop() <= reached
     _same(results, run_ranks(resume_scenarios.train, 2, _STEPS, "stock-sgd", ()))
-    assert results[0]["counters"]["commits"] >= _STEPS - 1 and results[0]["counters"]["windows"] > 0
+    assert results[0]["counters"]["commits"] >= _STEPS - 1
 
 
 def test_another_run_does_not_take_over_a_job() -> None:

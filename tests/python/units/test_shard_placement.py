@@ -104,7 +104,7 @@ def test_edits_between_passes_are_those_of_torch(tmp_path: Path) -> None:
     ):
         same(ours["losses"], stock["losses"], "losses", 1e-6)
         same(ours["parameters"], stock["parameters"], "parameters", 1e-5)
-        assert ours["counters"]["commits"] == 7 and ours["counters"]["windows"] >= 12
+        assert ours["counters"]["commits"] == 7
 
 
 @pytest.mark.parametrize("kind", ["daemon", "stock"])
@@ -119,7 +119,7 @@ def test_killed_workers_go_on_where_they_were(kind: str) -> None:
         assert got["losses"] == want["losses"]
         for name, value in want["parameters"].items():
             assert torch.equal(got["parameters"][name], value), name
-        again = 0 if kind == "daemon" else 10  # what a kill in a write window costs
+        again = 0 if kind == "daemon" else 10  # what a kill costs, for each snapshot's age
         assert 0 <= got["counters"]["commits"] - want["counters"]["commits"] <= again
 
 

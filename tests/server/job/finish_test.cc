@@ -26,6 +26,12 @@ class FinishTest : public JobCoreTest {
     command.mutable_enter_pass()->set_stepped(stepped);
     Send(rank, command);
   }
+  void EnterBoth(bool stepped = false) {
+    const uint64_t before = Of(0, &DaemonPage::passes);
+    Enter(0, stepped);
+    Enter(1, stepped);
+    ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::passes) > before && Of(1, &DaemonPage::passes) > before; }));
+  }
   void Leave(int rank) {
     v1::Command command;
     command.mutable_leave_pass();
@@ -39,15 +45,8 @@ class FinishTest : public JobCoreTest {
   }
   // A step of an optimizer in the trainers; returns when the pass that commits it has begun.
   void StepTo(float value) {
-    v1::Command command;
-    command.mutable_open_window();
-    Send(0, command);
-    Send(1, command);
-    ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::windows) == 1 && Of(1, &DaemonPage::windows) == 1; }));
     std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
-    Enter(0, /*stepped=*/true);
-    Enter(1, /*stepped=*/true);
-    ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::passes) == 1 && Of(1, &DaemonPage::passes) == 1; }));
+    EnterBoth(/*stepped=*/true);
   }
   int Aborts(int rank) { return streams_[rank]->Count(v1::SessionEvent::kAborted); }
 };
@@ -69,8 +68,7 @@ TEST_F(FinishTest, BeforeAnotherHasLeftThePassOfTheLastCommitCostsNothing) {
 }
 
 TEST_F(FinishTest, LeavesOthersTheirForwardAndSaysWhoIsMissingInTheirBackward) {
-  Enter(0);
-  Enter(1);
+  EnterBoth();
   Leave(0);
   Finish(0);
   v1::Command command;
@@ -85,8 +83,7 @@ TEST_F(FinishTest, LeavesOthersTheirForwardAndSaysWhoIsMissingInTheirBackward) {
 }
 
 TEST_F(FinishTest, EndsTheWaitOfWhoEntersAnotherPassAtOnce) {
-  Enter(0);
-  Enter(1);
+  EnterBoth();
   Leave(0);
   Leave(1);
   Enter(1);
@@ -96,8 +93,7 @@ TEST_F(FinishTest, EndsTheWaitOfWhoEntersAnotherPassAtOnce) {
 }
 
 TEST_F(FinishTest, ASuccessorMeetsTheOthersInTheNextPass) {
-  Enter(0);
-  Enter(1);
+  EnterBoth();
   Leave(0);
   Finish(0);
   Attach(0);
@@ -105,7 +101,7 @@ TEST_F(FinishTest, ASuccessorMeetsTheOthersInTheNextPass) {
   OnLoop([&] { EXPECT_EQ(Of(0, &DaemonPage::passes), 0u) << "rank 1 is in the one before"; });
   Leave(1);
   Enter(1);
-  OnLoop([&] { EXPECT_EQ(Of(0, &DaemonPage::passes), 1u); });
+  ASSERT_TRUE(Until([&] { return Of(0, &DaemonPage::passes) == 1; }));
   Backward(0);
   Backward(1);
   EXPECT_EQ(Aborts(0) + Aborts(1), 0);

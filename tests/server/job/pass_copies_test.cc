@@ -16,7 +16,7 @@ namespace {
 SpecBuilder PassCopies(int keep_every, v1::OptimizerKind kind = v1::OPTIMIZER_KIND_TRAINER, int states = 1) {
   SpecBuilder builder(2);
   builder.config().set_trainers_never_write(false);
-  builder.config().set_pass_copies(true);
+  builder.config().set_pass_copies(kind != v1::OPTIMIZER_KIND_TRAINER);  // with it there are no others
   builder.config().set_keep_every(keep_every);
   builder.config().mutable_optimizer()->set_kind(kind);
   if (kind == v1::OPTIMIZER_KIND_TRAINER) builder.config().mutable_optimizer()->set_trainer_states(states);
@@ -63,7 +63,7 @@ class PassCopiesTest : public JobCoreTest {
     loop_.InLoop() ? read() : OnLoop(read);
     return result;
   }
-  void Store(float value) {
+  virtual void Store(float value) {
     std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
     if (job_->memory().optimizer() != nullptr) std::fill_n(SlabAt<float>(job_->memory().optimizer(), 0), 64, -value);
   }
@@ -115,6 +115,13 @@ TEST_F(PassCopiesTest, APassReadsWhatWasThereWhereItBeganAndStoresCountFromTheNe
   EXPECT_EQ(read(), 6);
   EXPECT_EQ(version(), 3u);
   EXPECT_EQ(committed(), 1);
+}
+
+TEST_F(PassCopiesTest, AnOptimizerInTheTrainersHasNoOtherPasses) { EXPECT_TRUE(plan_->config.pass_copies()); }
+
+TEST_F(PassCopiesTest, StepOfAnOptimizerInTheTrainersIsRefused) {
+  Train(0);
+  ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
 }
 
 TEST_F(PassCopiesTest, RanksKnowThatAPassBeginsBeforeItsCopiesAreMadeAndMayAskForWhatItReads) {
@@ -310,6 +317,62 @@ TEST_F(KeptAsRead, ADeathBeforeTheFirstPassGoesBackToTheInitialValues) {
   Lose(0);
   AttachAll();
   EXPECT_EQ(value(), 0);
+}
+
+// Two replicas with copies of their own of shards and states.
+class ReplicasTest : public PassCopiesTest {
+ protected:
+  static SpecBuilder Replicas() {
+    SpecBuilder builder = PassCopies(1);
+    builder.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
+    builder.config().set_shard_group_size(1);
+    builder.config().set_replica_copies(true);
+    return builder;
+  }
+  ReplicasTest() : PassCopiesTest(Replicas()) {}
+  void SetUp() override {
+    ASSERT_EQ(plan_->shard_copies, 2);
+    ASSERT_EQ(plan_->optimizer_copies, 2);
+  }
+  float* Shard(int copy) { return SlabAt<float>(job_->memory().shards(), copy * plan_->shards_stride_bytes); }
+  float* State(int copy) { return SlabAt<float>(job_->memory().optimizer(), copy * plan_->optimizer_stride_bytes); }
+  void StoreIn(int copy, float value) {
+    std::fill_n(Shard(copy), 64, value);
+    std::fill_n(State(copy), 64, -value);
+  }
+  void Store(float value) override {
+    StoreIn(0, value);
+    StoreIn(1, value);
+  }
+};
+
+TEST_F(ReplicasTest, ADeathGoesBackInEveryCopyOfShardsAndStates) {
+  Store(1);
+  Pass(/*stepped=*/true);
+  LeaveAll();
+  Store(99);
+  Lose(1);
+  AttachAll();
+  EXPECT_EQ(committed(), 1);
+  for (int copy = 0; copy < 2; ++copy) {
+    for (const int i : {0, 63}) {
+      EXPECT_EQ(Shard(copy)[i], 1.0f) << "copy " << copy;
+      EXPECT_EQ(State(copy)[i], -1.0f) << "copy " << copy;
+    }
+  }
+}
+
+TEST_F(ReplicasTest, WhatTheFirstReplicaWroteIsCarriedToTheOthersAndStatesAreEachOnesOwn) {
+  StoreIn(0, 5);
+  StoreIn(1, 6);  // it was to be the same
+  Pass();
+  EXPECT_EQ(read(), 5);
+  for (int copy = 0; copy < 2; ++copy) {
+    EXPECT_EQ(Shard(copy)[0], 5.0f) << "copy " << copy;
+    EXPECT_EQ(Shard(copy)[63], 5.0f) << "copy " << copy;
+  }
+  EXPECT_EQ(State(0)[0], -5.0f);
+  EXPECT_EQ(State(1)[0], -6.0f);
 }
 
 class DaemonUpdates : public PassCopiesTest {

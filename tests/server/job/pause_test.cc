@@ -14,8 +14,6 @@ namespace {
 SpecBuilder TrainersWrite() {
   SpecBuilder builder(2);
   builder.config().set_trainers_never_write(false);
-  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
-  builder.config().mutable_optimizer()->set_trainer_states(1);
   builder.Param(0, "w", {64});
   return builder;
 }

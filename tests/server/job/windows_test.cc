@@ -1,4 +1,4 @@
-// Passes and write windows: who waits for whom, what becomes a version, and what a death in a window leaves.
+// Passes and what ranks hand in between them: who waits for whom, what becomes a version, and what a death leaves.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -15,8 +15,6 @@ SpecBuilder TrainersWrite(int keep_every) {
   SpecBuilder builder(2);
   builder.config().set_trainers_never_write(false);
   builder.config().set_keep_every(keep_every);
-  builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
-  builder.config().mutable_optimizer()->set_trainer_states(1);
   builder.Param(0, "w", {64});
   return builder;
 }
@@ -55,7 +53,7 @@ class WindowsTest : public JobCoreTest {
     OnLoop([&] { result = job_->version(); });
     return result;
   }
-  // Both ranks write `value` into parameter and state, as a step of their optimizer, and enter the next pass.
+  // Both ranks write `value` into the parameter, as a step of their own, and enter the next pass.
   void StepTo(float value) {
     for (int rank = 0; rank < kRanks; ++rank) {
       Ask(rank);
@@ -85,11 +83,7 @@ class WindowsTest : public JobCoreTest {
     HoldBy(rank, process);
     ASSERT_TRUE(Until([&] { return job_->epoch() == before + 1; }));
   }
-  virtual void Write(float value) {
-    std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value);
-    std::fill_n(SlabAt<float>(job_->memory().optimizer(), 0), 64, -value);
-  }
-  float state() { return *SlabAt<float>(job_->memory().optimizer(), 0); }
+  void Write(float value) { std::fill_n(SlabAt<float>(job_->memory().shards(), 0), 64, value); }
   uint64_t seen_ = 0;  // windows of this epoch
   uint64_t tries_ = 1000;
 
@@ -140,11 +134,6 @@ TEST_F(WindowsTest, UnshardOutsideOfAPassIsAnErrorThatSaysWhatToDo) {
   EXPECT_NE(streams_[0]->Aborted().message().find("EnterPass first"), std::string::npos);
 }
 
-TEST_F(WindowsTest, StepOfAnOptimizerInTheTrainersIsRefused) {
-  Train(0);
-  ASSERT_EQ(streams_[0]->Count(v1::SessionEvent::kAborted), 1);
-}
-
 TEST_F(WindowsTest, RanksThatDisagreeOnTheStepAreNamed) {
   Enter(0, true);
   Enter(1, false);
@@ -152,7 +141,7 @@ TEST_F(WindowsTest, RanksThatDisagreeOnTheStepAreNamed) {
   EXPECT_NE(streams_[0]->Aborted().message().find("differ in whether they made an optimizer step"), std::string::npos);
 }
 
-TEST_F(WindowsTest, DeathInAWindowGoesBackToTheKeptCopyStatesIncluded) {
+TEST_F(WindowsTest, DeathInAWindowGoesBackToTheKeptCopy) {
   StepTo(1);
   StepTo(2);  // kept before step 1, at age 2 now
   EXPECT_EQ(committed(), 2);
@@ -163,7 +152,6 @@ TEST_F(WindowsTest, DeathInAWindowGoesBackToTheKeptCopyStatesIncluded) {
   ASSERT_TRUE(Until([&] { return job_->version() == 4; }));
   EXPECT_EQ(committed(), 0) << "at most keep_every steps are lost";
   EXPECT_EQ(value(), 0.0f);
-  EXPECT_EQ(state(), -0.0f);
   EXPECT_EQ(streams_[1]->Aborted().committed_step(), 0);
 }
 
@@ -178,7 +166,6 @@ TEST_F(WindowsTest, CopyIsRenewedAfterKeepEveryWindows) {
   ASSERT_TRUE(Until([&] { return job_->version() == 5; }));
   EXPECT_EQ(committed(), 3);
   EXPECT_EQ(value(), 3.0f);
-  EXPECT_EQ(state(), -3.0f);
   EXPECT_EQ(streams_[1]->Aborted().trainer_state(), "state 1 of step 3");
 }
 
@@ -241,66 +228,6 @@ TEST_F(WindowsTest, NothingGoesBackWhileTheProcessOfAnotherOpenWindowLives) {
   EXPECT_EQ(version(), 3u);
   EXPECT_EQ(committed(), 0);
   EXPECT_EQ(value(), 0.0f);
-}
-
-// Two replicas with copies of their own of shards and states.
-class CopiesTest : public WindowsTest {
- protected:
-  static SpecBuilder Replicas() {
-    SpecBuilder builder = TrainersWrite(1);
-    builder.config().set_strategy(v1::STRATEGY_HYBRID_SHARD);
-    builder.config().set_shard_group_size(1);
-    builder.config().set_replica_copies(true);
-    return builder;
-  }
-  CopiesTest() : WindowsTest(Replicas()) {}
-  void SetUp() override {
-    ASSERT_EQ(plan_->shard_copies, 2);
-    ASSERT_EQ(plan_->optimizer_copies, 2);
-  }
-  float* Shard(int copy) { return SlabAt<float>(job_->memory().shards(), copy * plan_->shards_stride_bytes); }
-  float* State(int copy) { return SlabAt<float>(job_->memory().optimizer(), copy * plan_->optimizer_stride_bytes); }
-  void WriteCopy(int copy, float value) {
-    std::fill_n(Shard(copy), 64, value);
-    std::fill_n(State(copy), 64, -value);
-  }
-  void Write(float value) override {
-    WriteCopy(0, value);
-    WriteCopy(1, value);
-  }
-};
-
-TEST_F(CopiesTest, DeathInAWindowGoesBackInEveryCopyOfShardsAndStates) {
-  StepTo(1);
-  Ask(1);
-  ASSERT_TRUE(Until([&] { return Windows(1) == 2; }));
-  Write(99);
-  Die(1);
-  ASSERT_TRUE(Until([&] { return job_->version() == 3; }));
-  EXPECT_EQ(committed(), 1);
-  for (int copy = 0; copy < 2; ++copy) {
-    EXPECT_EQ(Shard(copy)[0], 1.0f) << "copy " << copy;
-    EXPECT_EQ(Shard(copy)[63], 1.0f) << "copy " << copy;
-    EXPECT_EQ(State(copy)[0], -1.0f) << "copy " << copy;
-    EXPECT_EQ(State(copy)[63], -1.0f) << "copy " << copy;
-  }
-}
-
-TEST_F(CopiesTest, WhatTheFirstReplicaWroteIsCarriedToTheOthersAndStatesAreEachOnesOwn) {
-  Ask(0);
-  Ask(1);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 1 && Windows(1) == 1; }));
-  WriteCopy(0, 5);
-  WriteCopy(1, 6);  // it was to be the same
-  Enter(0);
-  Enter(1);
-  ASSERT_TRUE(Until([&] { return Passes(0) == 1 && Passes(1) == 1; }));
-  for (int copy = 0; copy < 2; ++copy) {
-    EXPECT_EQ(Shard(copy)[0], 5.0f) << "copy " << copy;
-    EXPECT_EQ(Shard(copy)[63], 5.0f) << "copy " << copy;
-  }
-  EXPECT_EQ(State(0)[0], -5.0f);
-  EXPECT_EQ(State(1)[0], -6.0f);
 }
 
 class EditsTest : public WindowsTest {

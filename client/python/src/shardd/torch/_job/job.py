@@ -52,10 +52,9 @@ class TorchJob:
         self.places: dict[int, Place] = {}  # by id of the sharded parameter, which lives as long as the job
         # Whether parameters may be written between passes, which ranks then enter together.
         self.passes = not description.spec["config"]["trainersNeverWrite"]
-        self.copies: bool = description.spec["config"].get("passCopies", False)  # read in passes: shards are not
+        self.copies: bool = engine.info()["pass_copies"]  # read in passes: shards are not
         # What the program stores into parameters is this process's own until it is handed in, with the next pass or before.
-        kind = description.spec["config"]["optimizer"]["kind"]
-        self.hands_in = self.passes and not self.copies and kind != "OPTIMIZER_KIND_TRAINER"
+        self.hands_in = self.passes and not self.copies
         self.memory: OptimizerMemory | None = None  # of torch's optimizers
         self.counts: torch.Tensor | None = None  # updates by the daemon's optimizer
         self._writing: list[int] = []  # who has opened a write, innermost last

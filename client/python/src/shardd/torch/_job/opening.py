@@ -243,7 +243,6 @@ class _Opening:
         if exists:
             its = json.loads(job.engine.describe())["config"]
             states, groups = int(its["optimizer"]["trainer_states"]), len(its["optimizer"]["groups"])
-            job.copies = its.get("pass_copies", job.copies)
         job.step_groups = groups + 1
         job.memory = OptimizerMemory(job.engine, job.places, states, job.engine.info()["param_count"])
 

@@ -1,9 +1,9 @@
 """What keeps a program's stores into its shards from those who read them.
 
 On CPUs, with the daemon's optimizers, a store changes a page of this process alone, which the library finds in its page table where
-the next pass or step begins. With torch's the pages are read-only, and a handler of SIGSEGV opens a write window (WatchWrites). No
-store into a GPU's memory can be seen. There, and on CPUs where ``SHARDD_PASS_COPIES=1`` says so or the page table cannot be read,
-forward and backward read copies that the daemon takes where a pass begins, and shards may be stored into at any time.
+the next pass or step begins. With torch's, on GPUs, and where ``SHARDD_PASS_COPIES=1`` says so or the page table cannot be read,
+forward and backward read copies that the daemon takes where a pass begins, and shards may be stored into at any time. The plan
+says which (common/plan/config.cc): what is asked for here is what it cannot know.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[st
     if never:
         return {"trainersNeverWrite": True}
     config: dict[str, Any] = {"trainersNeverWrite": False}
-    if on_gpu or copies or not _shows_pages():
+    if on_gpu or copies or (daemon_updates and not _shows_pages()):
         config["passCopies"] = True
     if keep_every and daemon_updates and config.get("passCopies"):
         if keep_every > 1:

@@ -1,5 +1,5 @@
-// Trainers that write their own shards, through the C ABI and a real daemon: an optimizer of their own, edits by plain
-// stores, and what a store at the wrong time does.
+// Trainers that write their own shards, through the C ABI and a real daemon: an optimizer of their own, passes that a
+// rank's edits end for the others, and what a store into read-only memory does.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -26,6 +26,13 @@ v1::JobSpec TrainersSpec(const std::string& name) {
   config.mutable_optimizer()->Clear();
   config.mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);
   config.mutable_optimizer()->set_trainer_states(1);
+  return spec;
+}
+
+// Without an optimizer in the trainers, what is stored into shards is handed in.
+v1::JobSpec EditsSpec(const std::string& name) {
+  v1::JobSpec spec = TrainersSpec(name);
+  spec.mutable_config()->clear_optimizer();
   return spec;
 }
 
@@ -96,7 +103,6 @@ TEST(Windows, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
   World world(TrainersSpec("drift"));
   static constexpr int kSteps = 12;
   world.Each([](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
     float want = 1;
     float momentum = 0;
     for (int step = 0; step < kSteps; ++step) {
@@ -109,7 +115,7 @@ TEST(Windows, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
       Pass(rank, static_cast<float>(index + step));
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
       ASSERT_C_OK(shardd_wait_gradients(rank.job()));
-      OwnStep(rank, index, 0.25f);  // the first store opens the window
+      OwnStep(rank, index, 0.25f);
       const float mean = static_cast<float>(step) + 0.5f;
       momentum = 0.5f * momentum + mean + 0.0f;
       want -= 0.25f * momentum;
@@ -123,33 +129,9 @@ TEST(Windows, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
   });
 }
 
-TEST(Windows, StoreWaitsUntilTheOtherRankHasReadAndThenAllSeeIt) {
-  World world(TrainersSpec("store"));
-  std::atomic<bool> left = false;
-  world.Each([&](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    if (index == 0) {
-      ASSERT_C_OK(shardd_leave_pass(rank.job()));
-      *Shard(rank, 0) = 7;  // faults, and waits
-      EXPECT_TRUE(left.load());
-    } else {
-      rank.Unshard(0, SHARDD_FORWARD);
-      EXPECT_FALSE(Eventually([&] { return *Shard(rank, 0) != 1 || left.load(); }, absl::Milliseconds(200)));
-      ASSERT_C_OK(shardd_reshard(rank.job(), 0));
-      left = true;
-      ASSERT_C_OK(shardd_leave_pass(rank.job()));
-    }
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    EXPECT_EQ(*Shard(rank, 0), 7);
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-  });
-}
-
-TEST(Windows, StoresOfSeveralThreadsOpenOneWindow) {
+TEST(Windows, StoresOfSeveralThreadsAreInTheNextPass) {
   World world(TrainersSpec("threads"));
   world.Each([&](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] { Shard(rank, 0)[4 * index + t] = static_cast<float>(10 * index + t); });
@@ -165,51 +147,12 @@ TEST(Windows, StoresOfSeveralThreadsOpenOneWindow) {
   });
 }
 
-TEST(Windows, StoreInsideAPassReachesNobodyAndTheNextCallNamesTheParameter) {
-  World world(TrainersSpec("inside"));
-  std::atomic<int> stored = 0;
-  world.Each([&](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    if (index == 0) {
-      *Shard(rank, 0) = 7;
-      stored = 1;
-      EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kFailedPrecondition, "written inside a pass");
-    } else {
-      EXPECT_TRUE(Eventually([&] { return stored.load() == 1; }));
-      EXPECT_EQ(*Shard(rank, 0), 1);
-    }
-  });
-}
-
-TEST(Windows, StoreInAPausedPassLeavesItAndItsBackwardNamesTheParameter) {
-  World world(TrainersSpec("paused"));
-  world.Each([&](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    rank.Unshard(0, SHARDD_FORWARD);
-    ASSERT_C_OK(shardd_reshard(rank.job(), 0));
-    ASSERT_C_OK(shardd_pause_pass(rank.job()));
-    EXPECT_EQ(shardd_inside_pass(rank.job()), 1);
-    Shard(rank, 0)[index] = 7;
-    EXPECT_EQ(shardd_inside_pass(rank.job()), 0);
-    EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_BACKWARD), kFailedPrecondition,
-                   "parameter \"head\" was written after the forward");
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    rank.Unshard(0, SHARDD_FORWARD);
-    EXPECT_EQ(Shard(rank, 0)[0], 7);
-    EXPECT_EQ(Shard(rank, 0)[1], 7);
-    ASSERT_C_OK(shardd_reshard(rank.job(), 0));
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-  });
-}
-
 class Overtaken : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Windows, Overtaken, ::testing::Bool());
 
 TEST_P(Overtaken, WindowOpensForOneRankWhileTheOthersHavePausedAndEndsTheirPass) {
   const bool refused = GetParam();  // the other tries to go on in its pass, or begins another at once
-  World world(TrainersSpec("overtaken"));
+  World world(EditsSpec("overtaken"));
   std::atomic<int> paused = 0;
   std::atomic<bool> written = false;
   world.Each([&](int index, Rank& rank) {
@@ -221,8 +164,8 @@ TEST_P(Overtaken, WindowOpensForOneRankWhileTheOthersHavePausedAndEndsTheirPass)
     if (index == 0) {
       EXPECT_TRUE(Eventually([&] { return paused == 2; }));
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
-      ASSERT_C_OK(shardd_open_window(rank.job()));
       *Shard(rank, 0) = 7;
+      ASSERT_C_OK(shardd_open_window(rank.job()));
       written = true;
     } else {
       EXPECT_TRUE(Eventually([&] { return written.load(); }));
@@ -239,7 +182,7 @@ TEST_P(Overtaken, WindowOpensForOneRankWhileTheOthersHavePausedAndEndsTheirPass)
 }
 
 TEST(Windows, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
-  World world(TrainersSpec("resumed"));
+  World world(EditsSpec("resumed"));
   std::atomic<int> resumed = 0;
   std::atomic<int> left = 0;
   world.Each([&](int index, Rank& rank) {
@@ -250,6 +193,7 @@ TEST(Windows, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
     EXPECT_TRUE(Eventually([&] { return resumed == 2; }));
     if (index == 0) {
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      *Shard(rank, 0) = 7;
       ASSERT_C_OK(shardd_open_window(rank.job()));  // not before the other has left
       EXPECT_EQ(left, 1);
     } else {
@@ -263,7 +207,7 @@ TEST(Windows, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
 }
 
 TEST(Windows, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
-  World world(TrainersSpec("stuck"));
+  World world(EditsSpec("stuck"));
   std::atomic<bool> resumed = false;
   world.Each([&](int index, Rank& rank) {
     const int group = rank.Group("a");
@@ -272,6 +216,7 @@ TEST(Windows, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
     if (index == 0) {
       EXPECT_TRUE(Eventually([&] { return resumed.load(); }));
       ASSERT_C_OK(shardd_leave_pass(rank.job()));
+      *Shard(rank, 0) = 7;
       EXPECT_C_ERROR(shardd_open_window(rank.job()), kAborted, "between a forward and its backward");
     } else {
       ASSERT_C_OK(shardd_resume_pass(rank.job()));
@@ -315,28 +260,6 @@ TEST(Windows, StoreWhereTrainersNeverWriteReachesNobodyAndTheNextCallNamesThePar
   EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kFailedPrecondition, "\"b.bias\": the job was opened");
   ASSERT_C_OK(shardd_reattach(rank.job()));
   EXPECT_EQ(*Shard(rank, param), 1.0f);
-}
-
-TEST(Windows, FirstStoreIntoTheTrainersOptimizerStateOpensTheWindowToo) {
-  World world(TrainersSpec("state-first"));
-  std::atomic<bool> left = false;
-  world.Each([&](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-    auto* state = static_cast<float*>(shardd_optimizer_state_data(rank.job(), 0, 0));
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    if (index == 0) {
-      ASSERT_C_OK(shardd_leave_pass(rank.job()));
-      state[0] = 7;  // faults, and waits: what is kept is of before
-      EXPECT_TRUE(left.load());
-    } else {
-      EXPECT_FALSE(Eventually([&] { return state[0] != 0 || left.load(); }, absl::Milliseconds(100)));
-      left = true;
-      ASSERT_C_OK(shardd_leave_pass(rank.job()));
-    }
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, nullptr, 0));
-    EXPECT_EQ(state[0], 7);
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-  });
 }
 
 TEST(Windows, FaultsOfOthersAreNotOurs) {
@@ -462,19 +385,14 @@ TEST(Windows, AStoreOfAnotherThreadIsSeenWhileTheJobIsWatchedAgain) {
   });
 }
 
-class LateStores : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Windows, LateStores, ::testing::Bool());
-
-TEST_P(LateStores, OfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProcessHasAttachedAgain) {
-  v1::JobSpec spec = TrainersSpec("looks-away");
-  spec.mutable_config()->set_pass_copies(GetParam());
+TEST(Windows, LateStoresOfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProcessHasAttachedAgain) {
+  const v1::JobSpec spec = TrainersSpec("looks-away");
   World world(spec);
   Rank& other = world.ranks[1];
   world.Each([](int, Rank& rank) {
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
     ASSERT_C_OK(shardd_leave_pass(rank.job()));
   });
-  ASSERT_C_OK(shardd_open_window(world.ranks[0].job()));
   ASSERT_C_OK(shardd_detach(other.Release(), 0));
   std::atomic<bool> stop = false;
   volatile float* const shard = Shard(world.ranks[0], 0);
@@ -496,11 +414,10 @@ TEST_P(LateStores, OfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProcessHasA
   EXPECT_EQ(*Shard(world.ranks[0], 0), 1);
 }
 
-TEST(Windows, TheLastWindowIsCommittedWhereARankFinishes) {
+TEST(Windows, TheLastStoresAreCommittedWhereARankFinishes) {
   World world(TrainersSpec("finish"));
   std::atomic<int> written = 0;
   world.Each([&](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_open_window(rank.job()));
     *Shard(rank, index) = 3;
     ++written;
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 1, "last", 4));
@@ -517,7 +434,6 @@ TEST(Windows, CallsOutOfTurnAreRefusedAndLoseNothing) {
     EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kFailedPrecondition, "shardd_enter_pass first");
     ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
     EXPECT_C_ERROR(shardd_enter_pass(rank.job(), 0, nullptr, 0), kFailedPrecondition, "inside one");
-    EXPECT_C_ERROR(shardd_open_window(rank.job()), kFailedPrecondition, "inside a pass");
     EXPECT_C_ERROR(shardd_step(rank.job(), nullptr, 0, 0, nullptr, 0), kFailedPrecondition, "runs in the trainers");
     ASSERT_C_OK(shardd_leave_pass(rank.job()));
   });
