@@ -283,12 +283,12 @@ absl::StatusOr<v1::JobConfig> FillConfig(const v1::JobConfig& config, int world_
   }
   const bool daemon_updates =
       filled.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER && filled.optimizer().kind() != v1::OPTIMIZER_KIND_NONE;
-  if (filled.pass_copies() && daemon_updates && filled.keep_every() != 1) {
+  if (filled.keep_every() > 1 && (daemon_updates || !filled.pass_copies())) {
     return ConfigError("keep_every",
-                       "the moments of the daemon's optimizer are not kept, so with pass_copies shards are, "
-                       "with every commit (got ",
+                       "it counts passes that read copies, and the moments of the daemon's optimizer are not kept with "
+                       "them: elsewhere shards are kept with every commit (got ",
                        filled.keep_every(), " with ", v1::OptimizerKind_Name(filled.optimizer().kind()),
-                       ", want 0 or 1)");
+                       filled.pass_copies() ? "" : " and without pass_copies", ", want 0 or 1)");
   }
   if (filled.gradient_divide_factor() == 0) {  // also -0.0
     filled.set_gradient_divide_factor(world_size * std::max(1, filled.nodes().addresses_size()));

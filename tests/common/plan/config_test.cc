@@ -64,6 +64,10 @@ TEST(Config, CopiesForPassesAreOfJobsWhoseTrainersWriteAndAreKeptWithEachCommitO
   EXPECT_EQ(b.Plan().config.keep_every(), 3) << "nothing of the daemon's changes with a step";
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
   EXPECT_TRUE(Invalid(b.spec(), {"keep_every", "got 3 with OPTIMIZER_KIND_ADAMW", "want 0 or 1"}));
+  b.config().clear_optimizer();
+  b.config().set_pass_copies(false);
+  EXPECT_TRUE(Invalid(b.spec(), {"keep_every", "got 3 with OPTIMIZER_KIND_NONE and without pass_copies"}));
+  b.config().set_pass_copies(true);
   b.config().set_keep_every(0);
   EXPECT_EQ(b.Plan().config.keep_every(), 1);
   b.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_TRAINER);

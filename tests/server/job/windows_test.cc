@@ -11,17 +11,16 @@
 namespace shardd {
 namespace {
 
-SpecBuilder TrainersWrite(int keep_every) {
+SpecBuilder TrainersWrite() {
   SpecBuilder builder(2);
   builder.config().set_trainers_never_write(false);
-  builder.config().set_keep_every(keep_every);
   builder.Param(0, "w", {64});
   return builder;
 }
 
 class WindowsTest : public JobCoreTest {
  protected:
-  explicit WindowsTest(const SpecBuilder& builder = TrainersWrite(3)) : JobCoreTest(builder) {}
+  explicit WindowsTest(const SpecBuilder& builder = TrainersWrite()) : JobCoreTest(builder) {}
 
   void Enter(int rank, bool stepped = false) {
     v1::Command command;
@@ -141,32 +140,19 @@ TEST_F(WindowsTest, RanksThatDisagreeOnTheStepAreNamed) {
   EXPECT_NE(streams_[0]->Aborted().message().find("differ in whether they made an optimizer step"), std::string::npos);
 }
 
-TEST_F(WindowsTest, DeathInAWindowGoesBackToTheKeptCopy) {
+TEST_F(WindowsTest, DeathInAWindowGoesBackToTheVersionBeforeItWhoseCopyIsMadeAnew) {
   StepTo(1);
-  StepTo(2);  // kept before step 1, at age 2 now
+  StepTo(2);
   EXPECT_EQ(committed(), 2);
   Ask(0);
   ASSERT_TRUE(Until([&] { return Windows(0) == 3; }));
   Write(99);  // torn
   Die(0);
   ASSERT_TRUE(Until([&] { return job_->version() == 4; }));
-  EXPECT_EQ(committed(), 0) << "at most keep_every steps are lost";
-  EXPECT_EQ(value(), 0.0f);
-  EXPECT_EQ(streams_[1]->Aborted().committed_step(), 0);
-}
-
-TEST_F(WindowsTest, CopyIsRenewedAfterKeepEveryWindows) {
-  for (int step = 1; step <= 3; ++step) {
-    StepTo(static_cast<float>(step));
-  }
-  Ask(0);
-  ASSERT_TRUE(Until([&] { return Windows(0) == 4; }));
-  Write(99);
-  Die(0);
-  ASSERT_TRUE(Until([&] { return job_->version() == 5; }));
-  EXPECT_EQ(committed(), 3);
-  EXPECT_EQ(value(), 3.0f);
-  EXPECT_EQ(streams_[1]->Aborted().trainer_state(), "state 1 of step 3");
+  EXPECT_EQ(committed(), 2);
+  EXPECT_EQ(value(), 2.0f);
+  EXPECT_EQ(streams_[1]->Aborted().committed_step(), 2);
+  EXPECT_EQ(streams_[1]->Aborted().trainer_state(), "state 1 of step 2");
 }
 
 TEST_F(WindowsTest, DeathOutsideOfWindowsLosesNothing) {
@@ -226,8 +212,8 @@ TEST_F(WindowsTest, NothingGoesBackWhileTheProcessOfAnotherOpenWindowLives) {
   survivor.Kill();
   ASSERT_TRUE(testing::PollUntil([&] { return attach().ok(); }, kPatience));
   EXPECT_EQ(version(), 3u);
-  EXPECT_EQ(committed(), 0);
-  EXPECT_EQ(value(), 0.0f);
+  EXPECT_EQ(committed(), 1);
+  EXPECT_EQ(value(), 1.0f);
 }
 
 class EditsTest : public WindowsTest {

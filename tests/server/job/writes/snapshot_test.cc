@@ -16,6 +16,7 @@ class SnapshotTest : public ::testing::Test {
   static ShardPlan Plan() {
     SpecBuilder builder;
     builder.config().set_trainers_never_write(false);
+    builder.config().set_pass_copies(true);
     builder.config().set_keep_every(2);
     builder.Param(0, "w", {8});
     return builder.Plan();

@@ -56,10 +56,8 @@ def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[st
     config: dict[str, Any] = {"trainersNeverWrite": False}
     if on_gpu or copies or (daemon_updates and not _shows_pages()):
         config["passCopies"] = True
-    if keep_every and daemon_updates and config.get("passCopies"):
-        if keep_every > 1:
-            logger.warning("%s=%d says nothing of a job with copies for passes and the daemon's optimizer: each is kept",
-                           KEEP_EVERY, keep_every)  # fmt: skip
+    if keep_every > 1 and daemon_updates:
+        logger.warning("%s=%d says nothing of a job with the daemon's optimizer: each version is kept", KEEP_EVERY, keep_every)
     elif keep_every:
         config["keepEvery"] = keep_every
     return config
