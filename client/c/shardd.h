@@ -152,7 +152,7 @@ SHARDD_API const void* shardd_trainer_state(const shardd_job* job, size_t* size_
  * calls that promise them have returned, and the stream below has been synchronised; no GPU of this process reaches
  * them. shardd_parameter_data and shardd_gradient_data are the GPU's as ever.
  * The process must see the GPUs of all ranks of the job. In jobs whose trainers write passes read copies there
- * (JobConfig.passCopies, which the daemon fills in; see below). Not there are shardd_watch_writes in other jobs and
+ * (JobConfig.passCopies, which the daemon fills in; see below). Not there is
  * shardd_full_params_options.offload_to_cpu. A GPU that is lost takes its jobs with it: NOT_FOUND, with the driver's
  * words. */
 
@@ -442,10 +442,9 @@ SHARDD_API shardd_status* shardd_set_interrupt(shardd_job* job, int (*interrupte
  * what differs in the rank's write range, waits until no rank is inside a pass and hands it in; the job has it from
  * then on. Stores into other ranks' elements are dropped there. Stores inside a pass, inside of full parameters, or
  * between shardd_step and shardd_wait_step, make the call that ends that (pause, leave, step, commit, wait, or the next
- * pass), and all calls after it, fail with FAILED_PRECONDITION and the parameter's name. No window and no
- * shardd_watch_writes is needed; shardd_open_window hands in at once, for who reads others' elements where they lie. A
- * rank that dies takes along what it has not handed in. shardd_attach: UNIMPLEMENTED where the process may not read
- * /proc/self/pagemap; set passCopies there.
+ * pass), and all calls after it, fail with FAILED_PRECONDITION and the parameter's name. shardd_open_window hands in at
+ * once, for who reads others' elements where they lie. A rank that dies takes along what it has not handed in.
+ * shardd_attach: UNIMPLEMENTED where the process may not read /proc/self/pagemap; set passCopies there.
  *
  * With an optimizer in the trainers, on GPUs, and with JobConfig.passCopies (shardd_job_info.pass_copies says which),
  * passes read a copy of the shards instead, made where shardd_enter_pass lets the ranks in. Shards, and state of an
@@ -471,8 +470,8 @@ SHARDD_API shardd_status* shardd_enter_pass(shardd_job* job, int stepped, const 
 /* The rank reads no more until its next pass. shardd_step says so too. */
 SHARDD_API shardd_status* shardd_leave_pass(shardd_job* job);
 /* Inside a pass: the rank reads nothing until its next shardd_unshard or shardd_resume_pass, which may not come. For a
- * forward of which nobody knows whether it has a backward. A window that another rank wants then ends the pass of this
- * one; with shardd_watch_writes so does a store of its own. shardd_unshard and shardd_resume_pass after that fail with
+ * forward of which nobody knows whether it has a backward. Where edits, this rank's or another's, are handed in then,
+ * the pass of this one ends. shardd_unshard and shardd_resume_pass after that fail with
  * FAILED_PRECONDITION, with the parameter's name where the store was this rank's, until the next shardd_enter_pass. */
 SHARDD_API shardd_status* shardd_pause_pass(shardd_job* job);
 /* Inside a pass, perhaps paused: the rank reads again what it has kept unsharded. */
@@ -482,22 +481,14 @@ SHARDD_API int32_t shardd_inside_pass(const shardd_job* job); /* 1: yes */
  * (shardd_get_shard_range). Nothing with pass_copies. FAILED_PRECONDITION inside a pass or inside of full parameters.
  * [waits] */
 SHARDD_API shardd_status* shardd_open_window(shardd_job* job);
-/* on != 0: a store into a shard, or into the trainers' optimizer state, outside of a pass opens the window by itself (a
- * SIGSEGV handler, installed with the first call; other faults go to the handler before it). A store inside a pass, or
- * in a job whose trainers never write, reaches nobody and makes every later call fail with FAILED_PRECONDITION and the
- * parameter's name. System calls that write into a shard fail with EFAULT
- * instead: open the window first. With passCopies only stores into what is read-only are caught, and on a GPU, where no
- * store can be, the call does nothing there; in other jobs on GPUs it is UNIMPLEMENTED. */
+/* on != 0: a store into what this process may only read (shards where trainers never write, what is unsharded on CPUs,
+ * state of the daemon's optimizer) writes a line with the parameter's name to standard error before it ends the
+ * process. A SIGSEGV handler does so, installed with the first call, which then calls the one before it. Nothing on a
+ * GPU. */
 SHARDD_API shardd_status* shardd_watch_writes(shardd_job* job, int on);
 /* fp32 optimizer state `state` (0 ..) of the whole parameter, numel elements; read-only, but for an optimizer in the
- * trainers, each of which writes what belongs to its shard, in its window. NULL: no such state. Valid while attached.
- * With shardd_watch_writes a store into the daemon's state reaches a copy of this process, which shows it until state
- * is loaded (shardd_write_optimizer_state, shardd_commit_parameters): for programs that read a checkpoint in place and
- * load it then. shardd_step in between is refused. */
+ * trainers, each of which writes what belongs to its shard. NULL: no such state. Valid while attached. */
 SHARDD_API void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state);
-/* 1: what shardd_optimizer_state_data gives is the job's; 0: this process has stored into the daemon's state and not
- * loaded it yet, or the job has ended. */
-SHARDD_API int32_t shardd_optimizer_state_is_stored(const shardd_job* job);
 
 /* Full parameters, outside a pass, on all ranks together ----------------------------------------------------------- */
 

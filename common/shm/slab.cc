@@ -95,7 +95,6 @@ absl::Status Seal(absl::string_view name, SlabBacking backing, int fd) {
   return fcntl(fd, F_ADD_SEALS, seals) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "seal slab", name);
 }
 
-constexpr int kMostPrivatePieces = 4096;
 constexpr int64_t kUnmapBytes = 16 * kHugePageBytes;
 
 }  // namespace
@@ -211,16 +210,8 @@ absl::StatusOr<MappedSlab> MappedSlab::Map(UniqueFd fd, int64_t size_bytes, bool
   }
   if (keep_descriptor) {
     mapped.fd_ = std::move(fd);
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped.data_);
-    const uintptr_t last = begin + static_cast<uintptr_t>(RoundUpToPage(size_bytes)) - 1;
-    mapped.is_private_.resize(last / kHugePageBytes - begin / kHugePageBytes + 1);
   }
   return mapped;
-}
-
-bool MappedSlab::SetWritable(bool writable) const {
-  return mprotect(data_, static_cast<size_t>(RoundUpToPage(size_bytes_)),
-                  writable ? PROT_READ | PROT_WRITE : PROT_READ) == 0;
 }
 
 bool MappedSlab::MakePrivate() const {
@@ -228,75 +219,15 @@ bool MappedSlab::MakePrivate() const {
               fd_.get(), 0) == data_;
 }
 
-bool shm_internal::MakeRestPrivate(int fd, uintptr_t slab, int64_t size_bytes, std::vector<char>& is_private) {
-  const uintptr_t slab_end = slab + static_cast<uintptr_t>(size_bytes);
-  size_t last = 0;
-  for (size_t first = 0; first < is_private.size(); first = last + 1) {
-    for (last = first; last < is_private.size() && is_private[last] == 0;) is_private[last++] = 1;
-    const uintptr_t begin = std::max(slab, (slab / kHugePageBytes + first) * kHugePageBytes);
-    const uintptr_t end = std::min(slab_end, (slab / kHugePageBytes + last) * kHugePageBytes);
-    if (last > first && mmap(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_FIXED, fd, static_cast<off_t>(begin - slab)) == MAP_FAILED) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool MappedSlab::MakePiecePrivate(const void* address) const {
-  constexpr uintptr_t kPieceBytes = kHugePageBytes;
-  const uintptr_t slab = reinterpret_cast<uintptr_t>(data_);
-  const uintptr_t piece = reinterpret_cast<uintptr_t>(address) / kPieceBytes;
-  char& is_private = is_private_[piece - slab / kPieceBytes];
-  if (is_private != 0) {
-    return true;
-  }
-  // Each is a separate mapping, and a process may have about 65000.
-  if (std::count(is_private_.begin(), is_private_.end(), 1) >= kMostPrivatePieces) {
-    return shm_internal::MakeRestPrivate(fd_.get(), slab, RoundUpToPage(size_bytes_), is_private_);
-  }
-  const uintptr_t begin = std::max(slab, piece * kPieceBytes);
-  const uintptr_t end = std::min(slab + static_cast<uintptr_t>(RoundUpToPage(size_bytes_)), (piece + 1) * kPieceBytes);
-  // Filled elsewhere and moved here, so that nobody sees half of it. Twice the room, to contain one huge page.
-  void* const room =
-      mmap(nullptr, 2 * kPieceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room == MAP_FAILED) {
-    return false;
-  }
-  const uintptr_t huge = (reinterpret_cast<uintptr_t>(room) + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
-  char* const copy = reinterpret_cast<char*>(huge) + begin % kPieceBytes;
-  (void)madvise(reinterpret_cast<void*>(huge), kPieceBytes, MADV_HUGEPAGE);
-  memcpy(copy, reinterpret_cast<const void*>(begin), end - begin);
-  const bool moved = mremap(copy, end - begin, end - begin, MREMAP_MAYMOVE | MREMAP_FIXED,
-                            reinterpret_cast<void*>(begin)) != MAP_FAILED &&
-                     madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTFORK) == 0;
-  // Unmaps what the move has left, piece by piece: another thread may have mapped into the hole.
-  char* const first = static_cast<char*>(room);
-  (void)munmap(first, static_cast<size_t>(copy - first));
-  char* const behind = copy + (end - begin);
-  (void)munmap(behind, static_cast<size_t>(first + 2 * kPieceBytes - behind));
-  is_private = moved ? 1 : 0;
-  return moved;
-}
-
-bool MappedSlab::MakeShared() const {
-  const auto size = static_cast<size_t>(RoundUpToPage(size_bytes_));
-  std::fill(is_private_.begin(), is_private_.end(), 0);
-  return mmap(data_, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd_.get(), 0) == data_ &&
-         madvise(data_, size, MADV_DONTFORK) == 0;
-}
-
 MappedSlab::MappedSlab(MappedSlab&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)),
-      fd_(std::move(other.fd_)),
-      is_private_(std::move(other.is_private_)) {}
+      fd_(std::move(other.fd_)) {}
 
 MappedSlab& MappedSlab::operator=(MappedSlab&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_bytes_, other.size_bytes_);
   std::swap(fd_, other.fd_);
-  std::swap(is_private_, other.is_private_);
   return *this;
 }
 

@@ -85,17 +85,9 @@ class MappedSlab {
   // Maps `fd`. INTERNAL: the object is smaller than `size_bytes`. `keep_descriptor`: keeps the descriptor for
   // MakePrivate.
   static absl::StatusOr<MappedSlab> Map(UniqueFd fd, int64_t size_bytes, bool writable, bool keep_descriptor = false);
-  // For a writable mapping: whether stores succeed or fault. One system call; async-signal-safe.
-  bool SetWritable(bool writable) const;
   // REQUIRES: keep_descriptor. Replaces the mapping by a private copy of this process: stores succeed and nobody else
-  // sees them. Async-signal-safe.
+  // sees them.
   bool MakePrivate() const;
-  // The same for the huge page around `address`, which is copied at once: one fault for 2 MiB instead of one for each
-  // small page. The rest keeps its protection. Does nothing if it is private already. Async-signal-safe; one thread at
-  // a time, and no thread may store into that huge page meanwhile (stores fault until it is done).
-  bool MakePiecePrivate(const void* address) const;
-  // REQUIRES: keep_descriptor. The reverse: drops what this process stored, and stores fault. Async-signal-safe.
-  bool MakeShared() const;
   MappedSlab() = default;
   MappedSlab(MappedSlab&& other) noexcept;
   MappedSlab& operator=(MappedSlab&& other) noexcept;
@@ -111,9 +103,6 @@ class MappedSlab {
   void* data_ = nullptr;
   int64_t size_bytes_ = 0;
   UniqueFd fd_;  // with keep_descriptor
-  // keep_descriptor: by huge page of the address space, whether MakePiecePrivate has copied it. Map allocates it,
-  // because a signal handler cannot.
-  mutable std::vector<char> is_private_;
 };
 
 // Memory that this node can still give, and the limit that applies.

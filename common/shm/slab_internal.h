@@ -34,10 +34,6 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
 // unknown.
 int64_t HugeMappedBytes(const void* data);
 
-// Fallback of MakePiecePrivate before it would exceed the limit of mappings: makes all remaining pieces of the slab at
-// `slab` private, with as few mappings as there are gaps. Async-signal-safe. Returns false if the kernel gives none.
-bool MakeRestPrivate(int fd, uintptr_t slab, int64_t size_bytes, std::vector<char>& is_private);
-
 }  // namespace shardd::shm_internal
 
 #endif  // SHARDD_COMMON_SHM_SLAB_INTERNAL_H_

@@ -1,6 +1,6 @@
 // Jobs whose passes read copies (JobConfig.pass_copies), as processes that update their shards themselves
-// (pass_trainer.h): on CPUs, and on GPUs, by the trainers' streams and by the host; on the fake driver every operation of every stream late by a seed. Ranks die at all moments, and the values are right in
-// the end.
+// (pass_trainer.h): on CPUs, and on GPUs, by the trainers' streams and by the host; on the fake driver every operation
+// of every stream late by a seed. Ranks die at all moments, and the values are right in the end.
 
 #include <signal.h>
 

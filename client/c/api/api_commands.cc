@@ -200,13 +200,10 @@ shardd_status* shardd_open_window(shardd_job* job) {
   SHARDD_CHECKED(api::CheckJob("open_window", job), job->impl->passes().OpenWindow());
 }
 shardd_status* shardd_watch_writes(shardd_job* job, int on) {
-  SHARDD_CHECKED(api::CheckJob("watch_writes", job), job->impl->write_watch().Set(on != 0));
+  SHARDD_CHECKED(api::CheckJob("watch_writes", job), job->impl->read_only_memory().Set(on != 0));
 }
 void* shardd_optimizer_state_data(const shardd_job* job, int32_t param, int32_t state) {
   return api::ParamIsUsable(job, param) ? job->impl->optimizer_state().Data(param, state) : nullptr;
-}
-int32_t shardd_optimizer_state_is_stored(const shardd_job* job) {
-  return api::IsUsable(job) && job->impl->optimizer_state().IsStored() ? 1 : 0;
 }
 shardd_status* shardd_step(shardd_job* job, const shardd_hyperparameters* groups, int32_t group_count,
                            double max_grad_norm, const void* state, size_t state_bytes) {

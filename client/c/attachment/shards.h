@@ -15,7 +15,7 @@ const char* StoredParameterAt(const Attachment& attachment, int param, int64_t c
 // Returns its reduced gradient likewise, or null if the parameter is frozen.
 char* ReducedGradientAt(const Attachment& attachment, int param, int64_t copy);
 
-// Names the parameter or optimizer state at `address`, which is in copy 0: `parameter "head"`; else "padding".
+// Names the stored parameter at `address`, which is in copy 0: `parameter "head"`; else "padding".
 std::string NameAt(const Attachment& attachment, const void* address);
 
 }  // namespace shardd

@@ -18,22 +18,17 @@ ClientJob::ClientJob(AttachOptions options)
     : attachment_(std::move(options)),
       handles_(attachment_.plan()),
       staging_(attachment_),
-      windows_(attachment_),
+      hand_ins_(attachment_),
       edits_(attachment_),
       gradients_(attachment_, handles_),
-      write_watch_(attachment_),
-      optimizer_state_(attachment_, write_watch_),
-      passes_(attachment_, handles_, staging_, gradients_, windows_, write_watch_, edits_),
-      store_faults_(attachment_, handles_, windows_, passes_, optimizer_state_),
+      read_only_memory_(attachment_),
+      optimizer_state_(attachment_, read_only_memory_),
+      passes_(attachment_, handles_, staging_, gradients_, hand_ins_, edits_),
       unsharding_(attachment_, handles_, passes_),
-      full_params_(attachment_, handles_, gradients_, windows_, edits_),
-      values_(attachment_, staging_, full_params_, optimizer_state_),
-      steps_(attachment_, handles_, staging_, gradients_, windows_, passes_, optimizer_state_),
-      graphs_(attachment_, handles_, passes_, unsharding_, gradients_) {
-  write_watch_.set_handler(&store_faults_);
-}
-
-ClientJob::~ClientJob() { WriteFaults::Forget(&store_faults_); }
+      full_params_(attachment_, handles_, gradients_, hand_ins_, edits_),
+      values_(attachment_, staging_, full_params_),
+      steps_(attachment_, handles_, staging_, gradients_, hand_ins_, passes_),
+      graphs_(attachment_, handles_, passes_, unsharding_, gradients_) {}
 
 absl::StatusOr<std::unique_ptr<ClientJob>> ClientJob::Attach(AttachOptions options) {
   std::unique_ptr<ClientJob> job(new ClientJob(std::move(options)));
@@ -43,13 +38,12 @@ absl::StatusOr<std::unique_ptr<ClientJob>> ClientJob::Attach(AttachOptions optio
 }
 
 void ClientJob::BeginSession() {
-  write_watch_.OnNewSession();
+  read_only_memory_.OnMapped();
   handles_.Reset();
   staging_.Reset();
-  windows_.Reset();
+  hand_ins_.Reset();
   edits_.Reset();
   gradients_.Reset();
-  optimizer_state_.Reset();
   passes_.Reset();
   unsharding_.Reset();
   full_params_.Reset();
@@ -107,7 +101,7 @@ absl::Status ClientJob::Detach(bool finished) {
   bool wrote = false;
   if (status.ok() && finished) {
     status = passes_.paused() ? passes_.HandInEdits("detach") : status;
-    wrote = windows_.open();
+    wrote = hand_ins_.granted();
     if (status.ok() && !passes_.inside()) {
       const absl::StatusOr<std::string> stored = edits_.FindOwn();
       status = stored.status();

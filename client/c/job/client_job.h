@@ -12,14 +12,13 @@
 #include "client/c/job/full_params.h"
 #include "client/c/job/gradients.h"
 #include "client/c/job/graphs.h"
+#include "client/c/job/hand_ins.h"
 #include "client/c/job/optimizer_state.h"
 #include "client/c/job/passes.h"
+#include "client/c/job/read_only_memory.h"
 #include "client/c/job/steps.h"
-#include "client/c/job/store_faults.h"
 #include "client/c/job/unsharding.h"
 #include "client/c/job/values.h"
-#include "client/c/job/windows.h"
-#include "client/c/job/write_watch.h"
 
 namespace shardd {
 
@@ -29,7 +28,6 @@ namespace shardd {
 class ClientJob {
  public:
   static absl::StatusOr<std::unique_ptr<ClientJob>> Attach(AttachOptions options);
-  ~ClientJob();
   ClientJob(const ClientJob&) = delete;
   ClientJob& operator=(const ClientJob&) = delete;
 
@@ -44,7 +42,7 @@ class ClientJob {
   const ShardPlan& plan() const { return attachment_.plan().plan(); }
   Attachment& attachment() { return attachment_; }
   Gradients& gradients() { return gradients_; }
-  WriteWatch& write_watch() { return write_watch_; }
+  ReadOnlyMemory& read_only_memory() { return read_only_memory_; }
   OptimizerState& optimizer_state() { return optimizer_state_; }
   Passes& passes() { return passes_; }
   Unsharding& unsharding() { return unsharding_; }
@@ -61,13 +59,12 @@ class ClientJob {
   Attachment attachment_;
   HandleSet handles_;
   Staging staging_;
-  Windows windows_;
+  HandIns hand_ins_;
   Edits edits_;
   Gradients gradients_;
-  WriteWatch write_watch_;
+  ReadOnlyMemory read_only_memory_;
   OptimizerState optimizer_state_;
   Passes passes_;
-  StoreFaults store_faults_;
   Unsharding unsharding_;
   FullParams full_params_;
   Values values_;

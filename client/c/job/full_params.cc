@@ -167,8 +167,8 @@ absl::Status FullParams::Leave() {
   CallSpan span(attachment_, v1::TRACE_CALL_LEAVE_FULL_PARAMS);
   SHARDD_RETURN_IF_ERROR(attachment_.Live());
   const bool copies = attachment_.plan().pass_copies();
-  if (copies && windows_.requested()) {
-    return span.Of(windows_.AwaitOthersLeave());
+  if (copies && hand_ins_.requested()) {
+    return span.Of(hand_ins_.AwaitOthersLeave());
   }
   const bool inside = state_ == State::kInside;
   if (!inside || writeback_) {
@@ -189,8 +189,8 @@ absl::Status FullParams::Leave() {
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   state_ = State::kOutside;
   if (copies) {  // from here on the program may store into what others, perhaps, still read
-    SHARDD_RETURN_IF_ERROR(windows_.Request(reason));
-    SHARDD_RETURN_IF_ERROR(windows_.AwaitOthersLeave());
+    SHARDD_RETURN_IF_ERROR(hand_ins_.Request(reason));
+    SHARDD_RETURN_IF_ERROR(hand_ins_.AwaitOthersLeave());
   }
   return span.Of(absl::OkStatus());
 }

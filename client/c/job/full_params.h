@@ -10,7 +10,7 @@
 #include "client/c/attachment/handle_set.h"
 #include "client/c/job/edits.h"
 #include "client/c/job/gradients.h"
-#include "client/c/job/windows.h"
+#include "client/c/job/hand_ins.h"
 
 namespace shardd {
 
@@ -27,8 +27,8 @@ struct FullParamsOptions {
 // if that was asked for. Thread-compatible. REQUIRES: group and param are within the plan.
 class FullParams {
  public:
-  FullParams(Attachment& attachment, HandleSet& handles, Gradients& gradients, Windows& windows, Edits& edits)
-      : attachment_(attachment), handles_(handles), gradients_(gradients), windows_(windows), edits_(edits) {}
+  FullParams(Attachment& attachment, HandleSet& handles, Gradients& gradients, HandIns& hand_ins, Edits& edits)
+      : attachment_(attachment), handles_(handles), gradients_(gradients), hand_ins_(hand_ins), edits_(edits) {}
   // Begins a new session.
   void Reset();
 
@@ -60,7 +60,7 @@ class FullParams {
   Attachment& attachment_;
   HandleSet& handles_;
   Gradients& gradients_;
-  Windows& windows_;
+  HandIns& hand_ins_;
   Edits& edits_;
   State state_ = State::kOutside;
   FullParamsOptions options_;    // as entered

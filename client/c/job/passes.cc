@@ -54,14 +54,13 @@ absl::Status Passes::SendEnter(bool stepped, absl::string_view state, const Wait
   SHARDD_RETURN_IF_ERROR(attachment_.WaitSpace(1, reason));
   CommandRecord record = {};
   SHARDD_ASSIGN_OR_RETURN(record.done, attachment_.GiveBack(reason));
-  windows_.Close();
-  SHARDD_RETURN_IF_ERROR(watch_.Renew());
+  hand_ins_.End();
   staging_.PutMessage(state);
   attachment_.memory().view().page().pass.store(static_cast<uint32_t>(PassWord::kReading), std::memory_order_release);
   record.opcode = Opcode::kEnterPass;
   record.flags = stepped ? kStepped : 0;
   record.arg0 = static_cast<int64_t>(state.size());
-  inside_ = false;  // of one that was ended by another rank's window
+  inside_ = false;  // of one that another rank's edits have ended
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   staging_.MessageSent();
   attachment_.ledger().PassSent(stepped, std::string(state));
@@ -75,7 +74,7 @@ absl::Status Passes::Enter(bool stepped, absl::string_view state) {
   const WaitFor reason{"enter_pass", nullptr, "all ranks in the pass"};
   const bool copies = attachment_.plan().pass_copies();
   if (copies) {
-    SHARDD_RETURN_IF_ERROR(windows_.AwaitOthersLeave());  // of an interrupted leave_full_params
+    SHARDD_RETURN_IF_ERROR(hand_ins_.AwaitOthersLeave());  // of an interrupted leave_full_params
   }
   StepLedger& ledger = attachment_.ledger();
   if (!ledger.entering_pass()) {
@@ -105,7 +104,7 @@ absl::Status Passes::Leave() {
   SHARDD_RETURN_IF_ERROR(CheckWrites("leave_pass"));
   const bool reads = !paused_;
   if (paused_ && !EndPause()) {
-    return span.Of(absl::OkStatus());  // it was left by another rank's window
+    return span.Of(absl::OkStatus());  // another rank's edits have ended it
   }
   if (!inside_) {
     return NotInside("leave_pass");
@@ -136,7 +135,6 @@ absl::Status Passes::Pause() {
   return absl::OkStatus();
 }
 
-// Async-signal-safe. False: a window was opened meanwhile, and the pass is over.
 bool Passes::EndPause() {
   paused_ = false;
   uint32_t paused = static_cast<uint32_t>(PassWord::kPaused);
@@ -219,7 +217,7 @@ absl::Status Passes::HandInEdits(const char* call) {
     return absl::OkStatus();
   }
   const WaitFor reason{call, nullptr, "all ranks outside of the pass, to hand in what was stored into shards"};
-  if (!windows_.requested() && !windows_.open()) {
+  if (!hand_ins_.requested() && !hand_ins_.granted()) {
     SHARDD_RETURN_IF_ERROR(inside_ && !paused_ ? CheckNotStored() : absl::OkStatus());
     SHARDD_RETURN_IF_ERROR(StepEnded());  // whoever has not waited for it
     SHARDD_ASSIGN_OR_RETURN(const std::string stored, edits_.FindOwn());
@@ -229,10 +227,10 @@ absl::Status Passes::HandInEdits(const char* call) {
     if (inside_) {
       SHARDD_RETURN_IF_ERROR(LeaveFor(stored));
     }
-    SHARDD_RETURN_IF_ERROR(windows_.Request(reason));
+    SHARDD_RETURN_IF_ERROR(hand_ins_.Request(reason));
   }
-  if (windows_.requested()) {
-    SHARDD_RETURN_IF_ERROR(windows_.Open(reason));
+  if (hand_ins_.requested()) {
+    SHARDD_RETURN_IF_ERROR(hand_ins_.Await(reason));
   }
   return edits_.HandIn();
 }
@@ -244,31 +242,22 @@ absl::Status Passes::OpenWindow() {
   const bool copies = attachment_.plan().pass_copies();
   const bool entering = attachment_.ledger().entering_pass();
   if (copies) {
-    SHARDD_RETURN_IF_ERROR(windows_.AwaitOthersLeave());  // of an interrupted leave_full_params
+    SHARDD_RETURN_IF_ERROR(hand_ins_.AwaitOthersLeave());  // of an interrupted leave_full_params
   }
-  if ((windows_.open() && !edits_.on()) || (copies && !entering && !handles_.in_full_params())) {
+  if (copies && !entering && !handles_.in_full_params()) {
     return span.Of(absl::OkStatus());
   }
   const auto refuse = [this](const char* fact, const char* remedy) {
     return absl::FailedPreconditionError(absl::StrCat("open_window job \"", attachment_.plan().job(), "\": ", fact,
                                                       " (rank=", attachment_.rank(), "); call ", remedy, " first"));
   };
-  if (entering || (edits_.on() ? inside_ && !paused_ : inside())) {
+  if (entering || (inside_ && !paused_)) {
     return refuse("the rank is inside a pass", "shardd_leave_pass");
   }
   if (handles_.in_full_params()) {
     return refuse("the rank is inside of full parameters", "shardd_leave_full_params");
   }
-  if (edits_.on()) {
-    return span.Of(HandInEdits("open_window"));  // stores need nobody's leave
-  }
-  const WaitFor reason{"open_window", nullptr, "all ranks outside of the pass"};
-  if (!windows_.requested()) {
-    inside_ = paused_ = false;
-    SHARDD_RETURN_IF_ERROR(windows_.Request(reason));
-  }
-  SHARDD_RETURN_IF_ERROR(windows_.Open(reason));
-  return span.Of(absl::OkStatus());
+  return span.Of(HandInEdits("open_window"));
 }
 
 absl::Status Passes::LeaveFor(std::string written) {

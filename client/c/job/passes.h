@@ -10,8 +10,7 @@
 #include "client/c/attachment/staging.h"
 #include "client/c/job/edits.h"
 #include "client/c/job/gradients.h"
-#include "client/c/job/windows.h"
-#include "client/c/job/write_watch.h"
+#include "client/c/job/hand_ins.h"
 
 namespace shardd {
 
@@ -19,14 +18,13 @@ namespace shardd {
 // passes. The ledger knows which pass is being entered and whether it commits a step. Thread-compatible.
 class Passes {
  public:
-  Passes(Attachment& attachment, const HandleSet& handles, Staging& staging, Gradients& gradients, Windows& windows,
-         const WriteWatch& watch, Edits& edits)
+  Passes(Attachment& attachment, const HandleSet& handles, Staging& staging, Gradients& gradients, HandIns& hand_ins,
+         Edits& edits)
       : attachment_(attachment),
         handles_(handles),
         staging_(staging),
         gradients_(gradients),
-        windows_(windows),
-        watch_(watch),
+        hand_ins_(hand_ins),
         edits_(edits) {}
 
   // These are calls of the C ABI.
@@ -52,18 +50,17 @@ class Passes {
   // shards since it was sent.
   absl::Status StepEnded();
 
-  // The rest is for stores that fault. True while other ranks may read what this rank would write; async-signal-safe.
-  bool reading() const { return attachment_.ledger().entering_pass() || (inside_ && !paused_); }
   bool paused() const { return inside_ && paused_; }
-  // Leaves the paused pass because of a store into `written`.
-  absl::Status LeaveFor(std::string written);
 
  private:
   absl::Status CheckWrites(const char* call) const;
   absl::Status SendEnter(bool stepped, absl::string_view state, const WaitFor& reason);
   absl::Status NotInside(const char* call) const;
   absl::Status SendLeave();
+  // Returns false if another rank's edits were handed in meanwhile, which has ended the pass.
   bool EndPause();
+  // Leaves the paused pass because of a store into `written`.
+  absl::Status LeaveFor(std::string written);
   // Returns FAILED_PRECONDITION, and makes it the job's failure, if the rank has stored into shards inside the pass.
   absl::Status CheckNotStored();
   absl::Status Fail(absl::string_view stored, absl::string_view why);
@@ -72,8 +69,7 @@ class Passes {
   const HandleSet& handles_;
   Staging& staging_;
   Gradients& gradients_;
-  Windows& windows_;
-  const WriteWatch& watch_;
+  HandIns& hand_ins_;
   Edits& edits_;
   bool inside_ = false;
   bool paused_ = false;  // inside, and a store may leave it

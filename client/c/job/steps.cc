@@ -112,9 +112,8 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   if (attachment_.plan().trainers_optimize()) {
     return absl::FailedPreconditionError(absl::StrCat(object(),
                                                       "its optimizer runs in the trainers (rank=", attachment_.rank(),
-                                                      "); write in a window, shardd_enter_pass commits it"));
+                                                      "); write the shards, shardd_enter_pass commits it"));
   }
-  SHARDD_RETURN_IF_ERROR(optimizer_.CheckStored("step"));
   step.set_trainer_state(state.data(), state.size());
   const std::string payload = step.SerializeAsString();
   if (static_cast<int64_t>(payload.size()) > kStepPayloadBytes) {
@@ -133,7 +132,7 @@ absl::Status Steps::Send(v1::Step step, absl::string_view state) {
   staging_.PutMessage(payload);
   record.opcode = Opcode::kStep;
   record.arg0 = static_cast<int64_t>(payload.size());
-  windows_.Close();  // before the daemon may update
+  hand_ins_.End();  // before the daemon may update
   SHARDD_RETURN_IF_ERROR(attachment_.Send(record, /*act=*/true, reason));
   attachment_.session().stream_waits().NeedSums(gradients_.backwards_closed());
   staging_.MessageSent();

@@ -10,9 +10,8 @@
 #include "client/c/attachment/handle_set.h"
 #include "client/c/attachment/staging.h"
 #include "client/c/job/gradients.h"
-#include "client/c/job/optimizer_state.h"
+#include "client/c/job/hand_ins.h"
 #include "client/c/job/passes.h"
-#include "client/c/job/windows.h"
 
 namespace shardd {
 
@@ -26,15 +25,14 @@ struct StepResult {
 // Sends the daemon's optimizer steps, and owns which one was sent last. Thread-compatible.
 class Steps {
  public:
-  Steps(Attachment& attachment, HandleSet& handles, Staging& staging, Gradients& gradients, Windows& windows,
-        Passes& passes, const OptimizerState& optimizer)
+  Steps(Attachment& attachment, HandleSet& handles, Staging& staging, Gradients& gradients, HandIns& hand_ins,
+        Passes& passes)
       : attachment_(attachment),
         handles_(handles),
         staging_(staging),
         gradients_(gradients),
-        windows_(windows),
-        passes_(passes),
-        optimizer_(optimizer) {}
+        hand_ins_(hand_ins),
+        passes_(passes) {}
   // Begins a new session.
   void Reset();
 
@@ -52,9 +50,8 @@ class Steps {
   HandleSet& handles_;
   Staging& staging_;
   Gradients& gradients_;
-  Windows& windows_;
+  HandIns& hand_ins_;
   Passes& passes_;
-  const OptimizerState& optimizer_;
   int64_t last_step_ = -1;  // -1: none in this session
   uint64_t last_version_ = 0;
 };

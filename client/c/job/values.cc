@@ -92,7 +92,6 @@ absl::Status Values::WriteOptimizerState(int index, int state, const float* data
   }
   SHARDD_RETURN_IF_ERROR(CheckRange("write_optimizer_state", index, data, first, numel));
   SHARDD_RETURN_IF_ERROR(CheckWritable("write_optimizer_state", index));
-  optimizer_.Loaded();
   return WriteElements(index, data, first, numel, DTypeSizeBytes(v1::DTYPE_FLOAT32),
                        static_cast<uint32_t>(state + 1) << kWrittenStateShift);
 }
@@ -138,7 +137,6 @@ absl::Status Values::Commit() {
   ledger.ParametersCommitted();
   commit_sent_ = false;
   full_params_.Committed();
-  SHARDD_RETURN_IF_ERROR(optimizer_.Committed());
   return span.Of(absl::OkStatus());
 }
 

@@ -7,7 +7,6 @@
 #include "client/c/attachment/attachment.h"
 #include "client/c/attachment/staging.h"
 #include "client/c/job/full_params.h"
-#include "client/c/job/optimizer_state.h"
 
 namespace shardd {
 
@@ -16,8 +15,8 @@ namespace shardd {
 // within the plan.
 class Values {
  public:
-  Values(Attachment& attachment, Staging& staging, FullParams& full_params, OptimizerState& optimizer)
-      : attachment_(attachment), staging_(staging), full_params_(full_params), optimizer_(optimizer) {}
+  Values(Attachment& attachment, Staging& staging, FullParams& full_params)
+      : attachment_(attachment), staging_(staging), full_params_(full_params) {}
   // Begins a new session.
   void Reset() { commit_sent_ = false; }
 
@@ -40,7 +39,6 @@ class Values {
   Attachment& attachment_;
   Staging& staging_;
   FullParams& full_params_;
-  OptimizerState& optimizer_;
   bool commit_sent_ = false;  // a wait that was interrupted can go on
 };
 

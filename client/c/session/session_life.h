@@ -44,9 +44,7 @@ class SessionLife {
   absl::Status Failure();
 
   // Tells whether the host wants a wait to end.
-  const Interrupt& interrupt() const { return in_signal_ ? Interrupt::Never() : interrupt_; }
-  // While set, waits run inside a signal handler and must not call the host.
-  void set_in_signal(bool in_signal) { in_signal_ = in_signal; }
+  const Interrupt& interrupt() const { return interrupt_; }
   // Sets the order whose expired waits end the session; null for none.
   void set_order(const StreamOrder* order) { order_ = order; }
 
@@ -56,7 +54,6 @@ class SessionLife {
   const Interrupt& interrupt_;
   const SessionMemory& memory_;
   const StreamOrder* order_ = nullptr;
-  bool in_signal_ = false;
   std::unique_ptr<ClientStream> stream_;
 };
 

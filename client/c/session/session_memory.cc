@@ -1,8 +1,6 @@
 #include "client/c/session/session_memory.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 
 #include <utility>
 
@@ -24,11 +22,8 @@ absl::Status MapOne(std::vector<UniqueFd>& fds, SessionFd which, const char* nam
   return absl::OkStatus();
 }
 
-// Else trainers store into the shards themselves: in write windows, or with pass_copies at any time.
-bool HandsInEdits(const v1::JobConfig& config) {
-  return !config.trainers_never_write() && !config.pass_copies() &&
-         config.optimizer().kind() != v1::OPTIMIZER_KIND_TRAINER;
-}
+// Else trainers store into the shards themselves, at any time.
+bool HandsInEdits(const v1::JobConfig& config) { return !config.trainers_never_write() && !config.pass_copies(); }
 
 }  // namespace
 
@@ -73,15 +68,12 @@ absl::Status SessionMemory::MapOnHost(std::vector<UniqueFd>& fds, const ShardPla
     UniqueFd of_view(hands_in ? fcntl(fds[kFdShards].get(), F_DUPFD_CLOEXEC, 0) : -1);
     SHARDD_RETURN_IF_ERROR(MapOne(fds, kFdShards, "the shards", plan.memory.shards_bytes, /*writable=*/trainers_write_,
                                   &shards_, /*keep_descriptor=*/true));
-    window_ = plan.config.pass_copies();
     if (hands_in) {
       if (const absl::Status status = PrivateView::Supported(); !status.ok()) {
         return absl::UnimplementedError(
             absl::StrCat("attach: ", status.message(), "; set JobConfig.passCopies, or trainersNeverWrite"));
       }
       SHARDD_ASSIGN_OR_RETURN(shards_view_, PrivateView::Of(shards_, std::move(of_view)));
-    } else if (trainers_write_ && !window_ && !shards_.SetWritable(false)) {
-      return absl::InternalError(absl::StrCat("attach: protect the shards: ", strerror(errno)));
     }
   }
   if (plan.memory.optimizer_bytes > 0 && !device_.has(kFdOptimizer)) {

@@ -1,7 +1,6 @@
 #ifndef SHARDD_CLIENT_C_SESSION_SESSION_MEMORY_H_
 #define SHARDD_CLIENT_C_SESSION_SESSION_MEMORY_H_
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -54,20 +53,13 @@ class SessionMemory {
   const MappedSlab& shards_slab() const { return shards_; }
   const MappedSlab& parameters_slab() const { return parameters_; }  // may be empty
   const MappedSlab& optimizer_slab() const { return optimizer_; }    // empty until optimizer() was called
-  // The slabs that no store reaches outside of write windows.
-  std::array<const MappedSlab*, 3> watched_slabs() const { return {&shards_, &optimizer_, &parameters_}; }
 
   // The view of jobs that hand in what is stored into shards (edits.h); else it is not on().
   PrivateView& shards_view() { return shards_view_; }
   // Copies these bytes of the view into the shards that all see; nothing once stores are given up. REQUIRES:
-  // shards_view().on(), and this rank's write window is open.
+  // shards_view().on(), and the daemon lets this rank hand in.
   absl::Status HandInShards(int64_t offset_bytes, int64_t size_bytes);
 
-  // True if a write window is open and a store at `address` reaches its slab.
-  bool WindowCovers(const void* address) const;
-  // Opens or closes a write window: stores into the shards, and into state that trainers keep, reach them or fault.
-  // Async-signal-safe. REQUIRES: the job's trainers write, and passes read no copies.
-  bool SetShardsWritable(bool writable);
   // Sends every later store of this process through this session to a private copy, whatever other threads do. Returns
   // INTERNAL if the kernel refuses; call it again then. Thread-safe.
   absl::Status GiveUpStores();
@@ -109,10 +101,9 @@ class SessionMemory {
   ReadOnlyDaemonPageView daemon_page_;
   bool trainers_write_ = false;
   int64_t optimizer_bytes_ = 0;
-  bool optimizer_writable_ = false;  // in windows
+  bool optimizer_writable_ = false;
   // These belong to the caller's thread.
   UniqueFd optimizer_fd_;  // until it is mapped
-  bool window_ = false;    // with pass_copies always
   // Guarded.
   absl::Mutex stores_mutex_;
   MappedSlab optimizer_;  // changes under stores_mutex_

@@ -1,5 +1,5 @@
-// Which stores of this process reach a session's memory: none outside of write windows, none once the session is over.
-// Into a private view of the shards none does: what was stored is handed in.
+// Which stores of this process reach a session's memory: none once the session is over. Into a private view of the
+// shards none does: what was stored is handed in.
 // The daemon takes shards back to a kept copy when a process that may store into them attaches again: from then on
 // nothing of it may reach them, whatever its other threads do, and its other ranks' sessions that it has not looked at
 // yet. Unmapping would be a fault for them; a private mapping in place is none.
@@ -68,23 +68,6 @@ absl::Status SessionMemory::HandInShards(int64_t offset_bytes, int64_t size_byte
   return stores_given_up_ ? absl::OkStatus() : shards_view_.WriteShared(offset_bytes, size_bytes);
 }
 
-bool SessionMemory::SetShardsWritable(bool writable) {
-  if (shards_view_.on()) {
-    return true;
-  }
-  window_ = writable;
-  return shards_.SetWritable(writable) &&
-         (!optimizer_writable_ || optimizer_.data() == nullptr || optimizer_.SetWritable(writable));
-}
-
-bool SessionMemory::WindowCovers(const void* address) const {
-  const auto in = [address](const MappedSlab& slab) {
-    const auto* begin = static_cast<const char*>(slab.data());
-    return begin != nullptr && address >= begin && address < begin + slab.size_bytes();
-  };
-  return window_ && (in(shards_) || (optimizer_writable_ && in(optimizer_)));
-}
-
 char* SessionMemory::optimizer() {
   if (device_.has(kFdOptimizer)) {
     return device_.at(kFdOptimizer);
@@ -93,8 +76,7 @@ char* SessionMemory::optimizer() {
     absl::MutexLock lock(&stores_mutex_);
     if (auto mapped = MappedSlab::Map(std::move(optimizer_fd_), optimizer_bytes_, optimizer_writable_,
                                       /*keep_descriptor=*/true);
-        mapped.ok() &&
-        (!optimizer_writable_ || (stores_given_up_ ? mapped->MakePrivate() : mapped->SetWritable(window_)))) {
+        mapped.ok() && (!optimizer_writable_ || !stores_given_up_ || mapped->MakePrivate())) {
       optimizer_ = *std::move(mapped);
     }
     optimizer_fd_.reset();

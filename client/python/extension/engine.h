@@ -127,14 +127,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int FindParam(const std::string& fqn);
   int FindGroup(const std::string& name);
 
-  // From here on a store into a shard is seen. `passes`: it is allowed between passes, where the first one opens a
-  // write window; a pass begins with the root's forward and ends with its backward, or with the forward where there is
-  // none. Otherwise it reaches nobody and the next call says so.
-  void WatchWrites(bool passes);
-  // The job has JobConfig.pass_copies: shards may be stored into at any time, unseen. Passes begin and end as above.
-  void UseCopies();
-  // Waits until no rank is in a pass; shards, and optimizer state of the trainers', may then be written. With copies
-  // for passes it waits for nobody, and stores are in the order of the current stream with what the job does.
+  // From here on a store into what this process may only read names its parameter before it ends the process.
+  void WatchWrites();
+  // Ranks enter passes together from here on, and parameters may be stored into between them, or, with
+  // JobConfig.pass_copies, at any time. A pass begins with the root's forward and ends with its backward, or with the
+  // forward where there is none.
+  void UsePasses();
+  // Hands in what was stored, when no rank is in a pass. With copies for passes it waits for nobody, and stores are in
+  // the order of the current stream with what the job does.
   void OpenWindow();
   // What was written becomes the next version now, with all ranks, and a marked step is committed.
   void CloseWindow();
@@ -244,9 +244,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool final_queued_ = false;
   bool partial_backward_ = false;  // of what is queued
   bool passes_ = false;
-  bool copies_ = false;       // for passes: see UseCopies
+  bool copies_ = false;       // for passes: JobConfig.pass_copies
   bool written_ = false;      // with copies: since the forward of a pass that is paused
-  bool inside_pass_ = false;  // or was until a store between a forward and its backward left it: see PausePass
+  bool inside_pass_ = false;  // or was until edits between a forward and its backward ended it: see PausePass
   bool paused_ = false;       // inside: between a forward and what may be its backward
   bool pass_by_hand_ = false;
   bool stepped_ = false;

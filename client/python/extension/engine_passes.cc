@@ -1,7 +1,6 @@
-// Passes, and the windows between them in which the program writes its shards. Where stores are seen (WatchWrites) the
-// first one opens a window, which ends the pass of a rank that is only paused. With copies for passes (UseCopies) no
-// store is in anybody's way: a pass reads what the daemon has copied where it began, and what is written is in the next
-// one's.
+// Passes, and what the program stores into its shards between them. It is handed in where the next pass begins, which
+// ends the pass of a rank that is only paused. With copies for passes no store is in anybody's way: a pass reads what
+// the daemon has copied where it began, and what is written is in the next one's.
 
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -16,7 +15,7 @@ namespace shardd::python {
 
 void Engine::EnterPassByHand(bool backward) {
   if (passes_ && inside_pass_ && !backward) {
-    const bool ended = !job().inside_pass();  // by a store, or by another rank's window
+    const bool ended = !job().inside_pass();  // by edits, this rank's or another's
     EnterPass();
     pass_by_hand_ = pass_by_hand_ || ended;
   } else if (passes_ && !inside_pass_) {
@@ -34,12 +33,12 @@ void Engine::LeavePassByHand() {
   }
 }
 
-void Engine::WatchWrites(bool passes) {
-  Check(job().WatchWrites());
-  passes_ = passes;
-}
+void Engine::WatchWrites() { Check(job().WatchWrites()); }
 
-void Engine::UseCopies() { passes_ = copies_ = true; }
+void Engine::UsePasses() {
+  passes_ = true;
+  copies_ = info().pass_copies != 0;
+}
 
 // Outside of a forward and backward. One that an exception ended is given up.
 void Engine::CheckBetweenPasses(const char* what) {
@@ -108,7 +107,7 @@ void Engine::EnterPass() {
       }
     }
     for (Unit* unit : units_) {
-      unit->ToSharded();  // of a pass that another rank's window has ended
+      unit->ToSharded();  // of a pass that another rank's edits have ended
     }
   }
   {

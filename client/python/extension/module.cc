@@ -239,7 +239,7 @@ bool CopyStored(Engine& engine, int param, int64_t first, at::Tensor out) {
 py::object StoredState(Engine& engine, int param, int state) {
   const shardd_param_info info = engine.job().parameter_info(param);
   void* data = shardd_optimizer_state_data(engine.job().c_job(), param, state);
-  if (data == nullptr || shardd_optimizer_state_is_stored(engine.job().c_job()) == 0) {
+  if (data == nullptr) {
     return py::none();
   }
   return py::cast(TensorAt(data, {info.numel}, at::kFloat, engine.state_device()));
@@ -327,7 +327,7 @@ PYBIND11_MODULE(_C, m) {
       .def("extend", Keeping(&Engine::Extend))
       .def("ask_extension", &Engine::AskExtension)
       .def("watch_writes", &Engine::WatchWrites)
-      .def("use_copies", &Engine::UseCopies)
+      .def("use_passes", Keeping(&Engine::UsePasses))
       .def("synchronise", Keeping(+[](Engine& engine) { engine.SynchroniseStream(); }))
       .def("open_window", Keeping(&Engine::OpenWindow))
       .def("take_changes", Keeping(&Engine::TakeChanges))

@@ -133,7 +133,6 @@ TEST(Process, EveryCallInAForkedChildIsRefused) {
       {"shardd_open_window", [&] { return refused(shardd_open_window(job)); }},
       {"shardd_watch_writes", [&] { return refused(shardd_watch_writes(job, 1)); }},
       {"shardd_optimizer_state_data", [&] { return shardd_optimizer_state_data(job, param, 0) == nullptr; }},
-      {"shardd_optimizer_state_is_stored", [&] { return shardd_optimizer_state_is_stored(job) == 0; }},
       {"shardd_enter_full_params", [&] { return refused(shardd_enter_full_params(job, 0)); }},
       {"shardd_full_parameter_data", [&] { return shardd_full_parameter_data(job, param) == nullptr; }},
       {"shardd_leave_full_params", [&] { return refused(shardd_leave_full_params(job)); }},

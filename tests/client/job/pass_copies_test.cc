@@ -80,19 +80,6 @@ TEST(PassCopies, StoresNeedNobodysLeaveAndCountFromTheNextPassOn) {
   });
 }
 
-TEST(PassCopies, AStoreIntoWhatPassesReadIsRefusedByName) {
-  World world(CopiesSpec("readonly"));
-  world.Each([](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    if (index != 0) return;
-    rank.Unshard(0, SHARDD_FORWARD);
-    const int param = rank.GroupInfo(0).params[0];
-    *static_cast<float*>(const_cast<void*>(shardd_parameter_data(rank.job(), param))) = 4;
-    EXPECT_C_ERROR(shardd_reshard(rank.job(), 0), kFailedPrecondition, "unsharded parameter");
-  });
-}
-
 TEST(PassCopies, WhoHasLeftFullParametersStoresWhenTheLastHasReadThem) {
   World world(CopiesSpec("full"));
   std::atomic<bool> read = false;

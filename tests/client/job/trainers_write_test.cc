@@ -1,9 +1,7 @@
-// Trainers that write their own shards, through the C ABI and a real daemon: an optimizer of their own, passes that a
-// rank's edits end for the others, and what a store into read-only memory does.
+// Trainers that write their own shards, through the C ABI and a real daemon: an optimizer of their own, and passes that
+// a rank's edits end for the others.
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -12,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "client/c/shardd.h"
 #include "tests/client/client_fixture.h"
-#include "tests/testing/sanitizers.h"
 
 namespace shardd::testing_client {
 namespace {
@@ -99,7 +96,7 @@ void OwnStep(Rank& rank, int index, float lr) {
   }
 }
 
-TEST(Windows, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
+TEST(TrainersWrite, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
   World world(TrainersSpec("drift"));
   static constexpr int kSteps = 12;
   world.Each([](int index, Rank& rank) {
@@ -129,7 +126,7 @@ TEST(Windows, OptimizerInTheTrainersEqualsItsReferenceWhileRanksDriftApart) {
   });
 }
 
-TEST(Windows, StoresOfSeveralThreadsAreInTheNextPass) {
+TEST(TrainersWrite, StoresOfSeveralThreadsAreInTheNextPass) {
   World world(TrainersSpec("threads"));
   world.Each([&](int index, Rank& rank) {
     std::vector<std::thread> threads;
@@ -148,9 +145,9 @@ TEST(Windows, StoresOfSeveralThreadsAreInTheNextPass) {
 }
 
 class Overtaken : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Windows, Overtaken, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(TrainersWrite, Overtaken, ::testing::Bool());
 
-TEST_P(Overtaken, WindowOpensForOneRankWhileTheOthersHavePausedAndEndsTheirPass) {
+TEST_P(Overtaken, EditsAreHandedInWhileTheOthersHavePausedAndEndTheirPass) {
   const bool refused = GetParam();  // the other tries to go on in its pass, or begins another at once
   World world(EditsSpec("overtaken"));
   std::atomic<int> paused = 0;
@@ -181,7 +178,7 @@ TEST_P(Overtaken, WindowOpensForOneRankWhileTheOthersHavePausedAndEndsTheirPass)
   });
 }
 
-TEST(Windows, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
+TEST(TrainersWrite, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
   World world(EditsSpec("resumed"));
   std::atomic<int> resumed = 0;
   std::atomic<int> left = 0;
@@ -206,7 +203,7 @@ TEST(Windows, APauseThatNobodyUsesEndsAndTheBackwardReadsOn) {
   });
 }
 
-TEST(Windows, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
+TEST(TrainersWrite, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
   World world(EditsSpec("stuck"));
   std::atomic<bool> resumed = false;
   world.Each([&](int index, Rank& rank) {
@@ -231,7 +228,7 @@ TEST(Windows, AWriterThatAnothersBackwardWaitsForGetsAnErrorAndNoHang) {
   });
 }
 
-TEST(Windows, StateGivenWithoutAStepTakesThePlaceOfTheCommittedOne) {
+TEST(TrainersWrite, StateGivenWithoutAStepTakesThePlaceOfTheCommittedOne) {
   World world(TrainersSpec("state"));
   world.Each([&](int index, Rank& rank) {
     const auto state = [&] {
@@ -249,143 +246,7 @@ TEST(Windows, StateGivenWithoutAStepTakesThePlaceOfTheCommittedOne) {
   });
 }
 
-TEST(Windows, StoreWhereTrainersNeverWriteReachesNobodyAndTheNextCallNamesTheParameter) {
-  Daemon daemon;
-  Rank rank;
-  ASSERT_C_OK(rank.Attach(daemon.address(), SmallSpec("never", 1), 0));
-  rank.WriteAll(1.0f);
-  ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-  const int param = rank.Param("b.bias");
-  *Shard(rank, param) = 7;
-  EXPECT_C_ERROR(shardd_unshard(rank.job(), 0, SHARDD_FORWARD), kFailedPrecondition, "\"b.bias\": the job was opened");
-  ASSERT_C_OK(shardd_reattach(rank.job()));
-  EXPECT_EQ(*Shard(rank, param), 1.0f);
-}
-
-TEST(Windows, FaultsOfOthersAreNotOurs) {
-  if (testing::kSanitized) GTEST_SKIP() << "the handler before ours is the sanitizer's, which ends differently";
-  World world(TrainersSpec("others"));
-  ASSERT_C_OK(shardd_watch_writes(world.ranks[0].job(), 1));
-  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "");
-}
-
-// As Python's faulthandler: writes, puts the handler back that it had found, and raises the signal anew. Once disabled
-// it returns at once, should anybody still call it.
-struct sigaction found_by_fault_handler;
-bool fault_handler_enabled = false;
-void WriteAndRaise(int signal) {
-  if (!fault_handler_enabled) {
-    return;
-  }
-  constexpr char kText[] = "a fault of the program\n";
-  (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1);
-  sigaction(signal, &found_by_fault_handler, nullptr);
-  raise(signal);
-}
-void EnableFaultHandler() {
-  struct sigaction action = {};
-  action.sa_handler = &WriteAndRaise;
-  action.sa_flags = SA_NODEFER;
-  ASSERT_EQ(sigaction(SIGSEGV, &action, &found_by_fault_handler), 0);
-  fault_handler_enabled = true;
-}
-void DisableFaultHandler() {
-  fault_handler_enabled = false;
-  ASSERT_EQ(sigaction(SIGSEGV, &found_by_fault_handler, nullptr), 0);
-}
-
-class WithFaultHandler : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Windows, WithFaultHandler, ::testing::Bool());
-
-// Parameter: the fault handler comes after the first watch.
-TEST_P(WithFaultHandler, StoresGoOnAndAFaultOfTheProgramReachesIt) {
-  if (testing::kSanitized) GTEST_SKIP() << "the handler before ours is the sanitizer's, which ends differently";
-  struct sigaction before = {};
-  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &before), 0);
-  World world(TrainersSpec("fault_handler"));
-  if (!GetParam()) EnableFaultHandler();
-  world.Each([](int, Rank& rank) { ASSERT_C_OK(shardd_watch_writes(rank.job(), 1)); });
-  if (GetParam()) EnableFaultHandler();
-  world.Each([](int index, Rank& rank) {
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-    Shard(rank, 0)[index] = static_cast<float>(10 + index);
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    EXPECT_EQ(Shard(rank, 0)[0], 10);
-    EXPECT_EQ(Shard(rank, 0)[1], 11);
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-  });
-  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "a fault of the program");
-  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
-}
-
-// What a store does before the next pass has put the library's handler above again.
-TEST(Windows, AStoreRightAfterAFaultHandlerWasEnabledGoesOnAndAFaultOfTheProgramStillEndsIt) {
-  if (testing::kSanitized) GTEST_SKIP() << "the handler before ours is the sanitizer's, which ends differently";
-  struct sigaction before = {};
-  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &before), 0);
-  World world(TrainersSpec("enabled_late"));
-  world.Each([](int, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));  // protects the shards
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-  });
-  EnableFaultHandler();
-  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "a fault of the program");
-  world.Each([](int index, Rank& rank) {
-    Shard(rank, 0)[index] = static_cast<float>(10 + index);
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    EXPECT_EQ(Shard(rank, 0)[0], 10);
-    EXPECT_EQ(Shard(rank, 0)[1], 11);
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-  });
-  EXPECT_EXIT(*reinterpret_cast<volatile int*>(64) = 1, ::testing::KilledBySignal(SIGSEGV), "");
-  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
-}
-
-TEST(Windows, AFaultOfTheProgramEndsItWhereAFaultHandlerWasDisabledAfterTheNextPass) {
-  if (testing::kSanitized) GTEST_SKIP() << "the handler before ours is the sanitizer's, which ends differently";
-  struct sigaction before = {};
-  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &before), 0);
-  World world(TrainersSpec("disabled"));
-  world.Each([](int, Rank& rank) { ASSERT_C_OK(shardd_watch_writes(rank.job(), 1)); });
-  EnableFaultHandler();
-  world.Each([](int, Rank& rank) {
-    ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));
-    ASSERT_C_OK(shardd_leave_pass(rank.job()));
-  });
-  DisableFaultHandler();
-  const auto fault = [] {
-    alarm(20);  // an endless loop ends by another signal
-    *reinterpret_cast<volatile int*>(64) = 1;
-  };
-  EXPECT_EXIT(fault(), ::testing::KilledBySignal(SIGSEGV), "");
-  world.Each([](int index, Rank& rank) { Shard(rank, 0)[index] = 1; });  // and stores into shards still go on
-  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
-}
-
-// As it is by the first look at optimizer state, which maps one more range.
-TEST(Windows, AStoreOfAnotherThreadIsSeenWhileTheJobIsWatchedAgain) {
-  World world(TrainersSpec("again"));
-  world.Each([](int, Rank& rank) {
-    ASSERT_C_OK(shardd_watch_writes(rank.job(), 1));
-    for (int i = 1; i <= 300; ++i) {
-      ASSERT_C_OK(shardd_enter_pass(rank.job(), 0, nullptr, 0));  // protects the shards again
-      ASSERT_C_OK(shardd_leave_pass(rank.job()));
-      std::atomic<bool> stored = false;
-      std::thread stores([&] {
-        Shard(rank, 0)[0] = static_cast<float>(i);
-        stored = true;
-      });
-      while (!stored) {
-        EXPECT_C_OK(shardd_watch_writes(rank.job(), 1));
-      }
-      stores.join();
-    }
-  });
-}
-
-TEST(Windows, LateStoresOfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProcessHasAttachedAgain) {
+TEST(TrainersWrite, LateStoresOfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProcessHasAttachedAgain) {
   const v1::JobSpec spec = TrainersSpec("looks-away");
   World world(spec);
   Rank& other = world.ranks[1];
@@ -414,7 +275,7 @@ TEST(Windows, LateStoresOfARankThatHasNotLookedReachNobodyWhenAnotherOfItsProces
   EXPECT_EQ(*Shard(world.ranks[0], 0), 1);
 }
 
-TEST(Windows, TheLastStoresAreCommittedWhereARankFinishes) {
+TEST(TrainersWrite, TheLastStoresAreCommittedWhereARankFinishes) {
   World world(TrainersSpec("finish"));
   std::atomic<int> written = 0;
   world.Each([&](int index, Rank& rank) {
@@ -427,7 +288,7 @@ TEST(Windows, TheLastStoresAreCommittedWhereARankFinishes) {
   EXPECT_EQ(written, 2);
 }
 
-TEST(Windows, CallsOutOfTurnAreRefusedAndLoseNothing) {
+TEST(TrainersWrite, CallsOutOfTurnAreRefusedAndLoseNothing) {
   World world(TrainersSpec("turn"));
   world.Each([&](int, Rank& rank) {
     EXPECT_C_ERROR(shardd_leave_pass(rank.job()), kFailedPrecondition, "not inside");

@@ -63,69 +63,6 @@ TEST_F(MappedSlabTest, ReadOnlyMapIsPopulatedAndCannotBeMadeWritableFromAReadOnl
             absl::StatusCode::kPermissionDenied);
 }
 
-TEST_F(MappedSlabTest, APieceIsMadePrivateWholeAndAloneAndOnce) {
-  constexpr int64_t kSizeBytes = 7 * kMiB;  // the last piece is not a whole one
-  auto slab = Slab::Create("state", SlabBacking::kSealedMemfd, kSizeBytes);
-  ASSERT_TRUE(slab.ok()) << slab.status();
-  auto fd = (*slab)->ReadOnlyFd();
-  ASSERT_TRUE(fd.ok()) << fd.status();
-  auto mapped = MappedSlab::Map(*std::move(fd), kSizeBytes, /*writable=*/false, /*keep_descriptor=*/true);
-  ASSERT_TRUE(mapped.ok()) << mapped.status();
-  for (int64_t at = 0; at < kSizeBytes; at += 4096) {
-    *(*slab)->At<int64_t>(at) = at;
-  }
-  for (const int64_t at : {3 * kMiB, kSizeBytes - 4096}) {
-    ASSERT_TRUE(mapped->MakePiecePrivate(mapped->At<char>(at)));
-    EXPECT_EQ(*mapped->At<int64_t>(at), at);
-    *mapped->At<int64_t>(at) = -1;
-    EXPECT_EQ(*(*slab)->At<int64_t>(at), at) << "what is stored stays with the process";
-    ASSERT_TRUE(mapped->MakePiecePrivate(mapped->At<char>(at))) << "as by another thread's fault";
-    EXPECT_EQ(*mapped->At<int64_t>(at), -1) << "and is not copied over";
-  }
-  for (int64_t at = 0; at < kSizeBytes; at += 4096) {
-    EXPECT_EQ(*mapped->At<int64_t>(at), at == 3 * kMiB || at == kSizeBytes - 4096 ? -1 : at);
-  }
-  EXPECT_EQ(syscall(SYS_getrandom, mapped->At<char>(0), 1, 0), -1) << "the first piece is shared";
-  EXPECT_EQ(errno, EFAULT) << "so a store faults";
-  *(*slab)->At<int64_t>(0) = 5;
-  EXPECT_EQ(*mapped->At<int64_t>(0), 5);
-  ASSERT_TRUE(mapped->MakeShared());
-  EXPECT_EQ(*mapped->At<int64_t>(3 * kMiB), 3 * kMiB) << "what was stored is gone";
-  ASSERT_TRUE(mapped->MakePiecePrivate(mapped->At<char>(3 * kMiB))) << "and it can be done again";
-  *mapped->At<int64_t>(3 * kMiB) = -2;
-  EXPECT_EQ(*(*slab)->At<int64_t>(3 * kMiB), 3 * kMiB);
-}
-
-// A process has no mapping for every piece of a large slab: behind the 4096th all that is left becomes private at once.
-TEST_F(MappedSlabTest, TheRestBecomesPrivateAroundWhatIsSoAlready) {
-  constexpr int64_t kPiece = shm_internal::kHugePageBytes;
-  constexpr int64_t kSizeBytes = 6 * kPiece + 4096;
-  auto slab = Slab::Create("state", SlabBacking::kSealedMemfd, kSizeBytes);
-  ASSERT_TRUE(slab.ok()) << slab.status();
-  auto fd = (*slab)->ReadOnlyFd();
-  ASSERT_TRUE(fd.ok()) << fd.status();
-  const UniqueFd descriptor = Duplicate(fd->get());
-  auto mapped = MappedSlab::Map(*std::move(fd), kSizeBytes, /*writable=*/false, /*keep_descriptor=*/true);
-  ASSERT_TRUE(mapped.ok()) << mapped.status();
-  for (int64_t at = 0; at < kSizeBytes; at += 4096) *(*slab)->At<int64_t>(at) = at;
-  const auto begin = reinterpret_cast<uintptr_t>(mapped->data());
-  std::vector<char> is_private((begin + kSizeBytes - 1) / kPiece - begin / kPiece + 1);
-  for (const int64_t at : {2 * kPiece, 3 * kPiece, 5 * kPiece}) {
-    ASSERT_TRUE(mapped->MakePiecePrivate(mapped->At<char>(at)));
-    *mapped->At<int64_t>(at) = -at;
-    is_private[(begin + static_cast<uintptr_t>(at)) / kPiece - begin / kPiece] = 1;
-  }
-  ASSERT_TRUE(shm_internal::MakeRestPrivate(descriptor.get(), begin, kSizeBytes + (4096 - kSizeBytes % 4096) % 4096,
-                                            is_private));
-  EXPECT_EQ(std::count(is_private.begin(), is_private.end(), 0), 0);
-  for (int64_t at = 0; at < kSizeBytes; at += 4096) {
-    const bool before = at == 2 * kPiece || at == 3 * kPiece || at == 5 * kPiece;
-    ASSERT_EQ(*mapped->At<int64_t>(at), before ? -at : at) << "kept, and what was shared is as it was";
-    *mapped->At<int64_t>(at) = 7;
-    ASSERT_EQ(*(*slab)->At<int64_t>(at), at) << "a store stays with the process";
-  }
-}
-
 TEST_F(MappedSlabTest, DescriptorIsClosedAfterMappingAndAfterEveryError) {
   const int fds = CountFds();
   auto mapped = MappedSlab::Map(Duplicate(slab_->fd()), kMiB, true);

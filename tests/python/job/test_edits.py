@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from cluster import run_ranks
+from cluster import Cluster, run_ranks
 from job import edit_scenarios
 
 
@@ -31,10 +33,18 @@ def test_a_write_inside_a_pass_reaches_nobody_and_names_the_parameter() -> None:
     assert torch.equal(seen, other["before"]) and other["error"] != ""
 
 
-def test_a_write_where_edits_are_off_is_an_error_that_says_what_to_do() -> None:
-    for result in run_ranks(edit_scenarios.write_where_edits_are_off, 2):
-        assert 'parameter "layers.1.down.bias"' in result["error"] and "in_place_edits" in result["error"]
-        assert result["counters"]["passes"] == 0 and result["counters"]["commits"] == 2
+@pytest.mark.parametrize("handler", ["", "before", "after"])
+def test_a_store_where_edits_are_off_ends_the_rank_and_names_the_parameter(handler: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, Cluster(2, folder) as cluster:
+        for rank in range(2):
+            cluster.start(edit_scenarios.store_where_edits_are_off, rank, (handler,), {})
+        codes = cluster.wait(120)
+        log = cluster.log(1)
+        assert codes[1] == -signal.SIGSEGV, log
+        assert 'shardd: write parameter "layers.1.down.bias"' in log and "in_place_edits=True" in log, log
+        assert ("Fatal Python error: Segmentation fault" in log) == (handler != ""), log
+        counters = cluster.result(0)["counters"]
+        assert counters["passes"] == 0 and counters["commits"] == 2
 
 
 def test_passes_change_no_number_of_a_training_without_edits() -> None:

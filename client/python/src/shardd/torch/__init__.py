@@ -45,7 +45,7 @@ from torch.distributed.fsdp import (
 from shardd.torch import optim, wrap
 from shardd.torch._full_params.summon import summon_full_params
 from shardd.torch._install.install import install, swapped, uninstall
-from shardd.torch._job import stock_hooks, store_watch
+from shardd.torch._job import stock_hooks
 from shardd.torch._sharding.fully_shard import FSDPModule, fully_shard
 from shardd.torch._sharding.wrapper import FullyShardedDataParallel
 from shardd.torch._state_dicts.safetensors import load_safetensors, save_safetensors
@@ -55,7 +55,6 @@ from shardd.torch._training.memory_plan import MemoryPlan, memory_plan
 from shardd.torch._training.steps import Step, steps
 
 stock_hooks.install()
-store_watch.install()
 
 __all__ = [
     "BackwardPrefetch",

@@ -191,7 +191,7 @@ class TorchJob:
         if id(who) in self._writing:  # an exception ended what it began then
             del self._writing[self._writing.index(id(who)) :]
         if self.passes:
-            self.engine.open_window()  # a store would do it as well, in a signal handler
+            self.engine.open_window()
         elif not self._writing:
             root = self.root()
             assert root is not None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shardd import errors
-from shardd.torch._job import committed_jobs, spec, stock_hooks, store_watch
+from shardd.torch._job import committed_jobs, spec, stock_hooks
 from shardd.torch._job import job as attached
 from shardd.torch._job.binding import bind
 from shardd.torch._job.description import Description
@@ -211,7 +211,10 @@ class _Opening:
         _C.return_freed_memory()  # the model as it was made, which the allocator would keep
         if not job.on_gpu:
             give_memory_back(engine)
-        store_watch.begin(job)
+        if job.passes:
+            engine.use_passes()
+        if not job.on_gpu:  # where no store can be caught
+            after_dropped_left(engine.watch_writes)
         self._give_optimizers(job, exists)
 
     def _bind(self, job: TorchJob) -> None:

@@ -1,8 +1,8 @@
 """State of torch's own optimizers, re-homed into the job's memory, so that it outlives the trainer.
 
 After the step that makes a state tensor its storage is swapped: the optimizer goes on with the same tensor, whose values
-are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, in a write
-window as the parameters do. Scalars (``step``) lie in one buffer that goes with every commit (optimizer_scalars.py), as do
+are then the job's. What has the shape of the parameter's rows and at most 4 bytes an element lies there, as
+the parameters do. Scalars (``step``) lie in one buffer that goes with every commit (optimizer_scalars.py), as do
 numbers and other small values. What is neither stays in the trainer and is named once.
 
 What goes with a commit shares 1 MiB with the program's own state, so it is small: each way of keeping a parameter's
@@ -117,7 +117,7 @@ class OptimizerMemory:
     # After a step.
 
     def keep(self, optimizer: Optimizer) -> None:
-        """Moves into the job what state the optimizer has made since the last call. REQUIRES: the write window is open."""
+        """Moves into the job what state the optimizer has made since the last call."""
         taken = False
         for param in _params_of(optimizer):
             index = self._index(param)

@@ -234,12 +234,18 @@ class DaemonOptimizer(JobOptimizer):
         return counts is not None and not any(count.item() for count in counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what torch's does. Moments are DTensors over the daemon's memory: they follow the next steps, as torch's do. On a GPU and
-        with copies for passes, where a store into that memory cannot be caught, they are copies.
+        """Returns what torch's does. Moments are copies: a program may load into what this gives, and the daemon's memory is not its own to
+        write.
 
         ``step`` of a ``FlatParameter`` is one for each parameter in it where they differ: the daemon does not update what
         got no gradient.
         """
+        result = self._shown_state_dict()
+        result["state"] = {number: _cloned(entry) for number, entry in result["state"].items()}
+        return result
+
+    def _shown_state_dict(self) -> dict[str, Any]:
+        """As ``state_dict``; moments are DTensors over the daemon's memory, to be read alone."""
         for job in self._jobs():
             job.read_update_counts()
         shown = self.state
@@ -252,8 +258,6 @@ class DaemonOptimizer(JobOptimizer):
             result = super().state_dict()
         finally:
             self.state = shown
-        if any(job.on_gpu or job.copies for job in self._jobs()):  # what is loaded is written into what this gives
-            result["state"] = {number: _cloned(entry) for number, entry in result["state"].items()}
         for number, param in enumerate(dict.fromkeys(self._params())):
             counts = self._update_counts.get(param, [])
             if self._counts_updates and len({count.item() for count in counts}) > 1 and number in result["state"]:

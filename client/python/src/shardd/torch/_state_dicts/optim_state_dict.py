@@ -18,6 +18,7 @@ from torch.distributed.fsdp import StateDictType
 from torch.optim import Optimizer
 
 from shardd.torch._job.job import job_of
+from shardd.torch._optimizers.daemon_optimizer import DaemonOptimizer
 from shardd.torch._ranks.gather import assemble, rows_as_dtensor_of, rows_as_sharded_tensor
 from shardd.torch._state_dicts.flat_places import group_of
 from shardd.torch._state_dicts.optim_state_dict_pieces import Named, keys_of, named_params, own_entry, state_piece
@@ -140,7 +141,10 @@ def optim_state_dict(
         rank0_only = full and getattr(config, "rank0_only", False)
     writer = (dist.get_process_group_ranks(group)[0] if group is not None else 0) if rank0_only else None
     saving = _Saving(model, full, config, writer)
-    state_dict = optim.state_dict() if optim_state_dict is None else optim_state_dict
+    if optim_state_dict is None:  # read here, and not given to the program
+        state_dict = optim._shown_state_dict() if isinstance(optim, DaemonOptimizer) else optim.state_dict()
+    else:
+        state_dict = optim_state_dict
     keys = keys_of(model, optim, state_dict)
     named = [item for item in named_params(model) if id(item.held) in keys]
     names: dict[Any, list[str]] = {}  # of a FlatParameter several

@@ -84,12 +84,11 @@ def commit(module: nn.Module | None = None) -> None:
 
 
 def open_window(module: nn.Module | None = None) -> None:
-    """Lets parameters be written until the next pass; returns when no rank is inside one.
+    """Hands in now what this rank has stored into parameters; returns when no rank is inside a pass, and it is the job's.
 
-    Stores need no call: the first one opens the window. What the system writes does: ``dist.broadcast(p.to_local(), 0)``
-    and other collectives in place, ``file.readinto(...)``. Without a window they fail with EFAULT. Each rank that
-    writes calls it, between a backward (or a forward without gradients) and the next forward. Nothing to do on GPUs and
-    with ``SHARDD_PASS_COPIES=1``: what is written there at any time is in the next pass.
+    The next pass or step does so by itself. Called between a backward (or a forward without gradients) and the next
+    forward. Nothing where passes read copies (with torch's optimizers, on GPUs, and with ``SHARDD_PASS_COPIES=1``): what is
+    written there at any time is in the next pass.
     """
     job = registered_job(module)
     job.refuse_on_nodes("open a write window", "use torch.no_grad arithmetic on copies (full_tensor())")
