@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from models import loss_of
+from models import Case, build, loss_of
 from optimizers.optim_cases import counts, full, model_of, optimizer_of, parameters_of
 
 
@@ -154,6 +155,44 @@ def store_where_edits_are_off(handler: str) -> dict[str, Any]:
         thread.join()
     os.environ["SHARDD_TEST_FAILED"] = "1"  # the other rank is gone
     return {"counters": counters}
+
+
+def _wrapped(use_orig_params: bool) -> nn.Module:
+    from shardd.torch import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(build(Case()), use_orig_params=use_orig_params)
+
+
+def dicts_where_edits_are_off(form: str) -> dict[str, Any]:
+    """Stores into state dicts from before and after the first step, and loads them, as ``dcp.load`` does."""
+    from shardd.torch import FullyShardedDataParallel, StateDictType
+
+    rank = dist.get_rank()
+    model = model_of("shardd") if form == "fully_shard" else _wrapped(form == "wrapper")
+    optimizer = optimizer_of("shardd", "adamw", model.parameters(), in_place_edits=False)
+
+    buffers = {name.removeprefix("_fsdp_wrapped_module.") for name, _ in model.named_buffers()}
+
+    def pieces(state: dict[str, Any] | None = None) -> dict[str, torch.Tensor]:
+        state = model.state_dict() if state is None else state
+        params = {name: value for name, value in state.items() if name not in buffers}
+        return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in params.items()}
+
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        before = model.state_dict()
+        at_first = {name: value.clone() for name, value in pieces(before).items()}
+        loss_of(model, 0, 0, rank).backward()
+        optimizer.step()
+        unmoved = all(torch.equal(value, at_first[name]) for name, value in pieces(before).items())
+        after = model.state_dict()
+        trained = {name: value.clone() for name, value in pieces(after).items()}
+        with torch.no_grad():
+            for value in (*pieces(before).values(), *pieces(after).values()):
+                value.fill_(7.0)
+        untouched = all(torch.equal(value, trained[name]) for name, value in pieces().items())
+        model.load_state_dict(before)
+        loaded = all(bool((value == 7.0).all()) for value in pieces().values())
+    return {"unmoved": unmoved, "untouched": untouched, "loaded": loaded}
 
 
 def plain_training(edits: bool) -> dict[str, Any]:

@@ -47,6 +47,12 @@ def test_a_store_where_edits_are_off_ends_the_rank_and_names_the_parameter(handl
         assert counters["passes"] == 0 and counters["commits"] == 2
 
 
+@pytest.mark.parametrize("form", ["fully_shard", "wrapper", "flat-parameters"])
+def test_where_edits_are_off_programs_load_into_state_dicts_of_any_time(form: str) -> None:
+    for facts in run_ranks(edit_scenarios.dicts_where_edits_are_off, 2, form):
+        assert facts == {"unmoved": True, "untouched": True, "loaded": True}
+
+
 def test_passes_change_no_number_of_a_training_without_edits() -> None:
     on = run_ranks(edit_scenarios.plain_training, 2, True)
     off = run_ranks(edit_scenarios.plain_training, 2, False)

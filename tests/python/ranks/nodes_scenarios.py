@@ -198,15 +198,7 @@ def refused_calls() -> dict[str, str]:
     step(1)
     alone = train_alone(Case(steps=2), dist.get_world_size())["losses"][rank]
     texts["losses"] = str([abs(a - b) < 1e-6 for a, b in zip(losses, alone)])
-    dist.barrier()
-    texts["edit"] = _text_of(lambda: _edit(model))  # an error from here on
     return texts
-
-
-def _edit(model: Model) -> None:
-    with torch.no_grad():
-        model.norm.weight.to_local().mul_(0.5)
-    loss_of(model, 0, 0, dist.get_rank())
 
 
 def other_values() -> str:

@@ -54,15 +54,31 @@ class Place:
         return found
 
 
+def _leave_to_state_dicts(params: list[Any]) -> None:
+    """Gives sharded parameters other memory, so that what state dicts have of them stays the program's, which loads into them."""
+    flat = [param.holder or param for param in params if isinstance(param, FlatShardParam)]
+    for holder in {id(holder): holder for holder in flat}.values():
+        piece = holder.sharded_param
+        piece.data = piece.detach().clone(memory_format=torch.contiguous_format)
+    for param in params:
+        if not isinstance(param, FlatShardParam):
+            _set_local(param, param.sharded_param._local_tensor)
+
+
+def _set_local(fsdp_param: Any, values: torch.Tensor) -> torch.Tensor:
+    """Returns the sharded parameter's local tensor, which is a copy of ``values`` from now on."""
+    local = values.detach().clone(memory_format=torch.contiguous_format)
+    fsdp_param.sharded_param._local_tensor = local
+    fsdp_param._sharded_param_data = local.view(-1)
+    return local
+
+
 def _own_storage(fsdp_param: Any) -> torch.Tensor:
     """Returns the sharded parameter's local tensor, alone in its storage, so that the job's memory can take that storage's place."""
-    sharded = fsdp_param.sharded_param
-    local = sharded._local_tensor
+    local = fsdp_param.sharded_param._local_tensor
     padded = fsdp_param.padded_sharded_param_size.numel() * local.element_size()
     if local.storage_offset() != 0 or not local.is_contiguous() or local.untyped_storage().nbytes() > padded:
-        local = local.detach().clone(memory_format=torch.contiguous_format)
-        sharded._local_tensor = local
-        fsdp_param._sharded_param_data = local.view(-1)
+        local = _set_local(fsdp_param, local)
     return local.detach() if local.requires_grad else local
 
 
@@ -197,6 +213,9 @@ class _Binder:
             groups.update(group for name in names if (group := self.engine.find_group(name)) >= 0)
             unit._bind(self.engine, sorted(groups))
             unit._update_gradient_scale(self.description.divide_factor)
+            if state.given_out and self.description.spec["config"]["trainersNeverWrite"]:
+                _leave_to_state_dicts(unit.fsdp_params)
+            state.given_out = False
             for fsdp_param in unit.fsdp_params:
                 self._add_param(unit, fsdp_param, sorted(groups))
 

@@ -57,7 +57,9 @@ def config_of_writes(never: bool, on_gpu: bool, daemon_updates: bool) -> dict[st
     if on_gpu or copies or (daemon_updates and not _shows_pages()):
         config["passCopies"] = True
     if keep_every > 1 and daemon_updates:
-        logger.warning("%s=%d says nothing of a job with the daemon's optimizer: each version is kept", KEEP_EVERY, keep_every)
+        logger.warning(
+            "%s=%d says nothing of a job with the daemon's optimizer: each version is kept", KEEP_EVERY, keep_every
+        )
     elif keep_every:
         config["keepEvery"] = keep_every
     return config

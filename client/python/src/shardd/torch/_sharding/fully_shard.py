@@ -224,7 +224,10 @@ def watch_loads(module: nn.Module, state: ShardState) -> None:
 
     def copy_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         job = job_of(state)
-        if job is None or not job.alive or shares_memory(job):
+        if job is None:
+            state.given_out = True
+            return
+        if not job.alive or shares_memory(job):
             return
         assert job.engine is not None
         job.engine.wait_for_commit()  # its values are those of the last step, or this raises

@@ -34,9 +34,9 @@ def shown() -> Iterator[None]:
 
 
 def shares_memory(job: TorchJob) -> bool:
-    """Whether ``state_dict`` gives the job's memory. Where it is a GPU's and trainers never write, or the job's on several
-    nodes, programs cannot write it, and many load into what they are given."""
-    return _shown.get() or (not job.ranks.several and (not job.on_gpu or job.passes))
+    """Whether ``state_dict`` gives the job's memory. Where trainers never write, as on several nodes, programs cannot write
+    it, and many load into what they are given."""
+    return _shown.get() or (not job.ranks.several and job.passes)
 
 
 def _stored() -> dict[int, tuple[TorchJob, int, Any]]:

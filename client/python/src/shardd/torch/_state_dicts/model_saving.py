@@ -98,7 +98,7 @@ class Saving:
                     state_dict[key] = value.detach().clone()
                 continue
             if kind == StateDictType.LOCAL_STATE_DICT:
-                state_dict[key] = place.param.local
+                state_dict[key] = self._local(state, place.param)
                 continue
             if kind != StateDictType.FULL_STATE_DICT:
                 state_dict[key] = self._sharded(state, place.param)
@@ -111,6 +111,14 @@ class Saving:
         if only is not None and dist.get_rank(state._unit.mesh_info.shard_process_group) != only:  # type: ignore[union-attr]
             for key in [k for k in state_dict if k.startswith(prefix)]:  # buffers, too
                 del state_dict[key]
+
+    @staticmethod
+    def _local(state: ShardState, param: Any) -> torch.Tensor:
+        """Returns the piece that this rank has, in its memory: a copy where that is the job's and trainers never write."""
+        job = job_of(state)
+        state.given_out = job is None
+        local: torch.Tensor = param.local
+        return local if job is None or job.passes else local.clone()
 
     def _sharded(self, state: ShardState, param: Any) -> Any:
         """Returns the value of a sharded state dict; on a GPU the rows alone are taken there."""

@@ -65,6 +65,8 @@ class ShardState(FSDPState):
         self.ignored: Any = None  # what the unit leaves alone, in layout flat
         self.attributes: dict[str, Any] = {}  # that all units of a model must have alike
         self._registrations = 0
+        # A state dict has its sharded parameters' memory, from before there was a job.
+        self.given_out = False
         self._training = True  # of the root: not registered for a forward without gradients
         _states.append(weakref.ref(self, _states.remove))
         _count()
