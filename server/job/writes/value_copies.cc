@@ -20,13 +20,13 @@ void ValueCopies::Run(std::shared_ptr<void> job, Copy copy, Then then) {
     bool more = false;
     absl::Status status = copy(&more);
     const bool finished = !more || !status.ok();
+    progressed_ns_.store(0, std::memory_order_relaxed);  // before anybody hears that it has ended
     if (finished) {
       loop_->Post([this, job, then, status = std::move(status)] {
         --under_way_;
         then(status);
       });
     }
-    progressed_ns_.store(0, std::memory_order_relaxed);
     return finished;
   });
 }
