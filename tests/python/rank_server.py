@@ -22,8 +22,14 @@ from typing import Any
 
 __all__ = ["Rank", "serve", "start"]
 
-# Modules of torch's that its fully_shard or shardd's import, or the first step of an optimizer.
-_IMPORTS = ("torch.distributed.fsdp", "torch._dynamo", "torch.distributed.checkpoint.state_dict")
+# Modules of torch's that its fully_shard or shardd's import, the first step of an optimizer, or a compilation.
+_IMPORTS = (
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch._inductor.pattern_matcher",
+    "torch._dynamo.backends.common",
+)
 
 
 def serve() -> str:

@@ -136,7 +136,7 @@ def test_bf16_parameters_reduced_in_bf16() -> None:
 def test_every_group_has_the_precision_of_its_own_policy() -> None:
     mixed = {0: ("bf16", ""), 1: ("fp32", "fp32")}
     check(Case(param_dtype="bf16", reduce_dtype="fp32", mixed=mixed, stock=True), 2, tolerance=1e-2, alone=False)
-    # One block's gradients are rounded to bf16, 2e-3 of its bias; the rest follows it by a fraction of that in 20 steps.
+    # One block's gradients are rounded to bf16, 2e-3 of its bias; the rest follows it by a fraction of that in 10 steps.
     case = Case(mixed={1: ("fp32", "bf16")}, optimizer="sgd", momentum=0.0, clip=1.0)
     result = check(case, 3, tolerance=2e-3, alone=False)[0]
     for name, value in result["torch"]["parameters"].items():

@@ -12,14 +12,14 @@ from units.reduced_scenarios import both
 
 
 @pytest.mark.parametrize("case", [
-    Case(reduce_dtype="bf16"),
-    Case(param_dtype="bf16"),
-    Case(reduce_dtype="bf16", stored="bf16"),
-    Case(reduce_dtype="fp32", stored="bf16"),
-    Case(reduce_dtype="bf16", accumulate=3),
-    Case(stored="bf16", accumulate=3),
-    Case(reduce_dtype="bf16", mesh=(2, 1), accumulate=2),
-    Case(reduce_dtype="bf16", mesh=(1, 2), accumulate=2),
+    Case(steps=20, reduce_dtype="bf16"),
+    Case(steps=20, param_dtype="bf16"),
+    Case(steps=20, reduce_dtype="bf16", stored="bf16"),
+    Case(steps=20, reduce_dtype="fp32", stored="bf16"),
+    Case(steps=20, reduce_dtype="bf16", accumulate=3),
+    Case(steps=20, stored="bf16", accumulate=3),
+    Case(steps=20, reduce_dtype="bf16", mesh=(2, 1), accumulate=2),
+    Case(steps=20, reduce_dtype="bf16", mesh=(1, 2), accumulate=2),
 ], ids=["reduce", "computed", "stored", "stored-in-fp32", "added", "stored-added", "replicas", "one-replica"])  # fmt: skip
 def test_two_ranks_have_the_bits_of_torch(case: Case) -> None:
     results = run_ranks(both, 2, case)
@@ -37,7 +37,7 @@ def test_two_ranks_have_the_bits_of_torch(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(reduce_dtype="bf16"), Case(reduce_dtype="bf16", mesh=(2, 2))], ids=["1-D", "2-D"]
+    "case", [Case(steps=20, reduce_dtype="bf16"), Case(steps=20, reduce_dtype="bf16", mesh=(2, 2))], ids=["1-D", "2-D"]
 )
 def test_more_ranks_are_nearer_to_the_sum_than_torch(case: Case) -> None:
     results = run_ranks(both, 4, case)
@@ -52,10 +52,10 @@ def test_more_ranks_are_nearer_to_the_sum_than_torch(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [
-    Case(optimizer="adam", stock=True, reduce_dtype="bf16"),
-    Case(optimizer="adam", stock=True, param_dtype="bf16", accumulate=2),
-    Case(optimizer="adam", stock=True, reduce_dtype="bf16", mesh=(2, 1), clip=0.5),
-    Case(optimizer="adam", stock=True, stored="bf16", accumulate=2),
+    Case(steps=20, optimizer="adam", stock=True, reduce_dtype="bf16"),
+    Case(steps=20, optimizer="adam", stock=True, param_dtype="bf16", accumulate=2),
+    Case(steps=20, optimizer="adam", stock=True, reduce_dtype="bf16", mesh=(2, 1), clip=0.5),
+    Case(steps=20, optimizer="adam", stock=True, stored="bf16", accumulate=2),
 ], ids=["reduce", "computed", "replicas", "stored"])  # fmt: skip
 def test_twenty_steps_of_adam_have_the_bits_of_torch(case: Case) -> None:
     check(case, 2, tolerance=0, alone=False)
