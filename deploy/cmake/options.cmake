@@ -45,7 +45,7 @@ endif()
 # library, reads gRPC's and protobuf's headers and instantiates their templates once (shardd_job: 10 s of a core where eight
 # sources by themselves take 30). What two files of a folder both name in anonymous namespaces clashes here: rename it, or
 # list the file. A file that lacks an include is found by dev and by clang's analysis, which take each by itself. Tests are
-# not built so: their helpers have the same short names everywhere.
+# not built so, but libtorch's: their helpers have the same short names everywhere.
 option(SHARDD_FEW_OBJECTS "compile a library's sources twelve at a time" OFF)
 function(shardd_few_objects target)
   if(SHARDD_FEW_OBJECTS)
