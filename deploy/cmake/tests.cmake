@@ -1,5 +1,7 @@
 # tests/<layer>/<folder>/*.cc -> one binary <layer>_<folder>_test, one ctest entry per case. Labels: unit, service,
 # multiproc (starts processes; see below which of them run beside others), torch, fuzz, bench_smoke.
+# ctest starts first what costs most. In a checkout that has run nothing yet the order is given by chains of cases that run
+# one after another: the longest begins first, and what runs by itself comes last.
 enable_testing()
 include(GoogleTest)
 
@@ -48,6 +50,12 @@ function(shardd_reads_test_headers target)
   endif()
 endfunction()
 
+# Of programs, in the chain of cases that runs beside that of e2e.
+set(SHARDD_BESIDE_E2E RESOURCE_LOCK processes COST 500)
+if(SHARDD_SANITIZE)
+  set(SHARDD_BESIDE_E2E RUN_SERIAL ON)
+endif()
+
 # More folders may follow the first, whose name is the binary's.
 function(shardd_tests folders label)
   list(GET folders 0 folder)
@@ -76,9 +84,9 @@ function(shardd_tests folders label)
   if(label STREQUAL "multiproc" AND (SHARDD_SANITIZE OR name MATCHES "^faults"))
     list(APPEND properties RUN_SERIAL ON) # a sanitizer makes processes slow, and faults are the machine's
   elseif(name STREQUAL "e2e_test")
-    list(APPEND properties RESOURCE_LOCK e2e_processes) # they mostly wait for each other: another folder's case runs beside
+    list(APPEND properties RESOURCE_LOCK e2e_processes COST 1000) # they mostly wait: other folders' cases run beside
   elseif(label STREQUAL "multiproc")
-    list(APPEND properties RESOURCE_LOCK processes)
+    list(APPEND properties ${SHARDD_BESIDE_E2E})
   endif()
   gtest_discover_tests(${name} TEST_PREFIX "${folder}/" PROPERTIES ${properties}
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
@@ -96,8 +104,9 @@ function(shardd_benches)
     target_link_libraries(bench_${name} PRIVATE shardd_testing ${ARGN} shardd_options shardd_programs benchmark::benchmark)
     shardd_instrument(bench_${name})
     add_test(NAME bench/${name} COMMAND bench_${name} --benchmark_min_time=0.01)
-    set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON)
+    set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E})
   endforeach()
+  set_tests_properties(bench/isolation PROPERTIES RUN_SERIAL ON) # its neighbours are hostile to whatever runs
   # Its hostile clients are those of tests/faults.
   target_sources(bench_isolation PRIVATE tests/bench/hostile_neighbour.cc tests/faults/raw_client.cc
     tests/faults/commands.cc tests/faults/shared_with_e2e.cc tests/faults/hostile/http2_client.cc)
@@ -227,7 +236,7 @@ shardd_fuzzers(shardd_service shardd_common shardd_grpc)
 if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND NOT SHARDD_SANITIZE)
   add_test(NAME install/consumer COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/install_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
-  set_tests_properties(install/consumer PROPERTIES LABELS multiproc TIMEOUT 300 RUN_SERIAL ON)
+  set_tests_properties(install/consumer PROPERTIES LABELS multiproc TIMEOUT 300 ${SHARDD_BESIDE_E2E})
 endif()
 if(TARGET shardd AND TARGET shardctl AND TARGET linear AND NOT SHARDD_SANITIZE)
   add_test(NAME deploy/containers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/deploy/containers_test.sh ${CMAKE_BINARY_DIR})
@@ -236,12 +245,12 @@ endif()
 if(TARGET shardd_torch AND TARGET shardd AND NOT SHARDD_SANITIZE)
   add_test(NAME install/torch_consumer COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/torch_consumer_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
-  set_tests_properties(install/torch_consumer PROPERTIES LABELS multiproc TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+  set_tests_properties(install/torch_consumer PROPERTIES LABELS multiproc TIMEOUT 600 ${SHARDD_BESIDE_E2E} SKIP_RETURN_CODE 77)
 endif()
 if(TARGET gpt AND NOT SHARDD_SANITIZE)
   add_test(NAME install/quickstart COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/quickstart_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR}/bin)
-  set_tests_properties(install/quickstart PROPERTIES LABELS multiproc TIMEOUT 300 RUN_SERIAL ON)
+  set_tests_properties(install/quickstart PROPERTIES LABELS multiproc TIMEOUT 300 ${SHARDD_BESIDE_E2E})
 endif()
 
 # What needs a GPU: one binary that can be carried to a machine with a driver and nothing else. Skipped, with the reason,
@@ -281,11 +290,12 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND SHARDD_HAVE_TO
     list(APPEND names python/${name})
   endforeach()
   set_tests_properties(${names} PROPERTIES LABELS "python;multiproc" TIMEOUT 900 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+  set_tests_properties(python/extension PROPERTIES RUN_SERIAL OFF ${SHARDD_BESIDE_E2E}) # benchmarks wait for it
   # Each benchmark against PyTorch, briefly.
   function(shardd_torch_bench name)
     add_test(NAME bench/${name} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python
       ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench/${name}.py --bin ${CMAKE_BINARY_DIR}/bin --rounds 1 ${ARGN})
-    set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} RUN_SERIAL ON
+    set_tests_properties(bench/${name} PROPERTIES LABELS bench_smoke TIMEOUT ${SHARDD_TEST_TIMEOUT_S} ${SHARDD_BESIDE_E2E}
       FIXTURES_REQUIRED python_extension)
   endfunction()
   shardd_torch_bench(torch_step --sizes S --steps 1 --implementations floor fsdp2 shardd)
@@ -296,5 +306,5 @@ if(TARGET shardd AND TARGET shardctl AND TARGET shardd_client AND SHARDD_HAVE_TO
   # pip install ./client/python, and a program that has nothing else.
   add_test(NAME install/python COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/python_test.sh
     ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR})
-  set_tests_properties(install/python PROPERTIES LABELS multiproc TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+  set_tests_properties(install/python PROPERTIES LABELS multiproc TIMEOUT 600 ${SHARDD_BESIDE_E2E} SKIP_RETURN_CODE 77)
 endif()
