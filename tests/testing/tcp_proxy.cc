@@ -202,7 +202,7 @@ void TcpProxy::Read(Connection& connection, bool up) {
     return;  // nobody hears it any more
   }
   if (up && connection.copy.get() >= 0 && got > 0) {
-    [[maybe_unused]] const ssize_t written = write(connection.copy.get(), bytes.data(), bytes.size());
+    [[maybe_unused]] const ssize_t sent = send(connection.copy.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
   way.queued_bytes += got;
   const bool delayed = connection.harm.fault == Fault::kDelay;
