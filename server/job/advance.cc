@@ -7,25 +7,6 @@
 #include "server/job/job_core.h"
 
 namespace shardd {
-namespace {
-
-// The first rank other than `rank` of which `lacks` says that it has not done `call`.
-template <typename Lacks>
-Wait FirstOther(int ranks, int rank, const char* call, const Lacks& lacks) {
-  for (int other = 0; other < ranks; ++other) {
-    if (other != rank && lacks(other)) {
-      return {other, call};
-    }
-  }
-  return {};
-}
-template <typename Lacks>
-Wait FirstOther(const std::vector<RankStep>& ranks, int rank, const char* call, const Lacks& lacks) {
-  return FirstOther(static_cast<int>(ranks.size()), rank, call, [&](int other) { return lacks(ranks[other]); });
-}
-
-}  // namespace
-
 const char* FactName(Fact fact) {
   switch (fact) {
     case kPooled:
@@ -124,7 +105,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Shards go back to the kept copy when nobody can store into them any more.",
        "Nobody attaches before it has ended."},
       {"say that ranks have finished", kOverNodes | kNobodyAttached, 0,
-       [](const JobCore& job) { return job.node_gathers_ != nullptr && !job.finished_said_ && job.RanksFinished(); },
+       [](const JobCore& job) {
+         return job.node_gathers_ != nullptr && !job.finished_said_ && job.leavers_.all_finished();
+       },
        [](JobCore& job) {
          job.SayFinished();
          return absl::OkStatus();
@@ -140,10 +123,11 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "the nodes that do not hold the decision yet",
        "Ranks see a step that every node holds: were this node lost, the others would make another one.",
        "Whoever waits for the version goes on as early as possible."},
-      {"say good-bye", kSomeLeft, kCommitting, [](const JobCore& job) { return job.LeaverAt() >= 0; },
+      {"say good-bye", kSomeLeft, kCommitting,
+       [](const JobCore& job) { return job.leavers_.MayGo(job.pending_reductions_ > 0) >= 0; },
        [](JobCore& job) {
-         const int rank = job.LeaverAt();
-         job.EndDetached(rank, *std::exchange(job.ranks_[rank].pending_detach, std::nullopt));
+         const int rank = job.leavers_.MayGo(job.pending_reductions_ > 0);
+         job.EndDetached(rank, job.leavers_.Take(rank));
          return absl::OkStatus();
        },
        nullptr, "the step, or the gradients, of the rank that leaves",
@@ -165,9 +149,11 @@ absl::Span<const Transition> JobCore::Transitions() {
        "A backward that all ranks have closed has nothing waiting, and what it has under way ends together.",
        "Trainers wait for the word."},
       {"readmit a late rank", kTrainersWrite | kSomeLate, kCommitting | kWindowOpen,
-       [](const JobCore& job) { return !job.LateRanks().empty(); },
+       [](const JobCore& job) {
+         return !job.writes_.LateRanks([&job](int rank) { return job.WaitingFor(rank); }).empty();
+       },
        [](JobCore& job) {
-         job.ReadmitLate();
+         job.writes_.ReadmitLate([&job](int rank) { return job.WaitingFor(rank); });
          return absl::OkStatus();
        },
        nullptr, "",
@@ -182,18 +168,11 @@ absl::Span<const Transition> JobCore::Transitions() {
        "No row below opens by it: sums are under way then."},
       {"extend", kAllExtend, 0, [](const JobCore& job) { return !job.extensions_.building(); },
        [](JobCore& job) {
-         job.BuildExtension();
+         job.events_.Add(-1, "extend", job.extensions_.by_rank().begin()->second.extension->what);
+         job.extensions_.StartBuild();
          return absl::OkStatus();
        },
-       [](const JobCore& job, int rank) -> Wait {
-         for (int other = 0; job.extensions_.Has(rank) && other < job.world_size(); ++other) {
-           if (other != rank && !job.extensions_.Has(other)) {
-             return {other, "ExtendJob"};
-           }
-         }
-         return {};
-       },
-       "ExtendJob of every rank",
+       [](const JobCore& job, int rank) { return job.extensions_.WaitingFor(rank); }, "ExtendJob of every rank",
        "All ranks have asked for the same more to train: another job takes this one's place.",
        "Ranks that ask do nothing else, so nothing depends on it."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
@@ -204,9 +183,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        [](JobCore& job) { return job.BeginDecision(); },
        [](const JobCore& job, int rank) {
-         return job.ranks_[rank].stepped
-                    ? FirstOther(job.ranks_, rank, "Step", [](const RankStep& r) { return !r.stepped; })
-                    : Wait();
+         return job.steps_.stepped(rank) ? FirstOther(job.world_size(), rank, "Step",
+                                                      [&job](int other) { return !job.steps_.stepped(other); })
+                                         : Wait();
        },
        "Step of every rank",
        "Every rank has stepped and all gradients are added: the step is measured, journaled and applied.",
@@ -232,19 +211,23 @@ absl::Span<const Transition> JobCore::Transitions() {
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
        "All ranks enter full parameters together.", "Who is let in to write commits later."},
       {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
-       [](const JobCore& job) { return job.NoStepComesFirst(); }, [](JobCore& job) { return job.CommitWindow(); },
-       [](const JobCore& job, int rank) { return job.WaitForPass(rank); }, "EnterPass of every rank",
+       [](const JobCore& job) { return job.writes_.NoStepComesFirst(); },
+       [](JobCore& job) { return job.CommitHandIns(); },
+       [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "All ranks enter a pass: what trainers have written becomes a version, then they are let in.",
        "What was deferred is unsharded inside of the pass."},
-      {"announce a pass", kPassCopies | kAllEntering, 0, [](const JobCore& job) { return job.MayAnnouncePass(); },
+      {"announce a pass", kPassCopies | kAllEntering, 0,
+       [](const JobCore& job) {
+         return job.writes_.MayAnnounce(job.sums_.by_trainers() && job.pending_reductions_ > 0);
+       },
        [](JobCore& job) { return job.AnnouncePass(); },
-       [](const JobCore& job, int rank) { return job.WaitForPass(rank); }, "EnterPass of every rank",
+       [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "What is still to come are devices: reductions, a decided step, the signals that ranks have given. So the "
        "ranks' "
        "streams may go on.",
        "Ranks go on with what the copies do not touch."},
       {"let into a pass", kPassCopies | kAllEntering, 0,
-       [](const JobCore& job) { return job.passes_.announced() && job.passes_.copied(); },
+       [](const JobCore& job) { return job.writes_.passes().announced() && job.writes_.passes().copied(); },
        [](JobCore& job) {
          job.BeginPass();
          return absl::OkStatus();
@@ -253,28 +236,23 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Copies that are there are not made again."},
       {"copy for a pass", kPassCopies | kAllEntering, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return job.passes_.announced() && !job.passes_.copied() && !job.passes_.awaits_devices() &&
-                job.NoStepComesFirst();
+         return job.writes_.passes().announced() && !job.writes_.passes().copied() &&
+                !job.writes_.passes().awaits_devices() && job.writes_.NoStepComesFirst();
        },
        [](JobCore& job) { return job.BeginPassCopies(); }, nullptr, "signals of the ranks' devices",
        "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",
        "What was deferred reads the copies."},
       {"open windows", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
-       [](const JobCore& job) { return job.MayOpenWindows() && job.ReadersPause(); },
+       [](const JobCore& job) { return job.writes_.MayHandIn() && job.writes_.ReadersPause(); },
        [](JobCore& job) {
-         job.OpenWindows();
+         job.LetHandIn();
          return absl::OkStatus();
        },
-       [](const JobCore& job, int rank) {
-         return job.windows_.wants(rank) && !job.pass_copies()
-                    ? FirstOther(job.world_size(), rank, "LeavePass",
-                                 [&job](int other) { return job.passes_.inside(other); })
-                    : Wait();
-       },
-       "LeavePass of every rank", "Ranks write while nobody reads; what they wrote before is kept first.",
+       [](const JobCore& job, int rank) { return job.writes_.WaitingToHandIn(rank); }, "LeavePass of every rank",
+       "Ranks write while nobody reads; what they wrote before is kept first.",
        "Who may be let in has nothing to poll for, and nobody who unshards waits for a window."},
       {"look for pauses", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
-       [](const JobCore& job) { return job.MayOpenWindows() && !job.windows_.polls_pauses(); },
+       [](const JobCore& job) { return job.writes_.MayHandIn() && !job.writes_.hand_ins().polls_pauses(); },
        [](JobCore& job) {
          job.PollPausesLater();
          return absl::OkStatus();
@@ -282,22 +260,18 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "", "A rank that reads may pause, which it tells by a word alone.",
        "It changes nothing that the row below asks for."},
       {"let store", kPassCopies | kSomeWantWindow, kSomeInside,
-       [](const JobCore& job) { return !job.windows_.awaits_devices(); }, [](JobCore& job) { return job.LetStore(); },
-       [](const JobCore& job, int rank) {
-         return job.windows_.wants(rank) && job.pass_copies()
-                    ? FirstOther(job.world_size(), rank, "LeaveFullParams",
-                                 [&job](int other) { return job.full_params_.inside(other); })
-                    : Wait();
-       },
-       "LeaveFullParams of every rank",
+       [](const JobCore& job) { return !job.writes_.hand_ins().awaits_devices(); },
+       [](JobCore& job) { return job.LetStore(); },
+       [](const JobCore& job, int rank) { return job.writes_.WaitingToStore(rank); }, "LeaveFullParams of every rank",
        "Full parameters are the shards themselves: who has left them may store when no other rank reads them any more.",
        "It changes nothing that the row below asks for."},
-      {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_said_; },
+      {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.value_commit_.said(); },
        [](JobCore& job) { return job.BeginValuesCommit(); },
        [](const JobCore& job, int rank) {
-         return job.ranks_[rank].committed_params ? FirstOther(job.ranks_, rank, "CommitParameters",
-                                                               [](const RankStep& r) { return !r.committed_params; })
-                                                  : Wait();
+         return job.value_commit_.asked(rank)
+                    ? FirstOther(job.world_size(), rank, "CommitParameters",
+                                 [&job](int other) { return !job.value_commit_.asked(other); })
+                    : Wait();
        },
        "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.",
        "What was deferred reads the new version."},
@@ -313,22 +287,22 @@ uint32_t JobCore::SeeFacts() const {
   const auto when = [](bool holds, Fact fact) { return holds ? static_cast<uint32_t>(fact) : 0u; };
   const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
   uint32_t facts = when(unshards_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
-                   when(trainers_write(), kTrainersWrite) | when(pass_copies(), kPassCopies) |
+                   when(writes_.trainers_write(), kTrainersWrite) | when(writes_.pass_copies(), kPassCopies) |
                    when(decision_.committing(), kCommitting) | when(decision_.applied(), kApplied) |
                    when(decision_.deciding(), kDeciding) | when(pending_reductions_ > 0, kReducing) |
-                   when(windows_.any_since_version(), kWindowOpen) | when(pending_abort_.has_value(), kEnding) |
-                   when(!attached, kNobodyAttached) |
-                   when(static_cast<int>(extensions_.by_rank().size()) == world_size(), kAllExtend);
+                   when(writes_.hand_ins().any_since_version(), kWindowOpen) |
+                   when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
+                   when(extensions_.all_asked(), kAllExtend);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
   const int closed = std::min(pairing_.closed_by_all(), nodes_ != nullptr ? nodes_->closed() : kAllBackwards);
   for (int at = 0; at < world_size(); ++at) {
-    const RankStep& rank = ranks_[at];
-    const bool enters = passes_.entering(at);
-    all &= when(rank.stepped, kAllStepped) | when(enters, kAllEntering) |
-           when(full_params_.asked(at) && !rank.stepped, kAllFullParams) | when(rank.committed_params, kAllCommitted);
-    facts |= when(full_params_.inside(at), kSomeInside) | when(windows_.wants(at), kSomeWantWindow) |
-             when(pairing_.sleeps(at), kSomeBlocked) | when(enters && !passes_.stepped(at), kSomeLate) |
-             when(rank.pending_detach.has_value(), kSomeLeft);
+    const bool enters = writes_.passes().entering(at);
+    all &= when(steps_.stepped(at), kAllStepped) | when(enters, kAllEntering) |
+           when(full_params_.asked(at) && !steps_.stepped(at), kAllFullParams) |
+           when(value_commit_.asked(at), kAllCommitted);
+    facts |= when(full_params_.inside(at), kSomeInside) | when(writes_.hand_ins().wants(at), kSomeWantWindow) |
+             when(pairing_.sleeps(at), kSomeBlocked) | when(enters && !writes_.passes().stepped(at), kSomeLate) |
+             when(leavers_.leaving(at), kSomeLeft);
   }
   if ((!sums_.by_trainers() && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
     facts |= kToldLess;
@@ -373,12 +347,6 @@ Wait JobCore::WaitingFor(int rank) const {
     }
   }
   return {};
-}
-
-Wait JobCore::WaitForPass(int rank) const {
-  return passes_.entering(rank)
-             ? FirstOther(world_size(), rank, "EnterPass", [this](int other) { return !passes_.entering(other); })
-             : Wait();
 }
 
 }  // namespace shardd

@@ -13,11 +13,11 @@ void JobCore::RankAnswered(int rank, const absl::Status& status, uint64_t ticks)
   if (closed_ || !IsFinalRefusal(status) || rank < 0 || rank >= world_size()) {
     return;
   }
-  if (sessions_[rank] != nullptr || ranks_[rank].finished) {  // nobody waits for whom this is
+  if (sessions_[rank] != nullptr || leavers_.finished(rank)) {  // nobody waits for whom this is
     return;
   }
   if (absent_.Refused(rank, std::string(status.message()), ticks, MonotonicNow())) {
-    Event(rank, "refused", std::string(status.message()));
+    events_.Add(rank, "refused", std::string(status.message()));
   }
   Advance();
 }
@@ -51,24 +51,24 @@ absl::Status JobCore::CheckStillHas(const Session& session) const {
 
 void JobCore::CheckAbsent() {
   for (const AbsentRanks::Ended& ended : absent_.TakeEnded()) {
-    Event(ended.rank, "lost",
-          absl::StrCat("its process (pid ", ended.pid,
-                       ") ended without attaching again; its session had ended with "
-                       "its epoch"));
+    events_.Add(ended.rank, "lost",
+                absl::StrCat("its process (pid ", ended.pid,
+                             ") ended without attaching again; its session had ended with "
+                             "its epoch"));
   }
 }
 
 bool JobCore::IsMidStep() const {
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (windows_.open(rank) || !passes_.outside(rank) || pairing_.closed(rank) > 0) {
+    if (writes_.hand_ins().open(rank) || !writes_.passes().outside(rank) || pairing_.closed(rank) > 0) {
       return true;
     }
   }
-  if (pairing_.any_seen() || windows_.any_since_version() || initial_values_.any() || full_params_.AnyAsked()) {
+  if (pairing_.any_seen() || writes_.hand_ins().any_since_version() || initial_values_.any() ||
+      full_params_.AnyAsked()) {
     return true;
   }
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const RankStep& rank) { return rank.stepped || rank.committed_params; }) ||
+  return steps_.any_stepped() || value_commit_.any_asked() ||
          std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
            return session != nullptr &&
                   std::any_of(session->handles.begin(), session->handles.end(),

@@ -17,12 +17,12 @@ void JobCore::Decide() {
     return;
   }
   const bool zeroed = std::any_of(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); });
-  const bool wants_norm = ranks_[0].step.max_grad_norm() > 0 || ranks_[0].step.loss_scale() > 0;
+  const bool wants_norm = steps_.step(0).max_grad_norm() > 0 || steps_.step(0).loss_scale() > 0;
   if (!wants_norm && !zeroed) {
-    Measured(Norm(NormType(ranks_[0].step)));
+    Measured(Norm(NormType(steps_.step(0))));
     return;
   }
-  const auto norms = std::make_shared<std::vector<Norm>>(optimizer_devices_.count(), Norm(NormType(ranks_[0].step)));
+  const auto norms = std::make_shared<std::vector<Norm>>(optimizer_devices_.count(), Norm(NormType(steps_.step(0))));
   const auto measured = [this, norms, epoch = committed_.epoch()](absl::Status status) {
     if (epoch != committed_.epoch() || closed_) {
       return;
@@ -63,19 +63,19 @@ void JobCore::Measured(const Norm& norm) {
 }
 
 void JobCore::Apply(double norm) {
-  decision_.Measured(norm, ranks_[0].step);
+  decision_.Measured(norm, steps_.step(0));
   ApplyDecided();
 }
 
 // On several nodes, node 0 has measured, and all update with what it has found.
 void JobCore::ApplyDecided() {
-  decision_.Fix(ranks_[0].step, pairing_.presence().by_param(), committed_.step_counts());
+  decision_.Fix(steps_.step(0), pairing_.presence().by_param(), committed_.step_counts());
   v1::DecidedStepRecord record;
   decision_.Describe(&record);
   record.set_epoch(committed_.epoch());
   record.set_step(committed_.step() + 1);
-  for (const RankStep& rank : ranks_) {
-    record.add_trainer_states(rank.step.trainer_state());
+  for (int rank = 0; rank < world_size(); ++rank) {
+    record.add_trainer_states(steps_.step(rank).trainer_state());
   }
   if (absl::Status status = committed_.Decide(record); !status.ok()) {
     if (nodes_ != nullptr && nodes_->member().node() != 0) {
@@ -112,14 +112,16 @@ void JobCore::ApplyDecided() {
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
     ops[rank] = UpdateOps(*plan_, memory_->pointers(), decision_.step(), rank);
-    if (windows_.any_since_version()) {  // trainers have written since the last version, also what has no gradient
+    if (writes_.hand_ins()
+            .any_since_version()) {  // trainers have written since the last version, also what has no gradient
       for (DeviceOp& op : CommitOps(*plan_, memory_->pointers(), rank)) {
         ops[rank].push_back(std::move(op));
       }
     }
   }
   // In order where a replica's copy is of what is being updated.
-  ops = optimizer_devices_.Divide(std::move(ops), /*in_order=*/plan_->shard_copies > 1 || windows_.any_since_version());
+  ops = optimizer_devices_.Divide(std::move(ops),
+                                  /*in_order=*/plan_->shard_copies > 1 || writes_.hand_ins().any_since_version());
   optimizer_devices_.Submit(absl::StrCat("update step ", committed_.step() + 1), std::move(ops), done);
 }
 
@@ -174,31 +176,22 @@ void JobCore::Commit() {
 
 // One more step is committed, one more version there; the next step begins.
 void JobCore::EndStep(const std::vector<bool>& updated) {
-  std::vector<std::string> trainer_states;
-  for (RankStep& rank : ranks_) {
-    trainer_states.push_back(std::move(*rank.step.mutable_trainer_state()));
-  }
-  committed_.CommitStep(updated, std::move(trainer_states));
+  committed_.CommitStep(updated, steps_.TakeTrainerStates());
   orders_.StepCommitted();
   counters_.set_commits(counters_.commits() + 1);
   trace_.Committed(committed_.step(), sessions_.by_rank());
   decision_.End();
-  NoteWindowCommitted();
+  NoteHandInsCommitted();
   pairing_.EndStep();
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
   abandons_told_ = 0;
-  for (RankStep& rank : ranks_) {
-    rank.stepped = false;
-    rank.done_at_step = 0;
-    rank.step.Clear();
-  }
   for (const auto& session : sessions_) {
     if (session != nullptr) {
       session->words().EndStepBackwards();
     }
   }
-  passes_.ForgetTrainerStates();  // older than what came with the step
+  writes_.StepCommitted();
   unshards_.NewVersion();
   CompareReplicasIfDue();
 }

@@ -38,28 +38,32 @@ JobCore::JobCore(Init init)
       collective_(std::move(init.collective)),
       loop_(init.loop),
       memory_worker_(std::move(init.memory_worker)),
-      events_(init.events),
       reserved_by_all_(std::move(init.reserved_by_all)),
       created_(absl::Now()),
       lost_(std::move(init.lost)),
       gradient_scale_(GradientScale(*plan_)),
       committed_(spec_.name(), static_cast<int>(plan_->params.size()), plan_->world_size, std::move(init.journal)),
+      events_(spec_.name(), owner_, &committed_, init.events),
       sessions_(plan_->world_size, loop_),
+      writes_({plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_}),
+      leavers_(plan_->world_size, {&committed_, &sessions_, &steps_, &pairing_, &writes_.passes(), &writes_.hand_ins(),
+                                   &full_params_, &value_commit_}),
       sums_(collective_.get()),
       renewal_(memory_.get()),
+      extensions_(plan_->world_size, {&committed_, &decision_, &leavers_, &steps_, &pairing_, &writes_.passes(),
+                                      &writes_.hand_ins(), &full_params_}),
+      steps_(plan_->world_size, &committed_),
       orders_(plan_),
       unshards_(plan_),
       full_params_(plan_->world_size),
       pairing_(plan_, &committed_),
       poll_timer_(loop_),
       given_back_(&sessions_, &poll_timer_, memory_worker_.get()),
-      passes_(plan_->world_size),
-      windows_(plan_->world_size),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
       former_writers_(owner_.uid),
+      value_commit_(plan_->world_size),
       copies_(init.loop, init.copier, WorkOwner{init.owner.uid, init.id}),
       trace_(plan_, std::move(init.work_trace)) {
-  ranks_.resize(world_size());
   ResetStep();
   if (init.committed.version > 0) {
     committed_.TakeOver(init.committed);
@@ -74,11 +78,11 @@ JobCore::JobCore(Init init)
           [this](absl::AnyInvocable<void()> closure) { loop_->Post(std::move(closure)); });
     }
   }
-  Event(-1, "open",
-        absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ", memory_->allocated_bytes(),
-                     " bytes of slabs"));
+  events_.Add(-1, "open",
+              absl::StrCat("world size ", world_size(), ", ", plan_->groups.size(), " groups, ",
+                           memory_->allocated_bytes(), " bytes of slabs"));
   if (lost_.has_value()) {
-    Event(-1, "lost", lost_->text());
+    events_.Add(-1, "lost", lost_->text());
   }
 }
 
@@ -89,29 +93,6 @@ JobCore::~JobCore() {
     node_gathers_.reset();
     nodes_.reset();  // what was said leaves
   }
-}
-
-void JobCore::Event(int rank, absl::string_view kind, std::string text) {
-  LogOf(owner_.uid, kind == "lost" || kind == "refused" || kind == "abort" ? LogLevel::kWarning : LogLevel::kInfo,
-        absl::StrCat("job ", name(), " epoch ", committed_.epoch(), " step ", committed_.step(),
-                     rank >= 0 ? " rank " : "", rank >= 0 ? absl::StrCat(rank) : "", " ", kind, ": ", text));
-  events_->Add(name(), owner_, committed_.epoch(), committed_.step(), rank, kind, std::move(text));
-}
-
-absl::Status JobCore::RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
-  return RankErrorAt(committed_.step(), code, rank, what, fact);
-}
-
-absl::Status JobCore::CheckNobodyFinished(int rank, absl::string_view what, int backward) const {
-  for (int other = 0; other < world_size(); ++other) {
-    const RankStep& state = ranks_[other];
-    const bool finished = state.finished || (state.pending_detach == true && !state.stepped);
-    if (finished && other != rank && pairing_.closed(other) <= backward) {
-      return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                       absl::StrCat("rank ", other, " has finished and takes part in nothing any more"));
-    }
-  }
-  return CheckNobodyExtends(rank, what, backward);
 }
 
 std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(absl::Status)> on_loop) {
@@ -257,7 +238,7 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
     pairing_.Wake(rank);  // whoever sends is not asleep
   }
   session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);
-  SHARDD_RETURN_IF_ERROR(EndAsking(rank));
+  SHARDD_RETURN_IF_ERROR(extensions_.GoOn(rank));
   // Where parameters are given and taken nothing changes that a row of the table asks for, and every layer does so.
   const bool moves = command.opcode != Opcode::kUnshard && command.opcode != Opcode::kReshard;
   SHARDD_RETURN_IF_ERROR(Dispatch(session, std::move(command)));
@@ -295,9 +276,9 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kEnterPass:
       return OnEnterPass(session, std::move(command));
     case Opcode::kLeavePass:
-      return OnLeavePass(session);
+      return writes_.LeavePass(rank);
     case Opcode::kOpenWindow:
-      return OnOpenWindow(session);
+      return writes_.AskToHandIn(rank);
     case Opcode::kAbandonBackward:
       return OnAbandonBackward(session, command.done);
     case Opcode::kSetGradientPresence:
@@ -352,7 +333,7 @@ void JobCore::CheckSilence(absl::Time now) {
   if (attached() < world_size()) {
     return;
   }
-  if (absl::Status stuck = CheckStuckWindows(now); !stuck.ok()) {
+  if (absl::Status stuck = writes_.CheckStuck(now, [this](int rank) { return WaitingFor(rank); }); !stuck.ok()) {
     Abort(std::move(stuck), {});
     return;
   }
@@ -374,14 +355,15 @@ void JobCore::CheckSilence(absl::Time now) {
       const Wait wait = other == rank ? Wait() : WaitingFor(other);
       if (wait.rank == rank) {
         const std::string last = sessions_[rank]->last_command;
-        Abort(RankError(absl::StatusCode::kDeadlineExceeded, rank, "silence",
-                        absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silent),
-                                     session.gave_up ? " after its program gave up a forward or backward, as where "
-                                                       "one raises"
-                                                     : "",
-                                     " (last command: ", last.empty() ? "none" : last, "; limit ",
-                                     absl::FormatDuration(allowed), "); rank ", other, " waits for rank ", rank, ": ",
-                                     wait.call)),
+        Abort(committed_.RankError(
+                  absl::StatusCode::kDeadlineExceeded, rank, "silence",
+                  absl::StrCat("rank ", rank, " has sent nothing for ", absl::FormatDuration(silent),
+                               session.gave_up ? " after its program gave up a forward or backward, as where "
+                                                 "one raises"
+                                               : "",
+                               " (last command: ", last.empty() ? "none" : last, "; limit ",
+                               absl::FormatDuration(allowed), "); rank ", other, " waits for rank ", rank, ": ",
+                               wait.call)),
               {rank});
         return;
       }

@@ -32,17 +32,18 @@
 #include "server/job/full_params/full_params.h"
 #include "server/job/given_back.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/job_events.h"
 #include "server/job/job_extend.h"
 #include "server/job/membership/absent_ranks.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/gradient_renewal.h"
+#include "server/job/membership/leavers.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/membership/trainer_sums.h"
 #include "server/job/optimizer_devices.h"
-#include "server/job/rank_error.h"
+#include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
-#include "server/job/step_state.h"
 #include "server/job/trace/job_trace.h"
 #include "server/job/unshard/node_gathers.h"
 #include "server/job/unshard/pooled_unshards.h"
@@ -50,12 +51,12 @@
 #include "server/job/writes/former_writers.h"
 #include "server/job/writes/initial_values.h"
 #include "server/job/writes/parameter_parts.h"
-#include "server/job/writes/passes.h"
 #include "server/job/writes/snapshot.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/job/writes/value_commit.h"
 #include "server/job/writes/value_copies.h"
 #include "server/job/writes/write_request.h"
 #include "server/job/writes/write_undo.h"
-#include "server/job/writes/write_windows.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/given_gradients.h"
 #include "server/multinode/job_nodes.h"
@@ -139,7 +140,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // given what they need of this one until then.
   bool finished() const;
   // Its own ranks have finished, and other nodes need what this one holds.
-  bool ServesOthers() const { return node_gathers_ != nullptr && RanksFinished() && !finished(); }
+  bool ServesOthers() const { return node_gathers_ != nullptr && leavers_.all_finished() && !finished(); }
   bool closed() const { return closed_; }
 
   // Where sessions are made, and what they leave is freed: in this order, so a session that is made has the memory of
@@ -244,29 +245,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Any thread, while nobody writes them.
   absl::Status ReadValues(const std::vector<int64_t>& step_counts, v1::PeerMessage::Values* values) const;
   bool promised() const { return nodes_ != nullptr && nodes_->promised(); }
-  // What has been said to node 0 and not been added.
-  bool AwaitsNodes() const;
   // Parameters cut over nodes (job_gather.cc).
   absl::Status CheckUnreached(absl::Time now);
   void SayFinished();
-  bool RanksFinished() const;  // of this node
   void SetReadable(uint64_t version);
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
-  void Event(int rank, absl::string_view kind, std::string text);
-  absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const;
-  // A rank that asks for something that needs all ranks would wait for ever.
-  // Whom the rank would need for `what`, in the backward if it is one.
-  absl::Status CheckNobodyFinished(int rank, absl::string_view what, int backward = kAllBackwards) const;
-  bool LeavesInOrder(int rank) const;
-  bool OthersNeedGradientsOf(int rank) const;
-  // (job_extend.cc)
-  absl::Status CheckMayExtend(int rank) const;
-  absl::Status CheckNobodyWentOn(int rank, const std::string& what) const;
-  absl::Status CheckNobodyExtends(int rank, absl::string_view what, int backward) const;
-  std::string AloneText(int rank, const std::string& what) const;
-  void BuildExtension();
-  absl::Status EndAsking(int rank);  // it was interrupted and goes on
-  int LeaverAt() const;
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
   void ResetStep();
@@ -302,10 +285,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status OnBackwardDone(Session* session, const RankCommand& command);
   absl::Status OnAbandonBackward(Session* session, uint64_t done);
   void TellAbandon(int rank, int backward, const Pairing::Abandoned& abandoned);
-  absl::Status OnStep(Session* session, RankCommand command);       // (job_step.cc)
-  absl::Status OnEnterPass(Session* session, RankCommand command);  // (job_windows.cc)
-  absl::Status OnLeavePass(Session* session);
-  absl::Status OnOpenWindow(Session* session);
+  absl::Status OnStep(Session* session, RankCommand command);  // (job_step.cc)
   void OnWaitGradientSlot(Session* session, int group);
 
   // Unshards (job_unshard.cc).
@@ -381,7 +361,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // The step (job_step.cc, job_commit.cc)
   absl::Status BeginDecision();
   absl::Status CloseStep(Session* session);
-  absl::Status CompareSteps() const;
   absl::Status CompareOrders();
   void Decide();
   // The norm is there: decides, or says that the step is reduced here.
@@ -397,29 +376,19 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   void EndStep(const std::vector<bool>& updated);  // by parameter; empty: none
   void AfterCommit();
 
-  // Passes and write windows (job_windows.cc)
-  bool trainers_write() const { return !plan_->config.trainers_never_write(); }
-  absl::Status CommitWindow();
-  bool NoStepComesFirst() const;
-  absl::StatusOr<bool> StepComesFirst() const;
-  void FinishWindow(bool stepped);
+  // Jobs whose trainers write (job_passes.cc)
+  absl::Status OnEnterPass(Session* session, RankCommand command);
   void BeginPass();
-  bool MayOpenWindows() const;
-  void OpenWindows();
-  std::vector<int> LateRanks() const;
-  void ReadmitLate();
-  bool ReadersPause() const;
-  bool EndPausedPasses();
+  // What ranks keep, as they said where they entered the pass, takes the place of what they kept.
+  void CommitTrainerStates();
+  absl::Status CommitHandIns();
+  void FinishPassCommit(bool stepped);
+  void NoteHandInsCommitted();
+  void LetHandIn();
   void PollPausesLater();
-  absl::Status CheckStuckWindows(absl::Time now) const;
-  void NoteWindowCommitted();
-  // Passes that read copies (job_passes.cc)
-  bool pass_copies() const { return plan_->config.pass_copies(); }
-  bool MayAnnouncePass() const;
   absl::Status AnnouncePass();
   absl::Status BeginPassCopies();
   absl::Status CopyForPass();
-  void FinishPassCopies(bool stepped);
   absl::Status LetStore();
   // The copy to go back to (job_kept.cc)
   void Keep();
@@ -434,9 +403,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool IsKeptForStores();
   void PollTraceLater();
 
-  uint32_t SeeFacts() const;        // (advance.cc)
-  Wait WaitingFor(int rank) const;  // for whom and for what it cannot go on
-  Wait WaitForPass(int rank) const;
+  uint32_t SeeFacts() const;             // (advance.cc)
+  Wait WaitingFor(int rank) const;       // for whom and for what it cannot go on
   std::string WaitText(int rank) const;  // (job_status.cc) empty: it is its own turn
   void TellWaiting(Session* session, absl::Time now);
   // Ranks without a session (job_absent.cc).
@@ -459,7 +427,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<Collective> collective_;  // constant, until the end
   CoreLoop* const loop_;
   const std::unique_ptr<CoreLoop> memory_worker_;
-  EventLog* const events_;
   const std::function<int64_t()> reserved_by_all_;
   const absl::Time created_;
   const std::optional<v1::LostJob> lost_;  // what one of this name had before
@@ -467,9 +434,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
 
   // Loop-confined. Committed:
   Committed committed_;
+  JobEvents events_;
   // Membership:
   Sessions sessions_;
   AbsentRanks absent_;
+  TrainerWrites writes_;
+  Leavers leavers_;
   TrainerSums sums_;
   GradientRenewal renewal_;
   Extensions extensions_;
@@ -478,7 +448,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool advancing_ = false;
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
-  std::vector<RankStep> ranks_;
+  AskedSteps steps_;
   RequestOrders orders_;
   PooledUnshards unshards_;
   FullParams full_params_;
@@ -495,14 +465,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   GivenBack given_back_;
   std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
-  bool reading_values_ = false;
-  bool values_said_ = false;    // initial ones, to node 0, or about to be
-  bool finished_said_ = false;  // that all ranks have, to other nodes
+  bool finished_said_ = false;                 // that all ranks have, to other nodes
   // What trainers write.
-  Passes passes_;
-  WriteWindows windows_;
   Snapshot snapshot_;
   FormerWriters former_writers_;
+  ValueCommit value_commit_;
   ValueCopies copies_;
   InitialValues initial_values_;
   WriteUndo undo_;

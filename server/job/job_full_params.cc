@@ -15,23 +15,24 @@ absl::Status JobCore::OnEnterFullParams(Session* session, const RankCommand& com
   const int rank = session->rank();
   const FullParamsRequest request = ParseFullParams(command.flags, command.group);
   if (committed_.version() == 0 || full_params_.asked(rank)) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                     committed_.version() == 0 ? "the job has no parameters yet" : "the rank is inside already");
+    return committed_.RankError(
+        absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+        committed_.version() == 0 ? "the job has no parameters yet" : "the rank is inside already");
   }
   if (absl::Status served = CheckFullParams(*plan_, request, nodes_ != nullptr); !served.ok()) {
-    return RankError(served.code(), rank, "EnterFullParams", served.message());
+    return committed_.RankError(served.code(), rank, "EnterFullParams", served.message());
   }
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "EnterFullParams"));
-  if (windows_.any_since_version() || windows_.wants(rank) || !passes_.outside(rank)) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                     "a pass or a write window is open; EnterPass and LeavePass first");
+  SHARDD_RETURN_IF_ERROR(extensions_.CheckAllTakePart(rank, "EnterFullParams"));
+  if (writes_.hand_ins().any_since_version() || writes_.hand_ins().wants(rank) || !writes_.passes().outside(rank)) {
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+                                "a pass or a write window is open; EnterPass and LeavePass first");
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kEnterFullParams, group_name(static_cast<int>(g)), rank));
   }
   if (absl::Status equal = full_params_.CheckEqual(rank, request); !equal.ok()) {
-    return RankError(equal.code(), rank, "EnterFullParams", equal.message());
+    return committed_.RankError(equal.code(), rank, "EnterFullParams", equal.message());
   }
   full_params_.Ask(rank, request, command.done);
   return absl::OkStatus();
@@ -57,16 +58,17 @@ absl::Status JobCore::CheckUndoFits() const {
 }
 
 bool JobCore::MayGrantFullParams() const {
-  return !full_params_.granted() && !undo_.undoing() && !full_params_.awaits_devices() && !AwaitsNodes();
+  return !full_params_.granted() && !undo_.undoing() && !full_params_.awaits_devices() && !pairing_.AwaitsNodes();
 }
 
 absl::Status JobCore::CheckEqualBackwards() const {
   for (int rank = 0; full_params_.request(0).with_grads && rank < world_size(); ++rank) {
     SHARDD_RETURN_IF_ERROR(pairing_.CheckClosed(rank, "EnterFullParams with_grads"));
     if (pairing_.closed(rank) != pairing_.closed(0)) {
-      return RankError(absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
-                       absl::StrCat("with_grads: ranks have closed different numbers of backwards (got ",
-                                    pairing_.closed(rank), " on rank ", rank, ", ", pairing_.closed(0), " on rank 0)"));
+      return committed_.RankError(
+          absl::StatusCode::kFailedPrecondition, rank, "EnterFullParams",
+          absl::StrCat("with_grads: ranks have closed different numbers of backwards (got ", pairing_.closed(rank),
+                       " on rank ", rank, ", ", pairing_.closed(0), " on rank 0)"));
     }
   }
   return absl::OkStatus();
@@ -115,7 +117,7 @@ absl::Status JobCore::LetIntoFullParams() {
 
 // All ranks are where they were before they asked.
 absl::Status JobCore::RefuseFullParams(const absl::Status& why) {
-  Event(-1, "full_params", absl::StrCat("refused: ", why.message()));
+  events_.Add(-1, "full_params", absl::StrCat("refused: ", why.message()));
   for (int rank = 0; rank < world_size(); ++rank) {
     Session* session = sessions_[rank].get();
     for (size_t g = 0; g < session->handles.size(); ++g) {
@@ -171,10 +173,10 @@ void JobCore::GrantFullParams() {
   for (size_t i = 0; i < pairing_.presence().by_param().size() && asked.with_grads; ++i) {
     SetMaskBit(reinterpret_cast<uint8_t*>(present.data()), static_cast<int64_t>(i), pairing_.presence().by_param()[i]);
   }
-  Event(-1, "full_params",
-        absl::StrCat("entered", asked.group >= 0 ? absl::StrCat(" for \"", group_name(asked.group), "\"") : "",
-                     asked.writeback ? " with writeback" : "", asked.with_grads ? " with gradients" : "",
-                     asked.rank0_only ? " on rank 0 only" : ""));
+  events_.Add(-1, "full_params",
+              absl::StrCat("entered", asked.group >= 0 ? absl::StrCat(" for \"", group_name(asked.group), "\"") : "",
+                           asked.writeback ? " with writeback" : "", asked.with_grads ? " with gradients" : "",
+                           asked.rank0_only ? " on rank 0 only" : ""));
   for (int rank = 0; rank < world_size(); ++rank) {
     if (asked.with_grads || asked.writeback) {
       SayFullParams(rank, present, absl::OkStatus());
@@ -187,16 +189,18 @@ void JobCore::GrantFullParams() {
 absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
   const int rank = session->rank();
   if (!full_params_.inside(rank)) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the rank is not inside");
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams",
+                                "the rank is not inside");
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kLeaveFullParams, group_name(static_cast<int>(g)), rank));
   }
   if (decision_.committing()) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams", "the commit is not finished");
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "LeaveFullParams",
+                                "the commit is not finished");
   }
-  ranks_[rank].committed_params = false;
+  value_commit_.Forget(rank);
   if (full_params_.Leave(rank, done)) {
     UndoWrites();  // writes that nobody committed
   }

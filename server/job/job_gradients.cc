@@ -18,10 +18,10 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   const int group = command.group;
   const std::string what = absl::StrCat("SubmitGradients group \"", group_name(group), "\"");
   if (plan_->groups[group].gradient_slot < 0) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the group has nothing to train");
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the group has nothing to train");
   }
-  if (ranks_[rank].stepped || decision_.committing()) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the step is being committed");
+  if (steps_.stepped(rank) || decision_.committing()) {
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the step is being committed");
   }
   absl::StatusOr<Contribution> contribution = pairing_.Check(rank, std::move(command), what);
   SHARDD_RETURN_IF_ERROR(contribution.status());
@@ -29,7 +29,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   SHARDD_RETURN_IF_ERROR(Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
   counters_.set_gradient_submissions(counters_.gradient_submissions() + 1);
   const PairKey key = pairing_.Give(rank, group, *std::move(contribution));
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, what, key.first));
+  SHARDD_RETURN_IF_ERROR(extensions_.CheckAllTakePart(rank, what, key.first));
   SHARDD_RETURN_IF_ERROR(pairing_.CheckMissing(key));
   if (unshards_.pooled() && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
     SHARDD_RETURN_IF_ERROR(PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward));
@@ -41,17 +41,18 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
   const int64_t index = command.arg0;
   const int rank = session->rank();
   const int closed = pairing_.closed(rank);
-  if (ranks_[rank].stepped || index != closed) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "BackwardDone",
-                     ranks_[rank].stepped ? std::string("the rank has sent Step")
-                                          : absl::StrCat("wrong index (got ", index, ", want ", closed, ")"));
+  if (steps_.stepped(rank) || index != closed) {
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "BackwardDone",
+                                steps_.stepped(rank)
+                                    ? std::string("the rank has sent Step")
+                                    : absl::StrCat("wrong index (got ", index, ", want ", closed, ")"));
   }
   for (size_t g = 0; g < session->handles.size(); ++g) {
     SHARDD_RETURN_IF_ERROR(
         session->handles[g].Apply(HandleEvent::kBackwardDone, group_name(static_cast<int>(g)), rank));
   }
   SHARDD_RETURN_IF_ERROR(pairing_.CheckMayClose(rank));
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "BackwardDone", closed));
+  SHARDD_RETURN_IF_ERROR(extensions_.CheckAllTakePart(rank, "BackwardDone", closed));
   session->words().CountBackward();
   orders_.CloseBackward(rank);
   return ReduceClosed(rank, pairing_.Close(rank, command.done));
@@ -82,9 +83,9 @@ absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
     return absl::OkStatus();  // it has stepped: only the next forward had begun
   }
   if (const int given = pairing_.GivenInOpenBackward(rank); nodes_ != nullptr && given >= 0) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "AbandonBackward",
-                     absl::StrCat("gradients of group \"", group_name(given),
-                                  "\" were given to other nodes; the step begins anew on all of them"));
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "AbandonBackward",
+                                absl::StrCat("gradients of group \"", group_name(given),
+                                             "\" were given to other nodes; the step begins anew on all of them"));
   }
   const Pairing::Abandoned abandoned = pairing_.Abandon(rank);
   for (int slot : abandoned.freed_slots) {
@@ -101,10 +102,10 @@ void JobCore::TellAbandon(int rank, int backward, const Pairing::Abandoned& aban
     return;
   }
   ++abandons_told_;
-  Event(rank, "abandon",
-        absl::StrCat("gave backward ", backward, " up: ", abandoned.taken_back, " submissions taken back, ",
-                     abandoned.stays, " added up already",
-                     abandons_told_ < kAbandonsToldPerStep ? "" : "; more of this step are only counted"));
+  events_.Add(rank, "abandon",
+              absl::StrCat("gave backward ", backward, " up: ", abandoned.taken_back, " submissions taken back, ",
+                           abandoned.stays, " added up already",
+                           abandons_told_ < kAbandonsToldPerStep ? "" : "; more of this step are only counted"));
 }
 
 // Gradient slots: issued, and released, when what was in them is to be added, or is.

@@ -46,7 +46,7 @@ void JobCore::Keep() {
 
 void JobCore::KeepThen(bool due, std::function<void()> commit) {
   // The commit has made what passes read: nothing else of before is left where that is the copy.
-  if (!pass_copies() || (!due && memory_->kept() != nullptr)) {
+  if (!writes_.pass_copies() || (!due && memory_->kept() != nullptr)) {
     commit();
     return;
   }
@@ -81,17 +81,17 @@ void JobCore::GoBackToKept() {
   committed_.GoBack(snapshot_.step(), snapshot_.trainer_states());
   former_writers_.Begin(MonotonicNow());
   for (const auto& session : sessions_) {
-    if (session != nullptr && (pass_copies() || windows_.open(session->rank())) &&
+    if (session != nullptr && (writes_.pass_copies() || writes_.hand_ins().open(session->rank())) &&
         !HasEnded(session->pidfd, session->peer.pid)) {
       UniqueFd process(session->pidfd.valid() ? fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
       former_writers_.Add(session->rank(), session->peer.pid, std::move(process));
     }
   }
   const std::string others = former_writers_.Names();
-  Event(-1, "restore",
-        absl::StrCat(pass_copies() ? "shards may have been stored into" : "a write window was open",
-                     ": shards go back to the copy of step ", snapshot_.step(),
-                     others.empty() ? "" : absl::StrCat(", when the process of ", others, " can store no more")));
+  events_.Add(-1, "restore",
+              absl::StrCat(writes_.pass_copies() ? "shards may have been stored into" : "a write window was open",
+                           ": shards go back to the copy of step ", snapshot_.step(),
+                           others.empty() ? "" : absl::StrCat(", when the process of ", others, " can store no more")));
 }
 
 absl::Status JobCore::CheckWriters(int rank, int32_t pid, bool replace) {
@@ -130,7 +130,7 @@ void JobCore::CopyBack() {
       committed_.CommitVersion();
     });
     DeviceOps ops(world_size());
-    for (int rank = 0; rank < world_size() && !pass_copies(); ++rank) {  // else a pass makes its copies
+    for (int rank = 0; rank < world_size() && !writes_.pass_copies(); ++rank) {  // else a pass makes its copies
       ops[rank] = CommitOps(*plan_, memory_->pointers(), rank);
     }
     optimizer_devices_.Submit(absl::StrCat("cast step ", snapshot_.step()), optimizer_devices_.Divide(std::move(ops)),
@@ -140,7 +140,7 @@ void JobCore::CopyBack() {
 
 // pass_copies, of a job that has taken another's place: its trainers will store with their first session.
 bool JobCore::IsKeptForStores() {
-  if (!pass_copies() || committed_.version() == 0 || snapshot_.whole() || decision_.committing()) {
+  if (!writes_.pass_copies() || committed_.version() == 0 || snapshot_.whole() || decision_.committing()) {
     return true;
   }
   if (!snapshot_.taking()) {

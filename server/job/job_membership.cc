@@ -14,12 +14,8 @@
 namespace shardd {
 
 bool JobCore::finished() const {
-  return RanksFinished() && (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->member().OthersFinished()
-                                                                         : nodes_->member().AllServed()));
-}
-
-bool JobCore::RanksFinished() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankStep& rank) { return rank.finished; });
+  return leavers_.all_finished() && (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->member().OthersFinished()
+                                                                                 : nodes_->member().AllServed()));
 }
 
 absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process) {
@@ -41,7 +37,8 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                            session->epoch(), ", want ", committed_.epoch(), "); attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
-  if (node_gathers_ != nullptr && RanksFinished()) {  // other nodes know, and count on no word of this one any more
+  if (node_gathers_ != nullptr &&
+      leavers_.all_finished()) {  // other nodes know, and count on no word of this one any more
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": all ranks of this node have finished, and its daemon serves the "
                                            "other nodes until theirs have, too; attach again, or use another name"));
@@ -64,7 +61,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ", lacking, "; attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckStillHas(*session));
-  if (reading_values_) {
+  if (value_commit_.reading()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": initial values of the epoch that ended are still being read; attach "
                                            "again"));
@@ -79,14 +76,17 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
         "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
         ", pid=", sessions_[rank]->peer.pid, "); end it first, or attach with replace"));
   }
-  if (ranks_[rank].finished && pairing_.closed(rank) > 0) {
-    Abort(RankError(absl::StatusCode::kAborted, rank, "attach", "the rank comes back in the middle of a step"), {});
+  if (leavers_.finished(rank) && pairing_.closed(rank) > 0) {
+    Abort(
+        committed_.RankError(absl::StatusCode::kAborted, rank, "attach", "the rank comes back in the middle of a step"),
+        {});
     return absl::AbortedError(
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
   }
   session->words().PublishVersion(committed_.version());
   session->last_command_time = MonotonicNow();
-  ranks_[rank].finished = finished_said_ = false;
+  leavers_.Came(rank);
+  finished_said_ = false;
   UniqueFd pidfd = std::move(session->pidfd);
   absent_.Came(rank);
   sessions_.Add(std::move(session));
@@ -108,8 +108,8 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
   v1::SessionEvent event;
   event.mutable_attached();
   session->stream->Send(std::move(event));
-  Event(rank, "attach",
-        absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
+  events_.Add(rank, "attach",
+              absl::StrCat("session ", session->id(), ", pid ", session->peer.pid, ", ", devices_[rank]->name()));
   Advance();
 }
 
@@ -126,7 +126,7 @@ void JobCore::EndSession(int rank) {
   if (extensions_.building()) {
     (void)extensions_.TakeAll();
   }
-  (void)EndAsking(rank);
+  (void)extensions_.GoOn(rank);
 }
 
 void JobCore::Detach(int rank, bool finished) {
@@ -136,13 +136,13 @@ void JobCore::Detach(int rank, bool finished) {
 
 void JobCore::EndDetached(int rank, bool finished) {
   Session* session = sessions_[rank].get();
-  if (ranks_[rank].stepped || decision_.committing()) {
-    ranks_[rank].pending_detach = finished;  // its step is still to be committed
+  if (steps_.stepped(rank) || decision_.committing()) {
+    leavers_.Defer(rank, finished);  // its step is still to be committed
     return;
   }
-  const bool in_order = finished && LeavesInOrder(rank);
-  if (in_order && OthersNeedGradientsOf(rank)) {
-    ranks_[rank].pending_detach = true;  // they close backwards first
+  const bool in_order = finished && leavers_.LeavesInOrder(rank);
+  if (in_order && leavers_.OthersNeedGradientsOf(rank, pending_reductions_ > 0)) {
+    leavers_.Defer(rank, /*finished=*/true);  // they close backwards first
     return;
   }
   v1::SessionEvent event;
@@ -151,90 +151,36 @@ void JobCore::EndDetached(int rank, bool finished) {
     session->stream->Send(std::move(event));
     session->stream->Finish(absl::OkStatus());
   }
-  Event(rank, "detach", finished ? "finished" : "the job is kept");
+  events_.Add(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
-  ranks_[rank].finished = finished;
+  leavers_.Left(rank, finished);
   if (in_order) {
     return;  // with the backwards that it has closed; a step comes to nothing (CheckNobodyFinished)
   }
-  // Whoever was let in to read, full parameters or in a pass, needs nobody any more; everything else that ranks do
-  // together does. So a rank may be the first to leave the pass that its last step was committed with, or that was a
-  // forward alone: whoever goes on to a backward, or to another pass, is told then (CheckNobodyFinished).
-  bool midway = pairing_.any_seen();
-  for (int other = 0; other < world_size(); ++other) {
-    const RankStep& r = ranks_[other];
-    const bool only_reads = full_params_.inside(other) && !full_params_.writes(other) && !r.finished;
-    midway = midway || r.stepped || windows_.open(other) || passes_.entering(other) || r.committed_params ||
-             pairing_.closed(other) > 0 || (full_params_.asked(other) && !only_reads);
-  }
-  if (!finished || midway) {  // with nobody else attached it only drops what the rank had begun
-    Abort(RankError(absl::StatusCode::kAborted, rank, "session",
-                    finished ? "the rank finished while others were in a step" : "the rank detached"),
+  if (!finished || leavers_.AnyMidway()) {  // with nobody else attached it only drops what the rank had begun
+    Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
+                               finished ? "the rank finished while others were in a step" : "the rank detached"),
           {rank});
     return;
   }
   // A successor begins with nothing of its predecessor's.
-  ranks_[rank] = RankStep();
+  steps_.Forget(rank);
+  value_commit_.Forget(rank);
   pairing_.Forget(rank);
-  ranks_[rank].finished = true;
   orders_.ForgetStep(rank);
   unshards_.Leave(rank);
   full_params_.Forget(rank);
-  passes_.Forget(rank);
-  windows_.Forget(rank);
-}
-
-// In the middle of a step, but with whole backwards, and nobody waits for anything else of it.
-bool JobCore::LeavesInOrder(int rank) const {
-  if (pairing_.closed(rank) == 0 || !passes_.outside(rank) || windows_.open(rank) || windows_.wants(rank)) {
-    return false;
-  }
-  // Of backwards that it has not closed, nobody has begun one: not the rank, nor another that would wait for it.
-  if (pairing_.SomeGaveFrom(pairing_.closed(rank))) {
-    return false;
-  }
-  for (int other = 0; other < world_size(); ++other) {
-    const RankStep& r = ranks_[other];
-    if (r.stepped || windows_.open(other) || passes_.entering(other) || r.committed_params ||
-        full_params_.asked(other)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool JobCore::OthersNeedGradientsOf(int rank) const {
-  if (pending_reductions_ > 0 || AwaitsNodes()) {
-    return true;
-  }
-  for (int other = 0; other < world_size(); ++other) {
-    if (!ranks_[other].finished && pairing_.closed(other) < pairing_.closed(rank)) {
-      return true;
-    }
-  }
-  return false;
+  writes_.Forget(rank);
 }
 
 bool JobCore::DropHeld(int rank) {
-  if (sessions_[rank] == nullptr || ranks_[rank].pending_detach != true || ranks_[rank].stepped ||
+  if (sessions_[rank] == nullptr || !leavers_.leaving_finished(rank) || steps_.stepped(rank) ||
       decision_.committing()) {
     return false;
   }
-  Abort(RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")), {rank});
+  Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")),
+        {rank});
   return true;
-}
-
-// A rank that said good-bye before its step was committed, or with backwards that others had not closed, and that may
-// go now; -1: there is none.
-int JobCore::LeaverAt() const {
-  for (int rank = 0; rank < world_size(); ++rank) {
-    const RankStep& state = ranks_[rank];
-    if (state.pending_detach.has_value() && sessions_[rank] != nullptr && !state.stepped &&
-        !(*state.pending_detach && LeavesInOrder(rank) && OthersNeedGradientsOf(rank))) {
-      return rank;
-    }
-  }
-  return -1;
 }
 
 void JobCore::SessionLost(int rank, const std::string& why) {
@@ -243,14 +189,14 @@ void JobCore::SessionLost(int rank, const std::string& why) {
     return;  // known; a commit under way comes first
   }
   sessions_.ForgetProcess(*session);
-  if (ranks_[rank].pending_detach.has_value() && (decision_.committing() || attached() == world_size())) {
+  if (leavers_.leaving(rank) && (decision_.committing() || attached() == world_size())) {
     return;  // it has done its part of the step and said good-bye; its gradients are here
   }
   const std::string last =
       session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
-  Event(rank, "lost", absl::StrCat(why, "; ", last));
-  Abort(RankError(absl::StatusCode::kAborted, rank, "session",
-                  absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+  events_.Add(rank, "lost", absl::StrCat(why, "; ", last));
+  Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
+                             absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
         {rank});
 }
 
@@ -282,7 +228,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   // What it costs is the difference: outside of a step ranks attach again, and nothing is done anew.
   const bool drops_work = IsMidStep();
   counters_.set_aborts(counters_.aborts() + (drops_work ? 1 : 0));
-  Event(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
+  events_.Add(-1, drops_work ? "abort" : "epoch", std::string(cause.message()));
   if (nodes_ != nullptr) {
     nodes_->member().AttemptEnded(cause);
   }
@@ -291,7 +237,8 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Extensions::Answer(extensions, cause);
     return;
   }
-  if (windows_.any_since_version() || (pass_copies() && snapshot_.whole() && !snapshot_.going_back())) {
+  if (writes_.hand_ins().any_since_version() ||
+      (writes_.pass_copies() && snapshot_.whole() && !snapshot_.going_back())) {
     GoBackToKept();
   }
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
@@ -337,24 +284,20 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
 }
 
 void JobCore::ResetStep() {
-  for (int rank = 0; rank < world_size(); ++rank) {
-    const bool finished = ranks_[rank].finished;
-    ranks_[rank] = RankStep();
-    ranks_[rank].finished = finished;
-  }
+  steps_.EndEpoch();
+  leavers_.EndEpoch();
   orders_.EndEpoch();
   pairing_.EndEpoch();
   DropGivenBack();
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  values_said_ = false;
+  value_commit_.EndEpoch();
   abandons_told_ = 0;
   written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
   decision_.EndEpoch();
-  passes_.EndEpoch();
-  windows_.EndEpoch();
+  writes_.EndEpoch();
   snapshot_.GiveUpTaking();
   full_params_.EndEpoch();
   unshards_.EndEpoch();
@@ -364,7 +307,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   if (closed_) {
     return;
   }
-  Event(-1, "close", why);
+  events_.Add(-1, "close", why);
   const auto extensions = extensions_.TakeAll();
   committed_.EndEpoch();
   closed_ = true;
@@ -385,8 +328,8 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     }
   }
   if (nodes_ != nullptr) {
-    if (RanksFinished() || on == CloseOn::kAllNodes || plan_->cut_over_nodes) {  // of that, a part is no job
-      nodes_->member().Closing(why, plan_->cut_over_nodes ? finished() : RanksFinished());
+    if (leavers_.all_finished() || on == CloseOn::kAllNodes || plan_->cut_over_nodes) {  // of that, a part is no job
+      nodes_->member().Closing(why, plan_->cut_over_nodes ? finished() : leavers_.all_finished());
     }
     nodes_->Stop();
     if (node_gathers_ != nullptr) node_gathers_->EndJob();

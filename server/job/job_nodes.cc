@@ -32,8 +32,6 @@ void JobCore::SayReady(PairKey key, const std::vector<int>& ranks) {
   }
 }
 
-bool JobCore::AwaitsNodes() const { return nodes_ != nullptr && pairing_.AwaitsNodes(); }
-
 void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   const int group = go.key().group();
   const int backward = go.key().backward();
@@ -66,7 +64,7 @@ int JobCore::ClosedToSay() const {
   return closed <= nodes_->said_closed() ? 0 : closed;
 }
 
-void JobCore::SayClosed() { nodes_->SayClosed(committed_.step() + 1, ClosedToSay(), ranks_[0].step); }
+void JobCore::SayClosed() { nodes_->SayClosed(committed_.step() + 1, ClosedToSay(), steps_.step(0)); }
 
 void JobCore::NodesClosed(int backwards) { nodes_->HearClosed(backwards); }
 
@@ -142,7 +140,6 @@ absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::Pe
 
 // Off the loop: it takes as long as reading all of the model does.
 void JobCore::SayValues() {
-  reading_values_ = true;
   nodes_->worker()->Post([self = shared_from_this(), stale = StaleValues(), counts = committed_.step_counts(),
                           epoch = committed_.epoch()] {
     absl::Status status;
@@ -152,7 +149,7 @@ void JobCore::SayValues() {
     auto values = std::make_shared<v1::PeerMessage::Values>();
     if (status.ok()) status = self->ReadValues(counts, values.get());
     self->loop_->Post([self, status, values, epoch] {
-      self->reading_values_ = false;
+      self->value_commit_.EndReading();
       if (self->closed_ || self->committed_.epoch() != epoch) {
         return;
       }

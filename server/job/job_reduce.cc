@@ -112,7 +112,7 @@ std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const std::vect
     } else if (const std::optional<uint64_t> at_close = pairing_.DoneAtClose(rank, key.first)) {
       done = *at_close;
     } else {
-      done = ranks_[rank].stepped ? ranks_[rank].done_at_step : sessions_[rank]->ring().last_done();
+      done = steps_.stepped(rank) ? steps_.signal(rank) : sessions_[rank]->ring().last_done();
     }
     if (done != 0) {
       signals.push_back(given_back_.SignalOf(rank, done));
@@ -169,11 +169,11 @@ bool JobCore::AllStuck() const {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (pairing_.sleeps(rank)) {
       stuck = stuck || pairing_.SleepsForTurn(rank);
-    } else if (!ranks_[rank].stepped && !(passes_.entering(rank) && passes_.stepped(rank))) {
+    } else if (!steps_.stepped(rank) && !(writes_.passes().entering(rank) && writes_.passes().stepped(rank))) {
       return false;
     }
   }
-  return stuck && !AwaitsNodes();
+  return stuck && !pairing_.AwaitsNodes();
 }
 
 absl::Status JobCore::AddBeforeTurn() {

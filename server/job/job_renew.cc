@@ -26,7 +26,7 @@ void JobCore::FreeLeftGradients() {
 
 absl::Status JobCore::Settle(int rank, const std::string& what, const AttachAnswer& answer) {
   if (!answer.not_killed.ok()) {
-    Event(rank, "replace", std::string(answer.not_killed.message()));
+    events_.Add(rank, "replace", std::string(answer.not_killed.message()));
   }
   return answer.renew.empty() || renewal_.under_way() ? answer.status : RenewGradients(what, answer.renew);
 }
@@ -40,7 +40,7 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
     return absl::AbortedError(absl::StrCat(what, why, ", and work on them is under way; attach again"));
   }
   SHARDD_RETURN_IF_ERROR(renewal_.TakeFailure(what, why));
-  Event(-1, "renew", absl::StrCat(why, ": new ones are made, and the old ones are left to ", renewal_.Begin()));
+  events_.Add(-1, "renew", absl::StrCat(why, ": new ones are made, and the old ones are left to ", renewal_.Begin()));
   memory_worker_->Post([self = shared_from_this(), this] {
     auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(memory_->MakeGradientsAgain(*plan_));
     loop_->Post([self, this, made] {

@@ -38,9 +38,9 @@ void JobCore::NodeSendState(int node, uint64_t transfer) {
     state.add_step_counts(committed_.step_counts()[param] + (decision_.Applies(param) ? 1 : 0));
   }
   const StateSlabs slabs = SlabsOfState();
-  Event(-1, "state",
-        absl::StrCat("step ", committed_.step() + ahead, " is sent to node ", node, ", ",
-                     slabs[0].bytes + slabs[1].bytes, " bytes"));
+  events_.Add(-1, "state",
+              absl::StrCat("step ", committed_.step() + ahead, " is sent to node ", node, ", ",
+                           slabs[0].bytes + slabs[1].bytes, " bytes"));
   const auto failed = [weak = weak_from_this(), loop = loop_, node](const absl::Status& why) {
     loop->Post([weak, node, why] {
       if (const std::shared_ptr<JobCore> self = weak.lock(); self != nullptr && !self->closed_) {
@@ -49,7 +49,7 @@ void JobCore::NodeSendState(int node, uint64_t transfer) {
     });
   };
   const auto trainer_state = [this](int rank) -> const std::string& {
-    return decision_.applied() ? ranks_[rank].step.trainer_state() : committed_.trainer_states()[rank];
+    return decision_.applied() ? steps_.step(rank).trainer_state() : committed_.trainer_states()[rank];
   };
   nodes_->senders().Send(node, state, world_size(), trainer_state, slabs, failed, shared_from_this());
 }
@@ -129,9 +129,10 @@ void JobCore::FinishRestore() {
     committed_.Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
                        fetch->TakeTrainerStates());
     initial_values_.Committed();
-    Event(-1, "state",
-          absl::StrCat("step ", committed_.step(), " came from node ", fetch->from(), ", in ",
-                       absl::FormatDuration(absl::Trunc(MonotonicNow() - fetch->began(), absl::Milliseconds(1)))));
+    events_.Add(
+        -1, "state",
+        absl::StrCat("step ", committed_.step(), " came from node ", fetch->from(), ", in ",
+                     absl::FormatDuration(absl::Trunc(MonotonicNow() - fetch->began(), absl::Milliseconds(1)))));
     nodes_->EndFetch();
     nodes_->member().Restored();
   });

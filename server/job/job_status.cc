@@ -22,11 +22,11 @@ std::string JobCore::WaitText(int rank) const {
   }
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
-    const RankStep& state = ranks_[rank];
     if (node_gathers_ != nullptr && unshards_.AwaitsFill(rank)) {
       return node_gathers_->WaitText(MonotonicNow());
     }
-    const bool waits = state.stepped || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 || state.committed_params;
+    const bool waits =
+        steps_.stepped(rank) || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 || value_commit_.asked(rank);
     return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
@@ -93,7 +93,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     r->set_device(devices_[rank]->name());
     const Session* session = sessions_[rank].get();
     if (session == nullptr) {
-      r->set_state(ranks_[rank].finished ? v1::RANK_STATE_FINISHED : v1::RANK_STATE_ABSENT);
+      r->set_state(leavers_.finished(rank) ? v1::RANK_STATE_FINISHED : v1::RANK_STATE_ABSENT);
       r->set_waiting_for(WaitText(rank));
       continue;
     }
@@ -114,7 +114,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     }
     if (session->stream == nullptr) {
       state = v1::RANK_STATE_ATTACHING;
-    } else if (ranks_[rank].stepped) {
+    } else if (steps_.stepped(rank)) {
       state = v1::RANK_STATE_STEPPED;
     } else if (full_params_.asked(rank)) {
       state = v1::RANK_STATE_FULL_PARAMS;

@@ -51,7 +51,7 @@ absl::Status JobCore::CheckHeld(absl::Time now, int* rank) const {
     return absl::OkStatus();
   }
   *rank = late.signal.rank;
-  return RankError(
+  return committed_.RankError(
       absl::StatusCode::kDeadlineExceeded, *rank, late.what,
       absl::StrCat("the stream of rank ", *rank, " on ", devices_[*rank]->name(), " has not come to signal ",
                    late.signal.done, ", behind which it has given the memory back, after ",
@@ -90,7 +90,7 @@ absl::Status JobCore::CheckSums(absl::Time now, int* rank) {
     return absl::OkStatus();
   }
   *rank = late.rank;
-  return RankError(
+  return committed_.RankError(
       absl::StatusCode::kDeadlineExceeded, late.rank, late.what,
       absl::StrCat("rank ", late.rank, " has not added its part on ", devices_[late.rank]->name(), " after ",
                    absl::FormatDuration(late.since), " (got ", late.summed, " operations, want ", late.told,

@@ -13,21 +13,21 @@ namespace shardd {
 absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
   const int rank = session->rank();
   if (committed_.version() == 0) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank,
-                     absl::StrCat("Unshard group \"", group_name(group), "\""),
-                     "the job has no parameters yet; write them and CommitParameters first");
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank,
+                                absl::StrCat("Unshard group \"", group_name(group), "\""),
+                                "the job has no parameters yet; write them and CommitParameters first");
   }
   // Overtaken: sent before the rank paused once more.
-  const bool begins = passes_.announced() && passes_.entering(rank);  // its client has gone on
-  if (trainers_write() && !passes_.inside(rank) && !windows_.overtaken(rank) && !begins) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank,
-                     absl::StrCat("Unshard group \"", group_name(group), "\""),
-                     "the rank is outside of a pass; EnterPass first");
+  const bool begins = writes_.passes().announced() && writes_.passes().entering(rank);  // its client has gone on
+  if (writes_.trainers_write() && !writes_.passes().inside(rank) && !writes_.hand_ins().overtaken(rank) && !begins) {
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank,
+                                absl::StrCat("Unshard group \"", group_name(group), "\""),
+                                "the rank is outside of a pass; EnterPass first");
   }
   if (phase != v1::PHASE_FORWARD && phase != v1::PHASE_BACKWARD) {
-    return RankError(absl::StatusCode::kInvalidArgument, rank,
-                     absl::StrCat("Unshard group \"", group_name(group), "\""),
-                     absl::StrCat("unknown phase (got ", phase, ", want 1 or 2)"));
+    return committed_.RankError(absl::StatusCode::kInvalidArgument, rank,
+                                absl::StrCat("Unshard group \"", group_name(group), "\""),
+                                absl::StrCat("unknown phase (got ", phase, ", want 1 or 2)"));
   }
   const bool forward = phase == v1::PHASE_FORWARD;
   SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(
@@ -40,7 +40,7 @@ absl::Status JobCore::OnUnshard(Session* session, int group, int64_t phase) {
     return session->handles[group].Apply(HandleEvent::kUnshardDone, group_name(group), rank);
   }
   unshards_.Ask(rank, group);
-  if (ranks_[rank].stepped || decision_.committing() || begins) {
+  if (steps_.stepped(rank) || decision_.committing() || begins) {
     // It asks for the version that is being made.
     return absl::OkStatus();
   }
@@ -67,15 +67,15 @@ absl::Status JobCore::Departed(const Departure& departure) {
   counters_.set_departures(counters_.departures() + 1);
   ++sessions_[departure.rank]->departures;
   if (!departure.event.empty()) {
-    Event(departure.rank, "departure", departure.event);
+    events_.Add(departure.rank, "departure", departure.event);
   }
-  return plan_->config.strict_order()
-             ? RankError(absl::StatusCode::kFailedPrecondition, departure.rank, "strict order", departure.fact)
-             : absl::OkStatus();
+  return plan_->config.strict_order() ? committed_.RankError(absl::StatusCode::kFailedPrecondition, departure.rank,
+                                                             "strict order", departure.fact)
+                                      : absl::OkStatus();
 }
 
 absl::Status JobCore::GrantUnshards(int rank) {
-  if (decision_.committing() || (pass_copies() && passes_.entering(rank))) {
+  if (decision_.committing() || (writes_.pass_copies() && writes_.passes().entering(rank))) {
     return absl::OkStatus();  // what it is to read is being made
   }
   for (;;) {
@@ -169,7 +169,7 @@ void JobCore::OnFilled(const PoolFill& fill, absl::Status status) {
 absl::Status JobCore::RetryUnshards() {
   const std::vector<bool> retries = unshards_.TakeRetries();
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (retries[unshards_.pool_of(rank)] && sessions_[rank] != nullptr && !ranks_[rank].stepped) {
+    if (retries[unshards_.pool_of(rank)] && sessions_[rank] != nullptr && !steps_.stepped(rank)) {
       SHARDD_RETURN_IF_ERROR(GrantUnshards(rank));
     }
   }

@@ -14,29 +14,30 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   const int rank = session->rank();
   const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
   if (command.group < 0 || command.group >= static_cast<int>(plan_->params.size())) {
-    return RankError(
+    return committed_.RankError(
         absl::StatusCode::kInvalidArgument, rank, "WriteParameters",
         absl::StrCat("no such parameter (got ", command.group, ", want 0 to ", plan_->params.size() - 1, ")"));
   }
   const ParamPlan& param = plan_->params[command.group];
   const std::string what = absl::StrCat("WriteParameters \"", param.fqn, "\"");
   if (decision_.committing() || (committed_.version() != 0 && !writeback)) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what,
-                     "parameters may be written before version 1 and between EnterFullParams(writeback) and "
-                     "CommitParameters");
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, what,
+                                "parameters may be written before version 1 and between EnterFullParams(writeback) and "
+                                "CommitParameters");
   }
-  if (ranks_[rank].committed_params) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the rank has already sent CommitParameters");
+  if (value_commit_.asked(rank)) {
+    return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, what,
+                                "the rank has already sent CommitParameters");
   }
   if (writeback) {
     if (absl::Status may = full_params_.CheckMayWrite(*plan_, rank, command.group); !may.ok()) {
-      return RankError(may.code(), rank, what, may.message());
+      return committed_.RankError(may.code(), rank, what, may.message());
     }
   }
   const absl::StatusOr<WriteRequest> request =
       ParseWrite(*plan_, command, /*gradients=*/writeback && full_params_.request(rank).with_grads);
   if (!request.ok()) {
-    return RankError(request.status().code(), rank, what, request.status().message());
+    return committed_.RankError(request.status().code(), rank, what, request.status().message());
   }
   if (request->target == WriteRequest::Target::kUpdateCount) {
     undo_.SaveCount(request->param, committed_.step_counts()[request->param]);
@@ -45,7 +46,7 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
   }
   const char* source = session->Staging(command.arg2, request->size_bytes());
   if (source == nullptr) {
-    return RankError(
+    return committed_.RankError(
         absl::StatusCode::kInvalidArgument, rank, what,
         absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", request->size_bytes(), " bytes)"));
   }
@@ -185,20 +186,21 @@ void JobCore::UndoWrites() {
 absl::Status JobCore::OnCommitParameters(Session* session) {
   const int rank = session->rank();
   const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
-  if (decision_.committing() || (committed_.version() != 0 && !writeback) || ranks_[rank].committed_params) {
-    return RankError(absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
-                     ranks_[rank].committed_params
-                         ? "the rank has already sent it"
-                         : "legal before version 1 and between EnterFullParams(writeback) and LeaveFullParams");
+  if (decision_.committing() || (committed_.version() != 0 && !writeback) || value_commit_.asked(rank)) {
+    return committed_.RankError(
+        absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
+        value_commit_.asked(rank)
+            ? "the rank has already sent it"
+            : "legal before version 1 and between EnterFullParams(writeback) and LeaveFullParams");
   }
-  SHARDD_RETURN_IF_ERROR(CheckNobodyFinished(rank, "CommitParameters"));
-  ranks_[rank].committed_params = true;
+  SHARDD_RETURN_IF_ERROR(extensions_.CheckAllTakePart(rank, "CommitParameters"));
+  value_commit_.Ask(rank);
   return absl::OkStatus();
 }
 
 absl::Status JobCore::BeginValuesCommit() {
   if (nodes_ != nullptr) {
-    values_said_ = true;
+    value_commit_.BeginSaying();
     SayValues();  // CommitValues comes when all nodes have the same
     return absl::OkStatus();
   }
@@ -275,13 +277,10 @@ void JobCore::FinishParametersCommit() {
   }
   committed_.CommitVersion();
   snapshot_.Outdate();
-  values_said_ = false;
+  value_commit_.Committed();
   full_params_.WritesCommitted();
-  for (RankStep& rank : ranks_) {
-    rank.committed_params = false;
-  }
   unshards_.NewVersion();
-  Event(-1, "parameters", absl::StrCat("version ", committed_.version()));
+  events_.Add(-1, "parameters", absl::StrCat("version ", committed_.version()));
   AfterCommit();
 }
 

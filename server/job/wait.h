@@ -11,6 +11,17 @@ struct Wait {
   std::string call;
 };
 
+// The first rank other than `rank` of which `lacks` says that it has not done `call`.
+template <typename Lacks>
+Wait FirstOther(int ranks, int rank, const char* call, const Lacks& lacks) {
+  for (int other = 0; other < ranks; ++other) {
+    if (other != rank && lacks(other)) {
+      return {other, call};
+    }
+  }
+  return {};
+}
+
 }  // namespace shardd
 
 #endif  // SHARDD_SERVER_JOB_WAIT_H_

@@ -2,12 +2,82 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+
 namespace shardd {
 
-Extensions::ByRank::const_iterator Extensions::FindDifferent() const {
-  return std::find_if(by_rank_.begin(), by_rank_.end(), [this](const auto& entry) {
-    return entry.second.extension->plan.digest != by_rank_.begin()->second.extension->plan.digest;
+absl::Status Extensions::CheckMayAsk(int rank) const {
+  const char* fact = see_.committed->version() == 0                             ? "the job has no parameters yet"
+                     : see_.full_params->asked(rank)                            ? "the rank is inside EnterFullParams"
+                     : see_.steps->stepped(rank) || see_.decision->committing() ? "a step is not committed yet"
+                     : see_.passes->entering(rank)                              ? "the rank is entering a pass"
+                     : see_.hand_ins->any_since_version() || see_.hand_ins->open(rank) || see_.hand_ins->wants(rank)
+                         ? "what was written is not committed yet; enter a pass first"
+                         : nullptr;
+  if (fact != nullptr) {
+    return see_.committed->RankError(absl::StatusCode::kFailedPrecondition, rank, "ExtendJob", fact);
+  }
+  for (int other = 0; other < ranks_; ++other) {
+    if (other != rank && (see_.leavers->finished(other) || see_.leavers->leaving_finished(other))) {
+      return see_.committed->RankError(
+          absl::StatusCode::kFailedPrecondition, rank, "ExtendJob",
+          absl::StrCat("rank ", other, " has finished and takes part in nothing any more"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Extensions::CheckNobodyWentOn(int rank, const std::string& what) const {
+  const int closed = see_.pairing->closed(rank);
+  for (int other = 0; other < ranks_; ++other) {
+    const bool began =
+        see_.pairing->closed(other) > closed || see_.steps->stepped(other) || see_.pairing->GaveFrom(other, closed);
+    if (other != rank && began) {
+      return AloneError(other, "ExtendJob", rank, what);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Extensions::CheckEqual() const {
+  const auto& [first, agreed] = *by_rank_.begin();
+  const auto other = std::find_if(by_rank_.begin(), by_rank_.end(), [&of = agreed](const auto& entry) {
+    return entry.second.extension->plan.digest != of.extension->plan.digest;
   });
+  if (other == by_rank_.end()) {
+    return absl::OkStatus();
+  }
+  return see_.committed->RankError(
+      absl::StatusCode::kFailedPrecondition, other->first, "ExtendJob",
+      absl::StrCat("ranks differ in what they train from here on (got ", other->second.extension->what, ", rank ",
+                   first, ": ", agreed.extension->what, ")"));
+}
+
+absl::Status Extensions::CheckAllTakePart(int rank, absl::string_view what, int backward) const {
+  SHARDD_RETURN_IF_ERROR(see_.leavers->CheckNobodyFinished(rank, what, backward));
+  for (const auto& [other, asked] : by_rank_) {
+    if (other != rank && see_.pairing->closed(other) <= backward) {
+      return AloneError(rank, what, other, asked.extension->what);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Extensions::AloneError(int rank, absl::string_view what, int asking, const std::string& extension) const {
+  return see_.committed->RankError(
+      absl::StatusCode::kFailedPrecondition, rank, what,
+      absl::StrCat("rank ", asking, " trains ", extension,
+                   " from here on and this rank does not; every rank must unfreeze the same before the same forward"));
+}
+
+Wait Extensions::WaitingFor(int rank) const {
+  for (int other = 0; Has(rank) && other < ranks_; ++other) {
+    if (other != rank && !Has(other)) {
+      return {other, "ExtendJob"};
+    }
+  }
+  return {};
 }
 
 void Extensions::StartBuild() {
@@ -21,7 +91,18 @@ void Extensions::StartBuild() {
   build(agreed.extension, std::move(waiting));
 }
 
-Extensions::Done Extensions::Take(int rank) { return std::move(by_rank_.extract(rank).mapped().done); }
+absl::Status Extensions::GoOn(int rank) {
+  if (!Has(rank)) {
+    return absl::OkStatus();
+  }
+  if (building_) {
+    return see_.committed->RankError(absl::StatusCode::kFailedPrecondition, rank, "ExtendJob",
+                                     "the rank goes on before it is answered");
+  }
+  const Done done = std::move(by_rank_.extract(rank).mapped().done);
+  done(see_.committed->RankError(absl::StatusCode::kCancelled, rank, "ExtendJob", "the rank has gone on instead"));
+  return absl::OkStatus();
+}
 
 Extensions::ByRank Extensions::TakeAll() {
   building_ = false;

@@ -4,18 +4,41 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "common/plan/extend.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/membership/leavers.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/wait.h"
+#include "server/job/writes/hand_ins.h"
+#include "server/job/writes/passes.h"
 
 namespace shardd {
 
 // Ranks that ask that another job, with more to train, take their one's place. Owns what each waits for, until all
-// have asked for the same and that job is being built. Loop-confined.
+// have asked for the same and that job is being built. Reads whether ranks may ask, and whether others have gone on.
+// Loop-confined.
 class Extensions {
  public:
+  // What keeps a rank from asking. All outlive the extensions.
+  struct Facts {
+    const Committed* committed = nullptr;
+    const StepDecision* decision = nullptr;
+    const Leavers* leavers = nullptr;
+    const AskedSteps* steps = nullptr;
+    const Pairing* pairing = nullptr;
+    const Passes* passes = nullptr;
+    const HandIns* hand_ins = nullptr;
+    const FullParams* full_params = nullptr;
+  };
   using Done = std::function<void(absl::Status)>;
   // Builds the job with all of `done`, each of which it runs once.
   using Build = std::function<void(std::shared_ptr<const Extension>, std::vector<Done> done)>;
@@ -26,25 +49,41 @@ class Extensions {
   };
   using ByRank = std::map<int, Asked>;
 
+  Extensions(int ranks, Facts facts) : ranks_(ranks), see_(facts) {}
+
   const ByRank& by_rank() const { return by_rank_; }
   bool Has(int rank) const { return by_rank_.count(rank) > 0; }
   bool building() const { return building_; }  // all ranks have asked
+  bool all_asked() const { return static_cast<int>(by_rank_.size()) == ranks_; }
+
+  // FAILED_PRECONDITION: the rank is in the middle of something, or another takes part in nothing any more.
+  absl::Status CheckMayAsk(int rank) const;
+  // FAILED_PRECONDITION: another rank has gone on where this one asks for `what`, and would wait for it.
+  absl::Status CheckNobodyWentOn(int rank, const std::string& what) const;
+  // FAILED_PRECONDITION: ranks have asked for different things. REQUIRES: some rank has asked.
+  absl::Status CheckEqual() const;
+  // FAILED_PRECONDITION: another rank has finished, or asks for more to train, whom `rank` would need for `what`, in
+  // the backward if it is one; so it would wait for ever.
+  absl::Status CheckAllTakePart(int rank, absl::string_view what, int backward = kAllBackwards) const;
+  Wait WaitingFor(int rank) const;
 
   void Ask(int rank, std::shared_ptr<const Extension> extension, Done done, Build build) {
     by_rank_[rank] = {std::move(extension), std::move(done), std::move(build)};
   }
-  // A rank that has asked for another plan than the first that asks; by_rank().end(): all agree.
-  ByRank::const_iterator FindDifferent() const;
   // Runs the `build` of a rank that has asked, with all that wait. REQUIRES: some rank has asked.
   void StartBuild();
-  // The rank asks no more. REQUIRES: Has(rank), and nothing is being built.
-  Done Take(int rank);
+  // The rank goes on: if it has asked, it asks no more, and is answered. FAILED_PRECONDITION: the job is being built.
+  absl::Status GoOn(int rank);
   // Nobody asks any more; what is being built comes to nothing.
   ByRank TakeAll();
   // Answers all that wait.
   static void Answer(const ByRank& asked, const absl::Status& status);
 
  private:
+  absl::Status AloneError(int rank, absl::string_view what, int asking, const std::string& extension) const;
+
+  const int ranks_;
+  const Facts see_;
   ByRank by_rank_;
   bool building_ = false;
 };

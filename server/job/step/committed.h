@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/job/rank_error.h"
 #include "server/storage/journal.h"
 #include "shardd/v1/jobs.pb.h"
 
@@ -41,6 +43,10 @@ class Committed {
   // The same for other threads: it never changes. The next change makes a copy of its own.
   std::shared_ptr<const std::vector<int64_t>> ShareStepCounts();
   const std::vector<std::string>& trainer_states() const { return trainer_states_; }  // by rank
+  // An error of the rank in the running step: "WHAT: FACT (rank=R, step=S)".
+  absl::Status RankError(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
+    return RankErrorAt(step_, code, rank, what, fact);
+  }
 
   // Only before anything else.
   void TakeOver(const CommittedFacts& facts);

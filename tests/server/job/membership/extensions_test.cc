@@ -2,37 +2,36 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/server/job/facts_fixture.h"
+
 namespace shardd {
 namespace {
 
-std::shared_ptr<const Extension> Training(const std::string& digest) {
-  auto extension = std::make_shared<Extension>();
-  extension->plan.digest = digest;
-  return extension;
-}
-
-class ExtensionsTest : public ::testing::Test {
+class ExtensionsTest : public FactsTest {
  protected:
   void Ask(int rank, const std::string& digest) {
+    auto extension = std::make_shared<Extension>();
+    extension->plan.digest = digest;
+    extension->what = digest;
     extensions_.Ask(
-        rank, Training(digest), [this, rank](absl::Status status) { answers_[rank] = std::move(status); },
+        rank, std::move(extension), [this, rank](absl::Status status) { answers_[rank] = std::move(status); },
         [this](const std::shared_ptr<const Extension>& agreed, std::vector<Extensions::Done> waiting) {
           EXPECT_EQ(agreed->plan.digest, "a");
           built_for_ = std::move(waiting);
         });
   }
-  Extensions extensions_;
   std::vector<Extensions::Done> built_for_;
-  std::map<int, absl::Status> answers_;
 };
 
 TEST_F(ExtensionsTest, NamesARankThatAsksForSomethingElseThanTheFirst) {
-  Ask(1, "a");
-  Ask(2, "a");
-  EXPECT_EQ(extensions_.FindDifferent(), extensions_.by_rank().end());
-  Ask(0, "b");
-  ASSERT_NE(extensions_.FindDifferent(), extensions_.by_rank().end());
-  EXPECT_EQ(extensions_.FindDifferent()->first, 1);
+  Ask(0, "a");
+  EXPECT_TRUE(extensions_.CheckEqual().ok());
+  EXPECT_FALSE(extensions_.all_asked());
+  EXPECT_EQ(extensions_.WaitingFor(0).rank, 1);
+  Ask(1, "b");
+  EXPECT_TRUE(extensions_.all_asked());
+  EXPECT_EQ(extensions_.WaitingFor(0).rank, -1);
+  ExpectRefused(extensions_.CheckEqual(), "(got b, rank 0: a) (rank=1");
 }
 
 TEST_F(ExtensionsTest, WhoBuildsAnswersAllThatWait) {
@@ -40,6 +39,7 @@ TEST_F(ExtensionsTest, WhoBuildsAnswersAllThatWait) {
   Ask(1, "a");
   extensions_.StartBuild();
   EXPECT_TRUE(extensions_.building());
+  ExpectRefused(extensions_.GoOn(0), "goes on before it is answered");
   Extensions::Answer(extensions_.TakeAll(), absl::CancelledError());
   EXPECT_TRUE(answers_.empty());
   ASSERT_EQ(built_for_.size(), 2u);
@@ -51,11 +51,30 @@ TEST_F(ExtensionsTest, WhoBuildsAnswersAllThatWait) {
 TEST_F(ExtensionsTest, ARankThatGoesOnAsksNoMore) {
   Ask(0, "a");
   Ask(1, "a");
-  extensions_.Take(0)(absl::CancelledError());
+  EXPECT_TRUE(extensions_.GoOn(0).ok());
   EXPECT_FALSE(extensions_.Has(0));
+  EXPECT_TRUE(extensions_.GoOn(0).ok()) << "it does not ask";
   Extensions::Answer(extensions_.TakeAll(), absl::AbortedError(""));
   EXPECT_EQ(answers_[0].code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(answers_[1].code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(ExtensionsTest, ARankAsksBetweenStepsOnly) {
+  EXPECT_TRUE(extensions_.CheckMayAsk(0).ok());
+  steps_.Ask(0, {}, 0);
+  ExpectRefused(extensions_.CheckMayAsk(0), "ExtendJob: a step is not committed yet");
+  steps_.EndEpoch();
+  leavers_.Left(1, /*finished=*/true);
+  ExpectRefused(extensions_.CheckMayAsk(0), "rank 1 has finished");
+}
+
+TEST_F(ExtensionsTest, WhoeverGoesOnIsToldWhatOthersWaitFor) {
+  EXPECT_TRUE(extensions_.CheckNobodyWentOn(0, "the head").ok());
+  Submit(1);
+  ExpectRefused(extensions_.CheckNobodyWentOn(0, "the head"), "rank 0 trains the head from here on");
+  Ask(0, "a");
+  ExpectRefused(extensions_.CheckAllTakePart(1, "Step"), "Step: rank 0 trains a from here on");
+  EXPECT_TRUE(extensions_.CheckAllTakePart(0, "Step").ok()) << "it waits for nobody but itself";
 }
 
 }  // namespace

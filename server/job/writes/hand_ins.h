@@ -1,13 +1,13 @@
-#ifndef SHARDD_SERVER_JOB_WRITES_WRITE_WINDOWS_H_
-#define SHARDD_SERVER_JOB_WRITES_WRITE_WINDOWS_H_
+#ifndef SHARDD_SERVER_JOB_WRITES_HAND_INS_H_
+#define SHARDD_SERVER_JOB_WRITES_HAND_INS_H_
 
-// Write windows: a rank that asks for one may store into the shards from the moment it opens until its next pass or
-// step.
+// Handing in, of ranks that store into private views of the shards: a rank that asks may hand in what it has stored
+// from the moment it is let in until its next pass or step.
 //
 //   rank:  closed --Ask--> wants --Open (no rank reads in a pass)--> open --Close--> closed
 //
-// A rank that has paused inside its pass (PassWord) reads nothing: a window that another rank waits for ends its pass,
-// which the rank hears of later (overtaken). With pass_copies no window opens: a rank that asks waits only until nobody
+// A rank that has paused inside its pass (PassWord) reads nothing: another rank that wants to hand in ends its pass,
+// which the rank hears of later (overtaken). With pass_copies nobody hands in: a rank that asks waits only until nobody
 // reads full parameters, and then may store whenever it is outside of a pass.
 
 #include <utility>
@@ -15,15 +15,15 @@
 
 namespace shardd {
 
-// Owns who has asked, whose window is open and whose pass was ended. Loop-confined.
-class WriteWindows {
+// Owns who has asked, who hands in and whose pass was ended. Loop-confined.
+class HandIns {
  public:
-  explicit WriteWindows(int ranks) : ranks_(ranks) {}
+  explicit HandIns(int ranks) : ranks_(ranks) {}
 
   bool wants(int rank) const { return ranks_[rank].wants; }
   bool open(int rank) const { return ranks_[rank].open; }
   bool overtaken(int rank) const { return ranks_[rank].overtaken; }
-  // A window has opened since the last version, so the shards may differ from it.
+  // Some rank was let in since the last version, so the shards may differ from it.
   bool any_since_version() const { return any_since_version_; }
   bool polls_pauses() const { return polls_pauses_; }
   // With pass_copies: ranks that ask wait for devices that may read full parameters.
@@ -37,14 +37,14 @@ class WriteWindows {
   }
   // With pass_copies. True: the rank has asked, and is to be told that it may store.
   bool LetStore(int rank) { return std::exchange(ranks_[rank].wants, false); }
-  // A window of another rank has ended the rank's pass; TakeOvertaken returns and forgets that.
+  // Another rank that hands in has ended the rank's pass; TakeOvertaken returns and forgets that.
   void Overtake(int rank) { ranks_[rank].overtaken = true; }
   bool TakeOvertaken(int rank) { return std::exchange(ranks_[rank].overtaken, false); }
   // The rank enters a pass.
   void Close(int rank) { ranks_[rank].open = ranks_[rank].overtaken = false; }
   // The rank ends its step.
   void CloseWithStep(int rank) { ranks_[rank].open = ranks_[rank].wants = false; }
-  // What was written is a version. True: a window had opened.
+  // What was handed in is a version. True: some rank was let in.
   bool Commit() { return std::exchange(any_since_version_, false); }
   void PollPauses(bool polls) { polls_pauses_ = polls; }
   void AwaitDevices(bool awaits) { awaits_devices_ = awaits; }
@@ -69,4 +69,4 @@ class WriteWindows {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_WRITES_WRITE_WINDOWS_H_
+#endif  // SHARDD_SERVER_JOB_WRITES_HAND_INS_H_

@@ -1,0 +1,132 @@
+#ifndef SHARDD_SERVER_JOB_WRITES_TRAINER_WRITES_H_
+#define SHARDD_SERVER_JOB_WRITES_TRAINER_WRITES_H_
+
+// Jobs whose trainers write: passes that ranks enter together, and handing in between them.
+//
+//   rank:  kOutside --OpenWindow--> (hands in) --EnterPass--> kEntering --all have--> kInside --LeavePass--> kOutside
+//
+// What a reader sees never changes under it: ranks hand in when no rank is inside, passes begin when nobody hands in. A
+// rank that has paused (PassWord) reads nothing: another rank that wants to hand in ends its pass. With pass_copies
+// there is nothing to wait for but the copies.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/plan/plan.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/wait.h"
+#include "server/job/writes/hand_ins.h"
+#include "server/job/writes/passes.h"
+#include "server/job/writes/snapshot.h"
+
+namespace shardd {
+
+// Owns where each rank stands between its passes and its writes; decides who may enter, leave and hand in, and tells
+// ranks in their pages that they may. Loop-confined. A command that returns an error has changed nothing.
+class TrainerWrites {
+ public:
+  // All outlive this.
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const Committed* committed = nullptr;
+    const Sessions* sessions = nullptr;  // of which this writes the words of passes
+    const AskedSteps* steps = nullptr;
+    const Pairing* pairing = nullptr;
+    const FullParams* full_params = nullptr;
+    const Extensions* extensions = nullptr;
+    const Snapshot* snapshot = nullptr;
+  };
+  // Whom a rank waits for, out of all that happens in the job.
+  using WaitsFor = absl::FunctionRef<Wait(int rank)>;
+
+  explicit TrainerWrites(Facts facts)
+      : see_(facts), passes_(facts.plan->world_size), hand_ins_(facts.plan->world_size) {}
+
+  const Passes& passes() const { return passes_; }
+  const HandIns& hand_ins() const { return hand_ins_; }
+  bool trainers_write() const { return !see_.plan->config.trainers_never_write(); }
+  bool pass_copies() const { return see_.plan->config.pass_copies(); }
+
+  // Commands -----------------------------------------------------------------------------------------
+  // `stepped`: what the rank has written is an optimizer step, and `trainer_state` left to the caller; else this takes
+  // it. `signal`: behind what the rank's device did before.
+  absl::Status EnterPass(int rank, bool stepped, uint64_t signal, std::string* trainer_state);
+  absl::Status LeavePass(int rank);
+  // OpenWindow.
+  absl::Status AskToHandIn(int rank);
+  // The rank has sent Step: it has stopped reading, and writing.
+  void Step(int rank);
+
+  // Passes -------------------------------------------------------------------------------------------
+  // All enter: whether they have sent Step too, whose commit comes before the pass. FAILED_PRECONDITION: they differ.
+  absl::StatusOr<bool> StepComesFirst() const;
+  bool NoStepComesFirst() const;  // nor will a step: an error says so where it is asked for
+  // Ranks that left a forward without its backward and enter another pass, while others have done that backward and
+  // wait for their gradients or their step. ReadmitLate lets them go on in the others' pass; nobody writes meanwhile.
+  std::vector<int> LateRanks(WaitsFor waits_for) const;
+  void ReadmitLate(WaitsFor waits_for);
+  // With pass_copies: the ranks' streams may go on to what reads the copies. `sums_under_way`: gradients are being
+  // added by trainers, whose streams would hold that up.
+  bool MayAnnounce(bool sums_under_way) const { return !passes_.announced() && !sums_under_way; }
+  void Announce();
+  void AwaitPassDevices(bool awaits) { passes_.AwaitDevices(awaits); }
+  void CopiesMade() { passes_.CopiesMade(); }
+  // Returns the rank's trainer state, and forgets it; empty: it has given none, or gave it with a step.
+  std::string TakeTrainerState(int rank) { return passes_.TakeTrainerState(rank); }
+  // What ranks wrote before they entered is a version's.
+  void PassCommitted() { passes_.StepsCommitted(); }
+  // A step is committed, with newer trainer states.
+  void StepCommitted() { passes_.ForgetTrainerStates(); }
+  void LetInAll();
+  Wait WaitingToEnter(int rank) const;
+
+  // Handing in ---------------------------------------------------------------------------------------
+  // Some rank wants to hand in that has not stepped: another may still write before its own step, but a rank that has
+  // reads no more and writes only after the commit.
+  bool MayHandIn() const;
+  // No rank reads in its pass.
+  bool ReadersPause() const;
+  // Ends the passes of ranks that pause and lets those hand in that want to, unless a rank has begun to read just now.
+  void LetHandIn();
+  void PollPauses(bool polls) { hand_ins_.PollPauses(polls); }
+  // What was handed in is a version. True: some rank was let in.
+  bool HandInsCommitted() { return hand_ins_.Commit(); }
+  // FAILED_PRECONDITION: a rank writes between a forward and its backward, for which others wait. Each rank is looked
+  // at once, however many wait.
+  absl::Status CheckStuck(absl::Time now, WaitsFor waits_for) const;
+  // With pass_copies: those that ask may store.
+  void AwaitStoreDevices(bool awaits) { hand_ins_.AwaitDevices(awaits); }
+  void LetStore();
+  Wait WaitingToHandIn(int rank) const;
+  Wait WaitingToStore(int rank) const;
+
+  // The rank takes no part in this step any more.
+  void Forget(int rank);
+  void EndEpoch();
+
+ private:
+  int world_size() const { return see_.plan->world_size; }
+  bool EndPausedPasses();
+  absl::Status CheckTrainersWrite(int rank, absl::string_view what) const;
+  absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
+    return see_.committed->RankError(code, rank, what, fact);
+  }
+
+  const Facts see_;
+  Passes passes_;
+  HandIns hand_ins_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_WRITES_TRAINER_WRITES_H_

@@ -1,0 +1,96 @@
+#ifndef SHARDD_TESTS_SERVER_JOB_FACTS_FIXTURE_H_
+#define SHARDD_TESTS_SERVER_JOB_FACTS_FIXTURE_H_
+
+// The components of a job of two ranks that say what ranks are in the middle of, without the job: for components that
+// read them. No rank has a session.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/leavers.h"
+#include "server/job/writes/trainer_writes.h"
+#include "tests/common/plan/spec_builder.h"
+
+namespace shardd {
+
+class FactsTest : public ::testing::Test {
+ protected:
+  static constexpr int kGroup = 1;  // the block; the root is 0
+
+  FactsTest() { committed_.CommitVersion(); }
+
+  static std::shared_ptr<const ShardPlan> Plan(bool pass_copies) {
+    SpecBuilder builder(/*world_size=*/2);
+    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
+    builder.config().set_trainers_never_write(false);
+    builder.config().set_pass_copies(pass_copies);
+    builder.Param(0, "root", {8});
+    builder.Param(builder.AddSharded(0, "a"), "w", {8});
+    return std::make_shared<const ShardPlan>(builder.Plan());
+  }
+  static std::unique_ptr<Journal> NewJournal() {
+    absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Create(/*place_bytes=*/4096);
+    EXPECT_TRUE(journal.ok()) << journal.status();
+    return *std::move(journal);
+  }
+  static void ExpectRefused(const absl::Status& status, const std::string& fact) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(status.message(), ::testing::HasSubstr(fact));
+  }
+
+  void Submit(int rank) {
+    RankCommand command;
+    command.group = kGroup;
+    command.fresh = {true};
+    absl::StatusOr<Contribution> contribution = pairing_.Check(rank, std::move(command), "SubmitGradients");
+    ASSERT_TRUE(contribution.ok()) << contribution.status();
+    (void)pairing_.Give(rank, kGroup, *std::move(contribution));
+  }
+  // Without gradients.
+  void CloseBackward(int rank) { (void)pairing_.Close(rank, /*done=*/0); }
+  absl::Status Enter(int rank, bool stepped = false) {
+    std::string state;
+    return writes_.EnterPass(rank, stepped, /*signal=*/0, &state);
+  }
+  // All ranks enter a pass, and are let in.
+  void BeginPass() {
+    ASSERT_TRUE(Enter(0).ok() && Enter(1).ok());
+    writes_.LetInAll();
+  }
+  void AskForMore(int rank, const std::string& what) {
+    auto extension = std::make_shared<Extension>();
+    extension->what = what;
+    extension->plan.digest = what;
+    extensions_.Ask(
+        rank, std::move(extension), [this, rank](absl::Status status) { answers_[rank] = std::move(status); },
+        [](const std::shared_ptr<const Extension>&, const std::vector<Extensions::Done>&) {});
+  }
+
+  const std::shared_ptr<const ShardPlan> plan_ = Plan(/*pass_copies=*/false);
+  Committed committed_{"job", 2, 2, NewJournal()};
+  Sessions sessions_{2, /*loop=*/nullptr};
+  Pairing pairing_{plan_, &committed_};
+  FullParams full_params_{2};
+  StepDecision decision_;
+  Snapshot snapshot_{plan_.get(), /*memory=*/nullptr, /*devices=*/nullptr};
+  ValueCommit value_commit_{2};
+  AskedSteps steps_{2, &committed_};
+  std::map<int, absl::Status> answers_;  // of extensions, by rank
+  TrainerWrites writes_{
+      {plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_}};
+  Leavers leavers_{2,
+                   {&committed_, &sessions_, &steps_, &pairing_, &writes_.passes(), &writes_.hand_ins(), &full_params_,
+                    &value_commit_}};
+  Extensions extensions_{
+      2,
+      {&committed_, &decision_, &leavers_, &steps_, &pairing_, &writes_.passes(), &writes_.hand_ins(), &full_params_}};
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_TESTS_SERVER_JOB_FACTS_FIXTURE_H_
