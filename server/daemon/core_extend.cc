@@ -70,7 +70,7 @@ absl::StatusOr<JobCore::Init> Core::MakeInit(uint64_t id, const Tenant& owner, c
   init.events = &events_;
   init.reserved_by_all = [this] {
     int64_t bytes = 0;
-    for (const auto& [name, entry] : jobs_) bytes += entry.job->reserved_bytes();
+    for (const auto& [name, entry] : jobs_) bytes += entry.job->memory_account().reserved_bytes();
     return bytes;
   };
   return init;
@@ -274,7 +274,7 @@ absl::Status Core::BuildExtended(const std::shared_ptr<JobCore>& job, const Exte
                             if (!job->extending() || job->epoch() != epoch) return ended();
                             Found result;
                             for (const auto& [name, entry] : jobs_) {
-                              result.reserved_bytes += entry.job->reserved_bytes();
+                              result.reserved_bytes += entry.job->memory_account().reserved_bytes();
                               if (entry.job->owner().uid == job->owner().uid && entry.job != job) {
                                 result.bytes_of_uid +=
                                     entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);

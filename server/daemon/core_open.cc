@@ -197,7 +197,7 @@ absl::StatusOr<v1::OpenJobResponse> Core::OpenJobOnSetup(const PeerCredentials& 
         Found result;
         ReviewJobs();
         for (const auto& [job_name, entry] : jobs_) {
-          result.reserved_bytes += entry.job->reserved_bytes();
+          result.reserved_bytes += entry.job->memory_account().reserved_bytes();
           if (entry.job->owner().uid == peer.uid) {
             ++result.jobs_of_uid;
             result.bytes_of_uid += entry.job->plan()->memory.TotalBytes(entry.job->plan()->world_size);

@@ -109,7 +109,8 @@ void Core::ListParameters(const Caller& caller, const v1::JobRef& job, Done<v1::
   QueryPlan<v1::ListParametersResponse>(caller, job, std::move(done), &DescribeParameters);
 }
 void Core::GetMemory(const Caller& caller, const v1::JobRef& job, Done<v1::Memory> done) {
-  Query<v1::Memory>(caller, job, std::move(done), [](const JobCore& j, auto* out) { j.DescribeMemory(out); });
+  Query<v1::Memory>(caller, job, std::move(done),
+                    [](const JobCore& j, auto* out) { j.memory_account().Describe(out); });
 }
 
 void Core::ListStreams(const Caller& caller, Done<v1::ListStreamsResponse> done) {

@@ -177,7 +177,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Ranks that ask do nothing else, so nothing depends on it."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return !job.decision_.awaits_devices() && job.unshards_.pending_fills() == 0 &&
+         return !job.decision_.awaits_devices() && job.unsharding_.pending_fills() == 0 &&
                 (job.nodes_ == nullptr ||
                  (job.nodes_->closed() == kAllBackwards && !job.nodes_->digests().under_way()));
        },
@@ -191,23 +191,17 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Every rank has stepped and all gradients are added: the step is measured, journaled and applied.",
        "Its commit comes before the pass that ranks enter with it."},
       {"refuse unequal backwards", kAllFullParams, kCommitting,
-       [](const JobCore& job) { return job.MayGrantFullParams() && !job.CheckEqualBackwards().ok(); },
-       [](JobCore& job) { return job.CheckEqualBackwards(); }, nullptr, "",
+       [](const JobCore& job) { return job.summons_.MayGrant() && !job.summons_.CheckEqualBackwards().ok(); },
+       [](JobCore& job) { return job.summons_.CheckEqualBackwards(); }, nullptr, "",
        "Gradients are entered between backwards that all ranks have closed.",
        "No sum that would be waited for makes it right."},
       {"let into full parameters", kAllFullParams, kCommitting,
-       [](const JobCore& job) { return job.MayGrantFullParams() && !job.SumsHoldFullParams(); },
-       [](JobCore& job) { return job.LetIntoFullParams(); },
-       [](const JobCore& job, int rank) -> Wait {
-         if (!job.full_params_.asked(rank) || job.full_params_.inside(rank)) {
-           return {};
-         }
-         Wait wait = FirstOther(job.world_size(), rank, "EnterFullParams",
-                                [&job](int other) { return !job.full_params_.asked(other); });
-         return wait.rank >= 0 ? wait : FirstOther(job.world_size(), rank, "LeaveFullParams", [&job](int other) {
-           return job.full_params_.inside(other);
-         });
+       [](const JobCore& job) {
+         return job.summons_.MayGrant() &&
+                !job.summons_.SumsHold(job.pending_reductions_ > 0 && job.collective_->may_hold_requests());
        },
+       [](JobCore& job) { return job.summons_.LetIn(); },
+       [](const JobCore& job, int rank) { return job.summons_.WaitingFor(rank); },
        "EnterFullParams of every rank, and LeaveFullParams of those inside",
        "All ranks enter full parameters together.", "Who is let in to write commits later."},
       {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
@@ -275,8 +269,8 @@ absl::Span<const Transition> JobCore::Transitions() {
        },
        "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.",
        "What was deferred reads the new version."},
-      {"unshard what was deferred", kPooled, kCommitting, [](const JobCore& job) { return job.unshards_.MayRetry(); },
-       [](JobCore& job) { return job.RetryUnshards(); }, nullptr,
+      {"unshard what was deferred", kPooled, kCommitting, [](const JobCore& job) { return job.unsharding_.MayRetry(); },
+       [](JobCore& job) { return job.unsharding_.Retry(); }, nullptr,
        "a slot of the pool, or the version that is being made",
        "A slot of the pool has become free, or a new version is there, for ranks that have asked before.", ""},
   };
@@ -286,7 +280,7 @@ absl::Span<const Transition> JobCore::Transitions() {
 uint32_t JobCore::SeeFacts() const {
   const auto when = [](bool holds, Fact fact) { return holds ? static_cast<uint32_t>(fact) : 0u; };
   const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
-  uint32_t facts = when(unshards_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
+  uint32_t facts = when(unsharding_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
                    when(writes_.trainers_write(), kTrainersWrite) | when(writes_.pass_copies(), kPassCopies) |
                    when(decision_.committing(), kCommitting) | when(decision_.applied(), kApplied) |
                    when(decision_.deciding(), kDeciding) | when(pending_reductions_ > 0, kReducing) |
@@ -298,11 +292,11 @@ uint32_t JobCore::SeeFacts() const {
   for (int at = 0; at < world_size(); ++at) {
     const bool enters = writes_.passes().entering(at);
     all &= when(steps_.stepped(at), kAllStepped) | when(enters, kAllEntering) |
-           when(full_params_.asked(at) && !steps_.stepped(at), kAllFullParams) |
+           when(summons_.full_params().asked(at) && !steps_.stepped(at), kAllFullParams) |
            when(value_commit_.asked(at), kAllCommitted);
-    facts |= when(full_params_.inside(at), kSomeInside) | when(writes_.hand_ins().wants(at), kSomeWantWindow) |
-             when(pairing_.sleeps(at), kSomeBlocked) | when(enters && !writes_.passes().stepped(at), kSomeLate) |
-             when(leavers_.leaving(at), kSomeLeft);
+    facts |= when(summons_.full_params().inside(at), kSomeInside) |
+             when(writes_.hand_ins().wants(at), kSomeWantWindow) | when(pairing_.sleeps(at), kSomeBlocked) |
+             when(enters && !writes_.passes().stepped(at), kSomeLate) | when(leavers_.leaving(at), kSomeLeft);
   }
   if ((!sums_.by_trainers() && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
     facts |= kToldLess;

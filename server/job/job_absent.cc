@@ -65,7 +65,7 @@ bool JobCore::IsMidStep() const {
     }
   }
   if (pairing_.any_seen() || writes_.hand_ins().any_since_version() || initial_values_.any() ||
-      full_params_.AnyAsked()) {
+      summons_.full_params().AnyAsked()) {
     return true;
   }
   return steps_.any_stepped() || value_commit_.any_asked() ||

@@ -38,7 +38,7 @@ void JobCore::Decide() {
     Measured(total);
   };
   const int count = optimizer_devices_.count();
-  const auto done = zeroed ? JoinGradientWork(count, measured) : Join(count, measured);
+  const auto done = zeroed ? work_.JoinGradientWork(count, measured) : work_.Join(count, measured);
   DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
   for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
     for (DeviceOp& op : NormOps(*plan_, memory_->pointers(), pairing_.presence().by_param(), rank, norms->data())) {
@@ -99,7 +99,7 @@ void JobCore::ApplyDecided() {
     nodes_->member().Holding(committed_.step() + 1);  // before the update, which takes longer than all nodes' answers
   }
   SetReadable(0);
-  auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
+  auto done = work_.Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
       // Device work fails only when the daemon is going down; shards may be torn.
       LogError(absl::StrCat("job ", name(), ": update of step ", committed_.step() + 1, ": ", status.message()));
@@ -177,7 +177,7 @@ void JobCore::Commit() {
 // One more step is committed, one more version there; the next step begins.
 void JobCore::EndStep(const std::vector<bool>& updated) {
   committed_.CommitStep(updated, steps_.TakeTrainerStates());
-  orders_.StepCommitted();
+  unsharding_.StepCommitted();
   counters_.set_commits(counters_.commits() + 1);
   trace_.Committed(committed_.step(), sessions_.by_rank());
   decision_.End();
@@ -192,7 +192,7 @@ void JobCore::EndStep(const std::vector<bool>& updated) {
     }
   }
   writes_.StepCommitted();
-  unshards_.NewVersion();
+  unsharding_.NewVersion();
   CompareReplicasIfDue();
 }
 
@@ -207,7 +207,7 @@ void JobCore::AfterCommit() {
       session->words().PublishVersion(committed_.version());
     }
   }
-  unshards_.RetryAll();
+  unsharding_.RetryAll();
 }
 
 }  // namespace shardd

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -38,24 +37,31 @@ JobCore::JobCore(Init init)
       collective_(std::move(init.collective)),
       loop_(init.loop),
       memory_worker_(std::move(init.memory_worker)),
-      reserved_by_all_(std::move(init.reserved_by_all)),
       created_(absl::Now()),
       lost_(std::move(init.lost)),
       gradient_scale_(GradientScale(*plan_)),
       committed_(spec_.name(), static_cast<int>(plan_->params.size()), plan_->world_size, std::move(init.journal)),
       events_(spec_.name(), owner_, &committed_, init.events),
+      work_(
+          loop_, [this] { return shared_from_this(); }, [this] { Advance(); }),
       sessions_(plan_->world_size, loop_),
-      writes_({plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_}),
+      summons_({&spec_, plan_.get(), init.nodes != nullptr, &committed_, &decision_, &sessions_, &pairing_, &writes_,
+                &extensions_, &undo_},
+               {&devices_, &given_back_, &work_, &events_, [this] { return SettleAllPresence(); },
+                [this] { return memory_account_.CheckUndoFits(); },
+                [this](absl::Status status) { Abort(std::move(status), {}); }}),
+      writes_({plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &summons_.full_params(), &extensions_,
+               &snapshot_}),
       leavers_(plan_->world_size, {&committed_, &sessions_, &steps_, &pairing_, &writes_.passes(), &writes_.hand_ins(),
-                                   &full_params_, &value_commit_}),
+                                   &summons_.full_params(), &value_commit_}),
       sums_(collective_.get()),
       renewal_(memory_.get()),
       extensions_(plan_->world_size, {&committed_, &decision_, &leavers_, &steps_, &pairing_, &writes_.passes(),
-                                      &writes_.hand_ins(), &full_params_}),
+                                      &writes_.hand_ins(), &summons_.full_params()}),
       steps_(plan_->world_size, &committed_),
-      orders_(plan_),
-      unshards_(plan_),
-      full_params_(plan_->world_size),
+      unsharding_(plan_, {&committed_, &decision_, &steps_, &writes_, &sessions_, memory_.get()},
+                  {collective_.get(), &given_back_, &work_, &events_, &counters_,
+                   [this](absl::Status status) { Abort(std::move(status), {}); }}),
       pairing_(plan_, &committed_),
       poll_timer_(loop_),
       given_back_(&sessions_, &poll_timer_, memory_worker_.get()),
@@ -63,6 +69,9 @@ JobCore::JobCore(Init init)
       former_writers_(owner_.uid),
       value_commit_(plan_->world_size),
       copies_(init.loop, init.copier, WorkOwner{init.owner.uid, init.id}),
+      memory_account_(
+          {&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_, &snapshot_, &summons_.full_params(), &undo_},
+          std::move(init.reserved_by_all)),
       trace_(plan_, std::move(init.work_trace)) {
   ResetStep();
   if (init.committed.version > 0) {
@@ -76,6 +85,7 @@ JobCore::JobCore(Init init)
       node_gathers_ = std::make_unique<NodeGathers>(
           std::move(init.nodes->gather), [this] { return nodes_->member().Unreached(); },
           [this](absl::AnyInvocable<void()> closure) { loop_->Post(std::move(closure)); });
+      unsharding_.GatherFromNodes(node_gathers_.get());
     }
   }
   events_.Add(-1, "open",
@@ -93,47 +103,6 @@ JobCore::~JobCore() {
     node_gathers_.reset();
     nodes_.reset();  // what was said leaves
   }
-}
-
-std::function<void(absl::Status)> JobCore::Join(int count, std::function<void(absl::Status)> on_loop) {
-  struct State {
-    std::atomic<int> left;
-    absl::Mutex mutex;
-    absl::Status first;
-    std::function<void(absl::Status)> on_loop;
-  };
-  auto state = std::make_shared<State>();
-  state->left = count;
-  state->on_loop = std::move(on_loop);
-  // Keeps the job, its slabs and the loop's use of it alive until the last piece of device work has ended.
-  return [state, self = shared_from_this()](absl::Status status) {
-    if (!status.ok()) {
-      absl::MutexLock lock(&state->mutex);
-      if (state->first.ok()) {
-        state->first = std::move(status);
-      }
-    }
-    if (state->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      self->loop_->Post([state, self] {
-        absl::Status first;
-        {
-          absl::MutexLock lock(&state->mutex);
-          first = state->first;
-        }
-        state->on_loop(std::move(first));
-        state->on_loop = nullptr;
-        self->Advance();
-      });
-    }
-  };
-}
-
-std::function<void(absl::Status)> JobCore::JoinGradientWork(int count, std::function<void(absl::Status)> on_loop) {
-  ++gradient_work_;
-  return Join(count, [this, on_loop = std::move(on_loop)](absl::Status status) {
-    --gradient_work_;
-    on_loop(std::move(status));
-  });
 }
 
 bool JobCore::PollRings(absl::Time until) {
@@ -252,9 +221,9 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
   const int rank = session->rank();
   switch (command.opcode) {
     case Opcode::kUnshard:
-      return OnUnshard(session, command.group, command.arg0);
+      return unsharding_.Unshard(session, command.group, command.arg0);
     case Opcode::kReshard:
-      return OnReshard(session, command.group, command.done);
+      return unsharding_.Reshard(session, command.group, command.done);
     case Opcode::kSubmitGradients:
       trace_.Submitted(rank, command.group);
       return OnSubmitGradients(session, std::move(command));
@@ -267,7 +236,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kCommitParameters:
       return OnCommitParameters(session);
     case Opcode::kEnterFullParams:
-      return OnEnterFullParams(session, command);
+      return summons_.Enter(session, command);
     case Opcode::kLeaveFullParams:
       return OnLeaveFullParams(session, command.done);
     case Opcode::kWaitGradientSlot:

@@ -29,8 +29,7 @@
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/advance.h"
-#include "server/job/full_params/full_params.h"
-#include "server/job/given_back.h"
+#include "server/job/full_params/summons.h"
 #include "server/job/gradients/pairing.h"
 #include "server/job/job_events.h"
 #include "server/job/job_extend.h"
@@ -40,14 +39,16 @@
 #include "server/job/membership/leavers.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/membership/trainer_sums.h"
-#include "server/job/optimizer_devices.h"
+#include "server/job/memory_account.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
 #include "server/job/trace/job_trace.h"
 #include "server/job/unshard/node_gathers.h"
-#include "server/job/unshard/pooled_unshards.h"
-#include "server/job/unshard/request_orders.h"
+#include "server/job/unshard/unsharding.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/former_writers.h"
 #include "server/job/writes/initial_values.h"
 #include "server/job/writes/parameter_parts.h"
@@ -96,7 +97,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
     TurnQueue* copier = nullptr;              // brings values to the slabs, and waits for their devices
     std::unique_ptr<CoreLoop> memory_worker;  // makes and frees what holds much memory, but for the slabs
     EventLog* events = nullptr;
-    std::function<int64_t()> reserved_by_all;  // the sum of reserved_bytes() of all jobs; null: this is the only one
+    std::function<int64_t()> reserved_by_all;  // the sum of what all jobs have reserved; null: this is the only one
     CommittedFacts committed;                  // of the job whose place it takes; at first: nothing
     std::optional<v1::LostJob> lost;           // what one of this name had, which was not kept
     // Several nodes (job_nodes.cc); else null.
@@ -133,9 +134,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
   int attached() const { return sessions_.attached(); }
   int node() const { return nodes_ == nullptr ? 0 : nodes_->member().node(); }
-  // Promised when the job was opened and allocated only when needed: sessions, the kept copy, the undo of a writeback
-  // (on GPUs when one begins), gradients that trainers have given back until the next come.
-  int64_t reserved_bytes() const;
+  const MemoryAccount& memory_account() const { return memory_account_; }
   // Every rank has said that it needs the job no more; where parameters are cut over nodes, of all nodes, which are
   // given what they need of this one until then.
   bool finished() const;
@@ -210,7 +209,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // What does not grow with the model; the rest is JobDescription's.
   [[nodiscard]] JobDescription Describe(v1::Job* out);
   void DescribeRanks(v1::ListRanksResponse* out) const;
-  void DescribeMemory(v1::Memory* out) const;
 
  private:
   int world_size() const { return plan_->world_size; }
@@ -267,19 +265,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status RenewGradients(const std::string& what, const std::string& why);
   // Signals that have not come for too long; *rank: whose.
   absl::Status CheckHeld(absl::Time now, int* rank) const;
-  // Runs `closure` on the loop when `count` calls of the returned function were made, with the first error.
-  std::function<void(absl::Status)> Join(int count, std::function<void(absl::Status)> on_loop);
-  // The same for work that writes gradient shards.
-  std::function<void(absl::Status)> JoinGradientWork(int count, std::function<void(absl::Status)> on_loop);
-
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);
-  absl::Status OnUnshard(Session* session, int group, int64_t phase);  // (job_unshard.cc)
-  absl::Status OnReshard(Session* session, int group, uint64_t done);
   absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
   absl::Status OnCommitParameters(Session* session);
-  absl::Status OnEnterFullParams(Session* session, const RankCommand& command);  // (job_full_params.cc)
   absl::Status OnLeaveFullParams(Session* session, uint64_t done);
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
   absl::Status OnBackwardDone(Session* session, const RankCommand& command);
@@ -288,29 +278,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status OnStep(Session* session, RankCommand command);  // (job_step.cc)
   void OnWaitGradientSlot(Session* session, int group);
 
-  // Unshards (job_unshard.cc).
-  // Records a request of the rank's. An error where it departs from the captured order and the job is strict.
-  absl::Status Observe(int rank, OrderEntry entry);
-  // Counts and tells a departure, and refuses it where the job is strict.
-  absl::Status Departed(const Departure& departure);
-  // Grants what the rank has asked for, as far as there are slots.
-  absl::Status GrantUnshards(int rank);
-  absl::Status RetryUnshards();
-  absl::Status PrefetchNext(int rank, OrderEntry::Kind kind);
-  // Fills the slot when the devices that read it have done with it.
-  absl::Status FillSlot(const PoolFill& fill);
-  void SubmitFill(const PoolFill& fill);
-  void OnFilled(const PoolFill& fill, absl::Status status);
-  absl::Status CheckUndoFits() const;
-  absl::Status RefuseFullParams(const absl::Status& why);
-  void SayFullParams(int rank, const std::string& present, const absl::Status& status);
-  int64_t reserved_undo_bytes() const;
-  bool MayGrantFullParams() const;
-  absl::Status CheckEqualBackwards() const;
-  bool SumsHoldFullParams() const;
-  absl::Status LetIntoFullParams();
-  void SettleBehindReductions();
-  void GrantFullParams();
   void FinishParametersCommit();
   // Writes of values (job_values.cc). `source`: in the session's staging.
   absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
@@ -361,7 +328,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // The step (job_step.cc, job_commit.cc)
   absl::Status BeginDecision();
   absl::Status CloseStep(Session* session);
-  absl::Status CompareOrders();
   void Decide();
   // The norm is there: decides, or says that the step is reduced here.
   void Measured(const Norm& norm);
@@ -427,7 +393,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<Collective> collective_;  // constant, until the end
   CoreLoop* const loop_;
   const std::unique_ptr<CoreLoop> memory_worker_;
-  const std::function<int64_t()> reserved_by_all_;
   const absl::Time created_;
   const std::optional<v1::LostJob> lost_;  // what one of this name had before
   const float gradient_scale_;
@@ -435,8 +400,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Loop-confined. Committed:
   Committed committed_;
   JobEvents events_;
+  JobWork work_;
   // Membership:
   Sessions sessions_;
+  Summons summons_;
   AbsentRanks absent_;
   TrainerWrites writes_;
   Leavers leavers_;
@@ -449,13 +416,10 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   AskedSteps steps_;
-  RequestOrders orders_;
-  PooledUnshards unshards_;
-  FullParams full_params_;
+  Unsharding unsharding_;
   Pairing pairing_;
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
-  int gradient_work_ = 0;  // that writes gradient shards and has not ended, of whatever epoch
   // Backwards of the step of which ranks were told: that all is under way, that all is added.
   int told_reducing_ = 0;
   int told_reduced_ = 0;
@@ -475,6 +439,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   WriteUndo undo_;
   std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
   v1::Counters counters_;
+  MemoryAccount memory_account_;
   JobTrace trace_;
 };
 

@@ -26,14 +26,12 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   absl::StatusOr<Contribution> contribution = pairing_.Check(rank, std::move(command), what);
   SHARDD_RETURN_IF_ERROR(contribution.status());
   SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kSubmitGradients, group_name(group), rank));
-  SHARDD_RETURN_IF_ERROR(Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
+  SHARDD_RETURN_IF_ERROR(unsharding_.Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
   counters_.set_gradient_submissions(counters_.gradient_submissions() + 1);
   const PairKey key = pairing_.Give(rank, group, *std::move(contribution));
   SHARDD_RETURN_IF_ERROR(extensions_.CheckAllTakePart(rank, what, key.first));
   SHARDD_RETURN_IF_ERROR(pairing_.CheckMissing(key));
-  if (unshards_.pooled() && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST) {
-    SHARDD_RETURN_IF_ERROR(PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward));
-  }
+  SHARDD_RETURN_IF_ERROR(unsharding_.PrefetchAfterGradients(rank));
   return TryReduce(key);
 }
 
@@ -54,7 +52,7 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
   SHARDD_RETURN_IF_ERROR(pairing_.CheckMayClose(rank));
   SHARDD_RETURN_IF_ERROR(extensions_.CheckAllTakePart(rank, "BackwardDone", closed));
   session->words().CountBackward();
-  orders_.CloseBackward(rank);
+  unsharding_.CloseBackward(rank);
   return ReduceClosed(rank, pairing_.Close(rank, command.done));
 }
 
@@ -76,8 +74,7 @@ absl::Status JobCore::OnAbandonBackward(Session* session, uint64_t done) {
   }
   counters_.set_abandons(counters_.abandons() + 1);
   session->gave_up = true;
-  unshards_.GiveUp(rank, done);
-  orders_.AbandonBackward(rank);
+  unsharding_.Abandon(rank, done);
   const int backward = pairing_.closed(rank);
   if (backward == kAllBackwards) {
     return absl::OkStatus();  // it has stepped: only the next forward had begun

@@ -72,7 +72,7 @@ void JobCore::KeepThen(bool due, std::function<void()> commit) {
 
 void JobCore::CopyKept(bool back, std::function<void(absl::Status)> done) {
   snapshot_.Submit(back, back ? snapshot_.step() : committed_.step(),
-                   Join(optimizer_devices_.count(), std::move(done)));
+                   work_.Join(optimizer_devices_.count(), std::move(done)));
 }
 
 // An epoch ended with a window open, or with pass_copies. Nobody attaches before it is done.
@@ -121,7 +121,7 @@ void JobCore::CopyBack() {
       Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", status.message()));
       return;
     }
-    auto cast = Join(optimizer_devices_.count(), [this](const absl::Status& done) {
+    auto cast = work_.Join(optimizer_devices_.count(), [this](const absl::Status& done) {
       snapshot_.EndGoBack();
       if (!done.ok()) {
         Close(absl::StrCat("go back to step ", snapshot_.step(), ": ", done.message()));

@@ -66,7 +66,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                            "\": initial values of the epoch that ended are still being read; attach "
                                            "again"));
   }
-  if (gradient_work_ > 0) {  // it would write into what the rank is about to give
+  if (work_.gradient_work() > 0) {  // it would write into what the rank is about to give
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": work on gradients of the epoch that ended is still under way; attach "
                                            "again"));
@@ -121,7 +121,7 @@ void JobCore::EndSession(int rank) {
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }
-  unshards_.EndSession(rank);
+  unsharding_.EndSession(rank);
   memory_worker_->Post([gone = sessions_.Take(rank)] {});
   if (extensions_.building()) {
     (void)extensions_.TakeAll();
@@ -167,9 +167,8 @@ void JobCore::EndDetached(int rank, bool finished) {
   steps_.Forget(rank);
   value_commit_.Forget(rank);
   pairing_.Forget(rank);
-  orders_.ForgetStep(rank);
-  unshards_.Leave(rank);
-  full_params_.Forget(rank);
+  unsharding_.Leave(rank);
+  summons_.Forget(rank);
   writes_.Forget(rank);
 }
 
@@ -286,7 +285,6 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
 void JobCore::ResetStep() {
   steps_.EndEpoch();
   leavers_.EndEpoch();
-  orders_.EndEpoch();
   pairing_.EndEpoch();
   DropGivenBack();
   told_reducing_ = told_reduced_ = 0;
@@ -299,8 +297,8 @@ void JobCore::ResetStep() {
   decision_.EndEpoch();
   writes_.EndEpoch();
   snapshot_.GiveUpTaking();
-  full_params_.EndEpoch();
-  unshards_.EndEpoch();
+  summons_.EndEpoch();
+  unsharding_.EndEpoch();
 }
 
 void JobCore::Close(const std::string& why, CloseOn on) {

@@ -57,10 +57,10 @@ absl::Status JobCore::CommitHandIns() {
       return absl::OkStatus();
     }
   }
-  SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
+  SHARDD_RETURN_IF_ERROR(stepped ? unsharding_.CompareOrders() : absl::OkStatus());
   DeviceOps ops = stepped ? SettleAllPresence() : DeviceOps(world_size());  // before backwards count from 0 again
   decision_.BeginCommit();
-  auto done = Join(world_size(), [this, stepped](const absl::Status& status) {  // an abort waits for it
+  auto done = work_.Join(world_size(), [this, stepped](const absl::Status& status) {  // an abort waits for it
     decision_.End();
     if (!status.ok()) {
       Close(absl::StrCat("commit of a write window: ", status.message()));
@@ -91,7 +91,7 @@ void JobCore::FinishPassCommit(bool stepped) {
   } else {
     committed_.CommitVersion();
     NoteHandInsCommitted();
-    unshards_.NewVersion();
+    unsharding_.NewVersion();
   }
   if (writes_.pass_copies()) writes_.CopiesMade();
   AfterCommit();
@@ -154,7 +154,7 @@ absl::Status JobCore::CopyForPass() {
   if (!stepped) {
     CommitTrainerStates();
   }
-  SHARDD_RETURN_IF_ERROR(stepped ? CompareOrders() : absl::OkStatus());
+  SHARDD_RETURN_IF_ERROR(stepped ? unsharding_.CompareOrders() : absl::OkStatus());
   DeviceOps ops = stepped ? SettleAllPresence() : DeviceOps(world_size());  // before backwards count from 0 again
   const bool settles = std::any_of(ops.begin(), ops.end(), [](const auto& of_rank) { return !of_rank.empty(); });
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -163,7 +163,7 @@ absl::Status JobCore::CopyForPass() {
     }
   }
   decision_.BeginCommit();  // an abort waits for it
-  auto done = Join(optimizer_devices_.count(), [this, stepped](const absl::Status& status) {
+  auto done = work_.Join(optimizer_devices_.count(), [this, stepped](const absl::Status& status) {
     if (closed_) {
       return;
     }
@@ -189,7 +189,7 @@ absl::Status JobCore::LetStore() {
   left.order = Held::Order::kDecisions;
   left.what = "LeaveFullParams";
   for (int rank = 0; rank < world_size(); ++rank) {
-    left.signals.push_back(given_back_.SignalOf(rank, full_params_.leave_signal(rank)));
+    left.signals.push_back(given_back_.SignalOf(rank, summons_.full_params().leave_signal(rank)));
   }
   if (!given_back_.HaveCome(left.signals)) {
     writes_.AwaitStoreDevices(true);
@@ -199,7 +199,7 @@ absl::Status JobCore::LetStore() {
     };
     return given_back_.When(std::move(left));
   }
-  full_params_.LeaveSignalsCame();
+  summons_.LeaveSignalsCame();
   writes_.LetStore();
   return absl::OkStatus();
 }

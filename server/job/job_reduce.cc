@@ -129,10 +129,10 @@ void JobCore::SubmitReduction(Reduction reduction) {
   // The zeros are part of the reduction: it has ended when they are there too.
   const int parts =
       1 + static_cast<int>(std::count_if(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); }));
-  const auto done =
-      JoinGradientWork(parts, [this, group = reduction.group, ranks = std::move(reduction.ranks),
-                               stream_ordered = std::move(reduction.stream_ordered), keep = std::move(reduction.keep),
-                               epoch = committed_.epoch()](absl::Status status) mutable {
+  const auto done = work_.JoinGradientWork(
+      parts, [this, group = reduction.group, ranks = std::move(reduction.ranks),
+              stream_ordered = std::move(reduction.stream_ordered), keep = std::move(reduction.keep),
+              epoch = committed_.epoch()](absl::Status status) mutable {
         if (epoch != committed_.epoch() || closed_) {
           memory_worker_->Post([gone = std::move(keep)] {});
           return;

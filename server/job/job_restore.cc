@@ -118,24 +118,25 @@ bool JobCore::MayFinishRestore() const {
 
 void JobCore::FinishRestore() {
   const v1::PeerMessage::State& state = nodes_->fetch()->Take();
-  auto cast = Join(optimizer_devices_.count(), [this, fetch = nodes_->fetch(), &state](const absl::Status& status) {
-    if (closed_ || nodes_->fetch() != fetch || !nodes_->member().fetching()) {
-      return;
-    }
-    if (!status.ok()) {
-      Close(absl::StrCat("state from node ", fetch->from(), ": ", status.message()));
-      return;
-    }
-    committed_.Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
-                       fetch->TakeTrainerStates());
-    initial_values_.Committed();
-    events_.Add(
-        -1, "state",
-        absl::StrCat("step ", committed_.step(), " came from node ", fetch->from(), ", in ",
-                     absl::FormatDuration(absl::Trunc(MonotonicNow() - fetch->began(), absl::Milliseconds(1)))));
-    nodes_->EndFetch();
-    nodes_->member().Restored();
-  });
+  auto cast =
+      work_.Join(optimizer_devices_.count(), [this, fetch = nodes_->fetch(), &state](const absl::Status& status) {
+        if (closed_ || nodes_->fetch() != fetch || !nodes_->member().fetching()) {
+          return;
+        }
+        if (!status.ok()) {
+          Close(absl::StrCat("state from node ", fetch->from(), ": ", status.message()));
+          return;
+        }
+        committed_.Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
+                           fetch->TakeTrainerStates());
+        initial_values_.Committed();
+        events_.Add(
+            -1, "state",
+            absl::StrCat("step ", committed_.step(), " came from node ", fetch->from(), ", in ",
+                         absl::FormatDuration(absl::Trunc(MonotonicNow() - fetch->began(), absl::Milliseconds(1)))));
+        nodes_->EndFetch();
+        nodes_->member().Restored();
+      });
   DeviceOps ops(world_size());
   for (int rank = 0; rank < world_size(); ++rank) {
     ops[rank] = CommitOps(*plan_, memory_->pointers(), rank);

@@ -22,7 +22,7 @@ std::string JobCore::WaitText(int rank) const {
   }
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {
-    if (node_gathers_ != nullptr && unshards_.AwaitsFill(rank)) {
+    if (node_gathers_ != nullptr && unsharding_.AwaitsFill(rank)) {
       return node_gathers_->WaitText(MonotonicNow());
     }
     const bool waits =
@@ -45,7 +45,7 @@ v1::JobState JobCore::State() const {
   if (attached() < world_size()) {
     return v1::JOB_STATE_WAITING;
   }
-  if (full_params_.granted()) {
+  if (summons_.full_params().granted()) {
     return v1::JOB_STATE_FULL_PARAMS;
   }
   for (const auto& session : sessions_) {
@@ -116,7 +116,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
       state = v1::RANK_STATE_ATTACHING;
     } else if (steps_.stepped(rank)) {
       state = v1::RANK_STATE_STEPPED;
-    } else if (full_params_.asked(rank)) {
+    } else if (summons_.full_params().asked(rank)) {
       state = v1::RANK_STATE_FULL_PARAMS;
     }
     r->set_state(state);
@@ -129,70 +129,6 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     r->set_departures(session->departures);
     r->set_stream_ordered(session->ring().stream_ordered());
   }
-}
-
-int64_t JobCore::reserved_bytes() const {
-  const int64_t kept = snapshot_.whole() || memory_->kept() != nullptr
-                           ? 0
-                           : plan_->memory.kept_bytes;  // a copy that is out of date counts twice, for a moment
-  return (world_size() - attached()) * HostSessionBytes(*plan_, memory_->place()) + kept + reserved_undo_bytes() +
-         memory_->given_back_bytes();
-}
-
-int64_t JobCore::reserved_undo_bytes() const {
-  return full_params_.AnyWrites() ? WritebackUndoBytes(*plan_) : PromisedUndoBytes(*plan_, memory_->place());
-}
-
-void JobCore::DescribeMemory(v1::Memory* out) const {
-  out->set_job(name());
-  memory_->Describe(*plan_, out);
-  if (const JobSlab* slab = renewal_.left();
-      slab != nullptr) {  // planned for nobody: on the host, what processes have stored since
-    v1::Purpose* left = out->add_purposes();
-    left->set_purpose("gradients left to processes of ended epochs");
-    left->set_allocated_bytes(slab->allocated_bytes());
-    left->set_backing(slab->backing());
-    if (!slab->on_host()) AddDeviceBytes(*slab->on_devices(), left);
-  }
-  v1::Purpose* sessions = out->add_purposes();
-  sessions->set_purpose("session");
-  sessions->set_backing(std::string(SlabBackingName(SlabBacking::kSealedMemfd)));
-  const bool on_host = memory_->place().memory == nullptr;
-  sessions->set_planned_bytes(HostSessionBytes(*plan_, memory_->place()) * world_size());
-  int64_t allocated = 0;
-  int64_t slots_allocated = 0;
-  v1::Purpose on_devices;
-  for (const auto& session : sessions_) {
-    if (session != nullptr) {
-      if (session->memory()->slots != nullptr) AddDeviceBytes(*session->memory()->slots, &on_devices);
-      allocated += session->memory()->memory->size_bytes() + session->memory()->daemon_page->size_bytes();
-      slots_allocated += session->memory()->slots == nullptr ? 0 : session->memory()->slots->size_bytes();
-    }
-  }
-  sessions->set_allocated_bytes(allocated);
-  if (!on_host) {
-    v1::Purpose* slots = out->add_purposes();
-    slots->set_purpose("gradient slots");
-    slots->set_backing("cuda");
-    *slots->mutable_devices() = on_devices.devices();
-    slots->set_planned_bytes(plan_->memory.gradient_slots_bytes * world_size());
-    slots->set_allocated_bytes(slots_allocated);
-  }
-  if (const int64_t undo_bytes = undo_.bytes(); undo_bytes > 0) {
-    v1::Purpose* undo = out->add_purposes();
-    undo->set_purpose("writeback undo");
-    undo->set_backing("heap");
-    undo->set_planned_bytes(WritebackUndoBytes(*plan_));
-    undo->set_allocated_bytes(undo_bytes);
-  }
-  int64_t planned = 0;
-  int64_t total = 0;
-  for (const v1::Purpose& purpose : out->purposes()) {
-    planned += purpose.planned_bytes();
-    total += purpose.allocated_bytes();
-  }
-  out->set_planned_bytes(planned);
-  out->set_allocated_bytes(total);
 }
 
 }  // namespace shardd

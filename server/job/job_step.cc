@@ -15,13 +15,13 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
   const bool in_trainers = plan_->config.optimizer().kind() == v1::OPTIMIZER_KIND_TRAINER;
   const bool entering = writes_.passes().entering(rank) || writes_.hand_ins().wants(rank);
   if (committed_.version() == 0 || in_trainers || entering || steps_.stepped(rank) || decision_.committing() ||
-      full_params_.asked(rank)) {
+      summons_.full_params().asked(rank)) {
     return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "Step",
                                 committed_.version() == 0 ? "the job has no parameters yet"
                                 : in_trainers ? "the optimizer runs in the trainers; EnterPass commits what it wrote"
                                 : entering    ? "the rank is waiting for a pass or a write window"
-                                : full_params_.asked(rank) ? "the rank is inside EnterFullParams"
-                                                           : "the rank has already sent Step for this step");
+                                : summons_.full_params().asked(rank) ? "the rank is inside EnterFullParams"
+                                                                     : "the rank has already sent Step for this step");
   }
   SHARDD_RETURN_IF_ERROR(extensions_.CheckAllTakePart(rank, "Step"));
   if (static_cast<int64_t>(step.trainer_state().size()) > kMaxTrainerStateBytes) {
@@ -44,7 +44,7 @@ absl::Status JobCore::OnStep(Session* session, RankCommand command) {
 // The rank submits nothing more in this step.
 absl::Status JobCore::CloseStep(Session* session) {
   const int rank = session->rank();
-  orders_.EndStep(rank);
+  unsharding_.EndStep(rank);
   return ReduceClosed(rank, pairing_.CloseAll(rank));
 }
 
@@ -65,7 +65,7 @@ absl::Status JobCore::BeginDecision() {
     return given_back_.When(std::move(decision));
   }
   SHARDD_RETURN_IF_ERROR(steps_.CheckEqual());
-  SHARDD_RETURN_IF_ERROR(CompareOrders());
+  SHARDD_RETURN_IF_ERROR(unsharding_.CompareOrders());
   decision_.BeginMeasuring();
   Decide();
   return absl::OkStatus();

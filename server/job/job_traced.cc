@@ -29,7 +29,7 @@ void JobCore::Trace(const v1::TraceJobRequest& request, std::shared_ptr<TraceSin
     start.add_devices(devices_[rank]->name());
     start.add_pids(sessions_[rank] == nullptr ? 0 : sessions_[rank]->peer.pid);
   }
-  DescribeMemory(start.mutable_memory());
+  memory_account_.Describe(start.mutable_memory());
   const bool polled = trace_.on();
   trace_.Begin(request, std::move(start), committed_.step(), std::move(sink), sessions_.by_rank());
   if (!polled) {
@@ -44,7 +44,7 @@ void JobCore::PollTraceLater() {
       return;
     }
     self->trace_.Poll(self->sessions_.by_rank(), [&self](v1::TraceEnd* end) {
-      self->DescribeMemory(end->mutable_memory());
+      self->memory_account_.Describe(end->mutable_memory());
       for (int rank = 0; rank < self->world_size() && end->reason() == v1::TRACE_END_REASON_TIMEOUT; ++rank) {
         if (const std::string waits = self->WaitText(rank); !waits.empty()) {
           end->set_text(absl::StrCat(end->text(), "; rank ", rank, " waits for ", waits));

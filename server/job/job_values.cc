@@ -12,7 +12,7 @@
 namespace shardd {
 absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& command) {
   const int rank = session->rank();
-  const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
+  const bool writeback = summons_.full_params().inside(rank) && summons_.full_params().writes(rank);
   if (command.group < 0 || command.group >= static_cast<int>(plan_->params.size())) {
     return committed_.RankError(
         absl::StatusCode::kInvalidArgument, rank, "WriteParameters",
@@ -30,12 +30,12 @@ absl::Status JobCore::OnWriteParameters(Session* session, const RankCommand& com
                                 "the rank has already sent CommitParameters");
   }
   if (writeback) {
-    if (absl::Status may = full_params_.CheckMayWrite(*plan_, rank, command.group); !may.ok()) {
+    if (absl::Status may = summons_.full_params().CheckMayWrite(*plan_, rank, command.group); !may.ok()) {
       return committed_.RankError(may.code(), rank, what, may.message());
     }
   }
   const absl::StatusOr<WriteRequest> request =
-      ParseWrite(*plan_, command, /*gradients=*/writeback && full_params_.request(rank).with_grads);
+      ParseWrite(*plan_, command, /*gradients=*/writeback && summons_.full_params().request(rank).with_grads);
   if (!request.ok()) {
     return committed_.RankError(request.status().code(), rank, what, request.status().message());
   }
@@ -121,10 +121,10 @@ absl::Status JobCore::CopyFor(Session* session, const Copying& copying, ValueCop
   }
   const bool of_gradient = copying.of_gradient;
   session->held = true;
-  gradient_work_ += of_gradient ? 1 : 0;
+  if (of_gradient) work_.BeginGradientWork();
   CopyOffLoop(std::move(copy),
               [this, of_gradient, id = session->id(), epoch = committed_.epoch()](absl::Status status) {
-                gradient_work_ -= of_gradient ? 1 : 0;
+                if (of_gradient) work_.EndGradientWork();
                 // Of an epoch that has ended, the loss of the device alone means anything.
                 if (!status.ok() && (epoch == committed_.epoch() || absl::IsDataLoss(status))) {
                   Abort(std::move(status), {});
@@ -183,9 +183,19 @@ void JobCore::UndoWrites() {
               });
 }
 
+absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
+  bool last = false;
+  SHARDD_RETURN_IF_ERROR(summons_.Leave(session, done, &last));
+  value_commit_.Forget(session->rank());
+  if (last) {
+    UndoWrites();  // writes that nobody committed
+  }
+  return absl::OkStatus();
+}
+
 absl::Status JobCore::OnCommitParameters(Session* session) {
   const int rank = session->rank();
-  const bool writeback = full_params_.inside(rank) && full_params_.writes(rank);
+  const bool writeback = summons_.full_params().inside(rank) && summons_.full_params().writes(rank);
   if (decision_.committing() || (committed_.version() != 0 && !writeback) || value_commit_.asked(rank)) {
     return committed_.RankError(
         absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
@@ -249,7 +259,7 @@ absl::Status JobCore::CommitValues() {
 }
 
 void JobCore::SubmitParametersCommit() {
-  auto done = Join(optimizer_devices_.count(), [this](const absl::Status& status) {
+  auto done = work_.Join(optimizer_devices_.count(), [this](const absl::Status& status) {
     if (!status.ok()) {
       LogError(absl::StrCat("job ", name(), ": commit of parameters: ", status.message()));
       decision_.End();
@@ -278,8 +288,8 @@ void JobCore::FinishParametersCommit() {
   committed_.CommitVersion();
   snapshot_.Outdate();
   value_commit_.Committed();
-  full_params_.WritesCommitted();
-  unshards_.NewVersion();
+  summons_.WritesCommitted();
+  unsharding_.NewVersion();
   events_.Add(-1, "parameters", absl::StrCat("version ", committed_.version()));
   AfterCommit();
 }

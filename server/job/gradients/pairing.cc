@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
-#include "server/job/rank_error.h"
+#include "server/job/step/rank_error.h"
 
 namespace shardd {
 namespace {

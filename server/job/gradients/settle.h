@@ -5,7 +5,7 @@
 
 #include "common/plan/plan.h"
 #include "server/job/gradients/gradient_presence.h"
-#include "server/job/optimizer_devices.h"
+#include "server/job/work/optimizer_devices.h"
 
 namespace shardd {
 

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "server/job/rank_error.h"
+#include "server/job/step/rank_error.h"
 #include "server/storage/journal.h"
 #include "shardd/v1/jobs.pb.h"
 

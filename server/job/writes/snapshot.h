@@ -21,7 +21,7 @@
 
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
-#include "server/job/optimizer_devices.h"
+#include "server/job/work/optimizer_devices.h"
 #include "server/storage/job_memory.h"
 
 namespace shardd {

@@ -2,11 +2,12 @@
 #define SHARDD_TESTS_SERVER_JOB_FACTS_FIXTURE_H_
 
 // The components of a job of two ranks that say what ranks are in the middle of, without the job: for components that
-// read them. No rank has a session.
+// read them. A rank has a session where the test attaches it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@ class FactsTest : public ::testing::Test {
   static constexpr int kGroup = 1;  // the block; the root is 0
 
   FactsTest() { committed_.CommitVersion(); }
+  ~FactsTest() override { loop_.Stop(); }
 
   static std::shared_ptr<const ShardPlan> Plan(bool pass_copies) {
     SpecBuilder builder(/*world_size=*/2);
@@ -43,6 +45,11 @@ class FactsTest : public ::testing::Test {
     EXPECT_THAT(status.message(), ::testing::HasSubstr(fact));
   }
 
+  void Attach(int rank) {
+    auto session = Session::Create(plan_, /*id=*/static_cast<uint64_t>(rank) + 1, rank, /*epoch=*/1);
+    ASSERT_TRUE(session.ok()) << session.status();
+    loop_.RunAndWait([&] { sessions_.Add(*std::move(session)); });
+  }
   void Submit(int rank) {
     RankCommand command;
     command.group = kGroup;
@@ -73,7 +80,8 @@ class FactsTest : public ::testing::Test {
 
   const std::shared_ptr<const ShardPlan> plan_ = Plan(/*pass_copies=*/false);
   Committed committed_{"job", 2, 2, NewJournal()};
-  Sessions sessions_{2, /*loop=*/nullptr};
+  CoreLoop loop_;
+  Sessions sessions_{2, &loop_};
   Pairing pairing_{plan_, &committed_};
   FullParams full_params_{2};
   StepDecision decision_;

@@ -24,12 +24,12 @@ class GivenBackMemoryTest : public JobCoreTest {
   }
   int64_t Reserved() {
     int64_t bytes = 0;
-    OnLoop([&] { bytes = job_->reserved_bytes(); });
+    OnLoop([&] { bytes = job_->memory_account().reserved_bytes(); });
     return bytes;
   }
   v1::Purpose Gradients() {
     v1::Memory memory;
-    OnLoop([&] { job_->DescribeMemory(&memory); });
+    OnLoop([&] { job_->memory_account().Describe(&memory); });
     for (const v1::Purpose& purpose : memory.purposes()) {
       if (purpose.purpose() == "gradients") return purpose;
     }

@@ -125,7 +125,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
   }
   v1::Purpose Left() {
     v1::Memory memory;
-    OnLoop([&] { job_->DescribeMemory(&memory); });
+    OnLoop([&] { job_->memory_account().Describe(&memory); });
     for (const v1::Purpose& purpose : memory.purposes()) {
       if (absl::StrContains(purpose.purpose(), "left to")) return purpose;
     }

@@ -47,7 +47,7 @@ class UndoMemoryTest : private UndoMemory, public JobCoreTest {
   }
   int64_t reserved() {
     int64_t bytes = 0;
-    OnLoop([&] { bytes = job_->reserved_bytes(); });
+    OnLoop([&] { bytes = job_->memory_account().reserved_bytes(); });
     return bytes;
   }
 };

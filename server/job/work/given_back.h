@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_JOB_GIVEN_BACK_H_
-#define SHARDD_SERVER_JOB_GIVEN_BACK_H_
+#ifndef SHARDD_SERVER_JOB_WORK_GIVEN_BACK_H_
+#define SHARDD_SERVER_JOB_WORK_GIVEN_BACK_H_
 
 // Memory that ranks give back before their GPUs have done with it: what is to read it or write it next waits until the
 // ranks' `done` words have come to the signals that their records name (common/shm/ring.h).
@@ -95,4 +95,4 @@ class GivenBack {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_GIVEN_BACK_H_
+#endif  // SHARDD_SERVER_JOB_WORK_GIVEN_BACK_H_

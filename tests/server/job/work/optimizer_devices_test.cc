@@ -1,6 +1,6 @@
 // How a rank's norms and updates are taken apart for several devices.
 
-#include "server/job/optimizer_devices.h"
+#include "server/job/work/optimizer_devices.h"
 
 #include <numeric>
 

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_JOB_OPTIMIZER_DEVICES_H_
-#define SHARDD_SERVER_JOB_OPTIMIZER_DEVICES_H_
+#ifndef SHARDD_SERVER_JOB_WORK_OPTIMIZER_DEVICES_H_
+#define SHARDD_SERVER_JOB_WORK_OPTIMIZER_DEVICES_H_
 
 #include <functional>
 #include <string>
@@ -39,4 +39,4 @@ class OptimizerDevices {
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_OPTIMIZER_DEVICES_H_
+#endif  // SHARDD_SERVER_JOB_WORK_OPTIMIZER_DEVICES_H_

@@ -1,4 +1,4 @@
-#include "server/job/given_back.h"
+#include "server/job/work/given_back.h"
 
 #include <sys/timerfd.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-#ifndef SHARDD_SERVER_JOB_RANK_ERROR_H_
-#define SHARDD_SERVER_JOB_RANK_ERROR_H_
+#ifndef SHARDD_SERVER_JOB_STEP_RANK_ERROR_H_
+#define SHARDD_SERVER_JOB_STEP_RANK_ERROR_H_
 
 #include <cstdint>
 
@@ -17,4 +17,4 @@ inline absl::Status RankErrorAt(int64_t committed_step, absl::StatusCode code, i
 
 }  // namespace shardd
 
-#endif  // SHARDD_SERVER_JOB_RANK_ERROR_H_
+#endif  // SHARDD_SERVER_JOB_STEP_RANK_ERROR_H_

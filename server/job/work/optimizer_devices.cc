@@ -1,4 +1,4 @@
-#include "server/job/optimizer_devices.h"
+#include "server/job/work/optimizer_devices.h"
 
 #include <algorithm>
 #include <cstdint>

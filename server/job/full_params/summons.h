@@ -1,0 +1,103 @@
+#ifndef SHARDD_SERVER_JOB_FULL_PARAMS_SUMMONS_H_
+#define SHARDD_SERVER_JOB_FULL_PARAMS_SUMMONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/device/device.h"
+#include "server/job/full_params/full_params.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/job_events.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/job/wait.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/job/writes/write_undo.h"
+#include "server/session/rank_command.h"
+#include "server/session/session.h"
+#include "shardd/v1/jobs.pb.h"
+
+namespace shardd {
+
+// How all ranks come to full parameters and leave them again: who may ask, when they are let in, what they are told.
+// Owns what ranks have asked for (FullParams); submits what settles gradients before they are read. Loop-confined. A
+// method that returns an error leaves it to the caller to end the epoch.
+class Summons {
+ public:
+  struct Facts {
+    const v1::JobSpec* spec = nullptr;
+    const ShardPlan* plan = nullptr;
+    bool over_nodes = false;
+    const Committed* committed = nullptr;
+    const StepDecision* decision = nullptr;
+    const Sessions* sessions = nullptr;
+    const Pairing* pairing = nullptr;
+    const TrainerWrites* writes = nullptr;
+    const Extensions* extensions = nullptr;
+    const WriteUndo* undo = nullptr;
+  };
+  struct Services {
+    const std::vector<Device*>* devices = nullptr;  // by rank
+    GivenBack* given_back = nullptr;
+    JobWork* work = nullptr;
+    JobEvents* events = nullptr;
+    // What devices do, by rank, before gradients are read that some ranks have and others have not.
+    std::function<DeviceOps()> settle_gradients;
+    // Whether there is memory for the old bytes of a writeback, which all ranks have asked for.
+    std::function<absl::Status()> check_undo_fits;
+    // Work of the running epoch has failed, on the loop: the epoch is to end.
+    std::function<void(absl::Status)> fail;
+  };
+  // All of both outlive this.
+  Summons(Facts facts, Services services)
+      : see_(facts), use_(std::move(services)), full_params_(facts.plan->world_size) {}
+
+  const FullParams& full_params() const { return full_params_; }
+
+  absl::Status Enter(Session* session, const RankCommand& command);
+  // *last: the last rank has left, and what it wrote and did not commit is to be undone.
+  absl::Status Leave(Session* session, uint64_t done, bool* last);
+
+  // All have asked: they may be let in, but for sums that are under way.
+  bool MayGrant() const;
+  // FAILED_PRECONDITION: gradients are asked for, and ranks have not closed the same backwards.
+  absl::Status CheckEqualBackwards() const;
+  // Gradients are asked for. `sums_may_wait`: sums are under way that no stream of this daemon's is in order with.
+  bool SumsHold(bool sums_may_wait) const { return full_params_.request(0).with_grads && sums_may_wait; }
+  absl::Status LetIn();
+  Wait WaitingFor(int rank) const;
+
+  void WritesCommitted() { full_params_.WritesCommitted(); }
+  void LeaveSignalsCame() { full_params_.LeaveSignalsCame(); }
+  // The rank takes no part in this step any more.
+  void Forget(int rank) { full_params_.Forget(rank); }
+  void EndEpoch() { full_params_.EndEpoch(); }
+
+ private:
+  int world_size() const { return see_.plan->world_size; }
+  const std::string& group_name(int group) const { return see_.plan->groups[static_cast<size_t>(group)].name; }
+  absl::Status Error(int rank, absl::string_view what, absl::string_view fact) const {
+    return see_.committed->RankError(absl::StatusCode::kFailedPrecondition, rank, what, fact);
+  }
+  absl::Status Apply(Session* session, HandleEvent event) const;
+  absl::Status Refuse(const absl::Status& why);
+  void SettleBehindReductions();
+  void Grant();
+  // `present`: of gradients, empty where they were not asked for.
+  void Say(int rank, const std::string& present, const absl::Status& status);
+
+  const Facts see_;
+  const Services use_;
+  FullParams full_params_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_FULL_PARAMS_SUMMONS_H_

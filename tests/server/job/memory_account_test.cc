@@ -1,0 +1,58 @@
+#include "server/job/memory_account.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/server/job/facts_fixture.h"
+
+namespace shardd {
+namespace {
+
+class MemoryAccountTest : public FactsTest {
+ protected:
+  MemoryAccountTest() {
+    spec_.set_name("job");
+    auto memory = JobMemory::Create(*plan_, "job");
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    memory_ = *std::move(memory);
+    renewal_ = std::make_unique<GradientRenewal>(memory_.get());
+    account_ = std::make_unique<MemoryAccount>(MemoryAccount::Facts{&spec_, plan_.get(), memory_.get(), &sessions_,
+                                                                    renewal_.get(), &snapshot_, &full_params_, &undo_},
+                                               nullptr);
+  }
+  v1::JobSpec spec_;
+  WriteUndo undo_;
+  std::unique_ptr<JobMemory> memory_;
+  std::unique_ptr<GradientRenewal> renewal_;
+  std::unique_ptr<MemoryAccount> account_;
+};
+
+TEST_F(MemoryAccountTest, ASessionThatIsThereIsNotReservedAnyMore) {
+  const int64_t before = account_->reserved_bytes();
+  Attach(0);
+  EXPECT_EQ(account_->reserved_bytes(), before - HostSessionBytes(*plan_, memory_->place()));
+}
+
+TEST_F(MemoryAccountTest, AKeptCopyThatIsThereIsNotReservedAnyMore) {
+  const int64_t before = account_->reserved_bytes();
+  snapshot_.Taken(1, {"", ""});
+  EXPECT_EQ(account_->reserved_bytes(), before - plan_->memory.kept_bytes);
+}
+
+TEST_F(MemoryAccountTest, TotalsAreTheSumOfAllPurposes) {
+  Attach(1);
+  v1::Memory memory;
+  account_->Describe(&memory);
+  EXPECT_EQ(memory.job(), "job");
+  int64_t planned = 0;
+  int64_t allocated = 0;
+  for (const v1::Purpose& purpose : memory.purposes()) {
+    planned += purpose.planned_bytes();
+    allocated += purpose.allocated_bytes();
+  }
+  EXPECT_EQ(memory.planned_bytes(), planned);
+  EXPECT_EQ(memory.allocated_bytes(), allocated);
+  EXPECT_GT(allocated, 0);
+}
+
+}  // namespace
+}  // namespace shardd
