@@ -1,5 +1,5 @@
 // What is looked at because trainers tell it in memory alone: sums that they make (membership/trainer_sums.h), and
-// memory that their devices have done with (given_back.h).
+// memory that their devices have done with (work/given_back.h).
 
 #include <utility>
 
