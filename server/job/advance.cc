@@ -94,7 +94,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Everything below reads what is committed."},
       {"copy back", kNobodyAttached, 0,
        [](const JobCore& job) {
-         return job.former_writers_.waiting() && job.former_writers_.none() && !job.undo_.undoing();
+         return job.former_writers_.waiting() && job.former_writers_.none() && !job.values_.undo().undoing();
        },
        [](JobCore& job) {
          job.former_writers_.StopWaiting();
@@ -259,12 +259,12 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job, int rank) { return job.writes_.WaitingToStore(rank); }, "LeaveFullParams of every rank",
        "Full parameters are the shards themselves: who has left them may store when no other rank reads them any more.",
        "It changes nothing that the row below asks for."},
-      {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.value_commit_.said(); },
+      {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_.commit().said(); },
        [](JobCore& job) { return job.BeginValuesCommit(); },
        [](const JobCore& job, int rank) {
-         return job.value_commit_.asked(rank)
+         return job.values_.commit().asked(rank)
                     ? FirstOther(job.world_size(), rank, "CommitParameters",
-                                 [&job](int other) { return !job.value_commit_.asked(other); })
+                                 [&job](int other) { return !job.values_.commit().asked(other); })
                     : Wait();
        },
        "CommitParameters of every rank", "Initial values, or written full parameters, become a version together.",
@@ -293,7 +293,7 @@ uint32_t JobCore::SeeFacts() const {
     const bool enters = writes_.passes().entering(at);
     all &= when(steps_.stepped(at), kAllStepped) | when(enters, kAllEntering) |
            when(summons_.full_params().asked(at) && !steps_.stepped(at), kAllFullParams) |
-           when(value_commit_.asked(at), kAllCommitted);
+           when(values_.commit().asked(at), kAllCommitted);
     facts |= when(summons_.full_params().inside(at), kSomeInside) |
              when(writes_.hand_ins().wants(at), kSomeWantWindow) | when(pairing_.sleeps(at), kSomeBlocked) |
              when(enters && !writes_.passes().stepped(at), kSomeLate) | when(leavers_.leaving(at), kSomeLeft);

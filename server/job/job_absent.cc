@@ -64,11 +64,11 @@ bool JobCore::IsMidStep() const {
       return true;
     }
   }
-  if (pairing_.any_seen() || writes_.hand_ins().any_since_version() || initial_values_.any() ||
+  if (pairing_.any_seen() || writes_.hand_ins().any_since_version() || values_.any_initial() ||
       summons_.full_params().AnyAsked()) {
     return true;
   }
-  return steps_.any_stepped() || value_commit_.any_asked() ||
+  return steps_.any_stepped() || values_.commit().any_asked() ||
          std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
            return session != nullptr &&
                   std::any_of(session->handles.begin(), session->handles.end(),

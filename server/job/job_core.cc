@@ -44,16 +44,22 @@ JobCore::JobCore(Init init)
       events_(spec_.name(), owner_, &committed_, init.events),
       work_(
           loop_, [this] { return shared_from_this(); }, [this] { Advance(); }),
+      pairing_(plan_, &committed_),
       sessions_(plan_->world_size, loop_),
+      values_({plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
+              {memory_.get(), &committed_, &pairing_.presence(), &work_, loop_,
+               [this](absl::Status status) { Abort(std::move(status), {}); },
+               [this](const std::string& why) { Close(why); }},
+              init.copier, WorkOwner{init.owner.uid, init.id}),
       summons_({&spec_, plan_.get(), init.nodes != nullptr, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-                &extensions_, &undo_},
+                &extensions_, &values_.undo()},
                {&devices_, &given_back_, &work_, &events_, [this] { return SettleAllPresence(); },
                 [this] { return memory_account_.CheckUndoFits(); },
                 [this](absl::Status status) { Abort(std::move(status), {}); }}),
       writes_({plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &summons_.full_params(), &extensions_,
                &snapshot_}),
       leavers_(plan_->world_size, {&committed_, &sessions_, &steps_, &pairing_, &writes_.passes(), &writes_.hand_ins(),
-                                   &summons_.full_params(), &value_commit_}),
+                                   &summons_.full_params(), &values_.commit()}),
       sums_(collective_.get()),
       renewal_(memory_.get()),
       extensions_(plan_->world_size, {&committed_, &decision_, &leavers_, &steps_, &pairing_, &writes_.passes(),
@@ -62,16 +68,13 @@ JobCore::JobCore(Init init)
       unsharding_(plan_, {&committed_, &decision_, &steps_, &writes_, &sessions_, memory_.get()},
                   {collective_.get(), &given_back_, &work_, &events_, &counters_,
                    [this](absl::Status status) { Abort(std::move(status), {}); }}),
-      pairing_(plan_, &committed_),
       poll_timer_(loop_),
       given_back_(&sessions_, &poll_timer_, memory_worker_.get()),
       snapshot_(plan_.get(), memory_.get(), &optimizer_devices_),
       former_writers_(owner_.uid),
-      value_commit_(plan_->world_size),
-      copies_(init.loop, init.copier, WorkOwner{init.owner.uid, init.id}),
-      memory_account_(
-          {&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_, &snapshot_, &summons_.full_params(), &undo_},
-          std::move(init.reserved_by_all)),
+      memory_account_({&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_, &snapshot_, &summons_.full_params(),
+                       &values_.undo()},
+                      std::move(init.reserved_by_all)),
       trace_(plan_, std::move(init.work_trace)) {
   ResetStep();
   if (init.committed.version > 0) {
@@ -232,9 +235,9 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kStep:
       return OnStep(session, std::move(command));
     case Opcode::kWriteParameters:
-      return OnWriteParameters(session, command);
+      return values_.Write(session, command);
     case Opcode::kCommitParameters:
-      return OnCommitParameters(session);
+      return values_.AskForCommit(rank);
     case Opcode::kEnterFullParams:
       return summons_.Enter(session, command);
     case Opcode::kLeaveFullParams:
@@ -266,7 +269,7 @@ void JobCore::CheckSilence(absl::Time now) {
       TellWaiting(session.get(), now);
     }
   }
-  if (copies_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
+  if (values_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
     Close(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(ValueCopies::kLimit),
                        ": a GPU's driver does not return (devices ", device_name(0), " to ",
                        device_name(world_size() - 1), "); restart the daemon"));

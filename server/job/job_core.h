@@ -50,14 +50,9 @@
 #include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/former_writers.h"
-#include "server/job/writes/initial_values.h"
-#include "server/job/writes/parameter_parts.h"
 #include "server/job/writes/snapshot.h"
 #include "server/job/writes/trainer_writes.h"
-#include "server/job/writes/value_commit.h"
-#include "server/job/writes/value_copies.h"
-#include "server/job/writes/write_request.h"
-#include "server/job/writes/write_undo.h"
+#include "server/job/writes/value_writes.h"
 #include "server/loop/core_loop.h"
 #include "server/multinode/given_gradients.h"
 #include "server/multinode/job_nodes.h"
@@ -268,8 +263,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);
-  absl::Status OnWriteParameters(Session* session, const RankCommand& command);  // (job_values.cc)
-  absl::Status OnCommitParameters(Session* session);
   absl::Status OnLeaveFullParams(Session* session, uint64_t done);
   absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
   absl::Status OnBackwardDone(Session* session, const RankCommand& command);
@@ -278,27 +271,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status OnStep(Session* session, RankCommand command);  // (job_step.cc)
   void OnWaitGradientSlot(Session* session, int group);
 
-  void FinishParametersCommit();
-  // Writes of values (job_values.cc). `source`: in the session's staging.
-  absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
-  absl::Status WritePart(Session* session, const WriteRequest& request, const char* source);
-  // Initial values of an attempt that was given up: to be cleared.
-  std::vector<SlabPart> StaleValues() const;
+  // Values become a version (job_values.cc).
   absl::Status BeginValuesCommit();
   absl::Status CommitValues();
   void SubmitParametersCommit();
-  struct Copying {
-    const JobSlab* slab = nullptr;
-    int64_t size_bytes = 0;  // that it writes, at most
-    bool of_gradient = false;
-  };
-  // For a command of the session, which is held until the copy has ended; an error that comes then aborts the epoch.
-  // One of few bytes has ended when this returns.
-  absl::Status CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy);
-  // Runs `copy` on the copier, then `then` and Advance on the loop.
-  void CopyOffLoop(ValueCopies::Copy copy, ValueCopies::Then then);
-  void Release(Session* session);
-  void UndoWrites();  // closes the job where a device fails; undo_.undoing() until the copier has done it
+  void FinishParametersCommit();
 
   // Gradients: commands (job_gradients.cc), adding (job_reduce.cc)
   // The daemon has come to read the slot; where the rank's device says when the next bytes are in it, the next may
@@ -401,8 +378,11 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   Committed committed_;
   JobEvents events_;
   JobWork work_;
+  Pairing pairing_;
   // Membership:
   Sessions sessions_;
+  // Values, and the full parameters that they are written back to:
+  ValueWrites values_;
   Summons summons_;
   AbsentRanks absent_;
   TrainerWrites writes_;
@@ -417,7 +397,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // The running step:
   AskedSteps steps_;
   Unsharding unsharding_;
-  Pairing pairing_;
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
   // Backwards of the step of which ranks were told: that all is under way, that all is added.
@@ -433,11 +412,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   // What trainers write.
   Snapshot snapshot_;
   FormerWriters former_writers_;
-  ValueCommit value_commit_;
-  ValueCopies copies_;
-  InitialValues initial_values_;
-  WriteUndo undo_;
-  std::vector<bool> written_gradients_;  // by parameter: written back, and not yet carried to the replicas' copies
   v1::Counters counters_;
   MemoryAccount memory_account_;
   JobTrace trace_;

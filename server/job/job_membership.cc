@@ -52,7 +52,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": a copy of its shards to go back to is being taken; attach again"));
   }
-  if (undo_.undoing()) {
+  if (values_.undo().undoing()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
   }
@@ -61,7 +61,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
         absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ", lacking, "; attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckStillHas(*session));
-  if (value_commit_.reading()) {
+  if (values_.commit().reading()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": initial values of the epoch that ended are still being read; attach "
                                            "again"));
@@ -165,7 +165,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   }
   // A successor begins with nothing of its predecessor's.
   steps_.Forget(rank);
-  value_commit_.Forget(rank);
+  values_.Forget(rank);
   pairing_.Forget(rank);
   unsharding_.Leave(rank);
   summons_.Forget(rank);
@@ -231,7 +231,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
   if (nodes_ != nullptr) {
     nodes_->member().AttemptEnded(cause);
   }
-  UndoWrites();
+  values_.Undo();
   if (closed_) {
     Extensions::Answer(extensions, cause);
     return;
@@ -289,9 +289,8 @@ void JobCore::ResetStep() {
   DropGivenBack();
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  value_commit_.EndEpoch();
+  values_.EndEpoch();
   abandons_told_ = 0;
-  written_gradients_.assign(plan_->params.size(), false);
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
   decision_.EndEpoch();

@@ -140,7 +140,7 @@ absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::Pe
 
 // Off the loop: it takes as long as reading all of the model does.
 void JobCore::SayValues() {
-  nodes_->worker()->Post([self = shared_from_this(), stale = StaleValues(), counts = committed_.step_counts(),
+  nodes_->worker()->Post([self = shared_from_this(), stale = values_.StaleParts(), counts = committed_.step_counts(),
                           epoch = committed_.epoch()] {
     absl::Status status;
     for (SlabPart part : stale) {
@@ -149,7 +149,7 @@ void JobCore::SayValues() {
     auto values = std::make_shared<v1::PeerMessage::Values>();
     if (status.ok()) status = self->ReadValues(counts, values.get());
     self->loop_->Post([self, status, values, epoch] {
-      self->value_commit_.EndReading();
+      self->values_.EndReading();
       if (self->closed_ || self->committed_.epoch() != epoch) {
         return;
       }

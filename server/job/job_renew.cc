@@ -21,7 +21,7 @@ void JobCore::FreeLeftGradients() {
     optimizer_devices_.Submit("free gradient shards", optimizer_devices_.Divide(DeviceOps(world_size())),
                               work_.Join(optimizer_devices_.count(), free));
   };
-  copies_.Behind([loop = loop_, fence] { loop->Post(fence); });
+  values_.Behind([loop = loop_, fence] { loop->Post(fence); });
 }
 
 absl::Status JobCore::Settle(int rank, const std::string& what, const AttachAnswer& answer) {
@@ -36,7 +36,7 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
   if (attached() > 0) {
     Abort(absl::AbortedError(absl::StrCat(what, why, ": all ranks begin anew with new ones")), {});
   }
-  if (closed_ || decision_.committing() || promised() || work_.gradient_work() > 0 || undo_.undoing()) {
+  if (closed_ || decision_.committing() || promised() || work_.gradient_work() > 0 || values_.undo().undoing()) {
     return absl::AbortedError(absl::StrCat(what, why, ", and work on them is under way; attach again"));
   }
   SHARDD_RETURN_IF_ERROR(renewal_.TakeFailure(what, why));

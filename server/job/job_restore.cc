@@ -64,16 +64,8 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
     Close("its state does not belong to the other nodes', which have another step");
     return;
   }
-  // From here on slabs are torn. Should the state not come, and nobody have any: as what an attempt at initial values
-  // wrote that was given up, for the next to clear.
-  committed_.Lose();
-  for (size_t p = 0; p < plan_->params.size(); ++p) {
-    for (int what = 0; what <= plan_->optimizer_states; ++what) {
-      if (WholePart(*plan_, *memory_, static_cast<int>(p), what).slab != nullptr) {
-        initial_values_.MarkTorn(static_cast<int>(p), what);
-      }
-    }
-  }
+  committed_.Lose();  // from here on slabs are torn
+  values_.BeginRestore();
   const std::shared_ptr<NodeFetch>& fetch = nodes_->BeginFetch(from, transfer, world_size());
   const auto ended = [weak = weak_from_this(), loop = loop_,
                       of = std::weak_ptr<NodeFetch>(fetch)](absl::Status status) {
@@ -101,7 +93,7 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
   auto behind_worker = [self = shared_from_this(), ask = std::move(ask)] {
     self->nodes_->worker()->Post([self, ask] { self->loop_->Post(ask); });
   };
-  copies_.Behind(std::move(behind_worker));
+  values_.Behind(std::move(behind_worker));
 }
 
 void JobCore::NodeTakeRankState(const v1::PeerMessage::RankState& state) { nodes_->fetch()->TakeRankState(state); }
@@ -129,7 +121,7 @@ void JobCore::FinishRestore() {
         }
         committed_.Restore(state.step(), state.version(), {state.step_counts().begin(), state.step_counts().end()},
                            fetch->TakeTrainerStates());
-        initial_values_.Committed();
+        values_.Restored();
         events_.Add(
             -1, "state",
             absl::StrCat("step ", committed_.step(), " came from node ", fetch->from(), ", in ",

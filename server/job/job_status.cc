@@ -26,7 +26,7 @@ std::string JobCore::WaitText(int rank) const {
       return node_gathers_->WaitText(MonotonicNow());
     }
     const bool waits =
-        steps_.stepped(rank) || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 || value_commit_.asked(rank);
+        steps_.stepped(rank) || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 || values_.commit().asked(rank);
     return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,

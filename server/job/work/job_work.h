@@ -24,6 +24,15 @@ class JobWork {
   Done Join(int count, Done on_loop);
   // The same for work that writes gradient shards.
   Done JoinGradientWork(int count, Done on_loop);
+  // Keeps the job alive.
+  std::shared_ptr<void> Keep() const { return keep_(); }
+  // Runs `then`, and then `advance`. For what comes back to the loop by itself.
+  Done AndAdvance(Done then) const {
+    return [this, then = std::move(then)](absl::Status status) {
+      then(std::move(status));
+      advance_();
+    };
+  }
   // Work that writes gradient shards and has not ended, of whatever epoch.
   int gradient_work() const { return gradient_work_; }
   // Such work that is no device's.

@@ -1,0 +1,260 @@
+#include "server/job/writes/value_writes.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+
+ValueWrites::ValueWrites(Facts facts, Services services, TurnQueue* copier, WorkOwner owner)
+    : see_(facts),
+      use_(std::move(services)),
+      commit_(facts.plan->world_size),
+      copies_(use_.loop, copier, owner),
+      written_gradients_(facts.plan->params.size(), false) {}
+
+bool ValueWrites::WritesBack(int rank) const {
+  const FullParams& full_params = see_.summons->full_params();
+  return full_params.inside(rank) && full_params.writes(rank);
+}
+
+absl::Status ValueWrites::CheckMayWrite(int rank, const RankCommand& command, const std::string& what,
+                                        bool writeback) const {
+  if (see_.decision->committing() || (use_.counts->version() != 0 && !writeback)) {
+    return Error(absl::StatusCode::kFailedPrecondition, rank, what,
+                 "parameters may be written before version 1 and between EnterFullParams(writeback) and "
+                 "CommitParameters");
+  }
+  if (commit_.asked(rank)) {
+    return Error(absl::StatusCode::kFailedPrecondition, rank, what, "the rank has already sent CommitParameters");
+  }
+  if (writeback) {
+    if (absl::Status may = see_.summons->full_params().CheckMayWrite(*see_.plan, rank, command.group); !may.ok()) {
+      return Error(may.code(), rank, what, may.message());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValueWrites::Write(Session* session, const RankCommand& command) {
+  const int rank = session->rank();
+  const bool writeback = WritesBack(rank);
+  if (command.group < 0 || command.group >= static_cast<int>(see_.plan->params.size())) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, rank, "WriteParameters",
+        absl::StrCat("no such parameter (got ", command.group, ", want 0 to ", see_.plan->params.size() - 1, ")"));
+  }
+  const ParamPlan& param = see_.plan->params[command.group];
+  const std::string what = absl::StrCat("WriteParameters \"", param.fqn, "\"");
+  SHARDD_RETURN_IF_ERROR(CheckMayWrite(rank, command, what, writeback));
+  const absl::StatusOr<WriteRequest> request =
+      ParseWrite(*see_.plan, command, /*gradients=*/writeback && see_.summons->full_params().request(rank).with_grads);
+  if (!request.ok()) {
+    return Error(request.status().code(), rank, what, request.status().message());
+  }
+  if (request->target == WriteRequest::Target::kUpdateCount) {
+    undo_.SaveCount(request->param, use_.counts->step_counts()[request->param]);
+    use_.counts->SetStepCount(request->param, request->count);
+    return absl::OkStatus();
+  }
+  const char* source = session->Staging(command.arg2, request->size_bytes());
+  if (source == nullptr) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, rank, what,
+        absl::StrCat("staging is out of range (got offset ", command.arg2, ", ", request->size_bytes(), " bytes)"));
+  }
+  return request->target == WriteRequest::Target::kGradient ? WriteGradient(session, *request, source)
+                                                            : WritePart(session, *request, source);
+}
+
+absl::Status ValueWrites::WriteGradient(Session* session, const WriteRequest& request, const char* source) {
+  const ParamPlan& param = see_.plan->params[request.param];
+  const int64_t gradient =
+      see_.plan->flat_params[param.flat_param].gradients_offset_bytes + param.offset * request.element_bytes;
+  SlabPart zero{use_.memory->gradients(), gradient, request.element_bytes, 0};
+  if (!use_.presence->has(request.param)) {
+    zero.numel = param.numel;  // what lies there is of no step
+  }
+  use_.presence->Set(request.param, true);
+  written_gradients_[request.param] = true;
+  return CopyFor(session, {use_.memory->gradients(), request.size_bytes() + zero.size_bytes(), /*of_gradient=*/true},
+                 [slab = use_.memory->gradients(), gradient, zero, request, source,
+                  memory = session->memory()](bool* more) mutable -> absl::Status {
+                   if (zero.numel > 0) {
+                     *more = true;
+                     return zero.ClearSome();
+                   }
+                   return slab->Write(gradient + request.first * request.element_bytes, source, request.size_bytes());
+                 });
+}
+
+absl::Status ValueWrites::WritePart(Session* session, const WriteRequest& request, const char* source) {
+  const SlabPart whole = WholePart(*see_.plan, *use_.memory, request.param, request.part);
+  // Of what other nodes hold, those keep theirs: every node's ranks may write whole parameters.
+  const ParamRange own = ElementsOfNode(*see_.plan, request.param);
+  const int64_t first = std::max(request.first, own.first);
+  const int64_t numel = std::min(request.first + request.numel, own.first + own.numel) - first;
+  if (whole.slab == nullptr || (numel <= 0 && see_.plan->cut_over_nodes)) {
+    return absl::OkStatus();
+  }
+  const SlabPart to{whole.slab, whole.offset_bytes + first * whole.element_bytes, whole.element_bytes, numel};
+  const char* const from = source + (first - request.first) * whole.element_bytes;
+  const bool undo = use_.counts->version() != 0;
+  if (undo) {
+    undo_.WillSave();
+  }
+  SlabPart stale;  // initial values are one attempt's
+  if (!undo && initial_.Write(request.param, request.part, use_.counts->epoch())) {
+    stale = PartOfNode(*see_.plan, *use_.memory, request.param, request.part);
+  }
+  return CopyFor(session, {to.slab, to.size_bytes() + stale.size_bytes()},
+                 [this, to, stale, undo, from, memory = session->memory()](bool* more) mutable -> absl::Status {
+                   if (stale.numel > 0) {
+                     *more = true;
+                     return stale.ClearSome();
+                   }
+                   if (undo) {
+                     SHARDD_RETURN_IF_ERROR(undo_.Save(to.slab, to.offset_bytes, to.size_bytes()));
+                   }
+                   return to.slab->Write(to.offset_bytes, from, to.size_bytes());
+                 });
+}
+
+absl::Status ValueWrites::CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy) {
+  if (copies_.IsMadeAtOnce(*copying.slab, copying.size_bytes)) {
+    absl::Status status;
+    bool more = true;
+    while (more && status.ok()) {
+      more = false;
+      status = copy(&more);
+    }
+    return status;
+  }
+  const bool of_gradient = copying.of_gradient;
+  session->held = true;
+  if (of_gradient) use_.work->BeginGradientWork();
+  Run(std::move(copy), [this, of_gradient, id = session->id(), epoch = use_.counts->epoch()](absl::Status status) {
+    if (of_gradient) use_.work->EndGradientWork();
+    // Of an epoch that has ended, the loss of the device alone means anything.
+    if (!status.ok() && (epoch == use_.counts->epoch() || absl::IsDataLoss(status))) {
+      use_.fail(std::move(status));
+      return;
+    }
+    if (Session* held = see_.sessions->Find(id); held != nullptr) {
+      Release(held);
+    }
+  });
+  return absl::OkStatus();
+}
+
+void ValueWrites::Run(ValueCopies::Copy copy, ValueCopies::Then then) {
+  copies_.Run(use_.work->Keep(), std::move(copy), use_.work->AndAdvance(std::move(then)));
+}
+
+void ValueWrites::Release(Session* session) {
+  session->held = false;
+  session->words().NoteProgress();
+  if (std::exchange(session->consumes_when_released, false)) {
+    session->PublishConsumed();
+  }
+  for (auto& closure : std::exchange(session->when_released, {})) {
+    use_.loop->Post(std::move(closure));
+  }
+}
+
+void ValueWrites::Undo() {
+  std::vector<int64_t> counts = use_.counts->step_counts();
+  const bool has_bytes = undo_.BeginUndo(&counts);
+  use_.counts->SetStepCounts(std::move(counts));
+  if (!has_bytes) {
+    return;
+  }
+  // Nobody is to read what is half put back: ranks that are here are held, others cannot attach (AddSession).
+  for (const auto& session : *see_.sessions) {
+    if (session != nullptr) {
+      session->held = true;
+    }
+  }
+  Run([this](bool* more) { return undo_.PutBack(more); },
+      [this](const absl::Status& status) {
+        undo_.EndUndo();
+        if (!status.ok()) {
+          use_.close(absl::StrCat("take back what was not committed: ", status.message()));
+          return;
+        }
+        for (const auto& session : *see_.sessions) {
+          if (session != nullptr && session->held) {
+            Release(session.get());
+          }
+        }
+      });
+}
+
+absl::Status ValueWrites::AskForCommit(int rank) {
+  const bool writeback = WritesBack(rank);
+  if (see_.decision->committing() || (use_.counts->version() != 0 && !writeback) || commit_.asked(rank)) {
+    return Error(absl::StatusCode::kFailedPrecondition, rank, "CommitParameters",
+                 commit_.asked(rank)
+                     ? "the rank has already sent it"
+                     : "legal before version 1 and between EnterFullParams(writeback) and LeaveFullParams");
+  }
+  SHARDD_RETURN_IF_ERROR(see_.extensions->CheckAllTakePart(rank, "CommitParameters"));
+  commit_.Ask(rank);
+  return absl::OkStatus();
+}
+
+std::vector<SlabPart> ValueWrites::StaleParts() const {
+  std::vector<SlabPart> stale;
+  for (const auto& [param, part] : initial_.WrittenBefore(use_.counts->epoch())) {
+    stale.push_back(PartOfNode(*see_.plan, *use_.memory, param, part));
+  }
+  return stale;
+}
+
+void ValueWrites::BeginCommit(ValueCopies::Then then) {
+  std::vector<SlabPart> stale = StaleParts();
+  initial_.Committed();
+  if (!undo_.BeginCommit() && stale.empty()) {
+    then(absl::OkStatus());
+    return;
+  }
+  Run(
+      [this, stale = std::move(stale)](bool* more) mutable -> absl::Status {
+        undo_.Forget(more);
+        while (!stale.empty() && stale.back().numel == 0) {
+          stale.pop_back();
+        }
+        if (*more || stale.empty()) {
+          return absl::OkStatus();
+        }
+        *more = true;
+        return stale.back().ClearSome();
+      },
+      std::move(then));
+}
+
+std::vector<bool> ValueWrites::TakeWrittenGradients() {
+  return std::exchange(written_gradients_, std::vector<bool>(see_.plan->params.size(), false));
+}
+
+void ValueWrites::Committed() { commit_.Committed(); }
+
+// Should the state not come, and nobody have any: as what an attempt at initial values wrote that was given up, for the
+// next to clear.
+void ValueWrites::BeginRestore() {
+  for (int p = 0; p < static_cast<int>(see_.plan->params.size()); ++p) {
+    for (int what = 0; what <= see_.plan->optimizer_states; ++what) {
+      if (WholePart(*see_.plan, *use_.memory, p, what).slab != nullptr) {
+        initial_.MarkTorn(p, what);
+      }
+    }
+  }
+}
+
+void ValueWrites::EndEpoch() {
+  commit_.EndEpoch();
+  written_gradients_.assign(see_.plan->params.size(), false);
+}
+
+}  // namespace shardd

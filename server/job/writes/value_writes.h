@@ -1,0 +1,124 @@
+#ifndef SHARDD_SERVER_JOB_WRITES_VALUE_WRITES_H_
+#define SHARDD_SERVER_JOB_WRITES_VALUE_WRITES_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/plan/plan.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/gradients/gradient_presence.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/job_work.h"
+#include "server/job/writes/initial_values.h"
+#include "server/job/writes/parameter_parts.h"
+#include "server/job/writes/value_commit.h"
+#include "server/job/writes/value_copies.h"
+#include "server/job/writes/write_request.h"
+#include "server/job/writes/write_undo.h"
+#include "server/loop/core_loop.h"
+#include "server/session/rank_command.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+
+namespace shardd {
+
+// Values from trainers: initial ones, writeback of full parameters, and with them the state of the daemon's optimizer.
+// Nothing of it is in a version before every rank has sent CommitParameters; until then it can be undone.
+//
+// Owns who wrote what and who asked for the commit, the old bytes, and the copies that bring values to the slabs.
+// Loop-confined; copies run on the copier, and hold the session that asked for one until it has ended: its commands
+// wait in its ring, in their order, and everybody else goes on.
+class ValueWrites {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const StepDecision* decision = nullptr;
+    const Summons* summons = nullptr;
+    const Extensions* extensions = nullptr;
+    const Sessions* sessions = nullptr;
+  };
+  struct Services {
+    JobMemory* memory = nullptr;
+    Committed* counts = nullptr;           // whose counts of updates are loaded with values
+    GradientPresence* presence = nullptr;  // of gradients, which are written with values
+    JobWork* work = nullptr;
+    CoreLoop* loop = nullptr;
+    std::function<void(absl::Status)> fail;         // the epoch is to end
+    std::function<void(const std::string&)> close;  // slabs are torn: the job is to end
+  };
+  // All of both outlive this. `copier`, `owner`: as of ValueCopies.
+  ValueWrites(Facts facts, Services services, TurnQueue* copier, WorkOwner owner);
+
+  const ValueCommit& commit() const { return commit_; }
+  const WriteUndo& undo() const { return undo_; }
+  // Values are written that no version has.
+  bool any_initial() const { return initial_.any(); }
+  // Parts of initial values of an epoch that was given up: to be cleared.
+  std::vector<SlabPart> StaleParts() const;
+
+  // Commands. A method that returns an error leaves it to the caller to end the epoch.
+  absl::Status Write(Session* session, const RankCommand& command);
+  absl::Status AskForCommit(int rank);
+
+  // Takes back what was written since the last commit. undo().undoing() until the copier has done it, and sessions are
+  // held.
+  void Undo();
+  // What was written is committed from here on. `then` runs once what is stale is cleared, at once where there is
+  // nothing.
+  void BeginCommit(ValueCopies::Then then);
+  // By parameter: gradients that were written back, and are not carried to the replicas' copies. Forgets them.
+  std::vector<bool> TakeWrittenGradients();
+  void Committed();
+  // Over several nodes, this one's values are read and said to the others.
+  void BeginSaying() { commit_.BeginSaying(); }
+  void EndReading() { commit_.EndReading(); }
+  // All slabs are about to be written by another node, and then are.
+  void BeginRestore();
+  void Restored() { initial_.Committed(); }
+
+  // Runs `closure` on the copier, behind all copies that were asked for.
+  void Behind(absl::AnyInvocable<void()> closure) { copies_.Behind(std::move(closure)); }
+  bool IsStuck(absl::Time now) const { return copies_.IsStuck(now); }
+  // The rank leaves full parameters, or takes no part in this step any more.
+  void Forget(int rank) { commit_.Forget(rank); }
+  void EndEpoch();
+
+ private:
+  struct Copying {
+    const JobSlab* slab = nullptr;
+    int64_t size_bytes = 0;  // that it writes, at most
+    bool of_gradient = false;
+  };
+  absl::Status CheckMayWrite(int rank, const RankCommand& command, const std::string& what, bool writeback) const;
+  // `source`: in the session's staging.
+  absl::Status WriteGradient(Session* session, const WriteRequest& request, const char* source);
+  absl::Status WritePart(Session* session, const WriteRequest& request, const char* source);
+  // One of few bytes has ended when this returns. An error of one that ends later ends the epoch.
+  absl::Status CopyFor(Session* session, const Copying& copying, ValueCopies::Copy copy);
+  void Run(ValueCopies::Copy copy, ValueCopies::Then then);
+  void Release(Session* session);
+  bool WritesBack(int rank) const;
+  absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
+    return use_.counts->RankError(code, rank, what, fact);
+  }
+
+  const Facts see_;
+  const Services use_;
+  ValueCommit commit_;
+  InitialValues initial_;
+  WriteUndo undo_;
+  ValueCopies copies_;
+  std::vector<bool> written_gradients_;  // by parameter
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_WRITES_VALUE_WRITES_H_

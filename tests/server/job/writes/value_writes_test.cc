@@ -1,0 +1,106 @@
+#include "server/job/writes/value_writes.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tests/server/job/facts_fixture.h"
+
+namespace shardd {
+namespace {
+
+constexpr int kParam = 0;
+constexpr int kNumel = 8;
+
+// Values of so few bytes are written at once.
+class ValueWritesTest : public FactsTest {
+ protected:
+  ValueWritesTest() : fresh_("job", static_cast<int>(plan_->params.size()), 2, NewJournal()) {
+    auto memory = JobMemory::Create(*plan_, "job");
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    memory_ = *std::move(memory);
+    Attach(0);
+    Attach(1);
+    values_ = std::make_unique<ValueWrites>(
+        ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
+        ValueWrites::Services{memory_.get(), &fresh_, &pairing_.presence(), &work_, &loop_,
+                              [](const absl::Status& status) { FAIL() << status; },
+                              [](const std::string& why) { FAIL() << why; }},
+        /*copier=*/nullptr, WorkOwner{});
+  }
+  absl::Status Write(int rank, float value) {
+    Session* const session = sessions_[rank].get();
+    for (int i = 0; i < kNumel; ++i) {
+      std::memcpy(const_cast<char*>(session->Staging(0, sizeof(float) * kNumel)) + sizeof(float) * i, &value,
+                  sizeof(float));
+    }
+    RankCommand command;
+    command.opcode = Opcode::kWriteParameters;
+    command.group = kParam;
+    command.arg1 = kNumel;
+    return values_->Write(session, command);
+  }
+  float First() {
+    const SlabPart part = WholePart(*plan_, *memory_, kParam, 0);
+    float value = -1;
+    EXPECT_TRUE(part.slab->Read(part.offset_bytes, reinterpret_cast<char*>(&value), sizeof value).ok());
+    return value;
+  }
+
+  v1::JobSpec spec_;
+  EventLog log_;
+  JobEvents events_{"job", Tenant{}, &committed_, &log_};
+  PollTimer timer_{&loop_};
+  GivenBack given_back_{&sessions_, &timer_, &loop_};
+  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
+  WriteUndo undo_;
+  std::vector<Device*> devices_;
+  Summons summons_{{&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &decision_, &sessions_, &pairing_, &writes_,
+                    &extensions_, &undo_},
+                   {&devices_, &given_back_, &work_, &events_, [] { return DeviceOps(2); },
+                    [] { return absl::OkStatus(); }, [](const absl::Status& status) { FAIL() << status; }}};
+  Committed fresh_;  // of a job without parameters
+  std::unique_ptr<JobMemory> memory_;
+  std::unique_ptr<ValueWrites> values_;
+};
+
+TEST_F(ValueWritesTest, InitialValuesAreWrittenUntilTheRankAsksForTheCommit) {
+  ASSERT_TRUE(Write(0, 3).ok());
+  EXPECT_EQ(First(), 3);
+  EXPECT_TRUE(values_->any_initial());
+  ASSERT_TRUE(values_->AskForCommit(0).ok());
+  EXPECT_TRUE(values_->commit().asked(0));
+  ExpectRefused(Write(0, 4), "the rank has already sent CommitParameters");
+  ExpectRefused(values_->AskForCommit(0), "CommitParameters: the rank has already sent it");
+  EXPECT_EQ(First(), 3);
+}
+
+TEST_F(ValueWritesTest, AfterTheFirstVersionOnlyAWritebackWrites) {
+  fresh_.CommitVersion();
+  ExpectRefused(Write(0, 3), "parameters may be written before version 1 and between EnterFullParams(writeback)");
+  ExpectRefused(values_->AskForCommit(0), "legal before version 1");
+}
+
+TEST_F(ValueWritesTest, WhatAnEndedEpochWroteIsStale) {
+  ASSERT_TRUE(Write(0, 3).ok());
+  EXPECT_TRUE(values_->StaleParts().empty());
+  values_->EndEpoch();
+  fresh_.EndEpoch();
+  EXPECT_EQ(values_->StaleParts().size(), 1u);
+}
+
+TEST_F(ValueWritesTest, ACommitThatClearsNothingGoesOnAtOnce) {
+  ASSERT_TRUE(Write(0, 3).ok());
+  int commits = 0;
+  values_->BeginCommit([&](const absl::Status& status) { commits += status.ok() ? 1 : 0; });
+  EXPECT_EQ(commits, 1);
+  EXPECT_FALSE(values_->any_initial());
+}
+
+TEST_F(ValueWritesTest, NobodyCommitsWithoutARankThatHasFinished) {
+  leavers_.Left(1, /*finished=*/true);
+  ExpectRefused(values_->AskForCommit(0), "rank 1 has finished");
+}
+
+}  // namespace
+}  // namespace shardd
