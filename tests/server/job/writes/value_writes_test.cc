@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kParam = 0;
 constexpr int kNumel = 8;
+constexpr int64_t kBytes = kNumel * sizeof(float);
 
 // Values of so few bytes are written at once.
 class ValueWritesTest : public FactsTest {
@@ -30,14 +31,17 @@ class ValueWritesTest : public FactsTest {
   }
   absl::Status Write(int rank, float value) {
     Session* const session = sessions_[rank].get();
+    const int64_t at = session->layout().payload_offset_bytes;
+    char* const staging = const_cast<char*>(session->Staging(at, kBytes));
+    EXPECT_NE(staging, nullptr);
     for (int i = 0; i < kNumel; ++i) {
-      std::memcpy(const_cast<char*>(session->Staging(0, sizeof(float) * kNumel)) + sizeof(float) * i, &value,
-                  sizeof(float));
+      std::memcpy(staging + sizeof value * i, &value, sizeof value);
     }
     RankCommand command;
     command.opcode = Opcode::kWriteParameters;
     command.group = kParam;
     command.arg1 = kNumel;
+    command.arg2 = at;
     return values_->Write(session, command);
   }
   float First() {
