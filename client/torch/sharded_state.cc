@@ -69,17 +69,10 @@ Status ShardedState::Acquire(Use* use, shardd_phase phase, bool Use::*hold) {
     use->hold_stamp = group.hold_stamp;
     use->holds_forward = use->holds_backward = use->in_backward = false;
   }
-  ParameterGroup handle = job_->group(use->group);
-  if (phase == SHARDD_BACKWARD && group.prefetched) {
-    group.prefetched = false;  // that hold is this use's now
-  } else {
-    Status status = handle.UnshardAsync(phase);
-    if (!status.ok()) {
-      return status;
-    }
-    ++group.holds;
+  Status status = lives_->Unshard(use->group, phase);
+  if (status.ok()) {
+    status = lives_->Wait(use->group);
   }
-  Status status = handle.Wait();
   for (size_t i = 0; status.ok() && i < group.also_unshards.size(); ++i) {
     status = AddReader(group.also_unshards[i]);
   }
@@ -101,8 +94,7 @@ Status ShardedState::Release(Use* use, bool Use::*hold) {
   for (const int32_t other : group.also_unshards) {
     DropReader(other);
   }
-  --group.holds;
-  return job_->group(use->group).Reshard();
+  return lives_->Reshard(use->group);
 }
 
 std::shared_ptr<Use> ShardedState::BeginForward(int32_t group) {
@@ -120,7 +112,7 @@ void ShardedState::EndForward(const std::shared_ptr<Use>& use, bool has_backward
     }
     use->order = order_.size();
     order_.push_back(use);
-    group.ran_forward = true;
+    lives_->RanForward(use->group);
     if (!group.reshard_after_forward) {
       return;
     }
@@ -159,8 +151,8 @@ void ShardedState::EndBackward(Use* use) {
     use->awaits_end = false;
     --group.awaiting_end;
   }
-  if (group.dirty && group.awaiting_end == 0) {
-    ThrowIfError(Submit(use->group));
+  if (group.awaiting_end == 0) {
+    ThrowIfError(lives_->Submit(use->group));
   }
   ThrowIfError(Release(use, &Use::holds_backward));
   ThrowIfError(Release(use, &Use::holds_forward));
@@ -175,20 +167,12 @@ Status ShardedState::PrefetchBefore(size_t order) {
     if (use == nullptr) {
       continue;
     }
-    GroupState& group = group_at(use->group);
-    if (group.holds > 0) {
-      // Unsharded since forward (its backward needs nothing more), or asked for already.
-      if (group.prefetched) {
-        return Status();
-      }
-      continue;
+    if (lives_->prefetched(use->group)) {
+      return Status();
     }
-    Status status = job_->group(use->group).UnshardAsync(SHARDD_BACKWARD);
-    if (status.ok()) {
-      ++group.holds;
-      group.prefetched = true;
+    if (lives_->holds(use->group) == 0) {  // else unsharded since forward: its backward needs nothing more
+      return lives_->Prefetch(use->group);
     }
-    return status;
   }
   return Status();
 }
@@ -196,14 +180,11 @@ Status ShardedState::PrefetchBefore(size_t order) {
 Status ShardedState::ReshardAll() {
   Status first;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    for (; groups_[g].holds > 0; --groups_[g].holds) {
-      Status status = job_->group(static_cast<int32_t>(g)).Reshard();
-      if (first.ok()) {
-        first = std::move(status);
-      }
+    Status status = lives_->ReshardAll(static_cast<int32_t>(g));
+    if (first.ok()) {
+      first = std::move(status);
     }
     ++groups_[g].hold_stamp;
-    groups_[g].prefetched = false;
     if (groups_[g].readers > 0) {
       groups_[g].readers = 0;
       for (const int32_t p : groups_[g].params) {

@@ -10,7 +10,7 @@
 //   OnGradient     (each parameter's gradient accumulator) one copy into the rank's gradient slot
 //   EndBackward    (node) submit, reshard
 // and BackwardDone() does what is left: groups whose inputs need no gradient have no node, and the root has no end
-// before the end of backward.
+// before the end of backward. What of it is a parameter group's own, whatever the framework, is in client/fsdp.
 //
 //   sharded_state.cc            forward and backward: who holds which group unsharded
 //   sharded_state_gradients.cc  gradients into slots, the end of a backward
@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "client/cpp/shardd.h"
+#include "client/fsdp/group_lives.h"
 #include "client/torch/parameter_storage.h"
 #include "client/torch/status_error.h"
 
@@ -73,18 +74,26 @@ struct GroupState {
   std::vector<int32_t> also_unshards;
   bool reshard_after_forward = true;
   bool trainable = false;
-  int32_t slot = -1;  // groups with the same number share a gradient slot
-  int holds = 0;      // unshards not yet paired with a reshard
-  int readers = 0;    // waited-for holds, of this group and of groups that use its tied parameters
+  int readers = 0;  // waited-for holds, of this group and of groups that use its tied parameters
   uint64_t hold_stamp = 1;
-  bool prefetched = false;  // one hold was taken ahead of its BeginBackward and not waited for
-  int awaiting_end = 0;     // uses whose EndBackward is still to come
-  // Of the current backward:
-  bool ran_forward = false;
-  bool submitted = false;
-  bool slot_ready = false;  // waited for and not yet submitted: may be written
-  bool dirty = false;       // some bit of `present` is set
-  std::vector<uint8_t> present;
+  int awaiting_end = 0;  // uses whose EndBackward is still to come
+};
+
+// The job, as it is.
+class JobShell final : public fsdp::Shell {
+ public:
+  explicit JobShell(Job* job) : job_(job) {}
+  Status Unshard(int32_t group, shardd_phase phase) override { return job_->group(group).UnshardAsync(phase); }
+  Status WaitUnshard(int32_t group) override { return job_->group(group).Wait(); }
+  Status Reshard(int32_t group) override { return job_->group(group).Reshard(); }
+  Status WaitGradientSlot(int32_t group) override { return job_->group(group).WaitGradientSlot(); }
+  // Gradients add up until a step: none is fresh.
+  Status SubmitGradients(int32_t group, const uint8_t* present, const uint8_t*) override {
+    return job_->group(group).SubmitGradients(present);
+  }
+
+ private:
+  Job* const job_;
 };
 
 // Thread-compatible; the autograd engine runs CPU backward on the thread that called it. Held by a shared_ptr, so that
@@ -95,7 +104,8 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
     bool prefetch_on_begin = true;  // BackwardPrefetch::kPre
     bool prefetch_on_end = false;   // BackwardPrefetch::kPost
   };
-  ShardedState(std::unique_ptr<Job> job, const Options& options) : job_(std::move(job)), options_(options) {}
+  ShardedState(std::unique_ptr<Job> job, const Options& options)
+      : job_(std::move(job)), shell_(job_.get()), options_(options) {}
 
   // Finds the module's parameters, given as (name, tensor) pairs, in the plan. Unmanaged ones are left alone.
   Status Bind(const std::vector<std::pair<std::string, at::Tensor>>& tensors);
@@ -139,17 +149,16 @@ class ShardedState : public std::enable_shared_from_this<ShardedState> {
   void DropReader(int32_t group);
   // Asks ahead for the group whose backward comes after that of forward number `order`.
   Status PrefetchBefore(size_t order);
-  Status Submit(int32_t group);
-  Status ReadySlot(int32_t group);
   void LoadGradientSlots();
   void ForgetMemory();
 
   std::unique_ptr<Job> job_;  // null once taken
+  JobShell shell_;
   const Options options_;
   std::vector<GroupState> groups_;
-  std::vector<ParamState> params_;         // by index in the plan
-  std::vector<int32_t> slot_owner_;        // by slot: the group that wrote it last, -1: none
-  std::vector<std::weak_ptr<Use>> order_;  // uses of this pass, in order of their forwards
+  std::vector<ParamState> params_;           // by index in the plan
+  std::unique_ptr<fsdp::GroupLives> lives_;  // of groups_; made by Bind
+  std::vector<std::weak_ptr<Use>> order_;    // uses of this pass, in order of their forwards
   uint64_t attachment_ = 1;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/fsdp/gradient_slots.h"
 #include "client/torch/autograd_nodes.h"
 #include "client/torch/sharded_state.h"
 
@@ -53,6 +54,7 @@ Status ShardedState::Bind(const std::vector<std::pair<std::string, at::Tensor>>&
     param.stored_dtype = ScalarTypeOf(plan.dtype);
     param.unsharded_dtype = ScalarTypeOf(plan.unsharded_dtype);
   }
+  std::vector<int32_t> param_counts;
   for (int32_t g = 0; g < info.group_count; ++g) {
     const shardd_group_info plan = job_->group(g).info();
     GroupState group;
@@ -61,9 +63,11 @@ Status ShardedState::Bind(const std::vector<std::pair<std::string, at::Tensor>>&
     group.also_unshards.assign(plan.also_unshards, plan.also_unshards + plan.also_unshard_count);
     group.reshard_after_forward = plan.reshard_after_forward != 0;
     group.trainable = plan.trainable != 0;
-    group.present.assign((static_cast<size_t>(plan.param_count) + 7) / 8, 0);
     groups_.push_back(std::move(group));
+    param_counts.push_back(plan.param_count);
   }
+  lives_ = std::make_unique<fsdp::GroupLives>(shell_, param_counts,
+                                              fsdp::SharedSlots(fsdp::GradientRanges(*job_), groups_.size()));
   for (const auto& entry : tensors) {
     const at::Tensor& tensor = entry.second;
     const int32_t index = job_->FindParameter(entry.first);
@@ -135,16 +139,16 @@ void ShardedState::Adopt() {
 void ShardedState::ForgetMemory() {
   ++attachment_;
   order_.clear();
-  for (GroupState& group : groups_) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    GroupState& group = groups_[g];
     if (group.readers > 0) {
       for (const int32_t p : group.params) {
         params_[static_cast<size_t>(p)].storage->Clear();
       }
     }
-    group.holds = group.readers = group.awaiting_end = 0;
+    group.readers = group.awaiting_end = 0;
     ++group.hold_stamp;
-    group.prefetched = group.ran_forward = group.submitted = group.slot_ready = group.dirty = false;
-    std::fill(group.present.begin(), group.present.end(), uint8_t{0});
+    lives_->Forget(static_cast<int32_t>(g));
   }
   for (ParamState& param : params_) {
     param.gradient = at::Tensor();

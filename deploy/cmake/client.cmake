@@ -28,8 +28,12 @@ if(type STREQUAL "STATIC_LIBRARY")
   set_target_properties(shardd_cpp PROPERTIES EXPORT_NAME cpp)
   add_library(shardd::cpp ALIAS shardd_cpp)
 
+  # The life of a parameter group, which the adaptor compiles for itself; here for its tests.
+  shardd_folder(shardd_fsdp client/fsdp shardd_cpp)
+
   if(SHARDD_HAVE_TORCH)
-    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/client/torch/*.cc)
+    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/client/torch/*.cc
+      ${CMAKE_CURRENT_SOURCE_DIR}/client/fsdp/*.cc)
     if(sources)
       add_library(shardd_torch STATIC ${sources})
       target_link_libraries(shardd_torch PUBLIC shardd_cpp shardd_torch_deps PRIVATE shardd_options)

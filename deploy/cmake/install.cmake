@@ -18,8 +18,10 @@ if(TARGET shardd_client)
 endif()
 # The adaptor is installed as source: it has to match the trainer's own libtorch, compiler and C++ library.
 if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/client/torch)
-  install(DIRECTORY client/torch/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/torch
-    FILES_MATCHING PATTERN "*.h" PATTERN "*.cc")
+  foreach(folder torch fsdp)
+    install(DIRECTORY client/${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardd/client/${folder}
+      FILES_MATCHING PATTERN "*.h" PATTERN "*.cc")
+  endforeach()
 endif()
 # The services and what a job's JSON may say, as include/shardd/client/c/shardd.h refers to them; for clients of other languages, too.
 install(DIRECTORY proto/ DESTINATION ${CMAKE_INSTALL_DATADIR}/shardd/proto FILES_MATCHING PATTERN "*.proto")
