@@ -5,7 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 
 namespace shardd::python {
 

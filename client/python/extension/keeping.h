@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/unit.h"
 
 namespace shardd::python {

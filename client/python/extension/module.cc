@@ -10,7 +10,7 @@
 
 #include <utility>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/facts.h"
 #include "client/python/extension/keeping.h"

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/managed_param.h"
 
 namespace shardd::python {
@@ -121,7 +121,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<PyObject> KeepModel() const { return engine_ == nullptr ? nullptr : engine_->KeepModel(); }
   void set_idle();
 
-  // What the program has done to sharded parameters (engine_changes.cc). Adds what is new to `changes`; raises where it
+  // What the program has done to sharded parameters (engine/changes.cc). Adds what is new to `changes`; raises where it
   // cannot be taken.
   struct Change {
     std::shared_ptr<HeldShard> shard;

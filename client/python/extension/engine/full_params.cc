@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/unit.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/unit.h"
 

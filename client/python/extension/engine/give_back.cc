@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/unit.h"
 

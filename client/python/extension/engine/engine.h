@@ -1,5 +1,5 @@
-#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_H_
-#define SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_H_
+#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_ENGINE_H_
+#define SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_ENGINE_H_
 
 // One registered root module: its job, its units (unit.h), and what happens once per forward and once per backward.
 //
@@ -52,7 +52,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void WriteUpdateCount(int param, int64_t count);
   void Commit();
 
-  // Full parameters (engine_full_params.cc). All ranks enter together, outside of forward and backward; until they
+  // Full parameters (full_params.cc). All ranks enter together, outside of forward and backward; until they
   // leave nothing can be unsharded. With `writeback` the values that Write and WriteGradient give become everybody's
   // with Commit.
   void EnterFullParams(const Job::FullParams& options);
@@ -274,4 +274,4 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
 }  // namespace shardd::python
 
-#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_H_
+#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_ENGINE_ENGINE_H_

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "client/python/extension/engine.h"
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/errors.h"
 #include "client/torch/stream_wait.h"
 
