@@ -28,7 +28,7 @@ if(type STREQUAL "STATIC_LIBRARY")
   set_target_properties(shardd_cpp PROPERTIES EXPORT_NAME cpp)
   add_library(shardd::cpp ALIAS shardd_cpp)
 
-  # The life of a parameter group, which the adaptor compiles for itself; here for its tests.
+  # The life of a parameter group, which the adaptor and the Python extension compile for themselves; here for its tests.
   shardd_folder(shardd_fsdp client/fsdp shardd_cpp)
 
   if(SHARDD_HAVE_TORCH)

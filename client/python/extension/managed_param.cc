@@ -164,7 +164,7 @@ void ManagedParam::Forget() {
   slot_ = at::Tensor();
   HideOwnGradient();
   shard_->DropOwnGradient();
-  written_ = in_slot = pending = in_job = left_in_job = contributed = false;
+  written_ = pending = in_job = left_in_job = contributed = false;
 }
 
 void ManagedParam::LoseMemory() {

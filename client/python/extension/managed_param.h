@@ -108,7 +108,6 @@ class ManagedParam {
   bool has_own_gradient() const { return trainable && shard_->has_own_gradient(own_shown_on()); }
   // `scale` times it, to what WriteGradient has put into the slot.
   void WriteOwnGradient(double scale);
-  bool in_slot = false;      // this backward's gradient is there, not submitted
   bool pending = false;      // the job holds a gradient that `.grad` does not show yet
   bool in_job = false;       // the next step updates with what was submitted
   bool left_in_job = false;  // a step of torch's optimizer has used it, and the job has it still

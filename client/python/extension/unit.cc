@@ -5,7 +5,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "client/python/extension/errors.h"
@@ -45,13 +44,7 @@ void Unit::Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups) 
   group_ids_ = groups;
   groups_.clear();
   for (const int id : groups) {
-    const shardd_group_info info = engine_->job().group(id).info();
-    Group group;
-    group.id = id;
-    group.trainable = info.trainable != 0;
-    group.present.assign((static_cast<size_t>(info.param_count) + 7) / 8, 0);
-    group.fresh = group.present;
-    groups_.push_back(std::move(group));
+    groups_.push_back({id, engine_->job().group(id).info().trainable != 0, {}});
   }
   engine_->AddUnit(this);
 }
@@ -246,7 +239,9 @@ py::object Unit::PostForward(py::handle output) {
   }
   group_training_ = Training::kIdle;
   const bool has_backward = c10::GradMode::is_enabled() && RegisterPreBackward(output);
-  ran_forward_ = ran_forward_ || has_backward;
+  for (size_t i = 0; has_backward && i < groups_.size(); ++i) {
+    lives().RanForward(groups_[i].id);
+  }
   state_training_ = Training::kIdle;
   py::object result = CastOutput(output);
   return engine_->EndForward(this, std::move(result), has_backward);
@@ -256,10 +251,9 @@ void Unit::AskDaemon(bool backward) {
   engine_->CheckOutsideFullParams("unshard");
   engine_->EnterPassByHand(backward);
   CheckUnchanged();
-  for (Group& group : groups_) {
-    if (group.holds == 0) {
-      Check(engine_->job().group(group.id).UnshardAsync(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
-      ++group.holds;
+  for (const Group& group : groups_) {
+    if (lives().holds(group.id) == 0) {
+      Check(lives().Unshard(group.id, backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
     }
   }
 }
@@ -296,16 +290,11 @@ void Unit::Unshard() {
     return;
   }
   AskDaemon(backward);
-  Job& job = engine_->job();
-  const bool may_wait = !engine_->settled();
-  for (Group& group : groups_) {
-    std::optional<NoGil> no_gil;
-    if (may_wait) {
-      no_gil.emplace();
-    }
-    Check(job.group(group.id).Wait());
+  for (const Group& group : groups_) {
+    Check(lives().Wait(group.id));
   }
   engine_->set_settled();
+  const Job& job = engine_->job();
   for (const Use& use : uses()) {
     const int param = use.param->daemon_param;
     use.param->PointUnsharded(full_precision_ ? shardd_stored_parameter_data(job.c_job(), param)
@@ -341,11 +330,8 @@ void Unit::ToSharded() {
       RegisterParams(/*unsharded=*/false);
     }
   }
-  for (Group& group : groups_) {
-    group.stays = false;
-    for (; group.holds > 0; --group.holds) {
-      Check(engine_->job().group(group.id).Reshard());
-    }
+  for (const Group& group : groups_) {
+    Check(lives().ReshardAll(group.id));
   }
   if (written != nullptr) {
     Check(Status(Code::kFailedPrecondition,

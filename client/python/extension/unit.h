@@ -113,7 +113,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool unsharded() const { return unsharded_; }
   // The pass is entered for it.
   bool in_use() const {
-    return unsharded_ || std::any_of(groups_.begin(), groups_.end(), [](const Group& g) { return g.holds > 0; });
+    return unsharded_ ||
+           std::any_of(groups_.begin(), groups_.end(), [this](const Group& g) { return lives().holds(g.id) > 0; });
   }
   Training group_training() const { return group_training_; }
   uint64_t backward_number() const { return backward_number_; }  // of its last PostBackward, among those of all units
@@ -132,10 +133,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Where modules have `before`, they have `now`.
   void PutObject(pybind11::handle before, pybind11::handle now) const;
 
+  // From the engine's shell: around the submission of what the group's slot holds.
+  void BeforeSubmit(int group);
+  void AfterSubmit(int group);
+
   // From the engine.
   uint64_t generation() const;
-  void SubmitGroup(int id);  // if something was written for it
-  void SubmitRest();         // what this backward still owes
+  void SubmitRest();  // what this backward still owes
   void EndBackward();
   void EndPartialBackward();  // only of the units that were in it
   bool HasUnfrozen() const;   // a parameter that the job does not train
@@ -167,13 +171,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
     int id = 0;
     bool trainable = false;
     std::vector<size_t> params;  // indices into params_, by the daemon's index
-    std::vector<uint8_t> present;
-    std::vector<uint8_t> fresh;
-    int holds = 0;  // unshards not yet paired with a reshard
-    bool slot_ready = false;
-    bool dirty = false;      // some bit of `present` is set
-    bool submitted = false;  // in this backward
-    bool stays = false;      // unsharded since an earlier backward, of which the daemon knows nothing in this one
   };
   struct Use {
     std::shared_ptr<ManagedParam> param;
@@ -181,7 +178,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   };
   void CheckInGraph(uint64_t generation) const;
   void AskDaemon(bool backward);
-  void PrepareSlot(Group& group);
+  fsdp::GroupLives& lives() { return engine_->groups(); }
+  const fsdp::GroupLives& lives() const { return std::as_const(*engine_).groups(); }
+  const Group& group_of(int id) const;
+  bool ran_forward() const;                       // since the last whole backward was closed
+  bool in_slot(const ManagedParam& param) const;  // this backward's gradient is there, not submitted
   const std::vector<Use>& uses() const { return full_precision_ ? stored_uses_ : uses_; }
   void RegisterParams(bool unsharded);
   // After forward, and before what computes with it again.
@@ -198,7 +199,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void SubmitOwnGradients();
   // Parameters of a flat parameter that has got a gradient in this backward, and they have not.
   void CompleteFlatGradients();
-  void Submit(Group& group);
   void EndGroups();
   bool RegisterPreBackward(pybind11::handle output);
 
@@ -214,7 +214,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool unsharded_ = false;
   bool requested_ = false;     // since the last Unshard
   bool shards_shown_ = false;  // it is unsharded, and modules have the sharded parameters
-  bool ran_forward_ = false;   // since the last backward was closed
   Training state_training_ = Training::kIdle;
   Training group_training_ = Training::kIdle;
   uint64_t backward_number_ = 0;

@@ -9,13 +9,6 @@
 #include "client/python/extension/unit.h"
 
 namespace shardd::python {
-namespace {
-
-uint8_t BitOf(const ManagedParam& param) { return static_cast<uint8_t>(1u << (param.index_in_group % 8)); }
-size_t ByteOf(const ManagedParam& param) { return static_cast<size_t>(param.index_in_group) / 8; }
-
-}  // namespace
-
 void Unit::PreBackward(uint64_t generation) {
   const py::gil_scoped_acquire gil;
   CheckInGraph(generation);
@@ -45,101 +38,62 @@ void Unit::PostBackward() {
   const py::gil_scoped_acquire gil;
   group_training_ = Training::kPostBackward;
   backward_number_ = engine_->NextBackward();
-  for (Group& group : groups_) {
-    if (group.dirty) {
-      Submit(group);
-    }
+  for (const Group& group : groups_) {
+    Check(lives().Submit(group.id));
   }
   if (reshard_after_backward) {
     ToSharded();
   }
 }
 
-void Unit::PrepareSlot(Group& group) {
-  engine_->TakeSlot(this, group.id);
-  {
-    const Waiting waiting;
-    std::optional<NoGil> no_gil;
-    if (PyGILState_Check() != 0) {
-      no_gil.emplace();
-    }
-    Check(engine_->job().group(group.id).WaitGradientSlot());
-  }
-  group.slot_ready = true;
+const Unit::Group& Unit::group_of(int id) const {
+  return *std::find_if(groups_.begin(), groups_.end(), [id](const Group& group) { return group.id == id; });
+}
+
+bool Unit::ran_forward() const { return !groups_.empty() && lives().ran_forward(groups_.front().id); }
+
+bool Unit::in_slot(const ManagedParam& param) const {
+  return lives().HasGradient(groups_[param.unit_group].id, param.index_in_group);
 }
 
 void Unit::OnGradient(size_t index, const at::Tensor& gradient) {
   ManagedParam& param = *params_[index];
-  Group& group = groups_[param.unit_group];
+  const int group = groups_[param.unit_group].id;
   (void)engine_->job();  // in the order of the stream that this gradient is written in
   if (KeepsOwnGradient(param)) {
     param.AddOwnGradient(gradient);
     return;
   }
-  if (!group.slot_ready) {
-    PrepareSlot(group);
-  }
-  if (!param.in_slot) {
-    if (param.BeginGradient(engine_->steps())) {
-      group.fresh[ByteOf(param)] |= BitOf(param);
-    }
-    group.present[ByteOf(param)] |= BitOf(param);
-  }
-  param.WriteGradient(gradient, gradient_scale, /*add=*/param.in_slot);
-  if (!param.in_slot && !param.contributed) {
+  Check(lives().PrepareGradients(group));
+  const bool adds = in_slot(param);
+  const bool fresh = !adds && param.BeginGradient(engine_->steps());
+  param.WriteGradient(gradient, gradient_scale, /*add=*/adds);
+  if (!adds && !param.contributed) {
     param.WriteOwnGradient(gradient_scale);
   }
-  param.in_slot = true;
-  group.dirty = true;
+  lives().MarkGradient(group, param.index_in_group, fresh);
 }
 
-void Unit::Submit(Group& group) {
-  ParameterGroup handle = engine_->job().group(group.id);
-  if (group.stays) {
-    Check(handle.UnshardAsync(SHARDD_BACKWARD));
-    Check(handle.Wait());
-  }
-  for (const size_t index : group.params) {
+void Unit::BeforeSubmit(int id) {
+  for (const size_t index : group_of(id).params) {
     if (params_[index]->trainable) {
       params_[index]->shard().LeaveGradientToJob(engine_->steps(), shows_gradients());
     }
   }
-  {
-    const Waiting waiting;  // a stream may have to be waited for
-    std::optional<NoGil> no_gil;
-    if (PyGILState_Check() != 0) {
-      no_gil.emplace();
-    }
-    Check(handle.SubmitGradients(group.present.data(), group.fresh.data()));
-  }
-  if (std::exchange(group.stays, false)) {
-    Check(handle.Reshard());
-  }
-  for (const size_t index : group.params) {
-    ManagedParam& param = *params_[index];
-    if (param.in_slot) {
-      param.in_slot = false;
-      param.pending = param.in_job = param.contributed = true;
-      param.left_in_job = false;
-    }
-  }
-  std::fill(group.present.begin(), group.present.end(), uint8_t{0});
-  std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
-  group.dirty = false;
-  group.slot_ready = false;
-  group.submitted = true;
 }
 
-void Unit::SubmitGroup(int id) {
-  for (Group& group : groups_) {
-    if (group.id == id && group.dirty) {
-      Submit(group);
+void Unit::AfterSubmit(int id) {
+  for (const size_t index : group_of(id).params) {
+    ManagedParam& param = *params_[index];
+    if (in_slot(param)) {
+      param.pending = param.in_job = param.contributed = true;
+      param.left_in_job = false;
     }
   }
 }
 
 void Unit::CompleteFlatGradients() {
-  const auto has_gradient = [](const ManagedParam& param) { return param.contributed || param.in_slot; };
+  const auto has_gradient = [this](const ManagedParam& param) { return param.contributed || in_slot(param); };
   if (completes_gradients &&
       std::any_of(params_.begin(), params_.end(), [&](const auto& param) { return has_gradient(*param); })) {
     for (size_t index = 0; index < params_.size(); ++index) {
@@ -166,9 +120,9 @@ void Unit::CompleteFlatGradients() {
 }
 
 void Unit::SubmitOwnGradients() {
-  for (size_t index = 0; ran_forward_ && index < params_.size(); ++index) {
+  for (size_t index = 0; ran_forward() && index < params_.size(); ++index) {
     ManagedParam& param = *params_[index];
-    if (!param.contributed && !param.in_slot && !KeepsOwnGradient(param) && param.has_own_gradient()) {
+    if (!param.contributed && !in_slot(param) && !KeepsOwnGradient(param) && param.has_own_gradient()) {
       OnGradient(index, param.ZeroGradient());
     }
   }
@@ -177,39 +131,26 @@ void Unit::SubmitOwnGradients() {
 void Unit::SubmitRest() {
   SubmitOwnGradients();
   CompleteFlatGradients();
-  for (Group& group : groups_) {
+  for (const Group& group : groups_) {
     if (!group.trainable) {
       continue;
     }
     if (reduce_scatter_unused_params) {
       for (const size_t index : group.params) {
         ManagedParam& param = *params_[index];
-        if (param.trainable && param.requires_grad() && !param.contributed && !param.in_slot) {
+        if (param.trainable && param.requires_grad() && !param.contributed && !in_slot(param)) {
           OnGradient(index, param.ZeroGradient());
         }
       }
     }
-    // Ran forward without any gradient: says so with an empty mask, which is PyTorch's None and no missing
-    // contribution.
-    if (!group.dirty && ran_forward_ && !group.submitted) {
-      PrepareSlot(group);
-      group.dirty = true;
-    }
-    if (group.dirty && !ran_forward_) {
-      // The rank has not touched the group: it takes part in its backward all the same.
-      ParameterGroup handle = engine_->job().group(group.id);
-      Check(handle.UnshardAsync(SHARDD_BACKWARD));
-      Check(handle.Wait());
-      Submit(group);
-      Check(handle.Reshard());
-    } else if (group.dirty) {
-      Submit(group);
-    }
+    Check(lives().SubmitOwed(group.id));
   }
 }
 
 void Unit::EndBackward() {
-  ran_forward_ = false;
+  for (const Group& group : groups_) {
+    lives().EndForward(group.id);
+  }
   EndGroups();
 }
 
@@ -220,9 +161,8 @@ void Unit::EndPartialBackward() {
 }
 
 void Unit::EndGroups() {
-  for (Group& group : groups_) {
-    group.submitted = false;
-    group.stays = unsharded_;
+  for (const Group& group : groups_) {
+    lives().EndBackward(group.id, /*stays=*/unsharded_);
   }
   for (const auto& param : params_) {
     if (std::exchange(param->contributed, false)) {
@@ -233,13 +173,10 @@ void Unit::EndGroups() {
 }
 
 void Unit::AbandonBackward() {
-  for (Group& group : groups_) {
-    group.slot_ready = group.dirty = false;
-    std::fill(group.present.begin(), group.present.end(), uint8_t{0});
-    std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
+  for (const Group& group : groups_) {
+    lives().AbandonBackward(group.id);
   }
   for (const auto& param : params_) {
-    param->in_slot = false;
     // The job may have what other ranks needed of it, so `in_job` stays: a step without `.grad` then drops it.
     param->pending = param->pending && !param->contributed;
     param->contributed = false;  // its own gradient stays

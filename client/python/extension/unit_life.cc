@@ -55,7 +55,6 @@ void Unit::Unbind() {
   shards_.clear();
   groups_.clear();
   group_ids_.clear();
-  ran_forward_ = false;
   set_idle();
 }
 
@@ -115,11 +114,8 @@ void Unit::LoseMemory() {
 }
 
 void Unit::ForgetMemory() {
-  for (Group& group : groups_) {
-    group.holds = 0;
-    group.slot_ready = group.dirty = group.submitted = group.stays = false;
-    std::fill(group.present.begin(), group.present.end(), uint8_t{0});
-    std::fill(group.fresh.begin(), group.fresh.end(), uint8_t{0});
+  for (const Group& group : groups_) {
+    lives().Forget(group.id);
   }
   if (unsharded_) {
     for (const Use& use : uses()) {
@@ -135,7 +131,7 @@ void Unit::ForgetMemory() {
   for (const auto& shard : shards_) {
     shard->ForgetGradient();
   }
-  unsharded_ = requested_ = ran_forward_ = false;
+  unsharded_ = requested_ = false;
   set_idle();
 }
 

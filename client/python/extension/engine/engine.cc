@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/fsdp/gradient_slots.h"
 #include "client/python/extension/errors.h"
 #include "client/python/extension/unit.h"
 
@@ -12,6 +13,14 @@ namespace {
 constexpr int64_t kDefaultTimeoutMs = 300'000;  // the library's own (shardd_attach_options.timeout_ms)
 
 Status Take(shardd_status* status) { return Status::Take(status); }
+
+std::vector<int32_t> ParamCounts(Job& job) {
+  std::vector<int32_t> counts(static_cast<size_t>(job.info().group_count));
+  for (size_t g = 0; g < counts.size(); ++g) {
+    counts[g] = job.group(static_cast<int32_t>(g)).info().param_count;
+  }
+  return counts;
+}
 
 }  // namespace
 
@@ -44,11 +53,15 @@ std::shared_ptr<Engine> Engine::Attach(const std::string& spec_json, int rank, i
   return engine;
 }
 
-Engine::Engine(std::unique_ptr<Job> job, at::Device device) : job_(std::move(job)), device_(device) {
+Engine::Engine(std::unique_ptr<Job> job, at::Device device)
+    : job_(std::move(job)),
+      device_(device),
+      shell_(*this),
+      groups_(shell_, ParamCounts(*job_),
+              fsdp::SharedSlots(fsdp::GradientRanges(*job_), static_cast<size_t>(job_->info().group_count))) {
   if (job_->info().offloaded == 0) {
     state_device_ = device;
   }
-  FindSlots();
 }
 
 Engine::~Engine() {
@@ -78,74 +91,20 @@ Job& Engine::session() {
   return *job_;
 }
 
+void Engine::AddUnit(Unit* unit) {
+  units_.push_back(unit);
+  shell_.Add(*unit);
+}
+
 void Engine::RemoveUnit(const Unit* unit) {
   units_.erase(std::remove(units_.begin(), units_.end(), unit), units_.end());
   if (forward_root_ == unit) {
     forward_root_ = nullptr;
   }
-  for (SlotOwner& owner : slot_owners_) {
-    if (owner.unit == unit) {
-      owner = SlotOwner();
-    }
+  shell_.Remove(*unit);
+  for (const int group : unit->groups()) {
+    groups_.Forget(group);
   }
-}
-
-// Slots are disjoint and groups in one slot all start at its beginning, so overlap tells which groups share one.
-void Engine::FindSlots() {
-  const shardd_job_info info = job_->info();
-  struct Range {
-    const char* begin;
-    const char* end;
-    int group;
-  };
-  std::vector<Range> ranges;
-  for (int32_t p = 0; p < info.param_count; ++p) {
-    const auto* data = static_cast<const char*>(job_->gradient_data(p));
-    if (data != nullptr) {
-      const shardd_param_info param = job_->parameter_info(p);
-      const int dtype = param.unsharded_dtype;
-      const int64_t element_bytes = dtype == SHARDD_FLOAT64 ? 8 : dtype == SHARDD_FLOAT32 ? 4 : 2;
-      ranges.push_back({data, data + param.numel * element_bytes, param.group});
-    }
-  }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  // Union of groups whose ranges overlap; by the smallest group.
-  slot_of_group_.resize(static_cast<size_t>(info.group_count));
-  for (size_t g = 0; g < slot_of_group_.size(); ++g) {
-    slot_of_group_[g] = static_cast<int>(g);
-  }
-  const auto find = [this](int group) {
-    while (slot_of_group_[static_cast<size_t>(group)] != group) {
-      group = slot_of_group_[static_cast<size_t>(group)];
-    }
-    return group;
-  };
-  const char* reached = nullptr;
-  int holder = 0;
-  for (const Range& range : ranges) {
-    if (reached != nullptr && range.begin < reached) {
-      const int a = find(holder);
-      const int b = find(range.group);
-      slot_of_group_[static_cast<size_t>(std::max(a, b))] = std::min(a, b);
-    }
-    if (reached == nullptr || range.end > reached) {
-      reached = range.end;
-      holder = range.group;
-    }
-  }
-  for (size_t g = 0; g < slot_of_group_.size(); ++g) {
-    slot_of_group_[g] = find(static_cast<int>(g));
-  }
-  slot_owners_.assign(slot_of_group_.size(), SlotOwner());
-}
-
-void Engine::TakeSlot(Unit* unit, int group) {
-  SlotOwner& owner = slot_owners_[static_cast<size_t>(slot_of_group_[static_cast<size_t>(group)])];
-  if (owner.unit != nullptr && owner.group != group) {
-    // Its backward has not ended; what it has so far goes out now, the rest with a second submission.
-    owner.unit->SubmitGroup(owner.group);
-  }
-  owner = {unit, group};
 }
 
 void Engine::Write(int param, const at::Tensor& rows, int64_t first) {
@@ -259,7 +218,6 @@ void Engine::Reattach() {
     Check(session().Reattach());
   }
   stream_.reset();
-  slot_owners_.assign(slot_of_group_.size(), SlotOwner());
   LoadMemory();
 }
 

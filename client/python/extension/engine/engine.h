@@ -22,6 +22,8 @@
 #include <vector>
 
 #include "client/cpp/shardd.h"
+#include "client/fsdp/group_lives.h"
+#include "client/python/extension/engine/shell.h"
 
 namespace shardd::python {
 
@@ -40,8 +42,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  // Units in the order of the module tree. Called once, before any of them runs.
-  void AddUnit(Unit* unit) { units_.push_back(unit); }
+  // Units in the order of the module tree, each with its groups. Called once, before any of them runs.
+  void AddUnit(Unit* unit);
   void RemoveUnit(const Unit* unit);
 
   // Gives the elements of `rows` to the job, from element `first` of parameter `param` on. Before version 1 and in a
@@ -181,8 +183,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // gradients are shown where this backward ends; the forward of the whole model, if there was one, keeps its own.
   void QueuePartialFinal();
   void set_whole_backward() { partial_backward_ = false; }
-  // The unit's group has written into a slot that `group` shares; it is submitted first.
-  void TakeSlot(Unit* unit, int group);
+  // Of all units, by the daemon's numbers.
+  fsdp::GroupLives& groups() { return groups_; }
+  const fsdp::GroupLives& groups() const { return groups_; }
   // In the order of this thread's current stream, on a GPU.
   Job& job();
   // What the job has offloaded is there for the host, too: of a GPU's stream that waits for it. REQUIRES: the GIL is
@@ -227,7 +230,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void PausePass();
   void CheckBetweenPasses(const char* what);
   void ReshardAll();
-  void FindSlots();
   void GiveGradientsBack();
   bool CopyOut(int param, const void* data, at::Tensor& out);
 
@@ -263,13 +265,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint64_t backwards_ = 0;  // of units
   int64_t steps_ = 0;
   at::Tensor update_counts_;
-  // Groups whose gradient slots overlap have the same slot number; who has written into it and not submitted.
-  std::vector<int> slot_of_group_;
-  struct SlotOwner {
-    Unit* unit = nullptr;
-    int group = -1;
-  };
-  std::vector<SlotOwner> slot_owners_;
+  EngineShell shell_;
+  fsdp::GroupLives groups_;
 };
 
 }  // namespace shardd::python

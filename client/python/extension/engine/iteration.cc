@@ -175,7 +175,6 @@ void Engine::ResetIteration() {
   for (Unit* unit : units_) {
     unit->AbandonBackward();
   }
-  slot_owners_.assign(slot_of_group_.size(), SlotOwner());
   // The pass stays entered: other ranks may be in it, and wait for this one to do its backward again.
   // Where all ranks have failed they begin again together, so that nothing of the first try is left. Else the others
   // wait for this rank's backward, and its next forward is part of their pass.
