@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -5,10 +6,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/page_scan.h"
 #include "common/shm/session_view.h"
 #include "common/shm/slab_internal.h"
+#include "common/shm/unique_fd.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -113,7 +118,11 @@ absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::
   return absl::OkStatus();
 }
 
-int64_t HugeMappedBytes(const void* data) {
+namespace {
+
+// Where the kernel does not scan page tables. It looks at all mappings of the process before this one, and no other
+// thread can map memory meanwhile.
+int64_t HugeBytesOfMaps(const void* data) {
   FILE* smaps = std::fopen("/proc/self/smaps", "re");
   if (smaps == nullptr) {
     return 0;
@@ -138,6 +147,37 @@ int64_t HugeMappedBytes(const void* data) {
   }
   std::fclose(smaps);
   return huge_bytes;
+}
+
+// The word in brackets: "always within_size [advise] never".
+std::string ChosenIn(const char* path) {
+  std::ifstream file(path);
+  std::string word;
+  while (file >> word) {
+    if (word.front() == '[') return word;
+  }
+  return "";
+}
+
+// Whether the kernel may give shared memory huge pages at all; by default it does not.
+bool HugePagesAreOffered() {
+  const std::string of_size = ChosenIn("/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled");
+  const std::string of_all = ChosenIn("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  const std::string& chosen = of_size.empty() || of_size == "[inherit]" ? of_all : of_size;
+  return of_all != "[deny]" && (of_all == "[force]" || chosen != "[never]");
+}
+
+}  // namespace
+
+int64_t HugeMappedBytes(const void* data, int64_t size_bytes) {
+  if (size_bytes < kHugePageBytes || !HugePagesAreOffered()) {
+    return 0;
+  }
+  const UniqueFd page_map(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  int64_t huge_bytes = 0;
+  const absl::Status scanned = ScanPages(page_map.get(), data, 0, size_bytes, {.all_of = kPageHuge},
+                                         [&](int64_t first, int64_t end) { huge_bytes += end - first; });
+  return scanned.ok() ? huge_bytes : HugeBytesOfMaps(data);
 }
 
 }  // namespace shardd::shm_internal

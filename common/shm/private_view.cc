@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shm/page_scan.h"
 #include "common/shm/session_view.h"
 #include "common/shm/slab_internal.h"
 #include "common/status/status_macros.h"
@@ -21,32 +22,13 @@ namespace shardd {
 namespace {
 
 using shm_internal::ErrnoStatus;
+using shm_internal::kPageOfFile;
+using shm_internal::kPagePresent;
+using shm_internal::kPageSwapped;
+using shm_internal::kPageWritten;
+using shm_internal::ScanPages;
 
-// <linux/fs.h> and <linux/userfaultfd.h> have these since kernel 6.7.
-struct PageRegion {
-  uint64_t start = 0;
-  uint64_t end = 0;
-  uint64_t categories = 0;
-};
-struct ScanArgument {
-  uint64_t size = sizeof(ScanArgument);
-  uint64_t flags = 0;
-  uint64_t start = 0;
-  uint64_t end = 0;
-  uint64_t walk_end = 0;
-  uint64_t vec = 0;
-  uint64_t vec_len = 0;
-  uint64_t max_pages = 0;
-  uint64_t category_inverted = 0;
-  uint64_t category_mask = 0;
-  uint64_t category_anyof_mask = 0;
-  uint64_t return_mask = 0;
-};
-constexpr unsigned long kPageMapScan = _IOWR('f', 16, ScanArgument);
-constexpr uint64_t kWritten = 1 << 1;
-constexpr uint64_t kFile = 1 << 2;
-constexpr uint64_t kPresent = 1 << 3;
-constexpr uint64_t kSwapped = 1 << 4;
+// <linux/userfaultfd.h> has these since kernel 6.7.
 constexpr uint64_t kTrackFeatures = 1 << 12 | 1 << 13 | 1 << 15;  // WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC
 constexpr int kUserModeOnly = 1;
 
@@ -75,33 +57,6 @@ std::vector<PrivateView::Range> Merged(std::vector<PrivateView::Range> ranges) {
     }
   }
   return merged;
-}
-
-// Calls the scan from `begin` on until all is looked at. The argument's categories are the caller's.
-absl::Status Scan(int page_map, ScanArgument argument, const char* begin, PrivateView::Range in,
-                  std::vector<PrivateView::Range>* found) {
-  std::array<PageRegion, 256> regions;
-  const auto base = reinterpret_cast<uintptr_t>(begin);
-  argument.start = base + static_cast<uintptr_t>(in.first);
-  argument.end = base + static_cast<uintptr_t>(in.end);
-  argument.vec = reinterpret_cast<uintptr_t>(regions.data());
-  argument.vec_len = regions.size();
-  while (argument.start < argument.end) {
-    const int count = ioctl(page_map, kPageMapScan, &argument);
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count < 0) {
-      return ErrnoStatus(errno, "scan the page table", "pagemap");
-    }
-    for (int i = 0; i < count; ++i) {
-      Append({static_cast<int64_t>(regions[static_cast<size_t>(i)].start - base),
-              static_cast<int64_t>(regions[static_cast<size_t>(i)].end - base)},
-             found);
-    }
-    argument.start = argument.walk_end;
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Try() {
@@ -162,7 +117,7 @@ absl::StatusOr<PrivateView> PrivateView::Of(const MappedSlab& slab, UniqueFd fd)
   view.begin_ = slab.At<char>(0);
   SHARDD_RETURN_IF_ERROR(shm_internal::PopulatePages(view.begin_, view.size_bytes_, /*writable=*/false, "received"));
   // With huge pages there are few entries to look at, and tracking would split them.
-  if (shm_internal::HugeMappedBytes(view.begin_) == 0 && !view.Track().ok()) {
+  if (shm_internal::HugeMappedBytes(view.begin_, view.size_bytes_) == 0 && !view.Track().ok()) {
     view.tracker_.reset();
   }
   return view;
@@ -190,10 +145,11 @@ absl::Status PrivateView::Track() {
 }
 
 absl::StatusOr<std::vector<PrivateView::Range>> PrivateView::Tracked() const {
-  ScanArgument argument;
-  argument.category_mask = argument.return_mask = kWritten;
   std::vector<Range> written;
-  SHARDD_RETURN_IF_ERROR(Scan(page_map_.get(), argument, begin_, {0, size_bytes_}, &written));
+  SHARDD_RETURN_IF_ERROR(
+      ScanPages(page_map_.get(), begin_, 0, size_bytes_, {.all_of = kPageWritten}, [&](int64_t first, int64_t end) {
+        Append({first, end}, &written);
+      }));
   return written;
 }
 
@@ -212,12 +168,12 @@ absl::StatusOr<std::vector<PrivateView::Range>> PrivateView::Changed() const {
 }
 
 absl::Status PrivateView::FindPrivate(Range in, std::vector<Range>* found) const {
-  ScanArgument argument;
-  argument.category_inverted = argument.category_mask = kFile;
-  argument.category_anyof_mask = kPresent | kSwapped;
-  argument.return_mask = kFile | kPresent | kSwapped;
   const size_t before = found->size();
-  const absl::Status status = Scan(page_map_.get(), argument, begin_, in, found);
+  const absl::Status status =
+      ScanPages(page_map_.get(), begin_, in.first, in.end,
+                {.none_of = kPageOfFile, .any_of = kPagePresent | kPageSwapped}, [&](int64_t first, int64_t end) {
+                  Append({first, end}, found);
+                });
   if (status.ok()) {
     return status;
   }

@@ -30,9 +30,9 @@ enum class PopulateWith {
 absl::Status PopulatePages(void* data, int64_t size_bytes, bool writable, absl::string_view object,
                            PopulateWith with = PopulateWith::kKernel);
 
-// Bytes of the mapping at `data` that the kernel maps with huge page table entries, from /proc/self/smaps; 0 if
-// unknown.
-int64_t HugeMappedBytes(const void* data);
+// Bytes of the mapping of a slab at `data` that the kernel maps with huge page table entries; 0 if unknown. What other
+// memory the process has mapped costs nothing (but before kernel 6.7, where huge pages of shared memory are offered).
+int64_t HugeMappedBytes(const void* data, int64_t size_bytes);
 
 }  // namespace shardd::shm_internal
 
