@@ -16,6 +16,8 @@ namespace {
 constexpr int kOfSilenceAfterGivingUp = 12;
 constexpr absl::Duration kLeastSilence = absl::Seconds(1);
 constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
+// How long the end of a job waits for its sessions' memory to be free.
+constexpr absl::Duration kFreeSessions = absl::Seconds(1);
 
 float GradientScale(const ShardPlan& plan) {
   const double factor = plan.config.gradient_divide_factor();
@@ -100,6 +102,15 @@ JobCore::JobCore(Init init)
 }
 
 JobCore::~JobCore() {
+  // Freeing a session's memory waits for the lock of its file, which a trainer holds for as long as a write of its own
+  // into it lasts: for ever, if what it writes never comes. Then that memory is left to it, and no other.
+  if (!memory_worker_->Stop(kFreeSessions)) {
+    LogWarning(absl::StrCat("job ", name(), ": memory of its ranks' sessions is not free after ",
+                            absl::FormatDuration(kFreeSessions),
+                            ": it is very much, or a trainer's write does not end"));
+    (void)memory_worker_.release();
+    for (std::unique_ptr<Device>& device : own_devices_) (void)device.release();  // of that memory
+  }
   if (nodes_ != nullptr) {  // the exchange is the collective's, and uses the links
     nodes_->ForgetExchange();
     collective_.reset();

@@ -364,12 +364,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const v1::JobSpec spec_;
   const std::shared_ptr<const ShardPlan> plan_;
   const std::unique_ptr<JobMemory> memory_;
-  const std::vector<std::unique_ptr<Device>> own_devices_;
+  std::vector<std::unique_ptr<Device>> own_devices_;
   const std::vector<Device*> devices_;
   const OptimizerDevices optimizer_devices_;
   std::unique_ptr<Collective> collective_;  // constant, until the end
   CoreLoop* const loop_;
-  const std::unique_ptr<CoreLoop> memory_worker_;
+  std::unique_ptr<CoreLoop> memory_worker_;  // these two are constant until the end
   const absl::Time created_;
   const std::optional<v1::LostJob> lost_;  // what one of this name had before
   const float gradient_scale_;

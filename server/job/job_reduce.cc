@@ -47,8 +47,10 @@ absl::Status JobCore::IssueReduce(PairKey key, const std::vector<int>& ranks, co
   request.plan = plan_.get();
   request.group = group;
   request.gradients = memory_->pointers().gradients;
-  request.gradients_file =
-      memory_->gradients()->on_host() && world_size() <= kRanksOfOneFile ? memory_->gradients()->fd() : -1;
+  // A write through the file waits for a trainer's own write into it, which may never end, and all jobs of the device
+  // wait with it: only where all of them are the same user's.
+  const bool through_file = memory_->gradients()->on_host() && world_size() <= kRanksOfOneFile && owner_.IsTheDaemons();
+  request.gradients_file = through_file ? memory_->gradients()->fd() : -1;
   request.staging = memory_->StagingByRank(*plan_);
   request.staging_bytes = plan_->staging_bytes;
   request.reduce_dtype = plan.mixed_precision.reduce_dtype();

@@ -44,6 +44,8 @@ struct Tenant {
   // Whether `caller` may have what this tenant owns: it has the uid, and the secret where there is one. A secret that
   // nobody asks for does not matter here.
   bool Admits(const Tenant& caller) const;
+  // Whether it is the user that this daemon runs as, without a secret: who could stop the daemon anyway.
+  bool IsTheDaemons() const;
   // The same uid and secret, or both without.
   friend bool operator==(const Tenant& a, const Tenant& b) {
     return a.secret.has_value() == b.secret.has_value() && a.Admits(b);

@@ -1,6 +1,5 @@
 #include "server/device/cpu/cpu_ops.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,12 +23,14 @@ constexpr int64_t kSliceAlignment = 4096;
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kFilePieceBytes = 32 * kPageBytes;
 
-// Whether a page in the middle of [data, data + numel) is absent. Pages come and go in long runs, so one is enough.
-bool IsAbsent(const float* data, int64_t numel) {
-  if (numel * static_cast<int64_t>(sizeof(float)) < kFilePieceBytes) return false;
-  const auto middle = reinterpret_cast<uintptr_t>(data + numel / 2) / kPageBytes * kPageBytes;
-  unsigned char present = 1;
-  return mincore(reinterpret_cast<void*>(middle), kPageBytes, &present) == 0 && (present & 1) == 0;
+// Whether a page in the middle of the file's [offset_bytes, offset_bytes + size_bytes) is absent. Pages come and go in
+// long runs, so one is enough. The file is asked and not the mapping (mincore), which would wait for whatever maps
+// and unmaps memory elsewhere in the process: gigabytes of other jobs.
+bool IsAbsent(int file, int64_t offset_bytes, int64_t size_bytes) {
+  if (size_bytes < kFilePieceBytes) return false;
+  const int64_t middle = (offset_bytes + size_bytes / 2) / kPageBytes * kPageBytes;
+  const off_t present = lseek(file, middle, SEEK_DATA);
+  return present > middle || (present < 0 && errno == ENXIO);
 }
 
 struct Slice {
@@ -53,7 +54,9 @@ struct Slice {
     Reduce(op, sources);
   }
   void Reduce(const ReduceOp& op, const std::vector<const void*>& sources) const {
-    if (op.dst_file >= 0 && !op.accumulate && IsAbsent(op.dst + first, count)) {
+    constexpr auto kFloatBytes = static_cast<int64_t>(sizeof(float));
+    if (op.dst_file >= 0 && !op.accumulate &&
+        IsAbsent(op.dst_file, op.dst_file_offset_bytes + first * kFloatBytes, count * kFloatBytes)) {
       ReduceThroughFile(op, sources);
       return;
     }
