@@ -93,12 +93,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "the slabs and the counts of the other node", "All of another node's state has come.",
        "Everything below reads what is committed."},
       {"copy back", kNobodyAttached, 0,
-       [](const JobCore& job) {
-         return job.former_writers_.waiting() && job.former_writers_.none() && !job.values_.undo().undoing();
-       },
+       [](const JobCore& job) { return job.snapshots_.MayCopyBack() && !job.values_.undo().undoing(); },
        [](JobCore& job) {
-         job.former_writers_.StopWaiting();
-         job.CopyBack();
+         job.snapshots_.CopyBack();
          return absl::OkStatus();
        },
        nullptr, "the processes that may still store into the shards: attach, or their end",

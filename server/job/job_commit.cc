@@ -135,7 +135,7 @@ bool JobCore::MayEndEpoch() const {
 void JobCore::Show() {
   decision_.Show();
   const v1::OptimizerKind kind = plan_->config.optimizer().kind();
-  KeepThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
+  snapshots_.TakeThen(/*due=*/kind != v1::OPTIMIZER_KIND_NONE, [this] { Commit(); });  // its moments are not kept
 }
 
 // Ranks have gone without having been told of the step (Abort).
@@ -161,7 +161,7 @@ void JobCore::Commit() {
   }
   CountUpdates();
   EndStep(decision_.step().present);
-  snapshot_.Outdate();
+  snapshots_.Outdate();
   v1::SessionEvent event;
   event.mutable_committed()->set_step(committed_.step());
   decision_.Describe(event.mutable_committed());
@@ -198,9 +198,7 @@ void JobCore::EndStep(const std::vector<bool>& updated) {
 
 // The new version is there: whoever waits for it is let go. Advance does what had to wait for the commit.
 void JobCore::AfterCommit() {
-  if (snapshot_.CommitTaken()) {
-    snapshot_.Taken(committed_.step(), committed_.trainer_states());
-  }
+  snapshots_.VersionCommitted();
   SetReadable(committed_.version());
   for (const auto& session : sessions_) {
     if (session != nullptr) {

@@ -49,8 +49,7 @@
 #include "server/job/work/given_back.h"
 #include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
-#include "server/job/writes/former_writers.h"
-#include "server/job/writes/snapshot.h"
+#include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/job/writes/value_writes.h"
 #include "server/loop/core_loop.h"
@@ -333,17 +332,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status BeginPassCopies();
   absl::Status CopyForPass();
   absl::Status LetStore();
-  // The copy to go back to (job_kept.cc)
-  void Keep();
-  // With pass_copies, if it is due: keeps what is about to be committed, and then calls `commit`, which ends in
-  // AfterCommit. Else calls it at once. REQUIRES: a version is being made.
-  void KeepThen(bool due, std::function<void()> commit);
-  void CopyKept(bool back, std::function<void(absl::Status)> done);
-  void GoBackToKept();
-  // ABORTED: it still waits for those that may store.
-  absl::Status CheckWriters(int rank, int32_t pid, bool replace);
-  void CopyBack();
-  bool IsKeptForStores();
   void PollTraceLater();
 
   uint32_t SeeFacts() const;             // (advance.cc)
@@ -385,6 +373,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   ValueWrites values_;
   Summons summons_;
   AbsentRanks absent_;
+  SnapshotKeeper snapshots_;
   TrainerWrites writes_;
   Leavers leavers_;
   TrainerSums sums_;
@@ -409,9 +398,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool finished_said_ = false;                 // that all ranks have, to other nodes
-  // What trainers write.
-  Snapshot snapshot_;
-  FormerWriters former_writers_;
   v1::Counters counters_;
   MemoryAccount memory_account_;
   JobTrace trace_;

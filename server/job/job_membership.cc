@@ -19,9 +19,13 @@ bool JobCore::finished() const {
 }
 
 absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process) {
-  SHARDD_RETURN_IF_ERROR(CheckWriters(rank, pid, replace));
-  SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, pid, replace));
   const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
+  if (snapshots_.awaits_writers()) {
+    const std::string not_killed = snapshots_.Attaching(rank, pid, replace);
+    Advance();  // the rank may have been the last that could store
+    SHARDD_RETURN_IF_ERROR(snapshots_.CheckWriters(what, not_killed));
+  }
+  SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, pid, replace));
   const AttachAnswer answer = renewal_.MayAttach(what, rank, pid, process, replace);
   FreeLeftGradients();
   return Settle(rank, what, answer);
@@ -43,15 +47,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                            "\": all ranks of this node have finished, and its daemon serves the "
                                            "other nodes until theirs have, too; attach again, or use another name"));
   }
-  if (snapshot_.going_back()) {
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": its shards go back to the copy of step ", snapshot_.step(),
-                                           "; attach again"));
-  }
-  if (!IsKeptForStores()) {
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": a copy of its shards to go back to is being taken; attach again"));
-  }
+  SHARDD_RETURN_IF_ERROR(snapshots_.CheckMayAttach(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ")));
   if (values_.undo().undoing()) {
     return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
                                            "\": what was written and not committed is being taken back; attach again"));
@@ -236,10 +232,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Extensions::Answer(extensions, cause);
     return;
   }
-  if (writes_.hand_ins().any_since_version() ||
-      (writes_.pass_copies() && snapshot_.whole() && !snapshot_.going_back())) {
-    GoBackToKept();
-  }
+  snapshots_.GoBackIfStored();
   for (const auto& session : sessions_) {  // everybody is let go before memory is unmapped
     if (session != nullptr) {
       session->Poison(committed_.epoch());
@@ -295,7 +288,7 @@ void JobCore::ResetStep() {
   pending_reductions_ = 0;
   decision_.EndEpoch();
   writes_.EndEpoch();
-  snapshot_.GiveUpTaking();
+  snapshots_.EndEpoch();
   summons_.EndEpoch();
   unsharding_.EndEpoch();
 }

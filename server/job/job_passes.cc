@@ -1,6 +1,6 @@
 // Jobs whose trainers write (writes/trainer_writes.h): what ranks wrote before a pass becomes the next version where
 // the pass begins. A rank that dies in between leaves torn shards: the job goes back to the snapshot when the others
-// can store no more (job_kept.cc).
+// can store no more (writes/snapshot_keeper.h).
 //
 // With pass_copies (JobConfig.pass_copies) the daemon makes copies where a pass begins, when the devices of all ranks
 // have done with what they have stored, and with what they have read of the copies before. Nobody waits to hand in
@@ -42,7 +42,7 @@ void JobCore::CommitTrainerStates() {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (std::string state = writes_.TakeTrainerState(rank); !state.empty()) {
       committed_.SetTrainerState(rank, std::move(state));
-      if (!writes_.pass_copies()) snapshot_.Outdate();  // else it is taken by the number of passes
+      if (!writes_.pass_copies()) snapshots_.Outdate();  // else it is taken by the number of passes
     }
   }
 }
@@ -99,14 +99,14 @@ void JobCore::FinishPassCommit(bool stepped) {
 
 void JobCore::NoteHandInsCommitted() {
   if (writes_.HandInsCommitted()) {
-    snapshot_.Age();
+    snapshots_.Age();
     counters_.set_windows(counters_.windows() + 1);
   }
 }
 
 void JobCore::LetHandIn() {
-  if (!writes_.hand_ins().any_since_version() && snapshot_.IsDueBeforeWindow()) {
-    Keep();
+  if (!writes_.hand_ins().any_since_version() && snapshots_.snapshot().IsDueBeforeWindow()) {
+    snapshots_.Take();
     return;
   }
   writes_.LetHandIn();
@@ -172,9 +172,9 @@ absl::Status JobCore::CopyForPass() {
       Close(absl::StrCat("copies for a pass: ", status.message()));
       return;
     }
-    KeepThen(snapshot_.IsDueWithPass(), [this, stepped] {
+    snapshots_.TakeThen(snapshots_.snapshot().IsDueWithPass(), [this, stepped] {
       decision_.End();
-      snapshot_.Age();
+      snapshots_.Age();
       FinishPassCommit(stepped);
     });
   });

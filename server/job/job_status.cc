@@ -17,8 +17,8 @@ std::string JobCore::WaitText(int rank) const {
   if (const Session* session = sessions_[rank].get(); session != nullptr && session->held) {
     return absl::StrCat(device_name(rank), ": values are copied");
   }
-  if (sessions_[rank] == nullptr && former_writers_.waiting() && !former_writers_.none()) {
-    return absl::StrCat("the process of ", former_writers_.Names(), ": attach, or its end");
+  if (const std::string writers = snapshots_.AwaitedWriters(); sessions_[rank] == nullptr && !writers.empty()) {
+    return absl::StrCat("the process of ", writers, ": attach, or its end");
   }
   const Wait wait = WaitingFor(rank);
   if (wait.rank < 0) {

@@ -49,7 +49,7 @@ void JobCore::SubmitParametersCommit() {
       Close(absl::StrCat("commit of parameters: ", status.message()));
       return;
     }
-    KeepThen(/*due=*/true, [this] { FinishParametersCommit(); });
+    snapshots_.TakeThen(/*due=*/true, [this] { FinishParametersCommit(); });
   });
   const std::vector<bool> written_gradients = values_.TakeWrittenGradients();
   DeviceOps ops(world_size());
@@ -69,7 +69,7 @@ void JobCore::FinishParametersCommit() {
     return;
   }
   committed_.CommitVersion();
-  snapshot_.Outdate();
+  snapshots_.Outdate();
   values_.Committed();
   summons_.WritesCommitted();
   unsharding_.NewVersion();

@@ -1,0 +1,176 @@
+#include "server/job/writes/snapshot_keeper.h"
+
+#include <fcntl.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/job/membership/past_process.h"
+
+namespace shardd {
+
+void SnapshotKeeper::Take() {
+  snapshot_.BeginTaking();
+  auto taken = [this, epoch = use_.committed->epoch()](const absl::Status& status) {
+    if (epoch != use_.committed->epoch()) {
+      return;
+    }
+    if (!status.ok()) {
+      snapshot_.GiveUpTaking();
+      use_.fail(absl::Status(status.code(), absl::StrCat("OpenWindow: keep a copy of the shards: ", status.message())));
+      return;
+    }
+    TookIt();
+  };
+  if (use_.memory->kept() != nullptr) {
+    Copy(/*back=*/false, std::move(taken));
+    return;
+  }
+  // Allocated when it is needed for the first time: most jobs never come here. Blocks, so elsewhere.
+  use_.memory_worker->Post([this, job = use_.work->Keep(), epoch = use_.committed->epoch(), taken = std::move(taken)] {
+    auto made = std::make_shared<absl::StatusOr<std::unique_ptr<JobSlab>>>(JobMemory::MakeKept(*see_.plan));
+    use_.loop->Post([this, job, epoch, made, taken] {
+      if (!made->ok()) {
+        taken(made->status());
+        return;
+      }
+      if (epoch != use_.committed->epoch() || use_.memory->kept() != nullptr) {
+        use_.memory_worker->Post([made] {});  // nobody needs it any more, or it was made twice
+      } else {
+        use_.memory->SetKept(*std::move(*made));
+      }
+      if (epoch == use_.committed->epoch()) {
+        Copy(/*back=*/false, taken);
+      }
+    });
+  });
+}
+
+void SnapshotKeeper::TakeThen(bool due, std::function<void()> commit) {
+  // The commit has made what passes read: nothing else of before is left where that is the snapshot.
+  if (!see_.writes->pass_copies() || (!due && use_.memory->kept() != nullptr)) {
+    commit();
+    return;
+  }
+  if (use_.memory->kept() == nullptr) {
+    snapshot_.TakenWithCommit();
+    commit();
+    return;
+  }
+  snapshot_.BeginTakingWithCommit();
+  Copy(/*back=*/false, [this, epoch = use_.committed->epoch(), commit = std::move(commit)](const absl::Status& status) {
+    if (epoch != use_.committed->epoch()) {
+      return;  // the job was closed: no epoch ends before a version that is being made
+    }
+    if (!status.ok()) {
+      use_.close(absl::StrCat("keep a copy of the shards: ", status.message()));
+      return;
+    }
+    snapshot_.TakenWithCommit();
+    commit();
+  });
+}
+
+void SnapshotKeeper::VersionCommitted() {
+  if (snapshot_.CommitTaken()) {
+    TookIt();
+  }
+}
+
+void SnapshotKeeper::Copy(bool back, std::function<void(absl::Status)> done) {
+  snapshot_.Submit(back, back ? snapshot_.step() : use_.committed->step(),
+                   use_.work->Join(see_.devices->count(), std::move(done)));
+}
+
+void SnapshotKeeper::GoBackIfStored() {
+  const TrainerWrites& writes = *see_.writes;
+  if (!writes.hand_ins().any_since_version() &&
+      (!writes.pass_copies() || !snapshot_.whole() || snapshot_.going_back())) {
+    return;
+  }
+  snapshot_.GoBack();
+  use_.committed->GoBack(snapshot_.step(), snapshot_.trainer_states());
+  former_writers_.Begin(MonotonicNow());
+  for (const auto& session : *see_.sessions) {
+    if (session != nullptr && (writes.pass_copies() || writes.hand_ins().open(session->rank())) &&
+        !HasEnded(session->pidfd, session->peer.pid)) {
+      UniqueFd process(session->pidfd.valid() ? fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1);
+      former_writers_.Add(session->rank(), session->peer.pid, std::move(process));
+    }
+  }
+  const std::string others = former_writers_.Names();
+  use_.events->Add(
+      -1, "restore",
+      absl::StrCat(writes.pass_copies() ? "shards may have been stored into" : "a write window was open",
+                   ": shards go back to the copy of step ", snapshot_.step(),
+                   others.empty() ? "" : absl::StrCat(", when the process of ", others, " can store no more")));
+}
+
+void SnapshotKeeper::CopyBack() {
+  former_writers_.StopWaiting();
+  Copy(/*back=*/true, [this](const absl::Status& status) {
+    if (!status.ok()) {
+      use_.close(absl::StrCat("go back to step ", snapshot_.step(), ": ", status.message()));
+      return;
+    }
+    auto cast = use_.work->Join(see_.devices->count(), [this](const absl::Status& done) {
+      snapshot_.EndGoBack();
+      if (!done.ok()) {
+        use_.close(absl::StrCat("go back to step ", snapshot_.step(), ": ", done.message()));
+        return;
+      }
+      use_.committed->CommitVersion();
+    });
+    DeviceOps ops(see_.plan->world_size);
+    for (int rank = 0; rank < see_.plan->world_size && !see_.writes->pass_copies(); ++rank) {
+      ops[rank] = CommitOps(*see_.plan, use_.memory->pointers(), rank);  // with pass_copies a pass makes its copies
+    }
+    see_.devices->Submit(absl::StrCat("cast step ", snapshot_.step()), see_.devices->Divide(std::move(ops)), cast);
+  });
+}
+
+std::string SnapshotKeeper::Attaching(int rank, int32_t pid, bool replace) {
+  return former_writers_.Attaching(rank, pid, replace, use_.memory->place().memory != nullptr, MonotonicNow());
+}
+
+absl::Status SnapshotKeeper::CheckWriters(const std::string& what, const std::string& not_killed) const {
+  if (!awaits_writers()) {
+    return absl::OkStatus();
+  }
+  const std::string others = former_writers_.Names();
+  return absl::AbortedError(absl::StrCat(
+      what, "its shards go back to the copy of step ", snapshot_.step(),
+      others.empty()
+          ? "; attach again"
+          : absl::StrCat(" when nobody can store into them any more, but the process of ", others,
+                         " lives: it has to attach again or to end, or is killed where that rank is attached "
+                         "with replace",
+                         not_killed.empty() ? "" : absl::StrCat(" (", not_killed, ")"), "; attach again")));
+}
+
+absl::Status SnapshotKeeper::CheckMayAttach(const std::string& what) {
+  if (snapshot_.going_back()) {
+    return absl::AbortedError(
+        absl::StrCat(what, "its shards go back to the copy of step ", snapshot_.step(), "; attach again"));
+  }
+  // With pass_copies, a job that has taken another's place: its trainers will store with their first session.
+  if (!see_.writes->pass_copies() || use_.committed->version() == 0 || snapshot_.whole() ||
+      see_.decision->committing()) {
+    return absl::OkStatus();
+  }
+  if (!snapshot_.taking()) {
+    snapshot_.BeginTaking();
+    Copy(/*back=*/false, [this](const absl::Status& status) {
+      if (!status.ok()) {
+        snapshot_.GiveUpTaking();
+        use_.close(absl::StrCat("keep a copy of the shards: ", status.message()));
+        return;
+      }
+      TookIt();
+    });
+  }
+  return absl::AbortedError(absl::StrCat(what, "a copy of its shards to go back to is being taken; attach again"));
+}
+
+}  // namespace shardd

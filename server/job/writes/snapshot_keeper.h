@@ -1,0 +1,98 @@
+#ifndef SHARDD_SERVER_JOB_WRITES_SNAPSHOT_KEEPER_H_
+#define SHARDD_SERVER_JOB_WRITES_SNAPSHOT_KEEPER_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/plan/plan.h"
+#include "server/job/job_events.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/former_writers.h"
+#include "server/job/writes/snapshot.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/loop/core_loop.h"
+#include "server/storage/job_memory.h"
+
+namespace shardd {
+
+// Takes the snapshot of a job whose trainers write, and brings the job back to it.
+//
+// A job goes back where an epoch ends in which trainers may have stored into the shards:
+//
+//   GoBackIfStored --> former writers attach again, or end --> MayCopyBack --CopyBack--> the snapshot is a new version
+//
+// Owns the snapshot and the processes that it waits for. Loop-confined.
+class SnapshotKeeper {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const StepDecision* decision = nullptr;
+    const Sessions* sessions = nullptr;
+    const TrainerWrites* writes = nullptr;
+    const OptimizerDevices* devices = nullptr;
+  };
+  struct Services {
+    JobMemory* memory = nullptr;  // gets a slab for the snapshot when the first is taken, but with pass_copies
+    Committed* committed = nullptr;
+    JobWork* work = nullptr;
+    JobEvents* events = nullptr;
+    CoreLoop* loop = nullptr;
+    CoreLoop* memory_worker = nullptr;              // allocates and frees slabs
+    std::function<void(absl::Status)> fail;         // the epoch is to end
+    std::function<void(const std::string&)> close;  // there is nothing to go back to: the job is to end
+  };
+  // All of both outlive this. `uid`: the trainers'. No process of another one is killed.
+  SnapshotKeeper(Facts facts, Services services, uint32_t uid)
+      : see_(facts),
+        use_(std::move(services)),
+        snapshot_(facts.plan, use_.memory, facts.devices),
+        former_writers_(uid) {}
+
+  const Snapshot& snapshot() const { return snapshot_; }
+
+  // Takes it while nobody writes and the shards are the committed version. An error ends the epoch.
+  void Take();
+  // Calls `commit` at once, or, with pass_copies and where a snapshot is `due`, when it is taken of the version that
+  // `commit` is about to commit. REQUIRES: a version is being made.
+  void TakeThen(bool due, std::function<void()> commit);
+  // A version was committed: the snapshot that was taken for it is whole.
+  void VersionCommitted();
+  void Age() { snapshot_.Age(); }
+  void Outdate() { snapshot_.Outdate(); }
+
+  // The epoch is ending, and its sessions are still there: what trainers may have stored is to be taken back.
+  void GoBackIfStored();
+  // Processes of an epoch that has ended may still store into the shards. "": none does.
+  bool awaits_writers() const { return former_writers_.waiting(); }
+  std::string AwaitedWriters() const { return awaits_writers() ? former_writers_.Names() : ""; }
+  bool MayCopyBack() const { return awaits_writers() && former_writers_.none(); }
+  void CopyBack();
+
+  // A rank asks to attach, as FormerWriters::Attaching.
+  std::string Attaching(int rank, int32_t pid, bool replace);
+  // ABORTED: the attach waits for those that may still store. `what` begins the error, `not_killed` is Attaching's.
+  absl::Status CheckWriters(const std::string& what, const std::string& not_killed) const;
+  // ABORTED: no session may begin before the shards are back, and, with pass_copies, before there is a snapshot, which
+  // this begins to take.
+  absl::Status CheckMayAttach(const std::string& what);
+  void EndEpoch() { snapshot_.GiveUpTaking(); }
+
+ private:
+  void Copy(bool back, std::function<void(absl::Status)> done);
+  void TookIt() { snapshot_.Taken(use_.committed->step(), use_.committed->trainer_states()); }
+
+  const Facts see_;
+  const Services use_;
+  Snapshot snapshot_;
+  FormerWriters former_writers_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_WRITES_SNAPSHOT_KEEPER_H_

@@ -1,0 +1,198 @@
+#include "server/job/writes/snapshot_keeper.h"
+
+#include <unistd.h>
+
+#include "tests/server/job/facts_fixture.h"
+#include "tests/server/job/writes/kept_work.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kWhat[] = "attach: ";
+
+class SnapshotKeeperTest : public FactsTest {
+ protected:
+  explicit SnapshotKeeperTest(bool pass_copies = false) : job_plan_(Plan(pass_copies)) {
+    absl::StatusOr<std::unique_ptr<JobMemory>> memory = JobMemory::Create(*job_plan_, "job");
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    memory_ = *std::move(memory);
+    keeper_ = std::make_unique<SnapshotKeeper>(
+        SnapshotKeeper::Facts{job_plan_.get(), &decision_, &sessions_, &job_writes_, &devices_},
+        SnapshotKeeper::Services{memory_.get(), &committed_, &work_, &events_, &loop_, &memory_worker_,
+                                 [this](absl::Status status) { failed_ = std::move(status); },
+                                 [this](const std::string& why) { closed_ = why; }},
+        getuid());
+  }
+  ~SnapshotKeeperTest() override {
+    End();
+    memory_worker_.Stop();
+    loop_.Stop();
+  }
+
+  // Runs what was posted so far, to the memory worker and back.
+  void Drain() {
+    memory_worker_.RunAndWait([] {});
+    loop_.RunAndWait([] {});
+  }
+  void End(const absl::Status& status = absl::OkStatus()) {
+    device_.EndAll(status);
+    Drain();
+  }
+  void Take() {
+    keeper_->Take();
+    Drain();
+    End();
+  }
+  void HandIn(int rank) {
+    ASSERT_TRUE(job_writes_.AskToHandIn(rank).ok());
+    job_writes_.LetHandIn();
+  }
+  const Snapshot& snapshot() const { return keeper_->snapshot(); }
+
+  const std::shared_ptr<const ShardPlan> job_plan_;
+  std::unique_ptr<JobMemory> memory_;
+  KeptWork device_;
+  const OptimizerDevices devices_{{&device_, &device_}, 2};
+  CoreLoop memory_worker_;
+  EventLog log_;
+  JobEvents events_{"job", Tenant{}, &committed_, &log_};
+  JobWork work_{&loop_, [] { return std::make_shared<int>(0); }, [] {}};
+  TrainerWrites job_writes_{
+      {job_plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_}};
+  std::unique_ptr<SnapshotKeeper> keeper_;
+  absl::Status failed_;
+  std::string closed_;
+};
+
+TEST_F(SnapshotKeeperTest, MakesASlabWithTheFirstSnapshot) {
+  EXPECT_EQ(memory_->kept(), nullptr);
+  keeper_->Take();
+  Drain();
+  EXPECT_NE(memory_->kept(), nullptr);
+  EXPECT_THAT(device_.labels(), ElementsAre("keep step 0", "keep step 0"));
+  EXPECT_TRUE(snapshot().taking());
+  End();
+  EXPECT_TRUE(snapshot().whole());
+}
+
+TEST_F(SnapshotKeeperTest, AnEpochThatEndsDropsTheSnapshotThatIsBeingTaken) {
+  keeper_->Take();
+  committed_.EndEpoch();
+  keeper_->EndEpoch();
+  Drain();
+  EXPECT_THAT(device_.labels(), IsEmpty()) << "the slab came too late";
+  EXPECT_FALSE(snapshot().taking());
+  Take();
+  EXPECT_TRUE(snapshot().whole()) << "the next epoch takes its own";
+}
+
+// Both epochs ask for the slab before there is one.
+TEST_F(SnapshotKeeperTest, ASlabThatWasMadeTwiceStaysTheFirst) {
+  keeper_->Take();
+  committed_.EndEpoch();
+  keeper_->EndEpoch();
+  keeper_->Take();
+  Drain();
+  Drain();
+  const JobSlab* const slab = memory_->kept();
+  EXPECT_THAT(device_.labels(), ElementsAre("keep step 0", "keep step 0"));
+  End();
+  EXPECT_EQ(memory_->kept(), slab);
+  EXPECT_TRUE(snapshot().whole());
+}
+
+TEST_F(SnapshotKeeperTest, ASnapshotThatCannotBeTakenEndsTheEpoch) {
+  keeper_->Take();
+  Drain();
+  End(absl::InternalError("broken"));
+  EXPECT_EQ(failed_.message(), "OpenWindow: keep a copy of the shards: broken");
+  EXPECT_FALSE(snapshot().taking());
+}
+
+TEST_F(SnapshotKeeperTest, StaysWhereItIsUnlessARankWasLetInToHandIn) {
+  keeper_->GoBackIfStored();
+  EXPECT_FALSE(snapshot().going_back());
+  EXPECT_FALSE(keeper_->awaits_writers());
+}
+
+TEST_F(SnapshotKeeperTest, GoesBackWhenFormerWritersHaveAttachedAgain) {
+  Attach(0);
+  Attach(1);
+  sessions_[0]->peer.pid = getpid();
+  Take();
+  HandIn(0);
+  keeper_->GoBackIfStored();
+  EXPECT_FALSE(keeper_->MayCopyBack());
+  EXPECT_THAT(keeper_->AwaitedWriters(), HasSubstr("rank 0")) << "rank 1 has stored nothing";
+  EXPECT_THAT(keeper_->CheckWriters(kWhat, "").message(), HasSubstr("the process of rank 0"));
+
+  EXPECT_EQ(keeper_->Attaching(0, getpid(), /*replace=*/false), "");
+  EXPECT_TRUE(keeper_->MayCopyBack());
+  const uint64_t version = committed_.version();
+  keeper_->CopyBack();
+  EXPECT_TRUE(keeper_->CheckWriters(kWhat, "").ok());
+  EXPECT_THAT(keeper_->CheckMayAttach(kWhat).message(), HasSubstr("go back to the copy of step 0; attach again"));
+  EXPECT_THAT(device_.labels(), ElementsAre("go back to step 0", "go back to step 0"));
+  End();
+  EXPECT_THAT(device_.labels(), ElementsAre("cast step 0", "cast step 0"));
+  End();
+  EXPECT_EQ(committed_.version(), version + 1);
+  EXPECT_TRUE(keeper_->CheckMayAttach(kWhat).ok());
+}
+
+TEST_F(SnapshotKeeperTest, CommitsAtOnceWhereStoresAreHandedIn) {
+  bool committed = false;
+  keeper_->TakeThen(/*due=*/true, [&] { committed = true; });
+  EXPECT_TRUE(committed);
+  keeper_->VersionCommitted();
+  EXPECT_FALSE(snapshot().whole());
+}
+
+class SnapshotKeeperWithCopiesTest : public SnapshotKeeperTest {
+ protected:
+  SnapshotKeeperWithCopiesTest() : SnapshotKeeperTest(/*pass_copies=*/true) {}
+};
+
+TEST_F(SnapshotKeeperWithCopiesTest, NobodyAttachesBeforeThereIsASnapshot) {
+  EXPECT_THAT(keeper_->CheckMayAttach(kWhat).message(), HasSubstr("is being taken; attach again"));
+  EXPECT_THAT(keeper_->CheckMayAttach(kWhat).message(), HasSubstr("is being taken; attach again"));
+  EXPECT_EQ(device_.labels().size(), 2u) << "it is taken once, by two devices";
+  End();
+  EXPECT_TRUE(keeper_->CheckMayAttach(kWhat).ok());
+}
+
+TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
+  bool committed = false;
+  keeper_->TakeThen(/*due=*/true, [&] { committed = true; });
+  EXPECT_FALSE(committed);
+  End();
+  EXPECT_TRUE(committed);
+  EXPECT_FALSE(snapshot().whole()) << "what it is of is not committed yet";
+  keeper_->VersionCommitted();
+  EXPECT_TRUE(snapshot().whole());
+}
+
+TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) {
+  keeper_->TakeThen(/*due=*/true, [] { FAIL() << "nothing to go back to"; });
+  End(absl::InternalError("broken"));
+  EXPECT_EQ(closed_, "keep a copy of the shards: broken");
+}
+
+TEST_F(SnapshotKeeperWithCopiesTest, EveryEpochThatEndsGoesBack) {
+  EXPECT_FALSE(keeper_->CheckMayAttach(kWhat).ok());
+  End();
+  keeper_->GoBackIfStored();
+  EXPECT_TRUE(keeper_->MayCopyBack()) << "nobody has a session";
+  keeper_->CopyBack();
+  End();
+  EXPECT_EQ(device_.ops(), 0u) << "a pass makes its copies";
+  End();
+  EXPECT_FALSE(snapshot().going_back());
+}
+
+}  // namespace
+}  // namespace shardd
