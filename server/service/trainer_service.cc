@@ -58,10 +58,12 @@ absl::StatusOr<DecodedMemory::Hold> DecodeFor(absl::string_view operation, const
 // The stream of one session. gRPC allows one write at a time and may run callbacks on any thread, even before a start
 // function has returned. So one mutex guards the queue and its flags, and no function of gRPC that may call back runs
 // under it (StartWrite and Finish do not).
+// The core's loop begins what follows a step itself; the ends of sessions, of which a job may have a thousand at once,
+// are begun on a thread of their own.
 class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // The core's handle. It may outlive the reactor: after OnDone it leads nowhere.
-  class Stream final : public SessionStream {
+  class Stream final : public SessionStream, public std::enable_shared_from_this<Stream> {
    public:
     explicit Stream(SessionReactor* reactor) : reactor_(reactor) {}
     void Send(v1::SessionEvent event) override {
@@ -72,8 +74,14 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     }
     void Finish(absl::Status status) override {
       absl::MutexLock lock(&mutex_);
+      if (reactor_ != nullptr && reactor_->WillFinish(std::move(status))) {
+        reactor_->ends_->Post([stream = shared_from_this()] { stream->End(); });
+      }
+    }
+    void End() {
+      absl::MutexLock lock(&mutex_);
       if (reactor_ != nullptr) {
-        reactor_->FinishWhenWritten(std::move(status));
+        reactor_->BeginFinish();
       }
     }
     void ReadNext() {
@@ -106,8 +114,9 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   };
 
   SessionReactor(Core* core, grpc::CallbackServerContext* context, PeerCredentials peer,
-                 std::shared_ptr<DecodedMemory> decoded)
+                 std::shared_ptr<DecodedMemory> decoded, CoreLoop* ends)
       : core_(core),
+        ends_(ends),
         context_(context),
         peer_(peer),
         decoded_(std::move(decoded)),
@@ -204,8 +213,9 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     absl::MutexLock lock(&mutex_);
     // A client that does not read loses events, but never the end.
     if (!finish_.has_value() && (queue_.size() < kMaxQueuedEvents || event.has_aborted() || event.has_detached())) {
+      const bool ends = event.has_aborted() || event.has_detached();  // Finish follows, and begins both
       queue_.push_back(std::move(event));
-      AdvanceLocked();
+      if (!ends) AdvanceLocked();
     }
   }
   // After Finish the reactor may be deleted at any moment, so no operation may begin.
@@ -216,17 +226,28 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     }
   }
   void FinishWhenWritten(absl::Status status) {
+    if (WillFinish(std::move(status))) {
+      BeginFinish();
+    }
+  }
+  // False: it does already. Nothing is queued any more.
+  bool WillFinish(absl::Status status) {
     absl::MutexLock lock(&mutex_);
-    if (!finish_.has_value()) {
-      finish_ = std::move(status);
-      AdvanceLocked();
-      if (!finished_) {  // limits the time to read what is queued
-        patience_.Set(absl::ToChronoTime(absl::Now() + kFinishPatience), [stream = stream_](bool expired) {
-          if (expired) {
-            stream->Cancel();
-          }
-        });
-      }
+    if (finish_.has_value()) {
+      return false;
+    }
+    finish_ = std::move(status);
+    return true;
+  }
+  void BeginFinish() {
+    absl::MutexLock lock(&mutex_);
+    AdvanceLocked();
+    if (!finished_) {  // limits the time to read what is queued
+      patience_.Set(absl::ToChronoTime(absl::Now() + kFinishPatience), [stream = stream_](bool expired) {
+        if (expired) {
+          stream->Cancel();
+        }
+      });
     }
   }
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -250,6 +271,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   // Constant after construction, or used only by the read callbacks, which never run concurrently.
   Core* const core_;
+  CoreLoop* const ends_;
   grpc::CallbackServerContext* const context_;
   const PeerCredentials peer_;
   const std::shared_ptr<DecodedMemory> decoded_;
@@ -278,7 +300,10 @@ class RefusedReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 }  // namespace
 
 TrainerService::TrainerService(Core* core, const PeerRegistry* peers)
-    : core_(core), peers_(peers), decoded_(std::make_shared<DecodedMemory>(kMaxDecodedBytesPerUid)) {}
+    : core_(core),
+      peers_(peers),
+      decoded_(std::make_shared<DecodedMemory>(kMaxDecodedBytesPerUid)),
+      ends_(CoreLoop::MakeQueue("session ends")) {}
 
 grpc::ServerUnaryReactor* TrainerService::OpenJob(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                                   grpc::ByteBuffer* response) {
@@ -376,7 +401,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainerService::Ses
   if (!peer.ok()) {
     return new RefusedReactor(peer.status());
   }
-  return new SessionReactor(core_, context, *peer, decoded_);
+  return new SessionReactor(core_, context, *peer, decoded_, ends_.get());
 }
 
 }  // namespace shardd

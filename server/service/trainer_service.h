@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "server/daemon/core.h"
+#include "server/loop/core_loop.h"
 #include "server/service/message.h"
 #include "server/service/peer_registry.h"
 #include "shardd/v1/trainer.grpc.pb.h"
@@ -37,6 +38,7 @@ class TrainerService final : public RawTrainerService {
   Core* const core_;
   const PeerRegistry* const peers_;
   const std::shared_ptr<DecodedMemory> decoded_;
+  const std::unique_ptr<CoreLoop> ends_;  // of sessions
 };
 
 }  // namespace shardd
