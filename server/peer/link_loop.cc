@@ -5,11 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/version.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/log.h"
 #include "server/peer/peer_wire.h"
-#include "server/tenant/tenant.h"
 
 namespace shardd {
 namespace {
@@ -139,17 +137,6 @@ absl::Time LinkLoop::Tend() {
   return next;
 }
 
-v1::PeerHello LinkLoop::Hello(absl::string_view token, int to) const {
-  v1::PeerHello hello;
-  hello.set_protocol_version(kProtocolVersion);
-  hello.set_job(join_.job);
-  hello.set_uid(join_.uid);
-  hello.set_node(join_.node);
-  hello.set_token(std::string(token));
-  hello.set_secret_proof(MakeLinkProof(join_.link_key, token, join_.node, to));
-  return hello;
-}
-
 void LinkLoop::Keep(std::shared_ptr<PeerStream> stream) { streams_.push_back(std::move(stream)); }
 
 void LinkLoop::Call(int node) {
@@ -160,7 +147,7 @@ void LinkLoop::Call(int node) {
   link->calls = true;
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   v1::PeerMessage message;
-  *message.mutable_hello() = Hello(link->token, node);
+  *message.mutable_hello() = greeting_.Hello(link->token, node);
   message.mutable_hello()->set_spec(join_.spec);
   absl::StatusOr<grpc::ByteBuffer> bytes = EncodePeer(message, kMaxPeerHelloBytes);
   if (!bytes.ok()) {  // Join has checked this
@@ -183,15 +170,15 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
   v1::PeerMessage message;
   absl::Status status = bytes.ok() ? DecodePeer(*bytes, kMaxPeerHelloBytes, &message) : bytes.status();
   if (status.ok()) {
-    status =
-        !message.has_hello() ? absl::InvalidArgumentError("it did not begin with hello") : CheckHello(message.hello());
+    status = !message.has_hello() ? absl::InvalidArgumentError("it did not begin with hello")
+                                  : greeting_.Check(message.hello());
   }
   if (status.ok() && message.hello().node() != link->node) {
     status = absl::FailedPreconditionError(absl::StrCat("another node answers there (got node ", message.hello().node(),
                                                         "); nodes.addresses must be in the order of nodes"));
   }
   if (status.ok()) {
-    status = CheckSecret(message.hello(), link->token);
+    status = greeting_.CheckSecret(message.hello(), link->token);
   }
   if (status.ok()) {
     status = AskEvents(message.hello());
@@ -201,7 +188,7 @@ void LinkLoop::HandleAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer
     return;
   }
   v1::PeerData first;
-  *first.mutable_hello() = Hello(link->token, link->node);
+  *first.mutable_hello() = greeting_.Hello(link->token, link->node);
   link->data = CallPeer(transport_.make_channel(join_.addresses[link->node]), kDataMethod);
   Keep(link->data);
   link->data->Write(*EncodePeer(first, kMaxPeerHeaderBytes), kMaxPeerHeaderBytes);
@@ -245,7 +232,7 @@ void LinkLoop::AcceptData(std::shared_ptr<PeerStream> data, const v1::PeerHello&
 void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::PeerHello& hello,
                           const PeerIdentity& caller) {
   Keep(control);
-  absl::Status status = stopped_ ? absl::NotFoundError("the job is being closed here") : CheckHello(hello);
+  absl::Status status = stopped_ ? absl::NotFoundError("the job is being closed here") : greeting_.Check(hello);
   if (status.ok() && hello.node() < join_.node) {
     status = absl::FailedPreconditionError(absl::StrCat("nodes call those with smaller numbers (got node ",
                                                         hello.node(), " calling node ", join_.node, ")"));
@@ -265,7 +252,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   }
   const int node = hello.node();
   Peer& peer = *peers_[node];
-  if (status = CheckSecret(hello, hello.token()); !status.ok()) {
+  if (status = greeting_.CheckSecret(hello, hello.token()); !status.ok()) {
     if (!peer.up) {
       absl::MutexLock lock(&peer.events_mutex);
       events_->OnRefused(node, status);
@@ -293,7 +280,7 @@ void LinkLoop::HandleCall(const std::shared_ptr<PeerStream>& control, const v1::
   link->deadline = MonotonicNow() + transport_.handshake_patience;
   link->control = control;
   v1::PeerMessage answer;
-  *answer.mutable_hello() = Hello(link->token, node);
+  *answer.mutable_hello() = greeting_.Hello(link->token, node);
   answer.mutable_hello()->set_spec(join_.spec);
   peer.link = link;
   control->Write(*EncodePeer(answer, kMaxPeerHelloBytes), kMaxPeerHelloBytes);
@@ -311,44 +298,10 @@ void LinkLoop::HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1:
   }
   link->data = data;
   v1::PeerData answer;
-  *answer.mutable_hello() = Hello(link->token, link->node);
+  *answer.mutable_hello() = greeting_.Hello(link->token, link->node);
   const grpc::ByteBuffer bytes = *EncodePeer(answer, kMaxPeerHeaderBytes);
   Up(link, &bytes);
   ReadData(link);
-}
-
-absl::Status LinkLoop::CheckHello(const v1::PeerHello& hello) const {
-  const std::string job = absl::StrCat("job \"", join_.job, "\" on node ", join_.node);
-  if (hello.protocol_version() != kProtocolVersion) {
-    return absl::UnimplementedError(absl::StrCat(job, ": daemons of different versions (got protocol ",
-                                                 hello.protocol_version(), ", want ", kProtocolVersion,
-                                                 "); run the same shardd on all nodes"));
-  }
-  if (hello.job() != join_.job) {
-    return absl::FailedPreconditionError(absl::StrCat(job, ": another job"));
-  }
-  if (hello.uid() != join_.uid) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(job, ": it belongs to another user here (got uid ", hello.uid(), ", want ", join_.uid, ")"));
-  }
-  if (hello.node() < 0 || hello.node() >= static_cast<int>(peers_.size()) || hello.node() == join_.node) {
-    return absl::FailedPreconditionError(absl::StrCat(job, ": no such other node (got node ", hello.node(), " of ",
-                                                      peers_.size(), "); give every node its own number"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LinkLoop::CheckSecret(const v1::PeerHello& hello, absl::string_view token) const {
-  if (IsLinkProof(hello.secret_proof(), join_.link_key, token, hello.node(), join_.node)) {
-    return absl::OkStatus();
-  }
-  return absl::PermissionDeniedError(absl::StrCat("job \"", join_.job, "\": node ", hello.node(), " has opened it ",
-                                                  hello.secret_proof().empty() ? "without a secret" : "with a secret",
-                                                  " and node ", join_.node,
-                                                  join_.link_key.empty()         ? " without one"
-                                                  : hello.secret_proof().empty() ? " with one"
-                                                                                 : " with another one",
-                                                  "; give the ranks of all nodes the same SHARDD_JOB_SECRET"));
 }
 
 void LinkLoop::RefuseCall(Peer& peer, int node, const absl::Status& why, const std::shared_ptr<PeerStream>& control) {

@@ -32,6 +32,7 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "server/peer/peer_backlog.h"
+#include "server/peer/peer_greeting.h"
 #include "server/peer/peer_identity.h"
 #include "server/peer/peer_links.h"
 #include "server/peer/peer_stream.h"
@@ -103,9 +104,6 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   void HandleDataAnswer(const LinkPtr& link, absl::StatusOr<grpc::ByteBuffer> bytes);
   void HandleCall(const std::shared_ptr<PeerStream>& control, const v1::PeerHello& hello, const PeerIdentity& caller);
   void HandleDataCall(const std::shared_ptr<PeerStream>& data, const v1::PeerHello& hello);
-  absl::Status CheckHello(const v1::PeerHello& hello) const;
-  // PERMISSION_DENIED: the other node has another secret of the job, or one of the two has none.
-  absl::Status CheckSecret(const v1::PeerHello& hello, absl::string_view token) const;
   // Refuses a call of which it is not known whose it is: the right daemon may still call.
   void RefuseCall(Peer& peer, int node, const absl::Status& why, const std::shared_ptr<PeerStream>& control);
   absl::Status AskEvents(const v1::PeerHello& hello);
@@ -118,12 +116,12 @@ class LinkLoop : public std::enable_shared_from_this<LinkLoop> {
   void TellDown(Peer& peer, int node, const absl::Status& why);
   void ReadControl(const LinkPtr& link);
   void ReadData(const LinkPtr& link);
-  v1::PeerHello Hello(absl::string_view token, int to) const;
   void Keep(std::shared_ptr<PeerStream> stream);
   LinkPtr UpLink(int node) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::string Name(int node) const;
 
   const PeerJoin join_;
+  const PeerGreeting greeting_{&join_};
   PeerLinks::Events* const events_;
   const Transport transport_;
   const std::string token_;                           // the first half of every token
