@@ -298,11 +298,8 @@ class Job {
     bool offload_to_cpu = false;
     bool with_grads = false;
   };
-  // UnshardParams({.writeback = true}, [&] { ... read full_parameter_data ... WriteParameter ... }): enter, run,
-  // commit, leave. Where `body` throws, a job that was entered without writeback is left; one with writeback stays
-  // entered, because what was written so far would become everybody's: detach then.
-  template <typename Body>
-  Status UnshardParams(const FullParams& options, Body&& body) {
+  // All ranks together, outside of forward and backward; until they leave nothing can be unsharded.
+  Status EnterFullParams(const FullParams& options) {
     shardd_full_params_options c{};
     c.struct_size = sizeof(c);
     c.group = options.group;
@@ -311,7 +308,15 @@ class Job {
     c.rank0_only = options.rank0_only ? 1 : 0;
     c.offload_to_cpu = options.offload_to_cpu ? 1 : 0;
     c.with_grads = options.with_grads ? 1 : 0;
-    Status status = Status::Take(shardd_enter_full_params_with(job_, &c));
+    return Status::Take(shardd_enter_full_params_with(job_, &c));
+  }
+  Status LeaveFullParams() { return Status::Take(shardd_leave_full_params(job_)); }
+  // UnshardParams({.writeback = true}, [&] { ... read full_parameter_data ... WriteParameter ... }): enter, run,
+  // commit, leave. Where `body` throws, a job that was entered without writeback is left; one with writeback stays
+  // entered, because what was written so far would become everybody's: detach then.
+  template <typename Body>
+  Status UnshardParams(const FullParams& options, Body&& body) {
+    Status status = EnterFullParams(options);
     if (!status.ok()) {
       return status;
     }
@@ -321,7 +326,7 @@ class Job {
     if (options.writeback) {
       status = CommitParameters();
     }
-    Status left = Status::Take(shardd_leave_full_params(job_));
+    Status left = LeaveFullParams();
     return status.ok() ? left : status;
   }
   template <typename Body>

@@ -2,13 +2,27 @@
 
 #include <algorithm>
 
+#include "client/fsdp/gradient_slots.h"
+
 namespace shardd::fsdp {
 namespace {
 
 size_t ByteOf(int32_t index) { return static_cast<size_t>(index) / 8; }
 uint8_t BitOf(int32_t index) { return static_cast<uint8_t>(1u << (index % 8)); }
 
+std::vector<int32_t> ParamCounts(Job& job) {
+  std::vector<int32_t> counts(static_cast<size_t>(job.info().group_count));
+  for (size_t g = 0; g < counts.size(); ++g) {
+    counts[g] = job.group(static_cast<int32_t>(g)).info().param_count;
+  }
+  return counts;
+}
+
 }  // namespace
+
+GroupLives::GroupLives(Shell& shell, Job& job)
+    : GroupLives(shell, ParamCounts(job),
+                 SharedSlots(GradientRanges(job), static_cast<size_t>(job.info().group_count))) {}
 
 GroupLives::GroupLives(Shell& shell, const std::vector<int32_t>& params, std::vector<int32_t> slots)
     : shell_(shell), groups_(params.size()), writers_(params.size(), -1) {

@@ -16,7 +16,9 @@ namespace shardd::fsdp {
 // Thread-compatible, as a shardd_job.
 class GroupLives {
  public:
-  // `params`: how many parameters each group has; `slots`: of SharedSlots. The shell outlives it.
+  // The groups of `job`. The shell outlives this.
+  GroupLives(Shell& shell, Job& job);
+  // `params`: how many parameters each group has; `slots`: of SharedSlots.
   GroupLives(Shell& shell, const std::vector<int32_t>& params, std::vector<int32_t> slots);
   GroupLives(const GroupLives&) = delete;
   GroupLives& operator=(const GroupLives&) = delete;

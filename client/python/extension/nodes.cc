@@ -53,10 +53,10 @@ struct AccumulatorNode : public Node {
   variable_list apply(variable_list&& gradients) override {
     if (gradients[0].defined()) {
       const std::shared_ptr<Unit> owner = Live(unit);
-      if (owner->group_training() == Training::kIdle) {
+      if (owner->life().training() == fsdp::Training::kIdle) {
         owner->BeginHiddenBackward();
       }
-      owner->OnGradient(param, gradients[0]);
+      owner->gradients().OnGradient(param, gradients[0]);
     }
     return {};
   }

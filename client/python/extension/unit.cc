@@ -20,120 +20,39 @@ bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 py::object* inference_check = nullptr;
 py::object* move_inputs = nullptr;
 
-[[noreturn]] void RaiseChanged(const ManagedParam& param) {
-  RaiseAssertion("unshard parameter \"" + param.fqn +
-                 "\": FSDP does not support changing the parameters between forward and backward; change it between a "
-                 "backward and the next forward");
-}
-
 }  // namespace
 
 void SetInferenceCheck(py::object check) { inference_check = new py::object(std::move(check)); }
 
 void SetMoveInputs(py::object move) { move_inputs = new py::object(std::move(move)); }
 
-uint64_t Unit::generation() const { return engine_ == nullptr ? 0 : engine_->generation(); }
-
-void Unit::set_idle() {
-  state_training_ = Training::kIdle;
-  group_training_ = Training::kIdle;
-}
-
 void Unit::Bind(std::shared_ptr<Engine> engine, const std::vector<int>& groups) {
   engine_ = std::move(engine);
-  group_ids_ = groups;
-  groups_.clear();
-  for (const int id : groups) {
-    groups_.push_back({id, engine_->job().group(id).info().trainable != 0, {}});
-  }
+  life_.Bind(&engine_->groups(), groups);
+  gradients_.Bind(*engine_);
   engine_->AddUnit(this);
 }
 
 void Unit::AddParam(std::shared_ptr<ManagedParam> param, std::vector<Place> places) {
-  const size_t index = params_.size();
-  groups_[param->unit_group].params.push_back(index);
   if (param->trainable) {
-    param->InstallAccumulator(MakeAccumulator(weak_from_this(), index));
+    param->InstallAccumulator(MakeAccumulator(weak_from_this(), gradients_.params().size()));
   }
-  if (std::find(shards_.begin(), shards_.end(), param->shared_shard()) == shards_.end()) {
-    shards_.push_back(param->shared_shard());
-  }
-  uses_.push_back({param, std::move(places)});
-  params_.push_back(std::move(param));
-}
-
-void Unit::BorrowParam(const Unit& owner, int daemon_param, std::vector<Place> places) {
-  for (const Use& use : owner.stored_uses_) {
-    if (use.param->daemon_param == daemon_param) {
-      stored_uses_.push_back({use.param, places});
-    }
-  }
-  uses_.push_back({owner.FindParam(daemon_param), std::move(places)});
+  shown_.Add(param, std::move(places));
+  gradients_.AddParam(std::move(param));
 }
 
 void Unit::AddStored(std::shared_ptr<ManagedParam> param) {
   if (param->trainable) {
-    param->InstallAccumulator(MakeAccumulator(weak_from_this(), params_.size() - 1));
+    param->InstallAccumulator(MakeAccumulator(weak_from_this(), gradients_.params().size() - 1));
   }
-  stored_uses_.push_back({std::move(param), uses_.back().places});
+  shown_.AddStored(std::move(param));
 }
 
-void Unit::set_full_precision(bool full_precision) {
-  full_precision = full_precision && stored_uses_.size() == uses_.size();
-  if (full_precision != full_precision_) {
+void Unit::set_full_precision(bool wanted) {
+  const bool full_precision = shown_.FullPrecision(wanted);
+  if (full_precision != shown_.is_full_precision()) {
     ToSharded();
-    full_precision_ = full_precision;
-  }
-}
-
-void Unit::RegisterParams(bool unsharded) {
-  const ManagedParam* changed = nullptr;
-  for (const Use& use : uses()) {
-    if (!use.param->Register(use.places, unsharded)) {
-      changed = use.param.get();
-    }
-  }
-  if (changed != nullptr) {
-    RaiseChanged(*changed);
-  }
-}
-
-void Unit::CheckKept() {
-  const ManagedParam* changed = nullptr;
-  for (const Use& use : uses()) {
-    if (!use.param->RestoreUnsharded(use.places)) {
-      changed = use.param.get();
-    }
-  }
-  if (changed != nullptr) {
-    RaiseChanged(*changed);
-  }
-}
-
-void Unit::CheckUnchanged() const {
-  if (!HasChanges()) {
-    return;
-  }
-  std::vector<Change> changes;
-  FindChanges(&changes);
-  const auto found = std::find_if(params_.begin(), params_.end(), [&](const auto& param) {
-    return !changes.empty() && param->shared_shard() == changes.front().shard;
-  });
-  RaiseChanged(found == params_.end() ? *uses().front().param : **found);
-}
-
-void Unit::ShowShards() {
-  if (shows_shards && unsharded_ && !shards_shown_) {
-    RegisterParams(/*unsharded=*/false);
-    shards_shown_ = true;
-  }
-}
-
-void Unit::HideShards() {
-  if (shards_shown_) {
-    CheckUnchanged();
-    shards_shown_ = false;
-    RegisterParams(/*unsharded=*/true);
+    shown_.set_full_precision(full_precision);
   }
 }
 
@@ -148,31 +67,28 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   py::object new_args = py::reinterpret_borrow<py::object>(args);
   py::object new_kwargs = py::reinterpret_borrow<py::object>(kwargs);
   const bool in_backward = InBackward();
-  if (state_training_ == Training::kPreBackward && !in_backward) {
+  if (life_.recomputes() && !in_backward) {
     engine_->ResetIteration();  // an exception ended that backward
   }
-  const bool recomputes = state_training_ == Training::kPreBackward;
   bool entering = false;
-  if (!recomputes) {
-    if (state_training_ != Training::kForward || engine_->IsRoot(this)) {
+  if (!life_.recomputes()) {
+    if (!life_.in_forward() || engine_->IsRoot(this)) {
       // What was stepped and written is committed now, so that it may go to a job that trains more.
       if (engine_->RootPreForward(this)) {
         if (c10::GradMode::is_enabled() && engine_->WantsExtension()) {
           lazy_init_(/*extend=*/true);
           engine_->RootPreForward(this);
         }
-        if (!engine_->device().is_cpu() && move_inputs != nullptr) {
-          const py::tuple moved = (*move_inputs)(new_args, new_kwargs, engine_->device());
+        if (!engine_->attached().device().is_cpu() && move_inputs != nullptr) {
+          const py::tuple moved = (*move_inputs)(new_args, new_kwargs, engine_->attached().device());
           new_args = moved[0];
           new_kwargs = moved[1];
         }
       }
     }
-    state_training_ = Training::kForward;
-    entering = group_training_ != Training::kForward;
-    group_training_ = Training::kForward;
+    entering = life_.BeginForward();
   }
-  if (cast_inputs && !full_precision_) {
+  if (cast_inputs && !shown_.is_full_precision()) {
     const auto cast = [this](const at::Tensor& tensor) {
       return at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != param_dtype ? tensor.to(param_dtype)
                                                                                              : at::Tensor();
@@ -186,7 +102,7 @@ py::object Unit::PreForward(py::handle args, py::handle kwargs) {
   }
   Unshard();
   if (entering && with_gradients) {
-    PostBackwardInputs inputs(weak_from_this(), engine_->generation());
+    PostBackwardInputs inputs(weak_from_this(), engine_->iteration().generation());
     const auto pass = [&inputs](const at::Tensor& tensor) {
       return tensor.requires_grad() ? inputs.Pass(tensor) : at::Tensor();
     };
@@ -211,7 +127,7 @@ bool Unit::RegisterPreBackward(py::handle output) {
               2) != 0) {
         throw py::error_already_set();
       }
-      HookOutput(tensor, weak_from_this(), engine_->generation());
+      HookOutput(tensor, weak_from_this(), engine_->iteration().generation());
       any = true;
     }
     return at::Tensor();
@@ -230,19 +146,17 @@ py::object Unit::CastOutput(py::handle output) {
 }
 
 py::object Unit::PostForward(py::handle output) {
-  if (state_training_ == Training::kPreBackward || engine_ == nullptr) {
+  if (life_.recomputes() || engine_ == nullptr) {
     return CastOutput(output);
   }
   if (!InBackward()) {
     Reshard();
-    ShowShards();
+    if (shows_shards) {
+      shown_.ShowShards();
+    }
   }
-  group_training_ = Training::kIdle;
   const bool has_backward = c10::GradMode::is_enabled() && RegisterPreBackward(output);
-  for (size_t i = 0; has_backward && i < groups_.size(); ++i) {
-    lives().RanForward(groups_[i].id);
-  }
-  state_training_ = Training::kIdle;
+  life_.EndForward(has_backward);
   py::object result = CastOutput(output);
   return engine_->EndForward(this, std::move(result), has_backward);
 }
@@ -250,19 +164,15 @@ py::object Unit::PostForward(py::handle output) {
 void Unit::AskDaemon(bool backward) {
   engine_->CheckOutsideFullParams("unshard");
   engine_->EnterPassByHand(backward);
-  CheckUnchanged();
-  for (const Group& group : groups_) {
-    if (lives().holds(group.id) == 0) {
-      Check(lives().Unshard(group.id, backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
-    }
-  }
+  shown_.CheckUnchanged();
+  Check(life_.Unshard(backward ? SHARDD_BACKWARD : SHARDD_FORWARD));
 }
 
 void Unit::RequestUnshard() {
-  if (unsharded_) {
+  if (shown_.unsharded()) {
     Unshard();  // of a pass that is paused, or with the shards shown
-  } else if (!groups_.empty()) {
-    AskDaemon(group_training_ == Training::kPreBackward || InBackward());
+  } else if (!life_.groups().empty()) {
+    AskDaemon(life_.training() == fsdp::Training::kPreBackward || InBackward());
     requested_ = true;
   }
 }
@@ -274,38 +184,30 @@ void Unit::WaitForUnshard() {
 }
 
 void Unit::Unshard() {
-  if (groups_.empty()) {
+  if (life_.groups().empty()) {
     return;
   }
   requested_ = false;
-  const bool backward = group_training_ == Training::kPreBackward || InBackward();
-  if (unsharded_ && engine_->paused() && !backward) {
+  const bool pre_backward = life_.training() == fsdp::Training::kPreBackward;
+  const bool backward = pre_backward || InBackward();
+  if (shown_.unsharded() && engine_->passes().paused() && !backward) {
     engine_->EnterPassByHand(/*backward=*/false);
   }
-  if (unsharded_) {
-    HideShards();
+  if (shown_.unsharded()) {
+    shown_.HideShards();
     return;
   }
-  if (!unshard_in_backward && group_training_ == Training::kPreBackward) {
+  if (!unshard_in_backward && pre_backward) {
     return;
   }
   AskDaemon(backward);
-  for (const Group& group : groups_) {
-    Check(lives().Wait(group.id));
-  }
-  engine_->set_settled();
-  const Job& job = engine_->job();
-  for (const Use& use : uses()) {
-    const int param = use.param->daemon_param;
-    use.param->PointUnsharded(full_precision_ ? shardd_stored_parameter_data(job.c_job(), param)
-                                              : job.parameter_data(param));
-  }
-  unsharded_ = true;
-  RegisterParams(/*unsharded=*/true);
+  Check(life_.Wait());
+  engine_->attached().set_settled();
+  shown_.ShowUnsharded(engine_->job());
 }
 
 void Unit::Reshard() {
-  if (group_training_ == Training::kForward && !reshard_after_forward) {
+  if (life_.training() == fsdp::Training::kForward && !reshard_after_forward) {
     return;
   }
   ToSharded();
@@ -319,55 +221,14 @@ void Unit::ReshardByHand() {
 }
 
 void Unit::ToSharded() {
-  const ManagedParam* written = nullptr;
-  if (unsharded_) {
-    unsharded_ = false;
-    for (const Use& use : uses()) {
-      use.param->ClearUnsharded();
-      written = use.param->TakeWritten() ? use.param.get() : written;
-    }
-    if (!std::exchange(shards_shown_, false)) {
-      RegisterParams(/*unsharded=*/false);
-    }
-  }
-  for (const Group& group : groups_) {
-    Check(lives().ReshardAll(group.id));
-  }
+  const ManagedParam* const written = shown_.ShowSharded();
+  Check(life_.ReshardAll());
   if (written != nullptr) {
     Check(Status(Code::kFailedPrecondition,
                  "write parameter \"" + written->fqn +
                      "\": it was written while it was unsharded, into a copy that is gone now; write the sharded "
                      "parameter, between a backward and the next forward"));
   }
-}
-
-bool Unit::HasUnfrozen() const {
-  return std::any_of(params_.begin(), params_.end(),
-                     [](const auto& param) { return !param->trainable && param->requires_grad(); });
-}
-
-void Unit::CheckGradientsAreShown() const {
-  for (const auto& param : params_) {
-    if (param->pending || param->has_own_gradient()) {
-      Check(
-          Status(Code::kFailedPrecondition,
-                 "unfreeze: the gradient of \"" + param->fqn +
-                     "\" is not synchronised; unfreeze after a backward with set_requires_gradient_sync(True) and, on "
-                     "a 2-D mesh, set_requires_all_reduce(True)"));
-    }
-  }
-}
-
-std::shared_ptr<ManagedParam> Unit::FindParam(int daemon_param) const {
-  const auto found = std::find_if(params_.begin(), params_.end(),
-                                  [&](const auto& param) { return param->daemon_param == daemon_param; });
-  return found == params_.end() ? nullptr : *found;
-}
-
-HeldShard* Unit::FindShard(int daemon_param) const {
-  const auto found = std::find_if(shards_.begin(), shards_.end(),
-                                  [&](const auto& shard) { return shard->daemon_param == daemon_param; });
-  return found == shards_.end() ? nullptr : found->get();
 }
 
 }  // namespace shardd::python

@@ -1,20 +1,63 @@
-// How the gradients of a unit that the job has added up become those that users see, and the other way.
+// The parameters of a unit, and how the gradients that the job has added up become those that users see, and the other
+// way.
+
+#include "client/python/extension/unit_gradients.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "client/python/extension/engine/engine.h"
 #include "client/python/extension/errors.h"
-#include "client/python/extension/unit.h"
 
 namespace shardd::python {
 
-bool Unit::HasPendingGradients() const {
-  return shows_gradients() &&
+void UnitGradients::Bind(Engine& engine) {
+  engine_ = &engine;
+  groups_.clear();
+  for (const int id : life_.groups()) {
+    groups_.push_back({id, engine.job().group(id).info().trainable != 0, {}});
+  }
+}
+
+void UnitGradients::AddParam(std::shared_ptr<ManagedParam> param) {
+  groups_[param->unit_group].params.push_back(params_.size());
+  if (std::find(shards_.begin(), shards_.end(), param->shared_shard()) == shards_.end()) {
+    shards_.push_back(param->shared_shard());
+  }
+  params_.push_back(std::move(param));
+}
+
+void UnitGradients::Unbind() {
+  engine_ = nullptr;
+  groups_.clear();
+  params_.clear();
+  shards_.clear();
+}
+
+std::shared_ptr<ManagedParam> UnitGradients::FindParam(int daemon_param) const {
+  const auto found = std::find_if(params_.begin(), params_.end(),
+                                  [&](const auto& param) { return param->daemon_param == daemon_param; });
+  return found == params_.end() ? nullptr : *found;
+}
+
+HeldShard* UnitGradients::FindShard(int daemon_param) const {
+  const auto found = std::find_if(shards_.begin(), shards_.end(),
+                                  [&](const auto& shard) { return shard->daemon_param == daemon_param; });
+  return found == shards_.end() ? nullptr : found->get();
+}
+
+bool UnitGradients::HasUnfrozen() const {
+  return std::any_of(params_.begin(), params_.end(),
+                     [](const auto& param) { return !param->trainable && param->requires_grad(); });
+}
+
+bool UnitGradients::HasPending() const {
+  return options_.shows_gradients() &&
          std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param->pending; });
 }
 
-void Unit::ShowGradients() {
-  if (!shows_gradients()) {
+void UnitGradients::Show() {
+  if (!options_.shows_gradients()) {
     return;
   }
   for (const auto& param : params_) {
@@ -30,7 +73,19 @@ void Unit::ShowGradients() {
   }
 }
 
-void Unit::SettleGradients(bool stepping) {
+void UnitGradients::CheckShown() const {
+  for (const auto& param : params_) {
+    if (param->pending || param->has_own_gradient()) {
+      Check(
+          Status(Code::kFailedPrecondition,
+                 "unfreeze: the gradient of \"" + param->fqn +
+                     "\" is not synchronised; unfreeze after a backward with set_requires_gradient_sync(True) and, on "
+                     "a 2-D mesh, set_requires_all_reduce(True)"));
+    }
+  }
+}
+
+void UnitGradients::Settle(bool stepping) {
   for (const auto& param : params_) {
     if (stepping && param->shard().updated && param->has_own_gradient()) {
       RaiseNotSynchronised(param->fqn);
@@ -45,7 +100,7 @@ void Unit::SettleGradients(bool stepping) {
         const NoGil no_gil;
         Check(engine_->job().WaitGradients());
       }
-      engine_->AwaitHostState();
+      engine_->attached().AwaitHostState();
     }
     const HeldShard::Shown shown = shard->SettleGradient(engine_->steps(), stepping);
     for (const auto& param : params_) {
@@ -62,19 +117,19 @@ void Unit::SettleGradients(bool stepping) {
   }
 }
 
-void Unit::ShowOwnGradients() {
+void UnitGradients::ShowOwn() {
   for (const auto& param : params_) {
     param->ShowOwnGradient();
   }
 }
 
-void Unit::HideOwnGradients() {
+void UnitGradients::HideOwn() {
   for (const auto& param : params_) {
     param->HideOwnGradient();
   }
 }
 
-void Unit::EndStep(float* counts, bool in_trainers) {
+void UnitGradients::EndStep(float* counts, bool in_trainers) {
   for (const auto& param : params_) {
     if (counts != nullptr && param->in_job) {
       counts[param->daemon_param] += 1;
@@ -84,6 +139,49 @@ void Unit::EndStep(float* counts, bool in_trainers) {
   }
   for (size_t i = 0; !in_trainers && i < shards_.size(); ++i) {
     shards_[i]->ForgetInJob();
+  }
+}
+
+void UnitGradients::AddUnseen(std::vector<int>* params) const {
+  for (const auto& param : params_) {
+    if (param->trainable && !param->pending && param->shared_shard()->GradientIsUnseen()) {
+      params->push_back(param->daemon_param);
+    }
+  }
+}
+
+void UnitGradients::LoadMemory() {
+  shardd_job* job = engine_->job().c_job();
+  for (const auto& param : params_) {
+    param->SetGradientSlot(shardd_gradient_data(job, param->daemon_param));
+  }
+  for (const auto& shard : shards_) {
+    const char* stored = static_cast<const char*>(shardd_stored_parameter_data(job, shard->daemon_param));
+    shard->PointShard(stored + shard->first_element * shard->element_bytes());
+    if (auto* gradient = static_cast<float*>(shardd_gradient_shard_data(job, shard->daemon_param));
+        gradient != nullptr) {
+      shard->SetGradientMemory(gradient + shard->first_element);
+    }
+    for (size_t state = 0; state < shard->state_count(); ++state) {
+      auto* rows =
+          static_cast<float*>(shardd_optimizer_state_data(job, shard->daemon_param, static_cast<int32_t>(state)));
+      shard->PointState(state, rows + shard->first_element);
+    }
+  }
+}
+
+void UnitGradients::ForgetMemory() {
+  for (const auto& param : params_) {
+    param->Forget();
+  }
+  for (const auto& shard : shards_) {
+    shard->ForgetGradient();
+  }
+}
+
+void UnitGradients::CopyShardsOut() {
+  for (const auto& shard : shards_) {
+    shard->CopyShardOut();
   }
 }
 

@@ -14,80 +14,65 @@
 namespace shardd::python {
 
 bool Engine::RootPreForward(Unit* unit) {
-  if (forward_root_ != nullptr && (forward_root_ == unit || IsRoot(unit))) {
+  if (iteration_.in_forward() && (iteration_.IsForwardRoot(unit) || IsRoot(unit))) {
     ResetIteration();  // an exception ended the forward before
   }
-  if (forward_root_ != nullptr) {
+  if (iteration_.in_forward()) {
     return false;
   }
-  // What was written since the model's last forward counts in this one, as where it is gathered anew. Its parts may
-  // run in any number in one pass.
-  if (paused_ && (IsRoot(unit) || written_)) {
-    LeavePass();
-  }
+  Check(passes_.LeaveBefore(/*whole=*/IsRoot(unit)));
   TakeChanges();
-  forward_root_ = unit;
-  pass_by_hand_ = false;
-  EnterPass();
-  GiveGradientsBack();
+  iteration_.BeginForward(unit);
+  Check(passes_.EnterForward());
+  used_gradients_.GiveBack(*attached_, units_);
   return true;
 }
 
 py::object Engine::EndForward(const Unit* unit, py::object output, bool has_backward) {
-  if (forward_root_ != unit) {
+  if (!iteration_.EndForward(unit)) {
     return output;
   }
-  forward_root_ = nullptr;
-  if (!complete_partial_.is_none()) {
-    output = complete_partial_(std::move(output));
-  }
+  output = program_.CompleteForward(std::move(output));
+  const auto full_precision = [](const Unit* u) { return u->shown().reads_stored(); };
+  const bool reads_shards = std::any_of(units_.begin(), units_.end(), full_precision);
+  // Where the whole model is evaluated at full precision it reads the shards and not their copies, so no rank may
+  // store into them before all have read, whether a backward follows or not. Where only some units are, the reduced
+  // gradients, which a step waits for, come after every rank's forward.
+  const bool reads_shards_alone =
+      passes_.copies() && reads_shards &&
+      std::none_of(units_.begin(), units_.end(), [](const Unit* u) { return u->shown().reads_casts(); });
   // With gradients enabled there may be a backward all the same, of tensors that the output hides in an object of its
   // own.
-  if (!ReadsShardsAlone() && (has_backward || (c10::GradMode::is_enabled() && AnyUnsharded()))) {
-    PausePass();
+  if (!reads_shards_alone && (has_backward || (c10::GradMode::is_enabled() && AnyUnsharded()))) {
+    Check(passes_.Pause());
   } else {
-    EndPass();
+    Check(passes_.End(reads_shards));
   }
   return output;
 }
 
-bool Engine::ReadsShardsAlone() const {
-  return copies_ &&
-         std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->full_precision(); }) &&
-         std::none_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->reads_casts(); });
-}
-
 bool Engine::AnyUnsharded() const {
-  return std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->unsharded(); });
+  return std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->shown().unsharded(); });
 }
 
-void Engine::QueueFinal() {
-  if (final_queued_) {
+void Engine::QueueFinal(bool whole) {
+  if (!iteration_.in_backward()) {
+    Check(passes_.Resume());
+  }
+  if (!iteration_.BeginBackward(whole)) {
     return;
   }
-  if (paused_) {
-    Check(job().ResumePass());  // units that stayed unsharded read the shards, too
-    paused_ = false;
-  }
-  final_queued_ = true;
-  gradients_used_ = false;
+  used_gradients_.MarkWanted();
   for (Unit* unit : units_) {
-    unit->HideOwnGradients();
+    unit->gradients().HideOwn();
   }
   // The model is kept to the end of the backward, also of one that fails.
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [weak = weak_from_this(), generation = generation_, kept = KeepModel()] {
+      [weak = weak_from_this(), generation = iteration_.generation(), kept = program_.KeepModel()] {
         if (const std::shared_ptr<Engine> engine = weak.lock(); engine != nullptr) {
           engine->FinalCallback(generation);
         }
       });
-}
-
-void Engine::QueuePartialFinal() {
-  if (!final_queued_) {
-    partial_backward_ = true;
-    QueueFinal();
-  }
 }
 
 void Engine::EndUnits(bool partial) {
@@ -98,77 +83,74 @@ void Engine::EndUnits(bool partial) {
   if (partial) {
     done();
     for (Unit* unit : units_) {
-      unit->EndPartialBackward();
+      unit->EndBackward(/*whole=*/false);
     }
     return;
   }
   for (Unit* unit : units_) {
-    if (unit->group_training() != Training::kPostBackward) {
+    if (unit->life().training() != fsdp::Training::kPostBackward) {
       unit->PostBackward();  // its inputs required no gradient
     }
-    unit->set_idle();
+    unit->life().SetIdle();
   }
   for (Unit* unit : units_) {
-    unit->SubmitRest();
+    unit->gradients().SubmitRest();
   }
   done();
   for (Unit* unit : units_) {
-    unit->EndBackward();
+    unit->EndBackward(/*whole=*/true);
   }
 }
 
 void Engine::FinalCallback(uint64_t generation) {
   const py::gil_scoped_acquire gil;
-  if (generation != generation_) {
+  if (generation != iteration_.generation()) {
     return;
   }
-  final_queued_ = false;
-  forward_root_ = nullptr;
-  const bool partial = std::exchange(partial_backward_, false);
+  const bool partial = iteration_.EndBackward();
   EndUnits(partial);
-  if (!complete_partial_.is_none()) {
-    complete_partial_(py::ellipsis());
-  }
+  program_.CompleteBackward();
   const bool show =
-      std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->HasPendingGradients(); });
+      std::any_of(units_.begin(), units_.end(), [](const Unit* unit) { return unit->gradients().HasPending(); });
   if (show) {
     {
       const NoGil no_gil;
       Check(job().WaitGradients());
     }
-    AwaitHostState();
+    attached_->AwaitHostState();
   }
   if (partial) {
-    PausePass();
+    Check(passes_.Pause());
   } else if (AnyUnsharded()) {  // set_reshard_after_backward(False)
     for (Unit* unit : units_) {
-      unit->ShowShards();
+      if (unit->shows_shards) {
+        unit->shown().ShowShards();
+      }
     }
-    PausePass();
-    pass_by_hand_ = true;
+    Check(passes_.PauseByHand());
   } else {
-    EndPass();
+    Check(passes_.End(
+        std::any_of(units_.begin(), units_.end(), [](const Unit* u) { return u->shown().reads_stored(); })));
   }
   if (show) {
     // Hooks on gradients run in the order of the units' backward, as with PyTorch.
     std::vector<Unit*> units = units_;
-    std::stable_sort(units.begin(), units.end(),
-                     [](const Unit* a, const Unit* b) { return a->backward_number() < b->backward_number(); });
+    std::stable_sort(units.begin(), units.end(), [](const Unit* a, const Unit* b) {
+      return a->life().backward_number() < b->life().backward_number();
+    });
     for (Unit* unit : units) {
-      unit->ShowGradients();
+      unit->gradients().Show();
     }
   }
   for (Unit* unit : units_) {
-    unit->ShowOwnGradients();
+    unit->gradients().ShowOwn();
   }
 }
 
 void Engine::ResetIteration() {
-  forward_root_ = nullptr;
-  final_queued_ = partial_backward_ = false;
-  ++generation_;  // what is left of its graph is dead
+  iteration_.Abandon();
   for (Unit* unit : units_) {
-    unit->set_idle();
+    unit->life().SetIdle();
     unit->ToSharded();
   }
   Check(job().AbandonBackward());
@@ -178,11 +160,11 @@ void Engine::ResetIteration() {
   // The pass stays entered: other ranks may be in it, and wait for this one to do its backward again.
   // Where all ranks have failed they begin again together, so that nothing of the first try is left. Else the others
   // wait for this rank's backward, and its next forward is part of their pass.
-  PausePass();
+  Check(passes_.Pause());
 }
 
 void Engine::ForwardFailed(const Unit* unit) {
-  if (forward_root_ != unit) {
+  if (!iteration_.IsForwardRoot(unit)) {
     return;
   }
   try {

@@ -27,14 +27,14 @@ class MayWait {
 }  // namespace
 
 void EngineShell::Add(Unit& unit) {
-  for (const int group : unit.groups()) {
+  for (const int group : unit.life().groups()) {
     units_.resize(std::max(units_.size(), static_cast<size_t>(group) + 1));
     units_[static_cast<size_t>(group)] = &unit;
   }
 }
 
 void EngineShell::Remove(const Unit& unit) {
-  for (const int group : unit.groups()) {
+  for (const int group : unit.life().groups()) {
     if (static_cast<size_t>(group) < units_.size()) {  // else it was never added
       units_[static_cast<size_t>(group)] = nullptr;
     }
@@ -48,7 +48,7 @@ Status EngineShell::Unshard(int32_t group, shardd_phase phase) {
 Status EngineShell::WaitUnshard(int32_t group) {
   ParameterGroup handle = engine_.job().group(group);
   std::optional<MayWait> may_wait;
-  if (!engine_.settled()) {
+  if (!engine_.attached().settled()) {
     may_wait.emplace();
   }
   return handle.Wait();
@@ -64,7 +64,7 @@ Status EngineShell::WaitGradientSlot(int32_t group) {
 Status EngineShell::SubmitGradients(int32_t group, const uint8_t* present, const uint8_t* fresh) {
   ParameterGroup handle = engine_.job().group(group);
   Unit& unit = *units_[static_cast<size_t>(group)];
-  unit.BeforeSubmit(group);
+  unit.gradients().BeforeSubmit(group);
   {
     const MayWait may_wait;  // a stream may have to be waited for
     Status status = handle.SubmitGradients(present, fresh);
@@ -72,8 +72,38 @@ Status EngineShell::SubmitGradients(int32_t group, const uint8_t* present, const
       return status;
     }
   }
-  unit.AfterSubmit(group);
+  unit.gradients().AfterSubmit(group);
   return Status();
 }
+
+bool EngineShell::InsidePass() { return engine_.job().inside_pass(); }
+
+Status EngineShell::EnterPass(bool stepped, const std::string& state) {
+  Status status;
+  {
+    const NoGil no_gil;
+    status = engine_.job().EnterPass(stepped, state);
+  }
+  if (status.ok() && engine_.passes().copies()) {
+    engine_.attached().AwaitPassCopies();
+  }
+  return status;
+}
+
+Status EngineShell::LeavePass() {
+  const NoGil no_gil;  // a stream may have to be waited for
+  return engine_.job().LeavePass();
+}
+
+Status EngineShell::PausePass() { return engine_.job().PausePass(); }
+
+Status EngineShell::ResumePass() { return engine_.job().ResumePass(); }
+
+Status EngineShell::ReshardAll() {
+  engine_.ReshardAll();
+  return Status();
+}
+
+void EngineShell::StepCommitted() { engine_.StepCommitted(); }
 
 }  // namespace shardd::python

@@ -1,5 +1,5 @@
-#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_FACTS_H_
-#define SHARDD_CLIENT_PYTHON_EXTENSION_FACTS_H_
+#ifndef SHARDD_CLIENT_PYTHON_EXTENSION_BINDINGS_FACTS_H_
+#define SHARDD_CLIENT_PYTHON_EXTENSION_BINDINGS_FACTS_H_
 
 // What Python is told of a job, as dictionaries. The GIL is held.
 
@@ -16,4 +16,4 @@ pybind11::dict RangeDict(Engine& engine, int param);
 
 }  // namespace shardd::python
 
-#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_FACTS_H_
+#endif  // SHARDD_CLIENT_PYTHON_EXTENSION_BINDINGS_FACTS_H_

@@ -1,4 +1,4 @@
-#include "client/python/extension/facts.h"
+#include "client/python/extension/bindings/facts.h"
 
 #include <string>
 
@@ -7,7 +7,7 @@ namespace shardd::python {
 namespace py = pybind11;
 
 py::dict InfoDict(Engine& engine) {
-  const shardd_job_info info = engine.info();
+  const shardd_job_info info = engine.attached().info();
   py::dict out;
   out["rank"] = info.rank;
   out["world_size"] = info.world_size;

@@ -1,0 +1,140 @@
+#include "client/python/extension/engine/engine.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/python/extension/bindings/bindings.h"
+#include "client/python/extension/bindings/facts.h"
+#include "client/python/extension/bindings/keeping.h"
+#include "client/python/extension/engine/values.h"
+#include "client/python/extension/errors.h"
+
+namespace shardd::python {
+namespace {
+
+py::dict StepDict(Engine& engine, const py::list& groups, double max_grad_norm, double loss_scale,
+                  const std::string& state) {
+  std::vector<shardd_hyperparameters> list;
+  for (const py::handle item : groups) {
+    const auto group = item.cast<py::dict>();
+    shardd_hyperparameters values{};
+    const auto number = [&group](const char* key) { return group.contains(key) ? group[key].cast<double>() : 0.0; };
+    values.lr = number("lr");
+    values.weight_decay = number("weight_decay");
+    values.beta1 = number("beta1");
+    values.beta2 = number("beta2");
+    values.eps = number("eps");
+    values.momentum = number("momentum");
+    values.dampening = number("dampening");
+    values.nesterov = number("nesterov") != 0 ? 1 : 0;
+    list.push_back(values);
+  }
+  shardd_step_options options{};
+  options.groups = list.data();
+  options.group_count = static_cast<int32_t>(list.size());
+  options.max_grad_norm = max_grad_norm;
+  options.loss_scale = loss_scale;
+  const AttachedJob::StepResult result = engine.Step(options, state);
+  py::dict out;
+  out["committed_step"] = result.committed_step;
+  out["grad_norm"] = result.grad_norm;
+  out["clip_factor"] = result.clip_factor;
+  out["skipped"] = result.skipped;
+  return out;
+}
+
+}  // namespace
+
+void BindEngine(py::module_& m) {
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+      .def_static("attach",
+                  [](const std::string& spec_json, int rank, int node, const std::string& address, bool resumes,
+                     int64_t timeout_ms, int gpu, bool alone) {
+                    return std::make_shared<Engine>(
+                        AttachedJob::Attach(spec_json, rank, node, address, resumes, timeout_ms, gpu, alone));
+                  })
+      .def("info", Keeping(&InfoDict))
+      .def("param_info", &ParamDict)
+      .def("find_param", [](Engine& engine, const std::string& fqn) { return engine.job().FindParameter(fqn); })
+      .def("find_group", [](Engine& engine, const std::string& name) { return engine.job().FindGroup(name); })
+      .def("write", Keeping(&Write))
+      .def("commit", Keeping(&Commit))
+      .def(
+          "enter_full_params",
+          [](Engine& engine, bool writeback, int group, bool recurse, bool rank0_only, bool offload_to_cpu,
+             bool with_grads) {
+            const std::shared_ptr<PyObject> kept = engine.KeepModel();
+            engine.EnterFullParams({group, recurse, writeback, rank0_only, offload_to_cpu, with_grads});
+          },
+          py::arg("writeback"), py::kw_only(), py::arg("group") = -1, py::arg("recurse") = true,
+          py::arg("rank0_only") = false, py::arg("offload_to_cpu") = false, py::arg("with_grads") = false)
+      .def("leave_full_params", Keeping(&Engine::LeaveFullParams))
+      .def("copy_full_parameter", Keeping(&CopyFullParameter))
+      .def("copy_stored", Keeping(&CopyStored))
+      .def("stored_state", &StoredState)
+      .def("copy_full_gradient", Keeping(&CopyFullGradient))
+      .def("write_gradient", Keeping(&WriteGradient))
+      .def("settle_gradients", Keeping(&SettleGradients))
+      .def("take_gradient", &TakeGradient)
+      .def("has_gradient", &HasGradient)
+      .def("shard_range", &RangeDict)
+      .def_property_readonly("full_params", &Engine::full_params)
+      .def_property_readonly("in_forward_backward", &Engine::in_forward_backward)
+      .def("load_memory", &Engine::LoadMemory)
+      .def("set_gives_gradients_back", [](Engine& engine, bool given) { engine.used_gradients().SetGivenBack(given); })
+      .def("step", Keeping(&StepDict))
+      .def("set_updated", &SetUpdated)
+      .def("reattach", Keeping(&Engine::Reattach))
+      .def("extend", Keeping(&Engine::Extend))
+      .def("ask_extension", &Engine::AskExtension)
+      .def("watch_writes", [](Engine& engine) { Check(engine.job().WatchWrites()); })
+      .def("use_passes",
+           Keeping(+[](Engine& engine) { engine.passes().Use(engine.attached().info().pass_copies != 0); }))
+      .def("synchronise", Keeping(+[](Engine& engine) { engine.attached().SynchroniseStream(); }))
+      .def("open_window", Keeping(&Engine::OpenWindow))
+      .def("take_changes", Keeping(&Engine::TakeChanges))
+      .def("set_replaced",
+           [](Engine& engine, py::object replaced) { engine.program().SetReplaced(std::move(replaced)); })
+      .def("set_root", [](Engine& engine, py::object root) { engine.program().SetRoot(std::move(root)); })
+      .def("hand_in",
+           [](Engine& engine) {
+             const NoGil no_gil;
+             Check(engine.job().OpenWindow());
+           })
+      .def("close_window", Keeping(&Engine::CloseWindow))
+      .def("adopt_state", Keeping(&AdoptState))
+      .def("set_update_counts", &Engine::SetUpdateCounts)
+      .def("write_optimizer_state", Keeping(&WriteOptimizerState))
+      .def("write_update_count", Keeping(&WriteUpdateCount))
+      .def("mark_stepped", [](Engine& engine, std::string state) { engine.passes().MarkStepped(std::move(state)); })
+      .def("mark_state", [](Engine& engine, std::string state) { engine.passes().MarkState(std::move(state)); })
+      .def("lose_memory", &Engine::LoseMemory)
+      .def("release", &Engine::Release)
+      .def("detach", &Engine::Detach)
+      .def("finish_apart", &Engine::FinishApart)
+      .def("wait_for_commit", Keeping(+[](Engine& engine) { engine.attached().WaitForCommit(); }))
+      .def("describe", Keeping(+[](Engine& engine) { return engine.attached().Describe(); }))
+      .def("trainer_state", [](Engine& engine) { return py::bytes(engine.attached().trainer_state()); })
+      .def("client_counters",
+           [](Engine& engine) {
+             const shardd_counters counters = engine.attached().client_counters();
+             py::dict out;
+             out["commands"] = counters.commands;
+             out["doorbells"] = counters.doorbells;
+             out["waits"] = counters.waits;
+             out["wait_ns"] = counters.wait_ns;
+             return out;
+           })
+      .def("reset_iteration", Keeping(&Engine::ResetIteration))
+      .def("set_complete_partial",
+           [](Engine& engine, py::object complete) { engine.program().SetCompletePartial(std::move(complete)); })
+      .def_property_readonly("alive", &Engine::alive)
+      .def_property_readonly("steps", &Engine::steps);
+}
+
+}  // namespace shardd::python
