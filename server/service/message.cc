@@ -67,4 +67,19 @@ void DecodedMemory::Release(uint32_t uid, int64_t size_bytes) {
   }
 }
 
+absl::StatusOr<DecodedMemory::Hold> DecodeFor(absl::string_view operation, const grpc::ByteBuffer& bytes,
+                                              const MessageLimits& limits, uint32_t uid, DecodedMemory& memory,
+                                              google::protobuf::Message* message) {
+  SHARDD_ASSIGN_OR_RETURN(const int64_t size_bytes,
+                          EstimateDecodedBytes(operation, bytes, *message->GetDescriptor(), limits));
+  DecodedMemory::Hold hold = memory.Take(uid, size_bytes);
+  if (hold == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(operation, ": requests of uid ", uid, " that are under way take too much memory (got ", size_bytes,
+                     " more bytes, want at most ", memory.max_bytes_per_uid(), " together); try again"));
+  }
+  SHARDD_RETURN_IF_ERROR(Decode(operation, bytes, message));
+  return hold;
+}
+
 }  // namespace shardd

@@ -52,6 +52,11 @@ class DecodedMemory : public std::enable_shared_from_this<DecodedMemory> {
   absl::flat_hash_map<uint32_t, int64_t> of_uid_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Decodes if it fits; the memory counts for the user until the hold is released.
+absl::StatusOr<DecodedMemory::Hold> DecodeFor(absl::string_view operation, const grpc::ByteBuffer& bytes,
+                                              const MessageLimits& limits, uint32_t uid, DecodedMemory& memory,
+                                              google::protobuf::Message* message);
+
 }  // namespace shardd
 
 #endif  // SHARDD_SERVER_SERVICE_MESSAGE_H_
