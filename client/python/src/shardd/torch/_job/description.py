@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch.optim import Optimizer
+
 from shardd.torch._units.shard_group import ShardGroup
 from shardd.torch._units.state import ShardState
 
@@ -29,3 +31,4 @@ class Description:
     states: list[ShardState]
     divide_factor: float
     names: dict[int, str]  # clean FQNs, by id of the module that is fully sharded
+    stock: list[Optimizer]  # torch's own of these parameters; finding them takes as long as all objects of the process

@@ -141,14 +141,12 @@ class TorchJob:
         holder = getattr(fsdp_param, "holder", None)
         return place.index if holder is None else place.members[holder.members.index(fsdp_param)][0]
 
-    def stock_optimizers(self) -> list[Optimizer]:
-        """Returns torch's own optimizers that have parameters of the job."""
-        return stock_optimizers_of([place.fsdp_param().sharded_param for place in self.places.values()])
-
-    def restore_optimizers(self) -> None:
-        """Gives torch's optimizers the state that was committed last."""
+    def restore_optimizers(self, stock: list[Optimizer] | None = None) -> None:
+        """Gives torch's optimizers the state that was committed last; ``stock`` are they, where that is known."""
         assert self.engine is not None and self.memory is not None
-        self.memory.restore(trainer_state.unpack(self.engine.trainer_state())[1], self.stock_optimizers())
+        if stock is None:
+            stock = stock_optimizers_of([place.fsdp_param().sharded_param for place in self.places.values()])
+        self.memory.restore(trainer_state.unpack(self.engine.trainer_state())[1], stock)
 
     def trainer_state(self, optimizers: list[Optimizer]) -> bytes:
         """Returns this rank's trainer state for the commit of a step that these optimizers of torch's have made."""

@@ -276,8 +276,8 @@ class _Opening:
         # What the job never had is still in this process, and goes into the new one as what is loaded does.
         is_given = not exists or (self.memory is not None and self.memory.loses())
         if not is_given:
-            job.restore_optimizers()
-        for optimizer in job.stock_optimizers():
+            job.restore_optimizers(self.description.stock)
+        for optimizer in self.description.stock:
             stock_hooks.watch_loads(optimizer)
             if is_given and any(id(param) in job.places for param in optimizer.state):
                 stock_hooks.keep_loaded(optimizer, [job])

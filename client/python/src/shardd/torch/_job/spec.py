@@ -212,7 +212,7 @@ def describe(
     if not on_gpu and gives_back(sum(math.prod(shape_in_job(param, shard_size)) for param in trained)):
         config["lateGradients"] = True
     spec = {"name": name, "worldSize": world_size, "tree": tree, "config": config}
-    return Description(spec, params, states, divide_factor, names)
+    return Description(spec, params, states, divide_factor, names, stock)
 
 
 def _strategy_on_nodes(group: ShardGroup, nodes: Sequence[str]) -> dict[str, Any]:
