@@ -62,7 +62,8 @@ absl::Span<const Transition> JobCore::Transitions() {
   static constexpr Transition kTable[] = {
       {"send state", kOverNodes, 0,
        [](const JobCore& job) {
-         return job.nodes_->senders().waiting() && !(job.decision_.committing() && !job.decision_.applied());
+         return job.nodes_->senders().waiting() &&
+                !(job.commits_.decision().committing() && !job.commits_.decision().applied());
        },
        [](JobCore& job) {
          job.SendWaitedState();
@@ -73,7 +74,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "not "
        "shown yet with it.",
        "The node may be the one that is to hold the step, also where the epoch ends next."},
-      {"end the epoch", kEnding, 0, [](const JobCore& job) { return job.MayEndEpoch(); },
+      {"end the epoch", kEnding, 0, [](const JobCore& job) { return !job.promised() && job.commits_.MayEndEpoch(); },
        [](JobCore& job) {
          auto [cause, lost] = *std::exchange(job.pending_abort_, std::nullopt);
          job.Abort(std::move(cause), std::move(lost));
@@ -112,9 +113,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "", "Other nodes go on for as long as they like, and need what this node holds.",
        "A node whose ranks have finished says nothing else that others wait for."},
       {"show the step", kCommitting | kApplied, 0,
-       [](const JobCore& job) { return !job.decision_.showing() && job.MayShow(); },
+       [](const JobCore& job) { return !job.commits_.decision().showing() && job.commits_.MayShow(); },
        [](JobCore& job) {
-         job.Show();
+         job.commits_.Show();
          return absl::OkStatus();
        },
        nullptr, "the nodes that do not hold the decision yet",
@@ -174,17 +175,12 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Ranks that ask do nothing else, so nothing depends on it."},
       {"decide the step", kAllStepped, kCommitting | kDeciding | kReducing,
        [](const JobCore& job) {
-         return !job.decision_.awaits_devices() && job.unsharding_.pending_fills() == 0 &&
+         return !job.commits_.decision().awaits_devices() && job.unsharding_.pending_fills() == 0 &&
                 (job.nodes_ == nullptr ||
                  (job.nodes_->closed() == kAllBackwards && !job.nodes_->digests().under_way()));
        },
-       [](JobCore& job) { return job.BeginDecision(); },
-       [](const JobCore& job, int rank) {
-         return job.steps_.stepped(rank) ? FirstOther(job.world_size(), rank, "Step",
-                                                      [&job](int other) { return !job.steps_.stepped(other); })
-                                         : Wait();
-       },
-       "Step of every rank",
+       [](JobCore& job) { return job.commits_.BeginDecision(); },
+       [](const JobCore& job, int rank) { return job.commits_.WaitingToStep(rank); }, "Step of every rank",
        "Every rank has stepped and all gradients are added: the step is measured, journaled and applied.",
        "Its commit comes before the pass that ranks enter with it."},
       {"refuse unequal backwards", kAllFullParams, kCommitting,
@@ -203,7 +199,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "All ranks enter full parameters together.", "Who is let in to write commits later."},
       {"begin a pass", kTrainersWrite | kAllEntering, kPassCopies | kCommitting | kDeciding | kReducing,
        [](const JobCore& job) { return job.writes_.NoStepComesFirst(); },
-       [](JobCore& job) { return job.CommitHandIns(); },
+       [](JobCore& job) { return job.pass_commits_.Commit(); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "All ranks enter a pass: what trainers have written becomes a version, then they are let in.",
        "What was deferred is unsharded inside of the pass."},
@@ -211,7 +207,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        [](const JobCore& job) {
          return job.writes_.MayAnnounce(job.sums_.by_trainers() && job.pending_reductions_ > 0);
        },
-       [](JobCore& job) { return job.AnnouncePass(); },
+       [](JobCore& job) { return job.pass_commits_.Announce(); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
        "What is still to come are devices: reductions, a decided step, the signals that ranks have given. So the "
        "ranks' "
@@ -220,7 +216,7 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"let into a pass", kPassCopies | kAllEntering, 0,
        [](const JobCore& job) { return job.writes_.passes().announced() && job.writes_.passes().copied(); },
        [](JobCore& job) {
-         job.BeginPass();
+         job.writes_.LetInAll();
          return absl::OkStatus();
        },
        nullptr, "the copies of the pass", "The copies that the pass reads are there.",
@@ -230,13 +226,13 @@ absl::Span<const Transition> JobCore::Transitions() {
          return job.writes_.passes().announced() && !job.writes_.passes().copied() &&
                 !job.writes_.passes().awaits_devices() && job.writes_.NoStepComesFirst();
        },
-       [](JobCore& job) { return job.BeginPassCopies(); }, nullptr, "signals of the ranks' devices",
+       [](JobCore& job) { return job.pass_commits_.CommitBehindDevices(); }, nullptr, "signals of the ranks' devices",
        "All ranks enter a pass, nothing stores into the shards, and nobody reads the copies of before.",
        "What was deferred reads the copies."},
       {"open windows", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.writes_.MayHandIn() && job.writes_.ReadersPause(); },
        [](JobCore& job) {
-         job.LetHandIn();
+         job.pass_commits_.LetHandIn();
          return absl::OkStatus();
        },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToHandIn(rank); }, "LeavePass of every rank",
@@ -245,19 +241,22 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"look for pauses", kTrainersWrite | kSomeWantWindow, kPassCopies | kCommitting | kDeciding,
        [](const JobCore& job) { return job.writes_.MayHandIn() && !job.writes_.hand_ins().polls_pauses(); },
        [](JobCore& job) {
-         job.PollPausesLater();
+         job.pass_commits_.PollPauses();
          return absl::OkStatus();
        },
        nullptr, "", "A rank that reads may pause, which it tells by a word alone.",
        "It changes nothing that the row below asks for."},
       {"let store", kPassCopies | kSomeWantWindow, kSomeInside,
        [](const JobCore& job) { return !job.writes_.hand_ins().awaits_devices(); },
-       [](JobCore& job) { return job.LetStore(); },
+       [](JobCore& job) { return job.pass_commits_.LetStore(); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToStore(rank); }, "LeaveFullParams of every rank",
        "Full parameters are the shards themselves: who has left them may store when no other rank reads them any more.",
        "It changes nothing that the row below asks for."},
       {"commit values", kAllCommitted, kCommitting, [](const JobCore& job) { return !job.values_.commit().said(); },
-       [](JobCore& job) { return job.BeginValuesCommit(); },
+       [](JobCore& job) {
+         job.CommitValues();
+         return absl::OkStatus();
+       },
        [](const JobCore& job, int rank) {
          return job.values_.commit().asked(rank)
                     ? FirstOther(job.world_size(), rank, "CommitParameters",
@@ -279,8 +278,8 @@ uint32_t JobCore::SeeFacts() const {
   const bool attached = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& s) { return s != nullptr; });
   uint32_t facts = when(unsharding_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
                    when(writes_.trainers_write(), kTrainersWrite) | when(writes_.pass_copies(), kPassCopies) |
-                   when(decision_.committing(), kCommitting) | when(decision_.applied(), kApplied) |
-                   when(decision_.deciding(), kDeciding) | when(pending_reductions_ > 0, kReducing) |
+                   when(commits_.decision().committing(), kCommitting) | when(commits_.decision().applied(), kApplied) |
+                   when(commits_.decision().deciding(), kDeciding) | when(pending_reductions_ > 0, kReducing) |
                    when(writes_.hand_ins().any_since_version(), kWindowOpen) |
                    when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
                    when(extensions_.all_asked(), kAllExtend);
@@ -288,8 +287,8 @@ uint32_t JobCore::SeeFacts() const {
   const int closed = std::min(pairing_.closed_by_all(), nodes_ != nullptr ? nodes_->closed() : kAllBackwards);
   for (int at = 0; at < world_size(); ++at) {
     const bool enters = writes_.passes().entering(at);
-    all &= when(steps_.stepped(at), kAllStepped) | when(enters, kAllEntering) |
-           when(summons_.full_params().asked(at) && !steps_.stepped(at), kAllFullParams) |
+    all &= when(commits_.steps().stepped(at), kAllStepped) | when(enters, kAllEntering) |
+           when(summons_.full_params().asked(at) && !commits_.steps().stepped(at), kAllFullParams) |
            when(values_.commit().asked(at), kAllCommitted);
     facts |= when(summons_.full_params().inside(at), kSomeInside) |
              when(writes_.hand_ins().wants(at), kSomeWantWindow) | when(pairing_.sleeps(at), kSomeBlocked) |

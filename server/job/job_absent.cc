@@ -68,7 +68,7 @@ bool JobCore::IsMidStep() const {
       summons_.full_params().AnyAsked()) {
     return true;
   }
-  return steps_.any_stepped() || values_.commit().any_asked() ||
+  return commits_.steps().any_stepped() || values_.commit().any_asked() ||
          std::any_of(sessions_.begin(), sessions_.end(), [](const auto& session) {
            return session != nullptr &&
                   std::any_of(session->handles.begin(), session->handles.end(),

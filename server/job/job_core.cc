@@ -48,31 +48,44 @@ JobCore::JobCore(Init init)
           loop_, [this] { return shared_from_this(); }, [this] { Advance(); }),
       pairing_(plan_, &committed_),
       sessions_(plan_->world_size, loop_),
-      values_({plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
-              {memory_.get(), &committed_, &pairing_.presence(), &work_, loop_,
+      commits_({plan_.get(), memory_.get(), &sessions_, &pairing_, &summons_, &extensions_, &optimizer_devices_},
+               {&committed_, &pairing_.presence(), &writes_, &unsharding_, &given_back_, &snapshots_, &work_, &trace_,
+                &counters_,
+                [this]() -> absl::StatusOr<DeviceOps> {
+                  DeviceOps ops = SettleAllPresence();
+                  SHARDD_RETURN_IF_ERROR(pairing_.TakeUneven());
+                  return ops;
+                },
+                [this](int rank) { return ReduceClosed(rank, pairing_.CloseAll(rank)); },
+                [this](absl::Status status) { Abort(std::move(status), {}); },
+                [this](const std::string& why) { Close(why); }}),
+      values_({plan_.get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
+              {memory_.get(), &committed_, &pairing_.presence(), &commits_, &events_, &work_, loop_,
                [this](absl::Status status) { Abort(std::move(status), {}); },
                [this](const std::string& why) { Close(why); }},
               init.copier, WorkOwner{init.owner.uid, init.id}),
-      summons_({&spec_, plan_.get(), init.nodes != nullptr, &committed_, &decision_, &sessions_, &pairing_, &writes_,
-                &extensions_, &values_.undo()},
+      summons_({&spec_, plan_.get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_, &pairing_,
+                &writes_, &extensions_, &values_.undo()},
                {&devices_, &given_back_, &work_, &events_, [this] { return SettleAllPresence(); },
                 [this] { return memory_account_.CheckUndoFits(); },
                 [this](absl::Status status) { Abort(std::move(status), {}); }}),
-      snapshots_({plan_.get(), &decision_, &sessions_, &writes_, &optimizer_devices_},
+      snapshots_({plan_.get(), &commits_.decision(), &sessions_, &writes_, &optimizer_devices_},
                  {memory_.get(), &committed_, &work_, &events_, loop_, memory_worker_.get(),
                   [this](absl::Status status) { Abort(std::move(status), {}); },
                   [this](const std::string& why) { Close(why); }},
                  owner_.uid),
-      writes_({plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &summons_.full_params(), &extensions_,
-               &snapshots_.snapshot()}),
-      leavers_(plan_->world_size, {&committed_, &sessions_, &steps_, &pairing_, &writes_.passes(), &writes_.hand_ins(),
-                                   &summons_.full_params(), &values_.commit()}),
+      writes_({plan_.get(), &committed_, &sessions_, &commits_.steps(), &pairing_, &summons_.full_params(),
+               &extensions_, &snapshots_.snapshot()},
+              &counters_),
+      pass_commits_({plan_.get(), memory_.get()}, {&writes_, &committed_, &commits_, &snapshots_, &unsharding_,
+                                                   &summons_, &given_back_, &work_, loop_}),
+      leavers_(plan_->world_size, {&committed_, &sessions_, &commits_.steps(), &pairing_, &writes_.passes(),
+                                   &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}),
       sums_(collective_.get()),
       renewal_(memory_.get()),
-      extensions_(plan_->world_size, {&committed_, &decision_, &leavers_, &steps_, &pairing_, &writes_.passes(),
-                                      &writes_.hand_ins(), &summons_.full_params()}),
-      steps_(plan_->world_size, &committed_),
-      unsharding_(plan_, {&committed_, &decision_, &steps_, &writes_, &sessions_, memory_.get()},
+      extensions_(plan_->world_size, {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &pairing_,
+                                      &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
+      unsharding_(plan_, {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
                   {collective_.get(), &given_back_, &work_, &events_, &counters_,
                    [this](absl::Status status) { Abort(std::move(status), {}); }}),
       poll_timer_(loop_),
@@ -80,8 +93,13 @@ JobCore::JobCore(Init init)
       memory_account_({&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_, &snapshots_.snapshot(),
                        &summons_.full_params(), &values_.undo()},
                       std::move(init.reserved_by_all)),
-      trace_(plan_, std::move(init.work_trace)) {
-  ResetStep();
+      trace_(plan_, std::move(init.work_trace)),
+      // Who reads whether a version is being made comes behind commits_; who reads what trainers handed in, before
+      // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
+      parts_({&commits_, this, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_, &unsharding_,
+              &extensions_, &sums_, &trace_}) {
+  committed_.Tell(&parts_);
+  parts_.EndEpoch();
   if (init.committed.version > 0) {
     committed_.TakeOver(init.committed);
     counters_ = init.committed.counters;
@@ -89,6 +107,12 @@ JobCore::JobCore(Init init)
   if (init.nodes != nullptr) {
     NodeJob* const job = this;
     nodes_ = std::make_unique<JobNodes>(plan_, loop_, init.nodes.get(), job);
+    commits_.SpanNodes({nodes_->member().node(), [this] { return nodes_->member().held_step(); },
+                        [this](const Norm& own_norm) {
+                          nodes_->SayReduced(committed_.step() + 1, committed_.version(),
+                                             pairing_.presence().by_param(), own_norm);
+                        },
+                        [this] { SayDecided(); }});
     if (init.nodes->gather != nullptr) {
       node_gathers_ = std::make_unique<NodeGathers>(
           std::move(init.nodes->gather), [this] { return nodes_->member().Unreached(); },
@@ -247,7 +271,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kBackwardDone:
       return OnBackwardDone(session, command);
     case Opcode::kStep:
-      return OnStep(session, std::move(command));
+      return commits_.Step(session, std::move(command));
     case Opcode::kWriteParameters:
       return values_.Write(session, command);
     case Opcode::kCommitParameters:
@@ -260,7 +284,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
       OnWaitGradientSlot(session, command.group);
       return absl::OkStatus();
     case Opcode::kEnterPass:
-      return OnEnterPass(session, std::move(command));
+      return pass_commits_.Enter(rank, std::move(command));
     case Opcode::kLeavePass:
       return writes_.LeavePass(rank);
     case Opcode::kOpenWindow:
@@ -268,11 +292,21 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kAbandonBackward:
       return OnAbandonBackward(session, command.done);
     case Opcode::kSetGradientPresence:
-      return pairing_.SetPresence(rank, command.group, command.arg0 != 0, decision_.committing());
+      return pairing_.SetPresence(rank, command.group, command.arg0 != 0, commits_.decision().committing());
     case Opcode::kInvalid:
       break;
   }
   return absl::InternalError("execute: a command passed decoding without a valid opcode");
+}
+
+absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
+  bool last = false;
+  SHARDD_RETURN_IF_ERROR(summons_.Leave(session, done, &last));
+  values_.Forget(session->rank());
+  if (last) {
+    values_.Undo();  // writes that nobody committed
+  }
+  return absl::OkStatus();
 }
 
 void JobCore::CheckSilence(absl::Time now) {
@@ -291,11 +325,11 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   ForgetStragglers();
   int hangs = -1;
-  if (absl::Status stuck = CheckSums(now, &hangs); !closed_ && !decision_.committing() && !stuck.ok()) {
+  if (absl::Status stuck = CheckSums(now, &hangs); !closed_ && !commits_.decision().committing() && !stuck.ok()) {
     Abort(std::move(stuck), {hangs});
     return;
   }
-  if (nodes_ != nullptr && !closed_ && (!decision_.committing() || decision_.applied())) {
+  if (nodes_ != nullptr && !closed_ && (!commits_.decision().committing() || commits_.decision().applied())) {
     const uint64_t epoch = committed_.epoch();
     nodes_->member().CheckSilence(now, absl::Milliseconds(plan_->config.silence_timeout_ms()));
     if (epoch != committed_.epoch()) {
@@ -306,7 +340,7 @@ void JobCore::CheckSilence(absl::Time now) {
     Close(std::string(gone.message()));
     return;
   }
-  if (closed_ || decision_.committing() || promised()) {
+  if (closed_ || commits_.decision().committing() || promised()) {
     return;
   }
   if (node_gathers_ != nullptr) {

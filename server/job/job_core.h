@@ -24,7 +24,6 @@
 #include "absl/types/span.h"
 #include "common/plan/extend.h"
 #include "common/plan/plan.h"
-#include "common/tensor/norm.h"
 #include "server/collective/collective.h"
 #include "server/collective/nodes/node_collective.h"
 #include "server/collective/trainers/trainer_collective.h"
@@ -33,6 +32,7 @@
 #include "server/job/gradients/pairing.h"
 #include "server/job/job_events.h"
 #include "server/job/job_extend.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/absent_ranks.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/gradient_renewal.h"
@@ -40,15 +40,15 @@
 #include "server/job/membership/sessions.h"
 #include "server/job/membership/trainer_sums.h"
 #include "server/job/memory_account.h"
-#include "server/job/step/asked_steps.h"
+#include "server/job/step/commits.h"
 #include "server/job/step/committed.h"
-#include "server/job/step/step_decision.h"
 #include "server/job/trace/job_trace.h"
 #include "server/job/unshard/node_gathers.h"
 #include "server/job/unshard/unsharding.h"
 #include "server/job/work/given_back.h"
 #include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/pass_commits.h"
 #include "server/job/writes/snapshot_keeper.h"
 #include "server/job/writes/trainer_writes.h"
 #include "server/job/writes/value_writes.h"
@@ -73,7 +73,7 @@ struct JobDescription {
 };
 
 // Loop-confined. Shared: device work in flight keeps the job, and so its slabs, alive.
-class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
+class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, private JobPart {
  public:
   struct Init {
     uint64_t id = 0;
@@ -207,8 +207,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
  private:
   int world_size() const { return plan_->world_size; }
   // Several nodes (job_nodes.cc). NodeJob:
-  int64_t NodeStep() const override { return committed_.step() + (decision_.decided() ? 1 : 0); }
-  bool NodeInitialized() const override { return committed_.version() > 0 || decision_.committing(); }
+  int64_t NodeStep() const override { return committed_.step() + (commits_.decision().decided() ? 1 : 0); }
+  bool NodeInitialized() const override { return committed_.version() > 0 || commits_.decision().committing(); }
   void NodeGo(const v1::PeerMessage::Go& go) override;
   void NodesClosed(int backwards) override;
   void NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) override;
@@ -233,7 +233,9 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   int ClosedToSay() const;
   void SayClosed();
   void CompareReplicasIfDue();
-  void SayValues();
+  void SayDecided();
+  // All ranks have asked for it: over nodes, says the values, and NodeValuesAgreed comes when all have the same.
+  void CommitValues();
   // Any thread, while nobody writes them.
   absl::Status ReadValues(const std::vector<int64_t>& step_counts, v1::PeerMessage::Values* values) const;
   bool promised() const { return nodes_ != nullptr && nodes_->promised(); }
@@ -244,7 +246,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
-  void ResetStep();
   // What trainers add, and what waits for ranks' devices (job_sums.cc). An error of work that waits aborts the epoch.
   bool PollSums();
   bool RunGivenBack();
@@ -267,14 +268,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   absl::Status OnBackwardDone(Session* session, const RankCommand& command);
   absl::Status OnAbandonBackward(Session* session, uint64_t done);
   void TellAbandon(int rank, int backward, const Pairing::Abandoned& abandoned);
-  absl::Status OnStep(Session* session, RankCommand command);  // (job_step.cc)
   void OnWaitGradientSlot(Session* session, int group);
-
-  // Values become a version (job_values.cc).
-  absl::Status BeginValuesCommit();
-  absl::Status CommitValues();
-  void SubmitParametersCommit();
-  void FinishParametersCommit();
 
   // Gradients: commands (job_gradients.cc), adding (job_reduce.cc)
   // The daemon has come to read the slot; where the rank's device says when the next bytes are in it, the next may
@@ -301,37 +295,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool AllStuck() const;
   absl::Status AddBeforeTurn();
   void PublishReduced();
-  // The step (job_step.cc, job_commit.cc)
-  absl::Status BeginDecision();
-  absl::Status CloseStep(Session* session);
-  void Decide();
-  // The norm is there: decides, or says that the step is reduced here.
-  void Measured(const Norm& norm);
-  void Apply(double norm);
-  void ApplyDecided();
-  bool MayShow() const;
-  bool MayEndEpoch() const;
-  void Show();
-  void Commit();
-  void CommitUnshown();
-  void CountUpdates();
-  void EndStep(const std::vector<bool>& updated);  // by parameter; empty: none
-  void AfterCommit();
-
-  // Jobs whose trainers write (job_passes.cc)
-  absl::Status OnEnterPass(Session* session, RankCommand command);
-  void BeginPass();
-  // What ranks keep, as they said where they entered the pass, takes the place of what they kept.
-  void CommitTrainerStates();
-  absl::Status CommitHandIns();
-  void FinishPassCommit(bool stepped);
-  void NoteHandInsCommitted();
-  void LetHandIn();
-  void PollPausesLater();
-  absl::Status AnnouncePass();
-  absl::Status BeginPassCopies();
-  absl::Status CopyForPass();
-  absl::Status LetStore();
+  // What the job keeps of the running step itself.
+  void StepCommitted() override;
+  void VersionCommitted() override { SetReadable(committed_.version()); }
+  absl::Status CheckMayBegin(const std::string& what) override;
+  void Forget(int rank) override { pairing_.Forget(rank); }
+  void EndEpoch() override;
   void PollTraceLater();
 
   uint32_t SeeFacts() const;             // (advance.cc)
@@ -369,12 +338,14 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   Pairing pairing_;
   // Membership:
   Sessions sessions_;
+  Commits commits_;
   // Values, and the full parameters that they are written back to:
   ValueWrites values_;
   Summons summons_;
   AbsentRanks absent_;
   SnapshotKeeper snapshots_;
   TrainerWrites writes_;
+  PassCommits pass_commits_;
   Leavers leavers_;
   TrainerSums sums_;
   GradientRenewal renewal_;
@@ -384,14 +355,12 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   bool advancing_ = false;
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
-  AskedSteps steps_;
   Unsharding unsharding_;
   int abandons_told_ = 0;
   int pending_reductions_ = 0;
   // Backwards of the step of which ranks were told: that all is under way, that all is added.
   int told_reducing_ = 0;
   int told_reduced_ = 0;
-  StepDecision decision_;
   // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
   PollTimer poll_timer_;
   GivenBack given_back_;
@@ -401,6 +370,7 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob {
   v1::Counters counters_;
   MemoryAccount memory_account_;
   JobTrace trace_;
+  JobParts parts_;
 };
 
 // Of the plan alone (plan_status.cc); any thread.

@@ -20,7 +20,7 @@ absl::Status JobCore::OnSubmitGradients(Session* session, RankCommand command) {
   if (plan_->groups[group].gradient_slot < 0) {
     return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the group has nothing to train");
   }
-  if (steps_.stepped(rank) || decision_.committing()) {
+  if (commits_.steps().stepped(rank) || commits_.decision().committing()) {
     return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, what, "the step is being committed");
   }
   absl::StatusOr<Contribution> contribution = pairing_.Check(rank, std::move(command), what);
@@ -39,9 +39,9 @@ absl::Status JobCore::OnBackwardDone(Session* session, const RankCommand& comman
   const int64_t index = command.arg0;
   const int rank = session->rank();
   const int closed = pairing_.closed(rank);
-  if (steps_.stepped(rank) || index != closed) {
+  if (commits_.steps().stepped(rank) || index != closed) {
     return committed_.RankError(absl::StatusCode::kFailedPrecondition, rank, "BackwardDone",
-                                steps_.stepped(rank)
+                                commits_.steps().stepped(rank)
                                     ? std::string("the rank has sent Step")
                                     : absl::StrCat("wrong index (got ", index, ", want ", closed, ")"));
   }

@@ -31,53 +31,40 @@ absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const 
   return Settle(rank, what, answer);
 }
 
+absl::Status JobCore::CheckMayBegin(const std::string& what) {
+  if (node_gathers_ != nullptr && leavers_.all_finished()) {  // they know, and count on no word of this node any more
+    return absl::AbortedError(
+        absl::StrCat(what,
+                     "all ranks of this node have finished, and its daemon serves the other nodes until theirs "
+                     "have, too; attach again, or use another name"));
+  }
+  const std::string lacking = nodes_ == nullptr ? "" : nodes_->member().Lacking();
+  return lacking.empty() ? absl::OkStatus() : absl::AbortedError(absl::StrCat(what, lacking, "; attach again"));
+}
+
 absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   const int rank = session->rank();
+  const std::string what = absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ");
   if (closed_) {
-    return absl::NotFoundError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the job was closed"));
+    return absl::NotFoundError(absl::StrCat(what, "the job was closed"));
   }
   if (session->epoch() != committed_.epoch()) {
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced (got ",
-                                           session->epoch(), ", want ", committed_.epoch(), "); attach again"));
+    return absl::AbortedError(absl::StrCat(what, "the epoch advanced (got ", session->epoch(), ", want ",
+                                           committed_.epoch(), "); attach again"));
   }
   SHARDD_RETURN_IF_ERROR(CheckMayAttach(rank, session->peer.pid, /*replace=*/false, session->pidfd));
-  if (node_gathers_ != nullptr &&
-      leavers_.all_finished()) {  // other nodes know, and count on no word of this one any more
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": all ranks of this node have finished, and its daemon serves the "
-                                           "other nodes until theirs have, too; attach again, or use another name"));
-  }
-  SHARDD_RETURN_IF_ERROR(snapshots_.CheckMayAttach(absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ")));
-  if (values_.undo().undoing()) {
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": what was written and not committed is being taken back; attach again"));
-  }
-  if (const std::string lacking = nodes_ == nullptr ? "" : nodes_->member().Lacking(); !lacking.empty()) {
-    return absl::AbortedError(
-        absl::StrCat("attach rank ", rank, " of job \"", name(), "\": ", lacking, "; attach again"));
-  }
+  SHARDD_RETURN_IF_ERROR(parts_.CheckMayBegin(what));
   SHARDD_RETURN_IF_ERROR(CheckStillHas(*session));
-  if (values_.commit().reading()) {
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": initial values of the epoch that ended are still being read; attach "
-                                           "again"));
-  }
-  if (work_.gradient_work() > 0) {  // it would write into what the rank is about to give
-    return absl::AbortedError(absl::StrCat("attach rank ", rank, " of job \"", name(),
-                                           "\": work on gradients of the epoch that ended is still under way; attach "
-                                           "again"));
-  }
   if (sessions_[rank] != nullptr) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "attach rank ", rank, " of job \"", name(), "\": the rank has a live session (session=", sessions_[rank]->id(),
-        ", pid=", sessions_[rank]->peer.pid, "); end it first, or attach with replace"));
+    return absl::AlreadyExistsError(absl::StrCat(what, "the rank has a live session (session=", sessions_[rank]->id(),
+                                                 ", pid=", sessions_[rank]->peer.pid,
+                                                 "); end it first, or attach with replace"));
   }
   if (leavers_.finished(rank) && pairing_.closed(rank) > 0) {
     Abort(
         committed_.RankError(absl::StatusCode::kAborted, rank, "attach", "the rank comes back in the middle of a step"),
         {});
-    return absl::AbortedError(
-        absl::StrCat("attach rank ", rank, " of job \"", name(), "\": the epoch advanced; attach again"));
+    return absl::AbortedError(absl::StrCat(what, "the epoch advanced; attach again"));
   }
   session->words().PublishVersion(committed_.version());
   session->last_command_time = MonotonicNow();
@@ -111,18 +98,12 @@ void JobCore::SessionLive(Session* session, std::shared_ptr<SessionStream> strea
 
 void JobCore::EndSession(int rank) {
   Session* session = sessions_[rank].get();
-  trace_.SessionEnds(session);
   sessions_.Unwatch(*session);
-  sums_.SessionEnds(session);
+  parts_.SessionEnds(session);  // who keeps the descriptor of its process takes it, which nobody watches any more
   for (auto& closure : std::exchange(session->when_released, {})) {
     loop_->Post(std::move(closure));
   }
-  unsharding_.EndSession(rank);
   memory_worker_->Post([gone = sessions_.Take(rank)] {});
-  if (extensions_.building()) {
-    (void)extensions_.TakeAll();
-  }
-  (void)extensions_.GoOn(rank);
 }
 
 void JobCore::Detach(int rank, bool finished) {
@@ -132,7 +113,7 @@ void JobCore::Detach(int rank, bool finished) {
 
 void JobCore::EndDetached(int rank, bool finished) {
   Session* session = sessions_[rank].get();
-  if (steps_.stepped(rank) || decision_.committing()) {
+  if (commits_.steps().stepped(rank) || commits_.decision().committing()) {
     leavers_.Defer(rank, finished);  // its step is still to be committed
     return;
   }
@@ -159,18 +140,12 @@ void JobCore::EndDetached(int rank, bool finished) {
           {rank});
     return;
   }
-  // A successor begins with nothing of its predecessor's.
-  steps_.Forget(rank);
-  values_.Forget(rank);
-  pairing_.Forget(rank);
-  unsharding_.Leave(rank);
-  summons_.Forget(rank);
-  writes_.Forget(rank);
+  parts_.Forget(rank);
 }
 
 bool JobCore::DropHeld(int rank) {
-  if (sessions_[rank] == nullptr || !leavers_.leaving_finished(rank) || steps_.stepped(rank) ||
-      decision_.committing()) {
+  if (sessions_[rank] == nullptr || !leavers_.leaving_finished(rank) || commits_.steps().stepped(rank) ||
+      commits_.decision().committing()) {
     return false;
   }
   Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")),
@@ -184,7 +159,7 @@ void JobCore::SessionLost(int rank, const std::string& why) {
     return;  // known; a commit under way comes first
   }
   sessions_.ForgetProcess(*session);
-  if (leavers_.leaving(rank) && (decision_.committing() || attached() == world_size())) {
+  if (leavers_.leaving(rank) && (commits_.decision().committing() || attached() == world_size())) {
     return;  // it has done its part of the step and said good-bye; its gradients are here
   }
   const std::string last =
@@ -203,7 +178,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     Close(absl::StrCat("what lay on its device is lost: ", cause.message()));  // there is nothing to go back to
     return;
   }
-  if ((decision_.committing() && (!decision_.applied() || MayShow())) || promised()) {
+  if (!commits_.MayEndEpoch() || promised()) {
     // A decided step always completes forward, with the copy that is kept of it; those who died in between are found
     // out afterwards. On several nodes it may be decided already, and node 0 says whether (NodeAbort, NodeDecided).
     // Only a step that is applied and may not be shown yet ends here, unshown.
@@ -212,7 +187,7 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     } else {
       pending_abort_->second.insert(pending_abort_->second.end(), lost_ranks.begin(), lost_ranks.end());
     }
-    if (!decision_.committing()) {
+    if (!commits_.decision().committing()) {
       nodes_->member().WantsToEnd(pending_abort_->first);
     }
     return;
@@ -267,30 +242,30 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     renewal_.EpochEnded(*session);
     EndSession(rank);
   }
-  if (decision_.applied()) {
-    CommitUnshown();
+  if (commits_.decision().applied()) {
+    commits_.CommitStep();
   }
-  ResetStep();
+  parts_.EndEpoch();
   Extensions::Answer(extensions, cause);  // behind what ended the sessions
   Advance();
 }
 
-void JobCore::ResetStep() {
-  steps_.EndEpoch();
-  leavers_.EndEpoch();
+void JobCore::StepCommitted() {
+  pairing_.EndStep();
+  told_reducing_ = told_reduced_ = 0;
+  if (nodes_ != nullptr) nodes_->EndStep();
+  abandons_told_ = 0;
+  CompareReplicasIfDue();
+}
+
+void JobCore::EndEpoch() {
   pairing_.EndEpoch();
   DropGivenBack();
   told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  values_.EndEpoch();
   abandons_told_ = 0;
   // Counted from the new epoch on: completions of older device work look at the epoch first.
   pending_reductions_ = 0;
-  decision_.EndEpoch();
-  writes_.EndEpoch();
-  snapshots_.EndEpoch();
-  summons_.EndEpoch();
-  unsharding_.EndEpoch();
 }
 
 void JobCore::Close(const std::string& why, CloseOn on) {

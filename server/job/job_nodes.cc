@@ -35,7 +35,7 @@ void JobCore::SayReady(PairKey key, const std::vector<int>& ranks) {
 void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   const int group = go.key().group();
   const int backward = go.key().backward();
-  if (closed_ || decision_.committing() || go.key().step() != committed_.step() + 1 || group < 0 ||
+  if (closed_ || commits_.decision().committing() || go.key().step() != committed_.step() + 1 || group < 0 ||
       group >= static_cast<int>(plan_->groups.size()) || go.gives_size() != plan_->nodes()) {
     return;
   }
@@ -64,11 +64,26 @@ int JobCore::ClosedToSay() const {
   return closed <= nodes_->said_closed() ? 0 : closed;
 }
 
-void JobCore::SayClosed() { nodes_->SayClosed(committed_.step() + 1, ClosedToSay(), steps_.step(0)); }
+void JobCore::SayClosed() { nodes_->SayClosed(committed_.step() + 1, ClosedToSay(), commits_.steps().step(0)); }
 
 void JobCore::NodesClosed(int backwards) { nodes_->HearClosed(backwards); }
 
 // The step ----------------------------------------------------------------------------------------------------------
+
+// The decision is journaled here, and shards are about to change.
+void JobCore::SayDecided() {
+  if (nodes_->member().node() == 0) {
+    v1::PeerMessage::Decided decided;
+    commits_.decision().Describe(&decided);
+    decided.set_step(committed_.step() + 1);
+    if (plan_->cut_over_nodes) {
+      decided.set_present(MaskOf(pairing_.presence().by_param()));
+    }
+    nodes_->member().Decide(decided);
+  }
+  nodes_->member().Holding(committed_.step() + 1);  // before the update, which takes longer than all nodes' answers
+  SetReadable(0);
+}
 
 // Digests go with the next step (JobNodes::SayReduced), which is not decided before they are there.
 void JobCore::CompareReplicasIfDue() {
@@ -96,17 +111,16 @@ void JobCore::CompareReplicasIfDue() {
 
 void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced) {
   if (!plan_->cut_over_nodes) {
-    Apply(nodes_->own_norm().value());  // all nodes have the same gradients
+    commits_.Measured(nodes_->own_norm().value());  // all nodes have the same gradients
     return;
   }
   pairing_.presence().SetAll(PresentOnHolders(*plan_, reduced));
-  Apply(NormOverNodes(nodes_->own_norm().order(), reduced).value());
+  commits_.Measured(NormOverNodes(nodes_->own_norm().order(), reduced).value());
 }
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
   if (plan_->cut_over_nodes) pairing_.presence().SetAll(BitsOf(decided.present(), plan_->params.size()));
-  decision_.Heard(decided);
-  ApplyDecided();
+  commits_.Heard(decided);
 }
 
 // Initial values ----------------------------------------------------------------------------------------------------
@@ -138,8 +152,13 @@ absl::Status JobCore::ReadValues(const std::vector<int64_t>& step_counts, v1::Pe
   return absl::OkStatus();
 }
 
-// Off the loop: it takes as long as reading all of the model does.
-void JobCore::SayValues() {
+void JobCore::CommitValues() {
+  if (nodes_ == nullptr) {
+    values_.Commit();
+    return;
+  }
+  values_.BeginSaying();
+  // Off the loop: it takes as long as reading all of the model does.
   nodes_->worker()->Post([self = shared_from_this(), stale = values_.StaleParts(), counts = committed_.step_counts(),
                           epoch = committed_.epoch()] {
     absl::Status status;
@@ -163,16 +182,12 @@ void JobCore::SayValues() {
   });
 }
 
-void JobCore::NodeValuesAgreed() {
-  if (absl::Status status = CommitValues(); !status.ok()) {
-    Close(absl::StrCat("commit of initial values: ", status.message()));  // other nodes have them
-  }
-}
+void JobCore::NodeValuesAgreed() { values_.Commit(); }
 
 // Attempts ----------------------------------------------------------------------------------------------------------
 
 void JobCore::NodeAbort(const absl::Status& cause) {
-  if (pending_abort_.has_value() && !decision_.committing()) {
+  if (pending_abort_.has_value() && !commits_.decision().committing()) {
     auto [own, lost] = *std::move(pending_abort_);
     pending_abort_.reset();
     Abort(std::move(own), std::move(lost));

@@ -114,7 +114,7 @@ std::vector<DoneSignal> JobCore::SignalsOfReduction(PairKey key, const std::vect
     } else if (const std::optional<uint64_t> at_close = pairing_.DoneAtClose(rank, key.first)) {
       done = *at_close;
     } else {
-      done = steps_.stepped(rank) ? steps_.signal(rank) : sessions_[rank]->ring().last_done();
+      done = commits_.steps().stepped(rank) ? commits_.steps().signal(rank) : sessions_[rank]->ring().last_done();
     }
     if (done != 0) {
       signals.push_back(given_back_.SignalOf(rank, done));
@@ -171,7 +171,8 @@ bool JobCore::AllStuck() const {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (pairing_.sleeps(rank)) {
       stuck = stuck || pairing_.SleepsForTurn(rank);
-    } else if (!steps_.stepped(rank) && !(writes_.passes().entering(rank) && writes_.passes().stepped(rank))) {
+    } else if (!commits_.steps().stepped(rank) &&
+               !(writes_.passes().entering(rank) && writes_.passes().stepped(rank))) {
       return false;
     }
   }

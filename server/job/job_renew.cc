@@ -36,7 +36,8 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
   if (attached() > 0) {
     Abort(absl::AbortedError(absl::StrCat(what, why, ": all ranks begin anew with new ones")), {});
   }
-  if (closed_ || decision_.committing() || promised() || work_.gradient_work() > 0 || values_.undo().undoing()) {
+  if (closed_ || commits_.decision().committing() || promised() || work_.gradient_work() > 0 ||
+      values_.undo().undoing()) {
     return absl::AbortedError(absl::StrCat(what, why, ", and work on them is under way; attach again"));
   }
   SHARDD_RETURN_IF_ERROR(renewal_.TakeFailure(what, why));

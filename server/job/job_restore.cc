@@ -25,17 +25,17 @@ void JobCore::SendWaitedState() {
 // Also a step that is not shown yet: the node that asks may be the one that is to hold it.
 void JobCore::NodeSendState(int node, uint64_t transfer) {
   nodes_->senders().Stop(node);
-  if (decision_.committing() && !decision_.applied()) {
+  if (commits_.decision().committing() && !commits_.decision().applied()) {
     nodes_->senders().Await(node, transfer);
     return;
   }
-  const int64_t ahead = decision_.applied() ? 1 : 0;
+  const int64_t ahead = commits_.decision().applied() ? 1 : 0;
   v1::PeerMessage::State state;
   state.set_transfer(transfer);
   state.set_step(committed_.step() + ahead);
   state.set_version(committed_.version() + static_cast<uint64_t>(ahead));
   for (size_t param = 0; param < committed_.step_counts().size(); ++param) {
-    state.add_step_counts(committed_.step_counts()[param] + (decision_.Applies(param) ? 1 : 0));
+    state.add_step_counts(committed_.step_counts()[param] + (commits_.decision().Applies(param) ? 1 : 0));
   }
   const StateSlabs slabs = SlabsOfState();
   events_.Add(-1, "state",
@@ -49,7 +49,8 @@ void JobCore::NodeSendState(int node, uint64_t transfer) {
     });
   };
   const auto trainer_state = [this](int rank) -> const std::string& {
-    return decision_.applied() ? steps_.step(rank).trainer_state() : committed_.trainer_states()[rank];
+    return commits_.decision().applied() ? commits_.steps().step(rank).trainer_state()
+                                         : committed_.trainer_states()[rank];
   };
   nodes_->senders().Send(node, state, world_size(), trainer_state, slabs, failed, shared_from_this());
 }
@@ -60,7 +61,7 @@ void JobCore::NodeBeginFetch(int from, uint64_t transfer) {
   if (closed_) {
     return;
   }
-  if (decision_.committing()) {  // a node is never so far behind
+  if (commits_.decision().committing()) {  // a node is never so far behind
     Close("its state does not belong to the other nodes', which have another step");
     return;
   }

@@ -25,8 +25,8 @@ std::string JobCore::WaitText(int rank) const {
     if (node_gathers_ != nullptr && unsharding_.AwaitsFill(rank)) {
       return node_gathers_->WaitText(MonotonicNow());
     }
-    const bool waits =
-        steps_.stepped(rank) || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 || values_.commit().asked(rank);
+    const bool waits = commits_.steps().stepped(rank) || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 ||
+                       values_.commit().asked(rank);
     return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
@@ -39,7 +39,7 @@ v1::JobState JobCore::State() const {
   if (closed_) {
     return v1::JOB_STATE_CLOSED;
   }
-  if (decision_.committing()) {
+  if (commits_.decision().committing()) {
     return v1::JOB_STATE_COMMITTING;
   }
   if (attached() < world_size()) {
@@ -114,7 +114,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     }
     if (session->stream == nullptr) {
       state = v1::RANK_STATE_ATTACHING;
-    } else if (steps_.stepped(rank)) {
+    } else if (commits_.steps().stepped(rank)) {
       state = v1::RANK_STATE_STEPPED;
     } else if (summons_.full_params().asked(rank)) {
       state = v1::RANK_STATE_FULL_PARAMS;

@@ -11,6 +11,7 @@
 #include "server/job/full_params/full_params.h"
 #include "server/job/gradients/pairing.h"
 #include "server/job/job_events.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/committed.h"
@@ -29,7 +30,7 @@ namespace shardd {
 // How all ranks come to full parameters and leave them again: who may ask, when they are let in, what they are told.
 // Owns what ranks have asked for (FullParams); submits what settles gradients before they are read. Loop-confined. A
 // method that returns an error leaves it to the caller to end the epoch.
-class Summons {
+class Summons final : public JobPart {
  public:
   struct Facts {
     const v1::JobSpec* spec = nullptr;
@@ -74,11 +75,10 @@ class Summons {
   absl::Status LetIn();
   Wait WaitingFor(int rank) const;
 
-  void WritesCommitted() { full_params_.WritesCommitted(); }
   void LeaveSignalsCame() { full_params_.LeaveSignalsCame(); }
-  // The rank takes no part in this step any more.
-  void Forget(int rank) { full_params_.Forget(rank); }
-  void EndEpoch() { full_params_.EndEpoch(); }
+  void Forget(int rank) override { full_params_.Forget(rank); }
+  void ValuesCommitted() override { full_params_.WritesCommitted(); }
+  void EndEpoch() override { full_params_.EndEpoch(); }
 
  private:
   int world_size() const { return see_.plan->world_size; }

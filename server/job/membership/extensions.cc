@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status/status_macros.h"
+#include "server/session/session.h"
 
 namespace shardd {
 
@@ -115,6 +116,13 @@ void Extensions::Answer(const ByRank& asked, const absl::Status& status) {
       of_rank.done(status);
     }
   }
+}
+
+void Extensions::SessionEnds(Session* session) {
+  if (building_) {
+    (void)TakeAll();
+  }
+  (void)GoOn(session->rank());
 }
 
 }  // namespace shardd

@@ -13,6 +13,7 @@
 #include "common/plan/extend.h"
 #include "server/job/full_params/full_params.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/leavers.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
@@ -26,7 +27,7 @@ namespace shardd {
 // Ranks that ask that another job, with more to train, take their one's place. Owns what each waits for, until all
 // have asked for the same and that job is being built. Reads whether ranks may ask, and whether others have gone on.
 // Loop-confined.
-class Extensions {
+class Extensions final : public JobPart {
  public:
   // What keeps a rank from asking. All outlive the extensions.
   struct Facts {
@@ -76,6 +77,8 @@ class Extensions {
   absl::Status GoOn(int rank);
   // Nobody asks any more; what is being built comes to nothing.
   ByRank TakeAll();
+  // What is being built comes to nothing without the rank.
+  void SessionEnds(Session* session) override;
   // Answers all that wait.
   static void Answer(const ByRank& asked, const absl::Status& status);
 

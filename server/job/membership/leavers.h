@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "server/job/full_params/full_params.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
@@ -26,7 +27,7 @@
 namespace shardd {
 
 // Owns which ranks have finished, and which are leaving. Reads what ranks are in the middle of. Loop-confined.
-class Leavers {
+class Leavers final : public JobPart {
  public:
   // What a rank may be in the middle of. All outlive the leavers.
   struct Facts {
@@ -65,7 +66,7 @@ class Leavers {
   void Left(int rank, bool finished) { ranks_[rank] = {finished, std::nullopt}; }
   void Came(int rank) { ranks_[rank].finished = false; }
   // Who was leaving is gone with its session; who has finished has.
-  void EndEpoch();
+  void EndEpoch() override;
 
  private:
   struct OfRank {

@@ -19,6 +19,7 @@
 #include "common/shm/fd_channel.h"
 #include "common/shm/unique_fd.h"
 #include "server/collective/trainers/trainer_collective.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/attach_answer.h"
 #include "server/session/session.h"
 
@@ -26,7 +27,7 @@ namespace shardd {
 
 // Tells the collective which session adds a rank's part. Owns what has to be known of ended sessions whose sums are
 // under way. Where devices add (by_trainers() false) there are none. Loop-confined.
-class TrainerSums {
+class TrainerSums final : public JobPart {
  public:
   // A session that has ended with sums under way, which its process's GPU may still make.
   struct Straggler {
@@ -46,7 +47,7 @@ class TrainerSums {
 
   void SessionBegins(const Session& session);
   // Takes the session's pidfd where its sums are under way.
-  void SessionEnds(Session* session);
+  void SessionEnds(Session* session) override;
   // Stragglers of whom nothing is under way any more; they hold memory of sessions. A process that has ended has no
   // contexts, so nothing of it is in a GPU's queue.
   std::vector<Straggler> TakeDone();

@@ -34,12 +34,18 @@ void Committed::CommitStep(const std::vector<bool>& updated, std::vector<std::st
   }
   trainer_states_ = std::move(trainer_states);
   ++step_;
-  CommitVersion();
+  CommitVersion(&JobPart::StepCommitted);
 }
 
-void Committed::CommitVersion() {
+void Committed::CommitValues() { CommitVersion(&JobPart::ValuesCommitted); }
+
+void Committed::CommitVersion(void (JobPart::*of)()) {
   ++version_;
   WriteHeader();
+  if (parts_ != nullptr) {
+    if (of != nullptr) (parts_->*of)();
+    parts_->VersionCommitted();
+  }
 }
 
 void Committed::SetTrainerState(int rank, std::string state) {

@@ -3,7 +3,7 @@
 
 // What a job has committed beside its slabs, and its journal: the epoch, the version, the step, how often each
 // parameter was updated, and what trainers keep. Nobody else writes any of it. The journal's header says the same as
-// this object whenever a call returns.
+// this object whenever a call returns, and before the job's parts hear of a commit.
 
 #include <cstdint>
 #include <memory>
@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/job/job_part.h"
 #include "server/job/step/rank_error.h"
 #include "server/storage/journal.h"
 #include "shardd/v1/jobs.pb.h"
@@ -50,13 +51,17 @@ class Committed {
 
   // Only before anything else.
   void TakeOver(const CommittedFacts& facts);
+  // `job` hears of commits from here on, and outlives this.
+  void Tell(JobPart* job) { parts_ = job; }
   void EndEpoch();
   // A step is decided and about to change shards. RESOURCE_EXHAUSTED: its record is too large, and nothing is decided.
   absl::Status Decide(const v1::DecidedStepRecord& record) { return journal_->WriteDecided(record); }
   // One more step, and with it one more version. `updated`: by parameter; empty: none that is counted here.
   void CommitStep(const std::vector<bool>& updated, std::vector<std::string> trainer_states);
   // One more version, of the same step.
-  void CommitVersion();
+  void CommitVersion() { CommitVersion(nullptr); }
+  // ... which has values from trainers.
+  void CommitValues();
   // What the rank keeps changes without a step.
   void SetTrainerState(int rank, std::string state);
   // The shards are going back to those of an earlier step, and become one more version when they are there.
@@ -72,11 +77,14 @@ class Committed {
   void SetStepCounts(std::vector<int64_t> counts);
 
  private:
+  // `of`: what else of the version the parts hear first; null: nothing.
+  void CommitVersion(void (JobPart::*of)());
   void WriteHeader();
   std::vector<int64_t>& OwnStepCounts();
 
   const std::string job_;
   const std::unique_ptr<Journal> journal_;
+  JobPart* parts_ = nullptr;  // null: nobody hears
   uint64_t epoch_ = 1;
   uint64_t version_ = 0;
   int64_t step_ = 0;

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/device/traced_device.h"
+#include "server/job/job_part.h"
 #include "server/loop/core_loop.h"
 #include "server/observe/trace_sink.h"
 #include "server/session/session.h"
@@ -24,7 +25,7 @@
 namespace shardd {
 
 // Loop-confined. The owner calls the hooks; each is free while nobody traces.
-class JobTrace {
+class JobTrace final : public JobPart {
  public:
   JobTrace(std::shared_ptr<const ShardPlan> plan, std::shared_ptr<WorkTrace> work)
       : plan_(std::move(plan)), work_(std::move(work)), ranks_(plan_->world_size) {}
@@ -45,7 +46,7 @@ class JobTrace {
 
   // Hooks.
   void SessionBegins(Session* session);
-  void SessionEnds(Session* session);
+  void SessionEnds(Session* session) override;
   void Submitted(int rank, int group);
   void Released(int rank, int slot);
   void Reduced(int rank, int group, int64_t step);

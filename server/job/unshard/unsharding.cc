@@ -199,9 +199,15 @@ void Unsharding::Abandon(int rank, uint64_t done) {
   orders_.AbandonBackward(rank);
 }
 
-void Unsharding::Leave(int rank) {
+void Unsharding::Forget(int rank) {
   orders_.ForgetStep(rank);
   unshards_.Leave(rank);
+}
+
+// What lies in the pool is of the version before; who waits for this one may be granted what it asked for.
+void Unsharding::VersionCommitted() {
+  unshards_.NewVersion();
+  unshards_.RetryAll();
 }
 
 void Unsharding::EndEpoch() {

@@ -10,6 +10,7 @@
 #include "common/plan/plan.h"
 #include "server/collective/collective.h"
 #include "server/job/job_events.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/asked_steps.h"
 #include "server/job/step/committed.h"
@@ -29,7 +30,7 @@ namespace shardd {
 // Unshard and reshard: what ranks may request, in which order they do, which slots of the pool that takes, and the
 // gathers that fill these. Owns the orders, the requests and the slots; publishes grants in the ranks' pages.
 // Loop-confined. A method that returns an error leaves it to the caller to end the epoch.
-class Unsharding {
+class Unsharding final : public JobPart {
  public:
   struct Facts {
     const Committed* committed = nullptr;
@@ -67,7 +68,6 @@ class Unsharding {
   absl::Status PrefetchAfterGradients(int rank);
   // Grants what was deferred.
   absl::Status Retry();
-  void RetryAll() { unshards_.RetryAll(); }
 
   // The rank's later requests belong to its next backward; to its next step.
   void CloseBackward(int rank) { orders_.CloseBackward(rank); }
@@ -78,12 +78,12 @@ class Unsharding {
   // The step that all ranks have ended is about to be committed: an error where their orders differ and the job is
   // strict.
   absl::Status CompareOrders();
-  void StepCommitted() { orders_.StepCommitted(); }
-  void NewVersion() { unshards_.NewVersion(); }
-  // The rank takes no part in this step any more.
-  void Leave(int rank);
-  void EndSession(int rank) { unshards_.EndSession(rank); }
-  void EndEpoch();
+  void SessionEnds(Session* session) override { unshards_.EndSession(session->rank()); }
+  void Forget(int rank) override;
+
+  void StepCommitted() override { orders_.StepCommitted(); }
+  void VersionCommitted() override;
+  void EndEpoch() override;
 
  private:
   int world_size() const { return plan_->world_size; }

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
 namespace shardd {
@@ -37,6 +38,12 @@ JobWork::Done JobWork::Join(int count, Done on_loop) {
       });
     }
   };
+}
+
+absl::Status JobWork::CheckMayBegin(const std::string& what) {
+  return gradient_work_ == 0 ? absl::OkStatus()
+                             : absl::AbortedError(absl::StrCat(
+                                   what, "work on gradients of the epoch that ended is still under way; attach again"));
 }
 
 JobWork::Done JobWork::JoinGradientWork(int count, Done on_loop) {

@@ -3,15 +3,17 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
+#include "server/job/job_part.h"
 #include "server/loop/core_loop.h"
 
 namespace shardd {
 
 // One job's device work in flight: keeps the job, and so its slabs, alive until the last piece has ended, and comes
 // back to the loop. Owns the count of what writes gradient shards. Loop-confined; devices call what Join returns.
-class JobWork {
+class JobWork final : public JobPart {
  public:
   using Done = std::function<void(absl::Status)>;
   // `keep` returns a reference that keeps the job alive; `advance` does what the end of a piece allows. Both are called
@@ -35,6 +37,8 @@ class JobWork {
   }
   // Work that writes gradient shards and has not ended, of whatever epoch.
   int gradient_work() const { return gradient_work_; }
+  // It would write into what a new session is about to give.
+  absl::Status CheckMayBegin(const std::string& what) override;
   // Such work that is no device's.
   void BeginGradientWork() { ++gradient_work_; }
   void EndGradientWork() { --gradient_work_; }

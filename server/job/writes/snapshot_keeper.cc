@@ -72,6 +72,13 @@ void SnapshotKeeper::TakeThen(bool due, std::function<void()> commit) {
   });
 }
 
+void SnapshotKeeper::StepCommitted() {
+  if (see_.writes->hand_ins().any_since_version()) {
+    Age();
+  }
+}
+
+// The snapshot that was taken for the version is whole.
 void SnapshotKeeper::VersionCommitted() {
   if (snapshot_.CommitTaken()) {
     TookIt();
@@ -149,7 +156,7 @@ absl::Status SnapshotKeeper::CheckWriters(const std::string& what, const std::st
                          not_killed.empty() ? "" : absl::StrCat(" (", not_killed, ")"), "; attach again")));
 }
 
-absl::Status SnapshotKeeper::CheckMayAttach(const std::string& what) {
+absl::Status SnapshotKeeper::CheckMayBegin(const std::string& what) {
   if (snapshot_.going_back()) {
     return absl::AbortedError(
         absl::StrCat(what, "its shards go back to the copy of step ", snapshot_.step(), "; attach again"));

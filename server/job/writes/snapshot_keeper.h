@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/job/job_events.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
@@ -28,7 +29,7 @@ namespace shardd {
 //   GoBackIfStored --> former writers attach again, or end --> MayCopyBack --CopyBack--> the snapshot is a new version
 //
 // Owns the snapshot and the processes that it waits for. Loop-confined.
-class SnapshotKeeper {
+class SnapshotKeeper final : public JobPart {
  public:
   struct Facts {
     const ShardPlan* plan = nullptr;
@@ -61,8 +62,7 @@ class SnapshotKeeper {
   // Calls `commit` at once, or, with pass_copies and where a snapshot is `due`, when it is taken of the version that
   // `commit` is about to commit. REQUIRES: a version is being made.
   void TakeThen(bool due, std::function<void()> commit);
-  // A version was committed: the snapshot that was taken for it is whole.
-  void VersionCommitted();
+  // Trainers have stored into the shards what is about to be committed, or the shards have changed otherwise.
   void Age() { snapshot_.Age(); }
   void Outdate() { snapshot_.Outdate(); }
 
@@ -80,8 +80,12 @@ class SnapshotKeeper {
   absl::Status CheckWriters(const std::string& what, const std::string& not_killed) const;
   // ABORTED: no session may begin before the shards are back, and, with pass_copies, before there is a snapshot, which
   // this begins to take.
-  absl::Status CheckMayAttach(const std::string& what);
-  void EndEpoch() { snapshot_.GiveUpTaking(); }
+  absl::Status CheckMayBegin(const std::string& what) override;
+
+  void StepCommitted() override;
+  void ValuesCommitted() override { Outdate(); }
+  void VersionCommitted() override;
+  void EndEpoch() override { snapshot_.GiveUpTaking(); }
 
  private:
   void Copy(bool back, std::function<void(absl::Status)> done);

@@ -154,7 +154,24 @@ void TrainerWrites::Announce() {
   }
 }
 
+void TrainerWrites::CommitPass() {
+  passes_.StepsCommitted();
+  if (pass_copies()) passes_.CopiesMade();
+  CommitHandIns();
+}
+
+void TrainerWrites::CommitHandIns() {
+  if (hand_ins_.Commit()) counters_->set_windows(counters_->windows() + 1);
+}
+
+// The step's trainer states are newer, and what was handed in is in the version with it.
+void TrainerWrites::StepCommitted() {
+  passes_.ForgetTrainerStates();
+  CommitHandIns();
+}
+
 void TrainerWrites::LetInAll() {
+  counters_->set_passes(counters_->passes() + 1);
   passes_.LetInAll();
   for (const auto& session : *see_.sessions) {
     if (session != nullptr) session->words().PublishPass();

@@ -20,6 +20,7 @@
 #include "common/plan/plan.h"
 #include "server/job/full_params/full_params.h"
 #include "server/job/gradients/pairing.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/step/asked_steps.h"
@@ -28,12 +29,13 @@
 #include "server/job/writes/hand_ins.h"
 #include "server/job/writes/passes.h"
 #include "server/job/writes/snapshot.h"
+#include "shardd/v1/jobs.pb.h"
 
 namespace shardd {
 
 // Owns where each rank stands between its passes and its writes; decides who may enter, leave and hand in, and tells
 // ranks in their pages that they may. Loop-confined. A command that returns an error has changed nothing.
-class TrainerWrites {
+class TrainerWrites final : public JobPart {
  public:
   // All outlive this.
   struct Facts {
@@ -49,8 +51,9 @@ class TrainerWrites {
   // Whom a rank waits for, out of all that happens in the job.
   using WaitsFor = absl::FunctionRef<Wait(int rank)>;
 
-  explicit TrainerWrites(Facts facts)
-      : see_(facts), passes_(facts.plan->world_size), hand_ins_(facts.plan->world_size) {}
+  // `counters` outlives this.
+  TrainerWrites(Facts facts, v1::Counters* counters)
+      : see_(facts), counters_(counters), passes_(facts.plan->world_size), hand_ins_(facts.plan->world_size) {}
 
   const Passes& passes() const { return passes_; }
   const HandIns& hand_ins() const { return hand_ins_; }
@@ -80,13 +83,10 @@ class TrainerWrites {
   bool MayAnnounce(bool sums_under_way) const { return !passes_.announced() && !sums_under_way; }
   void Announce();
   void AwaitPassDevices(bool awaits) { passes_.AwaitDevices(awaits); }
-  void CopiesMade() { passes_.CopiesMade(); }
   // Returns the rank's trainer state, and forgets it; empty: it has given none, or gave it with a step.
   std::string TakeTrainerState(int rank) { return passes_.TakeTrainerState(rank); }
-  // What ranks wrote before they entered is a version's.
-  void PassCommitted() { passes_.StepsCommitted(); }
-  // A step is committed, with newer trainer states.
-  void StepCommitted() { passes_.ForgetTrainerStates(); }
+  // What ranks wrote before they entered, and handed in, is about to be a version; the copies of it are made.
+  void CommitPass();
   void LetInAll();
   Wait WaitingToEnter(int rank) const;
 
@@ -99,8 +99,6 @@ class TrainerWrites {
   // Ends the passes of ranks that pause and lets those hand in that want to, unless a rank has begun to read just now.
   void LetHandIn();
   void PollPauses(bool polls) { hand_ins_.PollPauses(polls); }
-  // What was handed in is a version. True: some rank was let in.
-  bool HandInsCommitted() { return hand_ins_.Commit(); }
   // FAILED_PRECONDITION: a rank writes between a forward and its backward, for which others wait. Each rank is looked
   // at once, however many wait.
   absl::Status CheckStuck(absl::Time now, WaitsFor waits_for) const;
@@ -110,11 +108,12 @@ class TrainerWrites {
   Wait WaitingToHandIn(int rank) const;
   Wait WaitingToStore(int rank) const;
 
-  // The rank takes no part in this step any more.
-  void Forget(int rank);
-  void EndEpoch();
+  void Forget(int rank) override;
+  void StepCommitted() override;
+  void EndEpoch() override;
 
  private:
+  void CommitHandIns();
   int world_size() const { return see_.plan->world_size; }
   bool EndPausedPasses();
   absl::Status CheckTrainersWrite(int rank, absl::string_view what) const;
@@ -123,6 +122,7 @@ class TrainerWrites {
   }
 
   const Facts see_;
+  v1::Counters* const counters_;
   Passes passes_;
   HandIns hand_ins_;
 };

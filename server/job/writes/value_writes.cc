@@ -6,6 +6,11 @@
 #include "common/status/status_macros.h"
 
 namespace shardd {
+namespace {
+
+constexpr char kCommit[] = "commit of parameters";
+
+}  // namespace
 
 ValueWrites::ValueWrites(Facts facts, Services services, TurnQueue* copier, WorkOwner owner)
     : see_(facts),
@@ -212,7 +217,44 @@ std::vector<SlabPart> ValueWrites::StaleParts() const {
   return stale;
 }
 
-void ValueWrites::BeginCommit(ValueCopies::Then then) {
+void ValueWrites::Commit() {
+  use_.commits->Begin();
+  ClearStale([this, epoch = use_.counts->epoch()](const absl::Status& status) {
+    if (epoch != use_.counts->epoch()) {
+      return;  // the job was closed
+    }
+    if (status.ok()) {
+      SubmitCommit();
+    } else {
+      use_.commits->GiveUp(kCommit, status);
+    }
+  });
+}
+
+void ValueWrites::SubmitCommit() {
+  // Gradients that were written back are carried to the replicas' copies.
+  const std::vector<bool> gradients =
+      std::exchange(written_gradients_, std::vector<bool>(see_.plan->params.size(), false));
+  Commits::Version version;
+  version.what = kCommit;
+  version.label = "cast";
+  version.ops.resize(static_cast<size_t>(see_.plan->world_size));
+  for (int rank = 0; rank < see_.plan->world_size; ++rank) {
+    std::vector<DeviceOp>& ops = version.ops[static_cast<size_t>(rank)];
+    ops = CommitOps(*see_.plan, use_.memory->pointers(), rank);
+    for (DeviceOp& op : GradientCopyOps(*see_.plan, use_.memory->pointers(), gradients, rank)) {
+      ops.push_back(std::move(op));
+    }
+  }
+  version.snapshot_is_due = true;
+  version.commit = [this] {
+    use_.counts->CommitValues();
+    use_.events->Add(-1, "parameters", absl::StrCat("version ", use_.counts->version()));
+  };
+  use_.commits->Make(std::move(version));
+}
+
+void ValueWrites::ClearStale(ValueCopies::Then then) {
   std::vector<SlabPart> stale = StaleParts();
   initial_.Committed();
   if (!undo_.BeginCommit() && stale.empty()) {
@@ -234,11 +276,17 @@ void ValueWrites::BeginCommit(ValueCopies::Then then) {
       std::move(then));
 }
 
-std::vector<bool> ValueWrites::TakeWrittenGradients() {
-  return std::exchange(written_gradients_, std::vector<bool>(see_.plan->params.size(), false));
+absl::Status ValueWrites::CheckMayBegin(const std::string& what) {
+  if (undo_.undoing()) {
+    return absl::AbortedError(
+        absl::StrCat(what, "what was written and not committed is being taken back; attach again"));
+  }
+  if (commit_.reading()) {
+    return absl::AbortedError(
+        absl::StrCat(what, "initial values of the epoch that ended are still being read; attach again"));
+  }
+  return absl::OkStatus();
 }
-
-void ValueWrites::Committed() { commit_.Committed(); }
 
 // Should the state not come, and nobody have any: as what an attempt at initial values wrote that was given up, for the
 // next to clear.

@@ -12,8 +12,11 @@
 #include "common/plan/plan.h"
 #include "server/job/full_params/summons.h"
 #include "server/job/gradients/gradient_presence.h"
+#include "server/job/job_events.h"
+#include "server/job/job_part.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/sessions.h"
+#include "server/job/step/commits.h"
 #include "server/job/step/committed.h"
 #include "server/job/step/step_decision.h"
 #include "server/job/work/job_work.h"
@@ -36,7 +39,7 @@ namespace shardd {
 // Owns who wrote what and who asked for the commit, the old bytes, and the copies that bring values to the slabs.
 // Loop-confined; copies run on the copier, and hold the session that asked for one until it has ended: its commands
 // wait in its ring, in their order, and everybody else goes on.
-class ValueWrites {
+class ValueWrites final : public JobPart {
  public:
   struct Facts {
     const ShardPlan* plan = nullptr;
@@ -49,6 +52,8 @@ class ValueWrites {
     JobMemory* memory = nullptr;
     Committed* counts = nullptr;           // whose counts of updates are loaded with values
     GradientPresence* presence = nullptr;  // of gradients, which are written with values
+    Commits* commits = nullptr;
+    JobEvents* events = nullptr;
     JobWork* work = nullptr;
     CoreLoop* loop = nullptr;
     std::function<void(absl::Status)> fail;         // the epoch is to end
@@ -71,12 +76,8 @@ class ValueWrites {
   // Takes back what was written since the last commit. undo().undoing() until the copier has done it, and sessions are
   // held.
   void Undo();
-  // What was written is committed from here on. `then` runs once what is stale is cleared, at once where there is
-  // nothing.
-  void BeginCommit(ValueCopies::Then then);
-  // By parameter: gradients that were written back, and are not carried to the replicas' copies. Forgets them.
-  std::vector<bool> TakeWrittenGradients();
-  void Committed();
+  // Makes what was written a version. REQUIRES: all ranks have asked; over several nodes, and all nodes have the same.
+  void Commit();
   // Over several nodes, this one's values are read and said to the others.
   void BeginSaying() { commit_.BeginSaying(); }
   void EndReading() { commit_.EndReading(); }
@@ -87,9 +88,11 @@ class ValueWrites {
   // Runs `closure` on the copier, behind all copies that were asked for.
   void Behind(absl::AnyInvocable<void()> closure) { copies_.Behind(std::move(closure)); }
   bool IsStuck(absl::Time now) const { return copies_.IsStuck(now); }
-  // The rank leaves full parameters, or takes no part in this step any more.
-  void Forget(int rank) { commit_.Forget(rank); }
-  void EndEpoch();
+  // Also where the rank leaves full parameters.
+  void Forget(int rank) override { commit_.Forget(rank); }
+  absl::Status CheckMayBegin(const std::string& what) override;
+  void ValuesCommitted() override { commit_.Committed(); }
+  void EndEpoch() override;
 
  private:
   struct Copying {
@@ -106,6 +109,9 @@ class ValueWrites {
   void Run(ValueCopies::Copy copy, ValueCopies::Then then);
   void Release(Session* session);
   bool WritesBack(int rank) const;
+  // What was written stays from here on. `then` runs once what is stale is cleared, at once where there is nothing.
+  void ClearStale(ValueCopies::Then then);
+  void SubmitCommit();
   absl::Status Error(absl::StatusCode code, int rank, absl::string_view what, absl::string_view fact) const {
     return use_.counts->RankError(code, rank, what, fact);
   }

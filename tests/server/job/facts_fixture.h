@@ -88,9 +88,10 @@ class FactsTest : public ::testing::Test {
   Snapshot snapshot_{plan_.get(), /*memory=*/nullptr, /*devices=*/nullptr};
   ValueCommit value_commit_{2};
   AskedSteps steps_{2, &committed_};
+  v1::Counters counters_;
   std::map<int, absl::Status> answers_;  // of extensions, by rank
   TrainerWrites writes_{
-      {plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_}};
+      {plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_}, &counters_};
   Leavers leavers_{2,
                    {&committed_, &sessions_, &steps_, &pairing_, &writes_.passes(), &writes_.hand_ins(), &full_params_,
                     &value_commit_}};

@@ -1,11 +1,18 @@
 #include "server/job/step/committed.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
 
 namespace shardd {
 namespace {
+
+using ::testing::ElementsAre;
 
 class CommittedTest : public ::testing::Test {
  protected:
@@ -85,6 +92,55 @@ TEST_F(CommittedTest, ASuccessorBeginsWhereTheOtherWas) {
   committed_->TakeOver(facts);
   EXPECT_EQ(committed_->step_counts()[1], 1);
   ExpectHeaderSaysTheSame();
+}
+
+// Writes down what it hears.
+class Hearer final : public JobPart {
+ public:
+  Hearer(std::string name, std::vector<std::string>* heard) : name_(std::move(name)), heard_(heard) {}
+  void StepCommitted() override { heard_->push_back(name_ + " step"); }
+  void ValuesCommitted() override { heard_->push_back(name_ + " values"); }
+  void VersionCommitted() override { heard_->push_back(name_ + " version"); }
+  void Forget(int rank) override { heard_->push_back(absl::StrCat(name_, " forgets ", rank)); }
+  void EndEpoch() override { heard_->push_back(name_ + " epoch"); }
+  absl::Status CheckMayBegin(const std::string& what) override {
+    return may_begin ? absl::OkStatus() : absl::AbortedError(what + name_);
+  }
+  bool may_begin = true;
+
+ private:
+  const std::string name_;
+  std::vector<std::string>* const heard_;
+};
+
+TEST_F(CommittedTest, PartsHearOfEachMomentInTheirOrder) {
+  std::vector<std::string> heard;
+  Hearer a("a", &heard);
+  Hearer b("b", &heard);
+  JobParts parts({&a, &b});
+  committed_->Tell(&parts);
+  committed_->CommitValues();
+  EXPECT_THAT(std::exchange(heard, {}), ElementsAre("a values", "b values", "a version", "b version"));
+  committed_->CommitStep({true, true}, {"", ""});
+  EXPECT_THAT(std::exchange(heard, {}), ElementsAre("a step", "b step", "a version", "b version"));
+  committed_->CommitVersion();
+  EXPECT_THAT(std::exchange(heard, {}), ElementsAre("a version", "b version"));
+  committed_->EndEpoch();
+  EXPECT_THAT(heard, ElementsAre()) << "sessions are still there";
+  parts.EndEpoch();
+  EXPECT_THAT(std::exchange(heard, {}), ElementsAre("a epoch", "b epoch"));
+  parts.Forget(1);
+  EXPECT_THAT(std::exchange(heard, {}), ElementsAre("a forgets 1", "b forgets 1"));
+}
+
+TEST_F(CommittedTest, NoSessionBeginsBeforeAllPartsMay) {
+  std::vector<std::string> heard;
+  Hearer a("a", &heard);
+  Hearer b("b", &heard);
+  JobParts parts({&a, &b});
+  EXPECT_TRUE(parts.CheckMayBegin("attach: ").ok());
+  b.may_begin = false;
+  EXPECT_EQ(parts.CheckMayBegin("attach: ").message(), "attach: b");
 }
 
 }  // namespace

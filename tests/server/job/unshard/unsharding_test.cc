@@ -41,8 +41,10 @@ class UnshardingTest : public ::testing::Test {
     events_ = std::make_unique<JobEvents>("job", Tenant{}, committed_.get(), &log_);
     steps_ = std::make_unique<AskedSteps>(2, committed_.get());
     pairing_ = std::make_unique<Pairing>(plan_, committed_.get());
-    writes_ = std::make_unique<TrainerWrites>(TrainerWrites::Facts{
-        plan_.get(), committed_.get(), &sessions_, steps_.get(), pairing_.get(), &full_params_, nullptr, nullptr});
+    writes_ =
+        std::make_unique<TrainerWrites>(TrainerWrites::Facts{plan_.get(), committed_.get(), &sessions_, steps_.get(),
+                                                             pairing_.get(), &full_params_, nullptr, nullptr},
+                                        &counters_);
     unsharding_ = std::make_unique<Unsharding>(
         plan_, Unsharding::Facts{committed_.get(), &decision_, steps_.get(), writes_.get(), &sessions_, memory_.get()},
         Unsharding::Services{&gathers_, &given_back_, &work_, events_.get(), &counters_,
@@ -138,8 +140,7 @@ TEST_F(PooledUnshardingTest, RequestsForTheVersionThatIsBeingMadeAreDeferred) {
   EXPECT_TRUE(gathers_.groups.empty());
   decision_.End();
   committed_->CommitVersion();
-  unsharding_->NewVersion();
-  unsharding_->RetryAll();
+  unsharding_->VersionCommitted();
   EXPECT_TRUE(unsharding_->MayRetry());
   ASSERT_TRUE(unsharding_->Retry().ok());
   EXPECT_EQ(gathers_.groups.size(), 1u);

@@ -62,7 +62,8 @@ class SnapshotKeeperTest : public FactsTest {
   JobEvents events_{"job", Tenant{}, &committed_, &log_};
   JobWork work_{&loop_, [] { return std::make_shared<int>(0); }, [] {}};
   TrainerWrites job_writes_{
-      {job_plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_}};
+      {job_plan_.get(), &committed_, &sessions_, &steps_, &pairing_, &full_params_, &extensions_, &snapshot_},
+      &counters_};
   std::unique_ptr<SnapshotKeeper> keeper_;
   absl::Status failed_;
   std::string closed_;
@@ -135,13 +136,13 @@ TEST_F(SnapshotKeeperTest, GoesBackWhenFormerWritersHaveAttachedAgain) {
   const uint64_t version = committed_.version();
   keeper_->CopyBack();
   EXPECT_TRUE(keeper_->CheckWriters(kWhat, "").ok());
-  EXPECT_THAT(keeper_->CheckMayAttach(kWhat).message(), HasSubstr("go back to the copy of step 0; attach again"));
+  EXPECT_THAT(keeper_->CheckMayBegin(kWhat).message(), HasSubstr("go back to the copy of step 0; attach again"));
   EXPECT_THAT(device_.labels(), ElementsAre("go back to step 0", "go back to step 0"));
   End();
   EXPECT_THAT(device_.labels(), ElementsAre("cast step 0", "cast step 0"));
   End();
   EXPECT_EQ(committed_.version(), version + 1);
-  EXPECT_TRUE(keeper_->CheckMayAttach(kWhat).ok());
+  EXPECT_TRUE(keeper_->CheckMayBegin(kWhat).ok());
 }
 
 TEST_F(SnapshotKeeperTest, CommitsAtOnceWhereStoresAreHandedIn) {
@@ -158,11 +159,11 @@ class SnapshotKeeperWithCopiesTest : public SnapshotKeeperTest {
 };
 
 TEST_F(SnapshotKeeperWithCopiesTest, NobodyAttachesBeforeThereIsASnapshot) {
-  EXPECT_THAT(keeper_->CheckMayAttach(kWhat).message(), HasSubstr("is being taken; attach again"));
-  EXPECT_THAT(keeper_->CheckMayAttach(kWhat).message(), HasSubstr("is being taken; attach again"));
+  EXPECT_THAT(keeper_->CheckMayBegin(kWhat).message(), HasSubstr("is being taken; attach again"));
+  EXPECT_THAT(keeper_->CheckMayBegin(kWhat).message(), HasSubstr("is being taken; attach again"));
   EXPECT_EQ(device_.labels().size(), 2u) << "it is taken once, by two devices";
   End();
-  EXPECT_TRUE(keeper_->CheckMayAttach(kWhat).ok());
+  EXPECT_TRUE(keeper_->CheckMayBegin(kWhat).ok());
 }
 
 TEST_F(SnapshotKeeperWithCopiesTest, TakesASnapshotThatIsDueBeforeTheCommit) {
@@ -183,7 +184,7 @@ TEST_F(SnapshotKeeperWithCopiesTest, ASnapshotThatFailsWithACommitClosesTheJob) 
 }
 
 TEST_F(SnapshotKeeperWithCopiesTest, EveryEpochThatEndsGoesBack) {
-  EXPECT_FALSE(keeper_->CheckMayAttach(kWhat).ok());
+  EXPECT_FALSE(keeper_->CheckMayBegin(kWhat).ok());
   End();
   keeper_->GoBackIfStored();
   EXPECT_TRUE(keeper_->MayCopyBack()) << "nobody has a session";

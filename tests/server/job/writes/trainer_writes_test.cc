@@ -66,7 +66,9 @@ TEST_F(TrainerWritesTest, ARankOutsideOfPassesHandsInBeforeItsStep) {
   EXPECT_TRUE(writes_.hand_ins().open(0));
   writes_.Step(0);
   EXPECT_FALSE(writes_.hand_ins().open(0));
-  EXPECT_TRUE(writes_.HandInsCommitted());
+  writes_.StepCommitted();
+  EXPECT_FALSE(writes_.hand_ins().any_since_version());
+  EXPECT_EQ(counters_.windows(), 1);
 }
 
 TEST_F(TrainerWritesTest, NobodyHandsInWhileFullParametersAreAskedFor) {

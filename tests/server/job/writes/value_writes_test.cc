@@ -24,8 +24,8 @@ class ValueWritesTest : public FactsTest {
     Attach(1);
     values_ = std::make_unique<ValueWrites>(
         ValueWrites::Facts{plan_.get(), &decision_, &summons_, &extensions_, &sessions_},
-        ValueWrites::Services{memory_.get(), &fresh_, &pairing_.presence(), &work_, &loop_,
-                              [](const absl::Status& status) { FAIL() << status; },
+        ValueWrites::Services{memory_.get(), &fresh_, &pairing_.presence(), /*commits=*/nullptr, &events_, &work_,
+                              &loop_, [](const absl::Status& status) { FAIL() << status; },
                               [](const std::string& why) { FAIL() << why; }},
         /*copier=*/nullptr, WorkOwner{});
   }
@@ -91,14 +91,6 @@ TEST_F(ValueWritesTest, WhatAnEndedEpochWroteIsStale) {
   values_->EndEpoch();
   fresh_.EndEpoch();
   EXPECT_EQ(values_->StaleParts().size(), 1u);
-}
-
-TEST_F(ValueWritesTest, ACommitThatClearsNothingGoesOnAtOnce) {
-  ASSERT_TRUE(Write(0, 3).ok());
-  int commits = 0;
-  values_->BeginCommit([&](const absl::Status& status) { commits += status.ok() ? 1 : 0; });
-  EXPECT_EQ(commits, 1);
-  EXPECT_FALSE(values_->any_initial());
 }
 
 TEST_F(ValueWritesTest, NobodyCommitsWithoutARankThatHasFinished) {

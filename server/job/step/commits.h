@@ -1,0 +1,156 @@
+#ifndef SHARDD_SERVER_JOB_STEP_COMMITS_H_
+#define SHARDD_SERVER_JOB_STEP_COMMITS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/plan/plan.h"
+#include "common/tensor/norm.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/gradients/gradient_presence.h"
+#include "server/job/gradients/pairing.h"
+#include "server/job/job_part.h"
+#include "server/job/membership/extensions.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/asked_steps.h"
+#include "server/job/step/committed.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/trace/job_trace.h"
+#include "server/job/unshard/unsharding.h"
+#include "server/job/wait.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/snapshot_keeper.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/session/rank_command.h"
+#include "server/session/session.h"
+#include "server/storage/job_memory.h"
+#include "shardd/v1/jobs.pb.h"
+#include "shardd/v1/peer.pb.h"
+
+namespace shardd {
+
+// Makes the versions of a job's shards. A step goes
+//
+//   asked for by all ranks -> their devices have done with it -> measured -> decided -> journaled -> applied -> shown
+//
+// and whatever else becomes a version goes through Make. From the journal on, and in all of Make, a version completes
+// forward: no epoch ends before it is committed, and an error of a device ends the job.
+//
+// Owns what ranks have asked for and what is decided of it, and tells the ranks of commits. Loop-confined. A method
+// that returns an error leaves it to the caller to end the epoch.
+class Commits final : public JobPart {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const JobMemory* memory = nullptr;
+    const Sessions* sessions = nullptr;
+    const Pairing* pairing = nullptr;
+    const Summons* summons = nullptr;
+    const Extensions* extensions = nullptr;
+    const OptimizerDevices* devices = nullptr;
+  };
+  struct Services {
+    Committed* committed = nullptr;
+    GradientPresence* presence = nullptr;  // of gradients, which a step uses up
+    TrainerWrites* writes = nullptr;
+    Unsharding* unsharding = nullptr;
+    GivenBack* given_back = nullptr;
+    SnapshotKeeper* snapshots = nullptr;
+    JobWork* work = nullptr;
+    JobTrace* trace = nullptr;
+    v1::Counters* counters = nullptr;
+    // What devices do, by rank, so that every gradient shard holds its gradient or zeros. FAILED_PRECONDITION: ranks
+    // have dropped what others have not.
+    std::function<absl::StatusOr<DeviceOps>()> settle_gradients;
+    // The rank submits no more gradients in this step.
+    std::function<absl::Status(int rank)> close_gradients;
+    std::function<void(absl::Status)> fail;         // the epoch is to end
+    std::function<void(const std::string&)> close;  // shards may be torn: the job is to end
+  };
+  // The job spans several nodes: all of them say that a step is reduced, and what node 0 then decides comes back by
+  // Measured, on node 0, or Heard.
+  struct Nodes {
+    int node = 0;
+    std::function<int64_t()> held_step;  // the last step that all nodes hold
+    std::function<void(const Norm& own_norm)> say_reduced;
+    std::function<void()> say_decided;  // the decision is journaled here, and shards are about to change
+  };
+  // All of these outlive this.
+  Commits(Facts facts, Services services)
+      : see_(facts), use_(std::move(services)), steps_(facts.plan->world_size, use_.committed) {}
+  // Before anything else.
+  void SpanNodes(Nodes nodes) { nodes_ = std::move(nodes); }
+
+  const AskedSteps& steps() const { return steps_; }
+  const StepDecision& decision() const { return decision_; }
+
+  // The step -----------------------------------------------------------------------------------------
+  absl::Status Step(Session* session, RankCommand command);
+  // The rank's own optimizer has made the step, and keeps `state` with it.
+  absl::Status StepInTrainer(int rank, std::string state);
+  Wait WaitingToStep(int rank) const;
+  // All ranks have stepped, and all gradients are added: decides, or waits for the ranks' devices.
+  absl::Status BeginDecision();
+  // Over nodes, on node 0: of all gradients.
+  void Measured(double norm);
+  // Over nodes, elsewhere.
+  void Heard(const v1::PeerMessage::Decided& decided);
+  // A step that every node holds is shown: were a node lost that alone knows of it, the others would make another one.
+  bool MayShow() const { return nodes_.held_step == nullptr || nodes_.held_step() > use_.committed->step(); }
+  void Show();
+  // A step that is being shown completes forward. One that may not be shown yet may be so for as long as another node
+  // is silent, and the epoch may end meanwhile.
+  bool MayEndEpoch() const { return !decision_.committing() || (decision_.applied() && !MayShow()); }
+  // The shards are those of a step that is applied. Public for an epoch that ends before the step may be shown: its
+  // ranks have gone without having been told.
+  void CommitStep();
+  // The step that ranks made by their own optimizers, whose shards are there.
+  void CommitStepInTrainers() { use_.committed->CommitStep({}, steps_.TakeTrainerStates()); }
+
+  // Other versions -----------------------------------------------------------------------------------
+  struct Version {
+    std::string what;   // "commit of parameters": begins an error
+    std::string label;  // "cast": of the work, which adds the version
+    DeviceOps ops;      // by rank
+    bool in_order = false;
+    bool snapshot_is_due = false;
+    std::function<void()> commit;  // where all went well; calls Committed
+  };
+  // A version is being made from here on.
+  void Begin() { decision_.BeginCommit(); }
+  void Make(Version version);
+  // As Services::settle_gradients: for a version that ends a step.
+  absl::StatusOr<DeviceOps> SettleGradients() { return use_.settle_gradients(); }
+  // It cannot be made.
+  void GiveUp(const std::string& what, const absl::Status& status);
+
+  void Forget(int rank) override { steps_.Forget(rank); }
+  void StepCommitted() override;
+  void VersionCommitted() override;
+  void EndEpoch() override;
+
+ private:
+  int world_size() const { return see_.plan->world_size; }
+  absl::Status CheckMayStep(int rank, const v1::Step& step) const;
+  absl::Status CloseStep(int rank);
+  absl::Status Measure();
+  // Of several nodes, this one's part.
+  void MeasuredHere(const Norm& norm);
+  void Decide();
+  void Update();
+
+  const Facts see_;
+  const Services use_;
+  Nodes nodes_;
+  AskedSteps steps_;
+  StepDecision decision_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_STEP_COMMITS_H_

@@ -1,0 +1,133 @@
+#include "server/job/writes/pass_commits.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status/status_macros.h"
+
+namespace shardd {
+namespace {
+
+// How soon a rank that pauses is noticed by one that waits to hand in.
+constexpr absl::Duration kPausePoll = absl::Microseconds(500);
+
+}  // namespace
+
+absl::Status PassCommits::Enter(int rank, RankCommand command) {
+  const bool stepped = (command.flags & kStepped) != 0;
+  SHARDD_RETURN_IF_ERROR(use_.writes->EnterPass(rank, stepped, command.done, &command.trainer_state));
+  return stepped ? use_.commits->StepInTrainer(rank, std::move(command.trainer_state)) : absl::OkStatus();
+}
+
+void PassCommits::CommitTrainerStates() {
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (std::string state = use_.writes->TakeTrainerState(rank); !state.empty()) {
+      use_.committed->SetTrainerState(rank, std::move(state));
+      if (!use_.writes->pass_copies()) use_.snapshots->Outdate();  // else it is taken by the number of passes
+    }
+  }
+}
+
+absl::Status PassCommits::Commit() {
+  SHARDD_RETURN_IF_ERROR(use_.writes->StepComesFirst().status());
+  const bool copies = use_.writes->pass_copies();
+  const bool stepped = use_.writes->passes().stepped(0);
+  const bool stored = copies || use_.writes->hand_ins().any_since_version();
+  if (!stepped) {
+    CommitTrainerStates();
+    if (!stored) {
+      use_.writes->LetInAll();
+      return absl::OkStatus();
+    }
+  }
+  DeviceOps ops(world_size());
+  if (stepped) {
+    SHARDD_RETURN_IF_ERROR(use_.unsharding->CompareOrders());
+    SHARDD_ASSIGN_OR_RETURN(ops, use_.commits->SettleGradients());  // before backwards count from 0 again
+  }
+  const bool settles = std::any_of(ops.begin(), ops.end(), [](const auto& of_rank) { return !of_rank.empty(); });
+  for (int rank = 0; rank < world_size() && stored; ++rank) {
+    for (DeviceOp& op : CommitOps(*see_.plan, see_.memory->pointers(), rank)) {
+      ops[rank].push_back(std::move(op));
+    }
+  }
+  Commits::Version version;
+  version.what = copies ? "copies for a pass" : "commit of a write window";
+  version.label = copies ? "copy" : "cast";
+  version.ops = std::move(ops);
+  version.in_order = settles || see_.plan->shard_copies > 1;
+  version.snapshot_is_due = use_.snapshots->snapshot().IsDueWithPass();
+  version.commit = [this, stepped, stored] {
+    if (stored) use_.snapshots->Age();
+    use_.writes->CommitPass();  // Advance lets them in, unless somebody has died meanwhile
+    stepped ? use_.commits->CommitStepInTrainers() : use_.committed->CommitVersion();
+  };
+  use_.commits->Make(std::move(version));
+  return absl::OkStatus();
+}
+
+absl::Status PassCommits::Announce() {
+  SHARDD_RETURN_IF_ERROR(use_.writes->StepComesFirst().status());
+  use_.writes->Announce();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> PassCommits::HaveCome(const char* what, std::vector<DoneSignal> signals,
+                                           void (TrainerWrites::*await)(bool)) {
+  if (use_.given_back->HaveCome(signals)) {
+    return true;
+  }
+  Held held;
+  held.order = Held::Order::kDecisions;
+  held.what = what;
+  held.signals = std::move(signals);
+  (use_.writes->*await)(true);
+  held.run = [this, await] {
+    (use_.writes->*await)(false);
+    return absl::OkStatus();
+  };
+  SHARDD_RETURN_IF_ERROR(use_.given_back->When(std::move(held)));
+  return false;
+}
+
+absl::Status PassCommits::CommitBehindDevices() {
+  SHARDD_RETURN_IF_ERROR(use_.writes->StepComesFirst().status());
+  std::vector<DoneSignal> signals;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    signals.push_back(use_.given_back->SignalOf(rank, use_.writes->passes().enter_signal(rank)));
+  }
+  SHARDD_ASSIGN_OR_RETURN(const bool came, HaveCome("EnterPass", std::move(signals), &TrainerWrites::AwaitPassDevices));
+  return came ? Commit() : absl::OkStatus();
+}
+
+void PassCommits::LetHandIn() {
+  if (!use_.writes->hand_ins().any_since_version() && use_.snapshots->snapshot().IsDueBeforeWindow()) {
+    use_.snapshots->Take();
+    return;
+  }
+  use_.writes->LetHandIn();
+}
+
+void PassCommits::PollPauses() {
+  use_.writes->PollPauses(true);
+  auto poll = use_.work->AndAdvance([this](const absl::Status&) { use_.writes->PollPauses(false); });
+  use_.loop->AddTimer(MonotonicNow() + kPausePoll,
+                      [job = use_.work->Keep(), poll = std::move(poll)] { poll(absl::OkStatus()); });
+}
+
+absl::Status PassCommits::LetStore() {
+  std::vector<DoneSignal> signals;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    signals.push_back(use_.given_back->SignalOf(rank, use_.summons->full_params().leave_signal(rank)));
+  }
+  SHARDD_ASSIGN_OR_RETURN(const bool came,
+                          HaveCome("LeaveFullParams", std::move(signals), &TrainerWrites::AwaitStoreDevices));
+  if (came) {
+    use_.summons->LeaveSignalsCame();
+    use_.writes->LetStore();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardd

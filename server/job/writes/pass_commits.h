@@ -1,0 +1,82 @@
+#ifndef SHARDD_SERVER_JOB_WRITES_PASS_COMMITS_H_
+#define SHARDD_SERVER_JOB_WRITES_PASS_COMMITS_H_
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/plan/plan.h"
+#include "server/job/full_params/summons.h"
+#include "server/job/step/commits.h"
+#include "server/job/step/committed.h"
+#include "server/job/unshard/unsharding.h"
+#include "server/job/work/given_back.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/snapshot_keeper.h"
+#include "server/job/writes/trainer_writes.h"
+#include "server/loop/core_loop.h"
+#include "server/session/rank_command.h"
+#include "server/storage/job_memory.h"
+
+namespace shardd {
+
+// Jobs whose trainers write: what ranks wrote before a pass becomes the next version where the pass begins, and they
+// are let in to hand in what they wrote, or to store. What allows each is TrainerWrites' to say. A rank that dies in
+// between leaves torn shards, and the job goes back to the snapshot.
+//
+// With pass_copies devices make copies where a pass begins, when those of all ranks have done with what they have
+// stored, and with what they have read of the copies before. Nobody hands in then: ranks store into the shards at any
+// time outside of EnterPass, and of full parameters, which are the shards themselves.
+//
+// Has no state of its own. Loop-confined. A method that returns an error leaves it to the caller to end the epoch.
+class PassCommits {
+ public:
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const JobMemory* memory = nullptr;
+  };
+  struct Services {
+    TrainerWrites* writes = nullptr;
+    Committed* committed = nullptr;
+    Commits* commits = nullptr;
+    SnapshotKeeper* snapshots = nullptr;
+    Unsharding* unsharding = nullptr;
+    Summons* summons = nullptr;
+    GivenBack* given_back = nullptr;
+    JobWork* work = nullptr;
+    CoreLoop* loop = nullptr;
+  };
+  // All of both outlive this.
+  PassCommits(Facts facts, Services services) : see_(facts), use_(services) {}
+
+  absl::Status Enter(int rank, RankCommand command);
+  // All ranks enter. Makes what they wrote a version, or, where they wrote nothing, lets them in at once.
+  absl::Status Commit();
+  // With pass_copies, before Commit: the ranks' streams may go on to what reads the copies.
+  absl::Status Announce();
+  // With pass_copies: commits when the ranks' devices have done with what they did before.
+  absl::Status CommitBehindDevices();
+  // Ranks that ask hand in, behind a snapshot that is due.
+  void LetHandIn();
+  // Looks soon again whether ranks that read have paused, which they tell by a word alone.
+  void PollPauses();
+  // With pass_copies. Who has left full parameters, or asks, may store when no other rank's device reads them any more.
+  absl::Status LetStore();
+
+ private:
+  int world_size() const { return see_.plan->world_size; }
+  // What ranks keep, as they said where they entered, takes the place of what they kept.
+  void CommitTrainerStates();
+  void Finish(bool stepped);
+  // True: the devices have come to all `signals`. Else `await(true)`, and `await(false)` when they have.
+  absl::StatusOr<bool> HaveCome(const char* what, std::vector<DoneSignal> signals, void (TrainerWrites::*await)(bool));
+
+  const Facts see_;
+  const Services use_;
+};
+
+}  // namespace shardd
+
+#endif  // SHARDD_SERVER_JOB_WRITES_PASS_COMMITS_H_

@@ -1,0 +1,136 @@
+#include "server/job/step/commits.h"
+
+#include "tests/server/job/commits_fixture.h"
+
+namespace shardd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class CommitsTest : public CommitsFixture {
+ protected:
+  void StepAll(const v1::Step& step = OneGroup()) {
+    ASSERT_TRUE(Step(0, step).ok() && Step(1, step).ok());
+    ASSERT_TRUE(commits_.BeginDecision().ok());
+  }
+};
+
+TEST_F(CommitsTest, AStepIsUpdatedShownAndCommitted) {
+  ASSERT_TRUE(Step(0).ok());
+  EXPECT_EQ(commits_.WaitingToStep(0).rank, 1);
+  ASSERT_TRUE(Step(1).ok());
+  ASSERT_TRUE(commits_.BeginDecision().ok());
+  EXPECT_THAT(device_.labels(), ElementsAre("update step 1", "update step 1"));
+  EXPECT_TRUE(commits_.decision().committing());
+  EXPECT_FALSE(commits_.MayEndEpoch());
+  End();
+  EXPECT_TRUE(commits_.decision().applied());
+  EXPECT_TRUE(commits_.MayShow());
+  commits_.Show();
+  EXPECT_EQ(committed_.step(), 1);
+  EXPECT_EQ(committed_.version(), 2u);
+  EXPECT_EQ(counters_.commits(), 1);
+  EXPECT_FALSE(commits_.steps().any_stepped());
+  EXPECT_FALSE(commits_.decision().committing());
+}
+
+TEST_F(CommitsTest, TheNormIsMeasuredBeforeTheUpdate) {
+  v1::Step step = OneGroup();
+  step.set_max_grad_norm(1);
+  StepAll(step);
+  EXPECT_THAT(device_.labels(), ElementsAre("norm step 1", "norm step 1"));
+  EXPECT_FALSE(commits_.decision().committing()) << "nothing is decided yet";
+  End();
+  EXPECT_THAT(device_.labels(), ElementsAre("update step 1", "update step 1"));
+}
+
+TEST_F(CommitsTest, AnEpochThatEndsWhileAStepIsMeasuredDropsIt) {
+  v1::Step step = OneGroup();
+  step.set_max_grad_norm(1);
+  StepAll(step);
+  committed_.EndEpoch();
+  parts_.EndEpoch();
+  End();
+  EXPECT_THAT(device_.labels(), IsEmpty());
+  EXPECT_FALSE(commits_.steps().any_stepped());
+  EXPECT_EQ(committed_.step(), 0);
+}
+
+TEST_F(CommitsTest, ADecisionThatTheJournalRefusesChangesNothing) {
+  v1::Step step = OneGroup();
+  step.set_trainer_state(std::string(8192, 'x'));
+  StepAll(step);
+  EXPECT_EQ(failed_.code(), absl::StatusCode::kResourceExhausted) << failed_;
+  EXPECT_THAT(device_.labels(), IsEmpty());
+}
+
+TEST_F(CommitsTest, AnUpdateThatFailsClosesTheJob) {
+  StepAll();
+  End(absl::InternalError("torn"));
+  EXPECT_EQ(closed_, "update of step 1: torn");
+}
+
+TEST_F(CommitsTest, RanksThatAskForDifferentStepsAreRefused) {
+  v1::Step other = OneGroup();
+  other.mutable_groups(0)->set_lr(0.25);
+  ASSERT_TRUE(Step(0).ok() && Step(1, other).ok());
+  EXPECT_THAT(commits_.BeginDecision().message(), HasSubstr("hyperparameters of rank 1 differ from rank 0's"));
+}
+
+TEST_F(CommitsTest, ARankStepsOnceAndNotInAPass) {
+  ASSERT_TRUE(Step(0).ok());
+  EXPECT_THAT(Step(0).message(), HasSubstr("the rank has already sent Step for this step"));
+  ASSERT_TRUE(Enter(1).ok());
+  EXPECT_THAT(Step(1).message(), HasSubstr("the rank is waiting for a pass or a write window"));
+}
+
+TEST_F(CommitsTest, OverNodesAStepIsDecidedByAllAndShownWhenAllHoldIt) {
+  int64_t held = 0;
+  std::vector<std::string> said;
+  commits_.SpanNodes({/*node=*/0, [&] { return held; }, [&](const Norm&) { said.emplace_back("reduced"); },
+                      [&] { said.emplace_back("decided"); }});
+  StepAll();
+  EXPECT_THAT(said, ElementsAre("reduced"));
+  EXPECT_THAT(device_.labels(), IsEmpty());
+  commits_.Measured(2);
+  EXPECT_THAT(said, ElementsAre("reduced", "decided"));
+  EXPECT_FALSE(commits_.MayEndEpoch());
+  End();
+  EXPECT_FALSE(commits_.MayShow());
+  EXPECT_TRUE(commits_.MayEndEpoch()) << "another node may be silent for long";
+  held = 1;
+  EXPECT_TRUE(commits_.MayShow());
+  EXPECT_FALSE(commits_.MayEndEpoch());
+}
+
+// Node 0 has decided it: there is no way back.
+TEST_F(CommitsTest, AStepOfOtherNodesThatCannotBeJournaledClosesTheJob) {
+  commits_.SpanNodes({/*node=*/1, [] { return int64_t{0}; }, [](const Norm&) {}, [] { FAIL(); }});
+  v1::Step step = OneGroup();
+  step.set_trainer_state(std::string(8192, 'x'));
+  StepAll(step);
+  commits_.Heard({});
+  EXPECT_THAT(closed_, HasSubstr("step 1 is decided on all nodes: "));
+}
+
+TEST_F(CommitsTest, ValuesBecomeAVersionWhenTheirCastHasEnded) {
+  values_.Commit();
+  EXPECT_THAT(device_.labels(), ElementsAre("cast version 2", "cast version 2"));
+  EXPECT_FALSE(commits_.MayEndEpoch());
+  End();
+  EXPECT_EQ(committed_.version(), 2u);
+  EXPECT_EQ(committed_.step(), 0);
+  EXPECT_TRUE(commits_.MayEndEpoch());
+}
+
+TEST_F(CommitsTest, AVersionThatCannotBeMadeClosesTheJob) {
+  values_.Commit();
+  End(absl::InternalError("torn"));
+  EXPECT_EQ(closed_, "commit of parameters: torn");
+  EXPECT_EQ(committed_.version(), 1u);
+}
+
+}  // namespace
+}  // namespace shardd
