@@ -12,6 +12,17 @@
 #include "server/observe/log.h"
 
 namespace shardd {
+namespace {
+
+// The last that a session's client hears.
+void Farewell(const Session& session, v1::SessionEvent event) {
+  if (session.stream != nullptr) {
+    session.stream->Send(std::move(event));
+    session.stream->Finish(absl::OkStatus());
+  }
+}
+
+}  // namespace
 
 bool JobCore::finished() const {
   return leavers_.all_finished() && (nodes_ == nullptr || (plan_->cut_over_nodes ? nodes_->member().OthersFinished()
@@ -124,10 +135,7 @@ void JobCore::EndDetached(int rank, bool finished) {
   }
   v1::SessionEvent event;
   event.mutable_detached();
-  if (session->stream != nullptr) {
-    session->stream->Send(std::move(event));
-    session->stream->Finish(absl::OkStatus());
-  }
+  Farewell(*session, std::move(event));
   events_.Add(rank, "detach", finished ? "finished" : "the job is kept");
   EndSession(rank);
   leavers_.Left(rank, finished);
@@ -222,23 +230,18 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
     if (session->pidfd.valid() && !session->lost) {
       absent_.SessionEnded(rank, session->peer.pid, UniqueFd(fcntl(session->pidfd.get(), F_DUPFD_CLOEXEC, 0)));
     }
-    if (session->stream != nullptr) {
-      v1::SessionEvent event;
-      v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
-      if (absent_.WaitsInVain(session->start_ticks, MonotonicNow())) {
-        aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
-      }
-      aborted->set_epoch(committed_.epoch());
-      aborted->set_code(static_cast<int>(cause.code()));
-      aborted->set_message(std::string(cause.message()));
-      aborted->set_committed_step(committed_.step());
-      aborted->set_trainer_state(committed_.trainer_states()[rank]);
-      for (int lost : lost_ranks) {
-        aborted->add_lost_ranks(lost);
-      }
-      session->stream->Send(std::move(event));
-      session->stream->Finish(absl::OkStatus());
+    v1::SessionEvent event;
+    v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
+    if (absent_.WaitsInVain(session->start_ticks, MonotonicNow())) {
+      aborted->mutable_refused_ranks()->Add(refused.begin(), refused.end());
     }
+    aborted->set_epoch(committed_.epoch());
+    aborted->set_code(static_cast<int>(cause.code()));
+    aborted->set_message(std::string(cause.message()));
+    aborted->set_committed_step(committed_.step());
+    aborted->set_trainer_state(committed_.trainer_states()[rank]);
+    aborted->mutable_lost_ranks()->Add(lost_ranks.begin(), lost_ranks.end());
+    Farewell(*session, std::move(event));
     renewal_.EpochEnded(*session);
     EndSession(rank);
   }
@@ -280,15 +283,13 @@ void JobCore::Close(const std::string& why, CloseOn on) {
   for (int rank = 0; rank < world_size(); ++rank) {
     if (Session* session = sessions_[rank].get(); session != nullptr) {
       session->Poison(committed_.epoch());
-      if (session->stream != nullptr) {
-        v1::SessionEvent event;
-        event.mutable_aborted()->set_epoch(committed_.epoch());
-        event.mutable_aborted()->set_code(static_cast<int>(absl::StatusCode::kNotFound));
-        event.mutable_aborted()->set_message(absl::StrCat("job \"", name(), "\" was closed: ", why));
-        event.mutable_aborted()->set_committed_step(committed_.step());
-        session->stream->Send(std::move(event));
-        session->stream->Finish(absl::OkStatus());
-      }
+      v1::SessionEvent event;
+      v1::SessionEvent::Aborted* aborted = event.mutable_aborted();
+      aborted->set_epoch(committed_.epoch());
+      aborted->set_code(static_cast<int>(absl::StatusCode::kNotFound));
+      aborted->set_message(absl::StrCat("job \"", name(), "\" was closed: ", why));
+      aborted->set_committed_step(committed_.step());
+      Farewell(*session, std::move(event));
       EndSession(rank);
     }
   }

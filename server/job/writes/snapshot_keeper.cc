@@ -35,14 +35,12 @@ void SnapshotKeeper::Take() {
         taken(made->status());
         return;
       }
-      if (epoch != use_.committed->epoch() || use_.memory->kept() != nullptr) {
-        use_.memory_worker->Post([made] {});  // nobody needs it any more, or it was made twice
-      } else {
-        use_.memory->SetKept(*std::move(*made));
+      if (epoch != use_.committed->epoch()) {
+        use_.memory_worker->Post([made] {});  // the next epoch makes its own
+        return;
       }
-      if (epoch == use_.committed->epoch()) {
-        Copy(/*back=*/false, taken);
-      }
+      use_.memory->SetKept(*std::move(*made));
+      Copy(/*back=*/false, taken);
     });
   });
 }
