@@ -327,7 +327,7 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
     };
     const FdRange range = shared->range;
     if (range.first >= kFdFirstPeerSlots) {
-      const absl::StatusOr<int> slots = job->SlotsOfPeer(range);
+      const absl::StatusOr<int> slots = job->waits().SlotsOfPeer(range);
       done(slots.status(), slots.ok() ? std::vector<int>{*slots} : std::vector<int>());
       return;
     }

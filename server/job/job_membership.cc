@@ -25,7 +25,7 @@ absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const 
     Advance();  // the rank may have been the last that could store
     SHARDD_RETURN_IF_ERROR(snapshots_.CheckWriters(what, not_killed));
   }
-  SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, pid, replace));
+  SHARDD_RETURN_IF_ERROR(Settle(rank, what, waits_.MayAttach(what, rank, pid, replace)));
   const AttachAnswer answer = renewal_.MayAttach(what, rank, pid, process, replace);
   FreeLeftGradients();
   return Settle(rank, what, answer);
@@ -60,7 +60,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                                  ", pid=", sessions_[rank]->peer.pid,
                                                  "); end it first, or attach with replace"));
   }
-  if (leavers_.finished(rank) && pairing_.closed(rank) > 0) {
+  if (leavers_.finished(rank) && gradients_.pairing().closed(rank) > 0) {
     Abort(
         committed_.RankError(absl::StatusCode::kAborted, rank, "attach", "the rank comes back in the middle of a step"),
         {});
@@ -75,7 +75,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   sessions_.Add(std::move(session));
   trace_.SessionBegins(sessions_[rank].get());
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
-  sums_.SessionBegins(*sessions_[rank]);
+  waits_.sums().SessionBegins(*sessions_[rank]);
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
 }
@@ -118,7 +118,7 @@ void JobCore::EndDetached(int rank, bool finished) {
     return;
   }
   const bool in_order = finished && leavers_.LeavesInOrder(rank);
-  if (in_order && leavers_.OthersNeedGradientsOf(rank, pending_reductions_ > 0)) {
+  if (in_order && leavers_.OthersNeedGradientsOf(rank, gradients_.reductions().under_way())) {
     leavers_.Defer(rank, /*finished=*/true);  // they close backwards first
     return;
   }
@@ -251,21 +251,12 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
 }
 
 void JobCore::StepCommitted() {
-  pairing_.EndStep();
-  told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  abandons_told_ = 0;
   CompareReplicasIfDue();
 }
 
 void JobCore::EndEpoch() {
-  pairing_.EndEpoch();
-  DropGivenBack();
-  told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  abandons_told_ = 0;
-  // Counted from the new epoch on: completions of older device work look at the epoch first.
-  pending_reductions_ = 0;
 }
 
 void JobCore::Close(const std::string& why, CloseOn on) {
@@ -299,7 +290,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     nodes_->Stop();
     if (node_gathers_ != nullptr) node_gathers_->EndJob();
   }
-  DropGivenBack();
+  waits_.EndEpoch();
   trace_.EndAll(why);
   Extensions::Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }

@@ -56,8 +56,7 @@ absl::Status JobCore::RenewGradients(const std::string& what, const std::string&
       }
       renewal_.Leave(memory_->SetGradients(*std::move(*made)));
       FreeLeftGradients();
-      // What GPUs still add goes into the old ones, too.
-      memory_worker_->Post([gone = sums_.TakeAll()] {});
+      waits_.ForgetAllStragglers();  // what GPUs still add goes into the old ones, too
     });
   });
   return absl::AbortedError(absl::StrCat(what, why, ": new ones are being made; attach again"));

@@ -25,8 +25,8 @@ std::string JobCore::WaitText(int rank) const {
     if (node_gathers_ != nullptr && unsharding_.AwaitsFill(rank)) {
       return node_gathers_->WaitText(MonotonicNow());
     }
-    const bool waits = commits_.steps().stepped(rank) || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 ||
-                       values_.commit().asked(rank);
+    const bool waits = commits_.steps().stepped(rank) || gradients_.pairing().sleeps(rank) ||
+                       gradients_.pairing().closed(rank) > 0 || values_.commit().asked(rank);
     return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
@@ -55,7 +55,7 @@ v1::JobState JobCore::State() const {
       }
     }
   }
-  return pairing_.empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
+  return gradients_.pairing().empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
 }
 
 JobDescription JobCore::Describe(v1::Job* out) {
