@@ -148,7 +148,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
                                ", pid=", holder->peer.pid, "); end it first, or attach with replace"));
             }
             // Silent but alive: killed before it is replaced, so that it can never write again; where it cannot be,
-            // what it may write is left to it (job_renew.cc). A process that replaces itself (its attach was answered
+            // what it may write is left to it (membership/gradient_renewal.h). A process that replaces itself (its attach was answered
             // and then failed) lives on.
             if (!dead && !AreOneProcess(holder->pidfd, holder->peer.pid, pidfd, peer.pid)) {
               if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid, holder->peer.uid); kill.ok()) {

@@ -78,14 +78,19 @@ JobCore::JobCore(Init init)
                                                    &summons_, &waits_.given_back(), &work_, loop_}),
       leavers_(plan_->world_size, {&committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &writes_.passes(),
                                    &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}),
-      renewal_(memory_.get()),
+      renewal_({plan_.get(), &sessions_, &commits_.decision(), &values_.undo(), [this] { return promised(); }},
+               {memory_.get(), &work_, &optimizer_devices_, loop_, memory_worker_.get(), &events_,
+                [this](absl::AnyInvocable<void()> closure) { values_.Behind(std::move(closure)); },
+                [this](absl::Status status) { Abort(std::move(status), {}); },
+                // What GPUs still add goes into the old ones, too.
+                [this] { waits_.ForgetAllStragglers(); }}),
       extensions_(plan_->world_size,
                   {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &gradients_.pairing(),
                    &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
       unsharding_(plan_, {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
                   {collective_.get(), &waits_.given_back(), &work_, &events_, &counters_,
                    [this](absl::Status status) { Abort(std::move(status), {}); }}),
-      memory_account_({&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_, &snapshots_.snapshot(),
+      memory_account_({&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_.writers(), &snapshots_.snapshot(),
                        &summons_.full_params(), &values_.undo()},
                       std::move(init.reserved_by_all)),
       trace_(plan_, std::move(init.work_trace)),
@@ -314,7 +319,7 @@ absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
 }
 
 void JobCore::CheckSilence(absl::Time now) {
-  FreeLeftGradients();
+  renewal_.FreeUnused();
   CheckAbsent();
   for (const auto& session : sessions_) {
     if (session != nullptr) {

@@ -239,11 +239,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
-  // New gradient shards (job_renew.cc). ABORTED: not yet, the attach has to come again. RESOURCE_EXHAUSTED: not before
-  // a process has ended.
-  absl::Status Settle(int rank, const std::string& what, const AttachAnswer& answer);
-  void FreeLeftGradients();
-  absl::Status RenewGradients(const std::string& what, const std::string& why);
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);

@@ -25,10 +25,8 @@ absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const 
     Advance();  // the rank may have been the last that could store
     SHARDD_RETURN_IF_ERROR(snapshots_.CheckWriters(what, not_killed));
   }
-  SHARDD_RETURN_IF_ERROR(Settle(rank, what, waits_.MayAttach(what, rank, pid, replace)));
-  const AttachAnswer answer = renewal_.MayAttach(what, rank, pid, process, replace);
-  FreeLeftGradients();
-  return Settle(rank, what, answer);
+  SHARDD_RETURN_IF_ERROR(renewal_.Settle(what, rank, waits_.MayAttach(what, rank, pid, replace)));
+  return renewal_.MayAttach(what, rank, pid, process, replace);
 }
 
 absl::Status JobCore::CheckMayBegin(const std::string& what) {
@@ -291,6 +289,7 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     if (node_gathers_ != nullptr) node_gathers_->EndJob();
   }
   waits_.EndEpoch();
+  renewal_.Close();
   trace_.EndAll(why);
   Extensions::Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }
