@@ -247,8 +247,9 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   const bool names_group = command.opcode == Opcode::kUnshard || command.opcode == Opcode::kReshard ||
                            command.opcode == Opcode::kSubmitGradients;
   if (command.opcode != Opcode::kWaitGradientSlot) {
-    session->last_command = names_group ? absl::StrCat(OpcodeName(command.opcode), " ", group_name(command.group))
-                                        : std::string(OpcodeName(command.opcode));
+    session->last_command = names_group
+                                ? absl::StrCat(OpcodeName(command.opcode), " ", plan_->groups[command.group].name)
+                                : std::string(OpcodeName(command.opcode));
     gradients_.Wake(rank);  // whoever sends is not asleep
   }
   session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);
@@ -328,8 +329,8 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   if (values_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
     Close(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(ValueCopies::kLimit),
-                       ": a GPU's driver does not return (devices ", device_name(0), " to ",
-                       device_name(world_size() - 1), "); restart the daemon"));
+                       ": a GPU's driver does not return (devices ", devices_.front()->name(), " to ",
+                       devices_.back()->name(), "); restart the daemon"));
     return;
   }
   waits_.ForgetStragglers();
@@ -360,7 +361,7 @@ void JobCore::CheckSilence(absl::Time now) {
       return;
     }
   }
-  if (attached() < world_size()) {
+  if (sessions_.attached() < world_size()) {
     return;
   }
   if (absl::Status stuck = writes_.CheckStuck(now, [this](int rank) { return WaitingFor(rank); }); !stuck.ok()) {

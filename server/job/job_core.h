@@ -122,10 +122,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   }
   const std::string& trainer_state(int rank) const { return committed_.trainer_states()[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
-  Session* FindSession(uint64_t session_id) const { return sessions_.Find(session_id); }
-  const std::string& device_name(int rank) const { return devices_[rank]->name(); }
-  DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
-  int attached() const { return sessions_.attached(); }
+  const Sessions& sessions() const { return sessions_; }
+  const std::vector<Device*>& devices() const { return devices_; }  // by rank
   int node() const { return nodes_ == nullptr ? 0 : nodes_->member().node(); }
   const MemoryAccount& memory_account() const { return memory_account_; }
   // Every rank has said that it needs the job no more; where parameters are cut over nodes, of all nodes, which are
@@ -146,15 +144,13 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   // The client is there (its stream said hello).
   void SessionLive(Session* session, std::shared_ptr<SessionStream> stream);
   void Detach(int rank, bool finished);
-  // A rank that has finished and is kept for its gradients is to be replaced: the step is given up. False: it is not
-  // so.
-  bool DropHeld(int rank);
   // ABORTED: not yet, the attach has to come again; before memory is made for a session, and when it is there.
   // `process`: its pidfd, where there is one.
   absl::Status CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process = UniqueFd());
   const DeviceWaits& waits() const { return waits_; }
-  // The rank is gone without a word.
-  void SessionLost(int rank, const std::string& why);
+  // The rank is gone without a word. Its session stays while a commit is under way, and where it has finished and the
+  // others need its gradients; unless it is `replaced`, which gives the step up.
+  void SessionLost(int rank, const std::string& why, bool replaced = false);
   // OpenJob or AttachRank of `rank` (-1: it did not say) came to `status` at `ticks` (TicksSinceBoot). Where no retry
   // would help, ranks that wait for it are told. (job_absent.cc)
   void RankAnswered(int rank, const absl::Status& status, uint64_t ticks);
@@ -175,7 +171,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   // number of the one to go on with; behind the last where the batch is done or the session is.
   int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0,
                         absl::Time until = absl::InfiniteFuture());
-  void SetAwake(bool awake) { sessions_.SetAwake(awake); }
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 
@@ -236,7 +231,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   absl::Status CheckUnreached(absl::Time now);
   void SayFinished();
   void SetReadable(uint64_t version);
-  const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.

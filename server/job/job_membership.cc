@@ -141,31 +141,25 @@ void JobCore::EndDetached(int rank, bool finished) {
   parts_.Forget(rank);
 }
 
-bool JobCore::DropHeld(int rank) {
-  if (sessions_[rank] == nullptr || !leavers_.leaving_finished(rank) || commits_.steps().stepped(rank) ||
-      commits_.decision().committing()) {
-    return false;
-  }
-  Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")),
-        {rank});
-  return true;
-}
-
-void JobCore::SessionLost(int rank, const std::string& why) {
+void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
   Session* session = sessions_[rank].get();
-  if (std::exchange(session->lost, true)) {
-    return;  // known; a commit under way comes first
-  }
-  sessions_.ForgetProcess(*session);
-  if (leavers_.leaving(rank) && (commits_.decision().committing() || attached() == world_size())) {
-    return;  // it has done its part of the step and said good-bye; its gradients are here
-  }
-  const std::string last =
-      session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
-  events_.Add(rank, "lost", absl::StrCat(why, "; ", last));
-  Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
-                             absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+  const bool known = std::exchange(session->lost, true);
+  if (!known) sessions_.ForgetProcess(*session);
+  const bool committing = commits_.decision().committing();
+  // Else it has done its part of the step and said good-bye: its gradients are here.
+  const bool is_needed = !leavers_.leaving(rank) || (!committing && sessions_.attached() < world_size());
+  if (!known && is_needed) {
+    const std::string last =
+        session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
+    events_.Add(rank, "lost", absl::StrCat(why, "; ", last));
+    Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
+                               absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+          {rank});
+  } else if (replaced && leavers_.leaving_finished(rank) && !commits_.steps().stepped(rank) && !committing) {
+    Abort(
+        committed_.RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")),
         {rank});
+  }  // else a commit under way comes first
 }
 
 void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
