@@ -86,7 +86,7 @@ void Core::Tick() {
   }
   ReviewJobs();
   const bool quiet =
-      std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.job->attached() == 0; });
+      std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.second.job->sessions().attached() == 0; });
   if (heap_trim_.TakeDue(quiet)) {
     reaper_.Post([this] { heap_trim_.Run(); });
   }
@@ -107,7 +107,7 @@ void Core::ReviewJobs() {
       job.Close("all ranks have finished");
     }
     if (!job.closed()) {
-      if (job.attached() > 0 || entry.arriving > 0 || job.ServesOthers()) {
+      if (job.sessions().attached() > 0 || entry.arriving > 0 || job.ServesOthers()) {
         entry.empty_since = absl::InfiniteFuture();
       } else {
         ReviewEmpty(&entry, now);
@@ -193,7 +193,7 @@ absl::StatusOr<JobCore*> Core::FindJobByName(const Caller& caller, const v1::Job
 
 Session* Core::FindSession(uint64_t session_id, JobCore** job) const {
   for (const auto& [name, entry] : jobs_) {
-    if (Session* session = entry.job->FindSession(session_id); session != nullptr) {
+    if (Session* session = entry.job->sessions().Find(session_id); session != nullptr) {
       *job = entry.job.get();
       return session;
     }
@@ -327,7 +327,7 @@ void Core::FetchFds(FdRequest request, PeerCredentials peer,
     };
     const FdRange range = shared->range;
     if (range.first >= kFdFirstPeerSlots) {
-      const absl::StatusOr<int> slots = job->SlotsOfPeer(range);
+      const absl::StatusOr<int> slots = job->waits().SlotsOfPeer(range);
       done(slots.status(), slots.ok() ? std::vector<int>{*slots} : std::vector<int>());
       return;
     }

@@ -27,7 +27,7 @@ void DescribePlace(const JobCore& job, const Session& session, v1::AttachRankRes
   if (job.memory().place().memory == nullptr) {
     return;
   }
-  response->set_device_uuid(job.device_memory(session.rank())->device_uuid());
+  response->set_device_uuid(job.devices()[session.rank()]->memory()->device_uuid());
   auto add = [&](SessionFd which, const DeviceSlab& from) {
     v1::DeviceSlab* slab = response->add_device_slabs();
     slab->set_descriptor_index(which);
@@ -148,8 +148,8 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
                                ", pid=", holder->peer.pid, "); end it first, or attach with replace"));
             }
             // Silent but alive: killed before it is replaced, so that it can never write again; where it cannot be,
-            // what it may write is left to it (job_renew.cc). A process that replaces itself (its attach was answered
-            // and then failed) lives on.
+            // what it may write is left to it (membership/gradient_renewal.h). A process that replaces itself (its
+            // attach was answered and then failed) lives on.
             if (!dead && !AreOneProcess(holder->pidfd, holder->peer.pid, pidfd, peer.pid)) {
               if (const absl::Status kill = KillProcess(holder->pidfd, holder->peer.pid, holder->peer.uid); kill.ok()) {
                 killed = UniqueFd(fcntl(holder->pidfd.get(), F_DUPFD_CLOEXEC, 0));
@@ -157,8 +157,8 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
                 LogWarning(absl::StrCat(what, ": ", kill.message()));
               }
             }
-            job->SessionLost(rank, dead ? "its process ended" : "it was replaced");
-            if (job->session(rank) != nullptr && !job->DropHeld(rank)) {
+            job->SessionLost(rank, dead ? "its process ended" : "it was replaced", /*replaced=*/true);
+            if (job->session(rank) != nullptr) {
               return absl::AbortedError(absl::StrCat(what, ": a commit is under way; attach again"));
             }
           }
@@ -199,7 +199,7 @@ absl::StatusOr<v1::AttachRankResponse> Core::AttachRankOnWorker(const Attaching&
           result.set_committed_step(job->committed_step());
           result.set_version(job->version());
           result.set_trainer_state(job->trainer_state(rank));
-          result.set_device(job->device_name(rank));
+          result.set_device(job->devices()[rank]->name());
           return result;
         });
     if (!absl::IsAborted(response.status())) {

@@ -248,7 +248,7 @@ void Core::ExtendJobOnSetup(const PeerCredentials& peer, const v1::ExtendJobRequ
   };
   loop_.Post([this, session_id, gone, job = *std::move(job), answer = std::move(answer), build = std::move(build),
               shared = std::make_shared<const Extension>(*std::move(extension))]() mutable {
-    Session* session = job->FindSession(session_id);
+    Session* session = job->sessions().Find(session_id);
     if (session == nullptr) {
       answer(gone());
       return;

@@ -30,7 +30,7 @@ bool Core::BeforeSleep() {
   // About to sleep: clients ring the doorbell from here on. Whoever wrote before it saw that is found by the second
   // look.
   for (auto& [name, entry] : jobs_) {
-    entry.job->SetAwake(false);
+    entry.job->sessions().SetAwake(false);
   }
   for (auto& [name, entry] : jobs_) {
     for (int rank = 0; rank < entry.job->plan()->world_size; ++rank) {
@@ -44,7 +44,7 @@ bool Core::BeforeSleep() {
 
 // Deficit round robin: each job's commands, by ring and by stream, for a turn.
 bool Core::Serve(Entry& entry, absl::Duration turn) {
-  entry.job->SetAwake(true);
+  entry.job->sessions().SetAwake(true);
   entry.credit = std::min(entry.credit + turn, turn);
   if (entry.credit <= absl::ZeroDuration()) {
     return !entry.batches.empty();  // rings are looked at before the loop sleeps

@@ -122,9 +122,9 @@ absl::Span<const Transition> JobCore::Transitions() {
        "Ranks see a step that every node holds: were this node lost, the others would make another one.",
        "Whoever waits for the version goes on as early as possible."},
       {"say good-bye", kSomeLeft, kCommitting,
-       [](const JobCore& job) { return job.leavers_.MayGo(job.pending_reductions_ > 0) >= 0; },
+       [](const JobCore& job) { return job.leavers_.MayGo(job.gradients_.reductions().under_way()) >= 0; },
        [](JobCore& job) {
-         const int rank = job.leavers_.MayGo(job.pending_reductions_ > 0);
+         const int rank = job.leavers_.MayGo(job.gradients_.reductions().under_way());
          job.EndDetached(rank, job.leavers_.Take(rank));
          return absl::OkStatus();
        },
@@ -140,7 +140,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "The other nodes wait for the word."},
       {"say that backwards are reduced", kToldLess, 0, kAlways,
        [](JobCore& job) {
-         job.PublishReduced();
+         job.gradients_.reductions().Publish();
          return absl::OkStatus();
        },
        nullptr, "BackwardDone of every rank, and sums under way",
@@ -157,9 +157,10 @@ absl::Span<const Transition> JobCore::Transitions() {
        nullptr, "",
        "A rank that left a forward without its backward goes on in the pass in which others wait for its gradients.",
        "Who is readmitted is not entering, so what waits for all to enter waits for it again."},
-      {"add before its turn", kSomeBlocked, kCommitting | kReducing, [](const JobCore& job) { return job.AllStuck(); },
-       [](JobCore& job) { return job.AddBeforeTurn(); },
-       [](const JobCore& job, int rank) { return job.pairing_.WaitingFor(rank); },
+      {"add before its turn", kSomeBlocked, kCommitting | kReducing,
+       [](const JobCore& job) { return job.gradients_.reductions().AllStuck(); },
+       [](JobCore& job) { return job.gradients_.reductions().AddBeforeTurn(); },
+       [](const JobCore& job, int rank) { return job.gradients_.pairing().WaitingFor(rank); },
        "SubmitGradients, or BackwardDone, of every rank for the backward and group in the slot",
        "Ranks that run groups in different orders sleep until a slot is released whose group another rank submits only "
        "later. This is done when, and only when, every rank is stuck, so results are the same on every run.",
@@ -191,7 +192,7 @@ absl::Span<const Transition> JobCore::Transitions() {
       {"let into full parameters", kAllFullParams, kCommitting,
        [](const JobCore& job) {
          return job.summons_.MayGrant() &&
-                !job.summons_.SumsHold(job.pending_reductions_ > 0 && job.collective_->may_hold_requests());
+                !job.summons_.SumsHold(job.gradients_.reductions().under_way() && job.collective_->may_hold_requests());
        },
        [](JobCore& job) { return job.summons_.LetIn(); },
        [](const JobCore& job, int rank) { return job.summons_.WaitingFor(rank); },
@@ -205,7 +206,7 @@ absl::Span<const Transition> JobCore::Transitions() {
        "What was deferred is unsharded inside of the pass."},
       {"announce a pass", kPassCopies | kAllEntering, 0,
        [](const JobCore& job) {
-         return job.writes_.MayAnnounce(job.sums_.by_trainers() && job.pending_reductions_ > 0);
+         return job.writes_.MayAnnounce(job.waits_.sums().by_trainers() && job.gradients_.reductions().under_way());
        },
        [](JobCore& job) { return job.pass_commits_.Announce(); },
        [](const JobCore& job, int rank) { return job.writes_.WaitingToEnter(rank); }, "EnterPass of every rank",
@@ -279,23 +280,20 @@ uint32_t JobCore::SeeFacts() const {
   uint32_t facts = when(unsharding_.pooled(), kPooled) | when(nodes_ != nullptr, kOverNodes) |
                    when(writes_.trainers_write(), kTrainersWrite) | when(writes_.pass_copies(), kPassCopies) |
                    when(commits_.decision().committing(), kCommitting) | when(commits_.decision().applied(), kApplied) |
-                   when(commits_.decision().deciding(), kDeciding) | when(pending_reductions_ > 0, kReducing) |
+                   when(commits_.decision().deciding(), kDeciding) |
+                   when(gradients_.reductions().under_way(), kReducing) |
                    when(writes_.hand_ins().any_since_version(), kWindowOpen) |
                    when(pending_abort_.has_value(), kEnding) | when(!attached, kNobodyAttached) |
-                   when(extensions_.all_asked(), kAllExtend);
+                   when(extensions_.all_asked(), kAllExtend) | when(gradients_.reductions().OwesWord(), kToldLess);
   uint32_t all = kAllStepped | kAllEntering | kAllFullParams | kAllCommitted;
-  const int closed = std::min(pairing_.closed_by_all(), nodes_ != nullptr ? nodes_->closed() : kAllBackwards);
   for (int at = 0; at < world_size(); ++at) {
     const bool enters = writes_.passes().entering(at);
     all &= when(commits_.steps().stepped(at), kAllStepped) | when(enters, kAllEntering) |
            when(summons_.full_params().asked(at) && !commits_.steps().stepped(at), kAllFullParams) |
            when(values_.commit().asked(at), kAllCommitted);
     facts |= when(summons_.full_params().inside(at), kSomeInside) |
-             when(writes_.hand_ins().wants(at), kSomeWantWindow) | when(pairing_.sleeps(at), kSomeBlocked) |
+             when(writes_.hand_ins().wants(at), kSomeWantWindow) | when(gradients_.pairing().sleeps(at), kSomeBlocked) |
              when(enters && !writes_.passes().stepped(at), kSomeLate) | when(leavers_.leaving(at), kSomeLeft);
-  }
-  if ((!sums_.by_trainers() && closed > told_reducing_) || (pending_reductions_ == 0 && closed > told_reduced_)) {
-    facts |= kToldLess;
   }
   return facts | all;
 }

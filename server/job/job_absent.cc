@@ -60,11 +60,11 @@ void JobCore::CheckAbsent() {
 
 bool JobCore::IsMidStep() const {
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (writes_.hand_ins().open(rank) || !writes_.passes().outside(rank) || pairing_.closed(rank) > 0) {
+    if (writes_.hand_ins().open(rank) || !writes_.passes().outside(rank) || gradients_.pairing().closed(rank) > 0) {
       return true;
     }
   }
-  if (pairing_.any_seen() || writes_.hand_ins().any_since_version() || values_.any_initial() ||
+  if (gradients_.pairing().any_seen() || writes_.hand_ins().any_since_version() || values_.any_initial() ||
       summons_.full_params().AnyAsked()) {
     return true;
   }

@@ -19,11 +19,6 @@ constexpr absl::Duration kTellWaitingAfter = absl::Milliseconds(500);
 // How long the end of a job waits for its sessions' memory to be free.
 constexpr absl::Duration kFreeSessions = absl::Seconds(1);
 
-float GradientScale(const ShardPlan& plan) {
-  const double factor = plan.config.gradient_divide_factor();
-  return static_cast<float>(1.0 / (factor > 0 ? factor : plan.world_size));
-}
-
 }  // namespace
 
 JobCore::JobCore(Init init)
@@ -41,63 +36,68 @@ JobCore::JobCore(Init init)
       memory_worker_(std::move(init.memory_worker)),
       created_(absl::Now()),
       lost_(std::move(init.lost)),
-      gradient_scale_(GradientScale(*plan_)),
       committed_(spec_.name(), static_cast<int>(plan_->params.size()), plan_->world_size, std::move(init.journal)),
       events_(spec_.name(), owner_, &committed_, init.events),
       work_(
           loop_, [this] { return shared_from_this(); }, [this] { Advance(); }),
-      pairing_(plan_, &committed_),
+      waits_({plan_.get(), &committed_, &sessions_, &devices_},
+             {collective_.get(), loop_, memory_worker_.get(),
+              [this](absl::Status status) { Abort(std::move(status), {}); }, [this] { Advance(); }}),
       sessions_(plan_->world_size, loop_),
-      commits_({plan_.get(), memory_.get(), &sessions_, &pairing_, &summons_, &extensions_, &optimizer_devices_},
-               {&committed_, &pairing_.presence(), &writes_, &unsharding_, &given_back_, &snapshots_, &work_, &trace_,
-                &counters_,
-                [this]() -> absl::StatusOr<DeviceOps> {
-                  DeviceOps ops = SettleAllPresence();
-                  SHARDD_RETURN_IF_ERROR(pairing_.TakeUneven());
-                  return ops;
-                },
-                [this](int rank) { return ReduceClosed(rank, pairing_.CloseAll(rank)); },
-                [this](absl::Status status) { Abort(std::move(status), {}); },
+      commits_({plan_.get(), memory_.get(), &sessions_, &summons_, &extensions_, &optimizer_devices_},
+               {&committed_, &gradients_, &writes_, &unsharding_, &waits_.given_back(), &snapshots_, &work_, &trace_,
+                &counters_, [this](absl::Status status) { Abort(std::move(status), {}); },
                 [this](const std::string& why) { Close(why); }}),
+      gradients_(plan_,
+                 {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &devices_},
+                  &commits_.decision(),
+                  &extensions_},
+                 {{collective_.get(), &waits_.given_back(), &waits_.timer(), &work_, &trace_, &counters_,
+                   memory_worker_.get(), [this](absl::Status status) { Abort(std::move(status), {}); }},
+                  &events_}),
       values_({plan_.get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
-              {memory_.get(), &committed_, &pairing_.presence(), &commits_, &events_, &work_, loop_,
+              {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, loop_,
                [this](absl::Status status) { Abort(std::move(status), {}); },
                [this](const std::string& why) { Close(why); }},
               init.copier, WorkOwner{init.owner.uid, init.id}),
-      summons_({&spec_, plan_.get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_, &pairing_,
-                &writes_, &extensions_, &values_.undo()},
-               {&devices_, &given_back_, &work_, &events_, [this] { return SettleAllPresence(); },
-                [this] { return memory_account_.CheckUndoFits(); },
-                [this](absl::Status status) { Abort(std::move(status), {}); }}),
+      summons_(
+          {&spec_, plan_.get(), init.nodes != nullptr, &committed_, &commits_.decision(), &sessions_,
+           &gradients_.pairing(), &writes_, &extensions_, &values_.undo()},
+          {&devices_, &waits_.given_back(), &work_, &events_, [this] { return gradients_.reductions().SettleAll(); },
+           [this] { return memory_account_.CheckUndoFits(); },
+           [this](absl::Status status) { Abort(std::move(status), {}); }}),
       snapshots_({plan_.get(), &commits_.decision(), &sessions_, &writes_, &optimizer_devices_},
                  {memory_.get(), &committed_, &work_, &events_, loop_, memory_worker_.get(),
                   [this](absl::Status status) { Abort(std::move(status), {}); },
                   [this](const std::string& why) { Close(why); }},
                  owner_.uid),
-      writes_({plan_.get(), &committed_, &sessions_, &commits_.steps(), &pairing_, &summons_.full_params(),
+      writes_({plan_.get(), &committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &summons_.full_params(),
                &extensions_, &snapshots_.snapshot()},
               &counters_),
       pass_commits_({plan_.get(), memory_.get()}, {&writes_, &committed_, &commits_, &snapshots_, &unsharding_,
-                                                   &summons_, &given_back_, &work_, loop_}),
-      leavers_(plan_->world_size, {&committed_, &sessions_, &commits_.steps(), &pairing_, &writes_.passes(),
+                                                   &summons_, &waits_.given_back(), &work_, loop_}),
+      leavers_(plan_->world_size, {&committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &writes_.passes(),
                                    &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}),
-      sums_(collective_.get()),
-      renewal_(memory_.get()),
-      extensions_(plan_->world_size, {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &pairing_,
-                                      &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
+      renewal_({plan_.get(), &sessions_, &commits_.decision(), &values_.undo(), [this] { return promised(); }},
+               {memory_.get(), &work_, &optimizer_devices_, loop_, memory_worker_.get(), &events_,
+                [this](absl::AnyInvocable<void()> closure) { values_.Behind(std::move(closure)); },
+                [this](absl::Status status) { Abort(std::move(status), {}); },
+                // What GPUs still add goes into the old ones, too.
+                [this] { waits_.ForgetAllStragglers(); }}),
+      extensions_(plan_->world_size,
+                  {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &gradients_.pairing(),
+                   &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}),
       unsharding_(plan_, {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
-                  {collective_.get(), &given_back_, &work_, &events_, &counters_,
+                  {collective_.get(), &waits_.given_back(), &work_, &events_, &counters_,
                    [this](absl::Status status) { Abort(std::move(status), {}); }}),
-      poll_timer_(loop_),
-      given_back_(&sessions_, &poll_timer_, memory_worker_.get()),
-      memory_account_({&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_, &snapshots_.snapshot(),
+      memory_account_({&spec_, plan_.get(), memory_.get(), &sessions_, &renewal_.writers(), &snapshots_.snapshot(),
                        &summons_.full_params(), &values_.undo()},
                       std::move(init.reserved_by_all)),
       trace_(plan_, std::move(init.work_trace)),
       // Who reads whether a version is being made comes behind commits_; who reads what trainers handed in, before
       // writes_; what waits for ranks' devices is dropped (here) before the slots that it would have filled.
-      parts_({&commits_, this, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_, &unsharding_,
-              &extensions_, &sums_, &trace_}) {
+      parts_({&commits_, &gradients_, &waits_, this, &snapshots_, &values_, &work_, &writes_, &leavers_, &summons_,
+              &unsharding_, &extensions_, &waits_.sums(), &trace_}) {
   committed_.Tell(&parts_);
   parts_.EndEpoch();
   if (init.committed.version > 0) {
@@ -110,9 +110,14 @@ JobCore::JobCore(Init init)
     commits_.SpanNodes({nodes_->member().node(), [this] { return nodes_->member().held_step(); },
                         [this](const Norm& own_norm) {
                           nodes_->SayReduced(committed_.step() + 1, committed_.version(),
-                                             pairing_.presence().by_param(), own_norm);
+                                             gradients_.presence().by_param(), own_norm);
                         },
                         [this] { SayDecided(); }});
+    const auto say_ready = [this](PairKey key, const Pairing::Said& said) {
+      nodes_->SayReady(committed_.step() + 1, key.first, key.second, said.occurrence, said.present, said.fresh);
+    };
+    gradients_.reductions().AddOverNodes(
+        {say_ready, [this] { return nodes_->closed(); }, [this] { return nodes_->member().generation(); }});
     if (init.nodes->gather != nullptr) {
       node_gathers_ = std::make_unique<NodeGathers>(
           std::move(init.nodes->gather), [this] { return nodes_->member().Unreached(); },
@@ -148,8 +153,7 @@ JobCore::~JobCore() {
 
 bool JobCore::PollRings(absl::Time until) {
   const uint64_t before = committed_.epoch();
-  bool found = PollSums();
-  found = (!given_back_.empty() && RunGivenBack()) || found;
+  bool found = waits_.Poll();
   if (committed_.epoch() != before) {
     return true;
   }
@@ -243,9 +247,10 @@ absl::Status JobCore::Execute(Session* session, RankCommand command) {
   const bool names_group = command.opcode == Opcode::kUnshard || command.opcode == Opcode::kReshard ||
                            command.opcode == Opcode::kSubmitGradients;
   if (command.opcode != Opcode::kWaitGradientSlot) {
-    session->last_command = names_group ? absl::StrCat(OpcodeName(command.opcode), " ", group_name(command.group))
-                                        : std::string(OpcodeName(command.opcode));
-    pairing_.Wake(rank);  // whoever sends is not asleep
+    session->last_command = names_group
+                                ? absl::StrCat(OpcodeName(command.opcode), " ", plan_->groups[command.group].name)
+                                : std::string(OpcodeName(command.opcode));
+    gradients_.Wake(rank);  // whoever sends is not asleep
   }
   session->gave_up = session->gave_up && (command.opcode == Opcode::kReshard || command.opcode == Opcode::kLeavePass);
   SHARDD_RETURN_IF_ERROR(extensions_.GoOn(rank));
@@ -267,9 +272,12 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
       return unsharding_.Reshard(session, command.group, command.done);
     case Opcode::kSubmitGradients:
       trace_.Submitted(rank, command.group);
-      return OnSubmitGradients(session, std::move(command));
+      SHARDD_RETURN_IF_ERROR(unsharding_.GradientsSubmitted(rank, command.group));
+      return gradients_.Submit(session, std::move(command));
     case Opcode::kBackwardDone:
-      return OnBackwardDone(session, command);
+      SHARDD_RETURN_IF_ERROR(gradients_.CloseBackward(session, command));
+      unsharding_.CloseBackward(rank);
+      return absl::OkStatus();
     case Opcode::kStep:
       return commits_.Step(session, std::move(command));
     case Opcode::kWriteParameters:
@@ -281,7 +289,7 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kLeaveFullParams:
       return OnLeaveFullParams(session, command.done);
     case Opcode::kWaitGradientSlot:
-      OnWaitGradientSlot(session, command.group);
+      gradients_.Sleep(rank, command.group);
       return absl::OkStatus();
     case Opcode::kEnterPass:
       return pass_commits_.Enter(rank, std::move(command));
@@ -290,9 +298,11 @@ absl::Status JobCore::Dispatch(Session* session, RankCommand command) {
     case Opcode::kOpenWindow:
       return writes_.AskToHandIn(rank);
     case Opcode::kAbandonBackward:
-      return OnAbandonBackward(session, command.done);
+      SHARDD_RETURN_IF_ERROR(gradients_.Abandon(session));
+      unsharding_.Abandon(rank, command.done);
+      return absl::OkStatus();
     case Opcode::kSetGradientPresence:
-      return pairing_.SetPresence(rank, command.group, command.arg0 != 0, commits_.decision().committing());
+      return gradients_.SetPresence(rank, command);
     case Opcode::kInvalid:
       break;
   }
@@ -310,7 +320,7 @@ absl::Status JobCore::OnLeaveFullParams(Session* session, uint64_t done) {
 }
 
 void JobCore::CheckSilence(absl::Time now) {
-  FreeLeftGradients();
+  renewal_.FreeUnused();
   CheckAbsent();
   for (const auto& session : sessions_) {
     if (session != nullptr) {
@@ -319,13 +329,14 @@ void JobCore::CheckSilence(absl::Time now) {
   }
   if (values_.IsStuck(now) && !closed_) {  // whatever else the job asks the copier for would be, too
     Close(absl::StrCat("a copy of its values has not ended after ", absl::FormatDuration(ValueCopies::kLimit),
-                       ": a GPU's driver does not return (devices ", device_name(0), " to ",
-                       device_name(world_size() - 1), "); restart the daemon"));
+                       ": a GPU's driver does not return (devices ", devices_.front()->name(), " to ",
+                       devices_.back()->name(), "); restart the daemon"));
     return;
   }
-  ForgetStragglers();
+  waits_.ForgetStragglers();
   int hangs = -1;
-  if (absl::Status stuck = CheckSums(now, &hangs); !closed_ && !commits_.decision().committing() && !stuck.ok()) {
+  if (absl::Status stuck = waits_.CheckSums(now, &hangs);
+      !closed_ && !commits_.decision().committing() && !stuck.ok()) {
     Abort(std::move(stuck), {hangs});
     return;
   }
@@ -350,14 +361,14 @@ void JobCore::CheckSilence(absl::Time now) {
       return;
     }
   }
-  if (attached() < world_size()) {
+  if (sessions_.attached() < world_size()) {
     return;
   }
   if (absl::Status stuck = writes_.CheckStuck(now, [this](int rank) { return WaitingFor(rank); }); !stuck.ok()) {
     Abort(std::move(stuck), {});
     return;
   }
-  if (absl::Status stuck = CheckHeld(now, &hangs); !stuck.ok()) {
+  if (absl::Status stuck = waits_.CheckSignals(now, &hangs); !stuck.ok()) {
     Abort(std::move(stuck), {hangs});
     return;
   }

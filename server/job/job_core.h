@@ -29,7 +29,7 @@
 #include "server/collective/trainers/trainer_collective.h"
 #include "server/job/advance.h"
 #include "server/job/full_params/summons.h"
-#include "server/job/gradients/pairing.h"
+#include "server/job/gradients/gradients.h"
 #include "server/job/job_events.h"
 #include "server/job/job_extend.h"
 #include "server/job/job_part.h"
@@ -38,14 +38,13 @@
 #include "server/job/membership/gradient_renewal.h"
 #include "server/job/membership/leavers.h"
 #include "server/job/membership/sessions.h"
-#include "server/job/membership/trainer_sums.h"
 #include "server/job/memory_account.h"
 #include "server/job/step/commits.h"
 #include "server/job/step/committed.h"
 #include "server/job/trace/job_trace.h"
 #include "server/job/unshard/node_gathers.h"
 #include "server/job/unshard/unsharding.h"
-#include "server/job/work/given_back.h"
+#include "server/job/work/device_waits.h"
 #include "server/job/work/job_work.h"
 #include "server/job/work/optimizer_devices.h"
 #include "server/job/writes/pass_commits.h"
@@ -123,10 +122,8 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   }
   const std::string& trainer_state(int rank) const { return committed_.trainer_states()[rank]; }
   Session* session(int rank) const { return sessions_[rank].get(); }
-  Session* FindSession(uint64_t session_id) const { return sessions_.Find(session_id); }
-  const std::string& device_name(int rank) const { return devices_[rank]->name(); }
-  DeviceMemory* device_memory(int rank) const { return devices_[rank]->memory(); }
-  int attached() const { return sessions_.attached(); }
+  const Sessions& sessions() const { return sessions_; }
+  const std::vector<Device*>& devices() const { return devices_; }  // by rank
   int node() const { return nodes_ == nullptr ? 0 : nodes_->member().node(); }
   const MemoryAccount& memory_account() const { return memory_account_; }
   // Every rank has said that it needs the job no more; where parameters are cut over nodes, of all nodes, which are
@@ -147,19 +144,13 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   // The client is there (its stream said hello).
   void SessionLive(Session* session, std::shared_ptr<SessionStream> stream);
   void Detach(int rank, bool finished);
-  // A rank that has finished and is kept for its gradients is to be replaced: the step is given up. False: it is not
-  // so.
-  bool DropHeld(int rank);
   // ABORTED: not yet, the attach has to come again; before memory is made for a session, and when it is there.
   // `process`: its pidfd, where there is one.
   absl::Status CheckMayAttach(int rank, int32_t pid, bool replace, const UniqueFd& process = UniqueFd());
-  // ABORTED: sums of a session that the rank has had may still write its part of the gradient shards: until its process
-  // has ended or says that they do not. `replace`: a process other than `pid` is killed. (job_sums.cc)
-  absl::Status CheckStragglers(int rank, int32_t pid, bool replace);
-  // The descriptor of the gradient slots that kFdFirstPeerSlots names.
-  absl::StatusOr<int> SlotsOfPeer(FdRange range) const;
-  // The rank is gone without a word.
-  void SessionLost(int rank, const std::string& why);
+  const DeviceWaits& waits() const { return waits_; }
+  // The rank is gone without a word. Its session stays while a commit is under way, and where it has finished and the
+  // others need its gradients; unless it is `replaced`, which gives the step up.
+  void SessionLost(int rank, const std::string& why, bool replaced = false);
   // OpenJob or AttachRank of `rank` (-1: it did not say) came to `status` at `ticks` (TicksSinceBoot). Where no retry
   // would help, ranks that wait for it are told. (job_absent.cc)
   void RankAnswered(int rank, const absl::Status& status, uint64_t ticks);
@@ -180,7 +171,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   // number of the one to go on with; behind the last where the batch is done or the session is.
   int ExecuteFromStream(Session* session, const v1::CommandBatch& batch, int first = 0,
                         absl::Time until = absl::InfiniteFuture());
-  void SetAwake(bool awake) { sessions_.SetAwake(awake); }
   // Deadlines: ranks that others wait for and that send nothing.
   void CheckSilence(absl::Time now);
 
@@ -228,8 +218,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   StateSlabs SlabsOfState() const;
   bool MayFinishRestore() const;
   void FinishRestore();
-  // Says to node 0 that the group's next occurrence is complete here; it is added when all nodes have it (NodeGo).
-  void SayReady(PairKey key, const std::vector<int>& ranks);
   int ClosedToSay() const;
   void SayClosed();
   void CompareReplicasIfDue();
@@ -243,63 +231,16 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   absl::Status CheckUnreached(absl::Time now);
   void SayFinished();
   void SetReadable(uint64_t version);
-  const std::string& group_name(int group) const { return plan_->groups[group].name; }
   void EndDetached(int rank, bool finished);
   void EndSession(int rank);
-  // What trainers add, and what waits for ranks' devices (job_sums.cc). An error of work that waits aborts the epoch.
-  bool PollSums();
-  bool RunGivenBack();
-  void DropGivenBack();
-  void PollNoMore();
-  absl::Status CheckSums(absl::Time now, int* rank);
-  void ForgetStragglers();
-  // New gradient shards (job_renew.cc). ABORTED: not yet, the attach has to come again. RESOURCE_EXHAUSTED: not before
-  // a process has ended.
-  absl::Status Settle(int rank, const std::string& what, const AttachAnswer& answer);
-  void FreeLeftGradients();
-  absl::Status RenewGradients(const std::string& what, const std::string& why);
-  // Signals that have not come for too long; *rank: whose.
-  absl::Status CheckHeld(absl::Time now, int* rank) const;
   // Commands. Each returns an error only for what the client must not do; the caller then aborts the epoch.
   absl::Status Execute(Session* session, RankCommand command);
   absl::Status Dispatch(Session* session, RankCommand command);
   absl::Status OnLeaveFullParams(Session* session, uint64_t done);
-  absl::Status OnSubmitGradients(Session* session, RankCommand command);  // (job_gradients.cc)
-  absl::Status OnBackwardDone(Session* session, const RankCommand& command);
-  absl::Status OnAbandonBackward(Session* session, uint64_t done);
-  void TellAbandon(int rank, int backward, const Pairing::Abandoned& abandoned);
-  void OnWaitGradientSlot(Session* session, int group);
-
-  // Gradients: commands (job_gradients.cc), adding (job_reduce.cc)
-  // The daemon has come to read the slot; where the rank's device says when the next bytes are in it, the next may
-  // come.
-  void IssueSlot(int rank, int slot, bool stream_ordered);
-  void ReleaseSlot(int rank, int slot, bool stream_ordered);
-  std::vector<DoneSignal> SignalsOfReduction(PairKey key, const std::vector<int>& ranks,
-                                             const std::vector<Contribution>& given) const;
-  DeviceOps SettleAllPresence();
-  // The rank closes what `keys` name: adds what is complete by that.
-  absl::Status ReduceClosed(int rank, const std::vector<PairKey>& keys);
-  absl::Status TryReduce(PairKey key);
-  absl::Status IssueReduce(PairKey key, const std::vector<int>& ranks, const GivenGradients* others = nullptr);
-  // All that the daemon's devices are told of one reduction.
-  struct Reduction {
-    int group = 0;
-    std::vector<int> ranks;
-    std::vector<bool> stream_ordered;  // by `ranks`
-    DeviceOps zeros;
-    ReduceScatterRequest request;
-    std::vector<std::shared_ptr<SessionMemory>> keep;  // slots are read until it is done, whatever happens meanwhile
-  };
-  void SubmitReduction(Reduction reduction);
-  bool AllStuck() const;
-  absl::Status AddBeforeTurn();
-  void PublishReduced();
   // What the job keeps of the running step itself.
   void StepCommitted() override;
   void VersionCommitted() override { SetReadable(committed_.version()); }
   absl::Status CheckMayBegin(const std::string& what) override;
-  void Forget(int rank) override { pairing_.Forget(rank); }
   void EndEpoch() override;
   void PollTraceLater();
 
@@ -329,16 +270,16 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   std::unique_ptr<CoreLoop> memory_worker_;  // these two are constant until the end
   const absl::Time created_;
   const std::optional<v1::LostJob> lost_;  // what one of this name had before
-  const float gradient_scale_;
 
   // Loop-confined. Committed:
   Committed committed_;
   JobEvents events_;
   JobWork work_;
-  Pairing pairing_;
+  DeviceWaits waits_;
   // Membership:
   Sessions sessions_;
   Commits commits_;
+  Gradients gradients_;
   // Values, and the full parameters that they are written back to:
   ValueWrites values_;
   Summons summons_;
@@ -347,7 +288,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   TrainerWrites writes_;
   PassCommits pass_commits_;
   Leavers leavers_;
-  TrainerSums sums_;
   GradientRenewal renewal_;
   Extensions extensions_;
   int next_polled_ = 0;  // the rank whose ring is looked at first
@@ -356,14 +296,6 @@ class JobCore : public std::enable_shared_from_this<JobCore>, private NodeJob, p
   std::optional<std::pair<absl::Status, std::vector<int>>> pending_abort_;  // waits for a commit under way
   // The running step:
   Unsharding unsharding_;
-  int abandons_told_ = 0;
-  int pending_reductions_ = 0;
-  // Backwards of the step of which ranks were told: that all is under way, that all is added.
-  int told_reducing_ = 0;
-  int told_reduced_ = 0;
-  // Of memory that ranks' devices have not done with; a decision, or an entry, is among them.
-  PollTimer poll_timer_;
-  GivenBack given_back_;
   std::unique_ptr<JobNodes> nodes_;            // several nodes; else null
   std::unique_ptr<NodeGathers> node_gathers_;  // null: nothing is cut over nodes
   bool finished_said_ = false;                 // that all ranks have, to other nodes

@@ -50,7 +50,7 @@ void JobCore::AwaitExtension(Session* session, std::shared_ptr<const Extension> 
                              BuildExtended build) {
   if (session->held) {  // it has asked for something before that is not done yet
     session->when_released.push_back([self = shared_from_this(), id = session->id(), extension, done, build] {
-      if (Session* released = self->FindSession(id); released != nullptr) {
+      if (Session* released = self->sessions_.Find(id); released != nullptr) {
         self->AwaitExtension(released, extension, done, build);
       } else {
         done(absl::AbortedError("extend job: the session has ended"));

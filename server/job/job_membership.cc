@@ -36,10 +36,8 @@ absl::Status JobCore::CheckMayAttach(int rank, int32_t pid, bool replace, const 
     Advance();  // the rank may have been the last that could store
     SHARDD_RETURN_IF_ERROR(snapshots_.CheckWriters(what, not_killed));
   }
-  SHARDD_RETURN_IF_ERROR(CheckStragglers(rank, pid, replace));
-  const AttachAnswer answer = renewal_.MayAttach(what, rank, pid, process, replace);
-  FreeLeftGradients();
-  return Settle(rank, what, answer);
+  SHARDD_RETURN_IF_ERROR(renewal_.Settle(what, rank, waits_.MayAttach(what, rank, pid, replace)));
+  return renewal_.MayAttach(what, rank, pid, process, replace);
 }
 
 absl::Status JobCore::CheckMayBegin(const std::string& what) {
@@ -71,7 +69,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
                                                  ", pid=", sessions_[rank]->peer.pid,
                                                  "); end it first, or attach with replace"));
   }
-  if (leavers_.finished(rank) && pairing_.closed(rank) > 0) {
+  if (leavers_.finished(rank) && gradients_.pairing().closed(rank) > 0) {
     Abort(
         committed_.RankError(absl::StatusCode::kAborted, rank, "attach", "the rank comes back in the middle of a step"),
         {});
@@ -86,7 +84,7 @@ absl::Status JobCore::AddSession(std::unique_ptr<Session>&& session) {
   sessions_.Add(std::move(session));
   trace_.SessionBegins(sessions_[rank].get());
   WatchProcess(sessions_[rank].get(), std::move(pidfd));
-  sums_.SessionBegins(*sessions_[rank]);
+  waits_.sums().SessionBegins(*sessions_[rank]);
   counters_.set_attaches(counters_.attaches() + 1);
   return absl::OkStatus();
 }
@@ -129,7 +127,7 @@ void JobCore::EndDetached(int rank, bool finished) {
     return;
   }
   const bool in_order = finished && leavers_.LeavesInOrder(rank);
-  if (in_order && leavers_.OthersNeedGradientsOf(rank, pending_reductions_ > 0)) {
+  if (in_order && leavers_.OthersNeedGradientsOf(rank, gradients_.reductions().under_way())) {
     leavers_.Defer(rank, /*finished=*/true);  // they close backwards first
     return;
   }
@@ -151,31 +149,25 @@ void JobCore::EndDetached(int rank, bool finished) {
   parts_.Forget(rank);
 }
 
-bool JobCore::DropHeld(int rank) {
-  if (sessions_[rank] == nullptr || !leavers_.leaving_finished(rank) || commits_.steps().stepped(rank) ||
-      commits_.decision().committing()) {
-    return false;
-  }
-  Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")),
-        {rank});
-  return true;
-}
-
-void JobCore::SessionLost(int rank, const std::string& why) {
+void JobCore::SessionLost(int rank, const std::string& why, bool replaced) {
   Session* session = sessions_[rank].get();
-  if (std::exchange(session->lost, true)) {
-    return;  // known; a commit under way comes first
-  }
-  sessions_.ForgetProcess(*session);
-  if (leavers_.leaving(rank) && (commits_.decision().committing() || attached() == world_size())) {
-    return;  // it has done its part of the step and said good-bye; its gradients are here
-  }
-  const std::string last =
-      session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
-  events_.Add(rank, "lost", absl::StrCat(why, "; ", last));
-  Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
-                             absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+  const bool known = std::exchange(session->lost, true);
+  if (!known) sessions_.ForgetProcess(*session);
+  const bool committing = commits_.decision().committing();
+  // Else it has done its part of the step and said good-bye: its gradients are here.
+  const bool is_needed = !leavers_.leaving(rank) || (!committing && sessions_.attached() < world_size());
+  if (!known && is_needed) {
+    const std::string last =
+        session->last_command.empty() ? "no command yet" : absl::StrCat("last command: ", session->last_command);
+    events_.Add(rank, "lost", absl::StrCat(why, "; ", last));
+    Abort(committed_.RankError(absl::StatusCode::kAborted, rank, "session",
+                               absl::StrCat("rank ", rank, " is lost: ", why, "; ", last)),
+          {rank});
+  } else if (replaced && leavers_.leaving_finished(rank) && !commits_.steps().stepped(rank) && !committing) {
+    Abort(
+        committed_.RankError(absl::StatusCode::kAborted, rank, "session", absl::StrCat("rank ", rank, " was replaced")),
         {rank});
+  }  // else a commit under way comes first
 }
 
 void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
@@ -254,21 +246,12 @@ void JobCore::Abort(absl::Status cause, std::vector<int> lost_ranks) {
 }
 
 void JobCore::StepCommitted() {
-  pairing_.EndStep();
-  told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  abandons_told_ = 0;
   CompareReplicasIfDue();
 }
 
 void JobCore::EndEpoch() {
-  pairing_.EndEpoch();
-  DropGivenBack();
-  told_reducing_ = told_reduced_ = 0;
   if (nodes_ != nullptr) nodes_->EndStep();
-  abandons_told_ = 0;
-  // Counted from the new epoch on: completions of older device work look at the epoch first.
-  pending_reductions_ = 0;
 }
 
 void JobCore::Close(const std::string& why, CloseOn on) {
@@ -300,7 +283,8 @@ void JobCore::Close(const std::string& why, CloseOn on) {
     nodes_->Stop();
     if (node_gathers_ != nullptr) node_gathers_->EndJob();
   }
-  DropGivenBack();
+  waits_.EndEpoch();
+  renewal_.Close();
   trace_.EndAll(why);
   Extensions::Answer(extensions, absl::AbortedError(absl::StrCat("job \"", name(), "\" was closed: ", why)));
 }

@@ -26,12 +26,6 @@ void JobCore::StartNodes() {
 
 // Sums --------------------------------------------------------------------------------------------------------------
 
-void JobCore::SayReady(PairKey key, const std::vector<int>& ranks) {
-  if (const std::optional<Pairing::Said> said = pairing_.Say(key, ranks)) {
-    nodes_->SayReady(committed_.step() + 1, key.first, key.second, said->occurrence, said->present, said->fresh);
-  }
-}
-
 void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
   const int group = go.key().group();
   const int backward = go.key().backward();
@@ -39,19 +33,11 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
       group >= static_cast<int>(plan_->groups.size()) || go.gives_size() != plan_->nodes()) {
     return;
   }
-  const PairKey key(backward, group);
-  const std::vector<int> ranks = pairing_.ToldToAdd(key, go.key().occurrence());
   absl::StatusOr<GivenGradients> given = GivenByAll(*plan_, go);
   absl::Status status = given.status();
   const uint64_t epoch = committed_.epoch();
   if (status.ok()) {
-    pairing_.SetAnySeen();
-    status = IssueReduce(key, ranks, &*given);
-  }
-  if (status.ok() && epoch == committed_.epoch()) {
-    pairing_.AddedOverNodes(key, go.key().occurrence());
-    status = TryReduce(key);
-    pairing_.ForgetIfClosed(key);
+    status = gradients_.reductions().AddGiven({backward, group}, go.key().occurrence(), *given);
   }
   if (!status.ok() && epoch == committed_.epoch()) {
     Abort(std::move(status), {});
@@ -60,7 +46,7 @@ void JobCore::NodeGo(const v1::PeerMessage::Go& go) {
 
 // How many backwards are closed here, where node 0 is to be told; else 0.
 int JobCore::ClosedToSay() const {
-  const int closed = pairing_.ClosedToSay();
+  const int closed = gradients_.pairing().ClosedToSay();
   return closed <= nodes_->said_closed() ? 0 : closed;
 }
 
@@ -77,7 +63,7 @@ void JobCore::SayDecided() {
     commits_.decision().Describe(&decided);
     decided.set_step(committed_.step() + 1);
     if (plan_->cut_over_nodes) {
-      decided.set_present(MaskOf(pairing_.presence().by_param()));
+      decided.set_present(MaskOf(gradients_.presence().by_param()));
     }
     nodes_->member().Decide(decided);
   }
@@ -114,12 +100,12 @@ void JobCore::NodesReduced(const std::vector<v1::PeerMessage::Reduced>& reduced)
     commits_.Measured(nodes_->own_norm().value());  // all nodes have the same gradients
     return;
   }
-  pairing_.presence().SetAll(PresentOnHolders(*plan_, reduced));
+  gradients_.presence().SetAll(PresentOnHolders(*plan_, reduced));
   commits_.Measured(NormOverNodes(nodes_->own_norm().order(), reduced).value());
 }
 
 void JobCore::NodeDecided(const v1::PeerMessage::Decided& decided) {
-  if (plan_->cut_over_nodes) pairing_.presence().SetAll(BitsOf(decided.present(), plan_->params.size()));
+  if (plan_->cut_over_nodes) gradients_.presence().SetAll(BitsOf(decided.present(), plan_->params.size()));
   commits_.Heard(decided);
 }
 

@@ -15,7 +15,7 @@ int64_t UnixMillis(absl::Time time) { return absl::ToUnixMillis(time); }
 
 std::string JobCore::WaitText(int rank) const {
   if (const Session* session = sessions_[rank].get(); session != nullptr && session->held) {
-    return absl::StrCat(device_name(rank), ": values are copied");
+    return absl::StrCat(devices_[rank]->name(), ": values are copied");
   }
   if (const std::string writers = snapshots_.AwaitedWriters(); sessions_[rank] == nullptr && !writers.empty()) {
     return absl::StrCat("the process of ", writers, ": attach, or its end");
@@ -25,8 +25,8 @@ std::string JobCore::WaitText(int rank) const {
     if (node_gathers_ != nullptr && unsharding_.AwaitsFill(rank)) {
       return node_gathers_->WaitText(MonotonicNow());
     }
-    const bool waits = commits_.steps().stepped(rank) || pairing_.sleeps(rank) || pairing_.closed(rank) > 0 ||
-                       values_.commit().asked(rank);
+    const bool waits = commits_.steps().stepped(rank) || gradients_.pairing().sleeps(rank) ||
+                       gradients_.pairing().closed(rank) > 0 || values_.commit().asked(rank);
     return nodes_ != nullptr && waits ? nodes_->member().WaitText() : "";
   }
   return absl::StrCat("rank ", wait.rank, ": ", wait.call,
@@ -42,7 +42,7 @@ v1::JobState JobCore::State() const {
   if (commits_.decision().committing()) {
     return v1::JOB_STATE_COMMITTING;
   }
-  if (attached() < world_size()) {
+  if (sessions_.attached() < world_size()) {
     return v1::JOB_STATE_WAITING;
   }
   if (summons_.full_params().granted()) {
@@ -55,7 +55,7 @@ v1::JobState JobCore::State() const {
       }
     }
   }
-  return pairing_.empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
+  return gradients_.pairing().empty() ? v1::JOB_STATE_IDLE : v1::JOB_STATE_FORWARD_BACKWARD;
 }
 
 JobDescription JobCore::Describe(v1::Job* out) {
@@ -68,7 +68,7 @@ JobDescription JobCore::Describe(v1::Job* out) {
   out->set_epoch(committed_.epoch());
   out->set_committed_step(committed_step());
   out->set_version(committed_.version());
-  out->set_attached_ranks(attached());
+  out->set_attached_ranks(sessions_.attached());
   out->set_groups(static_cast<int>(plan_->groups.size()));
   out->set_slab_bytes(memory_->allocated_bytes());
   *out->mutable_counters() = counters_;
@@ -101,7 +101,7 @@ void JobCore::DescribeRanks(v1::ListRanksResponse* out) const {
     for (size_t g = 0; g < session->handles.size(); ++g) {
       const Handle& handle = session->handles[g];
       v1::HandleStatus* h = r->add_handles();
-      h->set_group(group_name(static_cast<int>(g)));
+      h->set_group(plan_->groups[g].name);
       h->set_storage_state(handle.storage() == StorageState::kUnsharded
                                ? absl::StrCat(StorageStateName(handle.storage()), "(", handle.users(), ")")
                                : std::string(StorageStateName(handle.storage())));

@@ -23,7 +23,7 @@ int64_t MemoryAccount::reserved_undo_bytes() const {
 void MemoryAccount::Describe(v1::Memory* out) const {
   out->set_job(see_.spec->name());
   see_.memory->Describe(*see_.plan, out);
-  if (const JobSlab* slab = see_.renewal->left();
+  if (const JobSlab* slab = see_.gradient_writers->left();
       slab != nullptr) {  // planned for nobody: on the host, what processes have stored since
     v1::Purpose* left = out->add_purposes();
     left->set_purpose("gradients left to processes of ended epochs");

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "common/plan/plan.h"
 #include "server/job/full_params/full_params.h"
-#include "server/job/membership/gradient_renewal.h"
+#include "server/job/membership/gradient_writers.h"
 #include "server/job/membership/sessions.h"
 #include "server/job/writes/snapshot.h"
 #include "server/job/writes/write_undo.h"
@@ -25,7 +25,7 @@ class MemoryAccount {
     const ShardPlan* plan = nullptr;
     const JobMemory* memory = nullptr;
     const Sessions* sessions = nullptr;
-    const GradientRenewal* renewal = nullptr;
+    const GradientWriters* gradient_writers = nullptr;
     const Snapshot* snapshot = nullptr;
     const FullParams* full_params = nullptr;
     const WriteUndo* undo = nullptr;

@@ -1,79 +1,80 @@
 #ifndef SHARDD_SERVER_JOB_MEMBERSHIP_GRADIENT_RENEWAL_H_
 #define SHARDD_SERVER_JOB_MEMBERSHIP_GRADIENT_RENEWAL_H_
 
-// New gradient shards, where a process of an epoch that has ended may still write the old ones.
-//
-// Every trainer maps its job's gradient shards for writing, to clip and unscale them, and one that was stopped does so
-// when it goes on, however many epochs later. So each session's process counts as a writer of the slab that it was
-// given until it is known to have ended, or asks to attach again, which its library does when no store of its process
-// reaches the job's memory any more. A rank whose last process is still one is not attached to the same slab: the
-// process is killed where that was asked for and is allowed, and else there is a new slab, and whoever has a session
-// begins anew with it. Of the old one the host's pages are given back: what is stored there takes memory of who stores.
-// On GPUs it is what it was until all have ended that may write it, so there is one such slab at a time, and whoever
-// would make another is refused, with the names of the processes that have to end.
-//
-// The same serves for sums that a GPU may still make (trainer_sums.h) of a process whose end nothing tells.
-
 #include <cstdint>
-#include <list>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "absl/time/time.h"
+#include "absl/status/statusor.h"
+#include "common/plan/plan.h"
 #include "common/shm/unique_fd.h"
+#include "server/job/job_events.h"
 #include "server/job/membership/attach_answer.h"
+#include "server/job/membership/gradient_writers.h"
+#include "server/job/membership/sessions.h"
+#include "server/job/step/step_decision.h"
+#include "server/job/work/job_work.h"
+#include "server/job/work/optimizer_devices.h"
+#include "server/job/writes/write_undo.h"
+#include "server/loop/core_loop.h"
 #include "server/session/session.h"
 #include "server/storage/job_memory.h"
 
 namespace shardd {
 
-// Owns what is known of processes that may write gradient shards, and the slab that was left to them. The job makes
-// slabs and ends epochs. Loop-confined.
+// Gives a job new gradient shards where a rank cannot attach to the old ones, because an earlier process may still
+// write them; whoever has a session begins anew with them. Owns who these processes are (GradientWriters) and whether
+// new shards are being made. Loop-confined; slabs are made and freed on `maker`.
 class GradientRenewal {
  public:
-  // `memory` outlives this.
-  explicit GradientRenewal(const JobMemory* memory) : memory_(*memory) {}
+  // All of both outlive this.
+  struct Facts {
+    const ShardPlan* plan = nullptr;
+    const Sessions* sessions = nullptr;
+    const StepDecision* decision = nullptr;
+    const WriteUndo* undo = nullptr;
+    std::function<bool()> promised;  // a step may be decided on another node
+  };
+  struct Services {
+    JobMemory* memory = nullptr;
+    JobWork* work = nullptr;
+    const OptimizerDevices* devices = nullptr;
+    CoreLoop* loop = nullptr;
+    CoreLoop* maker = nullptr;
+    JobEvents* events = nullptr;
+    // Runs a closure on the copier, behind all copies that were asked for.
+    std::function<void(absl::AnyInvocable<void()>)> behind_copies;
+    std::function<void(absl::Status)> end_epoch;
+    std::function<void()> renewed;  // the job has new gradient shards
+  };
+  GradientRenewal(Facts facts, Services services);
+
+  const GradientWriters& writers() const { return writers_; }
 
   // The epoch of the session ends, and its process may live on.
-  void EpochEnded(const Session& session);
-  // The left slab where no process that may write it lives any more, else null. What devices do with it may not have
-  // ended.
-  std::unique_ptr<JobSlab> TakeUnused();
-  // `what` begins every text. `process`: the pidfd of who asks, where there is one.
-  AttachAnswer MayAttach(const std::string& what, int rank, int32_t pid, const UniqueFd& process, bool replace);
-
-  // One renewal, in this order. RESOURCE_EXHAUSTED: a slab is left to others already.
-  absl::Status CheckNoneLeft(const std::string& what, const std::string& why) const;
-  // Why the last one failed, once; then it may be tried again.
-  absl::Status TakeFailure(const std::string& what, const std::string& why);
-  // Returns who the slab is left to, in words.
-  std::string Begin();
-  // There is a new slab: `old` is left to all that may write it.
-  void Leave(std::unique_ptr<JobSlab> old);
-  void Fail(absl::Status why);
-  void Stop() { under_way_ = false; }  // the job is closed
-
-  bool under_way() const { return under_way_; }
-  const JobSlab* left() const { return left_.get(); }
+  void EpochEnded(const Session& session) { writers_.EpochEnded(session); }
+  // Whether processes that the rank has had keep it from attaching. ABORTED: the client must attach again, when they
+  // have ended or new shards are there. RESOURCE_EXHAUSTED: not before a process has ended. `what` begins every text.
+  // `process`: the pidfd of who asks, where there is one.
+  absl::Status MayAttach(const std::string& what, int rank, int32_t pid, const UniqueFd& process, bool replace);
+  // The same where it is known what keeps the rank.
+  absl::Status Settle(const std::string& what, int rank, const AttachAnswer& answer);
+  // Frees the slab that was left to processes which have ended.
+  void FreeUnused();
+  // The job is closed: nothing is made any more.
+  void Close() { closed_ = true; }
 
  private:
-  struct Writer {
-    int rank = 0;
-    int32_t pid = 0;
-    uint32_t uid = 0;  // of its session
-    UniqueFd process;
-    absl::Time killed = absl::InfiniteFuture();
-  };
-  static std::string TextOf(const std::list<Writer>& writers);
-  void ForgetEnded();
+  absl::Status Renew(const std::string& what, const std::string& why);
+  void Made(absl::StatusOr<std::unique_ptr<JobSlab>> slab);
 
-  const JobMemory& memory_;
-  std::list<Writer> writers_;  // of the gradient shards, in epochs that have ended
-  std::list<Writer> left_to_;  // of those before; empty: there are none
-  std::unique_ptr<JobSlab> left_;
-  bool under_way_ = false;
-  absl::Status failed_;
+  const Facts see_;
+  const Services use_;
+  GradientWriters writers_;
+  bool closed_ = false;
 };
 
 }  // namespace shardd

@@ -16,7 +16,7 @@ int Sessions::attached() const {
   return static_cast<int>(std::count_if(by_rank_.begin(), by_rank_.end(), [](const auto& s) { return s != nullptr; }));
 }
 
-void Sessions::SetAwake(bool awake) {
+void Sessions::SetAwake(bool awake) const {
   for (const auto& session : by_rank_) {
     if (session != nullptr) {
       session->words().SetAwake(awake);

@@ -25,7 +25,7 @@ class Sessions {
   Session* Find(uint64_t session_id) const;
   int attached() const;
 
-  void SetAwake(bool awake);
+  void SetAwake(bool awake) const;
   // Watches the doorbell of a new session. REQUIRES: its rank has none.
   void Add(std::unique_ptr<Session> session);
   // The end of the process becomes the session's: `on_end` runs then, unless the rank has another session. A session

@@ -43,7 +43,7 @@ absl::Status Commits::Step(Session* session, RankCommand command) {
   for (size_t group = 0; group < session->handles.size(); ++group) {
     SHARDD_RETURN_IF_ERROR(session->handles[group].Apply(HandleEvent::kStep, see_.plan->groups[group].name, rank));
   }
-  SHARDD_RETURN_IF_ERROR(see_.pairing->CheckClosed(rank, "Step"));
+  SHARDD_RETURN_IF_ERROR(use_.gradients->pairing().CheckClosed(rank, "Step"));
   steps_.Ask(rank, std::move(command.step), command.done);
   use_.writes->Step(rank);
   return CloseStep(rank);
@@ -57,7 +57,7 @@ absl::Status Commits::StepInTrainer(int rank, std::string state) {
 // The rank submits nothing more in this step.
 absl::Status Commits::CloseStep(int rank) {
   use_.unsharding->EndStep(rank);
-  return use_.close_gradients(rank);
+  return use_.gradients->CloseStep(rank);
 }
 
 Wait Commits::WaitingToStep(int rank) const {
@@ -89,7 +89,7 @@ absl::Status Commits::BeginDecision() {
 }
 
 absl::Status Commits::Measure() {
-  SHARDD_ASSIGN_OR_RETURN(DeviceOps zeros, use_.settle_gradients());
+  SHARDD_ASSIGN_OR_RETURN(DeviceOps zeros, use_.gradients->Settle());
   const v1::Step& step = steps_.step(0);
   const bool zeroed = std::any_of(zeros.begin(), zeros.end(), [](const auto& ops) { return !ops.empty(); });
   const bool wants_norm = step.max_grad_norm() > 0 || step.loss_scale() > 0;
@@ -116,7 +116,8 @@ absl::Status Commits::Measure() {
   const auto done = zeroed ? use_.work->JoinGradientWork(count, measured) : use_.work->Join(count, measured);
   DeviceOps ops = std::move(zeros);  // decided when they are there: gradient shards do not change afterwards
   for (int rank = 0; rank < world_size() && wants_norm; ++rank) {
-    for (DeviceOp& op : NormOps(*see_.plan, see_.memory->pointers(), use_.presence->by_param(), rank, norms->data())) {
+    for (DeviceOp& op :
+         NormOps(*see_.plan, see_.memory->pointers(), use_.gradients->presence().by_param(), rank, norms->data())) {
       ops[rank].push_back(std::move(op));
     }
   }
@@ -151,7 +152,7 @@ void Commits::Heard(const v1::PeerMessage::Decided& decided) {
 // On several nodes, node 0 has measured, and all update with what it has found.
 void Commits::Decide() {
   const int64_t step = use_.committed->step() + 1;
-  decision_.Fix(steps_.step(0), use_.presence->by_param(), use_.committed->step_counts());
+  decision_.Fix(steps_.step(0), use_.gradients->presence().by_param(), use_.committed->step_counts());
   v1::DecidedStepRecord record;
   decision_.Describe(&record);
   record.set_epoch(use_.committed->epoch());
@@ -217,7 +218,7 @@ void Commits::CommitStep() {
                                            DTypeSizeBytes(see_.plan->params[param].dtype));
     }
   }
-  use_.presence->Clear();
+  use_.gradients->presence().Clear();
   use_.committed->CommitStep(updated, steps_.TakeTrainerStates());
 }
 

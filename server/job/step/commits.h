@@ -10,8 +10,7 @@
 #include "common/plan/plan.h"
 #include "common/tensor/norm.h"
 #include "server/job/full_params/summons.h"
-#include "server/job/gradients/gradient_presence.h"
-#include "server/job/gradients/pairing.h"
+#include "server/job/gradients/gradients.h"
 #include "server/job/job_part.h"
 #include "server/job/membership/extensions.h"
 #include "server/job/membership/sessions.h"
@@ -49,14 +48,13 @@ class Commits final : public JobPart {
     const ShardPlan* plan = nullptr;
     const JobMemory* memory = nullptr;
     const Sessions* sessions = nullptr;
-    const Pairing* pairing = nullptr;
     const Summons* summons = nullptr;
     const Extensions* extensions = nullptr;
     const OptimizerDevices* devices = nullptr;
   };
   struct Services {
     Committed* committed = nullptr;
-    GradientPresence* presence = nullptr;  // of gradients, which a step uses up
+    Gradients* gradients = nullptr;  // which a step uses up
     TrainerWrites* writes = nullptr;
     Unsharding* unsharding = nullptr;
     GivenBack* given_back = nullptr;
@@ -64,11 +62,6 @@ class Commits final : public JobPart {
     JobWork* work = nullptr;
     JobTrace* trace = nullptr;
     v1::Counters* counters = nullptr;
-    // What devices do, by rank, so that every gradient shard holds its gradient or zeros. FAILED_PRECONDITION: ranks
-    // have dropped what others have not.
-    std::function<absl::StatusOr<DeviceOps>()> settle_gradients;
-    // The rank submits no more gradients in this step.
-    std::function<absl::Status(int rank)> close_gradients;
     std::function<void(absl::Status)> fail;         // the epoch is to end
     std::function<void(const std::string&)> close;  // shards may be torn: the job is to end
   };
@@ -124,8 +117,8 @@ class Commits final : public JobPart {
   // A version is being made from here on.
   void Begin() { decision_.BeginCommit(); }
   void Make(Version version);
-  // As Services::settle_gradients: for a version that ends a step.
-  absl::StatusOr<DeviceOps> SettleGradients() { return use_.settle_gradients(); }
+  // As Gradients::Settle: for a version that ends a step.
+  absl::StatusOr<DeviceOps> SettleGradients() { return use_.gradients->Settle(); }
   // It cannot be made.
   void GiveUp(const std::string& what, const absl::Status& status);
 

@@ -188,7 +188,8 @@ absl::Status Unsharding::Reshard(Session* session, int group, uint64_t done) {
   return absl::OkStatus();
 }
 
-absl::Status Unsharding::PrefetchAfterGradients(int rank) {
+absl::Status Unsharding::GradientsSubmitted(int rank, int group) {
+  SHARDD_RETURN_IF_ERROR(Observe(rank, {OrderEntry::Kind::kSubmitGradients, group}));
   return pooled() && plan_->config.backward_prefetch() == v1::BACKWARD_PREFETCH_POST
              ? PrefetchNext(rank, OrderEntry::Kind::kUnshardBackward)
              : absl::OkStatus();

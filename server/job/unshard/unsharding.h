@@ -62,10 +62,9 @@ class Unsharding final : public JobPart {
 
   absl::Status Unshard(Session* session, int group, int64_t phase);
   absl::Status Reshard(Session* session, int group, uint64_t done);
-  // Records a request of the rank's. An error where it departs from the captured order and the job is strict.
-  absl::Status Observe(int rank, OrderEntry entry);
-  // The rank has submitted gradients: what it will ask for next may be gathered.
-  absl::Status PrefetchAfterGradients(int rank);
+  // The rank submits gradients: what it will ask for next may be gathered. An error where that departs from the
+  // captured order and the job is strict.
+  absl::Status GradientsSubmitted(int rank, int group);
   // Grants what was deferred.
   absl::Status Retry();
 
@@ -89,6 +88,8 @@ class Unsharding final : public JobPart {
   int world_size() const { return plan_->world_size; }
   const std::string& group_name(int group) const { return plan_->groups[static_cast<size_t>(group)].name; }
   absl::Status CheckMayUnshard(int rank, int group, int64_t phase, bool begins) const;
+  // Records a request of the rank's. An error where it departs from the captured order and the job is strict.
+  absl::Status Observe(int rank, OrderEntry entry);
   absl::Status Departed(const Departure& departure);
   // Grants what the rank has asked for, as far as there are slots.
   absl::Status GrantNext(int rank);

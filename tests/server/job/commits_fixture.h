@@ -106,45 +106,46 @@ class CommitsFixture : public ::testing::Test {
   JobWork work_{&loop_, [] { return std::make_shared<int>(0); }, [] {}};
   JobTrace trace_{plan_, nullptr};
   Sessions sessions_{2, &loop_};
-  Pairing pairing_{plan_, &committed_};
   PollTimer timer_{&loop_};
   GivenBack given_back_{&sessions_, &timer_, &memory_worker_};
-  Commits commits_{{plan_.get(), memory_.get(), &sessions_, &pairing_, &summons_, &extensions_, &devices_},
-                   {&committed_, &pairing_.presence(), &writes_, &unsharding_, &given_back_, &snapshots_, &work_,
-                    &trace_, &counters_, [] { return DeviceOps(2); },
-                    [this](int rank) {
-                      (void)pairing_.CloseAll(rank);
-                      return absl::OkStatus();
-                    },
-                    Fail(), Close()}};
+  Commits commits_{{plan_.get(), memory_.get(), &sessions_, &summons_, &extensions_, &devices_},
+                   {&committed_, &gradients_, &writes_, &unsharding_, &given_back_, &snapshots_, &work_, &trace_,
+                    &counters_, Fail(), Close()}};
+  Gradients gradients_{
+      plan_,
+      {{&committed_, &sessions_, &commits_.steps(), &writes_, memory_.get(), &by_rank_},
+       &commits_.decision(),
+       &extensions_},
+      {{/*collective=*/nullptr, &given_back_, &timer_, &work_, &trace_, &counters_, &memory_worker_, Fail()},
+       &events_}};
   ValueWrites values_{
       {plan_.get(), &commits_.decision(), &summons_, &extensions_, &sessions_},
-      {memory_.get(), &committed_, &pairing_.presence(), &commits_, &events_, &work_, &loop_, Fail(), Close()},
+      {memory_.get(), &committed_, &gradients_.presence(), &commits_, &events_, &work_, &loop_, Fail(), Close()},
       /*copier=*/nullptr,
       WorkOwner{}};
-  Summons summons_{{&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &commits_.decision(), &sessions_, &pairing_,
-                    &writes_, &extensions_, &values_.undo()},
+  Summons summons_{{&spec_, plan_.get(), /*over_nodes=*/false, &committed_, &commits_.decision(), &sessions_,
+                    &gradients_.pairing(), &writes_, &extensions_, &values_.undo()},
                    {&by_rank_, &given_back_, &work_, &events_, [] { return DeviceOps(2); },
                     [] { return absl::OkStatus(); }, Fail()}};
   SnapshotKeeper snapshots_{{plan_.get(), &commits_.decision(), &sessions_, &writes_, &devices_},
                             {memory_.get(), &committed_, &work_, &events_, &loop_, &memory_worker_, Fail(), Close()},
                             getuid()};
-  TrainerWrites writes_{{plan_.get(), &committed_, &sessions_, &commits_.steps(), &pairing_, &summons_.full_params(),
-                         &extensions_, &snapshots_.snapshot()},
+  TrainerWrites writes_{{plan_.get(), &committed_, &sessions_, &commits_.steps(), &gradients_.pairing(),
+                         &summons_.full_params(), &extensions_, &snapshots_.snapshot()},
                         &counters_};
   Leavers leavers_{2,
-                   {&committed_, &sessions_, &commits_.steps(), &pairing_, &writes_.passes(), &writes_.hand_ins(),
-                    &summons_.full_params(), &values_.commit()}};
+                   {&committed_, &sessions_, &commits_.steps(), &gradients_.pairing(), &writes_.passes(),
+                    &writes_.hand_ins(), &summons_.full_params(), &values_.commit()}};
   Extensions extensions_{2,
-                         {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &pairing_, &writes_.passes(),
-                          &writes_.hand_ins(), &summons_.full_params()}};
+                         {&committed_, &commits_.decision(), &leavers_, &commits_.steps(), &gradients_.pairing(),
+                          &writes_.passes(), &writes_.hand_ins(), &summons_.full_params()}};
   Unsharding unsharding_{plan_,
                          {&committed_, &commits_.decision(), &commits_.steps(), &writes_, &sessions_, memory_.get()},
                          {/*collective=*/nullptr, &given_back_, &work_, &events_, &counters_, Fail()}};
   PassCommits pass_commits_{
       {plan_.get(), memory_.get()},
       {&writes_, &committed_, &commits_, &snapshots_, &unsharding_, &summons_, &given_back_, &work_, &loop_}};
-  JobParts parts_{{&commits_, &snapshots_, &values_, &writes_, &leavers_, &summons_, &unsharding_}};
+  JobParts parts_{{&commits_, &gradients_, &snapshots_, &values_, &writes_, &leavers_, &summons_, &unsharding_}};
 };
 
 }  // namespace shardd

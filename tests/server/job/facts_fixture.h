@@ -50,13 +50,20 @@ class FactsTest : public ::testing::Test {
     ASSERT_TRUE(session.ok()) << session.status();
     loop_.RunAndWait([&] { sessions_.Add(*std::move(session)); });
   }
-  void Submit(int rank) {
+  // `done`: the signal behind which the slot may be read.
+  void Submit(int rank, int group = kGroup, uint64_t done = 0) {
     RankCommand command;
-    command.group = kGroup;
+    command.group = group;
     command.fresh = {true};
+    command.done = done;
     absl::StatusOr<Contribution> contribution = pairing_.Check(rank, std::move(command), "SubmitGradients");
     ASSERT_TRUE(contribution.ok()) << contribution.status();
-    (void)pairing_.Give(rank, kGroup, *std::move(contribution));
+    (void)pairing_.Give(rank, group, *std::move(contribution));
+  }
+  // The rank's device has come to the signal.
+  void Signal(int rank, uint64_t done) {
+    auto* const page = reinterpret_cast<ClientPage*>(sessions_[rank]->memory()->memory->data());
+    page->done.store(TimelineValue(/*epoch=*/1, done));
   }
   // Without gradients.
   void CloseBackward(int rank) { (void)pairing_.Close(rank, /*done=*/0); }

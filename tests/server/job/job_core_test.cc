@@ -34,7 +34,7 @@ TEST_F(JobCoreTest, BothRanksThatDieAfterTheDecisionAreNamedOnce) {
     job_->SessionLost(1, "its process ended");
   });
   Release();
-  ASSERT_TRUE(Until([&] { return job_->attached() == 0; }));
+  ASSERT_TRUE(Until([&] { return job_->sessions().attached() == 0; }));
   EXPECT_EQ(committed(), 1);
   EXPECT_EQ(streams_[0]->Aborted().lost_ranks_size(), 2);
 }
@@ -133,7 +133,7 @@ TEST_F(JobCoreTest, CommandsDuringTheCommitAreAnErrorThatComesAfterIt) {
   EXPECT_EQ(streams_[1]->Count(v1::SessionEvent::kAborted), 0);
   OnLoop([&] { EXPECT_TRUE(job_->session(1)->broken) << "nothing is read from it any more"; });
   Release();
-  ASSERT_TRUE(Until([&] { return job_->attached() == 0; }));
+  ASSERT_TRUE(Until([&] { return job_->sessions().attached() == 0; }));
   EXPECT_EQ(committed(), 1);
   EXPECT_NE(streams_[1]->Aborted().message().find("the step is being committed"), std::string::npos);
 }

@@ -14,15 +14,15 @@ class MemoryAccountTest : public FactsTest {
     auto memory = JobMemory::Create(*plan_, "job");
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
-    renewal_ = std::make_unique<GradientRenewal>(memory_.get());
+    writers_ = std::make_unique<GradientWriters>(memory_.get());
     account_ = std::make_unique<MemoryAccount>(MemoryAccount::Facts{&spec_, plan_.get(), memory_.get(), &sessions_,
-                                                                    renewal_.get(), &snapshot_, &full_params_, &undo_},
+                                                                    writers_.get(), &snapshot_, &full_params_, &undo_},
                                                nullptr);
   }
   v1::JobSpec spec_;
   WriteUndo undo_;
   std::unique_ptr<JobMemory> memory_;
-  std::unique_ptr<GradientRenewal> renewal_;
+  std::unique_ptr<GradientWriters> writers_;
   std::unique_ptr<MemoryAccount> account_;
 };
 

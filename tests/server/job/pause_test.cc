@@ -121,9 +121,9 @@ TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
   Backward(0);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
   OnLoop([&] { ASSERT_NE(job_->session(0), nullptr) << "rank 1 still needs its gradients"; });
-  OnLoop([&] { EXPECT_FALSE(job_->DropHeld(1)) << "it has not finished"; });
+  OnLoop([&] { job_->SessionLost(0, "its process ended"); });
   EXPECT_EQ(epoch(), 1u);
-  OnLoop([&] { EXPECT_TRUE(job_->DropHeld(0)); });
+  OnLoop([&] { job_->SessionLost(0, "its process ended", /*replaced=*/true); });
   EXPECT_EQ(epoch(), 2u);
   EXPECT_NE(streams_[1]->Aborted().message().find("rank 0 was replaced"), std::string::npos);
   Attach(0);
@@ -137,7 +137,7 @@ TEST_F(HeldTest, IsDroppedForItsSuccessorWithWhatItGave) {
 TEST_F(HeldTest, WhoHasSteppedIsNotDropped) {
   Train(0);
   OnLoop([&] { job_->Detach(0, /*finished=*/true); });
-  OnLoop([&] { EXPECT_FALSE(job_->DropHeld(0)); });
+  OnLoop([&] { job_->SessionLost(0, "it was replaced", /*replaced=*/true); });
   Train(1);
   ASSERT_TRUE(Until([&] { return job_->committed_step() == 1; }));
   EXPECT_EQ(epoch(), 1u);

@@ -99,7 +99,7 @@ class Renew : private RenewMemory, public JobCoreTest, public ::testing::WithPar
             attached += there || last.ok() ? 1 : 0;
             if (!last.ok() && !absl::IsAborted(last)) return true;
           }
-          OnLoop([&] { attached = job_->attached(); });
+          OnLoop([&] { attached = job_->sessions().attached(); });
           return attached == kRanks;
         },
         kPatience);

@@ -221,14 +221,14 @@ TEST_F(SumsTest, SoDoesAProcessThatHasEndedAndOneThatIsReplacedIsKilled) {
   EXPECT_FALSE(TryAttach(1).ok());
   absl::Status own, other;
   OnLoop([&] {
-    own = job_->CheckStragglers(1, child, /*replace=*/true);  // it is to live on
-    other = job_->CheckStragglers(1, child + 1, /*replace=*/false);
+    own = job_->CheckMayAttach(1, child, /*replace=*/true);  // it is to live on
+    other = job_->CheckMayAttach(1, child + 1, /*replace=*/false);
   });
   EXPECT_EQ(own.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(other.message()), HasSubstr(absl::StrCat("pid ", child)));
   int status = 0;
   EXPECT_EQ(waitpid(child, &status, WNOHANG), 0);
-  OnLoop([&] { EXPECT_FALSE(job_->CheckStragglers(1, getpid(), /*replace=*/true).ok()); });
+  OnLoop([&] { EXPECT_FALSE(job_->CheckMayAttach(1, getpid(), /*replace=*/true).ok()); });
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   EXPECT_TRUE(TryAttach(1).ok());

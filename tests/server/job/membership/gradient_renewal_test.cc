@@ -1,10 +1,8 @@
 #include "server/job/membership/gradient_renewal.h"
 
-#include <gmock/gmock.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include "tests/common/plan/spec_builder.h"
+#include "tests/server/job/facts_fixture.h"
 #include "tests/testing/process.h"
 
 namespace shardd {
@@ -12,99 +10,109 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class GradientRenewalTest : public ::testing::Test {
+class GradientRenewalTest : public FactsTest {
  protected:
   GradientRenewalTest() {
-    SpecBuilder builder(2);
-    builder.config().mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_SGD);
-    builder.Param(0, "w", {64});
-    plan_ = std::make_shared<const ShardPlan>(builder.Plan());
     auto memory = JobMemory::Create(*plan_, "job");
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
-    renewal_ = std::make_unique<GradientRenewal>(memory_.get());
-  }
-
-  static UniqueFd Descriptor(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
-  // The rank's session was of this process.
-  void EndEpochOf(int rank, pid_t pid) {
-    auto session = Session::Create(plan_, /*id=*/1, rank, /*epoch=*/1);
-    ASSERT_TRUE(session.ok()) << session.status();
-    (*session)->peer.pid = pid;
-    (*session)->peer.uid = getuid();
-    (*session)->pidfd = Descriptor(pid);
+    renewal_ = std::make_unique<GradientRenewal>(
+        GradientRenewal::Facts{plan_.get(), &sessions_, &decision_, &undo_, [this] { return promised_; }},
+        GradientRenewal::Services{memory_.get(), &work_, &devices_, &loop_, &maker_, &events_,
+                                  [this](absl::AnyInvocable<void()> closure) { loop_.Post(std::move(closure)); },
+                                  [this](absl::Status status) {
+                                    ended_ = std::move(status);
+                                    for (int rank = 0; rank < 2; ++rank) (void)sessions_.Take(rank);
+                                  },
+                                  [this] { ++renewed_; }});
+    auto session = Session::Create(plan_, /*id=*/9, /*rank=*/1, /*epoch=*/1);
+    EXPECT_TRUE(session.ok()) << session.status();
+    (*session)->peer.pid = stopped_.pid();
     renewal_->EpochEnded(**session);
   }
-  AttachAnswer Attach(int rank, pid_t pid, bool replace = false) {
-    return renewal_->MayAttach("attach: ", rank, pid, Descriptor(pid), replace);
+  ~GradientRenewalTest() override { maker_.Stop(); }
+  absl::Status TryAttach() {
+    absl::Status status;
+    loop_.RunAndWait([&] { status = renewal_->MayAttach("attach: ", /*rank=*/1, getpid(), UniqueFd(), false); });
+    return status;
   }
-  void Renew() {
-    ASSERT_TRUE(renewal_->CheckNoneLeft("attach: ", "why").ok());
-    renewal_->Begin();
-    auto made = memory_->MakeGradientsAgain(*plan_);
-    ASSERT_TRUE(made.ok()) << made.status();
-    renewal_->Leave(memory_->SetGradients(*std::move(made)));
+  void AwaitMade() {
+    maker_.RunAndWait([] {});
+    loop_.RunAndWait([] {});
+  }
+  static void ExpectLater(const absl::Status& status, const std::string& why) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   }
 
-  std::shared_ptr<const ShardPlan> plan_;
+  const Devices made_ = *MakeDevices("cpu:2");
+  OptimizerDevices devices_{{made_.devices[0].get(), made_.devices[1].get()}, 2};
+  EventLog log_;
+  JobEvents events_{"job", Tenant{}, &committed_, &log_};
+  JobWork work_{&loop_, [] { return nullptr; }, [] {}};
+  CoreLoop maker_;
+  WriteUndo undo_;
   std::unique_ptr<JobMemory> memory_;
   std::unique_ptr<GradientRenewal> renewal_;
+  bool promised_ = false;
+  absl::Status ended_;
+  int renewed_ = 0;
   testing::Child stopped_{[] {
     pause();
     return 0;
   }};
 };
 
-TEST_F(GradientRenewalTest, AProcessThatLivesNeedsNewShardsForItsRankAlone) {
-  EndEpochOf(1, stopped_.pid());
-  EXPECT_EQ(Attach(0, getpid()).renew, "");
-  const AttachAnswer answer = Attach(1, getpid());
-  EXPECT_TRUE(answer.status.ok()) << answer.status;
-  EXPECT_THAT(answer.renew, HasSubstr(absl::StrCat("pid ", stopped_.pid(), ") lives")));
-}
-
-TEST_F(GradientRenewalTest, AProcessThatAttachesAgainWritesNoMore) {
-  EndEpochOf(1, stopped_.pid());
-  EXPECT_EQ(Attach(1, stopped_.pid()).renew, "");
-  EXPECT_EQ(Attach(1, getpid()).renew, "");
-}
-
-TEST_F(GradientRenewalTest, AProcessThatIsReplacedIsKilled) {
-  EndEpochOf(1, stopped_.pid());
-  const AttachAnswer answer = Attach(1, getpid(), /*replace=*/true);
-  EXPECT_EQ(answer.renew, "");
-  EXPECT_TRUE(answer.not_killed.ok()) << answer.not_killed;
-  EXPECT_EQ(answer.status.code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("was killed and has not ended yet"));
-  EXPECT_EQ(stopped_.Wait(), 1000 + SIGKILL);
-  EXPECT_TRUE(Attach(1, getpid()).status.ok());
-}
-
-TEST_F(GradientRenewalTest, NobodyAttachesWhileNewShardsAreMade) {
-  renewal_->Begin();
-  EXPECT_EQ(Attach(0, getpid()).status.code(), absl::StatusCode::kAborted);
-  renewal_->Stop();
-  EXPECT_TRUE(Attach(0, getpid()).status.ok());
-}
-
-TEST_F(GradientRenewalTest, AFailureIsToldOnce) {
-  renewal_->Begin();
-  renewal_->Fail(absl::ResourceExhaustedError("no room"));
-  const absl::Status told = renewal_->TakeFailure("attach: ", "why");
-  EXPECT_EQ(told.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(told.message()), HasSubstr("no room"));
-  EXPECT_TRUE(renewal_->TakeFailure("attach: ", "why").ok());
-}
-
-TEST_F(GradientRenewalTest, OfTheHostTheLeftSlabIsFreeAtOnce) {
-  EndEpochOf(1, stopped_.pid());
+TEST_F(GradientRenewalTest, ARankBesideAnEarlierProcessAttachesToNewShards) {
   const JobSlab* old = memory_->gradients();
-  Renew();
+  ExpectLater(TryAttach(), "new ones are being made");
+  AwaitMade();
+  EXPECT_EQ(renewed_, 1);
   EXPECT_NE(memory_->gradients(), old);
-  EXPECT_EQ(renewal_->left(), old);
-  EXPECT_EQ(renewal_->TakeUnused().get(), old) << "whoever stores there takes memory of its own";
-  EXPECT_EQ(renewal_->left(), nullptr);
-  EXPECT_EQ(Attach(1, getpid()).renew, "");
+  EXPECT_TRUE(TryAttach().ok());
+  EXPECT_EQ(renewal_->writers().left(), nullptr) << "the host's are free at once";
+}
+
+TEST_F(GradientRenewalTest, WhoeverHasASessionBeginsAnew) {
+  Attach(0);
+  ExpectLater(TryAttach(), "new ones are being made");
+  EXPECT_THAT(std::string(ended_.message()), HasSubstr("all ranks begin anew with new ones"));
+  AwaitMade();
+}
+
+TEST_F(GradientRenewalTest, NothingIsMadeWhileGradientsAreUsed) {
+  work_.BeginGradientWork();
+  ExpectLater(TryAttach(), "work on them is under way");
+  work_.EndGradientWork();
+  promised_ = true;
+  ExpectLater(TryAttach(), "work on them is under way");
+  promised_ = false;
+  decision_.BeginCommit();
+  ExpectLater(TryAttach(), "work on them is under way");
+  AwaitMade();
+  EXPECT_EQ(renewed_, 0);
+}
+
+TEST_F(GradientRenewalTest, AJobThatIsClosedKeepsItsShards) {
+  const JobSlab* old = memory_->gradients();
+  loop_.RunAndWait([&] {
+    (void)renewal_->MayAttach("attach: ", /*rank=*/1, getpid(), UniqueFd(),
+                              /*replace=*/false);
+    renewal_->Close();  // before the loop hears of new ones
+  });
+  AwaitMade();
+  EXPECT_EQ(memory_->gradients(), old);
+  EXPECT_EQ(renewed_, 0);
+}
+
+TEST_F(GradientRenewalTest, WhatAnAnswerAsksForIsMade) {
+  AttachAnswer answer;
+  answer.renew = "sums are under way";
+  loop_.RunAndWait([&] { ExpectLater(renewal_->Settle("attach: ", 0, answer), "attach: sums are under way"); });
+  answer.renew.clear();
+  loop_.RunAndWait([&] { EXPECT_TRUE(renewal_->Settle("attach: ", 0, answer).ok()); });
+  AwaitMade();
+  EXPECT_EQ(renewed_, 1);
 }
 
 }  // namespace

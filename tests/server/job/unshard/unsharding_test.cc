@@ -162,8 +162,8 @@ TEST_F(PooledUnshardingTest, AFailedGatherIsToldToTheJob) {
 }
 
 TEST_F(PooledUnshardingTest, AStrictJobRefusesAFirstStepInDifferentOrders) {
-  ASSERT_TRUE(unsharding_->Observe(0, {OrderEntry::Kind::kSubmitGradients, 1}).ok());
-  ASSERT_TRUE(unsharding_->Observe(1, {OrderEntry::Kind::kSubmitGradients, 2}).ok());
+  ASSERT_TRUE(unsharding_->GradientsSubmitted(0, 1).ok());
+  ASSERT_TRUE(unsharding_->GradientsSubmitted(1, 2).ok());
   unsharding_->EndStep(0);
   unsharding_->EndStep(1);
   EXPECT_THAT(unsharding_->CompareOrders().message(), HasSubstr("strict order"));
