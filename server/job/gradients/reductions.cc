@@ -69,8 +69,11 @@ ReduceScatterRequest Reductions::RequestOf(PairKey key, const GivenGradients* by
   request.plan = plan_.get();
   request.group = key.second;
   request.gradients = see_.memory->pointers().gradients;
-  request.gradients_file =
-      see_.memory->gradients()->on_host() && world_size() <= kRanksOfOneFile ? see_.memory->gradients()->fd() : -1;
+  // A write through the file waits for a trainer's own write into it, which may never end, and all jobs of the device
+  // wait with it: only where all of them are the same user's.
+  const bool through_file =
+      see_.memory->gradients()->on_host() && world_size() <= kRanksOfOneFile && see_.of_the_daemons_user;
+  request.gradients_file = through_file ? see_.memory->gradients()->fd() : -1;
   request.reduce_dtype = plan.mixed_precision.reduce_dtype();
   request.keep_low_precision = plan.mixed_precision.keep_low_precision_grads();
   request.scale = scale_;

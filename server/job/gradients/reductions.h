@@ -37,6 +37,7 @@ class Reductions {
     const TrainerWrites* writes = nullptr;
     const JobMemory* memory = nullptr;
     const std::vector<Device*>* devices = nullptr;  // by rank
+    bool of_the_daemons_user = false;               // the job
   };
   struct Services {
     Collective* collective = nullptr;
